@@ -5,6 +5,8 @@
 #include "tessera/glob.h"
 #include "tessera/sys/try.h"
 
+enum { RULES_NAMED = 3 };
+
 static const tsr_entry *first_match(const tsr_catalog *catalog, tsr_str glob)
 {
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
@@ -78,14 +80,14 @@ static tsr_status widen(const tsr_catalog *catalog, tsr_str glob, tsr_arena *are
 }
 
 /* If the pattern matches no name, *out is a warning; otherwise out->data is NULL. */
-static tsr_status unmatched_glob(const tsr_catalog *catalog, const char *option, tsr_str glob, tsr_arena *arena, tsr_str *out,
+static tsr_status unmatched_glob(const tsr_catalog *catalog, const char *what, tsr_str glob, tsr_arena *arena, tsr_str *out,
                                  tsr_error *err)
 {
     const tsr_entry *matched;
     tsr_str wider;
     *out = (tsr_str){NULL, 0};
     if (first_match(catalog, glob)) return TSR_OK;
-    *out = tsr_arena_format(arena, err, "--%s '%.*s' matches no name", option, TSR_STR_ARG(glob));
+    *out = tsr_arena_format(arena, err, "%s '%.*s' matches no name", what, TSR_STR_ARG(glob));
     if (!out->data) return TSR_E_NOMEM;
     TSR_TRY(widen(catalog, glob, arena, &wider, &matched, err));
     if (!matched) return add_similar(catalog, glob, arena, out, err);
@@ -140,19 +142,34 @@ static tsr_status add(tsr_vec *warnings, tsr_str text, tsr_error *err)
     return own || !text.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* A target may be written for many models, so only a few of its rules are named. */
+static tsr_status add_rules(const tsr_name_choice *c, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    unsigned unmatched = 0;
+    tsr_str text;
+    for (size_t i = 0; i < c->rule_count; i++) {
+        if (first_match(c->catalog, c->rules[i]) || unmatched++ >= RULES_NAMED) continue;
+        TSR_TRY(unmatched_glob(c->catalog, "the target's rule", c->rules[i], arena, &text, err));
+        TSR_TRY(add(warnings, text, err));
+    }
+    if (unmatched <= RULES_NAMED) return TSR_OK;
+    text = tsr_arena_format(arena, err, "%u more rules of the target match no name", unmatched - RULES_NAMED);
+    return text.data ? add(warnings, text, err) : TSR_E_NOMEM;
+}
+
 tsr_status tsr_name_choice_warnings(const tsr_name_choice *c, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     tsr_str text;
     const struct {
-        const char *option;
+        const char *what;
         const tsr_str *globs;
         size_t count;
-    } lists[] = {{"include", c->include, c->include_count},
-                 {"exclude", c->exclude, c->exclude_count},
-                 {"no-quantize", c->no_quantize, c->no_quantize_count}};
+    } lists[] = {{"--include", c->include, c->include_count},
+                 {"--exclude", c->exclude, c->exclude_count},
+                 {"--no-quantize", c->no_quantize, c->no_quantize_count}};
     for (size_t l = 0; l < sizeof lists / sizeof *lists; l++) {
         for (size_t i = 0; i < lists[l].count; i++) {
-            TSR_TRY(unmatched_glob(c->catalog, lists[l].option, lists[l].globs[i], arena, &text, err));
+            TSR_TRY(unmatched_glob(c->catalog, lists[l].what, lists[l].globs[i], arena, &text, err));
             TSR_TRY(add(warnings, text, err));
         }
     }
@@ -160,7 +177,7 @@ tsr_status tsr_name_choice_warnings(const tsr_name_choice *c, tsr_arena *arena, 
         TSR_TRY(unused_rename(c, i, arena, &text, err));
         TSR_TRY(add(warnings, text, err));
     }
-    return TSR_OK;
+    return add_rules(c, arena, warnings, err);
 }
 
 tsr_status tsr_name_choice_check(const tsr_name_choice *c, tsr_arena *arena, tsr_error *err)
@@ -171,7 +188,7 @@ tsr_status tsr_name_choice_check(const tsr_name_choice *c, tsr_arena *arena, tsr
         if (selects(c, c->catalog->entries[i].fqn)) return TSR_OK;
     }
     for (size_t i = 0; i < c->include_count && !text.data; i++)
-        TSR_TRY(unmatched_glob(c->catalog, "include", c->include[i], arena, &text, err));
+        TSR_TRY(unmatched_glob(c->catalog, "--include", c->include[i], arena, &text, err));
     if (text.data) return tsr_fail(err, TSR_E_USAGE, "nothing is selected: %.*s", TSR_STR_ARG(text));
     return tsr_fail(err, TSR_E_USAGE, "nothing is selected: --exclude leaves out every name%s",
                     c->include_count ? " that --include matches" : "");

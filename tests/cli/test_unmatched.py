@@ -1,5 +1,5 @@
-"""Patterns of --include, --exclude, --rename and --no-quantize that match nothing: a warning for each, and an error where
-nothing would be left to write."""
+"""Patterns of --include, --exclude, --rename, --no-quantize and --target that match nothing: a warning for each, and an error
+where nothing would be left to write."""
 import json
 import os
 import struct
@@ -110,3 +110,21 @@ def test_a_plan_of_nothing_is_refused_by_exec(t):
         json.dump(document, f)
     message = t.run("exec", t.at("plan.json"), t.at("out"), status=2).stderr.decode()
     need("nothing is selected" in message and not os.path.exists(t.at("out")), message)
+
+
+@test
+def test_each_rule_of_a_target_without_a_match_is_a_warning(t):
+    path = model(t)
+    says = lambda p: [line for line in p.stderr.decode().splitlines() if "target" in line]
+    match = lambda *globs: [{"match": g, "placements": ["shard(0)"]} for g in globs]
+    first = "tessera: warning: the target's rule 'layers.*' matches no name; '**.layers.**' would match 'model.layers.0.self_attn.weight'"
+    for rules, want in ((match("layers.*", "model.**"), [first]), (match("**.norm.weight", "**"), []),
+                        (match("layers.*", *(f"none.{i}" for i in range(6))), [first, "tessera: warning: 4 more rules of the target match no name"])):
+        with open(t.at("target.json"), "w") as f:
+            json.dump({"schema": "tessera.target/1", "mesh": {"shape": [2], "dim_names": ["dp"]}, "rules": rules, "default": ["replicate"]}, f)
+        p = t.run("plan", path, "--target", t.at("target.json"))
+        got = says(p)
+        need(got[:1] + got[-1:] == (want[:1] + want[-1:]) and len(got) in (len(want), 4), got)
+        need(says(t.run("reshard", path, t.at("cut"), "--target", t.at("target.json"), "--overwrite")) == got, "reshard")
+        document = t.json("reshard", path, t.at("cut"), "--target", t.at("target.json"), "--overwrite", "--json")
+        need([f"tessera: warning: {w}" for w in document["warnings"]] == got, document["warnings"])

@@ -141,7 +141,7 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) {
         status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
     }
-    if (status == TSR_OK) status = cli_check_selection(program, &session, &arguments->selection, false, &err);
+    if (status == TSR_OK) status = cli_check_selection(program, &session, &arguments->selection, NULL, false, &err);
     if (status == TSR_OK && (arguments->hash || arguments->stats)) status = tsr_ring_new(cli_host(program), 0, &ring, &err);
     if (status == TSR_OK) status = (arguments->json ? inspect_json : inspect_text)(program, &session, arguments, ring, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);

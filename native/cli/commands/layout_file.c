@@ -49,7 +49,7 @@ int cli_write_layout(cli *program, const char *path, const cli_layout_file *file
     cli_map_options map = file->map;
     map.lists = !file->hash;
     tsr_status status = cli_open_mapped(program, path, &used, &map, &session, &err);
-    if (status == TSR_OK) status = cli_check_selection(program, &session, &file->selection, true, &err);
+    if (status == TSR_OK) status = cli_check_selection(program, &session, &file->selection, NULL, true, &err);
     if (status == TSR_OK) {
         status = file->output ? write_file(program, &session, file, &err)
                               : write_unchanged(program, &session, file, stdout, &err);

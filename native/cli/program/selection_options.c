@@ -44,14 +44,25 @@ tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choic
     return status;
 }
 
-tsr_status cli_check_selection(cli *program, const cli_session *session, const cli_selection *selection, bool needs_names,
-                               tsr_error *err)
+tsr_status cli_list_rules(const tsr_target_texts *target, tsr_arena *arena, tsr_name_choice *out, tsr_error *err)
+{
+    tsr_str *rules = tsr_arena_array(arena, target->rule_count, sizeof *rules, err);
+    if (!rules) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < target->rule_count; i++) rules[i] = target->rules[i].match;
+    out->rules = rules;
+    out->rule_count = target->rule_count;
+    return TSR_OK;
+}
+
+tsr_status cli_check_selection(cli *program, const cli_session *session, const cli_selection *selection,
+                               const tsr_target_texts *target, bool needs_names, tsr_error *err)
 {
     tsr_name_choice choice;
     tsr_vec warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
-    if (!selection->include.count && !selection->exclude.count) return TSR_OK;
+    if (!selection->include.count && !selection->exclude.count && !target) return TSR_OK;
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
     tsr_status status = arena ? cli_name_choice(session->catalog, selection, arena, &choice, err) : TSR_E_NOMEM;
+    if (status == TSR_OK && target) status = cli_list_rules(target, arena, &choice, err);
     if (status == TSR_OK && needs_names) status = tsr_name_choice_check(&choice, arena, err);
     if (status == TSR_OK) status = cli_warn_name_choice(program, &choice, arena, &warnings, err);
     tsr_vec_free(&warnings);

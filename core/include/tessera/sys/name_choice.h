@@ -1,5 +1,5 @@
-/* Options that choose or rename entries by name (--include, --exclude, --rename, --no-quantize) and have no effect. A mistyped
- * pattern would otherwise go unnoticed.
+/* Options that choose or rename entries by name (--include, --exclude, --rename, --no-quantize, the rules of --target) and have no
+ * effect. A mistyped pattern would otherwise go unnoticed.
  *
  * Example:
  *
@@ -23,10 +23,12 @@ typedef struct tsr_name_choice {
     size_t include_count, exclude_count, no_quantize_count;
     const tsr_rename *renames;
     size_t rename_count;
+    const tsr_str *rules; /* the patterns of a target */
+    size_t rule_count;
 } tsr_name_choice;
 
-/* Appends a warning to `warnings`, a vec of tsr_str in `arena`, for each option that has no effect. It shows a pattern or a name
- * that may have been meant. Errors: TSR_E_NOMEM. */
+/* Appends a warning to `warnings`, a vec of tsr_str in `arena`, for each option that has no effect (for many rules
+ * of a target, one about the rest). It shows a pattern or a name that may have been meant. Errors: TSR_E_NOMEM. */
 tsr_status tsr_name_choice_warnings(const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
 /* Fails with TSR_E_USAGE if the catalog has entries and `include` and `exclude` select none of them: an output without any
