@@ -1,5 +1,5 @@
 """Patterns of --include, --exclude, --rename, --no-quantize and --target that match nothing: a warning for each, and an error
-where nothing would be left to write."""
+where nothing would be left to write. Options that need another one."""
 import json
 import os
 import struct
@@ -128,3 +128,16 @@ def test_each_rule_of_a_target_without_a_match_is_a_warning(t):
         need(says(t.run("reshard", path, t.at("cut"), "--target", t.at("target.json"), "--overwrite")) == got, "reshard")
         document = t.json("reshard", path, t.at("cut"), "--target", t.at("target.json"), "--overwrite", "--json")
         need([f"tessera: warning: {w}" for w in document["warnings"]] == got, document["warnings"])
+
+
+@test
+def test_options_of_contracts_need_a_contract(t):
+    path = model(t)
+    t.run("layout", path, "-o", t.at("layout.json"))
+    need(b"--prefix needs --against FILE" in t.run("validate", path, "--prefix", "model.", status=2).stderr, "--prefix alone")
+    need(b"--prefix needs --against FILE" in t.run("validate", path, "--layout", t.at("layout.json"), "--prefix", "model.", status=2).stderr, "--prefix with --layout")
+    need(b"--allow needs --layout FILE or --against FILE" in t.run("validate", path, "--allow", "missing", status=2).stderr, "--allow alone")
+    t.run("validate", path, "--layout", t.at("layout.json"), "--allow", "missing")
+    p = t.run("fqn", "--checkpoint", path, "--prefix", "modle.")
+    need(b"--prefix 'modle.' matches no key of" in p.stderr and not p.stdout, p.stderr)
+    need(b"--prefix" not in t.run("fqn", "--checkpoint", path, "--prefix", "model.").stderr, "a prefix of every key")

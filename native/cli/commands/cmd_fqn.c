@@ -116,6 +116,7 @@ static tsr_status read_keys(cli *program, const char *path, const fqn_arguments 
     tsr_status status = cli_open_mapped(program, path, &names, &map, &session, err);
     if (status != TSR_OK) return status;
     status = copy_keys(session.catalog, tsr_str_from(prefix), arena, out, err);
+    if (status == TSR_OK && *prefix && !out->count) cli_warn(program, "--prefix '%s' matches no key of '%s'", prefix, path);
     cli_close(&session);
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }

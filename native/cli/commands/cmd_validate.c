@@ -145,6 +145,9 @@ static int run(cli *program, const void *given)
         return CLI_DONE;
     }
     if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
+    if (arguments->prefix && !arguments->against) return cli_fail(program, "--prefix needs --against FILE");
+    if (arguments->allow && !arguments->against && !arguments->layout)
+        return cli_fail(program, "--allow needs --layout FILE or --against FILE");
     tsr_status status = load_contracts(program, arguments, &all, &path, &err);
     if (cli_agree(program, status, &err) != TSR_OK) {
         free_contracts(&all);
