@@ -168,3 +168,23 @@ int tsr_families_likeness(const tsr_name_family *a, const tsr_name_family *b)
     for (size_t at = next_word(a->key, 0, &word); word.size; at = next_word(a->key, at, &word)) score += has_word(b->key, word) ? 4 : 0;
     return score + common_letters(module_of(a->key), module_of(b->key));
 }
+
+/* Whether another part has the word. */
+static bool is_shared(tsr_name_family *const *parts, uint32_t count, uint32_t index, tsr_str word)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (i != index && has_word(parts[i]->key, word)) return true;
+    return false;
+}
+
+size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *parts, uint32_t count, uint32_t index)
+{
+    const tsr_str key = parts[index]->key, name = last_component(whole->key);
+    const tsr_str words = has_word(name, TSR_STR("weight")) || has_word(name, TSR_STR("bias")) ? module_of(whole->key) : name;
+    tsr_str own, word;
+    size_t at = next_word(key, 0, &own);
+    while (own.size && is_shared(parts, count, index, own)) at = next_word(key, at, &own);
+    for (at = next_word(words, 0, &word); own.size && word.size; at = next_word(words, at, &word))
+        if (tsr_str_equal(word, own)) return at;
+    return SIZE_MAX;
+}

@@ -1,5 +1,5 @@
 /* Finds tensors of one checkpoint that are concatenations of several tensors of the other one: q, k and v, or gate and up,
- * with experts stacked or not.
+ * with experts stacked or not, transposed or not.
  *
  *   whole  ┌───────┬───┬───┐      each part is looked for where the previous one ended: only the values show
  *          │   q   │ k │ v │      which part follows
@@ -30,16 +30,48 @@ static bool same_numbers(const tsr_fused *f, const tsr_name_family *part)
     return true;
 }
 
-static bool fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left)
+/* The dim of a part that becomes dim `d` of the whole. */
+static uint32_t part_dim(const tsr_fused *f, uint32_t ndim, uint32_t d)
+{
+    return f->turned && d + 2 >= ndim ? 2 * ndim - 3 - d : d;
+}
+
+uint64_t tsr_fused_size(const tsr_fused *f, const tsr_name_family *part)
+{
+    const tsr_entry *entry = members_of(part)->entry;
+    return entry->shape[part_dim(f, entry->ndim, f->dim)];
+}
+
+uint64_t tsr_fused_total(const tsr_fused *f)
+{
+    return members_of(f->whole)->entry->shape[f->dim + f->folded];
+}
+
+bool tsr_fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left)
 {
     const tsr_entry *a = members_of(part)->entry, *b = members_of(f->whole)->entry;
     if (part->decided || !part->uniform || a->dtype != b->dtype || a->ndim + f->folded != b->ndim) return false;
-    if (!a->shape[f->dim] || a->shape[f->dim] > left) return false;
+    if (!tsr_fused_size(f, part) || tsr_fused_size(f, part) > left) return false;
     for (uint32_t d = 0; d < a->ndim; d++)
-        if (d != f->dim && a->shape[d] != b->shape[d + f->folded]) return false;
+        if (d != f->dim && a->shape[part_dim(f, a->ndim, d)] != b->shape[d + f->folded]) return false;
     for (uint32_t i = 0; i < f->count; i++)
         if (f->parts[i] == part) return false;
     return same_numbers(f, part);
+}
+
+bool tsr_fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f)
+{
+    const uint32_t ndim = members_of(whole)->entry->ndim;
+    for (unsigned folded = 0; folded < 2 && folded < ndim && whole->uniform; folded++) {
+        for (unsigned turned = 0; turned < 2; turned++) {
+            const uint32_t dims = ndim - folded;
+            if (turned && dims != 2 && dims != 3) continue;
+            *f = (tsr_fused){.whole = whole, .dim = index, .folded = folded, .turned = turned};
+            if (index < dims) return true;
+            index -= dims;
+        }
+    }
+    return false;
 }
 
 /* ---- comparing a part with a position ---- */
@@ -66,7 +98,7 @@ static tsr_status compare(tsr_checkpoint *mapped, tsr_checkpoint *parts, tsr_rin
 /* The rule that splits the whole into up to three: what comes before the part, the part, and what comes after it. */
 static tsr_status cut(const tsr_fused *f, const tsr_name_family *part, uint64_t offset, tsr_arena *arena, tsr_str *rule, tsr_error *err)
 {
-    const uint64_t size = members_of(part)->entry->shape[f->dim], end = offset + size, total = members_of(f->whole)->entry->shape[f->dim + f->folded];
+    const uint64_t size = tsr_fused_size(f, part), end = offset + size, total = tsr_fused_total(f);
     const tsr_str name = tsr_family_pattern(part, tsr_captures, arena, err);
     const tsr_str before = tsr_arena_format(arena, err, "before %.*s", TSR_STR_ARG(name)), after = tsr_arena_format(arena, err, "after %.*s", TSR_STR_ARG(name));
     if (!name.data || !before.data || !after.data) return TSR_E_NOMEM;
@@ -74,7 +106,8 @@ static tsr_status cut(const tsr_fused *f, const tsr_name_family *part, uint64_t 
     const uint64_t sizes[] = {offset, size, total - end};
     const uint32_t first = offset ? 0 : 1;
     const tsr_fused_rule how = {.parts = names + first, .sizes = sizes + first, .count = (end < total ? 3 : 2) - first, .dim = f->dim,
-                                .whole = tsr_family_pattern(f->whole, tsr_captures, arena, err), .folded = f->folded, .splits = true};
+                                .whole = tsr_family_pattern(f->whole, tsr_captures, arena, err), .folded = f->folded, .splits = true,
+                                .turned = f->turned ? members_of(part)->entry->ndim : 0};
     return how.whole.data ? tsr_fused_rule_text(&how, arena, rule, err) : TSR_E_NOMEM;
 }
 
@@ -102,14 +135,13 @@ static tsr_status is_at(const tsr_fused_search *s, const tsr_fused *f, const tsr
 
 static tsr_status find_next(const tsr_fused_search *s, tsr_fused *f, uint64_t offset, bool *found)
 {
-    const uint64_t left = members_of(f->whole)->entry->shape[f->dim + f->folded] - offset;
     tsr_name_family *families = s->parts->items;
     *found = false;
     for (size_t i = 0; i < s->parts->count && !*found && f->count < TSR_MOST_PARTS; i++) {
-        if (!fits(f, &families[i], left)) continue;
+        if (!tsr_fused_fits(f, &families[i], tsr_fused_total(f) - offset)) continue;
         TSR_TRY(is_at(s, f, &families[i], offset, found));
         if (!*found) continue;
-        f->sizes[f->count] = members_of(&families[i])->entry->shape[f->dim];
+        f->sizes[f->count] = tsr_fused_size(f, &families[i]);
         f->parts[f->count++] = &families[i];
     }
     return TSR_OK;
@@ -117,21 +149,15 @@ static tsr_status find_next(const tsr_fused_search *s, tsr_fused *f, uint64_t of
 
 tsr_status tsr_fused_find(const tsr_fused_search *s, tsr_name_family *whole, tsr_fused *out, bool *found)
 {
-    const tsr_entry *entry = members_of(whole)->entry;
     *found = false;
-    for (unsigned folded = 0; folded < 2; folded++) {
-        for (uint32_t dim = 0; dim < 2 && dim + folded < entry->ndim && whole->uniform; dim++) {
-            const uint64_t total = entry->shape[dim + folded];
-            uint64_t offset = 0;
-            bool more = true;
-            *out = (tsr_fused){.whole = whole, .dim = dim, .folded = folded};
-            while (more && offset < total) {
-                TSR_TRY(find_next(s, out, offset, &more));
-                if (more) offset += out->sizes[out->count - 1];
-            }
-            *found = offset == total && out->count > 1;
-            if (*found) return TSR_OK;
+    for (unsigned way = 0; !*found && tsr_fused_way(whole, way, out); way++) {
+        uint64_t offset = 0;
+        bool more = true;
+        while (more && offset < tsr_fused_total(out)) {
+            TSR_TRY(find_next(s, out, offset, &more));
+            if (more) offset += out->sizes[out->count - 1];
         }
+        *found = offset == tsr_fused_total(out) && out->count > 1;
     }
     return TSR_OK;
 }

@@ -122,12 +122,13 @@ static tsr_status check_values(suggester *s)
 
 /* ---- parts ---- */
 
-static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits)
+static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits, const char *about)
 {
     tsr_str parts[TSR_MOST_PARTS];
     tsr_str *rule = tsr_vec_push(&s->rules, s->err);
     const tsr_fused_rule how = {.parts = parts, .sizes = f->sizes, .count = f->count, .dim = f->dim, .folded = f->folded, .splits = splits,
-                                .whole = tsr_family_pattern(f->whole, tsr_captures, s->arena, s->err), .about = "equal values"};
+                                .whole = tsr_family_pattern(f->whole, tsr_captures, s->arena, s->err), .about = about,
+                                .turned = f->turned ? ((const tsr_pattern_member *)f->parts[0]->members.items)->entry->ndim : 0};
     if (!rule || !how.whole.data) return TSR_E_NOMEM;
     f->whole->decided = true;
     for (uint32_t i = 0; i < f->count; i++) {
@@ -150,7 +151,7 @@ static tsr_status find_fused(suggester *s, bool splits, tsr_ring *ring)
         tsr_name_family *whole = (tsr_name_family *)wholes->items + i;
         if (whole->decided) continue;
         TSR_TRY(tsr_fused_find(&search, whole, &fused, &found));
-        if (found) TSR_TRY(choose_fused(s, &fused, splits));
+        if (found) TSR_TRY(choose_fused(s, &fused, splits, "equal values"));
     }
     return TSR_OK;
 }
@@ -197,6 +198,75 @@ static tsr_status note_wanted(suggester *s, const tsr_name_family *b)
     return add_note(s, tsr_arena_format(s->arena, s->err, "nothing in A %s '%.*s' of B", s->values ? "has the values of" : "fits", TSR_STR_ARG(name)));
 }
 
+/* The names of the parts, in quotes. Its data is NULL if there is no memory. */
+static tsr_str shown_parts(const suggester *s, const tsr_fused *f)
+{
+    tsr_str parts = TSR_STR("");
+    for (uint32_t i = 0; i < f->count && parts.data; i++) {
+        const tsr_str part = shown(s, f->parts[i]);
+        if (!part.data) return part;
+        parts = tsr_arena_format(s->arena, s->err, "%.*s%s'%.*s'", TSR_STR_ARG(parts), i ? ", " : "", TSR_STR_ARG(part));
+    }
+    return parts;
+}
+
+/* Chooses a joined tensor whose name shows the order of its parts. The note says that nothing else does. */
+static tsr_status choose_joined(suggester *s, const tsr_fused *f, bool splits)
+{
+    const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
+    if (!whole.data || !parts.data) return TSR_E_NOMEM;
+    TSR_TRY(choose_fused(s, f, splits, "the shapes fit, and the name has this order"));
+    return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of %s is taken to be these of %s joined%s, in the order of its name, which shapes do not show: %.*s",
+                                        TSR_STR_ARG(whole), splits ? "A" : "B", splits ? "B" : "A", f->turned ? " and transposed" : "", TSR_STR_ARG(parts)));
+}
+
+static tsr_status note_joined(suggester *s, const tsr_fused *f, unsigned ways, bool splits)
+{
+    const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
+    if (!whole.data || !parts.data) return TSR_E_NOMEM;
+    const bool all = tsr_joined_size(f) == tsr_fused_total(f);
+    f->whole->noted = true;
+    for (uint32_t i = 0; i < f->count; i++) f->parts[i]->noted = all;
+    return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of %s could be %sthese of %s joined%s, but only values show in which order%s: %.*s",
+                                        TSR_STR_ARG(whole), splits ? "A" : "B", all ? "" : "some of ", splits ? "B" : "A", f->turned && ways == 1 ? " and transposed" : "",
+                                        ways > 1 ? ", along which dim and whether transposed" : "", TSR_STR_ARG(parts)));
+}
+
+static bool has_candidates(const suggester *s, const tsr_name_family *family)
+{
+    const tsr_map_candidate *all = s->candidates.items;
+    for (size_t i = 0; i < s->candidates.count; i++)
+        if (is_open(&all[i]) && (all[i].a == family || all[i].b == family)) return true;
+    return false;
+}
+
+/* Looks for joined tensors. With `notes`, notes those whose names do not show the order; otherwise chooses the others. */
+static tsr_status find_joined(suggester *s, bool splits, bool notes)
+{
+    const tsr_vec *wholes = splits ? &s->of_a : &s->of_b;
+    for (size_t i = 0; i < wholes->count; i++) {
+        tsr_name_family *whole = (tsr_name_family *)wholes->items + i;
+        tsr_fused found;
+        unsigned ways;
+        bool ordered;
+        if (whole->decided || has_candidates(s, whole)) continue;
+        tsr_joined_find(whole, splits ? &s->of_b : &s->of_a, &found, &ways, &ordered);
+        if (ordered && !notes) TSR_TRY(choose_joined(s, &found, splits));
+        if (ways && notes) TSR_TRY(note_joined(s, &found, ways, splits));
+    }
+    return TSR_OK;
+}
+
+/* What is chosen leaves less for the others, so that more of them may have no rivals. */
+static tsr_status find_all_joined(suggester *s)
+{
+    TSR_TRY(find_joined(s, false, false));
+    TSR_TRY(find_joined(s, true, false));
+    TSR_TRY(choose_all(s));
+    TSR_TRY(find_joined(s, false, true));
+    return find_joined(s, true, true);
+}
+
 static tsr_status note_squares(suggester *s)
 {
     if (s->squares == 1)
@@ -210,9 +280,9 @@ static tsr_status note_open(suggester *s)
 {
     const tsr_name_family *of_a = s->of_a.items, *of_b = s->of_b.items;
     for (size_t i = 0; i < s->of_b.count; i++)
-        if (!of_b[i].decided) TSR_TRY(note_wanted(s, &of_b[i]));
+        if (!of_b[i].decided && !of_b[i].noted) TSR_TRY(note_wanted(s, &of_b[i]));
     for (size_t i = 0; i < s->of_a.count; i++) {
-        if (of_a[i].decided) continue;
+        if (of_a[i].decided || of_a[i].noted) continue;
         const tsr_str name = shown(s, &of_a[i]);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A", TSR_STR_ARG(name))));
@@ -262,6 +332,7 @@ static tsr_status suggest(suggester *s, tsr_map_suggestion *out)
     if (s->values) TSR_TRY(check_values(s));
     TSR_TRY(choose_all(s));
     if (s->values) TSR_TRY(find_all_fused(s));
+    if (!s->values) TSR_TRY(find_all_joined(s));
     TSR_TRY(note_open(s));
     TSR_TRY(note_squares(s));
     TSR_TRY(add_objects(s));

@@ -21,6 +21,7 @@ typedef struct tsr_name_family {
     bool uniform;     /* all members have the same shape and dtype */
     tsr_vec members;  /* of tsr_pattern_member, sorted by their numbers */
     bool decided;
+    bool noted; /* a note says what it may belong to */
 } tsr_name_family;
 
 typedef enum tsr_pairing {
@@ -49,6 +50,9 @@ void tsr_families_free(tsr_vec *families);
 /* Similarity of two names, from 0. TSR_SAME_NAME or more if one name ends with the whole other one. */
 enum { TSR_SAME_NAME = 1000 };
 int tsr_families_likeness(const tsr_name_family *a, const tsr_name_family *b);
+/* Finds the first word of parts[index] that no other part has, in the whole's name. Returns where it begins there, or
+ * SIZE_MAX if there is no such word. */
+size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *parts, uint32_t count, uint32_t index);
 
 /* map_candidates.c: collects all pairs whose numbers and shapes fit into a vector of tsr_map_candidate. With `values`,
  * includes those that only values could confirm. */
@@ -68,7 +72,15 @@ typedef struct tsr_fused {
     uint64_t sizes[TSR_MOST_PARTS];
     uint32_t count, dim;
     bool folded; /* the last number of the parts is the first dim of the whole, before `dim` */
+    bool turned; /* the last two dims of the parts are exchanged in the whole; `dim` is the whole's */
 } tsr_fused;
+/* Whether the part could be in the whole, where `left` is what the earlier parts leave of its size. */
+bool tsr_fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left);
+/* The size that the part has in the whole, and the size that all parts have together. */
+uint64_t tsr_fused_size(const tsr_fused *f, const tsr_name_family *part);
+uint64_t tsr_fused_total(const tsr_fused *f);
+/* Sets *f to way number `index` in which parts may be joined, from 0. Returns false if there are no more. */
+bool tsr_fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f);
 /* The same for patterns of names. */
 typedef struct tsr_fused_rule {
     const tsr_str *parts;
@@ -76,6 +88,7 @@ typedef struct tsr_fused_rule {
     uint32_t count, dim;
     tsr_str whole;
     bool folded, splits; /* splits: from the whole to its parts; otherwise from the parts to the whole */
+    uint32_t turned;     /* the number of dims of the parts if the last two are exchanged, otherwise 0 */
     const char *about;
 } tsr_fused_rule;
 tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr_str *out, tsr_error *err);
@@ -87,6 +100,14 @@ typedef struct tsr_fused_search {
 } tsr_fused_search;
 /* Finds the parts of `whole` by comparing values bitwise. */
 tsr_status tsr_fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found);
+
+/* map_joined.c: finds the open families of `parts` that by their shapes may be parts of the whole. *ways is in how many ways
+ * some or all of them could make it up, and `out` is the first one. *ordered is whether it is the only one, needs all of them,
+ * and the whole's name shows their order, which `out` then has. */
+void tsr_joined_find(tsr_name_family *whole, const tsr_vec *parts, tsr_fused *out, unsigned *ways, bool *ordered);
+
+/* The size of all parts together, which is more than that of the whole if only some of them can be in it. */
+uint64_t tsr_joined_size(const tsr_fused *f);
 
 /* map_suggest_values.c: whether applying the candidate to A gives B's values. */
 tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring, bool *holds,

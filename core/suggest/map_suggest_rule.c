@@ -98,12 +98,14 @@ static void put_fused_steps(tsr_json *json, const tsr_fused_rule *rule)
     tsr_json_key(json, "do");
     tsr_json_array(json);
     if (rule->folded && rule->splits) put_fold(json, "unstack");
+    if (rule->turned && !rule->splits) put_transpose(json, rule->turned);
     tsr_json_object(json);
     tsr_json_key(json, rule->splits ? "split" : "concat");
     tsr_json_uint(json, rule->dim);
     tsr_json_key(json, "sizes");
     tsr_json_u64s(json, rule->sizes, rule->count);
     tsr_json_object_end(json);
+    if (rule->turned && rule->splits) put_transpose(json, rule->turned);
     if (rule->folded && !rule->splits) put_fold(json, "stack");
     tsr_json_array_end(json);
 }

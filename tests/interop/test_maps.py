@@ -1087,6 +1087,56 @@ def test_suggested_parts(t):
     need("nothing in A has the values of 'n.*.qkv' of B" in text and "'m.*.q' of A" in text and "gate_up" not in text, text)
 
 
+def test_suggested_parts_that_are_transposed(t):
+    """Experts that one model stacks, joins and transposes, and the other one has apart: values decide; shapes only where a name shows the order."""
+    torch.manual_seed(11)
+    apart, fused, out, path = (os.path.join(t.scratch, n) for n in ("a.safetensors", "b.safetensors", "out.safetensors", "map.json"))
+
+    def write_suggestion(found):
+        with open(path, "wb") as f:
+            f.write(found.stdout)
+
+    for hidden, up in ((6, 5), (4, 4)):  # not square, and square
+        a, b = {}, {}
+        for i in range(2):
+            experts = [(torch.randn(up, hidden), torch.randn(up, hidden), torch.randn(hidden, up)) for _ in range(11)]
+            a |= {f"m.{i}.experts.{e}.{n}.weight": x for e, three in enumerate(experts) for n, x in zip(("up_proj", "gate_proj", "down_proj"), three)}
+            q, k, v = torch.randn(8, hidden), torch.randn(2, hidden), torch.randn(2, hidden)
+            a |= {f"m.{i}.q.weight": q, f"m.{i}.k.weight": k, f"m.{i}.v.weight": v}
+            b |= {f"n.{i}.experts.gate_up_proj": torch.stack([torch.cat([g, u]).T for u, g, _ in experts]), f"n.{i}.experts.down_proj": torch.stack([d.T for _, _, d in experts]),
+                  f"n.{i}.c_attn.weight": torch.cat([k, q, v]).T.contiguous()}
+        b = {n: x.contiguous() for n, x in b.items()}
+        save_file(a, apart)
+        save_file(b, fused)
+        for source, target, want in ((apart, fused, b), (fused, apart, a)):
+            found = t.run("map", "suggest", source, target, "--values")
+            need(not found.stderr.strip(), found.stderr)
+            write_suggestion(found)
+            t.run("convert", source, out, "--map", path, "--overwrite")
+            same(load_file(out), want, f"{hidden} and values")
+            t.run("convert", target, out, "--map", path, "--inverse", "--overwrite")
+            same(load_file(out), a if want is b else b, f"{hidden} and values, back")
+            found = t.run("map", "suggest", source, target)
+            said, names = found.stderr.decode(), ["B", "A"] if want is b else ["A", "B"]
+            need(f"'n.*.c_attn.weight' of {names[0]} could be these of {names[1]} joined and transposed, but only values show in which order: 'm.*.k.weight', 'm.*.q.weight', 'm.*.v.weight'\n" in said, said)
+            rules = json.loads(found.stdout)["rules"]
+            proposed = [r for r in rules if "gate_up" in str(r)]
+            if up == hidden:
+                need(not proposed and f"'n.*.experts.gate_up_proj' of {names[0]} could be some of these of {names[1]} joined, but only values show in which order, along which" in said, said)
+                continue
+            need(f"'n.*.experts.gate_up_proj' of {names[0]} is taken to be these of {names[1]} joined and transposed, in the order of its name, which shapes do not show: "
+                 "'m.*.experts.*.gate_proj.weight', 'm.*.experts.*.up_proj.weight'" in said, said)
+            need(len(proposed) == 1 and "nothing in A fits" not in said and "no rule takes" not in said, said)
+            write(t.scratch, "map.json", {**json.loads(found.stdout), "unmatched": "drop"})
+            t.run("convert", source, out, "--map", path, "--overwrite")
+            same(load_file(out), {n: x for n, x in want.items() if "experts" in n}, "shapes and names")
+        save_file({n.replace("gate_proj", "w1").replace("up_proj", "w3"): x for n, x in a.items()}, apart)  # a name that shows no order
+        said = t.run("map", "suggest", apart, fused).stderr.decode()
+        some, more = ("some of ", ", along which dim and whether transposed: 'm.*.experts.*.down_proj.weight', ") if up == hidden else ("", ": ")
+        turned = "" if up == hidden else " and transposed"
+        need(f"'n.*.experts.gate_up_proj' of B could be {some}these of A joined{turned}, but only values show in which order{more}'m.*.experts.*.w" in said, said)
+
+
 def test_an_expert_that_is_missing_everywhere_shows(t):
     """Without config.json too: layers and routers must agree on how many experts there are."""
     forms = {"transformers-mixtral": ("block_sparse_moe", ("w1", "w3", "w2")), "transformers-qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
