@@ -31,7 +31,7 @@ HERE = pathlib.Path(__file__).resolve().parent / "megatron_maps"
 NUMBERED, SINGLE = {"non_homogeneous_layers": True}, {"singleton_local_shards": True}
 # Form: tensor-parallel ranks, expert-parallel ranks, whether experts are grouped, metadata of the sharded state dict
 FORMS = {"stacked": (1, 1, False, {}), "numbered": (1, 1, False, NUMBERED), "single": (1, 1, False, SINGLE), "tensor": (2, 1, False, {}), "experts": (1, 2, True, {}),
-         "grouped": (1, 1, True, SINGLE)}
+         "grouped": (1, 1, True, SINGLE), "meshed": (2, 2, True, {})}
 LLAMA = {"activation_func": F.silu, "gated_linear_unit": True, "normalization": "RMSNorm", "add_bias_linear": False, "layernorm_epsilon": 1e-6}
 MOE = {**LLAMA, "num_moe_experts": 4, "moe_router_topk": 2, "moe_router_load_balancing_type": "none", "moe_token_dispatcher_type": "allgather", "moe_ffn_hidden_size": 6}
 # Name: settings of TransformerConfig, those of GPTModel, Hugging Face's, forms
@@ -42,7 +42,7 @@ MODELS = {
               {"share_embeddings_and_output_weights": True}, ("Qwen3ForCausalLM", "Qwen3Config", {"rms_norm_eps": 1e-6, "head_dim": 4}), ("stacked",)),
     "mixtral": ({**MOE, "num_layers": 2, "hidden_size": 12, "num_attention_heads": 4, "num_query_groups": 2, "kv_channels": 4, "ffn_hidden_size": 6}, {},
                 ("MixtralForCausalLM", "MixtralConfig", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "rms_norm_eps": 1e-6, "head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2}),
-                ("stacked", "numbered", "experts", "grouped")),
+                ("stacked", "numbered", "experts", "grouped", "meshed")),
     "qwen3_moe": ({**MOE, "num_layers": 3, "hidden_size": 12, "num_attention_heads": 6, "num_query_groups": 2, "kv_channels": 4, "ffn_hidden_size": 10, "qk_layernorm": True,
                    "moe_layer_freq": [0, 1, 1]}, {},
                   ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {"rms_norm_eps": 1e-6, "head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6,
@@ -234,7 +234,7 @@ def run(rank, name, form, address):
     run_without_cuda()
     group_without_kernels()
     tensor, experts = FORMS[form][:2]
-    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=max(tensor, experts))
+    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=tensor * experts)
     from megatron.core import parallel_state
     parallel_state.initialize_model_parallel(tensor, 1, expert_model_parallel_size=experts, create_gloo_process_groups=False)
     first = MODELS[name][3][0]
@@ -249,7 +249,7 @@ def main():
         for form in MODELS[name][3]:
             print(name, form, flush=True)
             with tempfile.TemporaryDirectory() as scratch:
-                torch.multiprocessing.spawn(run, (name, form, f"{scratch}/store"), max(FORMS[form][:2]))
+                torch.multiprocessing.spawn(run, (name, form, f"{scratch}/store"), FORMS[form][0] * FORMS[form][1])
         (HERE / name / "logits.pt").unlink()
 
 
