@@ -61,7 +61,7 @@ class SinkCalls {
 async function takeSteps(m, job, calls, { signal, onProgress }) {
   for (let more = true; more;) {
     signal?.throwIfAborted();
-    more = m.checked((err) => m.x.tessera_convert_step(job, err)) === MORE;
+    more = await m.checkedAsync("tessera_convert_step", job) === MORE;
     await calls.settle();
     const [done, total] = [0, 1].map((all) => Number(BigInt.asUintN(64, m.x.tessera_convert_bytes(job, all))));
     onProgress?.({ done, total });
@@ -87,7 +87,7 @@ export async function convertInto(m, handle, { reshards, pairs, signal, onProgre
     await Promise.resolve().then(() => sink.abort?.(e)).catch(() => {}); // the first error is the one to throw
     throw e;
   } finally {
-    m.x.tessera_close(job);
+    m.close(job);
     m.sinks.delete(number);
   }
 }

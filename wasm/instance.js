@@ -7,6 +7,9 @@ import { parseReal, printReal } from "./reals.js";
 
 const NO_NUMBER = 0xffffffff;
 const NO_POSITION = 0xffffffffffffffffn;
+/** Whether the engine can suspend a call of the module until a promise is settled (JavaScript Promise Integration). */
+const CAN_WAIT = typeof WebAssembly.Suspending === "function";
+const WAIT = 2;
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
@@ -31,6 +34,11 @@ export class Instance {
   bytesRead = 0;
   onRead = undefined;
   isPrepared = false;
+  #mayWait = false; // whether the call in progress is one that can be suspended
+  #isWaiting = false; // whether it is suspended
+  #fetching; // what it waits for
+  #turn = Promise.resolve(); // settled after the last of the calls that can be suspended
+  #closing = []; // what to do after it
 
   attach(exports) {
     this.x = exports;
@@ -38,10 +46,12 @@ export class Instance {
     this.errorSize = this.x.tessera_error_size();
   }
 
-  /** The module calls this to read a file. */
+  /** The module calls this to read a file. If the source fetches the bytes, the module calls `wait` and then this again. */
   read(store, file, offset, pointer, size) {
     try {
       const source = this.stores.get(store)[file];
+      this.#fetching = this.#mayWait && !this.#fetching ? source.fetch?.(Number(offset), size) : undefined;
+      if (this.#fetching) return WAIT;
       const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer, size));
       if (typeof result?.then === "function") throw new HostFailure(new AsyncRead(source.name));
       if (typeof result === "number" && !(result >= size)) throw new Error(`read gave ${result} of ${size} bytes`);
@@ -52,6 +62,12 @@ export class Instance {
       this.cause = e;
       return 1;
     }
+  }
+
+  async wait() {
+    this.#isWaiting = true;
+    await Promise.resolve(this.#fetching).catch(() => {}); // the read that follows reports what is wrong
+    this.#isWaiting = false;
   }
 
   /** The module calls this to write to the sink of a conversion. After a failure the sink is not called again. */
@@ -124,31 +140,92 @@ export class Instance {
 
   /** Calls `call` with the address of an error. If it returns 0, throws that error. */
   checked(call) {
-    const err = this.room(this.errorSize);
-    this.cause = undefined;
+    if (this.#isWaiting) throw new TesseraError("another call is waiting for a file; await its result first", "usage", undefined);
+    const mayWait = this.#mayWait, err = this.#begin();
+    this.#mayWait = false;
     try {
-      const result = call(err) >>> 0;
-      if (result) return result;
-      if (this.cause instanceof HostFailure) throw this.cause.error;
-      const position = BigInt.asUintN(64, this.x.tessera_error_position(err));
-      const message = this.text(this.x.tessera_error_message(err));
-      const why = this.cause instanceof Error ? ` (${this.cause.message})` : "";
-      throw new TesseraError(message + why, this.text(this.x.tessera_error_status(err)), position === NO_POSITION ? undefined : Number(position));
+      return this.#resultOf(call(err), err);
     } finally {
+      this.#mayWait = mayWait;
       this.x.tessera_release(err);
     }
+  }
+
+  /** Calls an export whose last argument is the address of an error, like `checked`. If the engine can do that, the call is
+   *  suspended while a source fetches bytes. A suspended call has its stack and unfinished changes in the module's memory.
+   *  Therefore other calls of this kind wait until it has returned, and `checked` throws. */
+  async checkedAsync(name, ...args) {
+    if (!CAN_WAIT) return this.checked((err) => this.x[name](...args, err));
+    const before = this.#turn;
+    let end;
+    this.#turn = new Promise((resolve) => { end = resolve; });
+    await before;
+    try {
+      return await this.#suspendable(name, args);
+    } finally {
+      this.#closing.splice(0).forEach((close) => close());
+      end();
+    }
+  }
+
+  async #suspendable(name, args) {
+    const err = this.#begin();
+    this.#mayWait = true;
+    try {
+      return this.#resultOf(await WebAssembly.promising(this.x[name])(...args, err), err);
+    } finally {
+      this.#mayWait = this.#isWaiting = false;
+      this.x.tessera_release(err);
+    }
+  }
+
+  /** Closes a handle, and forgets the files of a checkpoint. Waits for a suspended call, which may be using them. */
+  close(handle, store) {
+    const close = () => {
+      this.x.tessera_close(handle);
+      this.stores.delete(store);
+    };
+    if (this.#isWaiting) this.#closing.push(close);
+    else close();
+  }
+
+  #begin() {
+    const err = this.room(this.errorSize);
+    this.cause = undefined;
+    return err;
+  }
+
+  #resultOf(returned, err) {
+    const result = returned >>> 0;
+    if (result) return result;
+    if (this.cause instanceof HostFailure) throw this.cause.error;
+    const position = BigInt.asUintN(64, this.x.tessera_error_position(err));
+    const message = this.text(this.x.tessera_error_message(err));
+    const why = this.cause instanceof Error ? ` (${this.cause.message})` : "";
+    throw new TesseraError(message + why, this.text(this.x.tessera_error_status(err)), position === NO_POSITION ? undefined : Number(position));
   }
 
   /** Returns the bytes whose address `call` returns. `call` stores their number at the address it is given first. */
   sized(call) {
     const size = this.room(4);
     try {
-      const at = this.checked((err) => call(size, err));
-      return this.bytes(at, new DataView(this.x.memory.buffer).getUint32(size, true));
+      return this.#sizedBytes(this.checked((err) => call(size, err)), size);
     } finally {
       this.x.tessera_release(size);
     }
   }
+
+  /** Calls an export whose last arguments are the addresses of the number and of an error, like `sized` and `checkedAsync`. */
+  async sizedAsync(name, ...args) {
+    const size = this.room(4);
+    try {
+      return this.#sizedBytes(await this.checkedAsync(name, ...args, size), size);
+    } finally {
+      this.x.tessera_release(size);
+    }
+  }
+
+  #sizedBytes(at, size) { return this.bytes(at, new DataView(this.x.memory.buffer).getUint32(size, true)); }
 
   /** Opens files, which are passed as a sorted table. Returns { handle, number }. The files stay registered under the
    *  number. */
@@ -218,6 +295,7 @@ export async function instantiated(source) {
   const u64 = (value) => BigInt.asUintN(64, value);
   const env = {
     tsr_read: (store, file, offset, pointer, size) => instance.read(store >>> 0, file >>> 0, u64(offset), pointer >>> 0, size >>> 0),
+    tsr_wait: CAN_WAIT ? new WebAssembly.Suspending(() => instance.wait()) : () => {},
     tsr_create: (sink, file, name, nameSize, size, marker) =>
       instance.toSink(sink >>> 0, (to) => to.create(file >>> 0, instance.text(name, nameSize), Number(u64(size)), marker !== 0)),
     tsr_write: (sink, file, offset, pointer, size) =>

@@ -135,7 +135,10 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
     const host_store *store = ctx;
     for (size_t done = 0; done < size;) {
         const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
-        if (tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part) != 0) {
+        uint32_t result;
+        while ((result = tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part)) == TESSERA_WAIT)
+            tsr_wait();
+        if (result) {
             return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part,
                              TSR_STR_ARG(store->store.files[file].name));
         }

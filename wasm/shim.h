@@ -19,9 +19,12 @@
 #define TSR_EXPORT(name) __attribute__((visibility("default"))) /* exports*.txt list the exports */
 #pragma clang diagnostic ignored "-Wmissing-prototypes" /* only JavaScript calls exports */
 
-/* Provided by the host: reads [offset, offset + size) of `file` in the store `store` into `pointer`. Returns 0 on success. A
+/* Provided by the host: reads [offset, offset + size) of `file` in the store `store` into `pointer`. Returns 0 on success, and
+ * TESSERA_WAIT if the host fetches the bytes first: tsr_wait then returns when they are there, and the read is repeated. A
  * read has at most TESSERA_READ_BYTES, so that the host can report the progress of long ones. */
 #define TESSERA_READ_BYTES ((size_t)4 << 20)
+#define TESSERA_WAIT       2u
+__attribute__((import_module("env"), import_name("tsr_wait"))) extern void tsr_wait(void);
 __attribute__((import_module("env"), import_name("tsr_read"))) extern uint32_t tsr_read(uint32_t store, uint32_t file,
                                                                                         uint64_t offset, void *pointer,
                                                                                         uint32_t size);

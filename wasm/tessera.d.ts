@@ -16,6 +16,10 @@ export interface SourceFile {
    *  saves one request per record. */
   readonly remote?: boolean | undefined;
   read(offset: number, into: Uint8Array): void;
+  /** Called before `read` by calls that return promises, if the engine has JavaScript Promise Integration. If it returns a
+   *  promise, the call waits for it, and `read` is expected to find the bytes then. Meanwhile, other calls of the same Tessera
+   *  that may read throw an error. */
+  fetch?(offset: number, size: number): Promise<void> | undefined;
 }
 
 /** An error of the core, with the name of its status ("malformed", "unsupported", …) and the byte position, if there is
@@ -266,6 +270,8 @@ export class Checkpoint {
   /** Several workers, each with its own Tessera, can share a check of all data. Returns what part `number` of `count` found.
    *  Needs `Tessera.prepare`. */
   checkPart(number: number, count: number): Uint8Array;
+  /** Does the same, and waits for sources that have `fetch`. */
+  checkPartAsync(number: number, count: number): Promise<Uint8Array>;
   /** Ends such a check in one of the workers, with the results of all `count` parts, one after another. `document("findings")`
    *  then returns what "findings-deep" would return. */
   checkJoin(found: Uint8Array, count: number): void;
@@ -382,6 +388,8 @@ export class Diff {
   private constructor();
   /** Compares the values of one more tensor. Returns true while there is more. */
   step(): boolean;
+  /** Does the same, and waits for sources that have `fetch`. */
+  stepAsync(): Promise<boolean>;
   /** Restricts the following steps to part `number` of `count`, so that several workers, each with its own Tessera, can
    *  share a comparison. */
   part(number: number, count: number): void;

@@ -199,8 +199,19 @@ export class Checkpoint extends Handle {
   /** Does part `number` of a check of all data in `count` parts of about equal size. Returns what it found, as bytes. */
   checkPart(number, count) {
     this.m.needsPrepared();
-    const found = this.m.sized((size, err) => this.m.x.tessera_check_part(this.handle, number, count, size, err)), own = found.slice();
-    this.m.x.tessera_release(found.byteOffset);
+    return this.#taken(this.m.sized((size, err) => this.m.x.tessera_check_part(this.handle, number, count, size, err)));
+  }
+
+  /** Like `checkPart`, and fetches bytes of sources that have `fetch`. */
+  async checkPartAsync(number, count) {
+    this.m.needsPrepared();
+    return this.#taken(await this.m.sizedAsync("tessera_check_part", this.handle, number, count));
+  }
+
+  /** Returns a copy of bytes in the module's memory, which are freed. */
+  #taken(bytes) {
+    const own = bytes.slice();
+    this.m.x.tessera_release(bytes.byteOffset);
     return own;
   }
 
@@ -219,7 +230,7 @@ export class Checkpoint extends Handle {
     try {
       return this.#readFrom(layered, fqn, slice);
     } finally {
-      this.m.x.tessera_close(layered);
+      this.m.close(layered);
     }
   }
 
@@ -289,7 +300,7 @@ export class Checkpoint extends Handle {
       return diff;
     } catch (e) {
       if (diff) diff.close();
-      else own.forEach((handle) => this.m.x.tessera_close(handle));
+      else own.forEach((handle) => this.m.close(handle));
       throw e;
     }
   }
@@ -310,7 +321,7 @@ export class Checkpoint extends Handle {
     try {
       return JSON.parse(m.withTexts([prefix], (text) => m.document((err) => m.x.tessera_names(mapped ?? this.handle, ...text, err))));
     } finally {
-      if (mapped !== undefined) m.x.tessera_close(mapped);
+      if (mapped !== undefined) m.close(mapped);
     }
   }
 
@@ -322,10 +333,7 @@ export class Checkpoint extends Handle {
     return new Checkpoint(this.m, makeOptimizer(this.m, this.handle, what, given));
   }
 
-  close() {
-    super.close();
-    this.m.stores.delete(this.#store);
-  }
+  close() { super.close(this.#store); }
 }
 
 /** Passes the options to the module as a tessera_optim_options. */

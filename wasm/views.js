@@ -13,8 +13,8 @@ export class Handle {
     this.handle = handle;
   }
 
-  close() {
-    this.m.x.tessera_close(this.handle);
+  close(store) {
+    this.m.close(this.handle, store);
     this.handle = 0;
   }
 }
@@ -102,6 +102,8 @@ export class Diff extends Job {
   }
 
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
+  /** Like `step`, and fetches bytes of sources that have `fetch`. */
+  async stepAsync() { return await this.m.checkedAsync("tessera_diff_step", this.handle) === MORE; }
   /** Restricts the following steps to part `number` of `count` parts, which read about the same number of bytes. */
   part(number, count) { this.#records(number, count); }
   /** Returns the results of the steps for a part, as bytes. */
@@ -118,6 +120,6 @@ export class Diff extends Job {
 
   close() {
     super.close();
-    this.#own.splice(0).forEach((handle) => this.m.x.tessera_close(handle));
+    this.#own.splice(0).forEach((handle) => this.m.close(handle));
   }
 }

@@ -105,7 +105,7 @@ test("the first file exports what the lists say, the second imports from the fir
   const exported = WebAssembly.Module.exports(module).map((e) => e.name).filter((n) => n.startsWith("tessera_")).sort();
   same(listed.join(" "), exported.join(" "), "exports");
   const imports = [module, second].flatMap((m) => WebAssembly.Module.imports(m)).filter((i) => !["primary", "placeholder"].includes(i.module));
-  same("emscripten_notify_memory_growth tsr_create tsr_parse_real tsr_print_real tsr_read tsr_write", [...new Set(imports.map((i) => i.name))].sort().join(" "), "imports");
+  same("emscripten_notify_memory_growth tsr_create tsr_parse_real tsr_print_real tsr_read tsr_wait tsr_write", [...new Set(imports.map((i) => i.name))].sort().join(" "), "imports");
 });
 
 test("the modules are small enough to load", () => {
