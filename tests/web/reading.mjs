@@ -89,6 +89,77 @@ async function testBytes() {
   });
 }
 
+/** The bytes from a position on, as a file's stream gives them: in parts of any size, into the reader's memory. */
+const streamOf = (bytes, at, next) => new ReadableStream({
+  type: "bytes",
+  pull(controller) {
+    const { byobRequest } = controller, size = Math.min(byobRequest.view.byteLength, 1 + next(300_000), bytes.length - at);
+    byobRequest.view.set(bytes.subarray(at, at + size));
+    at += size;
+    if (size === 0) controller.close();
+    byobRequest.respond(size);
+  },
+}).getReader({ mode: "byob" });
+
+async function testStreams() {
+  const { ReadAhead, forgetReads } = await load("read_ahead.ts"), bytes = noise(24 * MIB, 4), whole = (at, size) => bytes.slice(at, at + size);
+  await test("every read gives the file's bytes after they were streamed", async () => {
+    const next = random(5), files = Array.from({ length: 12 }, () => new ReadAhead(bytes.length, whole, false, (at) => streamOf(bytes, at, next)));
+    for (let round = 0; round < 200; round++) {
+      const file = files[next(files.length)];
+      let at = next(4) ? next(bytes.length) : Math.max(0, bytes.length - next(40000));
+      for (let n = 1 + next(40), step = 1 + next(next(3) ? 600000 : 300); n && at < bytes.length; n--) {
+        const size = Math.min(step, bytes.length - at), into = new Uint8Array(size);
+        if (next(20) === 0) forgetReads();
+        if (next(5)) await file.fetch(at, size);
+        file.read(at, into);
+        check(Buffer.compare(into, bytes.subarray(at, at + size)) === 0, `${size} bytes at ${at}`);
+        at += size + (next(9) ? 0 : next(100000));
+      }
+    }
+  });
+  await test("files that take turns are streamed once, and are read otherwise at their beginnings only", async () => {
+    forgetReads();
+    let opened = 0;
+    const seen = [], files = Array.from({ length: 4 }, () => new ReadAhead(bytes.length, (at, size) => (seen.push(size), whole(at, size)), false, (at) => (opened++, streamOf(bytes, at, random(6)))));
+    for (let at = 0, into = new Uint8Array(1_500_000); at + into.length <= bytes.length; at += into.length) {
+      for (const file of files) {
+        await file.fetch(at, into.length);
+        file.read(at, into);
+      }
+    }
+    check(seen.length === files.length && opened === files.length, `${seen.length} reads: ${seen}; ${opened} streams`);
+  });
+  await test("what a stream does not deliver is read, and its errors are those of the read", async () => {
+    for (const cut of [10 * MIB, 0]) {
+      let isGone = false;
+      const short = bytes.subarray(0, cut), file = new ReadAhead(bytes.length, (at, size) => { if (isGone) throw new Error("the file ended early"); return whole(at, size); }, false, (at) => streamOf(short, Math.min(at, cut), random(7)));
+      for (let at = 0, into = new Uint8Array(MIB); at < 12 * MIB; at += into.length) {
+        await file.fetch(at, into.length);
+        file.read(at, into);
+        check(Buffer.compare(into, bytes.subarray(at, at + into.length)) === 0, `the bytes at ${at}`);
+      }
+      forgetReads();
+      isGone = true;
+      await file.fetch(12 * MIB, 100);
+      let message = "none";
+      try { file.read(12 * MIB, new Uint8Array(100)); } catch (e) { ({ message } = e); }
+      check(message === "the file ended early", message);
+    }
+  });
+  await test("what is forgotten while it is streamed is read again", async () => {
+    let seen = bytes;
+    const file = new ReadAhead(bytes.length, (at, size) => seen.slice(at, at + size), false, (at) => streamOf(seen, at, random(8))), into = new Uint8Array(100_000);
+    for (const at of [0, 100_000]) file.read(at, into);
+    const fetching = file.fetch(200_000, 3 * MIB);
+    seen = bytes.map((b) => b ^ 255);
+    forgetReads();
+    await fetching;
+    file.read(200_000, into);
+    check(Buffer.compare(into, seen.subarray(200_000, 300_000)) === 0, "the bytes are those of before");
+  });
+}
+
 /** Makes a model of 48 MiB as a DCP of eight ranks, and the same with one flipped bit. */
 function makeCheckpoints(folder) {
   const each = 6 * MIB, header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: 8 }, (_, i) => [`layers.${i}.w`, { dtype: "I32", shape: [each / 4], data_offsets: [i * each, (i + 1) * each] }]))));
@@ -140,6 +211,7 @@ async function testWork({ page, url, made, folder }) {
 
 export async function testReading({ context, url, broken }) {
   await testBytes();
+  await testStreams();
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-reading-"));
   try {
     const made = makeCheckpoints(folder);

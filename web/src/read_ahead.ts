@@ -22,6 +22,13 @@ function letGo(holder: ReadAhead): void {
   if (known >= 0) holders.splice(known, 1);
 }
 
+/** Streams fill blocks of this size, which stay in the processor's caches. Their memory is used again. */
+const STREAMED = 1 << 20, MOST_SPARE = 16;
+const spare: ArrayBuffer[] = [];
+function recycle({ bytes: { buffer } }: Block): void {
+  if (buffer.byteLength === STREAMED && spare.length < MOST_SPARE) spare.push(buffer as ArrayBuffer);
+}
+
 let generation = 0;
 /** Forgets what was read ahead in all files, because they may have changed since then. */
 export function forgetReads(): void {
@@ -35,7 +42,19 @@ interface Block {
   readonly bytes: Uint8Array;
 }
 
+const endOf = ({ at, bytes }: Block): number => at + bytes.length;
 const holds = ({ at, bytes }: Block, offset: number): boolean => offset >= at && offset < at + bytes.length;
+
+async function blockOf(reader: ReadableStreamBYOBReader, size: number): Promise<Uint8Array> {
+  let buffer = spare.pop() ?? new ArrayBuffer(STREAMED);
+  for (let done = 0; done < size;) {
+    const { value } = await reader.read(new Uint8Array(buffer, done, size - done));
+    if (!value?.length) throw new Error("the stream ended early");
+    done += value.length;
+    buffer = value.buffer;
+  }
+  return new Uint8Array(buffer, 0, size);
+}
 
 /** Scattered reads, such as those of a zip's records, fetch only what they ask for. They do not affect the blocks of the
  *  sequence that is read in order. */
@@ -47,16 +66,15 @@ export class ReadAhead {
   readonly #short: Block[] = [];
   readonly #least: number; // the least size of a scattered read
   #generation = generation;
+  #stream: { readonly reader: ReadableStreamBYOBReader; at: number } | undefined;
 
-  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean) {
+  /** `open` returns the bytes from a position on as a stream, which costs a fraction of reads of the same size. */
+  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean, private open?: (at: number) => ReadableStreamBYOBReader) {
     this.#least = Math.min(size, remote ? SHORT_REQUEST : SHORT);
   }
 
   read(offset: number, into: Uint8Array): void {
-    if (this.#generation !== generation) this.#startOver();
-    const end = offset + into.length, goesOn = offset >= this.#next && offset - this.#next <= GAP, isNear = goesOn || this.#isNear(offset);
-    const isInOrder = goesOn || offset === this.#candidate;
-    if (isInOrder && !isNear) this.drop();
+    const end = offset + into.length, { isInOrder, isNear } = this.#place(offset);
     for (let at = offset; at < end;) {
       const block = this.#blockAt(at) ?? (isInOrder || isNear ? this.#extend(at, end) : undefined);
       const bytes = block ? block.bytes.subarray(at - block.at, end - block.at) : this.#readShort(at, end - at);
@@ -65,6 +83,48 @@ export class ReadAhead {
     }
     this.#candidate = end;
     if (isInOrder) this.#advance(end);
+  }
+
+  /** Streams what a read that belongs to the sequence needs, up to its end. If that fails, the read finds out why. */
+  fetch(offset: number, size: number): Promise<void> | undefined {
+    if (!this.open) return undefined;
+    const { isInOrder, isNear } = this.#place(offset), end = offset + size;
+    if (!isInOrder && !isNear) return undefined;
+    for (let at = offset; at < end;) {
+      const block = this.#blockAt(at);
+      if (!block) return this.#streamTo(at, end).catch(() => { if (this.#stream) this.open = undefined; });
+      at = endOf(block);
+    }
+    return undefined;
+  }
+
+  async #streamTo(at: number, end: number): Promise<void> {
+    let from = this.#end ?? at;
+    this.#hold();
+    if (this.#stream?.at !== from) {
+      this.#cancel();
+      const reader = this.open?.(from);
+      if (reader) this.#stream = { reader, at: from };
+    }
+    for (const stream = this.#stream; stream && from < end; from = stream.at) {
+      const bytes = await blockOf(stream.reader, Math.min(STREAMED, this.size - from));
+      if (stream !== this.#stream) return; // what was read ahead was dropped
+      this.#blocks.push({ at: from, bytes });
+      stream.at += bytes.length;
+    }
+  }
+
+  #cancel(): void {
+    this.#stream?.reader.cancel().catch(() => undefined);
+    this.#stream = undefined;
+  }
+
+  /** Decides whether a read belongs to the sequence, or begins another one. */
+  #place(offset: number): { isInOrder: boolean; isNear: boolean } {
+    if (this.#generation !== generation) this.#startOver();
+    const goesOn = offset >= this.#next && offset - this.#next <= GAP, isNear = goesOn || this.#isNear(offset), isInOrder = goesOn || offset === this.#candidate;
+    if (isInOrder && !isNear) this.drop();
+    return { isInOrder, isNear };
   }
 
   #startOver(): void {
@@ -78,14 +138,15 @@ export class ReadAhead {
   /** Forgets what was read ahead. */
   drop(): void {
     letGo(this);
-    this.#blocks.length = 0;
+    this.#cancel();
+    this.#blocks.splice(0).forEach(recycle);
     this.#ahead = LEAST / 4;
   }
 
   /** The end of what was read ahead. */
   get #end(): number | undefined {
     const last = this.#blocks.at(-1);
-    return last && last.at + last.bytes.length;
+    return last && endOf(last);
   }
 
   /** Whether a read belongs to the sequence that is read in order: it is in what was read ahead, or shortly after it. The
@@ -113,18 +174,24 @@ export class ReadAhead {
    *  previous one. */
   #extend(at: number, end: number): Block {
     const from = this.#end ?? at;
-    letGo(this);
-    if (holders.push(this) > MOST_HOLDERS) holders[0]?.drop();
+    this.#hold();
     this.#ahead = Math.min(this.#ahead * 4, this.remote ? MOST_REQUEST : mostAhead());
     const block = { at: from, bytes: this.readAt(from, Math.min(this.size - from, Math.max(end - from, this.#ahead))) };
     this.#blocks.push(block);
     return block;
   }
 
+  #hold(): void {
+    letGo(this);
+    if (holders.push(this) > MOST_HOLDERS) holders[0]?.drop();
+  }
+
   /** Forgets what is before this position, and at the end of the file everything. */
   #advance(next: number): void {
     this.#next = next;
     if (this.size - next < this.#least) this.drop();
-    while (this.#blocks[0] && this.#blocks[0].at + this.#blocks[0].bytes.length <= next) this.#blocks.shift();
+    let done = 0;
+    for (const block of this.#blocks) done += Number(endOf(block) <= next);
+    this.#blocks.splice(0, done).forEach(recycle);
   }
 }

@@ -284,25 +284,25 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  diffPart({ canonical, part, parts }) {
+  async diffPart({ canonical, part, parts }) {
     const a = opened("a"), b = opened("b");
     [a, b].forEach(requireAllBytes);
     const job = a.checkpoint.diff(b.checkpoint, { canonical });
     try {
       job.part(part, parts);
-      while (job.step());
+      while (await job.stepAsync());
       return job.found(part, parts);
     } finally {
       job.close();
     }
   },
-  diff({ values, layout, canonical, found }) {
+  async diff({ values, layout, canonical, found }) {
     const a = opened("a"), b = opened("b");
     if (values) [a, b].forEach(requireAllBytes);
     const job = a.checkpoint.diff(b.checkpoint, { layout, canonical });
     try {
       found?.forEach((bytes, part) => job.take(part, found.length, bytes));
-      while (values && !found && job.step());
+      while (values && !found && await job.stepAsync());
       const diff = JSON.parse(job.document(a.title, b.title)) as Diff;
       return values ? { ...diff, renamed: diff.renamed.map((pair) => withValues(a, b, pair)) } : diff;
     } finally {
@@ -367,7 +367,7 @@ const handlers: Handlers = {
       stopping.delete(id);
     }
   },
-  deepPart: async ({ part, parts }) => (await plain()).checkPart(part, parts),
+  deepPart: async ({ part, parts }) => (await plain()).checkPartAsync(part, parts),
   async deepFindings({ found }) {
     const checkpoint = await plain(), { title: path, found: before } = opened("a");
     if (found) checkpoint.checkJoin(new Uint8Array(await new Blob(found as Uint8Array<ArrayBuffer>[]).arrayBuffer()), found.length);
