@@ -9,6 +9,16 @@ const methods = {
   *sync(blob) {
     for (let at = 0; at < blob.size; at += STEP) yield new Uint8Array(reader.readAsArrayBuffer(blob.slice(at, at + STEP)));
   },
+  /** One buffer is filled again and again, a part of STEP at a time: more is slower. */
+  async *byob(blob) {
+    const from = blob.stream().getReader({ mode: "byob" });
+    for (let buffer = new ArrayBuffer(STEP >> 4); ;) {
+      const { done, value } = await from.read(new Uint8Array(buffer));
+      if (done) return;
+      yield value;
+      buffer = value.buffer;
+    }
+  },
   async *stream(blob) {
     for (const from = blob.stream().getReader(); ;) {
       const { done, value } = await from.read();
