@@ -473,7 +473,7 @@ def no_browser():
 def browser_reads(side, *paths):
     """The limit: the browser's own read of the same bytes, each way, by as many workers as gain."""
     return [Side(f"{side} by {method}, {workers} worker{'s' if workers > 1 else ''}", browser(side, method, workers, *paths))
-            for method, workers in (("arrayBuffer", 1), ("stream", 1), ("sync", 1), ("sync", 2), ("sync", 4))]
+            for method, workers in (("arrayBuffer", 1), ("stream", 1), ("sync", 1), ("sync", 2), ("sync", 4), ("byob", 1), ("byob", 2), ("byob", 4))]
 
 
 def p24_deep(bench):

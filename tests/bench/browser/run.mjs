@@ -3,7 +3,7 @@
  *  tab's processes}.
  *  Usage: run.mjs SIDE A [B]
  *    deep A, diff A B, convert A   what the page's worker does, with the module in web/dist
- *    read METHOD WORKERS A [B]     the browser's own read of the same bytes: METHOD is arrayBuffer, stream or sync
+ *    read METHOD WORKERS A [B]     the browser's own read of the same bytes: METHOD is arrayBuffer, stream, sync or byob
  *    copy METHOD WORKERS A         the same, written to one file of the origin's private file system */
 import fs from "node:fs";
 import http from "node:http";
