@@ -25,7 +25,9 @@ tsr_status tessera_write_inspect(call *c, tsr_json *json, tsr_error *err)
 
 static tsr_status write_layout(call *c, tsr_layout_options *options, tsr_json *json, tsr_error *err)
 {
-    const tsr_status status = options->hash ? tessera_call_ring(c, err) : TSR_OK;
+    tsr_name_choice choice;
+    tsr_status status = tessera_name_choice(c, &choice, err);
+    if (status == TSR_OK && options->hash) status = tessera_call_ring(c, err);
     if (status != TSR_OK) return status;
     options->selection = (tsr_selection){tessera_selects, &c->request};
     options->checkpoint = c->checkpoint;

@@ -106,7 +106,9 @@ tsr_status tessera_write_plan(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_plan_job job = {.file_count = 0};
     planned p = {.plan = NULL};
-    tsr_status status = tessera_read_target(c, &job.target, &p.target, err);
+    tsr_name_choice choice;
+    tsr_status status = tessera_name_choice(c, &choice, err);
+    if (status == TSR_OK) status = tessera_read_target(c, &job.target, &p.target, err);
     if (status == TSR_OK) status = read_storage(c, &job.storage, &p.storage, err);
     if (status == TSR_OK) status = tessera_make_plan(c, &job.target, &p.target, p.storage, &p.plan, err);
     if (status == TSR_OK) status = write_totals(c, &p, &job, json, err);

@@ -163,9 +163,20 @@ static tsr_status decide_made(conversion *c, tsr_error *err)
     return tessera_made_files(c->made, c->call.arena, &c->result, err);
 }
 
+/* Reports options that select nothing, and warns of those that have no effect. */
+static tsr_status check_names(conversion *c, tsr_error *err)
+{
+    tsr_name_choice choice;
+    TSR_TRY(tessera_name_choice(&c->call, &choice, err));
+    choice.renames = c->renames;
+    choice.rename_count = c->rename_count;
+    return tessera_name_choice_warnings(&c->call, &choice, &c->texts, &c->warnings, err);
+}
+
 static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
 {
     tsr_status status = read_options(c, reshards, err);
+    if (status == TSR_OK) status = check_names(c, err);
     if (status == TSR_OK && c->made) return decide_made(c, err);
     if (status == TSR_OK && reshards) status = tessera_make_plan(&c->call, &c->texts, &c->target, NULL, &c->plan, err);
     c->options.plan = c->plan;
@@ -239,8 +250,12 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
 /* Collects the notes of maps and adapters, and the warnings of the conversion. */
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
+    const tsr_selection selection = {tessera_selects, &c->call.request};
     TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, &c->warnings, err));
-    return tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);
+    TSR_TRY(tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err));
+    if (c->options.to != TSR_TO_TORCH && c->options.to != TSR_TO_RANKS) return TSR_OK;
+    return tsr_conversion_changed_dicts(tsr_checkpoint_catalog(c->call.checkpoint), &c->result, &selection, c->call.arena,
+                                        &c->warnings, err);
 }
 
 static tsr_status finish(conversion *c, tsr_error *err)

@@ -6,6 +6,7 @@
 #include "handles.h"
 #include "tessera/read.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/name_choice.h"
 #include "tessera/sys/plan_job.h"
 
 typedef struct tessera_option {
@@ -75,6 +76,12 @@ tsr_str tessera_call_map_text(const call *call);
 tsr_status tessera_read_target(call *call, tsr_target_texts *texts, tsr_target *target, tsr_error *err);
 tsr_status tessera_make_plan(call *call, const tsr_target_texts *texts, const tsr_target *target, const tsr_storage *storage,
                              tsr_plan **out, tsr_error *err); /* `storage` may be NULL */
+
+/* choice.c: sets *out to the call's --include and --exclude. TSR_E_USAGE if they select nothing. */
+tsr_status tessera_name_choice(const call *call, tsr_name_choice *out, tsr_error *err);
+/* Appends warnings about these options, the renames in `choice`, --no-quantize and the target's rules that have no effect. */
+tsr_status tessera_name_choice_warnings(const call *call, tsr_name_choice *choice, const tsr_target_texts *target,
+                                        tsr_vec *warnings, tsr_error *err);
 
 /* call_*.c: write the documents of calls. */
 tsr_status tessera_write_inspect(call *call, tsr_json *json, tsr_error *err);

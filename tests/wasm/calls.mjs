@@ -14,9 +14,11 @@ const CALLS = [
   ["inspect chosen", (c) => c.inspect({ include: ["**.weight", "state.**"], exclude: ["**.0.*"], hash: "xxh3" }), (t) => ["inspect", t, "--json", "--include", "**.weight", "--include", "state.**", "--exclude", "**.0.*", "--hash", "xxh3"]],
   ["layout", (c) => c.layout(), (t) => ["layout", t]],
   ["layout without chunks", (c) => c.layout({ chunks: false, hash: "sha256", exclude: ["*.b*"] }), (t) => ["layout", t, "--no-chunks", "--hash", "sha256", "--exclude", "*.b*"]],
+  ["layout of nothing", (c) => c.layout({ include: ["wieght", "*.nosuch"] }), (t) => ["layout", t, "--include", "wieght", "--include", "*.nosuch"]],
   ["manifest", (c) => c.manifest(), (t) => ["manifest", t]],
   ["validate", (c) => c.validate({ deep: true, rule: ["layout/*=warning", "zip/crc=note"] }), (t) => ["validate", t, "--json", "--deep", "--rule", "layout/*=warning", "--rule", "zip/crc=note"]],
   ["plan", (c) => c.plan({ mesh: "dp=3", placements: "shard(0)", items: true }), (t) => ["plan", t, "--json", "--mesh", "dp=3", "--placements", "shard(0)", "--items"]],
+  ["plan of nothing", (c) => c.plan({ mesh: "dp=3", placements: "shard(0)", exclude: ["**"] }), (t) => ["plan", t, "--json", "--mesh", "dp=3", "--placements", "shard(0)", "--exclude", "**"]],
 ];
 
 /** Removes PATH, which the call does not have. */
