@@ -281,8 +281,10 @@ static tsr_status report_old_index(const tsr_checkpoint *checkpoint, tsr_error *
     const tsr_str index = tsr_arena_format(checkpoint->arena, err, "%.*s%s", TSR_STR_ARG(file), TSR_INDEX_ENDING);
     if (!index.data) return TSR_E_NOMEM;
     if (checkpoint->file_count != 1 || tsr_store_find(checkpoint->store, index) == TSR_NO_FILE) return TSR_OK;
-    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"index/missing-file", TSR_WARNING}, (tsr_place){index, TSR_NO_POSITION, {NULL, 0}}, err,
-                              "no file that '%.*s' names exists, so it is taken to be left over from another save; '%.*s' is read instead, as transformers does",
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"index/missing-file", TSR_WARNING},
+                              (tsr_place){index, TSR_NO_POSITION, {NULL, 0}}, err,
+                              "no file that '%.*s' names exists, so it is taken to be left over from another save; '%.*s' is read "
+                              "instead, as transformers does",
                               TSR_STR_ARG(index), TSR_STR_ARG(file));
 }
 

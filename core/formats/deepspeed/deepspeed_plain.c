@@ -74,10 +74,10 @@ static tsr_status add_tie(plain *p, tsr_str name, uint32_t candidate)
 static tsr_status add_candidate(plain *p, tsr_map *storages, tsr_str name, const tsr_entry *tensor)
 {
     const uint32_t same = candidate_of(p, storages, tensor);
-    const uint64_t storage = storage_of(tensor);
     if (same != UINT32_MAX) return add_tie(p, name, same);
-    p->candidates[p->candidate_count] = (tsr_ds_candidate){name, tensor, false, p->has_expert_groups && tsr_ds_expert_prefix(name)};
-    return tsr_map_put(storages, (tsr_str){(const char *)&storage, sizeof storage}, p->candidate_count++, NULL, NULL, p->err);
+    tsr_ds_candidate *added = &p->candidates[p->candidate_count];
+    *added = (tsr_ds_candidate){name, tensor, false, p->has_expert_groups && tsr_ds_expert_prefix(name), storage_of(tensor)};
+    return tsr_map_put(storages, (tsr_str){(const char *)&added->storage, sizeof added->storage}, p->candidate_count++, NULL, NULL, p->err);
 }
 
 static tsr_status list_candidates(plain *p, tsr_map *storages)

@@ -41,6 +41,7 @@ typedef struct tsr_ds_candidate {
     const tsr_entry *tensor;
     bool taken;
     bool is_expert; /* belongs to an expert, which is known to be in a param group of experts */
+    uint64_t storage; /* identifies its storage among those of all files */
 } tsr_ds_candidate;
 
 /* deepspeed_match.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for

@@ -148,9 +148,10 @@ static tsr_status check_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
     for (uint32_t f = 0; f < store->file_count; f++)
         if (tsr_str_starts(store->files[f].name, TSR_STR("optimizer"))) return TSR_OK;
     const tsr_str name = store->files[scheduler].name;
-    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING}, (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                              "'%.*s' was written together with the state of an optimizer, which is not there: it was removed or not copied, so training "
-                              "would begin with a new optimizer",
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING},
+                              (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+                              "'%.*s' was written together with the state of an optimizer, which is not there: it was removed or "
+                              "not copied, so training would begin with a new optimizer",
                               TSR_STR_ARG(name));
 }
 

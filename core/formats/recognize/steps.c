@@ -318,9 +318,12 @@ static tsr_status report_later(choice *c, tsr_str found)
         tsr_shown_names_add(&later, path);
     }
     if (!later.count) return TSR_OK;
-    return tsr_finding_add_at(c->checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING}, (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}},
-                              c->err, "'%.*s' is the newest checkpoint, but %s%s %s: the save was interrupted, or files were not copied",
-                              TSR_STR_ARG(found), later.text, tsr_shown_names_rest(&later), later.count == 1 ? "has a higher number and contains no checkpoint" : "have higher numbers and contain no checkpoints");
+    return tsr_finding_add_at(c->checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING},
+                              (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, c->err,
+                              "'%.*s' is the newest checkpoint, but %s%s %s: the save was interrupted, or files were not copied",
+                              TSR_STR_ARG(found), later.text, tsr_shown_names_rest(&later),
+                              later.count == 1 ? "has a higher number and contains no checkpoint"
+                                               : "have higher numbers and contain no checkpoints");
 }
 
 /* Chooses the highest number that has a checkpoint. A directory that has none below it may be a checkpoint itself, so that the same
