@@ -1,7 +1,7 @@
 /** Reads WebAssembly files for split.mjs: sections, and for an object file which function or data refers to which.
  *  https://github.com/WebAssembly/tool-conventions/blob/main/Linking.md describes the sections "linking" and "reloc.*". */
 
-const SECTION = { import: 2, code: 10, data: 11 };
+const SECTION = { type: 1, import: 2, function: 3, code: 10, data: 11 };
 const SYMBOL = { function: 0, data: 1, section: 3 };
 const UNDEFINED = 0x10, EXPLICIT_NAME = 0x40;
 const IS_STRING = 1; // a flag of a segment
@@ -69,6 +69,18 @@ export function bodiesOf(bytes) {
   });
 }
 
+/** Returns the types of the parameters of each function that has a body. */
+export function typesOfFunctions(bytes) {
+  const reader = (id) => new Reader(bytes, sectionsOf(bytes).find((s) => s.id === id).begin), t = reader(SECTION.type), f = reader(SECTION.function);
+  const types = t.list(() => {
+    t.byte(); // says that it is a function
+    const parameters = t.list(() => t.byte());
+    t.list(() => t.byte()); // the results
+    return parameters;
+  });
+  return f.list(() => types[f.u32()]);
+}
+
 /** The kinds of names in the section "name". */
 export const KINDS_OF_NAMES = { functions: 1, segments: 9 };
 
@@ -83,7 +95,7 @@ export function namesOf(bytes, wanted) {
   throw new Error(`the section "name" has no names of kind ${wanted}`);
 }
 
-const u32 = (value) => (value < 128 ? [value] : [(value & 127) | 128, ...u32(value >>> 7)]);
+export const u32 = (value) => (value < 128 ? [value] : [(value & 127) | 128, ...u32(value >>> 7)]);
 function i32(value) {
   const bytes = [];
   for (let left = value | 0; ; left >>= 7) {
@@ -91,6 +103,13 @@ function i32(value) {
     if ((rest === 0 && !(low & 64)) || (rest === -1 && low & 64)) return [...bytes, low];
     bytes.push(low | 128);
   }
+}
+
+/** Returns the module with these bodies of functions instead of its own. */
+export function withBodies(bytes, bodies) {
+  const { head, end } = sectionsOf(bytes).find(({ id }) => id === SECTION.code);
+  const content = Buffer.concat([Buffer.from(u32(bodies.length)), ...bodies.flatMap((body) => [Buffer.from(u32(body.length)), body])]);
+  return Buffer.concat([bytes.subarray(0, head), Buffer.from([SECTION.code, ...u32(content.length)]), content, bytes.subarray(end)]);
 }
 
 /** Returns the module with these data segments instead of its own. */

@@ -13,6 +13,7 @@ import os from "node:os";
 import path from "node:path";
 import { execFileSync } from "node:child_process";
 import { nearAlike } from "./alike.mjs";
+import { withLocalsNumbered } from "./locals.mjs";
 import { bodiesOf, readObject, withSegments } from "./object_file.mjs";
 import { withDataPlaced } from "./place.mjs";
 
@@ -110,6 +111,7 @@ for (const [name, isLate, file] of [["first", false, first], ["second", true, se
   fs.mkdirSync(path.dirname(file), { recursive: true });
   tool("wasm-opt", ...NAMES, ...SMALL, at(`${name}.wasm`), "-o", at(`${name}.small.wasm`));
   fs.writeFileSync(at(`${name}.wat`), ordered(at(`${name}.small.wasm`)));
-  tool("wasm-opt", ...NAMES, ...SMALLER, at(`${name}.wat`), "-o", file);
+  tool("wasm-opt", ...NAMES, ...SMALLER, at(`${name}.wat`), "-o", at(`${name}.ordered.wasm`));
+  fs.writeFileSync(file, withLocalsNumbered(fs.readFileSync(at(`${name}.ordered.wasm`))));
 }
 fs.rmSync(folder, { recursive: true });
