@@ -14,7 +14,7 @@ import path from "node:path";
 import { execFileSync } from "node:child_process";
 import { nearAlike } from "./alike.mjs";
 import { withLocalsNumbered } from "./locals.mjs";
-import { bodiesOf, readObject, withSegments } from "./object_file.mjs";
+import { bodiesOf, readObject, segmentsOf, withSegments } from "./object_file.mjs";
 import { withDataPlaced } from "./place.mjs";
 
 const [whole, object, exportsFirst, later, first, second, names] = process.argv.slice(2);
@@ -27,7 +27,7 @@ const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
 const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
 const OFTEN = 60; // the number of functions that come first, because their numbers take one byte in calls
-const CLOSE = 12; // a gap of at most this many bytes costs less than another segment
+const CLOSE = 64; // a gap of at most this many bytes costs less than another segment
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
 const at = (name) => path.join(folder, name);
 // The tools warn about names of data that have moved, so warnings are shown only if a tool fails.
@@ -112,6 +112,7 @@ for (const [name, isLate, file] of [["first", false, first], ["second", true, se
   tool("wasm-opt", ...NAMES, ...SMALL, at(`${name}.wasm`), "-o", at(`${name}.small.wasm`));
   fs.writeFileSync(at(`${name}.wat`), ordered(at(`${name}.small.wasm`)));
   tool("wasm-opt", ...NAMES, ...SMALLER, at(`${name}.wat`), "-o", at(`${name}.ordered.wasm`));
-  fs.writeFileSync(file, withLocalsNumbered(fs.readFileSync(at(`${name}.ordered.wasm`))));
+  const last = withLocalsNumbered(fs.readFileSync(at(`${name}.ordered.wasm`)));
+  fs.writeFileSync(file, withSegments(last, joined(segmentsOf(last)))); // wasm-opt has divided segments at zeros
 }
 fs.rmSync(folder, { recursive: true });
