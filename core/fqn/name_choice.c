@@ -142,6 +142,18 @@ static tsr_status add(tsr_vec *warnings, tsr_str text, tsr_error *err)
     return own || !text.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Whoever excludes everything may mean it, but is told. */
+static tsr_status add_nothing(const tsr_name_choice *c, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    if (!c->catalog->entry_count || !c->exclude_count) return TSR_OK;
+    for (uint64_t i = 0; i < c->catalog->entry_count; i++) {
+        if (selects(c, c->catalog->entries[i].fqn)) return TSR_OK;
+    }
+    const tsr_str text = tsr_arena_format(arena, err, "nothing is selected: --exclude leaves out every name%s",
+                                          c->include_count ? " that --include matches" : "");
+    return text.data ? add(warnings, text, err) : TSR_E_NOMEM;
+}
+
 /* A target may be written for many models, so only a few of its rules are named. */
 static tsr_status add_rules(const tsr_name_choice *c, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
@@ -177,19 +189,17 @@ tsr_status tsr_name_choice_warnings(const tsr_name_choice *c, tsr_arena *arena, 
         TSR_TRY(unused_rename(c, i, arena, &text, err));
         TSR_TRY(add(warnings, text, err));
     }
+    TSR_TRY(add_nothing(c, arena, warnings, err));
     return add_rules(c, arena, warnings, err);
 }
 
 tsr_status tsr_name_choice_check(const tsr_name_choice *c, tsr_arena *arena, tsr_error *err)
 {
-    tsr_str text = {NULL, 0};
-    if (!c->catalog->entry_count || !(c->include_count + c->exclude_count)) return TSR_OK;
-    for (uint64_t i = 0; i < c->catalog->entry_count; i++) {
-        if (selects(c, c->catalog->entries[i].fqn)) return TSR_OK;
+    tsr_str text;
+    if (!c->catalog->entry_count || !c->include_count) return TSR_OK;
+    for (size_t i = 0; i < c->include_count; i++) {
+        if (first_match(c->catalog, c->include[i])) return TSR_OK;
     }
-    for (size_t i = 0; i < c->include_count && !text.data; i++)
-        TSR_TRY(unmatched_glob(c->catalog, "--include", c->include[i], arena, &text, err));
-    if (text.data) return tsr_fail(err, TSR_E_USAGE, "nothing is selected: %.*s", TSR_STR_ARG(text));
-    return tsr_fail(err, TSR_E_USAGE, "nothing is selected: --exclude leaves out every name%s",
-                    c->include_count ? " that --include matches" : "");
+    TSR_TRY(unmatched_glob(c->catalog, "--include", c->include[0], arena, &text, err));
+    return tsr_fail(err, TSR_E_USAGE, "nothing is selected: %.*s", TSR_STR_ARG(text));
 }

@@ -34,13 +34,21 @@ def warnings(p):
 @test
 def test_a_selection_of_nothing_is_refused(t):
     path = model(t)
-    for options, why in ((("--include", "modle.**"), "--include 'modle.**' matches no name; the most similar is 'model.layers.0.self_attn.weight'"),
-                         (("--include", "model.norm.*", "--exclude", "*.norm.weight"), "--exclude leaves out every name that --include matches"),
+    why = "--include 'modle.**' matches no name; the most similar is 'model.layers.0.self_attn.weight'"
+    for out, args in [*writers(t, path), *((None, a) for a in readers(path))]:
+        message = t.run(*args, "--include", "modle.**", "--include", "x", "--exclude", "model.norm.*", status=2).stderr.decode()
+        need(f"nothing is selected: {why}" in message, f"{args[0]}: {message}")
+        need(not out or not os.path.exists(out), f"{args[0]} wrote {out}")
+
+
+@test
+def test_excluding_everything_is_a_warning(t):
+    path = model(t)
+    for options, why in ((("--include", "model.norm.*", "--exclude", "*.norm.weight"), "--exclude leaves out every name that --include matches"),
                          (("--exclude", "**"), "--exclude leaves out every name")):
-        for out, args in [*writers(t, path), *((None, a) for a in readers(path))]:
-            message = t.run(*args, *options, status=2).stderr.decode()
-            need(f"nothing is selected: {why}" in message, f"{args[0]}: {message}")
-            need(not out or not os.path.exists(out), f"{args[0]} wrote {out}")
+        for out, args in [*writers(t, path), *((None, a) for a in readers(path)), (None, ("inspect", path))]:
+            message = t.run(*args, *options, *(("--overwrite",) if out else ())).stderr.decode()
+            need(f"warning: nothing is selected: {why}\n" in message, f"{args[0]}: {message}")
 
 
 @test

@@ -85,7 +85,7 @@ tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *sele
 /* Warns of each option that has no effect, and appends the warnings to `warnings`, a vec of tsr_str in `arena`. */
 tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,
                                 tsr_error *err);
-/* Does both for the names of an open checkpoint. With `needs_names`, it is an error if none is selected. `target` may be NULL. */
+/* Does both for the names of an open checkpoint. With `needs_names`, it is an error if no --include matches. `target` may be NULL. */
 tsr_status cli_check_selection(cli *program, const cli_session *session, const cli_selection *selection,
                                const tsr_target_texts *target, bool needs_names, tsr_error *err);
 /* Sets the patterns of a target's rules. */

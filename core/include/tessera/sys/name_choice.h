@@ -31,8 +31,8 @@ typedef struct tsr_name_choice {
  * of a target, one about the rest). It shows a pattern or a name that may have been meant. Errors: TSR_E_NOMEM. */
 tsr_status tsr_name_choice_warnings(const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
-/* Fails with TSR_E_USAGE if the catalog has entries and `include` and `exclude` select none of them: an output without any
- * entry is never wanted. Otherwise TSR_E_NOMEM. */
+/* Fails with TSR_E_USAGE if the catalog has entries and no pattern of `include` matches any: an output without entries is then not
+ * what is wanted. Otherwise TSR_E_NOMEM. */
 tsr_status tsr_name_choice_check(const tsr_name_choice *choice, tsr_arena *arena, tsr_error *err);
 
 TSR_API_END
