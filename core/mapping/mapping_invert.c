@@ -169,7 +169,6 @@ static tsr_status invert_rule(const tsr_map_rule *rule, tsr_arena *arena, tsr_ma
     out->shape_of_from = !rule->shape_of_from;
     out->folded = rule->unfolded, out->unfolded = rule->folded;
     out->steps = steps;
-    if (rule->drops_back) out->to_count = out->step_count = out->shape_count = 0;
     return TSR_OK;
 }
 

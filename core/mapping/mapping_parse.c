@@ -355,7 +355,7 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
     return TSR_OK;
 }
 
-/* false, "alike", "drop" or {"with": PATTERN}, whose captures are those of "to". */
+/* false, "alike" or {"with": PATTERN}, whose captures are those of "to". */
 static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures *captures, tsr_map_rule *out)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse"), *with = cJSON_GetObjectItemCaseSensitive(item, "with");
@@ -363,7 +363,6 @@ static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures 
     tsr_str text;
     out->one_way = cJSON_IsFalse(item);
     out->alike = cJSON_IsString(item) && !strcmp(item->valuestring, "alike");
-    out->drops_back = cJSON_IsString(item) && !strcmp(item->valuestring, "drop");
     if (known && with) {
         TSR_TRY(copy_text(p, with, &text));
         TSR_TRY(tsr_pattern_parse(text, p->arena, captures, &out->with, p->err));
@@ -372,8 +371,8 @@ static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures 
             known = known && (!plus || (!tsr_map_number_given(plus) && out->to_count && tsr_pattern_has(&out->to[0], c)));
         }
     }
-    TSR_FAIL_IF(!known && !out->alike && !out->drops_back, p->err, TSR_E_FORMAT,
-                "%s.inverse must be true, false, \"alike\", \"drop\" or {\"with\": NAME}", p->where);
+    TSR_FAIL_IF(!known && !out->alike, p->err, TSR_E_FORMAT,
+                "%s.inverse must be true, false, \"alike\" or {\"with\": NAME}", p->where);
     return TSR_OK;
 }
 

@@ -117,7 +117,6 @@ typedef struct tsr_map_rule {
     tsr_str required_with;
     bool shape_of_from; /* the shapes are those of `from`, because the rule is an inverse */
     bool one_way;       /* the rule has no inverse, because another rule makes the same names */
-    bool drops_back;    /* the inverse drops what the rule makes */
     bool alike;         /* the inverse stacks only where all layers have the same names */
     tsr_name_pattern with; /* the inverse takes a name only if the source also has this one; count is 0 if not stated */
     const struct tsr_map_rule *forward; /* the rule that this one inverts, or NULL */
