@@ -189,8 +189,8 @@ const struct cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name);
 tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 /* Reads two numbers, quantization_config.weight_block_size, which are 128 and 128 if it is missing. */
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
-/* Whether config.json states this quantization_config.quant_method. */
-bool tsr_mapped_quantized_by(const tsr_mapped *m, const char *method);
+/* Returns quantization_config.quant_method of config.json, or "" if it states none. */
+const char *tsr_mapped_quant_method(const tsr_mapped *m);
 /* Whether config.json ties the output layer to the embedding. */
 bool tsr_mapped_ties(const tsr_mapped *m);
 /* Sets *out to the number of rows per attention head, and returns whether config.json determines it. */

@@ -72,7 +72,7 @@ static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr
     }
     const uint64_t columns = entry->ndim ? entry->shape[entry->ndim - 1] : 0, scales = scale->ndim ? scale->shape[scale->ndim - 1] : 0;
     const bool grouped = columns && columns % 16 == 0 && scales == columns / 16;
-    TSR_FAIL_IF(grouped || tsr_mapped_quantized_by(f->m, "fp8"), f->err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(grouped || !strcmp(tsr_mapped_quant_method(f->m), "fp8"), f->err, TSR_E_UNSUPPORTED,
                 "'%.*s' is int8, which transformers unpacks as two FP4 numbers per byte, but '%.*s' does not hold one E8M0 exponent per "
                 "32 of them; --dequantize cannot tell which numbers are meant",
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));

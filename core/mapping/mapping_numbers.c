@@ -103,11 +103,11 @@ tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *e
     return TSR_OK;
 }
 
-bool tsr_mapped_quantized_by(const tsr_mapped *m, const char *method)
+const char *tsr_mapped_quant_method(const tsr_mapped *m)
 {
     const cJSON *config = cJSON_GetObjectItemCaseSensitive(m->config, "quantization_config");
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "quant_method");
-    return cJSON_IsString(item) && !strcmp(item->valuestring, method);
+    return cJSON_IsString(item) ? item->valuestring : "";
 }
 
 bool tsr_mapped_ties(const tsr_mapped *m)

@@ -46,8 +46,10 @@ tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *
         if (err) *err = r->why;
         return r->why.status;
     }
+    const char *method = tsr_mapped_quant_method(m);
     TSR_FAIL_IF(!done->found, err, TSR_E_UNSUPPORTED,
-                "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint");
+                "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint%s%s%s",
+                *method ? "; quant_method of config.json is '" : "", method, *method ? "'" : "");
     return TSR_OK;
 }
 

@@ -316,6 +316,22 @@ def test_a_scale_that_is_missing(t):
     need(all(got[k].dtype == v.dtype and torch.equal(got[k].float(), v.float()) for k, v in plain.items()) and len(got) == 7, "what has no scale")
 
 
+def test_other_quantizations_are_named(t):
+    """As GPTQ, AWQ and bitsandbytes store their numbers, and config.json says whose they are."""
+    folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(folder)
+    ints, halves = torch.arange(8, dtype=torch.int32).reshape(2, 4), torch.rand(1, 4).half()
+    for method, tensors in (("gptq", {"q.qweight": ints, "q.scales": halves}), ("awq", {"q.qweight": ints, "q.scales": halves}),
+                            ("bitsandbytes", {"q.weight": torch.ones(8, 1, dtype=torch.uint8), "q.weight.absmax": torch.rand(2)})):
+        save_file({**tensors, "n.weight": torch.ones(2)}, os.path.join(folder, "model.safetensors"))
+        write(folder, "config.json", {"quantization_config": {"quant_method": method}})
+        said = t.run("convert", folder, out, "--dequantize", status=2).stderr.decode()
+        need(f"quant_method of config.json is '{method}'" in said and not os.path.exists(out), said)
+        os.remove(os.path.join(folder, "config.json"))
+        said = t.run("convert", folder, out, "--dequantize", status=2).stderr.decode()
+        need("with scales in the checkpoint\n" in said and not os.path.exists(out), said)
+
+
 def blocks(x, s, rows, columns):
     """x times its scales in float32, as transformers multiplies them."""
     return x.float() * s.repeat_interleave(rows, 0)[:x.shape[0]].repeat_interleave(columns, 1)[:, :x.shape[1]]
