@@ -17,7 +17,8 @@ tsr_status tessera_write_inspect(call *c, tsr_json *json, tsr_error *err)
     options.stats = tessera_option_given(&c->request, "stats");
     tsr_status status = read_hash(c, &options.hash, err);
     if (status == TSR_OK)
-        status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host, tsr_checkpoint_findings(c->checkpoint), err);
+        status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host,
+                                      tsr_checkpoint_findings(c->checkpoint), err);
     if (status == TSR_OK && (options.hash || options.stats)) status = tessera_call_ring(c, err);
     options.ring = c->ring;
     return status == TSR_OK ? tsr_document_inspect(c->checkpoint, &options, json, err) : status;

@@ -10,7 +10,8 @@
 tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)
 {
     const tsr_str document = tessera_option_text(&c->request, "target");
-    const tsr_str mesh = tessera_option_text(&c->request, "mesh"), placements = tessera_option_text(&c->request, "placements");
+    const tsr_str mesh = tessera_option_text(&c->request, "mesh"),
+                  placements = tessera_option_text(&c->request, "placements");
     if (document.data ? mesh.data || placements.data : !mesh.data || !placements.data)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "pass either --target FILE or --mesh with --placements");
     *texts = (tsr_target_texts){.mesh = mesh, .default_placements = placements};

@@ -156,7 +156,8 @@ tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
     if (status == TSR_OK) status = apply_allowed(c, &manifest, 0, err);
     manifest.called = "the manifest";
     if (status == TSR_OK && !manifest.digests)
-        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the manifest has no hashes; write a manifest with `tessera manifest`");
+        status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                           "the manifest has no hashes; write a manifest with `tessera manifest`");
     if (status == TSR_OK)
         status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host,
                                       tsr_checkpoint_findings(c->checkpoint), err);

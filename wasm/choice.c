@@ -10,8 +10,8 @@ tsr_status tessera_name_choice(const call *c, tsr_name_choice *out, tsr_error *e
     return status == TSR_OK ? tsr_name_choice_check(out, c->arena, err) : status;
 }
 
-tsr_status tessera_name_choice_warnings(const call *c, tsr_name_choice *choice, const tsr_target_texts *target, tsr_vec *warnings,
-                                        tsr_error *err)
+tsr_status tessera_name_choice_warnings(const call *c, tsr_name_choice *choice, const tsr_target_texts *target,
+                                        tsr_vec *warnings, tsr_error *err)
 {
     tsr_str *rules = tsr_arena_array(c->arena, target->rule_count, sizeof *rules, err);
     if (!rules) return TSR_E_NOMEM;

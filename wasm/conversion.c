@@ -96,19 +96,22 @@ static tsr_status choose_ranks(conversion *c, tsr_error *err)
 
 static tsr_status read_container(conversion *c, bool reshards, tsr_error *err)
 {
-    const char *forms = reshards ? "safetensors|torch|dcp|megatron-dist" : "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks";
+    const char *forms =
+        reshards ? "safetensors|torch|dcp|megatron-dist" : "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks";
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c->call.checkpoint);
     unsigned to;
     const tsr_status status = tessera_option_choice(&c->call.request, "to", forms, &to, err);
     if (status != TSR_OK) return status;
     if (!to && !reshards)
-        return tsr_fail(err, TSR_E_USAGE,
-                        "cannot infer the output format; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks");
+        return tsr_fail(
+            err, TSR_E_USAGE,
+            "cannot infer the output format; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks");
     c->options.to = to ? (tsr_container)(to - 1) : tsr_container_for(catalog->format);
     if (c->options.max_shard_size && c->options.to != TSR_TO_SAFETENSORS)
         return tsr_fail(err, TSR_E_USAGE, "--max-shard-size can only be used with --to safetensors");
     if (choose_ranks(c, err) != TSR_OK) return err->status;
-    c->options.per_part = !reshards && c->options.to == TSR_TO_SAFETENSORS && !c->options.max_shard_size && catalog->part_count;
+    c->options.per_part =
+        !reshards && c->options.to == TSR_TO_SAFETENSORS && !c->options.max_shard_size && catalog->part_count;
     c->in_directory = reshards || c->options.max_shard_size || c->options.per_part ||
                       (c->options.to != TSR_TO_SAFETENSORS && c->options.to != TSR_TO_TORCH);
     return TSR_OK;

@@ -71,7 +71,8 @@ static tsr_status parse_term(tsr_str text, size_t at, filter_term *term, tsr_err
     if (term->what == TERM_MORE || term->what == TERM_LESS) {
         term->or_equal = take_prefix(&text, "=");
         if (parse_size(text, &term->bytes)) return TSR_OK;
-        return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is not a size; write it as 500MB or 1.5GiB", TSR_STR_ARG(text));
+        return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is not a size; write it as 500MB or 1.5GiB",
+                         TSR_STR_ARG(text));
     }
     term->text = text;
     for (size_t i = 0; i < text.size; i++)
@@ -98,7 +99,8 @@ tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err)
 /* ---- matching ---- */
 
 /* Whether `one_fits` is true for a dense tensor of the entry: its own, or that of any rank. */
-static bool any_tensor(const filter_term *term, const tsr_entry *entry, bool (*one_fits)(const filter_term *, const tsr_entry *))
+static bool any_tensor(const filter_term *term, const tsr_entry *entry,
+                       bool (*one_fits)(const filter_term *, const tsr_entry *))
 {
     if (entry->kind == TSR_ENTRY_TENSOR) return one_fits(term, entry);
     for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++) {

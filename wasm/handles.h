@@ -39,10 +39,10 @@ tsr_host tessera_host(void);
 
 typedef struct made made;
 typedef struct opened {
-    host_store files;  /* from the host; not used if the checkpoint was made from another one */
-    tsr_store *store;  /* `files`, or the store of what was made */
+    host_store files;        /* from the host; not used if the checkpoint was made from another one */
+    tsr_store *store;        /* `files`, or the store of what was made */
     tsr_open_options chosen; /* part, step and shards; allocated in the arena of `files` */
-    made *made;        /* NULL, or freed by `release_made` */
+    made *made;              /* NULL, or freed by `release_made` */
     void (*release_made)(made *made);
     /* NULL, or what `checkpoint` is opened over. `release_below` frees it after the checkpoint is closed. */
     void *below;
@@ -75,8 +75,8 @@ tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *w
 /* Reads `shards` of a tessera_choice. The function is in the second file, and NULL until that is loaded. Texts are allocated
  * in `arena`. It is volatile because the linker would otherwise replace calls through it by calls of the only function that
  * it can be, so the first file would need that function. */
-extern tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out,
-                                         tsr_error *err);
+extern tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena,
+                                                  const struct tsr_shards **out, tsr_error *err);
 /* Returns entry `index` of a checkpoint, or NULL with an error if there is none. */
 const tsr_entry *tessera_entry_of(const opened *item, uint32_t index, tsr_error *err);
 

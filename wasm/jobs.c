@@ -156,9 +156,9 @@ static tsr_status compare_next(comparison *c, tsr_error *err)
     if (c->next == c->end) return TSR_OK;
     tsr_diff_pair *pair = &c->diff.pairs[c->next];
     tsr_difference *difference = &c->differences[c->next];
-    tsr_status status = tsr_compare_pair(c->a->checkpoint, c->b->checkpoint, pair,
-                                         &(tsr_value_comparison){.tolerance = &c->tolerance, .ring = c->ring}, difference,
-                                         err);
+    tsr_status status =
+        tsr_compare_pair(c->a->checkpoint, c->b->checkpoint, pair,
+                         &(tsr_value_comparison){.tolerance = &c->tolerance, .ring = c->ring}, difference, err);
     if (status != TSR_OK) return status;
     c->next++;
     return TSR_OK;

@@ -72,8 +72,7 @@ static tsr_status convert(made *m, const opened *source, const tessera_optim_opt
     m->arena = tsr_arena_new(m->host.allocator, 0, err);
     tsr_status status = m->arena ? new_ring(m, options, err) : TSR_E_NOMEM;
     tsr_optim_request request = request_of(m, source->chosen.part, options);
-    if (status == TSR_OK)
-        status = tsr_optim_action_find((const char *)(uintptr_t)options->action, &request.action, err);
+    if (status == TSR_OK) status = tsr_optim_action_find((const char *)(uintptr_t)options->action, &request.action, err);
     if (status == TSR_OK) status = tsr_optim_open(store_of(source), &m->host, &request, &m->job, err);
     if (status == TSR_OK) status = tsr_optim_store(m->job, &m->store, err);
     if (status != TSR_OK) return status;
@@ -138,6 +137,7 @@ tsr_status tessera_made_files(const made *m, tsr_arena *arena, tsr_conversion *o
 
 tsr_status tessera_made_write(made *m, uint32_t index, tsr_output *output, const tsr_progress *progress, tsr_error *err)
 {
-    tsr_tree_file file = {.output = output, .name = tsr_optim_file_name(m->job, index), .ring = m->ring, .progress = progress};
+    tsr_tree_file file = {
+        .output = output, .name = tsr_optim_file_name(m->job, index), .ring = m->ring, .progress = progress};
     return tsr_optim_write(m->job, index, &file, err);
 }

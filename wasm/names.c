@@ -18,15 +18,12 @@ static tsr_status write_names(void *ctx, tsr_json *json, tsr_error *err)
     const names_request *r = ctx;
     tsr_collision *collisions;
     size_t count;
-    const tsr_status status =
-        tsr_fqn_collisions(r->names, r->count, r->arena, &collisions, &count, err);
+    const tsr_status status = tsr_fqn_collisions(r->names, r->count, r->arena, &collisions, &count, err);
     if (status != TSR_OK) return status;
-    return tsr_document_fqn(&(tsr_fqn_document){.names = r->names,
-                                                .count = r->count,
-                                                .collisions = collisions,
-                                                .collision_count = count,
-                                                .by_text = r->by_text},
-                            json);
+    return tsr_document_fqn(
+        &(tsr_fqn_document){
+            .names = r->names, .count = r->count, .collisions = collisions, .collision_count = count, .by_text = r->by_text},
+        json);
 }
 
 /* Makes the tessera.fqn/1 document of the names, or returns NULL if finding them failed with `status`. Frees the arena. */

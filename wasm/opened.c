@@ -8,7 +8,8 @@
 #include "tessera/sys/finding_add.h"
 
 tsr_host tessera_lent;
-tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena, const struct tsr_shards **out, tsr_error *err);
+tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena,
+                                           const struct tsr_shards **out, tsr_error *err);
 
 bool tessera_is_prepared;
 static bool was_asked; /* whether the second file was needed since a checkpoint was opened */
@@ -17,7 +18,8 @@ static bool was_asked; /* whether the second file was needed since a checkpoint 
 static tsr_status refuse_to_load(tsr_error *err)
 {
     was_asked = true;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the second file of the module is not loaded; await prepare() first");
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "the second file of the module is not loaded; await prepare() first");
 }
 
 static void lend(tsr_host *host)
@@ -84,8 +86,7 @@ static tsr_status open_checkpoint(opened *item, tsr_error *err)
     /* Calls that list names, or use tensors, require more later. */
     const tsr_open_options judged = tessera_wanted_of(item, &(tsr_open_options){.purpose = TSR_FOR_FINDINGS});
     was_asked = false;
-    const tsr_status status =
-        tsr_checkpoint_open(item->store, &item->host, &judged, &item->checkpoint, &item->why);
+    const tsr_status status = tsr_checkpoint_open(item->store, &item->host, &judged, &item->checkpoint, &item->why);
     if (was_asked) return refuse_to_load(err); /* even if listing skipped what it could not open */
     if (status == TSR_OK || may_be_ranks(item)) return TSR_OK;
     return tsr_raise(err, status, item->why.byte_position, "%s", item->why.message);
@@ -119,7 +120,8 @@ static tsr_status choose(opened *item, const tessera_choice *choice, tsr_error *
  * `store` is the number to pass to tsr_read. Returns a handle. Files that are not one checkpoint, but may be optimizer
  * states of ranks, are opened too; calls that need a checkpoint then fail with the reason. */
 TSR_EXPORT(tessera_open)
-uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, const tessera_choice *choice, tsr_error *err)
+uint32_t tessera_open(uint32_t store, const tessera_file *files, uint32_t count, const tessera_choice *choice,
+                      tsr_error *err)
 {
     opened *item = new_opened(err);
     if (!item) return 0;

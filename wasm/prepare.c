@@ -12,9 +12,10 @@ static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *ar
     if (at == given.size || given.data[at] != '{') {
         *out = tsr_shards_built_in(given);
         if (*out) return TSR_OK;
-        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                         "--shards takes a tessera.shards/1 document, or one of meta-llama, megatron-gpt and vllm, not '%.*s'",
-                         TSR_STR_ARG(given));
+        return tsr_raise(
+            err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+            "--shards takes a tessera.shards/1 document, or one of meta-llama, megatron-gpt and vllm, not '%.*s'",
+            TSR_STR_ARG(given));
     }
     *out = read = TSR_ARENA_NEW(arena, tsr_shards, err);
     return read ? tsr_shards_read(given, host, arena, read, err) : TSR_E_NOMEM;
@@ -23,7 +24,8 @@ static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *ar
 /* JavaScript calls this once after loading the second file. */
 TSR_EXPORT(tessera_prepare) void tessera_prepare(void)
 {
-    tessera_lent = (tsr_host){.crc32 = tessera_crc32, .sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
+    tessera_lent =
+        (tsr_host){.crc32 = tessera_crc32, .sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
     tessera_read_shards = read_shards;
     tessera_is_prepared = true;
 }

@@ -24,8 +24,8 @@ bool tessera_option_given(const request *request, const char *name);
 /* Copies the request, with its texts, into `arena`. */
 tsr_status tessera_request_copy(const request *from, tsr_arena *arena, request *out, tsr_error *err);
 /* Lists all values of an option, in `arena`. */
-tsr_status tessera_option_list(const request *request, const char *name, tsr_arena *arena, const tsr_str **out, size_t *count,
-                               tsr_error *err);
+tsr_status tessera_option_list(const request *request, const char *name, tsr_arena *arena, const tsr_str **out,
+                               size_t *count, tsr_error *err);
 /* Sets *out to 1 + the position of the value among `words` ("a|b|c"), or to 0 if the option was not given. TSR_E_USAGE for
  * other values. */
 tsr_status tessera_option_choice(const request *request, const char *name, const char *words, unsigned *out, tsr_error *err);

@@ -136,7 +136,8 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
     for (size_t done = 0; done < size;) {
         const size_t part = size - done < TESSERA_READ_BYTES ? size - done : TESSERA_READ_BYTES;
         uint32_t result;
-        while ((result = tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part)) == TESSERA_WAIT)
+        while ((result = tsr_read(store->number, file, offset + done, (char *)buffer + done, (uint32_t)part)) ==
+               TESSERA_WAIT)
             tsr_wait();
         if (result) {
             return tsr_raise(err, TSR_E_IO, offset + done, "%zu bytes of %.*s cannot be read", part,
@@ -150,7 +151,8 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
 static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     host_store *s = (host_store *)store;
-    return s->guards ? tsr_guards_read(s->guards, file, offset, buffer, size, err) : read_unguarded(s, file, offset, buffer, size, err);
+    return s->guards ? tsr_guards_read(s->guards, file, offset, buffer, size, err)
+                     : read_unguarded(s, file, offset, buffer, size, err);
 }
 
 static tsr_status add_guard(tsr_store *store, const tsr_store_guard *guard, tsr_error *err)
@@ -178,10 +180,10 @@ static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t 
 tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
                                    uint32_t primary, tsr_error *err)
 {
-    *out = (host_store){
-        .store = {.file_count = count, .primary = primary < count ? primary : TSR_NO_FILE, .read_at = read_at},
-        .number = number,
-        .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
+    *out =
+        (host_store){.store = {.file_count = count, .primary = primary < count ? primary : TSR_NO_FILE, .read_at = read_at},
+                     .number = number,
+                     .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
     return out->names ? list_files(out, files, count, err) : TSR_E_NOMEM;
 }
 

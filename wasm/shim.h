@@ -17,7 +17,7 @@
 #include "tessera/sys/slice.h"
 
 #define TSR_EXPORT(name) __attribute__((visibility("default"))) /* exports*.txt list the exports */
-#pragma clang diagnostic ignored "-Wmissing-prototypes" /* only JavaScript calls exports */
+#pragma clang diagnostic ignored "-Wmissing-prototypes"         /* only JavaScript calls exports */
 
 /* Provided by the host: reads [offset, offset + size) of `file` in the store `store` into `pointer`. Returns 0 on success, and
  * TESSERA_WAIT if the host fetches the bytes first: tsr_wait then returns when they are there, and the read is repeated. A
@@ -44,7 +44,7 @@ typedef struct tessera_text {
 /* Selects the checkpoint if it is not made of all files. Every text ends with a NUL that is not counted; a text whose
  * pointer is 0 was not given. */
 typedef struct tessera_choice {
-    uint32_t primary; /* the file that the user named; if too large, none */
+    uint32_t primary;   /* the file that the user named; if too large, none */
     uint32_t is_remote; /* each read is a request */
     tessera_text part, step;
     tessera_text shards; /* the name of a built-in map, or a tessera.shards/1 document; needs the second file */

@@ -5,10 +5,13 @@
 
 /* Provided by the host: create a file of `size` bytes (0: not yet known), and write bytes to it. They return 0 on success.
  * `marker` is set for the file whose presence makes the checkpoint complete. */
-__attribute__((import_module("env"), import_name("tsr_create"))) extern uint32_t
-tsr_create(uint32_t sink, uint32_t file, const void *name, uint32_t name_size, uint64_t size, uint32_t marker);
-__attribute__((import_module("env"), import_name("tsr_write"))) extern uint32_t
-tsr_write(uint32_t sink, uint32_t file, uint64_t offset, const void *data, uint32_t size);
+__attribute__((import_module("env"), import_name("tsr_create"))) extern uint32_t tsr_create(uint32_t sink, uint32_t file,
+                                                                                            const void *name,
+                                                                                            uint32_t name_size,
+                                                                                            uint64_t size, uint32_t marker);
+__attribute__((import_module("env"), import_name("tsr_write"))) extern uint32_t tsr_write(uint32_t sink, uint32_t file,
+                                                                                          uint64_t offset, const void *data,
+                                                                                          uint32_t size);
 
 static tsr_status create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
 {

@@ -63,7 +63,8 @@ static tsr_status list_candidates(twins *t, tsr_error *err)
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         uint64_t bytes;
         bool endless = false;
-        if (catalog->entries[i].kind != TSR_ENTRY_TENSOR || !tsr_entry_bytes(&catalog->entries[i], &bytes) || !bytes) continue;
+        if (catalog->entries[i].kind != TSR_ENTRY_TENSOR || !tsr_entry_bytes(&catalog->entries[i], &bytes) || !bytes)
+            continue;
         const bool large = bytes > t->item->host.limits.repetition;
         const tsr_status status = large ? is_endless(t, &catalog->entries[i], &endless, err) : TSR_OK;
         if (status != TSR_OK) return status;

@@ -58,7 +58,8 @@ uint32_t tessera_part_of(uint32_t handle, const char *fqn, uint32_t fqn_size, co
 
 /* Reads units [first, first + count) of a part in row-major order. Returns 1. */
 TSR_EXPORT(tessera_read)
-uint32_t tessera_read(uint32_t handle, const tessera_part *part, uint64_t first, uint32_t count, void *pointer, tsr_error *err)
+uint32_t tessera_read(uint32_t handle, const tessera_part *part, uint64_t first, uint32_t count, void *pointer,
+                      tsr_error *err)
 {
     const opened *item = tessera_checkpoint_of(handle, err);
     const tsr_entry *entry = item ? tessera_entry_of(item, part->entry, err) : NULL;

@@ -3,17 +3,17 @@
  *   arena → [ header | used ....... | free ] → [ header | used .. ] → …      newest first
  *
  * Blocks double from 1 KiB to 1 MiB, so that a small checkpoint needs little memory and a large one few calls. */
-#include <stdarg.h>
 #include <stdalign.h>
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/cursor.h"
 #include "tessera/memory.h"
 #include "tessera/sys/alloc.h"
 
-#define FIRST_BLOCK 1024u
+#define FIRST_BLOCK   1024u
 #define LARGEST_BLOCK (1u << 20)
-#define ALIGNMENT alignof(max_align_t)
+#define ALIGNMENT     alignof(max_align_t)
 
 typedef struct block {
     struct block *next;

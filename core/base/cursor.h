@@ -40,10 +40,22 @@ TSR_INLINE uint64_t tsr_cursor_le(tsr_cursor *cursor, unsigned count)
     return p ? tsr_load_le(p, count) : 0;
 }
 
-static inline uint8_t tsr_cursor_u8(tsr_cursor *cursor) { return (uint8_t)tsr_cursor_le(cursor, 1); }
-static inline uint16_t tsr_cursor_u16(tsr_cursor *cursor) { return (uint16_t)tsr_cursor_le(cursor, 2); }
-static inline uint32_t tsr_cursor_u32(tsr_cursor *cursor) { return (uint32_t)tsr_cursor_le(cursor, 4); }
-static inline uint64_t tsr_cursor_u64(tsr_cursor *cursor) { return tsr_cursor_le(cursor, 8); }
+static inline uint8_t tsr_cursor_u8(tsr_cursor *cursor)
+{
+    return (uint8_t)tsr_cursor_le(cursor, 1);
+}
+static inline uint16_t tsr_cursor_u16(tsr_cursor *cursor)
+{
+    return (uint16_t)tsr_cursor_le(cursor, 2);
+}
+static inline uint32_t tsr_cursor_u32(tsr_cursor *cursor)
+{
+    return (uint32_t)tsr_cursor_le(cursor, 4);
+}
+static inline uint64_t tsr_cursor_u64(tsr_cursor *cursor)
+{
+    return tsr_cursor_le(cursor, 8);
+}
 
 /* Returns false if the result overflows. */
 static inline bool tsr_add_u64(uint64_t a, uint64_t b, uint64_t *sum)

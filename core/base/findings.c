@@ -26,8 +26,8 @@ typedef struct rule_count {
 struct tsr_findings {
     const tsr_allocator *allocator;
     tsr_arena *arena;
-    tsr_vec list;           /* of tsr_finding */
-    rule_count *rules;     /* indexed like the rule table */
+    tsr_vec list;      /* of tsr_finding */
+    rule_count *rules; /* indexed like the rule table */
     uint32_t max_per_rule;
     uint64_t totals[TSR_ERROR + 1];
 };

@@ -57,7 +57,8 @@ void tsr_line_real(tsr_line *line, double value, bool single)
     }
     tsr_real_text(value, fewest_digits(value, single), text);
     /* %g uses an exponent if there are fewer digits than places before the point. */
-    if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e')) tsr_real_text(strtod(text, NULL), 17, text);
+    if (fabs(value) >= 1 && fabs(value) < (single ? 1e8 : 1e16) && strchr(text, 'e'))
+        tsr_real_text(strtod(text, NULL), 17, text);
     tsr_line_put(line, text, strlen(text));
 }
 

@@ -86,7 +86,8 @@ void tsr_vec_cut(tsr_vec *vec, size_t count)
         return;
     }
     vec->count = count;
-    void *rest = vec->allocator->resize(vec->allocator->ctx, vec->items, vec->capacity * vec->item_size, count * vec->item_size);
+    void *rest =
+        vec->allocator->resize(vec->allocator->ctx, vec->items, vec->capacity * vec->item_size, count * vec->item_size);
     if (!rest) return;
     vec->items = rest;
     vec->capacity = count;

@@ -1,6 +1,6 @@
 /* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbours). */
-#include "tessera/str.h"
 #include "tessera/sys/suggest.h"
+#include "tessera/str.h"
 
 enum { MAX_WORD = 32 };
 

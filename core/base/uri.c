@@ -1,6 +1,6 @@
 /* See tessera/str.h. */
-#include "tessera/str.h"
 #include "tessera/sys/uri.h"
+#include "tessera/str.h"
 
 /* Unreserved, sub-delims, '@' and '/', but not ':', which would make the first segment a scheme. */
 static bool is_plain(unsigned char c)
@@ -72,10 +72,12 @@ static size_t host_at(tsr_str text, size_t from)
 /* Query parameters that only select a version or a method, and grant no access. */
 static bool is_harmless(tsr_str key)
 {
+    /* clang-format off */
     static const char *const keys[] = {"versionid", "generation", "revision", "download", "alt", "prefix", "partnumber", "snapshot",
                                        "api-version", "expires", "x-amz-algorithm", "x-amz-date", "x-amz-expires", "x-amz-signedheaders",
                                        "x-goog-algorithm", "x-goog-date", "x-goog-expires", "x-goog-signedheaders", "sv", "se", "st",
                                        "sp", "sr", "spr"};
+    /* clang-format on */
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         size_t n = 0;
         while (n < key.size && keys[i][n] && keys[i][n] == (is_letter(key.data[n]) ? key.data[n] | 0x20 : key.data[n])) n++;
@@ -118,8 +120,8 @@ static void put_query(writer *w, tsr_str text, size_t at, size_t end)
  * signature that was pasted by mistake. */
 static bool is_object(tsr_str text)
 {
-    return tsr_str_starts(text, TSR_STR("s3://")) || tsr_str_starts(text, TSR_STR("gs://")) || tsr_str_starts(text, TSR_STR("az://")) ||
-           tsr_str_starts(text, TSR_STR("hf://"));
+    return tsr_str_starts(text, TSR_STR("s3://")) || tsr_str_starts(text, TSR_STR("gs://")) ||
+           tsr_str_starts(text, TSR_STR("az://")) || tsr_str_starts(text, TSR_STR("hf://"));
 }
 
 size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity)

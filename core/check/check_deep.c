@@ -6,8 +6,8 @@
  *
  * Tensors whose stored bytes are not just their elements (strides with gaps, big-endian, compressed) are scanned for NaN in
  * a second pass, through a gather. */
-#include "base/cursor.h"
 #include "check/check_deep.h"
+#include "base/cursor.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
@@ -27,7 +27,7 @@
 #include "tessera/sys/vec.h"
 
 #define MEMBER_CHARS 96u
-#define ITEM_BITS    32 /* of an extent's number: which one of its item it is */
+#define ITEM_BITS    32                  /* of an extent's number: which one of its item it is */
 #define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
 
 typedef tsr_deep_counts counts;
@@ -381,7 +381,8 @@ tsr_status tsr_deep_add_tallies(check *c, tsr_str sent, tsr_error *err)
     sent_tally s;
     for (size_t at = 0; at < sent.size; at += sizeof s) {
         if (sent.size - at >= sizeof s) memcpy(&s, sent.data + at, sizeof s);
-        TSR_FAIL_IF(sent.size - at < sizeof s || s.entry >= count, err, TSR_E_USAGE, "these are not the results of a deep check");
+        TSR_FAIL_IF(sent.size - at < sizeof s || s.entry >= count, err, TSR_E_USAGE,
+                    "these are not the results of a deep check");
         c->tallies[s.entry].gather |= s.gather != 0;
         add_counts(&c->tallies[s.entry].counts, &s.counts);
     }
@@ -458,14 +459,15 @@ static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_ch
     tsr_difference difference = {0};
     tsr_error failure = {0};
     const tsr_place place = place_of(c, replica->file, replica->byte_offset, chunks->entry->fqn);
-    if (replica->file == TSR_NO_FILE) return TSR_OK; /* a finding since the checkpoint was opened */
+    if (replica->file == TSR_NO_FILE) return TSR_OK;           /* a finding since the checkpoint was opened */
     if (replica->byte_length > c->replica_room) return TSR_OK; /* overlaps replicas that were compared already */
     c->replica_room -= replica->byte_length;
-    if (tsr_compare_copy(chunks, replica, c->ring, &difference, &failure) != TSR_OK) return finding_of(c, place, &failure, err);
+    if (tsr_compare_copy(chunks, replica, c->ring, &difference, &failure) != TSR_OK)
+        return finding_of(c, place, &failure, err);
     if (difference.differing == 0) return TSR_OK;
     return tsr_finding_add(c->share.found, "layout/replica-differs", place, err,
-                           "%llu of %llu elements differ from the first copy",
-                           (unsigned long long)difference.differing, (unsigned long long)difference.elements);
+                           "%llu of %llu elements differ from the first copy", (unsigned long long)difference.differing,
+                           (unsigned long long)difference.elements);
 }
 
 static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *err)

@@ -13,7 +13,7 @@ typedef struct tsr_deep_counts {
 /* What is known so far about the values of one entry. */
 typedef struct tsr_deep_tally {
     tsr_deep_counts counts;
-    bool gather; /* must be scanned by the second pass */
+    bool gather;  /* must be scanned by the second pass */
     bool repeats; /* its elements repeat stored ones so often that the second pass skips it */
 } tsr_deep_tally;
 
@@ -23,17 +23,18 @@ typedef struct tsr_deep {
     const tsr_progress *progress;
     uint64_t byte_done;
     tsr_deep_tally *tallies; /* one per entry */
-    uint64_t most;      /* the largest size of a piece in bytes, the same on all ranks */
-    uint64_t extents;   /* the number of the next extent */
-    tsr_share share;    /* findings are first added to share.found */
-    tsr_share *walked;  /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the
+    uint64_t most;           /* the largest size of a piece in bytes, the same on all ranks */
+    uint64_t extents;        /* the number of the next extent */
+    tsr_share share;         /* findings are first added to share.found */
+    tsr_share
+        *walked; /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the
                          * walk itself are added here */
     tsr_vec partials;   /* of partial */
     uint32_t crc;       /* CRC of the current extent up to the last drained piece */
     uint64_t crc_bytes; /* number of bytes in that CRC */
     bool damaged;       /* that extent could not be read completely, because of: */
     tsr_error damage;
-    bool overlapping;   /* all tensors together expand to far more than is stored, although no single one does */
+    bool overlapping;      /* all tensors together expand to far more than is stored, although no single one does */
     uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */
 } tsr_deep;
 

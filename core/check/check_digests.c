@@ -21,7 +21,7 @@ typedef struct checker {
     const tsr_entry **own; /* entries that this rank checks; NULL before they are listed */
     size_t own_count;
     tsr_digests *digests; /* digests of the entries in `own` */
-    tsr_map *index; /* FQN in the contract → its number */
+    tsr_map *index;       /* FQN in the contract → its number */
     tsr_share share;
     uint64_t byte_done, byte_total;
     uint64_t without; /* number of entries for which the contract has no digest */
@@ -32,7 +32,8 @@ typedef struct checker {
 static tsr_str expected_of(const checker *c, const tsr_entry *entry)
 {
     tsr_str name;
-    const uint32_t at = tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
+    const uint32_t at =
+        tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
     if (at == UINT32_MAX || c->contract->expected.entries[at].kind != entry->kind) return TSR_STR("");
     if (tsr_contract_allows(c->contract, name) & TSR_ANY_VALUE) return TSR_STR("");
     return c->contract->digests[at];
@@ -70,7 +71,8 @@ static tsr_status check(checker *c, size_t number)
 static void count_without(checker *c, const tsr_entry *entry)
 {
     tsr_str name;
-    const uint32_t at = tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
+    const uint32_t at =
+        tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
     if (at == UINT32_MAX || entry->kind == TSR_ENTRY_TENSOR || c->contract->digests[at].size) return;
     if (tsr_contract_allows(c->contract, name) & TSR_ANY_VALUE) return;
     if (c->without++ == 0) c->first = entry->fqn;

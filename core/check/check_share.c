@@ -4,8 +4,8 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
@@ -180,7 +180,8 @@ static tsr_status add_arrived(const arrived *a, tsr_findings *findings, tsr_erro
                               "%.*s", (int)p->message_size, a->text);
 }
 
-tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings, tsr_error *err)
+tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings,
+                         tsr_error *err)
 {
     tsr_vec list = tsr_vec_of(allocator, sizeof(arrived));
     tsr_status status = TSR_OK;
@@ -198,7 +199,8 @@ static tsr_status exchange(tsr_share *share, tsr_vec *own, tsr_findings *finding
     TSR_TRY(tsr_share_agree(share, tsr_share_pack(share, own, err), err));
     TSR_TRY(
         tsr_comm_gather_blobs((tsr_ranks){share->comm, share->allocator}, (tsr_str){own->items, own->count}, &blobs, err));
-    tsr_status status = tsr_share_agree(share, tsr_share_add(share->allocator, blobs.blobs, blobs.count, findings, err), err);
+    tsr_status status =
+        tsr_share_agree(share, tsr_share_add(share->allocator, blobs.blobs, blobs.count, findings, err), err);
     tsr_comm_blobs_free(&blobs);
     return status;
 }

@@ -42,7 +42,8 @@ tsr_status tsr_share_order(tsr_share *share, uint64_t order, tsr_error *err);
 tsr_status tsr_share_pack(const tsr_share *share, tsr_vec *out, tsr_error *err);
 /* Adds what some ranks have sent to `findings`, sorted by order; those of equal order as they are in `sent`. TSR_E_USAGE if it is
  * not what tsr_share_pack makes. */
-tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings, tsr_error *err);
+tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings,
+                         tsr_error *err);
 /* Adds the findings of all ranks to `findings`, sorted by their order and equal on all ranks, and clears share->found.
  * Collective. */
 tsr_status tsr_share_merge(tsr_share *share, tsr_findings *findings, tsr_error *err);

@@ -48,7 +48,8 @@ static bool compare_inner(void *ctx, const tsr_entry *a, const tsr_entry *b)
     a = arena ? tsr_gather_readable(o->a, arena, a, o->err) : NULL;
     b = a ? tsr_gather_readable(o->b, arena, b, o->err) : NULL;
     o->status = b ? tsr_compare_tensors((tsr_stored_tensor){o->a, a}, (tsr_stored_tensor){o->b, b}, o->tolerance, o->ring,
-                                        &one, o->err) : TSR_E_NOMEM;
+                                        &one, o->err)
+                  : TSR_E_NOMEM;
     tsr_arena_free(arena);
     if (o->status == TSR_OK) add_difference(o->out, &one);
     return o->status == TSR_OK;
@@ -73,8 +74,8 @@ tsr_status tsr_compare_pair(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff_pair 
 {
     object_pair objects = {.a = a, .b = b, .tolerance = how->tolerance, .ring = how->ring, .out = out, .err = err};
     if (pair->a->kind == TSR_ENTRY_TENSOR)
-        TSR_TRY(tsr_compare_tensors((tsr_stored_tensor){a, pair->a}, (tsr_stored_tensor){b, pair->b},
-                                    how->tolerance, how->ring, out, err));
+        TSR_TRY(tsr_compare_tensors((tsr_stored_tensor){a, pair->a}, (tsr_stored_tensor){b, pair->b}, how->tolerance,
+                                    how->ring, out, err));
     else TSR_TRY(compare_objects(&objects, pair));
     if (out->differing) pair->what |= TSR_DIFF_VALUE;
     return TSR_OK;
@@ -108,7 +109,8 @@ tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff,
     TSR_TRY(tsr_diff_check_repeats(a, b, diff, err));
     for (uint64_t i = 0; i < diff->pair_count; i++) {
         const tsr_diff_pair *pair = &diff->pairs[i];
-        if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_pair_is_comparable(pair) && tsr_entry_bytes(pair->a, &bytes)) total += bytes;
+        if (pair->a->kind == TSR_ENTRY_TENSOR && tsr_pair_is_comparable(pair) && tsr_entry_bytes(pair->a, &bytes))
+            total += bytes;
     }
     tsr_status status = TSR_OK;
     for (uint64_t i = 0; i < diff->pair_count && status == TSR_OK; i++) {

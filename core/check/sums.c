@@ -89,7 +89,8 @@ tsr_stats tsr_sums_stats(const tsr_sums *sums)
 
 tsr_extremes tsr_sums_extremes(const tsr_sums *sums, tsr_dtype dtype)
 {
-    if (!TSR_EXACT_EXTREMES || sums->finite == 0 || (dtype != TSR_INT64 && dtype != TSR_UINT64)) return (tsr_extremes){TSR_EXTREMES_REAL, 0, 0};
+    if (!TSR_EXACT_EXTREMES || sums->finite == 0 || (dtype != TSR_INT64 && dtype != TSR_UINT64))
+        return (tsr_extremes){TSR_EXTREMES_REAL, 0, 0};
     const tsr_extremes_kind kind = dtype == TSR_INT64 ? TSR_EXTREMES_SIGNED : TSR_EXTREMES_UNSIGNED;
     return (tsr_extremes){kind, ~sums->most_complement ^ sign_of(dtype), sums->most ^ sign_of(dtype)};
 }

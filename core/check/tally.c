@@ -2,9 +2,9 @@
  *
  * The histogram needs no second pass. Its fine bins have equal widths from some `low` on. A value outside of them doubles
  * the width (merging pairs of bins) until it fits, so that the counts stay exact for the current borders. */
+#include "tessera/sys/tally.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
-#include "tessera/sys/tally.h"
 
 #include <math.h>
 
@@ -14,7 +14,7 @@
 #include "tessera/sys/try.h"
 
 #define FINE_BINS  4096u
-#define SCALE      0x1p-16 /* factor for the counted values, so that no border overflows */
+#define SCALE      0x1p-16           /* factor for the counted values, so that no border overflows */
 #define TILE_BYTES ((size_t)1 << 20) /* read at a time; a step counts as many tiles as its byte budget allows */
 
 typedef struct fine {

@@ -19,7 +19,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#define TILE_BYTES   ((size_t)128 << 10) /* stays in the cache of a core */
+#define TILE_BYTES   ((size_t)128 << 10)   /* stays in the cache of a core */
 #define BATCH_BYTES  (UINT64_C(256) << 20) /* per thread, between two reports of progress */
 #define BATCH_COUNT  16u                   /* per thread */
 #define BATCH_CHUNKS (UINT64_C(1) << 14)   /* located at a time; limits memory that --max-mem does not cover */
@@ -291,14 +291,13 @@ tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     return run_batch(&(digesting){checkpoint, ring, algorithm}, &tensor, &by_size, 1, err);
 }
 
-
 /* ---- a list ---- */
 
 struct tsr_digests {
     digesting with;
     const tsr_allocator *allocator;
     tsr_digest_list list;
-    size_t from, to;      /* range of the list for which `digests` has the results */
+    size_t from, to; /* range of the list for which `digests` has the results */
     size_t batch_count;
     uint64_t batch_bytes;
     batch_tensor *tensors; /* this and by_size: batch_count of them, for one batch */

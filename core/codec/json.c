@@ -174,7 +174,8 @@ tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, t
     double value = item->valuedouble;
     char text[TSR_REAL_TEXT];
     TSR_FAIL_IF(!(fabs(value) < TWO_TO_53) || value != floor(value), err, TSR_E_FORMAT,
-                "json: expected an integer below 2^53 at %s, found %s", *where ? where : "the root", tsr_real_text(value, 17, text));
+                "json: expected an integer below 2^53 at %s, found %s", *where ? where : "the root",
+                tsr_real_text(value, 17, text));
     *out = (int64_t)value;
     return TSR_OK;
 }

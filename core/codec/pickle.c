@@ -97,7 +97,8 @@ static tsr_ref *tuple_from_mark(machine *m, tsr_ref *sp)
  * MEMOIZE, MARK. */
 static inline bool starts_quick(const machine *m, const tsr_ref *sp, const uint8_t *p)
 {
-    return m->drop && !m->far_count && m->end - p > 5 && memcmp(p, "\x81\x94}\x94(", 5) == 0 && sp > m->floor && tag_of(sp[-1]) == TAG_GLOBAL;
+    return m->drop && !m->far_count && m->end - p > 5 && memcmp(p, "\x81\x94}\x94(", 5) == 0 && sp > m->floor &&
+           tag_of(sp[-1]) == TAG_GLOBAL;
 }
 
 static inline tsr_ref *push_container(machine *m, tsr_ref *sp, tag kind)
@@ -276,12 +277,12 @@ static tsr_status parse_once(machine *m, const uint8_t **end)
 static void empty(tsr_pickle *pickle)
 {
     const tsr_allocator *a = pickle->allocator;
-    tsr_vec *const vecs[] = {&pickle->words, &pickle->containers, &pickle->objects, &pickle->helds, &pickle->wides,
-                             &pickle->texts, &pickle->foreign,    &pickle->globals, &pickle->slots, &pickle->oddities,
-                             &pickle->bytearrays};
-    const size_t sizes[] = {sizeof(uint32_t), sizeof(container), sizeof(object), sizeof(held),    sizeof(uint64_t),
-                            sizeof(uint64_t), sizeof(tsr_str),   sizeof(global), sizeof(uint32_t),
-                            sizeof(tsr_pickle_oddity), sizeof(uint32_t)};
+    tsr_vec *const vecs[] = {&pickle->words, &pickle->containers, &pickle->objects,   &pickle->helds,
+                             &pickle->wides, &pickle->texts,      &pickle->foreign,   &pickle->globals,
+                             &pickle->slots, &pickle->oddities,   &pickle->bytearrays};
+    const size_t sizes[] = {sizeof(uint32_t), sizeof(container),         sizeof(object),  sizeof(held),
+                            sizeof(uint64_t), sizeof(uint64_t),          sizeof(tsr_str), sizeof(global),
+                            sizeof(uint32_t), sizeof(tsr_pickle_oddity), sizeof(uint32_t)};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (vecs[i]->allocator) tsr_vec_free(vecs[i]);
         *vecs[i] = tsr_vec_of(a, sizes[i]);

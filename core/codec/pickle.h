@@ -59,17 +59,16 @@ typedef struct tsr_pickle_name {
 /* The parts of an object that a sink sees: its arguments when it is made, its state when it is built. */
 typedef struct tsr_pickle_parts {
     uint32_t class_id;
-    bool built; /* `items` come from the state; otherwise from the argument tuple */
-    tsr_pickle_how how;  /* how the object was made */
-    size_t made_of;      /* the number of arguments that it was made with */
-    tsr_pickle_kind
-        kind; /* DICT: alternating keys and values; TUPLE, LIST: items; any other: one item, the state itself */
+    bool built;           /* `items` come from the state; otherwise from the argument tuple */
+    tsr_pickle_how how;   /* how the object was made */
+    size_t made_of;       /* the number of arguments that it was made with */
+    tsr_pickle_kind kind; /* DICT: alternating keys and values; TUPLE, LIST: items; any other: one item, the state itself */
     const tsr_ref *items;
     size_t count;
     const int64_t *ints; /* the values, if it was made with one tuple of at most 64 ints, or NULL; with them, `items` may be
                           * empty */
     size_t int_count;
-    uint64_t position;   /* of the opcode that provided these parts */
+    uint64_t position; /* of the opcode that provided these parts */
 } tsr_pickle_parts;
 
 /* Lets a format turn known objects into compact records during parsing. `fold` is called for objects of classes with a fold

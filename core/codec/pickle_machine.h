@@ -142,14 +142,14 @@ typedef struct machine {
     tsr_vec clean;              /* span: memo slots in which everything survives dropping */
     /* far_slot: a hash table of the memo slots that do not continue `memo`. Its size is a power of two. */
     tsr_vec far;
-    size_t far_count;           /* slots used in `far`; once it is not 0, `memo` does not grow */
-    tsr_ref *sp, *limit;        /* sp is current only while a function outside the main loop runs */
-    tsr_ref *floor;             /* going below it requires tsr_pickle_settle */
-    tsr_ref *mark_floor;        /* the stack position of the topmost mark */
+    size_t far_count;    /* slots used in `far`; once it is not 0, `memo` does not grow */
+    tsr_ref *sp, *limit; /* sp is current only while a function outside the main loop runs */
+    tsr_ref *floor;      /* going below it requires tsr_pickle_settle */
+    tsr_ref *mark_floor; /* the stack position of the topmost mark */
     uint64_t pool_bytes;
     uint64_t hashed; /* the tuple items examined so far because they are part of keys */
-    bool drop;  /* whether parts of folded objects are dropped */
-    bool again; /* something dropped is needed after all: start over without dropping */
+    bool drop;       /* whether parts of folded objects are dropped */
+    bool again;      /* something dropped is needed after all: start over without dropping */
 } machine;
 
 /* The functions below record an error in the machine. On failure they return NULL, TSR_REF_NONE or false. */

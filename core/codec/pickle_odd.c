@@ -6,7 +6,9 @@
 enum { KEY_DEPTH = 100 };
 
 /* The tags of keys that need checking; nodes with other tags can always be hashed. */
-#define DOUBTFUL (1u << TAG_LIST | 1u << TAG_DICT | 1u << TAG_SET | 1u << TAG_TUPLE | 1u << TAG_BYTES | 1u << TAG_OBJECT | 1u << TAG_FOLDED)
+#define DOUBTFUL \
+    (1u << TAG_LIST | 1u << TAG_DICT | 1u << TAG_SET | 1u << TAG_TUPLE | 1u << TAG_BYTES | 1u << TAG_OBJECT | \
+     1u << TAG_FOLDED)
 
 bool tsr_pickle_note_odd(machine *m, tsr_pickle_oddity_kind kind, tsr_ref ref)
 {

@@ -172,7 +172,8 @@ const uint8_t *tsr_pickle_quick(machine *m, tsr_ref *slot, const uint8_t *p)
     tsr_ref items[QUICK_ITEMS], record = TSR_REF_NONE;
     const uint8_t *at = m->at;
     q.memo[first] = q.memo[first + 1] = REF_DROPPED;
-    tsr_pickle_parts parts = {.built = true, .how = TSR_PICKLE_BUILT, .kind = TSR_PICKLE_DICT, .items = items, .count = take_items(&q, items)};
+    tsr_pickle_parts parts = {
+        .built = true, .how = TSR_PICKLE_BUILT, .kind = TSR_PICKLE_DICT, .items = items, .count = take_items(&q, items)};
     if (parts.count) {
         m->at = q.p - 1;
         show_sink(m, &parts, class_->id, &record);

@@ -10,7 +10,8 @@ bool tsr_pickle_has_keywords(const tsr_pickle *pickle, tsr_ref ref)
     const tsr_ref args = tsr_pickle_args(pickle, ref);
     if (tsr_pickle_count(pickle, args) != 2) return false; /* without keywords the arguments are as those of NEWOBJ */
     const tsr_ref keywords = tsr_pickle_item(pickle, args, 1);
-    return tag_of(tsr_pickle_item(pickle, args, 0)) == TAG_TUPLE && tag_of(keywords) == TAG_DICT && tsr_pickle_count(pickle, keywords);
+    return tag_of(tsr_pickle_item(pickle, args, 0)) == TAG_TUPLE && tag_of(keywords) == TAG_DICT &&
+           tsr_pickle_count(pickle, keywords);
 }
 
 unsigned tsr_pickle_protocol(const tsr_pickle *pickle)

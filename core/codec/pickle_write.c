@@ -1,8 +1,8 @@
 /* Writes values as opcodes. */
 #include "codec/pickle_write.h"
 
-#include "tessera/sys/try.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/try.h"
 
 #define NOT_THERE UINT32_MAX
 
@@ -63,8 +63,7 @@ void tsr_pickler_bigint(tsr_pickler *pickler, tsr_str bytes)
     } else if (bytes.size <= INT32_MAX) {
         little(pickler, '\x8b', bytes.size, 4);
     } else if (pickler->status == TSR_OK) {
-        pickler->status = tsr_fail(pickler->err, TSR_E_LIMIT,
-                                   "pickle: an integer of %zu bytes is too large", bytes.size);
+        pickler->status = tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: an integer of %zu bytes is too large", bytes.size);
     }
     emit(pickler, bytes.data, bytes.size);
 }
@@ -155,8 +154,7 @@ static void emit_text(tsr_pickler *pickler, tsr_str text)
     } else if (text.size <= UINT32_MAX) {
         little(pickler, 'X', text.size, 4);
     } else if (pickler->status == TSR_OK) {
-        pickler->status =
-            tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: a string of %zu bytes is too large", text.size);
+        pickler->status = tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: a string of %zu bytes is too large", text.size);
     }
     emit(pickler, text.data, text.size);
 }
@@ -191,8 +189,8 @@ static bool is_plain(tsr_str name)
 void tsr_pickler_global(tsr_pickler *pickler, tsr_str module, tsr_str name)
 {
     if (pickler->status == TSR_OK && (!is_plain(module) || !is_plain(name))) {
-        pickler->status = tsr_fail(pickler->err, TSR_E_UNSUPPORTED,
-                                   "pickle: '%.*s.%.*s' is not a valid class name", TSR_STR_ARG(module), TSR_STR_ARG(name));
+        pickler->status = tsr_fail(pickler->err, TSR_E_UNSUPPORTED, "pickle: '%.*s.%.*s' is not a valid class name",
+                                   TSR_STR_ARG(module), TSR_STR_ARG(name));
     }
     if (pickler->status != TSR_OK) return;
     const tsr_str key = tsr_arena_format(pickler->keys, pickler->err, "%.*s\n%.*s", TSR_STR_ARG(module), TSR_STR_ARG(name));
@@ -214,8 +212,7 @@ void tsr_pickler_bytes(tsr_pickler *pickler, tsr_str bytes)
     uint64_t size = bytes.size;
     for (size_t i = 0; i < bytes.size; i++) size += (uint8_t)bytes.data[i] >> 7;
     if (size > UINT32_MAX && pickler->status == TSR_OK) {
-        pickler->status =
-            tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: an object of %zu bytes is too large", bytes.size);
+        pickler->status = tsr_fail(pickler->err, TSR_E_LIMIT, "pickle: an object of %zu bytes is too large", bytes.size);
     }
     little(pickler, 'X', size, 4);
     for (size_t i = 0; i < bytes.size; i++) {

@@ -285,8 +285,7 @@ static tsr_status read_locals(tsr_zip_window *w, uint64_t limit, tsr_zip *zip, t
     if (!order) return TSR_E_NOMEM;
     uint64_t first = zip->count ? order[0]->header_offset - w->archive.byte_offset : limit;
     TSR_FAIL_AT(first != 0, err, TSR_E_FORMAT, w->archive.byte_offset,
-                "zip: %llu bytes before the first member belong to no member",
-                (unsigned long long)first);
+                "zip: %llu bytes before the first member belong to no member", (unsigned long long)first);
     uint32_t file = zip->file;
     tsr_store *origin = w->archive.store;
     while (origin->origin) origin = origin->origin(origin, &file);

@@ -12,11 +12,11 @@
 #include "codec/zip_window.h"
 
 typedef struct tsr_zip_member {
-    tsr_str name;         /* with the top directory */
-    uint64_t byte_offset; /* of the data, absolute in the file */
-    uint64_t size;        /* in bytes; members are not compressed */
-    uint32_t crc32;       /* as the central directory states it; 0 may mean that it was not computed */
-    uint16_t flags;       /* general purpose bits */
+    tsr_str name;           /* with the top directory */
+    uint64_t byte_offset;   /* of the data, absolute in the file */
+    uint64_t size;          /* in bytes; members are not compressed */
+    uint32_t crc32;         /* as the central directory states it; 0 may mean that it was not computed */
+    uint16_t flags;         /* general purpose bits */
     uint64_t header_offset; /* of the local header, absolute in the file */
 } tsr_zip_member;
 
@@ -24,11 +24,11 @@ typedef struct tsr_zip {
     uint32_t file;
     uint64_t byte_offset; /* of the archive in the file */
     uint64_t size;
-    const tsr_zip_member *members; /* in order of the central directory */
+    const tsr_zip_member *members;        /* in order of the central directory */
     const tsr_zip_member *const *by_name; /* by name, ignoring ASCII case; for tsr_zip_find */
     uint32_t count;
-    tsr_str top;          /* the top directory that all members share, without '/'; empty if there is none */
-    bool crc_absent;      /* some member has bytes, and no member has a CRC other than 0 */
+    tsr_str top;     /* the top directory that all members share, without '/'; empty if there is none */
+    bool crc_absent; /* some member has bytes, and no member has a CRC other than 0 */
 } tsr_zip;
 
 /* Reads the end records, the central directory and the local headers of the archive that fills the window's range of a file.

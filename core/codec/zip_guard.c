@@ -72,11 +72,13 @@ static tsr_status guard(tsr_store *store, const tsr_zip_locals *locals, uint32_t
     append(text, &known, sizeof known);
     append(text, known.member.name.data, known.member.name.size);
     append(text, known.before.name.data, known.before.name.size);
-    return store->guard(store, &(tsr_store_guard){locals->file, from, member->byte_offset, member->size, {text->items, text->count}, check}, err);
+    return store->guard(
+        store, &(tsr_store_guard){locals->file, from, member->byte_offset, member->size, {text->items, text->count}, check},
+        err);
 }
 
-tsr_status tsr_zip_guard_locals(tsr_store *store, const tsr_allocator *allocator, const tsr_zip_locals *locals, bool *is_guarded,
-                                tsr_error *err)
+tsr_status tsr_zip_guard_locals(tsr_store *store, const tsr_allocator *allocator, const tsr_zip_locals *locals,
+                                bool *is_guarded, tsr_error *err)
 {
     *is_guarded = false;
     for (uint32_t i = 0; i < locals->zip->count; i++) {

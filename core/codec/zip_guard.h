@@ -19,7 +19,7 @@ typedef struct tsr_zip_locals {
  * Without a descriptor the directory determines where data begins. With one, data is assumed to begin at a multiple of 64
  * bytes, as torch.save writes it. If no such position fits, *is_guarded is false, and the caller must set byte_offset of all
  * members itself. Errors: those of the store's guard; TSR_E_NOMEM. */
-tsr_status tsr_zip_guard_locals(tsr_store *store, const tsr_allocator *allocator, const tsr_zip_locals *locals, bool *is_guarded,
-                                tsr_error *err);
+tsr_status tsr_zip_guard_locals(tsr_store *store, const tsr_allocator *allocator, const tsr_zip_locals *locals,
+                                bool *is_guarded, tsr_error *err);
 
 #endif

@@ -62,7 +62,8 @@ tsr_status tsr_zip_check_descriptor(const tsr_zip_member *member, const uint8_t 
     const unsigned width = size >= 20 ? 8 : 4;
     const uint8_t *fields = p + (marked ? 4 : 0);
     const bool agrees = (!marked || tsr_load_le(p, 4) == DESCRIPTOR_SIGNATURE) && tsr_load_le(fields, 4) == member->crc32 &&
-                        tsr_load_le(fields + 4, width) == member->size && tsr_load_le(fields + 4 + width, width) == member->size;
+                        tsr_load_le(fields + 4, width) == member->size &&
+                        tsr_load_le(fields + 4 + width, width) == member->size;
     TSR_FAIL_AT(!agrees, err, TSR_E_FORMAT, member->byte_offset + member->size,
                 "zip: the data descriptor of '%.*s' and the central directory disagree", TSR_STR_ARG(member->name));
     return TSR_OK;

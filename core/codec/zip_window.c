@@ -12,7 +12,9 @@ static bool holds(const tsr_zip_piece *piece, uint64_t at, size_t size)
 static const uint8_t *held_bytes(const tsr_zip_window *window, uint64_t at, size_t size)
 {
     const tsr_zip_piece *tail = &window->tail, *other = &window->other;
-    return holds(tail, at, size) ? tail->bytes + (at - tail->start) : holds(other, at, size) ? other->bytes + (at - other->start) : NULL;
+    return holds(tail, at, size)    ? tail->bytes + (at - tail->start)
+           : holds(other, at, size) ? other->bytes + (at - other->start)
+                                    : NULL;
 }
 
 static tsr_status fetch(tsr_zip_window *window, tsr_zip_piece *piece, uint64_t at, size_t size, tsr_error *err)
@@ -32,7 +34,8 @@ static tsr_status fetch(tsr_zip_window *window, tsr_zip_piece *piece, uint64_t a
     return TSR_OK;
 }
 
-tsr_status tsr_zip_window_need(tsr_zip_window *window, uint64_t at, size_t size, size_t ahead, const uint8_t **out, tsr_error *err)
+tsr_status tsr_zip_window_need(tsr_zip_window *window, uint64_t at, size_t size, size_t ahead, const uint8_t **out,
+                               tsr_error *err)
 {
     *out = held_bytes(window, at, size);
     if (*out) return TSR_OK;

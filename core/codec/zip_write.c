@@ -10,8 +10,8 @@
 #include "codec/zip_write.h"
 
 #include "base/cursor.h"
-#include "tessera/sys/try.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/try.h"
 
 #define LOCAL_SIZE      30u
 #define CENTRAL_SIZE    46u

@@ -42,10 +42,9 @@ static tsr_status refuse(const tsr_findings *findings, tsr_error *err)
         tsr_line_put(&line, finding->message.data, finding->message.size);
         left--;
     }
-    if (!left)
-        return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s", (int)line.used, shown);
-    return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s%s%" PRIu64 " more", (int)line.used,
-                    shown, line.used ? "; and " : "", left);
+    if (!left) return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s", (int)line.used, shown);
+    return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s%s%" PRIu64 " more", (int)line.used, shown,
+                    line.used ? "; and " : "", left);
 }
 
 tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_contract *expected, const tsr_host *host,

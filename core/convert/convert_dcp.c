@@ -53,7 +53,8 @@ tsr_status tsr_convert_to_dcp(const tsr_conversion_job *job, tsr_writer *out, ts
     *file = tsr_arena_format(job->arena, err, "__0_%u.distcp", (unsigned)job->generation);
     if (!file->data) return TSR_E_NOMEM;
     TSR_TRY(tsr_dcp_rows_of(job, NULL, &rows, err));
-    placing p = {.rows = &rows, .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(tsr_dcp_piece))};
+    placing p = {.rows = &rows,
+                 .pieces = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, sizeof(tsr_dcp_piece))};
     tsr_status status = place(&p, false, err);
     if (status == TSR_OK) status = place(&p, true, err);
     tsr_dcp_piece *pieces = tsr_arena_array(job->arena, p.pieces.count, sizeof *pieces, err);

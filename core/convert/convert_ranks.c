@@ -54,7 +54,8 @@ static tsr_status stage_of_torch(void *ctx, uint32_t number, tsr_arena *arena, t
     }
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));
     const bool is_first_time = all->sizes[number] == 0;
-    for (uint32_t i = 0; i < plan->storage_count && is_first_time; i++) all->job->out->byte_total += plan->blits[i].byte_length;
+    for (uint32_t i = 0; i < plan->storage_count && is_first_time; i++)
+        all->job->out->byte_total += plan->blits[i].byte_length;
     all->sizes[number] = plan->archive.size;
     *out = tsr_torch_plan_stage(plan, number);
     return TSR_OK;
@@ -81,8 +82,10 @@ static tsr_status add_pieces(all_files *a, uint32_t file, tsr_error *err)
         if (!held) return TSR_E_NOMEM;
         TSR_TRY(tsr_rank_row_of(r, i, file, r->job->arena, held, err));
         if (!held->held) continue;
-        a->pieces[a->count++] = (tsr_safetensors_output){.entry = &held->local, .name = held->named.fqn,
-                                            .dtype = row->cast ? row->dtype : held->local.dtype, .file = file};
+        a->pieces[a->count++] = (tsr_safetensors_output){.entry = &held->local,
+                                                         .name = held->named.fqn,
+                                                         .dtype = row->cast ? row->dtype : held->local.dtype,
+                                                         .file = file};
     }
     return TSR_OK;
 }
@@ -134,8 +137,12 @@ static tsr_status report(const tsr_rank_files *r, tsr_error *err)
         if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         else row->weights_only = tsr_torch_weights_only(row->entry->value, tsr_checkpoint_host(r->job->checkpoint));
     }
-    *r->job->out = (tsr_conversion){.rows = r->chosen.rows, .row_count = r->chosen.count, .files = r->names, .file_sizes = r->sizes,
-                                    .file_count = r->count, .marker = TSR_NO_FILE};
+    *r->job->out = (tsr_conversion){.rows = r->chosen.rows,
+                                    .row_count = r->chosen.count,
+                                    .files = r->names,
+                                    .file_sizes = r->sizes,
+                                    .file_count = r->count,
+                                    .marker = TSR_NO_FILE};
     return TSR_OK;
 }
 
@@ -144,8 +151,8 @@ tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, 
     tsr_rank_files *r = TSR_ARENA_NEW(job->arena, tsr_rank_files, err);
     if (!r) return TSR_E_NOMEM;
     TSR_TRY(tsr_rank_files_open(job, r, err));
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, r->is_safetensors ? tsr_safetensors_refusal : tsr_torch_refusal, job->arena,
-                       &r->chosen, err));
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, r->is_safetensors ? tsr_safetensors_refusal : tsr_torch_refusal,
+                       job->arena, &r->chosen, err));
     TSR_TRY(report(r, err));
     if (r->is_safetensors) return lay_out_safetensors(r, out, err);
     *out = (tsr_writer){.stage_count = r->count, .crc = true, .marker = TSR_NO_FILE, .stage = stage_of_torch, .ctx = r};

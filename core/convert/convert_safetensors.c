@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
-#include "tessera/sys/vec.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 #include "write/safetensors_write.h"
 
 #define INDEX_NAME "model.safetensors.index.json"
@@ -39,7 +39,8 @@ const char *tsr_safetensors_refusal(const tsr_converted *row)
 /* Removes the part's name from a name that begins with it. */
 static tsr_str name_in_part(tsr_str name, tsr_str part)
 {
-    if (part.size == 0 || name.size <= part.size + 1 || !tsr_str_starts(name, part) || name.data[part.size] != '.') return name;
+    if (part.size == 0 || name.size <= part.size + 1 || !tsr_str_starts(name, part) || name.data[part.size] != '.')
+        return name;
     return (tsr_str){name.data + part.size + 1, name.size - part.size - 1};
 }
 
@@ -48,7 +49,8 @@ static tsr_status add_piece(plan *p, tsr_converted *row, tsr_error *err)
     TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
     row->file = p->file_count;
     p->job->out->byte_total += row->bytes;
-    p->pieces[p->count++] = (tsr_safetensors_output){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
+    p->pieces[p->count++] =
+        (tsr_safetensors_output){.entry = row->entry, .name = row->name, .dtype = row->dtype, .file = row->file};
     return TSR_OK;
 }
 

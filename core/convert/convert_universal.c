@@ -68,8 +68,12 @@ static tsr_status describe(universal *u, tsr_error *err)
         if (row->entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         else row->weights_only = true; /* DeepSpeed does not load these files with weights_only */
     }
-    *u->job->out = (tsr_conversion){.rows = u->chosen.rows, .row_count = u->chosen.count, .files = u->names, .file_sizes = u->sizes,
-                                    .file_count = u->files.count, .marker = TSR_NO_FILE};
+    *u->job->out = (tsr_conversion){.rows = u->chosen.rows,
+                                    .row_count = u->chosen.count,
+                                    .files = u->names,
+                                    .file_sizes = u->sizes,
+                                    .file_count = u->files.count,
+                                    .marker = TSR_NO_FILE};
     return TSR_OK;
 }
 
@@ -83,6 +87,11 @@ tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *o
     TSR_TRY(nest(u, &root, err));
     TSR_TRY(tsr_universal_files(&u->chosen, root, job->arena, &u->files, err));
     TSR_TRY(describe(u, err));
-    *out = (tsr_writer){.stage_count = u->files.count, .crc = true, .marker = TSR_NO_FILE, .stage = stage_of, .finish = write_marker, .ctx = u};
+    *out = (tsr_writer){.stage_count = u->files.count,
+                        .crc = true,
+                        .marker = TSR_NO_FILE,
+                        .stage = stage_of,
+                        .finish = write_marker,
+                        .ctx = u};
     return TSR_OK;
 }

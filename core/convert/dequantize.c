@@ -12,7 +12,8 @@ tsr_status tsr_dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequan
     return tsr_mapping_dequantize(source, wanted, &out->dtype, &out->layer, err);
 }
 
-tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection, tsr_error *err)
+tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
+                                tsr_error *err)
 {
     const tsr_convert_options used = {.dtype = done->dtype, .want = tsr_mapping_uses, .want_ctx = done->layer};
     TSR_TRY(tsr_mapping_check_dequantized(done->layer, top, selection, err));

@@ -75,7 +75,8 @@ tsr_status tsr_megatron_add_sources(const tsr_dcp_rows *rows, tsr_converted *row
     for (uint64_t i = 0; row->entry->kind != TSR_ENTRY_TENSOR && i < stored->shard_count; i++) {
         tsr_shard_name shard;
         tsr_shard_name_of(stored->shards[i]->fqn, &shard);
-        const tsr_str name = tsr_arena_format(rows->job->arena, err, "%.*s%.*s", TSR_STR_ARG(row->name), TSR_STR_ARG(shard.suffix));
+        const tsr_str name =
+            tsr_arena_format(rows->job->arena, err, "%.*s%.*s", TSR_STR_ARG(row->name), TSR_STR_ARG(shard.suffix));
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(add_object(stored->shards[i], name, sources, err));
     }
@@ -165,6 +166,7 @@ tsr_status tsr_megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_error *
     out->file_sizes = sizes;
     out->file_count = count + 1;
     for (uint32_t i = 0; i < w->common.storage_count; i++) out->byte_total += w->common.blits[i].byte_length;
-    *writer = (tsr_writer){.stage_count = w->dcp.stage_count + 1, .crc = true, .stage = stage_of, .finish = finish, .ctx = w};
+    *writer =
+        (tsr_writer){.stage_count = w->dcp.stage_count + 1, .crc = true, .stage = stage_of, .finish = finish, .ctx = w};
     return TSR_OK;
 }

@@ -154,7 +154,8 @@ static tsr_status name_files(const gathering *g, tsr_str **out, tsr_error *err)
     *out = tsr_arena_array(g->rows.job->arena, ranks, sizeof **out, err);
     if (!*out) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < ranks; r++) {
-        (*out)[r] = tsr_arena_format(g->rows.job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)g->rows.job->generation);
+        (*out)[r] =
+            tsr_arena_format(g->rows.job->arena, err, "__%u_%u.distcp", (unsigned)r, (unsigned)g->rows.job->generation);
         if (!(*out)[r].data) return TSR_E_NOMEM;
     }
     return TSR_OK;

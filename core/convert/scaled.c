@@ -22,23 +22,23 @@ typedef struct companion {
 } companion;
 
 static const companion companions[] = {
-    {"", "_scale_inv", false},              /* DeepSeek, transformers' finegrained_fp8 */
-    {"", "_scale", false},                  /* compressed-tensors, fbgemm, modelopt */
-    {"", "_scale_2", false},                /* modelopt's NVFP4 */
-    {"", "_scales", false},                 /* EETQ */
-    {"", ".absmax", false},                 /* bitsandbytes, 4 bits */
-    {"_blocks", "_scales", false},          /* MXFP4 of gpt-oss */
-    {"_packed", "_scale", true},            /* compressed-tensors */
-    {"_packed", "_global_scale", true},     /* its NVFP4 */
-    {"_data", "_scale", false},             /* quanto */
-    {"_qdata", "_scale", false},            /* torchao in safetensors */
-    {"qweight", "scales", true},            /* GPTQ, AWQ */
-    {"weight", "scales", true},             /* MLX, gpt-fast */
-    {"weight", "scale", false},             /* DeepSeek's own files */
+    {"", "_scale_inv", false},                   /* DeepSeek, transformers' finegrained_fp8 */
+    {"", "_scale", false},                       /* compressed-tensors, fbgemm, modelopt */
+    {"", "_scale_2", false},                     /* modelopt's NVFP4 */
+    {"", "_scales", false},                      /* EETQ */
+    {"", ".absmax", false},                      /* bitsandbytes, 4 bits */
+    {"_blocks", "_scales", false},               /* MXFP4 of gpt-oss */
+    {"_packed", "_scale", true},                 /* compressed-tensors */
+    {"_packed", "_global_scale", true},          /* its NVFP4 */
+    {"_data", "_scale", false},                  /* quanto */
+    {"_qdata", "_scale", false},                 /* torchao in safetensors */
+    {"qweight", "scales", true},                 /* GPTQ, AWQ */
+    {"weight", "scales", true},                  /* MLX, gpt-fast */
+    {"weight", "scale", false},                  /* DeepSeek's own files */
     {"weight", "weights_scaling_factor", false}, /* TensorRT-LLM */
-    {"weight", "SCB", false},               /* bitsandbytes, 8 bits */
-    {"W_q", "scale", true},                 /* HQQ */
-    {"state1", "absmax1", false},           /* bitsandbytes' optimizers */
+    {"weight", "SCB", false},                    /* bitsandbytes, 8 bits */
+    {"W_q", "scale", true},                      /* HQQ */
+    {"state1", "absmax1", false},                /* bitsandbytes' optimizers */
     {"state2", "absmax2", false},
 };
 
@@ -46,7 +46,7 @@ typedef struct search {
     const tsr_catalog *catalog;
     const tsr_convert_options *options; /* for a cast; */
     const tsr_selection *selection;     /* otherwise, for what is merged */
-    tsr_map *names; /* name of every entry → index */
+    tsr_map *names;                     /* name of every entry → index */
     tsr_vec text;
     const tsr_entry *data; /* the first one that is rejected */
     tsr_str scale;         /* name of its scale */

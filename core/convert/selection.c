@@ -134,7 +134,7 @@ static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(con
     if (refused == 0) return TSR_OK;
     if (refused <= NAMED) return tsr_fail(err, TSR_E_UNSUPPORTED, "%.*s", TSR_STR_ARG(list));
     return tsr_fail(err, TSR_E_UNSUPPORTED, "%.*s, and %llu more %s cannot be written", TSR_STR_ARG(list),
-                     (unsigned long long)(refused - NAMED), refused - NAMED == 1 ? "entry" : "entries");
+                    (unsigned long long)(refused - NAMED), refused - NAMED == 1 ? "entry" : "entries");
 }
 
 /* Marks entries on a storage that another written entry also uses. */

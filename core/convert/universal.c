@@ -56,7 +56,8 @@ static tsr_status add_state(tsr_universal_making *m, tsr_converted *row, tsr_str
 {
     const bool step = tsr_str_equal(key, TSR_STR("step"));
     if (row->entry->kind == TSR_ENTRY_TENSOR && !step) return add_tensor(m, name, key, row->entry);
-    const tsr_value *value = row->entry->kind == TSR_ENTRY_TENSOR ? tsr_value_tensor(m->arena, row->entry, m->err) : row->entry->value;
+    const tsr_value *value =
+        row->entry->kind == TSR_ENTRY_TENSOR ? tsr_value_tensor(m->arena, row->entry, m->err) : row->entry->value;
     if (!value) return TSR_E_NOMEM;
     if (step) m->step = value;
     if (step) return tsr_universal_add(m, value, "%.*s/zero/%.*s/%.*s.pt", name, key);
@@ -67,7 +68,8 @@ static tsr_status add_state(tsr_universal_making *m, tsr_converted *row, tsr_str
 
 static tsr_status check_name(const tsr_universal_making *m, tsr_str name)
 {
-    const bool plain = !memchr(name.data, '/', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
+    const bool plain =
+        !memchr(name.data, '/', name.size) && !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
     TSR_FAIL_IF(!plain, m->err, TSR_E_UNSUPPORTED, "the name of the weight '%.*s' cannot be used as the name of a directory",
                 TSR_STR_ARG(name));
     return TSR_OK;
@@ -140,13 +142,14 @@ static const tsr_value *loss_scaler(const tsr_universal_making *m)
     items[0] = args;
     items[1] = state;
     object->text = tsr_dict_get(state, "cur_iter") ? TSR_STR("deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler")
-                                          : TSR_STR("deepspeed.runtime.fp16.loss_scaler.LossScaler");
+                                                   : TSR_STR("deepspeed.runtime.fp16.loss_scaler.LossScaler");
     return object;
 }
 
 static tsr_status add_optimizer(tsr_universal_making *m)
 {
-    static const char *const without[] = {"state", "param_groups", "loss_scaler", "ds_version", "optimizer_state_dict", NULL};
+    static const char *const without[] = {"state",      "param_groups",         "loss_scaler",
+                                          "ds_version", "optimizer_state_dict", NULL};
     const tsr_value *groups, *states, *scaler = loss_scaler(m), *root;
     TSR_TRY(flat_groups(m, &groups));
     if (m->step) states = tsr_value_dict(m->arena, 1, "step", m->step);
@@ -161,7 +164,8 @@ static tsr_status add_optimizer(tsr_universal_making *m)
     if (scaler) tsr_dict_put(&g, TSR_STR("loss_scaler"), scaler);
     tsr_dict_put(&g, TSR_STR("ds_version"), tsr_universal_version(m));
     tsr_dict_put(&g, TSR_STR("param_groups"), groups);
-    tsr_dict_put(&g, TSR_STR("optimizer_state_dict"), tsr_value_dict(m->arena, 2, "state", numbered, "param_groups", groups));
+    tsr_dict_put(&g, TSR_STR("optimizer_state_dict"),
+                 tsr_value_dict(m->arena, 2, "state", numbered, "param_groups", groups));
     TSR_TRY(tsr_dict_take(&g, TSR_VALUE_DICT, &root));
     return tsr_universal_add(m, root, "%.*s/zero/%.*s%.*s", TSR_STR("optimizer_state.pt"), TSR_STR(""));
 }
@@ -195,10 +199,11 @@ static tsr_status refuse_experts(const tsr_universal_making *m)
 static tsr_status refuse_model_ranks(const tsr_universal_making *m)
 {
     const tsr_value *ranks = tsr_dict_get(m->engine, "mp_world_size");
-    TSR_FAIL_IF(ranks && ranks->kind == TSR_VALUE_INT && ranks->as.integer > 1, m->err, TSR_E_UNSUPPORTED,
-                "the checkpoint is of %lld model-parallel ranks ('engine.mp_world_size'), and DeepSpeed needs the model states of each "
-                "in a universal checkpoint, which are not written; use ds_to_universal, or write --to dcp, torch or safetensors",
-                (long long)ranks->as.integer);
+    TSR_FAIL_IF(
+        ranks && ranks->kind == TSR_VALUE_INT && ranks->as.integer > 1, m->err, TSR_E_UNSUPPORTED,
+        "the checkpoint is of %lld model-parallel ranks ('engine.mp_world_size'), and DeepSpeed needs the model states of each "
+        "in a universal checkpoint, which are not written; use ds_to_universal, or write --to dcp, torch or safetensors",
+        (long long)ranks->as.integer);
     return TSR_OK;
 }
 
@@ -213,13 +218,19 @@ static tsr_status make_all(tsr_universal_making *m)
     return tsr_universal_add_model_states(m);
 }
 
-tsr_status tsr_universal_files(const tsr_chosen *chosen, const tsr_value *root, tsr_arena *arena, tsr_universal *out, tsr_error *err)
+tsr_status tsr_universal_files(const tsr_chosen *chosen, const tsr_value *root, tsr_arena *arena, tsr_universal *out,
+                               tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(chosen->checkpoint)->allocator;
     const bool short_name = tsr_dict_get(root, "optim") != NULL;
-    tsr_universal_making m = {.chosen = chosen, .root = root, .arena = arena, .err = err, .files = tsr_vec_of(allocator, sizeof(tsr_universal_file)),
-                .optim = tsr_dict_get(root, short_name ? "optim" : "optimizer"), .engine = tsr_dict_get(root, "engine"),
-                .state_prefix = short_name ? TSR_STR("optim.state.") : TSR_STR("optimizer.state.")};
+    tsr_universal_making m = {.chosen = chosen,
+                              .root = root,
+                              .arena = arena,
+                              .err = err,
+                              .files = tsr_vec_of(allocator, sizeof(tsr_universal_file)),
+                              .optim = tsr_dict_get(root, short_name ? "optim" : "optimizer"),
+                              .engine = tsr_dict_get(root, "engine"),
+                              .state_prefix = short_name ? TSR_STR("optim.state.") : TSR_STR("optimizer.state.")};
     m.groups = tsr_dict_get(m.optim, "param_groups");
     if (m.groups && m.groups->kind != TSR_VALUE_LIST) m.groups = NULL;
     m.trained = tsr_map_new(allocator, 0, err);

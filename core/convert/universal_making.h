@@ -14,11 +14,11 @@ typedef struct tsr_universal_making {
     const tsr_value *root, *optim, *engine, *groups;
     tsr_arena *arena;
     tsr_str state_prefix;
-    tsr_map *trained; /* name → 1, or 2 after its weight was found */
-    tsr_map *owners;  /* storage id of a trained weight → its row */
+    tsr_map *trained;        /* name → 1, or 2 after its weight was found */
+    tsr_map *owners;         /* storage id of a trained weight → its row */
     const tsr_value *shapes; /* `param_shapes`, made if the source has none */
-    const tsr_value *ties; /* {second name: name}, in the form of `shared_params` */
-    tsr_vec files;    /* tsr_universal_file */
+    const tsr_value *ties;   /* {second name: name}, in the form of `shared_params` */
+    tsr_vec files;           /* tsr_universal_file */
     tsr_str tag;
     const tsr_value *step; /* that of any weight, or NULL */
     tsr_error *err;

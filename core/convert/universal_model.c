@@ -7,7 +7,8 @@
 
 static bool is_same_tensor(const tsr_entry *a, const tsr_entry *b)
 {
-    return tsr_entry_same_shape(a, b) && a->chunk_count && b->chunk_count && a->chunks[0].file == b->chunks[0].file && a->chunks[0].byte_offset == b->chunks[0].byte_offset;
+    return tsr_entry_same_shape(a, b) && a->chunk_count && b->chunk_count && a->chunks[0].file == b->chunks[0].file &&
+           a->chunks[0].byte_offset == b->chunks[0].byte_offset;
 }
 
 /* Second names count as trained, because the weights that they refer to have a directory. */
@@ -81,9 +82,12 @@ static void put_default(tsr_growing_dict *g, const tsr_value *engine, const char
 /* Collects what every file of model states has. */
 static tsr_status model_states(const tsr_universal_making *m, const tsr_value *module, const tsr_value **out)
 {
-    static const char *const without[] = {"optimizer", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "param_shapes", NULL};
+    static const char *const without[] = {"optimizer",     "frozen_param_shapes", "frozen_param_fragments",
+                                          "shared_params", "param_shapes",        NULL};
     static const char *const parts[] = {"model", "module", "optim", "optimizer", "engine", NULL};
-    static const char *const numbers[] = {"skipped_steps", "global_steps", "global_samples"}, *const worlds[] = {"dp_world_size", "mp_world_size"};
+    static const char *const numbers[] = {"skipped_steps", "global_steps", "global_samples"}, *const worlds[] = {
+                                                                                                  "dp_world_size",
+                                                                                                  "mp_world_size"};
     static const char *const nothing[] = {"lr_scheduler", "data_sampler", "random_ltd"};
     tsr_error *err = m->err;
     const tsr_value *none = tsr_value_none(m->arena, err);

@@ -12,7 +12,8 @@ const tsr_value *tsr_dict_get(const tsr_value *dict, const char *key)
 
 tsr_growing_dict tsr_dict_grow(const tsr_universal_making *m)
 {
-    return (tsr_growing_dict){tsr_vec_of(tsr_checkpoint_host(m->chosen->checkpoint)->allocator, sizeof(const tsr_value *)), m->arena, TSR_OK, m->err};
+    return (tsr_growing_dict){tsr_vec_of(tsr_checkpoint_host(m->chosen->checkpoint)->allocator, sizeof(const tsr_value *)),
+                              m->arena, TSR_OK, m->err};
 }
 
 void tsr_dict_push(tsr_growing_dict *g, const tsr_value *value)
@@ -60,7 +61,8 @@ tsr_status tsr_universal_add(tsr_universal_making *m, const tsr_value *root, con
 {
     tsr_universal_file *file = tsr_vec_push(&m->files, m->err);
     if (!file) return TSR_E_NOMEM;
-    *file = (tsr_universal_file){tsr_arena_format(m->arena, m->err, format, TSR_STR_ARG(m->tag), TSR_STR_ARG(a), TSR_STR_ARG(b)), root};
+    *file = (tsr_universal_file){
+        tsr_arena_format(m->arena, m->err, format, TSR_STR_ARG(m->tag), TSR_STR_ARG(a), TSR_STR_ARG(b)), root};
     return file->name.data ? TSR_OK : TSR_E_NOMEM;
 }
 

@@ -110,8 +110,10 @@ static tsr_status join(const joining *j, uint32_t first, tsr_error *err)
     count = 0;
     for (uint32_t s = first; s != ALONE; s = j->next[s]) {
         const tsr_dcp_output_entry *part = &j->rows->sources[s];
-        leaves[count++] = (tsr_leaf){
-            .path = part->path + depth, .path_length = part->path_length - depth, .value = part->entry->value, .name = part->name};
+        leaves[count++] = (tsr_leaf){.path = part->path + depth,
+                                     .path_length = part->path_length - depth,
+                                     .value = part->entry->value,
+                                     .name = part->name};
     }
     *whole = *source->entry;
     source->name = name_of(j, source, depth, err);

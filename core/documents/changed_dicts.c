@@ -14,7 +14,8 @@ static bool is_written(const tsr_conversion *conversion, const tsr_mapping *mapp
     for (uint64_t i = mapping->entries_before; i < conversion->row_count; i++) {
         const tsr_converted *row = &conversion->rows[i];
         const tsr_str fqn = row->entry->fqn;
-        const bool inside = !mapping->path_length || (tsr_str_starts(fqn, name) && fqn.size > name.size && fqn.data[name.size] == '.');
+        const bool inside =
+            !mapping->path_length || (tsr_str_starts(fqn, name) && fqn.size > name.size && fqn.data[name.size] == '.');
         if (!inside) return false;
         if (row->written) return true;
     }
@@ -27,8 +28,8 @@ static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapp
     return mapping->value->count ? is_written(conversion, mapping) : tsr_selection_keeps(selection, mapping->fqn);
 }
 
-tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion, const tsr_selection *selection,
-                                        tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
+                                        const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     uint64_t count = 0;
     tsr_str names = {"", 0};
@@ -43,7 +44,8 @@ tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_co
     if (!names.data || !count) return count ? TSR_E_NOMEM : TSR_OK;
     tsr_str *text = tsr_vec_push(warnings, err);
     if (!text) return TSR_E_NOMEM;
-    *text = tsr_arena_format(arena, err, "written as dict, because torch.load(weights_only=True) refuses collections.defaultdict: %.*s",
+    *text = tsr_arena_format(arena, err,
+                             "written as dict, because torch.load(weights_only=True) refuses collections.defaultdict: %.*s",
                              TSR_STR_ARG(names));
     return text->data ? TSR_OK : TSR_E_NOMEM;
 }

@@ -77,8 +77,8 @@ static tsr_status read_kind(const contract_reader *r, const cJSON *item, const c
         entry->kind = kinds[i].kind;
         return TSR_OK;
     }
-    return tsr_fail(r->err, TSR_E_FORMAT,
-                    "layout: unknown kind '%s' at %s; expected tensor, object or opaque", kind->valuestring, where);
+    return tsr_fail(r->err, TSR_E_FORMAT, "layout: unknown kind '%s' at %s; expected tensor, object or opaque",
+                    kind->valuestring, where);
 }
 
 static tsr_status read_entry(const contract_reader *r, const cJSON *item, size_t index, tsr_entry *entry)
@@ -285,7 +285,8 @@ static tsr_status add_original(const tree_list *t, tsr_str unit, tsr_str fqn, co
 static tsr_status add_shared(const tree_list *t, tsr_str unit, const tsr_module_flat *flat, tsr_dtype dtype, tsr_map *seen)
 {
     tsr_error *err = t->reader->err;
-    for (size_t i = 0; i < flat->param_count; i++) TSR_TRY(tsr_map_put(seen, flat->params[i].fqn, (uint32_t)i, NULL, NULL, err));
+    for (size_t i = 0; i < flat->param_count; i++)
+        TSR_TRY(tsr_map_put(seen, flat->params[i].fqn, (uint32_t)i, NULL, NULL, err));
     for (size_t i = 0; i < flat->shared_count; i++) {
         const uint32_t at = tsr_map_get(seen, flat->shared[i].of, UINT32_MAX);
         const tsr_flat_original *original = at == UINT32_MAX ? NULL : &flat->params[at];

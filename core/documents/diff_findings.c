@@ -45,7 +45,8 @@ static tsr_status find_values(tsr_findings *findings, const tsr_diff_pair *pair,
         tsr_line_format(&line, ", as NaN or in the sign of zero");
     }
     return tsr_finding_add(findings, "diff/value", place_of(pair->a), err, "%llu of %llu values of '%.*s' differ%s",
-                           (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn), most);
+                           (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn),
+                           most);
 }
 
 static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *difference,
@@ -74,8 +75,7 @@ static tsr_status find_one_sided(tsr_findings *findings, const char *rule, const
     char text[160];
     for (uint64_t i = 0; i < count; i++) {
         TSR_TRY(tsr_finding_add(findings, rule, place_of(entries[i]), err, "'%.*s' (%s) is only in %s",
-                                TSR_STR_ARG(entries[i]->fqn),
-                                side_text(entries[i], text, sizeof text), side));
+                                TSR_STR_ARG(entries[i]->fqn), side_text(entries[i], text, sizeof text), side));
     }
     return TSR_OK;
 }

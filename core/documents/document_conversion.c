@@ -109,7 +109,8 @@ static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr
     }
     if (!left) return TSR_OK;
     const tsr_str errors = plural(left, "error", arena, err);
-    return add(warnings, tsr_arena_format(arena, err, "%.*s more; run tessera validate to list them", TSR_STR_ARG(errors)), err);
+    return add(warnings, tsr_arena_format(arena, err, "%.*s more; run tessera validate to list them", TSR_STR_ARG(errors)),
+               err);
 }
 
 tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
@@ -120,7 +121,8 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
     TSR_TRY(add_errors(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
     TSR_TRY(add_left_out(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
     if (counts.copied) {
-        const tsr_str names = name_some(conversion, is_copied, arena, err), tensors = plural(counts.copied, "tensor", arena, err);
+        const tsr_str names = name_some(conversion, is_copied, arena, err),
+                      tensors = plural(counts.copied, "tensor", arena, err);
         TSR_TRY(add(warnings,
                     tsr_arena_format(arena, err, "%.*s that shared storage %s now: %.*s", TSR_STR_ARG(tensors),
                                      counts.copied == 1 ? "is an independent copy" : "are independent copies",
@@ -129,7 +131,8 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
     }
     if (!counts.not_weights_only) return TSR_OK;
     const tsr_str names = name_some(conversion, needs_full_pickle, arena, err);
-    return add(warnings, tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)), err);
+    return add(warnings, tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)),
+               err);
 }
 
 /* ---- the document ---- */

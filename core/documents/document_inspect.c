@@ -254,7 +254,10 @@ static void put_stats(tsr_json *json, const tsr_stats *stats, const tsr_extremes
         const char *key;
         double value;
         uint64_t integer;
-    } reals[] = {{"min", stats->min, extremes->min}, {"max", stats->max, extremes->max}, {"mean", stats->mean, 0}, {"std", stats->std, 0}};
+    } reals[] = {{"min", stats->min, extremes->min},
+                 {"max", stats->max, extremes->max},
+                 {"mean", stats->mean, 0},
+                 {"std", stats->std, 0}};
     tsr_json_key(json, "stats");
     tsr_json_object(json);
     for (size_t i = 0; i < 4; i++) {
@@ -378,7 +381,8 @@ static void put_per_rank(const inspector *in, const tsr_entry *entry, const char
     }
     put_ranks(in, "shapes", ranks, put_held_shape);
     for (uint32_t r = 0; r < ranks->count; r++)
-        if (ranks->tensors[r] && ranks->tensors[r]->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(ranks->tensors[r], &held_bytes))
+        if (ranks->tensors[r] && ranks->tensors[r]->kind == TSR_ENTRY_TENSOR &&
+            tsr_entry_bytes(ranks->tensors[r], &held_bytes))
             bytes += held_bytes;
     put_count(in->json, "bytes", bytes);
     tsr_json_key(in->json, "chunks");

@@ -71,8 +71,7 @@ void tsr_sarif_start(tsr_json *json, const char *version)
 tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
 {
     const size_t tail = finding->file.size;
-    const bool is_file =
-        tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
+    const bool is_file = tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
     const bool joined = tail && !is_file;
     tsr_line line = tsr_line_on(out, capacity);
     tsr_line_put(&line, path.data, path.size);

@@ -72,7 +72,8 @@ static tsr_status read_identity(reader *r, const cJSON *object, const char *wher
     *out = (tsr_str){NULL, 0};
     if (!id || cJSON_IsNull(id)) return TSR_OK;
     if (cJSON_IsString(id)) *out = tsr_arena_format(r->arena, err, "\"%s\"", id->valuestring);
-    else if (cJSON_IsNumber(id)) *out = tsr_arena_str(r->arena, tsr_str_from(tsr_real_text(id->valuedouble, 17, number)), err);
+    else if (cJSON_IsNumber(id))
+        *out = tsr_arena_str(r->arena, tsr_str_from(tsr_real_text(id->valuedouble, 17, number)), err);
     else if (cJSON_IsBool(id)) *out = cJSON_IsTrue(id) ? TSR_STR("true") : TSR_STR("false");
     else return tsr_fail(err, TSR_E_FORMAT, "modules: expected a number or a string as id at %s", where);
     return out->data ? TSR_OK : TSR_E_NOMEM;

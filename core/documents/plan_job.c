@@ -81,7 +81,8 @@ static bool is_read(const tsr_store *store, uint32_t file, const tsr_plan_job *j
 {
     const tsr_str name = store->files[file].name;
     if (store->file_count == 1) return true;
-    return job->source_map.size && (tsr_str_equal(name, TSR_STR("config.json")) || tsr_str_equal(name, TSR_STR("params.json")));
+    return job->source_map.size &&
+           (tsr_str_equal(name, TSR_STR("config.json")) || tsr_str_equal(name, TSR_STR("params.json")));
 }
 
 static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_plan_job *out, tsr_error *err)

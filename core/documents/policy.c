@@ -58,12 +58,11 @@ static tsr_status refuse_rule(const tsr_policy *policy, tsr_str pattern, tsr_err
         return tsr_fail(err, TSR_E_USAGE, "--rule: '%s' is not a rule of %s", id, command);
     }
     if (meant && is_in_scope(policy, meant) && !tsr_str_ends(pattern, TSR_STR("*"))) {
-        return tsr_fail(err, TSR_E_USAGE, "--rule: there is no rule '%.*s'; did you mean '%s'?", shown,
-                        pattern.data, meant->id);
+        return tsr_fail(err, TSR_E_USAGE, "--rule: there is no rule '%.*s'; did you mean '%s'?", shown, pattern.data,
+                        meant->id);
     }
-    return tsr_fail(err, TSR_E_USAGE,
-                    "--rule: no rule of %s is called '%.*s'; `tessera %s --list-rules` lists them", command, shown,
-                    pattern.data, command);
+    return tsr_fail(err, TSR_E_USAGE, "--rule: no rule of %s is called '%.*s'; `tessera %s --list-rules` lists them",
+                    command, shown, pattern.data, command);
 }
 
 static tsr_status read_level(const char *word, int *out, tsr_error *err)
@@ -189,8 +188,8 @@ static void keep_unlisted(const tsr_policy *policy, const tsr_rule *rule, const 
     }
 }
 
-tsr_status tsr_policy_findings(const tsr_policy *policy, const tsr_findings *from, tsr_findings *to, tsr_policy_result *result,
-                               tsr_error *err)
+tsr_status tsr_policy_findings(const tsr_policy *policy, const tsr_findings *from, tsr_findings *to,
+                               tsr_policy_result *result, tsr_error *err)
 {
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);

@@ -54,7 +54,8 @@ static tsr_status read_unlisted(tsr_policy *policy, const cJSON *root, tsr_error
     TSR_TRY(tsr_json_find(root, "summary", TSR_JSON_OBJECT, "", &summary, err));
     if (!summary) return TSR_OK;
     TSR_TRY(tsr_json_find(summary, "unlisted", TSR_JSON_OBJECT, "summary", &unlisted, err));
-    cJSON_ArrayForEach(member, unlisted) {
+    cJSON_ArrayForEach(member, unlisted)
+    {
         uint64_t number;
         const tsr_rule *rule = tsr_rule_find(member->string);
         TSR_TRY(tsr_json_to_u64(member, "summary.unlisted", &number, err));
@@ -69,7 +70,8 @@ static tsr_status read_findings(tsr_policy *policy, const cJSON *root, tsr_error
     char where[WHERE_BYTES];
     size_t index = 0;
     TSR_TRY(tsr_json_get(root, "findings", TSR_JSON_ARRAY, "", &array, err));
-    cJSON_ArrayForEach(item, array) {
+    cJSON_ArrayForEach(item, array)
+    {
         place_of(where, "findings", index++);
         TSR_TRY(read_finding(policy, item, where, err));
     }
@@ -105,7 +107,8 @@ static tsr_status read_change(tsr_policy *policy, const cJSON *change, const cha
     TSR_TRY(tsr_json_expect(change, TSR_JSON_OBJECT, where, err));
     TSR_TRY(get_text(change, "fqn", where, &name, err));
     TSR_TRY(tsr_json_get(change, "what", TSR_JSON_ARRAY, where, &what, err));
-    cJSON_ArrayForEach(item, what) {
+    cJSON_ArrayForEach(item, what)
+    {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, err));
         TSR_TRY(know_difference(policy, item->valuestring, name, absent, err));
     }
@@ -128,7 +131,8 @@ static tsr_status read_items(tsr_policy *policy, const cJSON *root, const char *
     char where[WHERE_BYTES];
     size_t index = 0;
     TSR_TRY(tsr_json_get(root, key, TSR_JSON_ARRAY, "", &array, err));
-    cJSON_ArrayForEach(item, array) {
+    cJSON_ArrayForEach(item, array)
+    {
         place_of(where, key, index++);
         TSR_TRY(read(policy, item, where, err));
     }

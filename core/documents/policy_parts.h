@@ -16,8 +16,8 @@ struct tsr_policy {
     tsr_arena *arena; /* for keys */
     tsr_map *known;   /* keys of everything the baseline lists */
     bool has_baseline, has_rules_off;
-    int levels[TSR_MAX_RULES];         /* a tsr_level, or one of the above */
-    uint64_t unlisted[TSR_MAX_RULES];  /* findings that the baseline counts but does not list */
+    int levels[TSR_MAX_RULES];        /* a tsr_level, or one of the above */
+    uint64_t unlisted[TSR_MAX_RULES]; /* findings that the baseline counts but does not list */
 };
 
 /* What identifies a finding or difference across runs. Absent names have no data. Bytes that are not valid UTF-8 (lone

@@ -21,7 +21,8 @@ static tsr_status check_keys(const shards_reader *r, const cJSON *object, const 
         if (keys[k]) continue;
         const char *meant = tsr_suggest(member->string, keys, sizeof *keys);
         return tsr_fail(r->err, TSR_E_FORMAT, "unknown key '%s' in %s%s%s%s", member->string,
-                        *r->where ? r->where : "the document", meant ? "; did you mean '" : "", meant ? meant : "", meant ? "'?" : "");
+                        *r->where ? r->where : "the document", meant ? "; did you mean '" : "", meant ? meant : "",
+                        meant ? "'?" : "");
     }
     return TSR_OK;
 }
@@ -34,7 +35,8 @@ static tsr_status read_text(const shards_reader *r, const cJSON *object, const c
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status read_sizes(const shards_reader *r, const cJSON *array, const char *key, const uint64_t **out, uint32_t *count)
+static tsr_status read_sizes(const shards_reader *r, const cJSON *array, const char *key, const uint64_t **out,
+                             uint32_t *count)
 {
     const cJSON *item;
     const int size = cJSON_GetArraySize(array);
@@ -60,7 +62,8 @@ static tsr_status read_blocks(const shards_reader *r, const cJSON *item, tsr_sha
 {
     int64_t count = 1, copies = 1;
     uint32_t listed = 0;
-    const cJSON *blocks = cJSON_GetObjectItemCaseSensitive(item, "blocks"), *shared = cJSON_GetObjectItemCaseSensitive(item, "copies");
+    const cJSON *blocks = cJSON_GetObjectItemCaseSensitive(item, "blocks"),
+                *shared = cJSON_GetObjectItemCaseSensitive(item, "copies");
     if (blocks && cJSON_IsArray(blocks)) {
         TSR_TRY(read_sizes(r, blocks, "blocks", &rule->block_sizes, &rule->block_count));
     } else {
@@ -113,7 +116,8 @@ static tsr_status read_kind(const shards_reader *r, const cJSON *item, tsr_shard
 
 static tsr_status read_rule(const shards_reader *r, const cJSON *item, tsr_shards_rule *rule)
 {
-    static const char *const keys[] = {"match", "concat", "replicate", "only_rank", "stack", "blocks", "copies", "trim", NULL};
+    static const char *const keys[] = {"match",  "concat", "replicate", "only_rank", "stack",
+                                       "blocks", "copies", "trim",      NULL};
     const cJSON *match, *trim;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, r->where, r->err));
     TSR_TRY(check_keys(r, item, keys));

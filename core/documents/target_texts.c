@@ -111,7 +111,8 @@ tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str 
     TSR_TRY(parse_list(&out->mesh, texts->default_placements, TSR_STR("default"), arena, &out->default_placements, err));
     tsr_target_rule *rules = tsr_arena_array(arena, texts->rule_count, sizeof *rules, err);
     if (!rules) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < texts->rule_count; i++) TSR_TRY(parse_rule(&out->mesh, &texts->rules[i], arena, &rules[i], err));
+    for (uint32_t i = 0; i < texts->rule_count; i++)
+        TSR_TRY(parse_rule(&out->mesh, &texts->rules[i], arena, &rules[i], err));
     out->rules = rules;
     return tsr_target_check(out, err);
 }

@@ -21,8 +21,8 @@ typedef struct visit {
     tsr_vec items;  /* tsr_state_item */
     bool *seen;     /* by module */
     uint32_t *last; /* by tensor: the module that visited it last, see met_by */
-    bool every;         /* shared modules under each of their names */
-    uint64_t left;      /* with `every`: how many modules may still be entered */
+    bool every;     /* shared modules under each of their names */
+    uint64_t left;  /* with `every`: how many modules may still be entered */
 } visit;
 
 static tsr_status push_item(visit *v, tsr_str prefix, tsr_str name, tsr_state_item item, tsr_error *err)

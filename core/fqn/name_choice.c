@@ -44,7 +44,8 @@ static tsr_status add_similar(const tsr_catalog *catalog, tsr_str pattern, tsr_a
 {
     const tsr_str similar = most_similar(catalog, pattern);
     if (!catalog->entry_count) return TSR_OK;
-    *out = tsr_arena_format(arena, err, "%.*s; the %s is '%.*s'", TSR_STR_ARG(*out), similar.data ? "most similar" : "first name",
+    *out = tsr_arena_format(arena, err, "%.*s; the %s is '%.*s'", TSR_STR_ARG(*out),
+                            similar.data ? "most similar" : "first name",
                             TSR_STR_ARG(similar.data ? similar : catalog->entries[0].fqn));
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }

@@ -76,8 +76,8 @@ static size_t strip_prefixes(tsr_str text, char *out, size_t *at_out, size_t *co
 
 static tsr_status wrong_place(const walk *w, tsr_str component, tsr_str expected, tsr_error *err)
 {
-    return tsr_fail(err, TSR_E_FORMAT, "fqn: '%.*s' has '%.*s' where its wrapper expects '%.*s'",
-                    TSR_STR_ARG(w->out->raw), TSR_STR_ARG(component), TSR_STR_ARG(expected));
+    return tsr_fail(err, TSR_E_FORMAT, "fqn: '%.*s' has '%.*s' where its wrapper expects '%.*s'", TSR_STR_ARG(w->out->raw),
+                    TSR_STR_ARG(component), TSR_STR_ARG(expected));
 }
 
 /* Moves to the attribute `name` of the current object. */

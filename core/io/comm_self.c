@@ -28,8 +28,7 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
     (void)data;
     (void)size;
     if (s->failed.status == TSR_OK && root != 0) {
-        tsr_fail(&s->failed, TSR_E_USAGE, "comm: rank %u cannot broadcast: there is only rank 0",
-                 (unsigned)root);
+        tsr_fail(&s->failed, TSR_E_USAGE, "comm: rank %u cannot broadcast: there is only rank 0", (unsigned)root);
     }
     return again(s, err);
 }

@@ -19,7 +19,7 @@ struct tsr_guards {
     tsr_unguarded_read *read;
     void *ctx;
     tsr_guards_lock lock; /* all NULL if there is only one thread */
-    tsr_vec kept; /* sorted by file and offset if is_sorted; they do not overlap */
+    tsr_vec kept;         /* sorted by file and offset if is_sorted; they do not overlap */
     uint64_t added;
     bool is_sorted;
 };
@@ -41,8 +41,8 @@ static void release_lock(const tsr_guards *guards)
     if (guards->lock.release) guards->lock.release(guards->lock.ctx);
 }
 
-tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, const tsr_guards_lock *lock, tsr_guards **out,
-                          tsr_error *err)
+tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, const tsr_guards_lock *lock,
+                          tsr_guards **out, tsr_error *err)
 {
     tsr_guards *guards = tsr_alloc(allocator, 1, sizeof *guards, err);
     if (!guards) {
@@ -58,7 +58,8 @@ tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *re
 void tsr_guards_forget(tsr_guards *guards)
 {
     kept *all = guards->kept.items;
-    for (size_t i = 0; i < guards->kept.count; i++) tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
+    for (size_t i = 0; i < guards->kept.count; i++)
+        tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
     guards->kept.count = 0;
 }
 
@@ -107,7 +108,8 @@ static void sort(tsr_guards *guards)
     size_t count = 0;
     if (guards->kept.count) qsort(all, guards->kept.count, sizeof *all, by_place);
     for (size_t i = 0; i < guards->kept.count; i++) {
-        if (count && is_same_place(&all[count - 1], &all[i])) tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
+        if (count && is_same_place(&all[count - 1], &all[i]))
+            tsr_free(guards->allocator, (char *)all[i].guard.facts.data, all[i].guard.facts.size, 1);
         else all[count++] = all[i];
     }
     guards->kept.count = count;
@@ -124,7 +126,8 @@ static size_t first_behind(tsr_guards *guards, uint32_t file, uint64_t offset)
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         const tsr_store_guard *guard = &all[middle].guard;
-        if (guard->file < file || (guard->file == file && guard->guarded_offset + guard->guarded_length <= offset)) low = middle + 1;
+        if (guard->file < file || (guard->file == file && guard->guarded_offset + guard->guarded_length <= offset))
+            low = middle + 1;
         else high = middle;
     }
     return low;
@@ -150,7 +153,8 @@ static void free_copy(tsr_guards *guards, tsr_store_guard *guard)
 
 /* Copies the first unchecked guard at or after `from` that guards some of the wanted bytes. Free with free_copy. *found is
  * false if there is none. */
-static tsr_status next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out, bool *found, tsr_error *err)
+static tsr_status next_unchecked(tsr_guards *guards, const wanted *w, uint64_t from, tsr_store_guard *out, bool *found,
+                                 tsr_error *err)
 {
     tsr_status status = TSR_OK;
     *found = false;
@@ -210,7 +214,8 @@ static tsr_status read_first(tsr_guards *guards, const wanted *w, tsr_error *err
     bool found;
     TSR_TRY(next_unchecked(guards, w, 0, &guard, &found, err));
     tsr_status status;
-    if (!found || guard.byte_offset >= w->offset) status = guards->read(guards->ctx, w->file, w->offset, w->bytes, w->size, err);
+    if (!found || guard.byte_offset >= w->offset)
+        status = guards->read(guards->ctx, w->file, w->offset, w->bytes, w->size, err);
     else if (w->offset <= guard.guarded_offset) status = read_with(guards, w, &guard, err);
     else status = read_after(guards, w, &guard, err);
     if (found) free_copy(guards, &guard);

@@ -35,7 +35,8 @@ static tsr_status memory_create(tsr_output *output, tsr_str name, uint64_t size,
     return tsr_vec_reserve(&created->bytes, (size_t)size, err);
 }
 
-static tsr_status memory_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
+static tsr_status memory_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size,
+                                  tsr_error *err)
 {
     tsr_vec *bytes = &file_of(output, file)->bytes;
     uint64_t end = offset + size;
@@ -75,8 +76,11 @@ tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out
         tsr_free(allocator, memory, 1, sizeof *memory);
         return TSR_E_NOMEM;
     }
-    *memory = (memory_output){{memory_create, memory_write_at, NULL, memory_publish, memory_close, NULL, 0}, allocator, names,
-                              tsr_vec_of(allocator, sizeof(written_file)), false};
+    *memory = (memory_output){{memory_create, memory_write_at, NULL, memory_publish, memory_close, NULL, 0},
+                              allocator,
+                              names,
+                              tsr_vec_of(allocator, sizeof(written_file)),
+                              false};
     *out = &memory->base;
     return TSR_OK;
 }

@@ -1,6 +1,6 @@
 /* Stores a table of runs per tensor dim. So the layout of a whole mesh only takes the memory of each dim's cuts. */
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/alloc.h"
 
 #include "layout/shard.h"
 #include "tessera/sys/try.h"

@@ -125,8 +125,8 @@ static cut_order order_cuts(const tsr_mesh *mesh, const tsr_placement *placement
     return order;
 }
 
-tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate,
-                          tsr_vec *spans, tsr_error *err)
+tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate, tsr_vec *spans,
+                          tsr_error *err)
 {
     const cut_order order = order_cuts(how->mesh, how->placements, how->strided, shape.ndim, dim);
     tsr_vec runs = tsr_vec_of(spans->allocator, sizeof(tsr_span)), scratch = runs;

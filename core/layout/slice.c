@@ -63,8 +63,8 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span
         uint64_t at = from < 0 ? size + (uint64_t)from : (uint64_t)from;
         if (at >= size) {
             const tsr_str given = trim(part);
-            return tsr_fail(err, TSR_E_USAGE, "index %.*s of dim %u is beyond its size %" PRIu64,
-                             TSR_STR_ARG(given), dim, size);
+            return tsr_fail(err, TSR_E_USAGE, "index %.*s of dim %u is beyond its size %" PRIu64, TSR_STR_ARG(given), dim,
+                            size);
         }
         *out = (tsr_span){at, 1};
         return TSR_OK;

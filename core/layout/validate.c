@@ -1,8 +1,8 @@
 /* Finds errors in a catalog without reading bytes: checks the tiling of each tensor and the byte ranges of all chunks. */
+#include "tessera/validate.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/vec.h"
-#include "tessera/validate.h"
 
 #include <stdlib.h>
 
@@ -116,7 +116,8 @@ static int compare_ranges(const void *left, const void *right)
 static bool continues_item(const tsr_entry *entry, uint64_t chunk)
 {
     const tsr_chunk *c = &entry->chunks[chunk];
-    return chunk && !c->view && c[-1].file == c->file && c[-1].byte_offset == c->byte_offset && c[-1].byte_length == c->byte_length;
+    return chunk && !c->view && c[-1].file == c->file && c[-1].byte_offset == c->byte_offset &&
+           c[-1].byte_length == c->byte_length;
 }
 
 /* `boxes`: whether one item may contain several boxes of a tensor. */
@@ -160,8 +161,8 @@ static bool bytes_are_exclusive(const tsr_catalog *catalog)
 {
     const tsr_format format = catalog->format;
     if (catalog->mapped) return false;
-    return format == TSR_FORMAT_DCP || format == TSR_FORMAT_MEGATRON_DIST || format == TSR_FORMAT_DCP_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS ||
-           format == TSR_FORMAT_SAFETENSORS_INDEX;
+    return format == TSR_FORMAT_DCP || format == TSR_FORMAT_MEGATRON_DIST || format == TSR_FORMAT_DCP_SAFETENSORS ||
+           format == TSR_FORMAT_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS_INDEX;
 }
 
 static tsr_status check_shared_bytes(const check *c, tsr_error *err)

@@ -33,9 +33,8 @@ tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err)
         size = comma ? (size_t)(comma - words.data) - at : words.size - at;
         const uint32_t bit = tsr_leniency_from_word((tsr_str){words.data + at, size});
         if (!bit)
-            return tsr_fail(err, TSR_E_USAGE,
-                            "--allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'", (int)size,
-                            words.data + at);
+            return tsr_fail(err, TSR_E_USAGE, "--allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'",
+                            (int)size, words.data + at);
         *out |= bit;
     }
     return TSR_OK;
@@ -157,8 +156,8 @@ static tsr_str object_above(const tsr_contract *contract, const tsr_map *wanted,
 }
 
 /* An object that stands for what is below its name is there if something is. */
-static tsr_status index_entries(const tsr_contract *contract, const tsr_catalog *catalog, const tsr_map *wanted, tsr_map *map,
-                                tsr_error *err)
+static tsr_status index_entries(const tsr_contract *contract, const tsr_catalog *catalog, const tsr_map *wanted,
+                                tsr_map *map, tsr_error *err)
 {
     tsr_str name;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
@@ -183,7 +182,8 @@ static tsr_status report_unexpected(const compare *c, const tsr_catalog *catalog
     tsr_str name;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
-        if (!tsr_contract_name(c->contract, entry->fqn, &name) || tsr_map_get(wanted, name, UINT32_MAX) != UINT32_MAX) continue;
+        if (!tsr_contract_name(c->contract, entry->fqn, &name) || tsr_map_get(wanted, name, UINT32_MAX) != UINT32_MAX)
+            continue;
         if (object_above(c->contract, wanted, name).data) continue;
         if (tsr_contract_allows(c->contract, name) & TSR_MAY_EXCEED) continue;
         TSR_TRY(tsr_finding_add(c->findings, "layout/unexpected-entry", name_of(entry), err, "'%.*s' is not in %s",

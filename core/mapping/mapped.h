@@ -8,22 +8,29 @@
 
 /* A file of the mapped store whose bytes are computed when they are read. */
 typedef struct tsr_computed {
-    enum { TSR_COMPUTED_CONSTANT, TSR_COMPUTED_CAST, TSR_COMPUTED_SCALED, TSR_COMPUTED_MXFP4, TSR_COMPUTED_NVFP4, TSR_COMPUTED_BY } kind;
+    enum {
+        TSR_COMPUTED_CONSTANT,
+        TSR_COMPUTED_CAST,
+        TSR_COMPUTED_SCALED,
+        TSR_COMPUTED_MXFP4,
+        TSR_COMPUTED_NVFP4,
+        TSR_COMPUTED_BY
+    } kind;
     tsr_dtype dtype;
     uint64_t elements;
     /* For TSR_COMPUTED_BY: computes elements [first, first + count) in `dtype`, in row-major order. Several threads call it
      * at the same time. */
     tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
     const void *ctx;
-    const tsr_entry *input;  /* not for constants: an entry of the mapped checkpoint that is not in its catalog */
-    const tsr_entry *scale;  /* for SCALED, MXFP4 and NVFP4 */
-    const tsr_entry *tensor_scale; /* NVFP4: the scale of the scales, or NULL */
-    uint64_t tensor_elements;      /* how many elements share one number of tensor_scale */
-    bool divides;                  /* scales are divided by tensor_scale, not multiplied */
-    uint64_t rows, columns;  /* SCALED: the last two sizes of the input */
-    uint64_t scale_rows, scale_columns;  /* the last two sizes of the scale */
-    uint64_t block_rows, block_columns;  /* how many rows and columns of the input share one scale */
-    uint8_t constant[16];    /* a single element */
+    const tsr_entry *input;             /* not for constants: an entry of the mapped checkpoint that is not in its catalog */
+    const tsr_entry *scale;             /* for SCALED, MXFP4 and NVFP4 */
+    const tsr_entry *tensor_scale;      /* NVFP4: the scale of the scales, or NULL */
+    uint64_t tensor_elements;           /* how many elements share one number of tensor_scale */
+    bool divides;                       /* scales are divided by tensor_scale, not multiplied */
+    uint64_t rows, columns;             /* SCALED: the last two sizes of the input */
+    uint64_t scale_rows, scale_columns; /* the last two sizes of the scale */
+    uint64_t block_rows, block_columns; /* how many rows and columns of the input share one scale */
+    uint8_t constant[16];               /* a single element */
 } tsr_computed;
 
 /* The sources of an entry of the mapped catalog. `rule` is NULL for an entry that no rule matched, or that was made without
@@ -54,11 +61,11 @@ typedef struct tsr_mapped {
     struct cJSON *config;           /* the content of config.json or params.json, or NULL */
     const char *config_name;
     tsr_box_maker maker;
-    tsr_vec rows;         /* of tsr_mapped_row */
-    tsr_vec computed;     /* of tsr_computed: the files that follow the source's */
-    tsr_vec dropped;      /* of const tsr_entry * */
-    const char *step;     /* what computes elements without a rule, such as "quantize" */
-    void *ctx;            /* the context of the scheme that filled the rows, in the arena; or NULL */
+    tsr_vec rows;     /* of tsr_mapped_row */
+    tsr_vec computed; /* of tsr_computed: the files that follow the source's */
+    tsr_vec dropped;  /* of const tsr_entry * */
+    const char *step; /* what computes elements without a rule, such as "quantize" */
+    void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
     tsr_tied tied;
     /* For users: what the map leaves out, a name that an inverse guessed, and the like. Its data is NULL if there is nothing
      * to say. */
@@ -93,8 +100,8 @@ tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);
 /* Makes an entry of the mapped checkpoint from a tensor, with the name `fqn` and the attributes of `like`. The functions
  * after it implement the reader's functions of the same names (formats/common/reader.h). */
-tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn, tsr_entry *out,
-                            tsr_error *err);
+tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn,
+                            tsr_entry *out, tsr_error *err);
 tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);
 tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -106,7 +113,8 @@ tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
 tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);
 /* Make a tensor that is cast when it is read, and one that has the same number everywhere. For the latter, the name, shape
  * and dtype of `out` must be set. */
-tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out, tsr_error *err);
+tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out,
+                           tsr_error *err);
 tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, tsr_error *err);
 
 /* Computes a run of elements of a SCALED, MXFP4 or NVFP4 file in float32. `input` is memory of 8 bytes per element. */
@@ -120,7 +128,8 @@ typedef struct tsr_scales_read {
     uint64_t first;
     size_t count, itemsize;
 } tsr_scales_read;
-tsr_status tsr_scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out, tsr_error *err);
+tsr_status tsr_scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out,
+                           tsr_error *err);
 void tsr_scales_close(const tsr_mapped *m, const tsr_scales_read *scales);
 /* Unpacks pairs of 4-bit numbers into elements of 2 bytes without converting them to float32 first. A scale of one byte has
  * only 16 products, which are computed when the scale first occurs. Zero a tsr_unpacking before its first use, and use it
@@ -206,7 +215,8 @@ typedef struct tsr_map_slot {
     tsr_mapped_tensor *tensors;
     uint64_t count;
 } tsr_map_slot;
-tsr_status tsr_mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count, tsr_error *err);
+tsr_status tsr_mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count,
+                            tsr_error *err);
 
 /* mapping_match.c: fills m->rows and m->dropped. */
 tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err);

@@ -10,7 +10,8 @@ tsr_shape_text tsr_shape_of(const tsr_mapped_tensor *tensor)
     tsr_shape_text out;
     tsr_line line = tsr_line_on(out.text, sizeof out.text);
     tsr_line_format(&line, "[");
-    for (uint32_t d = 0; d < tensor->ndim; d++) tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)tensor->shape[d]);
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)tensor->shape[d]);
     tsr_line_format(&line, "]");
     return out;
 }
@@ -41,8 +42,8 @@ tsr_source_box *tsr_box_list_add(tsr_box_list *list, const tsr_source_box *like)
 
 tsr_status tsr_box_list_close(tsr_box_list *list, tsr_status status, tsr_mapped_tensor *out)
 {
-    tsr_source_box *boxes = status == TSR_OK ? tsr_arena_array(list->maker->arena, list->boxes.count, sizeof *boxes, list->maker->err)
-                                             : NULL;
+    tsr_source_box *boxes =
+        status == TSR_OK ? tsr_arena_array(list->maker->arena, list->boxes.count, sizeof *boxes, list->maker->err) : NULL;
     if (status == TSR_OK && !boxes) status = TSR_E_NOMEM;
     if (status == TSR_OK && list->boxes.count) memcpy(boxes, list->boxes.items, list->boxes.count * sizeof *boxes);
     out->boxes = boxes;
@@ -123,7 +124,8 @@ static void copy_numbers(tsr_source_box *to, const tsr_source_box *from, uint32_
     memcpy(to->strides, from->strides, ndim * sizeof *to->strides);
 }
 
-tsr_status tsr_boxes_slice(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_span range, tsr_mapped_tensor *out)
+tsr_status tsr_boxes_slice(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_span range,
+                           tsr_mapped_tensor *out)
 {
     tsr_box_list list;
     tsr_status status = TSR_OK;
@@ -154,15 +156,17 @@ static tsr_status check_alike(tsr_box_maker *maker, const tsr_mapped_tensor *a, 
 {
     bool same = a->ndim == b->ndim;
     for (uint32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
-    TSR_FAIL_IF(!same, maker->err, TSR_E_FORMAT, "'%.*s' %s and '%.*s' %s cannot be joined along dim %u, because other sizes differ",
-                TSR_STR_ARG(a->name), tsr_shape_of(a).text, TSR_STR_ARG(b->name), tsr_shape_of(b).text, (unsigned)dim);
+    TSR_FAIL_IF(!same, maker->err, TSR_E_FORMAT,
+                "'%.*s' %s and '%.*s' %s cannot be joined along dim %u, because other sizes differ", TSR_STR_ARG(a->name),
+                tsr_shape_of(a).text, TSR_STR_ARG(b->name), tsr_shape_of(b).text, (unsigned)dim);
     TSR_FAIL_IF(a->dtype != b->dtype, maker->err, TSR_E_FORMAT, "'%.*s' is %s but '%.*s' is %s; add a cast step",
                 TSR_STR_ARG(a->name), tsr_dtype_describe(a->dtype)->name, TSR_STR_ARG(b->name),
                 tsr_dtype_describe(b->dtype)->name);
     return TSR_OK;
 }
 
-tsr_status tsr_boxes_concat(tsr_box_maker *maker, const tsr_mapped_tensor *in, size_t count, uint32_t dim, tsr_mapped_tensor *out)
+tsr_status tsr_boxes_concat(tsr_box_maker *maker, const tsr_mapped_tensor *in, size_t count, uint32_t dim,
+                            tsr_mapped_tensor *out)
 {
     tsr_box_list list;
     tsr_status status = TSR_OK;
@@ -211,7 +215,8 @@ static tsr_status rearrange(tsr_box_maker *maker, const tsr_mapped_tensor *in, c
     return tsr_box_list_close(&list, status, out);
 }
 
-tsr_status tsr_boxes_transpose(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order, tsr_mapped_tensor *out)
+tsr_status tsr_boxes_transpose(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order,
+                               tsr_mapped_tensor *out)
 {
     return rearrange(maker, in, order, in->ndim, out);
 }

@@ -13,8 +13,8 @@
 typedef struct tsr_source_box {
     const tsr_entry *entry; /* in the source; NULL if the elements are in a computed file */
     const tsr_chunk *chunk;
-    uint32_t file;          /* in the mapped store, if `entry` is NULL */
-    bool whole;             /* the box is the entire chunk in its own order */
+    uint32_t file; /* in the mapped store, if `entry` is NULL */
+    bool whole;    /* the box is the entire chunk in its own order */
     bool replica;
     uint64_t base;
     uint64_t *offsets, *sizes, *strides; /* of the tensor, in elements; strides and base count elements in the chunk's
@@ -45,13 +45,16 @@ tsr_status tsr_boxes_of_entry(tsr_box_maker *maker, const tsr_entry *entry, tsr_
 /* Makes one box over a computed file for a tensor whose shape is set. If it `repeats`, all its elements are the file's only
  * element. */
 tsr_status tsr_boxes_of_file(tsr_box_maker *maker, uint32_t file, bool repeats, tsr_mapped_tensor *out);
-tsr_status tsr_boxes_slice(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_span range, tsr_mapped_tensor *out);
+tsr_status tsr_boxes_slice(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_span range,
+                           tsr_mapped_tensor *out);
 /* Concatenates tensors along a dim. TSR_E_FORMAT if their dtypes or their other sizes differ. */
-tsr_status tsr_boxes_concat(tsr_box_maker *maker, const tsr_mapped_tensor *in, size_t count, uint32_t dim, tsr_mapped_tensor *out);
+tsr_status tsr_boxes_concat(tsr_box_maker *maker, const tsr_mapped_tensor *in, size_t count, uint32_t dim,
+                            tsr_mapped_tensor *out);
 /* Insert a new dim of size 1 before `dim`, which may be ndim, and remove such a dim. */
 tsr_status tsr_boxes_add_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_mapped_tensor *out);
 tsr_status tsr_boxes_remove_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, tsr_mapped_tensor *out);
-tsr_status tsr_boxes_transpose(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order, tsr_mapped_tensor *out);
+tsr_status tsr_boxes_transpose(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order,
+                               tsr_mapped_tensor *out);
 
 /* mapping_reshape.c: split a dim into `count` dims whose sizes have the same product, and merge `count` dims into one. */
 tsr_status tsr_boxes_split_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, const uint64_t *factors,

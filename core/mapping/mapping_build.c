@@ -4,7 +4,8 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 
-static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, uint32_t pattern, const tsr_entry *entry, tsr_error *err)
+static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, uint32_t pattern, const tsr_entry *entry,
+                          tsr_error *err)
 {
     tsr_mapped_row *row = tsr_vec_push(&m->rows, err);
     if (!row) return TSR_E_NOMEM;
@@ -67,7 +68,8 @@ static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
 }
 
 /* For a rule that dequantizes: makes the products of one of the binding's tensors and its scale. */
-static tsr_status multiply(tsr_mapped *m, const tsr_map_binding *binding, uint64_t tensor, tsr_mapped_tensor *out, tsr_error *err)
+static tsr_status multiply(tsr_mapped *m, const tsr_map_binding *binding, uint64_t tensor, tsr_mapped_tensor *out,
+                           tsr_error *err)
 {
     const tsr_map_rule *rule = binding->rule;
     const tsr_map_step *step = &rule->steps[0];
@@ -112,7 +114,8 @@ static tsr_str decimal(uint64_t number, tsr_arena *arena, tsr_error *err)
     return tsr_arena_format(arena, err, "%llu", (unsigned long long)number);
 }
 
-static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint32_t s, const tsr_map_slot *slot, tsr_error *err)
+static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint32_t s, const tsr_map_slot *slot,
+                            tsr_error *err)
 {
     const tsr_map_rule *rule = binding->rule;
     for (uint64_t i = 0; i < slot->count; i++) {

@@ -161,7 +161,8 @@ static tsr_str layer_of(const counter *c, tsr_str prefix)
 /* Whether the member has a tensor with this ending. */
 static tsr_status has_tensor(const counter *c, const piece *member, const piece *end, bool *has)
 {
-    const tsr_str name = tsr_arena_format(c->s->arena, c->s->err, "n%.*s%.*s", TSR_STR_ARG(member->text), TSR_STR_ARG(end->text));
+    const tsr_str name =
+        tsr_arena_format(c->s->arena, c->s->err, "n%.*s%.*s", TSR_STR_ARG(member->text), TSR_STR_ARG(end->text));
     if (!name.data) return TSR_E_NOMEM;
     *has = tsr_map_get(c->known, name, UINT32_MAX) != UINT32_MAX;
     return TSR_OK;
@@ -181,9 +182,9 @@ static tsr_status refuse_tensor(const counter *c, const piece *member, const pie
         have += has;
     }
     return tsr_fail(c->s->err, TSR_E_FORMAT,
-                    "expert %.*s of %.*s does not have '%.*s%.*s', which %llu of the %llu experts there have", TSR_STR_ARG(expert),
-                    TSR_STR_ARG(layer), TSR_STR_ARG(member->text), TSR_STR_ARG(end->text), (unsigned long long)have,
-                    (unsigned long long)g->members);
+                    "expert %.*s of %.*s does not have '%.*s%.*s', which %llu of the %llu experts there have",
+                    TSR_STR_ARG(expert), TSR_STR_ARG(layer), TSR_STR_ARG(member->text), TSR_STR_ARG(end->text),
+                    (unsigned long long)have, (unsigned long long)g->members);
 }
 
 /* Fails, naming the first weight that a member of group `number` lacks. */
@@ -229,8 +230,8 @@ static bool find_number(const tsr_mapped *m, const char *const *names, const cha
 static tsr_status refuse_count(const counter *c, const group *g, const char *name, uint64_t stated)
 {
     return tsr_fail(c->s->err, TSR_E_FORMAT, "'%.*s' has %llu %s%s, but %s of %s is %llu", TSR_STR_ARG(g->prefix),
-                    (unsigned long long)g->members, g->experts ? "expert" : "layer", g->members == 1 ? "" : "s", name, c->s->m->config_name,
-                    (unsigned long long)stated);
+                    (unsigned long long)g->members, g->experts ? "expert" : "layer", g->members == 1 ? "" : "s", name,
+                    c->s->m->config_name, (unsigned long long)stated);
 }
 
 static tsr_status check_expert_counts(const counter *c)

@@ -70,12 +70,14 @@ static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr
         how->scheme = TSR_SCALES_MXFP4;
         return TSR_OK;
     }
-    const uint64_t columns = entry->ndim ? entry->shape[entry->ndim - 1] : 0, scales = scale->ndim ? scale->shape[scale->ndim - 1] : 0;
+    const uint64_t columns = entry->ndim ? entry->shape[entry->ndim - 1] : 0,
+                   scales = scale->ndim ? scale->shape[scale->ndim - 1] : 0;
     const bool grouped = columns && columns % 16 == 0 && scales == columns / 16;
-    TSR_FAIL_IF(grouped || !strcmp(tsr_mapped_quant_method(f->m), "fp8"), f->err, TSR_E_UNSUPPORTED,
-                "'%.*s' is int8, which transformers unpacks as two FP4 numbers per byte, but '%.*s' does not hold one E8M0 exponent per "
-                "32 of them; --dequantize cannot tell which numbers are meant",
-                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));
+    TSR_FAIL_IF(
+        grouped || !strcmp(tsr_mapped_quant_method(f->m), "fp8"), f->err, TSR_E_UNSUPPORTED,
+        "'%.*s' is int8, which transformers unpacks as two FP4 numbers per byte, but '%.*s' does not hold one E8M0 exponent per "
+        "32 of them; --dequantize cannot tell which numbers are meant",
+        TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));
     return TSR_OK;
 }
 
@@ -110,7 +112,7 @@ typedef struct nvfp4_names {
 } nvfp4_names;
 
 static const nvfp4_names nvfp4[] = {
-    {"", "_scale_2", false},           /* ModelOpt */
+    {"", "_scale_2", false},            /* ModelOpt */
     {"_packed", "_global_scale", true}, /* compressed-tensors */
 };
 
@@ -156,7 +158,8 @@ static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *en
     sources[0] = entry;
     sources[1] = scale;
     sources[2] = how->tensor_scale;
-    *row = (tsr_mapped_row){.order = order, .step = f->m->step, .sources = sources, .source_count = how->tensor_scale ? 3 : 2};
+    *row =
+        (tsr_mapped_row){.order = order, .step = f->m->step, .sources = sources, .source_count = how->tensor_scale ? 3 : 2};
     f->done->found = true;
     TSR_TRY(tsr_mapped_multiply(f->m, how, entry, scale, &tensor, f->err));
     return tsr_mapped_entry(f->m, &tensor, entry, tensor.name, &row->entry, f->err);
@@ -165,8 +168,8 @@ static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *en
 /* Sets *is to whether the entry is the scale of numbers that are dequantized. */
 static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *is)
 {
-    static const char *const endings[][2] = {{"_scale_inv", ""},  {"_scale", ""},        {"_scales", "_blocks"},
-                                             {"_scale_2", ""},    {"_scale", "_packed"}, {"_global_scale", "_packed"}};
+    static const char *const endings[][2] = {{"_scale_inv", ""}, {"_scale", ""},        {"_scales", "_blocks"},
+                                             {"_scale_2", ""},   {"_scale", "_packed"}, {"_global_scale", "_packed"}};
     *is = false;
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
     for (size_t i = 0; i < sizeof endings / sizeof *endings && !*is; i++) {
@@ -237,8 +240,9 @@ static tsr_str last_component(tsr_str name)
 static tsr_status refuse_unscaled(finder *f, const tsr_entry *entry, const tsr_mapped_row *other)
 {
     tsr_error why = {.status = TSR_OK};
-    tsr_fail(&why, TSR_E_FORMAT, "'%.*s' is %s and has no scale that fits it, unlike '%.*s', which is scaled by '%.*s'", TSR_STR_ARG(entry->fqn),
-             tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(other->sources[0]->fqn), TSR_STR_ARG(other->sources[1]->fqn));
+    tsr_fail(&why, TSR_E_FORMAT, "'%.*s' is %s and has no scale that fits it, unlike '%.*s', which is scaled by '%.*s'",
+             TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(other->sources[0]->fqn),
+             TSR_STR_ARG(other->sources[1]->fqn));
     return remember(f, entry, &why);
 }
 
@@ -248,7 +252,8 @@ static tsr_status find_unscaled(finder *f, tsr_map *scaled)
 {
     const tsr_mapped_row *rows = f->m->rows.items;
     for (size_t i = 0; i < f->m->rows.count; i++)
-        if (rows[i].source_count > 1) TSR_TRY(tsr_map_put(scaled, last_component(rows[i].sources[0]->fqn), (uint32_t)i, NULL, NULL, f->err));
+        if (rows[i].source_count > 1)
+            TSR_TRY(tsr_map_put(scaled, last_component(rows[i].sources[0]->fqn), (uint32_t)i, NULL, NULL, f->err));
     for (size_t i = 0; i < f->m->rows.count; i++) {
         const tsr_entry *entry = rows[i].sources[0];
         const uint32_t other = tsr_map_get(scaled, last_component(entry->fqn), UINT32_MAX);

@@ -132,7 +132,8 @@ static bool is_near(const tsr_mapped *m, const tsr_source_box *box)
     return !box->entry || box->chunk->view || !m->source->reader->locate;
 }
 
-static tsr_status fill_chunk(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_source_box *box, tsr_chunk *out, tsr_error *err)
+static tsr_status fill_chunk(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_source_box *box, tsr_chunk *out,
+                             tsr_error *err)
 {
     const uint32_t ndim = tensor->ndim;
     const size_t row = ndim * sizeof(uint64_t);
@@ -159,12 +160,13 @@ static tsr_status fill_chunk(tsr_mapped *m, const tsr_mapped_tensor *tensor, con
     TSR_TRY(locate_box(m, &shown, origin, m->own->arena, view, err));
     out->view = view;
     out->byte_offset = view->byte_offset;
-    if (tsr_box_volume((tsr_box){ndim, NULL, out->sizes}, &elements)) out->byte_length = elements * tsr_dtype_size(tensor->dtype);
+    if (tsr_box_volume((tsr_box){ndim, NULL, out->sizes}, &elements))
+        out->byte_length = elements * tsr_dtype_size(tensor->dtype);
     return TSR_OK;
 }
 
-tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn, tsr_entry *out,
-                            tsr_error *err)
+tsr_status tsr_mapped_entry(tsr_mapped *m, const tsr_mapped_tensor *tensor, const tsr_entry *like, tsr_str fqn,
+                            tsr_entry *out, tsr_error *err)
 {
     tsr_chunk *chunks = tsr_arena_array(m->own->arena, tensor->box_count, sizeof *chunks, err);
     if (!chunks) return TSR_E_NOMEM;

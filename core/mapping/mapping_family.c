@@ -16,7 +16,7 @@ tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint3
     const tsr_str name = tsr_pattern_expand(&rule->from[pattern], values, rule->from[pattern].count, s->arena, s->err);
     if (!name.data) return TSR_E_NOMEM;
     return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map needs together with '%.*s'", TSR_STR_ARG(name),
-                     TSR_STR_ARG(of->entry->fqn));
+                    TSR_STR_ARG(of->entry->fqn));
 }
 
 /* The number of components of the pattern before its folded capture. */
@@ -75,7 +75,8 @@ static tsr_status compare(const tsr_matcher *s, const tsr_family *family, uint32
     const uint32_t some = tsr_map_get(s->members, anywhere, 0), at = tsr_map_get(s->members, here, 0);
     const tsr_family *families = s->families.items;
     if (!some) return TSR_OK;
-    if (at && families[at - 1].members < family->members) return tsr_match_lacks(s, families[at - 1].first, pattern, families[at - 1].members);
+    if (at && families[at - 1].members < family->members)
+        return tsr_match_lacks(s, families[at - 1].first, pattern, families[at - 1].members);
     if (at) return TSR_OK;
     return tsr_fail(s->err, TSR_E_FORMAT, "nothing below '%.*s' matches '%.*s', although '%.*s' exists",
                     TSR_STR_ARG(family->prefix), TSR_STR_ARG(s->m->rules->rules[rule].from[pattern].text),
@@ -109,13 +110,15 @@ static const tsr_map_rule *used_with(const tsr_mapping_rules *rules, const bool 
 static tsr_status check_required(const tsr_matcher *s, const bool *used, const tsr_map_rule *rule)
 {
     const tsr_str word = rule->required_with, name = rule->from[0].text;
-    const bool untied = tsr_str_equal(word, TSR_STR("untied")), own = cJSON_IsFalse(tsr_mapped_setting(s->m, "tie_word_embeddings"));
+    const bool untied = tsr_str_equal(word, TSR_STR("untied")),
+               own = cJSON_IsFalse(tsr_mapped_setting(s->m, "tie_word_embeddings"));
     const tsr_map_rule *other = word.size && !untied ? used_with(s->m->rules, used, word) : NULL;
-    TSR_FAIL_IF(other, s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map requires of models that have '%.*s'", TSR_STR_ARG(name),
-                TSR_STR_ARG(other->from[0].text));
-    TSR_FAIL_IF(rule->required || (untied && own), s->err, TSR_E_FORMAT,
-                "'%.*s' is missing, which the map requires of every model%s; for a part of a model, use a map whose rule does not have \"required\"",
-                TSR_STR_ARG(name), untied ? " whose output layer is not the embedding" : "");
+    TSR_FAIL_IF(other, s->err, TSR_E_FORMAT, "'%.*s' is missing, which the map requires of models that have '%.*s'",
+                TSR_STR_ARG(name), TSR_STR_ARG(other->from[0].text));
+    TSR_FAIL_IF(
+        rule->required || (untied && own), s->err, TSR_E_FORMAT,
+        "'%.*s' is missing, which the map requires of every model%s; for a part of a model, use a map whose rule does not have \"required\"",
+        TSR_STR_ARG(name), untied ? " whose output layer is not the embedding" : "");
     return TSR_OK;
 }
 
@@ -137,7 +140,7 @@ tsr_status tsr_required_check(tsr_matcher *s)
 /* Layer paths such as "layers.3", taken from matches of rules that state "layers". */
 typedef struct layer_list {
     const tsr_matcher *s;
-    tsr_vec paths; /* of tsr_str */
+    tsr_vec paths;  /* of tsr_str */
     tsr_map *known; /* paths, and for each path its rules and kinds → a match */
     bool *used;     /* by rule: whether any layer has it */
 } layer_list;
@@ -202,7 +205,9 @@ static tsr_str wanted_name(const layer_list *l, const tsr_map_rule *rule, tsr_st
 {
     tsr_str values[TSR_MOST_CAPTURES];
     for (uint32_t c = 0; c < rule->capture_count; c++) {
-        values[c] = c == layer_capture(rule) ? index : tsr_arena_format(l->s->arena, l->s->err, "{%.*s}", TSR_STR_ARG(rule->captures[c]));
+        values[c] = c == layer_capture(rule)
+                        ? index
+                        : tsr_arena_format(l->s->arena, l->s->err, "{%.*s}", TSR_STR_ARG(rule->captures[c]));
         if (!values[c].data) return (tsr_str){NULL, 0};
     }
     return tsr_pattern_expand(&rule->from[0], values, rule->from[0].count, l->s->arena, l->s->err);
@@ -228,15 +233,17 @@ static tsr_status check_rule(const layer_list *l, const tsr_map_rule *rule, tsr_
     uint32_t match, kind = UINT32_MAX;
     size_t begin;
     TSR_TRY(look_up(l, "r", text_of(rule), path, &match));
-    if (match != UINT32_MAX || !tsr_mapped_reaches(l->s->m, tsr_pattern_plus(&rule->from[0], layer_capture(rule)), index_of(path, &begin))) return TSR_OK;
+    if (match != UINT32_MAX ||
+        !tsr_mapped_reaches(l->s->m, tsr_pattern_plus(&rule->from[0], layer_capture(rule)), index_of(path, &begin)))
+        return TSR_OK;
     if (is_of_kind(rule)) TSR_TRY(look_up(l, "k", rule->layers, path, &kind));
     if (is_of_kind(rule) && kind == UINT32_MAX) return TSR_OK;
     const tsr_str name = wanted_name(l, rule, index_of(path, &begin));
     if (!name.data) return TSR_E_NOMEM;
     TSR_FAIL_IF(!is_of_kind(rule), l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which %s", TSR_STR_ARG(name),
                 begins_at(rule) ? "the map requires of such a layer" : "other layers have");
-    return tsr_fail(l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have together with '%.*s'", TSR_STR_ARG(name),
-                    TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
+    return tsr_fail(l->s->err, TSR_E_FORMAT, "'%.*s' is missing, which other layers have together with '%.*s'",
+                    TSR_STR_ARG(name), TSR_STR_ARG(((const tsr_name_match *)l->s->matches.items)[kind].entry->fqn));
 }
 
 /* Refuses a layer that has nothing of any kind although there are kinds, and a layer whose predecessor is missing. */
@@ -247,13 +254,15 @@ static tsr_status check_kinds(const layer_list *l, tsr_str path, const tsr_map_r
     uint64_t number = 0;
     const tsr_str index = index_of(path, &begin);
     if (first) TSR_TRY(look_up(l, "k", TSR_STR(""), path, &match));
-    TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which %s layers have", TSR_STR_ARG(path),
-                TSR_STR_ARG(first->from[0].text), any ? "other" : "all");
+    TSR_FAIL_IF(match == UINT32_MAX, l->s->err, TSR_E_FORMAT, "'%.*s' has nothing like '%.*s', which %s layers have",
+                TSR_STR_ARG(path), TSR_STR_ARG(first->from[0].text), any ? "other" : "all");
     if (!tsr_index_parse(index, &number) || !number) return TSR_OK;
-    const tsr_str lower = tsr_arena_format(l->s->arena, l->s->err, "%.*s%llu", (int)begin, path.data, (unsigned long long)number - 1);
+    const tsr_str lower =
+        tsr_arena_format(l->s->arena, l->s->err, "%.*s%llu", (int)begin, path.data, (unsigned long long)number - 1);
     if (!lower.data) return TSR_E_NOMEM;
     TSR_TRY(look_up(l, "p", TSR_STR(""), lower, &before));
-    TSR_FAIL_IF(before == UINT32_MAX, l->s->err, TSR_E_FORMAT, "there is '%.*s', but not '%.*s'", TSR_STR_ARG(path), TSR_STR_ARG(lower));
+    TSR_FAIL_IF(before == UINT32_MAX, l->s->err, TSR_E_FORMAT, "there is '%.*s', but not '%.*s'", TSR_STR_ARG(path),
+                TSR_STR_ARG(lower));
     return TSR_OK;
 }
 

@@ -12,19 +12,21 @@ bool tsr_map_number_given(const tsr_map_number *number)
 static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint32_t *out, tsr_error *err)
 {
     const tsr_name_pattern *own = from_side ? rule->from : rule->to, *other = from_side ? rule->to : rule->from;
-    const uint32_t own_count = from_side ? rule->from_count : rule->to_count, others = from_side ? rule->to_count : rule->from_count;
+    const uint32_t own_count = from_side ? rule->from_count : rule->to_count,
+                   others = from_side ? rule->to_count : rule->from_count;
     *out = TSR_NO_CAPTURE;
     for (uint32_t c = 0; c < rule->capture_count && own_count; c++) {
         const tsr_map_number *has = tsr_pattern_plus(&own[0], c);
         for (uint32_t i = 1; i < own_count; i++) {
             const tsr_map_number *too = tsr_pattern_plus(&own[i], c);
-            TSR_FAIL_IF(!too != !has || (has && (has->value != too->value || !tsr_str_equal(has->config, too->config))), err, TSR_E_FORMAT,
-                        "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
+            TSR_FAIL_IF(!too != !has || (has && (has->value != too->value || !tsr_str_equal(has->config, too->config))), err,
+                        TSR_E_FORMAT, "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
                         TSR_STR_ARG(own[i].text));
         }
         if (!has || !others || tsr_pattern_has(&other[0], c)) continue;
         TSR_FAIL_IF(*out != TSR_NO_CAPTURE || tsr_map_number_given(has), err, TSR_E_FORMAT,
-                    "'%.*s': only one capture of a side may be missing on the other side, and none with +", TSR_STR_ARG(own[0].text));
+                    "'%.*s': only one capture of a side may be missing on the other side, and none with +",
+                    TSR_STR_ARG(own[0].text));
         *out = c;
     }
     return TSR_OK;
@@ -49,12 +51,15 @@ static tsr_status check_folds(const tsr_map_rule *rule, tsr_step_kind kind, uint
 
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
 {
-    TSR_FAIL_IF(!rule->from_count && (!rule->to_count || rule->required || rule->required_with.size || rule->one_way), err, TSR_E_FORMAT,
-                "a rule has an empty 'from'; only one that drops names in the inverse has none, with nothing but 'to' and 'about'");
+    TSR_FAIL_IF(
+        !rule->from_count && (!rule->to_count || rule->required || rule->required_with.size || rule->one_way), err,
+        TSR_E_FORMAT,
+        "a rule has an empty 'from'; only one that drops names in the inverse has none, with nothing but 'to' and 'about'");
     TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
     TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
     TSR_FAIL_IF((!rule->from_count || !rule->to_count) && (rule->step_count || rule->shape_count), err, TSR_E_FORMAT,
-                "'%.*s': a rule that drops takes no steps and no shape", TSR_STR_ARG((rule->from_count ? rule->from : rule->to)[0].text));
+                "'%.*s': a rule that drops takes no steps and no shape",
+                TSR_STR_ARG((rule->from_count ? rule->from : rule->to)[0].text));
     if (!rule->from_count || !rule->to_count) return TSR_OK;
     for (uint32_t i = 1; i < rule->step_count; i++)
         TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT,
@@ -66,8 +71,8 @@ tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
 
 static tsr_status no_inverse(const tsr_map_rule *rule, const tsr_map_step *step, const char *hint, tsr_error *err)
 {
-    return tsr_fail(err, TSR_E_UNSUPPORTED, "the map has no inverse: the step '%s' of '%.*s' %s",
-                    tsr_step_name(step->kind), TSR_STR_ARG(rule->from[0].text), hint);
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "the map has no inverse: the step '%s' of '%.*s' %s", tsr_step_name(step->kind),
+                    TSR_STR_ARG(rule->from[0].text), hint);
 }
 
 static tsr_status invert_transpose(tsr_map_step *step, tsr_arena *arena, tsr_error *err)
@@ -81,7 +86,8 @@ static tsr_status invert_transpose(tsr_map_step *step, tsr_arena *arena, tsr_err
 }
 
 /* Returns the shape that a tensor has before step `at`, if the steps before it determine that, or NULL. */
-static const tsr_map_number *shape_before(const tsr_map_rule *rule, uint32_t at, uint32_t *count, tsr_arena *arena, tsr_error *err)
+static const tsr_map_number *shape_before(const tsr_map_rule *rule, uint32_t at, uint32_t *count, tsr_arena *arena,
+                                          tsr_error *err)
 {
     uint32_t first = at;
     while (first && rule->steps[first - 1].kind == TSR_STEP_TRANSPOSE) first--;
@@ -132,7 +138,8 @@ static tsr_status invert_step(const tsr_map_rule *rule, uint32_t at, tsr_map_ste
     switch (step->kind) {
     case TSR_STEP_CONCAT:
         if (!step->number_count && !step->parts.value && !step->parts.config.size)
-            return no_inverse(rule, step, "does not say how long the parts are; add \"sizes\": [...] or, for equal ones, \"parts\": N",
+            return no_inverse(rule, step,
+                              "does not say how long the parts are; add \"sizes\": [...] or, for equal ones, \"parts\": N",
                               err);
         step->kind = TSR_STEP_SPLIT;
         return TSR_OK;
@@ -177,15 +184,18 @@ static tsr_status invert_rules(const tsr_mapping_rules *rules, tsr_arena *arena,
     tsr_mapping_rules *back = *out = TSR_ARENA_NEW(arena, tsr_mapping_rules, err);
     tsr_map_rule *list = tsr_arena_array(arena, rules->count, sizeof *list, err);
     if (!back || !list) return TSR_E_NOMEM;
-    *back = (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules, .normalizes = rules->normalizes};
+    *back =
+        (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules, .normalizes = rules->normalizes};
     for (uint32_t i = 0; i < rules->count; i++) {
         /* What a rule dropped is not in the target, so it has no inverse. */
-        if (rules->rules[i].to_count && !rules->rules[i].one_way) TSR_TRY(invert_rule(&rules->rules[i], arena, &list[back->count++], err));
+        if (rules->rules[i].to_count && !rules->rules[i].one_way)
+            TSR_TRY(invert_rule(&rules->rules[i], arena, &list[back->count++], err));
     }
     return TSR_OK;
 }
 
-tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err)
+tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out,
+                              tsr_error *err)
 {
     tsr_mapping_rules *back, *first;
     TSR_TRY(invert_rules(rules, arena, &back, err));

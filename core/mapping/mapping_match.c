@@ -8,10 +8,12 @@
 
 enum { NAMED = 5 };
 
-static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text, uint64_t *out)
+static tsr_status read_index(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, tsr_str text,
+                             uint64_t *out)
 {
-    TSR_FAIL_IF(!tsr_index_parse(text, out), s->err, TSR_E_FORMAT, "'%.*s': {%.*s} is '%.*s', not an index that can be stacked",
-                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(rule->captures[rule->folded]), TSR_STR_ARG(text));
+    TSR_FAIL_IF(!tsr_index_parse(text, out), s->err, TSR_E_FORMAT,
+                "'%.*s': {%.*s} is '%.*s', not an index that can be stacked", TSR_STR_ARG(entry->fqn),
+                TSR_STR_ARG(rule->captures[rule->folded]), TSR_STR_ARG(text));
     return TSR_OK;
 }
 
@@ -79,7 +81,8 @@ static tsr_status refuse_unused(const tsr_matcher *s)
     const tsr_catalog *catalog = &s->m->source->catalog;
     if (s->matches.count || !s->m->rules->count || !catalog->entry_count || s->m->rules->normalizes) return TSR_OK;
     return tsr_fail(s->err, TSR_E_FORMAT,
-                     "no rule of the map matches any name, such as '%.*s'; is it the map of another model?", TSR_STR_ARG(catalog->entries[0].fqn));
+                    "no rule of the map matches any name, such as '%.*s'; is it the map of another model?",
+                    TSR_STR_ARG(catalog->entries[0].fqn));
 }
 
 static int by_binding(const void *a, const void *b)
@@ -102,7 +105,8 @@ static tsr_status check_complete(const tsr_matcher *s, const tsr_name_match *fir
         if (first[i].index + 1 > *members) *members = first[i].index + 1;
     for (uint32_t pattern = 0, at = 0; pattern < rule->from_count; pattern++) {
         for (uint64_t index = 0; index < *members; index++, at++) {
-            if (at == count || first[at].pattern != pattern || first[at].index != index) return tsr_match_lacks(s, first, pattern, index);
+            if (at == count || first[at].pattern != pattern || first[at].index != index)
+                return tsr_match_lacks(s, first, pattern, index);
         }
     }
     return TSR_OK;
@@ -127,17 +131,20 @@ static tsr_status find_tied(const tsr_matcher *s, const tsr_map_rule *rule, cons
     if (!rule->tied_to.size || s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
     *other = tsr_checkpoint_entry(s->m->source, rule->tied_to);
     if (!*other) return TSR_OK;
-    const bool alike = entry->kind == TSR_ENTRY_TENSOR && (*other)->kind == TSR_ENTRY_TENSOR && entry->dtype == (*other)->dtype && entry->ndim == (*other)->ndim;
-    TSR_FAIL_IF(!alike || memcmp(entry->shape, (*other)->shape, entry->ndim * sizeof *entry->shape) != 0, s->err, TSR_E_FORMAT,
-                "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' do not have one dtype and shape", s->m->config_name, TSR_STR_ARG(entry->fqn),
-                TSR_STR_ARG((*other)->fqn));
+    const bool alike = entry->kind == TSR_ENTRY_TENSOR && (*other)->kind == TSR_ENTRY_TENSOR &&
+                       entry->dtype == (*other)->dtype && entry->ndim == (*other)->ndim;
+    TSR_FAIL_IF(!alike || memcmp(entry->shape, (*other)->shape, entry->ndim * sizeof *entry->shape) != 0, s->err,
+                TSR_E_FORMAT, "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' do not have one dtype and shape",
+                s->m->config_name, TSR_STR_ARG(entry->fqn), TSR_STR_ARG((*other)->fqn));
     return TSR_OK;
 }
 
 static tsr_status note_tied(const tsr_matcher *s, tsr_str name, const char *what, tsr_str other)
 {
-    return tsr_mapped_add_note(s->m, tsr_arena_format(s->m->own->arena, s->err, "'%.*s' %s '%.*s', because tie_word_embeddings of %s is true",
-                                                      TSR_STR_ARG(name), what, TSR_STR_ARG(other), s->m->config_name),
+    return tsr_mapped_add_note(s->m,
+                               tsr_arena_format(s->m->own->arena, s->err,
+                                                "'%.*s' %s '%.*s', because tie_word_embeddings of %s is true",
+                                                TSR_STR_ARG(name), what, TSR_STR_ARG(other), s->m->config_name),
                                s->err);
 }
 
@@ -151,8 +158,11 @@ static tsr_status restore_tied(const tsr_matcher *s, uint32_t number)
     for (size_t i = 0; i < s->matches.count; i++)
         if (matches[i].rule == number) return TSR_OK;
     for (size_t i = 0; i < s->m->rows.count; i++) {
-        if (!tsr_str_equal(rows[i].entry.fqn, rule->tied_to) || rows[i].source_count != 1 || !rows[i].rule || rows[i].rule->step_count) continue;
-        const tsr_map_binding binding = {.rule = rule, .sources = (const tsr_entry **)(uintptr_t)rows[i].sources, .members = 1, .order = rows[i].order};
+        if (!tsr_str_equal(rows[i].entry.fqn, rule->tied_to) || rows[i].source_count != 1 || !rows[i].rule ||
+            rows[i].rule->step_count)
+            continue;
+        const tsr_map_binding binding = {
+            .rule = rule, .sources = (const tsr_entry **)(uintptr_t)rows[i].sources, .members = 1, .order = rows[i].order};
         TSR_TRY(note_tied(s, rule->to[0].text, "is a copy of", rows[i].sources[0]->fqn));
         return tsr_mapped_build(s->m, &binding, s->err);
     }
@@ -176,7 +186,8 @@ static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count
     binding.sources = tsr_arena_array(arena, count, sizeof *binding.sources, s->err);
     binding.values = tsr_arena_array(s->arena, binding.rule->capture_count, sizeof *binding.values, s->err);
     if (!binding.sources || !binding.values) return TSR_E_NOMEM;
-    if (binding.rule->capture_count) memcpy(binding.values, first->values, binding.rule->capture_count * sizeof *binding.values);
+    if (binding.rule->capture_count)
+        memcpy(binding.values, first->values, binding.rule->capture_count * sizeof *binding.values);
     TSR_TRY(tsr_match_shift(s, binding.rule, binding.values));
     for (size_t i = 0; i < count; i++) {
         binding.sources[i] = first[i].entry;
@@ -214,15 +225,21 @@ static tsr_status note_dropped(const tsr_matcher *s)
     if (count && dropped[0] == s->m->tied.left_out) dropped++; /* it has its own note */
     tsr_arena *arena = s->m->own->arena;
     if (count == 1)
-        return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);
+        return tsr_mapped_add_note(
+            s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);
     if (count)
-        return tsr_mapped_add_note(s->m, tsr_arena_format(arena, s->err, "the map leaves out %zu entries, such as '%.*s'", count, TSR_STR_ARG(dropped[0]->fqn)),
+        return tsr_mapped_add_note(s->m,
+                                   tsr_arena_format(arena, s->err, "the map leaves out %zu entries, such as '%.*s'", count,
+                                                    TSR_STR_ARG(dropped[0]->fqn)),
                                    s->err);
     for (uint32_t r = 0; s->m->rules->forward && r < s->m->rules->forward->count; r++) {
         const tsr_map_rule *rule = &s->m->rules->forward->rules[r];
         if (rule->to_count) continue;
-        return tsr_mapped_add_note(
-            s->m, tsr_arena_format(arena, s->err, "the inverse does not bring back what the map drops, '%.*s'", TSR_STR_ARG(rule->from[0].text)), s->err);
+        return tsr_mapped_add_note(s->m,
+                                   tsr_arena_format(arena, s->err,
+                                                    "the inverse does not bring back what the map drops, '%.*s'",
+                                                    TSR_STR_ARG(rule->from[0].text)),
+                                   s->err);
     }
     return TSR_OK;
 }
@@ -266,8 +283,9 @@ static tsr_status compare_layers(tsr_matcher *s)
         next = next_binding(s, i);
         if (next - i == layers * s->m->rules->rules[matches[i].rule].from_count) continue;
         s->layers_differ = true;
-        const tsr_str note = tsr_arena_format(s->m->own->arena, s->err, "layers are numbered, not stacked, because not all of them have a tensor like '%.*s'",
-                                              TSR_STR_ARG(matches[i].entry->fqn));
+        const tsr_str note = tsr_arena_format(
+            s->m->own->arena, s->err, "layers are numbered, not stacked, because not all of them have a tensor like '%.*s'",
+            TSR_STR_ARG(matches[i].entry->fqn));
         TSR_TRY(tsr_mapped_add_note(s->m, note, s->err));
     }
     s->matches.count = 0;

@@ -28,17 +28,18 @@ typedef struct tsr_family {
 typedef struct tsr_matcher {
     tsr_mapped *m;
     tsr_arena *arena;
-    tsr_vec matches; /* of tsr_name_match */
-    tsr_vec unmatched; /* of const tsr_entry * */
-    tsr_vec families;  /* of tsr_family */
-    tsr_map *members;  /* rule, pattern and prefix → 1 + index in `families` */
+    tsr_vec matches;    /* of tsr_name_match */
+    tsr_vec unmatched;  /* of const tsr_entry * */
+    tsr_vec families;   /* of tsr_family */
+    tsr_map *members;   /* rule, pattern and prefix → 1 + index in `families` */
     bool layers_differ; /* so that the rules of an inverse which say "alike" are not used */
     tsr_error *err;
 } tsr_matcher;
 
 /* Finds the first rule that matches the name, starting with match->rule. Sets values[c] (TSR_MOST_CAPTURES of them) for the
  * captures of its pattern, which are texts of the name also where the pattern has {name+N}. Returns false if none matches. */
-bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values);
+bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match,
+                    tsr_str *values);
 /* mapping_origin.c: turns the values of a match into those for the names of rule->to, where {name+N} has another N. Errors:
  * TSR_E_NOT_FOUND if config.json does not state N; TSR_E_NOMEM. */
 tsr_status tsr_match_shift(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values);

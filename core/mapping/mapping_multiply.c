@@ -5,8 +5,8 @@
 
 bool tsr_mapped_is_scalable(tsr_dtype dtype)
 {
-    return dtype == TSR_FLOAT8_E4M3FN || dtype == TSR_FLOAT8_E4M3FNUZ || dtype == TSR_FLOAT8_E5M2 || dtype == TSR_FLOAT8_E5M2FNUZ ||
-           dtype == TSR_INT8;
+    return dtype == TSR_FLOAT8_E4M3FN || dtype == TSR_FLOAT8_E4M3FNUZ || dtype == TSR_FLOAT8_E5M2 ||
+           dtype == TSR_FLOAT8_E5M2FNUZ || dtype == TSR_INT8;
 }
 
 bool tsr_mapped_is_scale(tsr_dtype dtype)
@@ -18,7 +18,8 @@ bool tsr_mapped_is_packed_mxfp4(const tsr_entry *entry, const tsr_entry *scales)
 {
     const uint32_t ndim = entry->ndim;
     const bool exponents = scales->dtype == TSR_FLOAT8_E8M0FNU || scales->dtype == TSR_UINT8;
-    if ((entry->dtype != TSR_INT8 && entry->dtype != TSR_UINT8) || !exponents || ndim < 2 || scales->ndim != ndim) return false;
+    if ((entry->dtype != TSR_INT8 && entry->dtype != TSR_UINT8) || !exponents || ndim < 2 || scales->ndim != ndim)
+        return false;
     if (memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) != 0) return false;
     return entry->shape[ndim - 1] % 16 == 0 && scales->shape[ndim - 1] == entry->shape[ndim - 1] / 16;
 }
@@ -74,7 +75,8 @@ static bool follows_scheme(const tsr_scaling *how, const tsr_computed *file)
 {
     switch (how->scheme) {
     case TSR_SCALES_BLOCK:
-        return file->scale_rows == count_blocks(file->rows, how->block[0]) && file->scale_columns == count_blocks(file->columns, how->block[1]);
+        return file->scale_rows == count_blocks(file->rows, how->block[0]) &&
+               file->scale_columns == count_blocks(file->columns, how->block[1]);
     case TSR_SCALES_ROW: return file->scale_rows == file->rows && file->scale_columns == 1;
     case TSR_SCALES_TENSOR: return file->scale_rows == 1 && file->scale_columns == 1;
     default: return true;
@@ -121,8 +123,8 @@ static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mappe
 
 /* Sets the shape and the name of unpacked numbers. The sizes are those of `like`, except the last one, which is multiplied
  * by `group`. `ending` is removed from the name, because only packed numbers have it. */
-static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t group, const char *ending, tsr_mapped_tensor *out,
-                                tsr_error *err)
+static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t group, const char *ending,
+                                tsr_mapped_tensor *out, tsr_error *err)
 {
     const uint32_t ndim = like->ndim;
     uint64_t *shape = tsr_arena_array(m->own->arena, ndim, sizeof *shape, err);
@@ -139,12 +141,14 @@ static tsr_status name_unpacked(tsr_mapped *m, const tsr_entry *like, uint64_t g
 
 /* Pairs [experts, rows, groups, 16] become [experts, rows, 32 · groups], and so do the same pairs as [experts, rows,
  * 16 · groups]. */
-static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+static tsr_status unpack_mxfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out,
+                               tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
     const uint32_t ndim = entry->ndim ? entry->ndim - 1 : 0;
     const bool packed = ndim && entry->dtype == TSR_UINT8 && scales->dtype == TSR_UINT8 && entry->shape[ndim] == 16;
-    const bool fits = packed && scales->ndim == ndim && memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) == 0;
+    const bool fits =
+        packed && scales->ndim == ndim && memcmp(scales->shape, entry->shape, ndim * sizeof *scales->shape) == 0;
     if (!fits && !tsr_mapped_is_packed_mxfp4(entry, scales)) return misfit(entry, scales, err);
     file->kind = TSR_COMPUTED_MXFP4;
     *out = (tsr_mapped_tensor){.name = entry->fqn, .dtype = how->dtype};
@@ -165,7 +169,8 @@ static bool set_tensor_scale(const tsr_entry *entry, tsr_computed *file)
 }
 
 /* Pairs [rows, 8 · groups] with scales [rows, groups] become [rows, 16 · groups]. */
-static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
+static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out,
+                               tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scales = file->scale;
     const uint32_t ndim = entry->ndim;
@@ -178,7 +183,8 @@ static tsr_status unpack_nvfp4(tsr_mapped *m, const tsr_scaling *how, tsr_comput
                 tsr_dtype_describe(how->tensor_scale->dtype)->name);
     const bool fits =
         ndim >= 2 && scales->ndim == ndim && memcmp(scales->shape, entry->shape, (ndim - 1) * sizeof *scales->shape) == 0;
-    if (!fits || entry->shape[ndim - 1] % 8 || scales->shape[ndim - 1] != entry->shape[ndim - 1] / 8) return misfit(entry, scales, err);
+    if (!fits || entry->shape[ndim - 1] % 8 || scales->shape[ndim - 1] != entry->shape[ndim - 1] / 8)
+        return misfit(entry, scales, err);
     file->kind = TSR_COMPUTED_NVFP4;
     file->tensor_scale = how->tensor_scale;
     file->divides = how->divides;

@@ -29,13 +29,16 @@ tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
 /* The names in params.json. Source: write_model in transformers' convert_llama_weights_to_hf.py. */
 static const cJSON *find_param(const cJSON *params, const char *name)
 {
-    static const char *const names[][2] = {{"num_attention_heads", "n_heads"}, {"num_key_value_heads", "n_kv_heads"},
-                                           {"num_hidden_layers", "n_layers"}, {"hidden_size", "dim"}};
+    static const char *const names[][2] = {{"num_attention_heads", "n_heads"},
+                                           {"num_key_value_heads", "n_kv_heads"},
+                                           {"num_hidden_layers", "n_layers"},
+                                           {"hidden_size", "dim"}};
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(params, "model"), *item = NULL;
     if (model) params = model;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i][0])) item = cJSON_GetObjectItemCaseSensitive(params, names[i][1]);
-    if ((!item || cJSON_IsNull(item)) && !strcmp(name, "num_key_value_heads")) item = cJSON_GetObjectItemCaseSensitive(params, "n_heads");
+    if ((!item || cJSON_IsNull(item)) && !strcmp(name, "num_key_value_heads"))
+        item = cJSON_GetObjectItemCaseSensitive(params, "n_heads");
     return item;
 }
 
@@ -98,7 +101,8 @@ tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *e
     const cJSON *size = cJSON_GetObjectItemCaseSensitive(config, "weight_block_size");
     block[0] = block[1] = 128;
     if (!cJSON_IsArray(size) || cJSON_GetArraySize(size) != 2) return TSR_OK;
-    for (int i = 0; i < 2; i++) TSR_TRY(tsr_json_to_u64(cJSON_GetArrayItem(size, i), "weight_block_size of config.json", &block[i], err));
+    for (int i = 0; i < 2; i++)
+        TSR_TRY(tsr_json_to_u64(cJSON_GetArrayItem(size, i), "weight_block_size of config.json", &block[i], err));
     TSR_FAIL_IF(!block[0] || !block[1], err, TSR_E_FORMAT, "weight_block_size of config.json is 0");
     return TSR_OK;
 }

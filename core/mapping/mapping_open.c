@@ -18,7 +18,8 @@ static void close_mapped(tsr_checkpoint *own)
 }
 
 /* The extents of files are those of the source. */
-static tsr_status source_extents(tsr_checkpoint *own, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+static tsr_status source_extents(tsr_checkpoint *own,
+                                 tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                  tsr_error *err)
 {
     const tsr_mapped *m = own->state;
@@ -38,7 +39,8 @@ static tsr_status refuse_twice(const tsr_mapped *m, const tsr_mapped_row *second
     const tsr_mapped_row *first = m->rows.items;
     while (first == second || !tsr_str_equal(first->entry.fqn, second->entry.fqn)) first++;
     return tsr_fail(err, TSR_E_FORMAT, "'%.*s' would be written twice: from '%.*s' and from '%.*s'",
-                    TSR_STR_ARG(second->entry.fqn), TSR_STR_ARG(first->sources[0]->fqn), TSR_STR_ARG(second->sources[0]->fqn));
+                    TSR_STR_ARG(second->entry.fqn), TSR_STR_ARG(first->sources[0]->fqn),
+                    TSR_STR_ARG(second->sources[0]->fqn));
 }
 
 static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
@@ -88,7 +90,8 @@ static void keep_nesting(tsr_mapped *m)
 static tsr_status open_mapped(tsr_mapped *m, const tsr_mapped_scheme *scheme, tsr_error *err)
 {
     const tsr_host *host = m->own->host;
-    m->maker = (tsr_box_maker){.arena = m->own->arena, .allocator = host->allocator, .left = host->limits.entries, .err = err};
+    m->maker =
+        (tsr_box_maker){.arena = m->own->arena, .allocator = host->allocator, .left = host->limits.entries, .err = err};
     tsr_reader *reader = TSR_ARENA_NEW(m->own->arena, tsr_reader, err);
     if (!reader) return TSR_E_NOMEM;
     *reader = (tsr_reader){.format = m->source->catalog.format,
@@ -115,8 +118,12 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
     *out = NULL;
     tsr_checkpoint *own = tsr_alloc(host->allocator, 1, sizeof *own, err);
     if (!own) return TSR_E_NOMEM;
-    *own = (tsr_checkpoint){.store = source->store, .host = host, .options = source->options, .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
-    own->arena = tsr_arena_new(host->allocator, host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX, err);
+    *own = (tsr_checkpoint){.store = source->store,
+                            .host = host,
+                            .options = source->options,
+                            .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
+    own->arena = tsr_arena_new(host->allocator,
+                               host->limits.memory_bytes < SIZE_MAX ? (size_t)host->limits.memory_bytes : SIZE_MAX, err);
     own->findings = own->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
     tsr_mapped *m = own->findings ? TSR_ARENA_NEW(own->arena, tsr_mapped, err) : NULL;
     if (m) {
@@ -158,7 +165,8 @@ static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)
     return tsr_mapped_dequantize(m, *dtype, err);
 }
 
-tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err)
+tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out,
+                                  tsr_error *err)
 {
     const tsr_mapped_scheme scheme = {.fill = fill_by_scales, .ctx = used, .step = tsr_step_name(TSR_STEP_DEQUANTIZE)};
     *used = dtype;

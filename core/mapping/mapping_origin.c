@@ -6,19 +6,22 @@
 #include "tessera/sys/try.h"
 
 /* Whether the name matches, and captures with a number on either side are indices that leave none below 0. */
-static bool matches(const tsr_mapped *m, const tsr_map_rule *rule, const tsr_name_pattern *pattern, tsr_str name, tsr_str *values)
+static bool matches(const tsr_mapped *m, const tsr_map_rule *rule, const tsr_name_pattern *pattern, tsr_str name,
+                    tsr_str *values)
 {
     uint64_t index;
     if (!tsr_pattern_match(pattern, name, values)) return false;
     for (uint32_t c = 0; c < rule->capture_count; c++) {
-        const tsr_map_number *own = tsr_pattern_plus(pattern, c), *to = rule->to_count ? tsr_pattern_plus(&rule->to[0], c) : NULL;
+        const tsr_map_number *own = tsr_pattern_plus(pattern, c),
+                             *to = rule->to_count ? tsr_pattern_plus(&rule->to[0], c) : NULL;
         if (own && !tsr_mapped_reaches(m, own, values[c])) return false;
         if (own && to && tsr_map_number_given(to) && !tsr_index_parse(values[c], &index)) return false;
     }
     return true;
 }
 
-bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match, tsr_str *values)
+bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match,
+                    tsr_str *values)
 {
     for (; match->rule < rules->count; match->rule++) {
         const tsr_map_rule *rule = &rules->rules[match->rule];
@@ -102,7 +105,8 @@ static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, c
 {
     const taken t = take(s->m, s->m->rules->forward, made);
     const tsr_str by = own ? own->from[0].text : TSR_STR("unmatched"), from = t.by->from[t.pattern].text;
-    return tsr_fail(s->err, TSR_E_FORMAT, "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
+    return tsr_fail(s->err, TSR_E_FORMAT,
+                    "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
                     TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
 }
 
@@ -115,11 +119,13 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
     tsr_str others[TSR_MOST_CAPTURES], other;
     bool does;
     TSR_TRY(comes_from(s, &rules[like->rule], values, name, sure));
-    for (tsr_name_match next = {.rule = like->rule + 1}; tsr_match_rule(s->m, s->m->rules, like->entry->fqn, &next, others); next.rule++) {
+    for (tsr_name_match next = {.rule = like->rule + 1}; tsr_match_rule(s->m, s->m->rules, like->entry->fqn, &next, others);
+         next.rule++) {
         TSR_TRY(comes_from(s, &rules[next.rule], others, &other, &does));
         if (!does) continue;
-        TSR_FAIL_IF(*sure && !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]), s->err,
-                    TSR_E_FORMAT, "'%.*s' may come from '%.*s' or from '%.*s': the map makes it by two rules, so it has no inverse here",
+        TSR_FAIL_IF(*sure && !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]),
+                    s->err, TSR_E_FORMAT,
+                    "'%.*s' may come from '%.*s' or from '%.*s': the map makes it by two rules, so it has no inverse here",
                     TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(*name), TSR_STR_ARG(other));
         if (*sure && !like->other.data) like->other = other;
         if (*sure) continue;
@@ -135,7 +141,8 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
 static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
 {
     if (s->m->note.data) return TSR_OK;
-    s->m->note = tsr_arena_format(s->m->own->arena, s->err, "'%.*s', for example, is taken to come from '%.*s', but may also come from '%.*s'",
+    s->m->note = tsr_arena_format(s->m->own->arena, s->err,
+                                  "'%.*s', for example, is taken to come from '%.*s', but may also come from '%.*s'",
                                   TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), TSR_STR_ARG(like->other));
     return s->m->note.data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -176,7 +183,8 @@ tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
 {
     const tsr_str before = m->note;
     if (!sentence.data) return TSR_E_NOMEM;
-    m->note = !before.data ? sentence : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
+    m->note = !before.data ? sentence
+                           : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
     return m->note.data ? TSR_OK : TSR_E_NOMEM;
 }
 

@@ -99,13 +99,15 @@ static tsr_status read_argument(const parser *p, const cJSON *item, tsr_map_step
 {
     const tsr_step_kind kind = step->kind;
     const tsr_str key = tsr_json_key_of(item);
-    const bool cuts = kind == TSR_STEP_SPLIT || kind == TSR_STEP_CONCAT, fits = kind == TSR_STEP_TRIM || kind == TSR_STEP_PAD;
+    const bool cuts = kind == TSR_STEP_SPLIT || kind == TSR_STEP_CONCAT,
+               fits = kind == TSR_STEP_TRIM || kind == TSR_STEP_PAD;
     if (cuts && tsr_str_equal(key, TSR_STR("sizes"))) return read_sizes_or_one(p, item, &step->numbers, &step->number_count);
-    if ((cuts || kind == TSR_STEP_INTERLEAVE) && tsr_str_equal(key, TSR_STR("parts"))) return read_number(p, item, &step->parts);
+    if ((cuts || kind == TSR_STEP_INTERLEAVE) && tsr_str_equal(key, TSR_STR("parts")))
+        return read_number(p, item, &step->parts);
     if (fits && tsr_str_equal(key, TSR_STR("to"))) return read_number(p, item, &step->to);
-    if (kind == TSR_STEP_RESHAPE && tsr_str_equal(key, TSR_STR("from"))) return read_sizes_or_one(p, item, &step->from, &step->from_count);
-    if (fits && tsr_str_equal(key, TSR_STR("from")))
-        return read_numbers(p, item, &step->from, &step->from_count);
+    if (kind == TSR_STEP_RESHAPE && tsr_str_equal(key, TSR_STR("from")))
+        return read_sizes_or_one(p, item, &step->from, &step->from_count);
+    if (fits && tsr_str_equal(key, TSR_STR("from"))) return read_numbers(p, item, &step->from, &step->from_count);
     if (fits && tsr_str_equal(key, TSR_STR("value"))) {
         TSR_TRY(tsr_json_expect(item, TSR_JSON_NUMBER, p->where, p->err));
         step->value = item->valuedouble;
@@ -123,7 +125,8 @@ static tsr_status read_scales(const parser *p, const cJSON *item, tsr_scale_name
     tsr_str *names = tsr_arena_array(p->arena, (size_t)size, sizeof *names, p->err);
     if (!names) return TSR_E_NOMEM;
     *out = (tsr_scale_names){.names = names};
-    for (const cJSON *one = list ? item->child : item; one; one = list ? one->next : NULL) TSR_TRY(copy_text(p, one, &names[out->count++]));
+    for (const cJSON *one = list ? item->child : item; one; one = list ? one->next : NULL)
+        TSR_TRY(copy_text(p, one, &names[out->count++]));
     return TSR_OK;
 }
 
@@ -188,15 +191,19 @@ static tsr_status read_main(const parser *p, const cJSON *item, tsr_map_step *st
 static tsr_status check_step(const parser *p, const tsr_map_step *step)
 {
     const char *lacks = NULL;
-    if (step->kind == TSR_STEP_SPLIT && !step->number_count == !tsr_map_number_given(&step->parts)) lacks = "either sizes or parts";
-    if (step->kind == TSR_STEP_CONCAT && step->number_count && tsr_map_number_given(&step->parts)) lacks = "sizes or parts, not both";
+    if (step->kind == TSR_STEP_SPLIT && !step->number_count == !tsr_map_number_given(&step->parts))
+        lacks = "either sizes or parts";
+    if (step->kind == TSR_STEP_CONCAT && step->number_count && tsr_map_number_given(&step->parts))
+        lacks = "sizes or parts, not both";
     if (step->kind == TSR_STEP_INTERLEAVE && !tsr_map_number_given(&step->parts)) lacks = "parts";
     if ((step->kind == TSR_STEP_TRIM || step->kind == TSR_STEP_PAD) && !tsr_map_number_given(&step->to)) lacks = "to";
     if (step->kind == TSR_STEP_PAD && !step->has_value) lacks = "value";
-    if (step->kind == TSR_STEP_DEQUANTIZE && (!step->scales.count || step->scheme == TSR_SCALES_FITTING)) lacks = "scale and scheme";
+    if (step->kind == TSR_STEP_DEQUANTIZE && (!step->scales.count || step->scheme == TSR_SCALES_FITTING))
+        lacks = "scale and scheme";
     if (step->kind == TSR_STEP_DEQUANTIZE && !step->tensor_scales.count != (step->scheme != TSR_SCALES_NVFP4))
         lacks = "tensor_scale or global_scale with the scheme nvfp4, and only with it";
-    if (step->kind == TSR_STEP_DEQUANTIZE && step->number_count && (step->number_count != 2 || step->scheme != TSR_SCALES_BLOCK))
+    if (step->kind == TSR_STEP_DEQUANTIZE && step->number_count &&
+        (step->number_count != 2 || step->scheme != TSR_SCALES_BLOCK))
         lacks = "a block of two numbers, and only with the scheme block";
     if (step->kind == TSR_STEP_PERMUTE_ROPE && !tsr_map_number_given(&step->parts)) lacks = "heads of 1 or more";
     TSR_FAIL_IF(lacks, p->err, TSR_E_FORMAT, "%s: the step '%s' needs %s", p->where, tsr_step_name(step->kind), lacks);
@@ -229,7 +236,8 @@ static tsr_status read_patterns(const parser *p, const cJSON *rule, const char *
 {
     const cJSON *list;
     TSR_TRY(tsr_json_get(rule, key, TSR_JSON_ARRAY, p->where, &list, p->err));
-    tsr_name_pattern *patterns = *out = tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *patterns, p->err);
+    tsr_name_pattern *patterns = *out =
+        tsr_arena_array(p->arena, (size_t)cJSON_GetArraySize(list), sizeof *patterns, p->err);
     if (!patterns) return TSR_E_NOMEM;
     for (const cJSON *item = list->child; item; item = item->next) {
         tsr_str text;
@@ -307,8 +315,8 @@ static tsr_status read_shapes(const parser *p, const cJSON *rule, tsr_map_rule *
     if (!list) return TSR_OK;
     const bool several = cJSON_IsArray(list->child);
     const uint32_t count = several ? (uint32_t)cJSON_GetArraySize(list) : 1;
-    TSR_FAIL_IF(several && count != out->to_count, p->err, TSR_E_FORMAT, "%s: %u shapes for %u names in \"to\"", p->where, (unsigned)count,
-                (unsigned)out->to_count);
+    TSR_FAIL_IF(several && count != out->to_count, p->err, TSR_E_FORMAT, "%s: %u shapes for %u names in \"to\"", p->where,
+                (unsigned)count, (unsigned)out->to_count);
     tsr_map_shape *shapes = tsr_arena_array(p->arena, count, sizeof *shapes, p->err);
     if (!shapes) return TSR_E_NOMEM;
     out->shapes = shapes;
@@ -329,8 +337,8 @@ static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *
         if (!tsr_str_equal(out->captures[c], TSR_STR("layer")) || !out->from_count || !out->to_count) continue;
         has = tsr_pattern_has(&out->from[0], c) && tsr_pattern_has(&out->to[0], c);
     }
-    TSR_FAIL_IF(!has || !out->layers.size, p->err, TSR_E_FORMAT, "%s: \"layers\" is \"all\" or a kind of layer, and for rules that have {layer} on both sides",
-                p->where);
+    TSR_FAIL_IF(!has || !out->layers.size, p->err, TSR_E_FORMAT,
+                "%s: \"layers\" is \"all\" or a kind of layer, and for rules that have {layer} on both sides", p->where);
     return TSR_OK;
 }
 
@@ -358,8 +366,10 @@ static tsr_status check_members(const parser *p, const cJSON *object, const char
 /* false, "alike" or {"with": PATTERN}, whose captures are those of "to". */
 static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures *captures, tsr_map_rule *out)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse"), *with = cJSON_GetObjectItemCaseSensitive(item, "with");
-    bool known = !item || cJSON_IsBool(item) || (cJSON_IsObject(item) && cJSON_IsString(with) && item->child == with && !with->next);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "inverse"),
+                *with = cJSON_GetObjectItemCaseSensitive(item, "with");
+    bool known =
+        !item || cJSON_IsBool(item) || (cJSON_IsObject(item) && cJSON_IsString(with) && item->child == with && !with->next);
     tsr_str text;
     out->one_way = cJSON_IsFalse(item);
     out->alike = cJSON_IsString(item) && !strcmp(item->valuestring, "alike");
@@ -371,8 +381,8 @@ static tsr_status read_inverse(const parser *p, const cJSON *rule, tsr_captures 
             known = known && (!plus || (!tsr_map_number_given(plus) && out->to_count && tsr_pattern_has(&out->to[0], c)));
         }
     }
-    TSR_FAIL_IF(!known && !out->alike, p->err, TSR_E_FORMAT,
-                "%s.inverse must be true, false, \"alike\" or {\"with\": NAME}", p->where);
+    TSR_FAIL_IF(!known && !out->alike, p->err, TSR_E_FORMAT, "%s.inverse must be true, false, \"alike\" or {\"with\": NAME}",
+                p->where);
     return TSR_OK;
 }
 
@@ -381,18 +391,21 @@ static tsr_status read_required(const parser *p, const cJSON *rule, tsr_map_rule
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(rule, "required");
     const bool word = cJSON_IsString(item) && item->valuestring[0];
-    TSR_FAIL_IF(item && !cJSON_IsBool(item) && !word, p->err, TSR_E_FORMAT, "%s.required must be true, false or a word", p->where);
+    TSR_FAIL_IF(item && !cJSON_IsBool(item) && !word, p->err, TSR_E_FORMAT, "%s.required must be true, false or a word",
+                p->where);
     out->required = cJSON_IsTrue(item);
     return word ? copy_text(p, item, &out->required_with) : TSR_OK;
 }
 
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from", "to", "do", "shape", "layers", "tied_to", "required", "inverse", "about", NULL};
+    static const char *const members[] = {"from",    "to",       "do",      "shape", "layers",
+                                          "tied_to", "required", "inverse", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
-    tsr_captures captures = {tsr_arena_array(p->arena, TSR_MOST_CAPTURES, sizeof *captures.names, p->err), 0, TSR_MOST_CAPTURES};
+    tsr_captures captures = {tsr_arena_array(p->arena, TSR_MOST_CAPTURES, sizeof *captures.names, p->err), 0,
+                             TSR_MOST_CAPTURES};
     if (!captures.names) return TSR_E_NOMEM;
     TSR_TRY(read_patterns(p, item, "from", &captures, &from, &rule->from_count));
     TSR_TRY(read_patterns(p, item, "to", &captures, &to, &rule->to_count));
@@ -463,7 +476,8 @@ static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules 
     return read_rules(p, root, "rules", out);
 }
 
-tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err)
+tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out,
+                             tsr_error *err)
 {
     parser p = {.arena = arena, .err = err, .where = "the map"};
     cJSON *root;

@@ -5,8 +5,9 @@
 
 const char *tsr_step_name(tsr_step_kind kind)
 {
-    static const char *const names[TSR_STEP_KINDS] = {"concat",  "split",        "interleave", "stack", "unstack", "transpose",
-                                                      "reshape", "permute_rope", "trim",       "pad",   "cast",  "dequantize"};
+    static const char *const names[TSR_STEP_KINDS] = {"concat",  "split",     "interleave", "stack",
+                                                      "unstack", "transpose", "reshape",    "permute_rope",
+                                                      "trim",    "pad",       "cast",       "dequantize"};
     return names[kind];
 }
 
@@ -15,7 +16,8 @@ static uint32_t count_components(tsr_str text)
     uint32_t count = 1;
     for (size_t i = 0; i < text.size; i++) {
         /* The dots of "{rest...}" do not separate components. */
-        if (text.data[i] == '{') while (i < text.size && text.data[i] != '}') i++;
+        if (text.data[i] == '{')
+            while (i < text.size && text.data[i] != '}') i++;
         else count += text.data[i] == '.';
     }
     return count;
@@ -26,7 +28,8 @@ static tsr_str next_component(tsr_str *text)
 {
     size_t end = 0;
     while (end < text->size && text->data[end] != '.') {
-        if (text->data[end] == '{') while (end < text->size && text->data[end] != '}') end++;
+        if (text->data[end] == '{')
+            while (end < text->size && text->data[end] != '}') end++;
         if (end < text->size) end++;
     }
     const tsr_str component = {text->data, end};
@@ -78,7 +81,8 @@ static tsr_status cut_plus(tsr_str *name, tsr_arena *arena, tsr_map_number *plus
     return plus->config.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status parse_component(tsr_str text, tsr_arena *arena, tsr_captures *captures, struct tsr_name_component *out, tsr_error *err)
+static tsr_status parse_component(tsr_str text, tsr_arena *arena, tsr_captures *captures, struct tsr_name_component *out,
+                                  tsr_error *err)
 {
     *out = (struct tsr_name_component){.literal = text, .capture = TSR_NO_CAPTURE};
     if (!text.size || !has_brace(text)) return TSR_OK;
@@ -90,9 +94,10 @@ static tsr_status parse_component(tsr_str text, tsr_arena *arena, tsr_captures *
     } else if (whole) {
         TSR_TRY(cut_plus(&name, arena, &out->plus, &whole, err));
     }
-    TSR_FAIL_IF(!whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT,
-                "'%.*s' is not a component of a name: a capture such as {layer}, {layer+1} or {rest...} must be a whole component between dots",
-                TSR_STR_ARG(text));
+    TSR_FAIL_IF(
+        !whole || !name.size || has_brace(name) || memchr(name.data, '.', name.size), err, TSR_E_FORMAT,
+        "'%.*s' is not a component of a name: a capture such as {layer}, {layer+1} or {rest...} must be a whole component between dots",
+        TSR_STR_ARG(text));
     return find_capture(name, captures, &out->capture, err);
 }
 

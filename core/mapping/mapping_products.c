@@ -99,7 +99,8 @@ static void look_up_halves(const uint8_t *table, const uint8_t *codes, size_t co
     const uint16_t *products = (const uint16_t *)(const void *)table;
     size_t i = 0;
     for (; i + 4 <= count; i += 4) {
-        const uint16_t four[4] = {products[codes[i]], products[codes[i + 1]], products[codes[i + 2]], products[codes[i + 3]]};
+        const uint16_t four[4] = {products[codes[i]], products[codes[i + 1]], products[codes[i + 2]],
+                                  products[codes[i + 3]]};
         memcpy(out + i * sizeof(uint16_t), four, sizeof four);
     }
     for (; i < count; i++) memcpy(out + i * sizeof(uint16_t), &products[codes[i]], sizeof(uint16_t));
@@ -115,7 +116,8 @@ static void look_up(uint32_t itemsize, const uint8_t *table, const uint8_t *code
 }
 
 /* Elements of one row, from `column` on. `scales`: those of the row, from that of the first element on. */
-static void look_up_row(tsr_products *p, uint64_t column, size_t count, const float *scales, const uint8_t *codes, uint8_t *out)
+static void look_up_row(tsr_products *p, uint64_t column, size_t count, const float *scales, const uint8_t *codes,
+                        uint8_t *out)
 {
     const uint64_t width = p->file->block_columns;
     const uint32_t itemsize = tsr_dtype_size(p->file->dtype);

@@ -5,7 +5,7 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 
-#define ENDING ".weight"
+#define ENDING       ".weight"
 #define SCALE_ENDING "_scale_inv"
 
 typedef struct quantizer {
@@ -37,7 +37,8 @@ static bool contains(tsr_str text, tsr_str part)
 static bool is_delicate(tsr_str module)
 {
     static const char *const parts[] = {"embed", "norm"};
-    static const char *const names[] = {"lm_head", "score", "classifier", "wte", "wpe", "gate", "router", "shared_expert_gate"};
+    static const char *const names[] = {"lm_head", "score", "classifier", "wte",
+                                        "wpe",     "gate",  "router",     "shared_expert_gate"};
     const tsr_str last = last_component(module);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (contains(last, tsr_str_from(parts[i]))) return true;
@@ -49,7 +50,8 @@ static bool is_delicate(tsr_str module)
 
 static bool is_float(const tsr_entry *entry)
 {
-    return entry->kind == TSR_ENTRY_TENSOR && tsr_dtype_size(entry->dtype) > 1 && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
+    return entry->kind == TSR_ENTRY_TENSOR && tsr_dtype_size(entry->dtype) > 1 &&
+           tsr_cast_possible(entry->dtype, TSR_FLOAT32);
 }
 
 static bool asks(bool (*callback)(void *ctx, tsr_str fqn), void *ctx, tsr_str fqn)
@@ -137,7 +139,8 @@ static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
     uint32_t file;
     tsr_quantized_weight *weight = TSR_ARENA_NEW(q->m->own->arena, tsr_quantized_weight, q->err);
     if (!weight) return TSR_E_NOMEM;
-    *weight = (tsr_quantized_weight){.shared = q->shared, .entry = entry, .rows = entry->shape[0], .columns = entry->shape[1]};
+    *weight =
+        (tsr_quantized_weight){.shared = q->shared, .entry = entry, .rows = entry->shape[0], .columns = entry->shape[1]};
     weight->tiles = weight->columns / TSR_TILE + (weight->columns % TSR_TILE != 0);
     if (weight->tiles > q->shared->most_tiles) q->shared->most_tiles = weight->tiles;
     const tsr_computed by = {.dtype = TSR_FLOAT8_E4M3FN, .compute = tsr_quantize_numbers, .ctx = weight};
@@ -150,7 +153,8 @@ static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
 static tsr_status keep(quantizer *q, const tsr_entry *entry, uint64_t order)
 {
     const tsr_dtype dtype = q->options.dtype;
-    if (!is_float(entry) || dtype == TSR_DTYPE_NONE || dtype == entry->dtype) return tsr_mapped_keep(q->m, entry, order, q->err);
+    if (!is_float(entry) || dtype == TSR_DTYPE_NONE || dtype == entry->dtype)
+        return tsr_mapped_keep(q->m, entry, order, q->err);
     tsr_mapped_tensor tensor;
     const tsr_entry **sources = TSR_ARENA_NEW(q->m->own->arena, const tsr_entry *, q->err);
     tsr_mapped_row *row = sources ? tsr_vec_push(&q->m->rows, q->err) : NULL;
@@ -216,8 +220,8 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized, tsr_checkpoint **out,
-                                tsr_error *err)
+tsr_status tsr_mapping_quantize(tsr_checkpoint *source, const tsr_quantize_options *options, tsr_quantized *quantized,
+                                tsr_checkpoint **out, tsr_error *err)
 {
     quantizer q = {.out = quantized};
     *out = NULL;

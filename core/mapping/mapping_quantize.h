@@ -23,7 +23,7 @@ typedef struct tsr_band_slot {
 /* What all weights of a checkpoint share. */
 typedef struct tsr_quantizing {
     tsr_checkpoint *source;
-    tsr_dtype dtype; /* to which weights are cast first; TSR_DTYPE_NONE: they are not */
+    tsr_dtype dtype;     /* to which weights are cast first; TSR_DTYPE_NONE: they are not */
     uint64_t most_tiles; /* in a row of the widest weight */
     tsr_band_slot slots[TSR_BAND_SLOTS];
 } tsr_quantizing;

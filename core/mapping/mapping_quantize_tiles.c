@@ -75,10 +75,11 @@ static size_t in_tile(const tsr_quantized_weight *w, uint64_t first, size_t coun
 
 static tsr_status refuse(const tsr_quantized_weight *w, uint64_t at, float value, tsr_error *err)
 {
-    return tsr_fail(err, TSR_E_UNSUPPORTED,
-                    "'%.*s' is %s at [%llu, %llu], so its block has no scale; repair the weight, or leave it out with --no-quantize",
-                    TSR_STR_ARG(w->entry->fqn), isnan(value) ? "NaN" : "infinite", (unsigned long long)(at / w->columns),
-                    (unsigned long long)(at % w->columns));
+    return tsr_fail(
+        err, TSR_E_UNSUPPORTED,
+        "'%.*s' is %s at [%llu, %llu], so its block has no scale; repair the weight, or leave it out with --no-quantize",
+        TSR_STR_ARG(w->entry->fqn), isnan(value) ? "NaN" : "infinite", (unsigned long long)(at / w->columns),
+        (unsigned long long)(at % w->columns));
 }
 
 static tsr_status raise_maxima(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, tsr_error *err)
@@ -150,11 +151,13 @@ static void scale_values(const tsr_quantized_weight *w, uint64_t first, size_t c
     }
 }
 
-static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out, tsr_error *err)
+static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out,
+                              tsr_error *err)
 {
     const uint64_t end = first + count;
     for (uint64_t at = first; at < end;) {
-        const uint64_t band = at / w->columns / TSR_TILE, edge = (band + 1) * TSR_TILE * w->columns, stop = edge < end ? edge : end;
+        const uint64_t band = at / w->columns / TSR_TILE, edge = (band + 1) * TSR_TILE * w->columns,
+                       stop = edge < end ? edge : end;
         TSR_TRY(find_maxima(w, band, r, err));
         for (size_t step; at < stop; at += step) {
             step = stop - at < STEP_ELEMENTS ? (size_t)(stop - at) : STEP_ELEMENTS;
@@ -166,7 +169,8 @@ static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, siz
     return TSR_OK;
 }
 
-static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out, tsr_error *err)
+static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out,
+                             tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         const uint64_t tile = (first + i) % w->tiles;
@@ -177,9 +181,11 @@ static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size
     return TSR_OK;
 }
 
-typedef tsr_status put_fn(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out, tsr_error *err);
+typedef tsr_status put_fn(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out,
+                          tsr_error *err);
 
-static tsr_status in_room(put_fn *put, const tsr_quantized_weight *w, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+static tsr_status in_room(put_fn *put, const tsr_quantized_weight *w, uint64_t first, size_t count, uint8_t *out,
+                          tsr_error *err)
 {
     room r;
     TSR_TRY(room_open(w, &r, err));

@@ -34,8 +34,8 @@ static void copy_others(tsr_source_box *box, const tsr_source_box *from, uint32_
     }
 }
 
-static tsr_status split_box(tsr_box_list *list, const tsr_source_box *from, uint32_t old_ndim, uint32_t dim, const uint64_t *factors,
-                            uint32_t count)
+static tsr_status split_box(tsr_box_list *list, const tsr_source_box *from, uint32_t old_ndim, uint32_t dim,
+                            const uint64_t *factors, uint32_t count)
 {
     uint64_t offsets[2 * TSR_MAX_NDIM * TSR_MAX_NDIM], sizes[2 * TSR_MAX_NDIM * TSR_MAX_NDIM];
     const tsr_span range = {from->offsets[dim], from->sizes[dim]};
@@ -89,7 +89,8 @@ static uint32_t run_dims(const tsr_mapped_tensor *tensor, const tsr_source_box *
     return run;
 }
 
-static tsr_status merge_box(tsr_box_list *list, const tsr_mapped_tensor *old, const tsr_source_box *from, uint32_t dim, uint32_t count)
+static tsr_status merge_box(tsr_box_list *list, const tsr_mapped_tensor *old, const tsr_source_box *from, uint32_t dim,
+                            uint32_t count)
 {
     const uint32_t loops = count - run_dims(old, from, dim, count);
     uint64_t at[TSR_MAX_NDIM] = {0};
@@ -121,7 +122,8 @@ tsr_status tsr_boxes_merge_dims(tsr_box_maker *maker, const tsr_mapped_tensor *i
     const tsr_mapped_tensor old = *in;
     *out = old;
     TSR_TRY(set_shape(maker, old.ndim - count + 1, out));
-    for (uint32_t d = 0; d < out->ndim; d++) out->shape[d] = d < dim ? old.shape[d] : d == dim ? 1 : old.shape[d + count - 1];
+    for (uint32_t d = 0; d < out->ndim; d++)
+        out->shape[d] = d < dim ? old.shape[d] : d == dim ? 1 : old.shape[d + count - 1];
     for (uint32_t k = 0; k < count; k++) out->shape[dim] *= old.shape[dim + k];
     tsr_box_list_open(&list, maker, out->ndim);
     for (size_t i = 0; i < old.box_count && status == TSR_OK; i++) {

@@ -20,11 +20,11 @@ typedef struct tsr_map_number {
 typedef struct tsr_name_pattern {
     tsr_str text;
     struct tsr_name_component {
-        tsr_str literal;  /* if capture is TSR_NO_CAPTURE */
-        uint32_t capture; /* index in the rule's captures */
-        bool rest;        /* {name...}: one or more components */
+        tsr_str literal;     /* if capture is TSR_NO_CAPTURE */
+        uint32_t capture;    /* index in the rule's captures */
+        bool rest;           /* {name...}: one or more components */
         tsr_map_number plus; /* {name+N}: the name has the capture's number plus N here; 0 if not stated */
-    } *components;
+    } * components;
     uint32_t count;
 } tsr_name_pattern;
 
@@ -65,22 +65,22 @@ typedef struct tsr_scale_names {
 
 typedef struct tsr_map_step {
     tsr_step_kind kind;
-    bool inverse;                /* interleave, permute_rope: reverse the step */
-    bool has_value;              /* pad */
-    int64_t dim;                 /* counts from the end if negative */
-    tsr_map_number *numbers;     /* split, concat: sizes; transpose; reshape; dequantize: block */
+    bool inverse;            /* interleave, permute_rope: reverse the step */
+    bool has_value;          /* pad */
+    int64_t dim;             /* counts from the end if negative */
+    tsr_map_number *numbers; /* split, concat: sizes; transpose; reshape; dequantize: block */
     uint32_t number_count;
-    tsr_map_number parts;        /* split, concat, interleave: their number, or 0 if sizes are given; permute_rope: the
+    tsr_map_number parts; /* split, concat, interleave: their number, or 0 if sizes are given; permute_rope: the
                                   * number of heads */
-    tsr_map_number to;           /* trim, pad */
-    tsr_map_number *from;        /* for the inverse: the earlier shape (reshape) or size (trim, pad) */
+    tsr_map_number to;    /* trim, pad */
+    tsr_map_number *from; /* for the inverse: the earlier shape (reshape) or size (trim, pad) */
     uint32_t from_count;
-    double value;                /* pad */
-    tsr_dtype dtype;             /* cast; dequantize, where TSR_DTYPE_NONE means the model's */
-    tsr_scale_scheme scheme;     /* dequantize */
-    tsr_scale_names scales;      /* dequantize */
+    double value;                  /* pad */
+    tsr_dtype dtype;               /* cast; dequantize, where TSR_DTYPE_NONE means the model's */
+    tsr_scale_scheme scheme;       /* dequantize */
+    tsr_scale_names scales;        /* dequantize */
     tsr_scale_names tensor_scales; /* dequantize to NVFP4: scales of whole tensors, by which `scales` are multiplied */
-    bool divides;                /* dequantize: `scales` are divided by tensor_scales instead */
+    bool divides;                  /* dequantize: `scales` are divided by tensor_scales instead */
 } tsr_map_step;
 
 /* The size of a dim, as a map states it. */
@@ -115,9 +115,9 @@ typedef struct tsr_map_rule {
     /* The rule takes something wherever another rule with the same word does, or for "untied", where config.json does not tie
      * the output layer. Empty if not stated. */
     tsr_str required_with;
-    bool shape_of_from; /* the shapes are those of `from`, because the rule is an inverse */
-    bool one_way;       /* the rule has no inverse, because another rule makes the same names */
-    bool alike;         /* the inverse stacks only where all layers have the same names */
+    bool shape_of_from;    /* the shapes are those of `from`, because the rule is an inverse */
+    bool one_way;          /* the rule has no inverse, because another rule makes the same names */
+    bool alike;            /* the inverse stacks only where all layers have the same names */
     tsr_name_pattern with; /* the inverse takes a name only if the source also has this one; count is 0 if not stated */
     const struct tsr_map_rule *forward; /* the rule that this one inverts, or NULL */
     uint32_t folded, unfolded; /* the capture that only `from` has, and the one that only `to` has, or TSR_NO_CAPTURE */

@@ -6,14 +6,16 @@
 #include "tessera/sys/try.h"
 
 /* Reads a run of an entry's elements as float32. `bytes` must have room for them as they are stored. */
-static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, float *out, tsr_error *err)
+static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, float *out,
+                              tsr_error *err)
 {
     const bool floats = entry->dtype == TSR_FLOAT32;
     const size_t count = (size_t)run->count;
     TSR_TRY(tsr_read_run(m->own, entry, run, floats ? (uint8_t *)out : bytes, count * tsr_dtype_size(entry->dtype), err));
     if (entry->dtype == TSR_INT8)
         for (size_t i = 0; i < count; i++) out[i] = (float)(int8_t)bytes[i];
-    else if (!floats) tsr_cast(entry->dtype == TSR_UINT8 ? TSR_FLOAT8_E8M0FNU : entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
+    else if (!floats)
+        tsr_cast(entry->dtype == TSR_UINT8 ? TSR_FLOAT8_E8M0FNU : entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
     return TSR_OK;
 }
 
@@ -52,7 +54,8 @@ tsr_status tsr_scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_ru
     const uint64_t high = tsr_scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
     const tsr_run needed = {.first = low, .count = high - low + 1};
     const tsr_allocator *allocator = m->own->host->allocator;
-    *out = (tsr_scales_read){.first = low, .count = (size_t)needed.count, .itemsize = tsr_dtype_size(file->scale->dtype) + sizeof(float)};
+    *out = (tsr_scales_read){
+        .first = low, .count = (size_t)needed.count, .itemsize = tsr_dtype_size(file->scale->dtype) + sizeof(float)};
     out->values = tsr_alloc(allocator, out->count, out->itemsize, err);
     if (!out->values) return TSR_E_NOMEM;
     const tsr_status status = read_floats(m, file->scale, &needed, (uint8_t *)(out->values + out->count), out->values, err);
@@ -124,7 +127,8 @@ static void multiply_packed(const packed_run *run, float *out)
 /* Converts stored scales of groups to float32. They are combined with the tensor's scale and rounded to float32 before
  * numbers are multiplied by them, as in torchao and, with the division, in compressed-tensors. All these groups share the
  * tensor scale of element `first`. */
-static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t first, tsr_str stored, float *out, tsr_error *err)
+static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t first, tsr_str stored, float *out,
+                              tsr_error *err)
 {
     const tsr_dtype dtype = file->kind == TSR_COMPUTED_MXFP4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN;
     tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)stored.data, stored.size, (uint8_t *)out);
@@ -147,8 +151,13 @@ static tsr_status read_stored(tsr_mapped *m, const tsr_computed *file, const tsr
     const tsr_run groups = {.first = first_group, .count = (end - 1) / group + 1 - first_group};
     const size_t group_count = (size_t)groups.count;
     uint8_t *stored = input + group_count * sizeof(float), *bytes = stored + group_count;
-    *out = (packed_run){.pairs = bytes, .stored = stored, .scales = (float *)(void *)input, .group_count = group_count,
-                        .first = run->first, .end = end, .group = group};
+    *out = (packed_run){.pairs = bytes,
+                        .stored = stored,
+                        .scales = (float *)(void *)input,
+                        .group_count = group_count,
+                        .first = run->first,
+                        .end = end,
+                        .group = group};
     TSR_TRY(tsr_read_run(m->own, file->scale, &groups, stored, group_count, err));
     return tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err);
 }
@@ -186,7 +195,8 @@ bool tsr_mapped_unpacks(const tsr_computed *file)
 static const volatile uint8_t all_pairs[E2M1_NUMBERS / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
 
 /* Computes the products of each scale that occurs for the first time. */
-static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, tsr_unpacking *u, tsr_error *err)
+static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, tsr_unpacking *u,
+                                tsr_error *err)
 {
     const uint64_t tensor = file->tensor_scale ? packed->first / file->tensor_elements : 0;
     uint8_t pairs[E2M1_NUMBERS / 2];
@@ -234,8 +244,8 @@ static void look_up(const tsr_host *host, const packed_run *run, const tsr_unpac
     for (uint64_t i = run->first; i < run->end;) {
         const uint64_t group = i / run->group, edge = (group + 1) * run->group, stop = edge < run->end ? edge : run->end;
         const uint8_t *tables = run->stored + (group - first_group);
-        const tsr_pair_groups whole = {run->pairs + (i / 2 - first_pair), tables, (size_t)((run->end - i) / run->group), run->group / 2,
-                                       u->products};
+        const tsr_pair_groups whole = {run->pairs + (i / 2 - first_pair), tables, (size_t)((run->end - i) / run->group),
+                                       run->group / 2, u->products};
         if (i % run->group == 0 && whole.count) {
             look_up_groups(host, &whole, out + (i - run->first) * sizeof(uint16_t));
             i += whole.count * run->group;
@@ -266,6 +276,7 @@ tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err)
 {
-    if (file->kind == TSR_COMPUTED_MXFP4 || file->kind == TSR_COMPUTED_NVFP4) return read_packed(m, file, run, input, out, err);
+    if (file->kind == TSR_COMPUTED_MXFP4 || file->kind == TSR_COMPUTED_NVFP4)
+        return read_packed(m, file, run, input, out, err);
     return read_scaled(m, file, run, input, out, err);
 }

@@ -54,8 +54,9 @@ static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim 
 static tsr_status check_entry(checker *c, const tsr_map_rule *rule, uint64_t pattern, const tsr_entry *entry)
 {
     const tsr_map_shape *shape = &rule->shapes[rule->shape_count > 1 ? pattern : 0];
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != shape->count, c->err, TSR_E_FORMAT, "'%.*s' %s must be a tensor of %u dims",
-                TSR_STR_ARG(entry->fqn), shape_of(entry).text, (unsigned)shape->count);
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != shape->count, c->err, TSR_E_FORMAT,
+                "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text,
+                (unsigned)shape->count);
     for (uint32_t d = 0; d < entry->ndim; d++)
         TSR_TRY(check_dim(c, &shape->sizes[d].number, (named_dim){shape->sizes[d].name, entry, d}));
     return TSR_OK;
@@ -90,7 +91,8 @@ static uint64_t count_bindings(const tsr_mapped *m, const tsr_map_rule *rule)
 {
     const tsr_mapped_row *rows = m->rows.items;
     uint64_t count = 0;
-    for (size_t i = 0; i < m->rows.count; i++) count += rows[i].rule == rule && (!i || rows[i - 1].sources != rows[i].sources);
+    for (size_t i = 0; i < m->rows.count; i++)
+        count += rows[i].rule == rule && (!i || rows[i - 1].sources != rows[i].sources);
     return count;
 }
 
@@ -105,8 +107,10 @@ static tsr_status check_experts(const tsr_mapped *m, tsr_error *err)
         if (!is_of_experts(rule)) continue;
         const uint64_t count = count_bindings(m, rule);
         if (!first) first = rule, places = count;
-        TSR_FAIL_IF(count != places, err, TSR_E_FORMAT, "experts are not whole: '%.*s' is there %llu times, but '%.*s' %llu times",
-                    TSR_STR_ARG(first->from[0].text), (unsigned long long)places, TSR_STR_ARG(rule->from[0].text), (unsigned long long)count);
+        TSR_FAIL_IF(count != places, err, TSR_E_FORMAT,
+                    "experts are not whole: '%.*s' is there %llu times, but '%.*s' %llu times",
+                    TSR_STR_ARG(first->from[0].text), (unsigned long long)places, TSR_STR_ARG(rule->from[0].text),
+                    (unsigned long long)count);
     }
     return TSR_OK;
 }
@@ -132,8 +136,9 @@ static tsr_status check_members(const checker *c)
         if (!rule || (!folds && !is_expert(rule, rule->unfolded))) continue;
         const uint64_t count = folds ? rows[i].source_count / rule->from_count : (next - i) / rule->to_count;
         TSR_FAIL_IF(count != there->entry->shape[there->dim], c->err, TSR_E_FORMAT,
-                    "the map's 'experts' is %llu in '%.*s' %s, dim %u, but there are %llu for '%.*s'", (unsigned long long)there->entry->shape[there->dim],
-                    TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim, (unsigned long long)count,
+                    "the map's 'experts' is %llu in '%.*s' %s, dim %u, but there are %llu for '%.*s'",
+                    (unsigned long long)there->entry->shape[there->dim], TSR_STR_ARG(there->entry->fqn),
+                    shape_of(there->entry).text, (unsigned)there->dim, (unsigned long long)count,
                     TSR_STR_ARG((folds ? rows[i].entry : *rows[i].sources[0]).fqn));
     }
     return TSR_OK;

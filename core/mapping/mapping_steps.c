@@ -50,9 +50,11 @@ static tsr_status transpose(const runner *r, tsr_mapped_tensor *tensor)
     uint32_t order[TSR_MAX_NDIM];
     bool seen[TSR_MAX_NDIM] = {false};
     TSR_TRY(read_numbers(r, r->step->numbers, r->step->number_count, &numbers));
-    if (r->step->number_count != tensor->ndim) return misfit(r, tensor, "has another number of dims:", r->step->number_count);
+    if (r->step->number_count != tensor->ndim)
+        return misfit(r, tensor, "has another number of dims:", r->step->number_count);
     for (uint32_t d = 0; d < tensor->ndim; d++) {
-        if (numbers[d] >= tensor->ndim || seen[numbers[d]]) return misfit(r, tensor, "is not an order of the dims at", numbers[d]);
+        if (numbers[d] >= tensor->ndim || seen[numbers[d]])
+            return misfit(r, tensor, "is not an order of the dims at", numbers[d]);
         seen[numbers[d]] = true;
         order[d] = (uint32_t)numbers[d];
     }
@@ -79,7 +81,8 @@ static tsr_status interleave(const runner *r, tsr_mapped_tensor *tensor)
     TSR_TRY(find_dim(r, tensor, 0, &dim));
     TSR_TRY(tsr_mapped_number(r->m, &r->step->parts, &parts, r->err));
     if (!parts || tensor->shape[dim] % parts) return misfit(r, tensor, "cannot make equal parts; parts is", parts);
-    const uint64_t each = tensor->shape[dim] / parts, factors[] = {r->step->inverse ? each : parts, r->step->inverse ? parts : each};
+    const uint64_t each = tensor->shape[dim] / parts,
+                   factors[] = {r->step->inverse ? each : parts, r->step->inverse ? parts : each};
     return exchange(r, tensor, dim, factors, 2);
 }
 
@@ -126,7 +129,8 @@ static tsr_status set_rest(const runner *r, const tsr_mapped_tensor *tensor, uin
     for (uint32_t d = 0; d < tensor->ndim; d++) elements *= tensor->shape[d]; /* cannot overflow: it is a tensor */
     for (uint32_t d = 0; d < r->step->number_count; d++) {
         if (d == rest) continue;
-        if (!shape[d] || elements % shape[d] || others > elements / shape[d]) return misfit(r, tensor, "cannot divide its elements by", shape[d]);
+        if (!shape[d] || elements % shape[d] || others > elements / shape[d])
+            return misfit(r, tensor, "cannot divide its elements by", shape[d]);
         others *= shape[d];
     }
     if (!elements || elements % others) return misfit(r, tensor, "cannot divide its elements by", others);
@@ -191,14 +195,16 @@ static tsr_status change_one(const runner *r, tsr_mapped_tensor *tensor)
 /* ---- several to one, one to several ---- */
 
 /* Computes the sizes along `dim` of a step's parts, which are given as sizes or as a number of equal parts. */
-static tsr_status part_sizes(const runner *r, const tsr_mapped_tensor *tensor, uint32_t dim, uint64_t **sizes, uint32_t *count)
+static tsr_status part_sizes(const runner *r, const tsr_mapped_tensor *tensor, uint32_t dim, uint64_t **sizes,
+                             uint32_t *count)
 {
     uint64_t parts, sum = 0;
     *count = r->step->number_count;
     if (*count) {
         TSR_TRY(read_numbers(r, r->step->numbers, *count, sizes));
         for (uint32_t i = 0; i < *count; i++) {
-            if ((*sizes)[i] > tensor->shape[dim] - sum) return misfit(r, tensor, "has sizes whose sum is more than", tensor->shape[dim]);
+            if ((*sizes)[i] > tensor->shape[dim] - sum)
+                return misfit(r, tensor, "has sizes whose sum is more than", tensor->shape[dim]);
             sum += (*sizes)[i];
         }
         const uint32_t rest = find_rest(r->step->numbers, *count);
@@ -209,7 +215,8 @@ static tsr_status part_sizes(const runner *r, const tsr_mapped_tensor *tensor, u
         return sum == tensor->shape[dim] ? TSR_OK : misfit(r, tensor, "has sizes whose sum is", sum);
     }
     TSR_TRY(tsr_mapped_number(r->m, &r->step->parts, &parts, r->err));
-    if (!parts || parts > 4096 || tensor->shape[dim] % parts) return misfit(r, tensor, "cannot make equal parts; parts is", parts);
+    if (!parts || parts > 4096 || tensor->shape[dim] % parts)
+        return misfit(r, tensor, "cannot make equal parts; parts is", parts);
     *count = (uint32_t)parts;
     *sizes = tsr_arena_array(r->m->own->arena, parts, sizeof **sizes, r->err);
     if (!*sizes) return TSR_E_NOMEM;
@@ -271,7 +278,8 @@ static tsr_status split(const runner *r, tsr_map_slot **slots, uint32_t *slot_co
             if (!*slots) return TSR_E_NOMEM;
         }
         for (uint32_t s = 0; s < first; s++, offset += sizes[s - 1])
-            TSR_TRY(tsr_boxes_slice(&r->m->maker, &all.tensors[i], dim, (tsr_span){offset, sizes[s]}, &(*slots)[s].tensors[i]));
+            TSR_TRY(
+                tsr_boxes_slice(&r->m->maker, &all.tensors[i], dim, (tsr_span){offset, sizes[s]}, &(*slots)[s].tensors[i]));
     }
     *slot_count = first;
     return TSR_OK;
@@ -286,7 +294,8 @@ static tsr_status stack(const runner *r, tsr_map_slot *slot)
             /* The first tensor already has its new dim. */
             const uint64_t size = slot->tensors[0].shape[d < dim ? d : d + 1];
             if (slot->tensors[i].ndim != slot->tensors[0].ndim - 1 || slot->tensors[i].shape[d] != size)
-                return misfit(r, &slot->tensors[i], "expects all tensors to have the shape of the first one; it differs at dim", d);
+                return misfit(r, &slot->tensors[i],
+                              "expects all tensors to have the shape of the first one; it differs at dim", d);
         }
         TSR_TRY(tsr_boxes_add_dim(&r->m->maker, &slot->tensors[i], dim, &slot->tensors[i]));
     }
@@ -301,7 +310,8 @@ static tsr_status unstack(const runner *r, tsr_map_slot *slot)
     const tsr_mapped_tensor all = slot->tensors[0];
     TSR_TRY(find_dim(r, &all, 0, &dim));
     if (!all.shape[dim]) return misfit(r, &all, "takes apart a dim of size", all.shape[dim]);
-    if (all.shape[dim] > r->m->maker.left) return misfit(r, &all, "would make more tensors than are allowed:", all.shape[dim]);
+    if (all.shape[dim] > r->m->maker.left)
+        return misfit(r, &all, "would make more tensors than are allowed:", all.shape[dim]);
     slot->count = all.shape[dim];
     slot->tensors = tsr_arena_array(r->m->own->arena, (size_t)slot->count, sizeof *slot->tensors, r->err);
     if (!slot->tensors) return TSR_E_NOMEM;
@@ -327,7 +337,8 @@ static tsr_status run_step(const runner *r, tsr_map_slot **slots, uint32_t *slot
     return TSR_OK;
 }
 
-tsr_status tsr_mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count, tsr_error *err)
+tsr_status tsr_mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count,
+                            tsr_error *err)
 {
     for (uint32_t i = 0; i < rule->step_count; i++) {
         const runner r = {m, &rule->steps[i], err};

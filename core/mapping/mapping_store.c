@@ -9,7 +9,7 @@
 
 enum { STEP_ELEMENTS = 1 << 14, LARGEST = 16 }; /* elements computed at a time; bytes of the largest element */
 _Static_assert(TSR_UNPACKED_INPUT + sizeof(tsr_unpacking) <= STEP_ELEMENTS * LARGEST, "both are in the memory of a step");
-enum { RUN_ELEMENTS = 1 << 17 };                /* elements at a time for TSR_COMPUTED_BY */
+enum { RUN_ELEMENTS = 1 << 17 }; /* elements at a time for TSR_COMPUTED_BY */
 
 typedef struct mapped_store {
     tsr_store base; /* must be first */
@@ -73,7 +73,8 @@ static void choose_step(computing *c)
     c->most = TSR_UNPACKED_ELEMENTS;
 }
 
-static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size,
+                                tsr_error *err)
 {
     const tsr_allocator *allocator = m->own->host->allocator;
     computing c = {.m = m, .file = file, .most = RUN_ELEMENTS};
@@ -126,7 +127,8 @@ static void prefetch(tsr_store *store, const tsr_store_place *places, size_t cou
 {
     const mapped_store *s = (const mapped_store *)store;
     for (size_t i = 0, end; i < count; i = end + 1) {
-        for (end = i; end < count && places[end].file < s->inner->file_count; end++) {}
+        for (end = i; end < count && places[end].file < s->inner->file_count; end++) {
+        }
         if (end > i) s->inner->prefetch(s->inner, &places[i], end - i);
     }
 }
@@ -143,7 +145,10 @@ static tsr_status list_files(const tsr_mapped *m, tsr_store_file *files, tsr_err
     if (inner->file_count) memcpy(files, inner->files, inner->file_count * sizeof *files);
     for (size_t i = 0; i < m->computed.count; i++) {
         tsr_store_file *file = &files[inner->file_count + i];
-        file->name = tsr_arena_format(m->own->arena, err, "\xf8" "computed %08zu", i);
+        file->name = tsr_arena_format(m->own->arena, err,
+                                      "\xf8"
+                                      "computed %08zu",
+                                      i);
         if (!file->name.data) return TSR_E_NOMEM;
         const tsr_computed *computed = (const tsr_computed *)m->computed.items + i;
         TSR_FAIL_IF(!tsr_dtype_bytes(computed->dtype, computed->elements, &file->size), err, TSR_E_LIMIT,
@@ -214,7 +219,8 @@ tsr_status tsr_mapped_share(tsr_mapped *m, const tsr_entry *like, uint64_t order
     return TSR_OK;
 }
 
-tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out, tsr_error *err)
+tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out,
+                           tsr_error *err)
 {
     uint32_t file;
     TSR_FAIL_IF(!tsr_cast_possible(in->dtype, dtype), err, TSR_E_UNSUPPORTED, "'%.*s' is %s and cannot be cast to %s",

@@ -128,7 +128,8 @@ static void put_result(table_text *t, const tsr_entry *entry)
     put_name(t, entry->fqn);
     if (entry->kind != TSR_ENTRY_TENSOR) return;
     tsr_line_format(&line, " %s [", tsr_dtype_describe(entry->dtype)->name);
-    for (uint32_t d = 0; d < entry->ndim; d++) tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+    for (uint32_t d = 0; d < entry->ndim; d++)
+        tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
     tsr_line_put(&line, "]", 1);
     put(t, (tsr_str){text, line.used});
 }
@@ -151,7 +152,8 @@ tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_write_fn *w
 {
     table_text t = {.write = write, .ctx = ctx, .err = err};
     const tsr_mapped *m = mapped->state;
-    for (size_t i = 0; i < m->rows.count && t.status == TSR_OK; i++) put_row(&t, m, (const tsr_mapped_row *)m->rows.items + i);
+    for (size_t i = 0; i < m->rows.count && t.status == TSR_OK; i++)
+        put_row(&t, m, (const tsr_mapped_row *)m->rows.items + i);
     for (; m; m = tsr_mapped_state(m->source)) {
         for (size_t i = 0; i < m->dropped.count && t.status == TSR_OK; i++) {
             put_sources(&t, m, (const tsr_entry *const *)m->dropped.items + i, 1);

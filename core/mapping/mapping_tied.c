@@ -29,9 +29,10 @@ static tsr_status check_repeats(tsr_checkpoint *source, const tsr_tied *tied, ts
 
 static tsr_status refuse(const tsr_mapped *m, const tsr_tied *tied, uint64_t row, tsr_error *err)
 {
-    return tsr_fail(err, TSR_E_FORMAT,
-                    "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' differ, first in row %llu; set it to false to keep both", m->config_name,
-                    TSR_STR_ARG(tied->left_out->fqn), TSR_STR_ARG(tied->kept->fqn), (unsigned long long)row);
+    return tsr_fail(
+        err, TSR_E_FORMAT,
+        "tie_word_embeddings of %s is true, but '%.*s' and '%.*s' differ, first in row %llu; set it to false to keep both",
+        m->config_name, TSR_STR_ARG(tied->left_out->fqn), TSR_STR_ARG(tied->kept->fqn), (unsigned long long)row);
 }
 
 static tsr_status compare(const tsr_mapped *m, const tsr_tied *tied, uint64_t row_bytes, uint8_t *buffer, tsr_error *err)
@@ -45,7 +46,8 @@ static tsr_status compare(const tsr_mapped *m, const tsr_tied *tied, uint64_t ro
         TSR_TRY(tsr_read_box(m->source, tied->kept, box, buffer, size, err));
         TSR_TRY(tsr_read_box(m->source, tied->left_out, box, buffer + size, size, err));
         for (uint64_t i = 0; i < rows; i++)
-            if (memcmp(buffer + i * row_bytes, buffer + size + i * row_bytes, (size_t)row_bytes)) return refuse(m, tied, row + i, err);
+            if (memcmp(buffer + i * row_bytes, buffer + size + i * row_bytes, (size_t)row_bytes))
+                return refuse(m, tied, row + i, err);
     }
     return TSR_OK;
 }

@@ -26,7 +26,8 @@ static void mark_sources(const tsr_mapped *layer, const bool *used, bool *below)
     }
 }
 
-tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options, tsr_error *err)
+tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options,
+                                         tsr_error *err)
 {
     const tsr_mapped *m = layer->state, *above = top->state;
     tsr_dequantized *done = m->ctx;
@@ -72,19 +73,22 @@ static bool is_quantized(const tsr_entry *entry)
 /* Finds the numbers that have this scale, if a rule gives them another name or layout; *data is NULL otherwise. */
 static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, const tsr_entry **data)
 {
-    static const char *const endings[][2] = {{"_scale_inv", ""}, {"_scale", ""}, {"_scales", "_blocks"}, {"_scale", "_packed"}, {"_global_scale", "_packed"}};
+    static const char *const endings[][2] = {
+        {"_scale_inv", ""}, {"_scale", ""}, {"_scales", "_blocks"}, {"_scale", "_packed"}, {"_global_scale", "_packed"}};
     tsr_str values[TSR_MOST_CAPTURES];
     *data = NULL;
     for (size_t i = 0; i < sizeof endings / sizeof *endings && !*data; i++) {
         const tsr_str ending = tsr_str_from(endings[i][0]);
         tsr_name_match found = {.rule = 0};
         if (!tsr_str_ends(scale->fqn, ending)) continue;
-        const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s%s", (int)(scale->fqn.size - ending.size), scale->fqn.data, endings[i][1]);
+        const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s%s", (int)(scale->fqn.size - ending.size),
+                                              scale->fqn.data, endings[i][1]);
         if (!name.data) return TSR_E_NOMEM;
         const tsr_entry *entry = tsr_checkpoint_entry(s->m->source, name);
         if (!entry || !is_quantized(entry) || !tsr_match_rule(s->m, s->m->rules, name, &found, values)) continue;
         const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
-        const bool same = !rule->step_count && found.pattern < rule->to_count && tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
+        const bool same = !rule->step_count && found.pattern < rule->to_count &&
+                          tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
         if (rule->to_count && !same) *data = entry;
     }
     return TSR_OK;
@@ -96,8 +100,10 @@ tsr_status tsr_parted_check(const tsr_matcher *s)
     for (size_t i = 0; i < s->unmatched.count; i++) {
         const tsr_entry *data;
         TSR_TRY(find_parted(s, left[i], &data));
-        TSR_FAIL_IF(data, s->err, TSR_E_FORMAT, "the map takes '%.*s', but not '%.*s', by which it is scaled; pass --dequantize, or add a rule for the scale",
-                    TSR_STR_ARG(data->fqn), TSR_STR_ARG(left[i]->fqn));
+        TSR_FAIL_IF(
+            data, s->err, TSR_E_FORMAT,
+            "the map takes '%.*s', but not '%.*s', by which it is scaled; pass --dequantize, or add a rule for the scale",
+            TSR_STR_ARG(data->fqn), TSR_STR_ARG(left[i]->fqn));
     }
     return TSR_OK;
 }

@@ -79,7 +79,8 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
         *out = ((tsr_fold **)f->folds.items)[*number];
         return TSR_OK;
     }
-    tsr_fold **place = tsr_vec_push(&f->folds, f->err), *fold = place ? TSR_ARENA_NEW(f->m->own->arena, tsr_fold, f->err) : NULL;
+    tsr_fold **place = tsr_vec_push(&f->folds, f->err),
+             *fold = place ? TSR_ARENA_NEW(f->m->own->arena, tsr_fold, f->err) : NULL;
     if (!fold) return TSR_E_NOMEM;
     *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .scale = 1};
     fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
@@ -186,8 +187,10 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, "'%.*s' of the adapter is not a tensor",
                 TSR_STR_ARG(name));
     if (tsr_str_ends(name, TSR_STR(".lora_B.weight"))) return add_product(f, entry, a, sizeof b - 1, false);
-    if (tsr_str_ends(name, TSR_STR(".lora_embedding_B"))) return add_product(f, entry, embedding_a, sizeof embedding_b - 1, true);
-    if (tsr_str_ends(name, TSR_STR(".lora_A.weight"))) return find_pair(f, (tsr_str){name.data, name.size - (sizeof a - 1)}, b, entry, &pair);
+    if (tsr_str_ends(name, TSR_STR(".lora_embedding_B")))
+        return add_product(f, entry, embedding_a, sizeof embedding_b - 1, true);
+    if (tsr_str_ends(name, TSR_STR(".lora_A.weight")))
+        return find_pair(f, (tsr_str){name.data, name.size - (sizeof a - 1)}, b, entry, &pair);
     if (tsr_str_ends(name, TSR_STR(".lora_embedding_A")))
         return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
     if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
@@ -224,9 +227,13 @@ static tsr_status note_unknown(folding *f)
     tsr_str first;
     const size_t count = tsr_lora_unknown(&f->config, &first);
     if (!count) return TSR_OK;
-    return tsr_mapped_add_note(f->m, tsr_arena_format(f->m->own->arena, f->err,
-                                                      "%zu of the settings of adapter_config.json, such as '%.*s', are not those of PEFT 0.21; they are "
-                                                      "ignored", count, TSR_STR_ARG(first)), f->err);
+    return tsr_mapped_add_note(
+        f->m,
+        tsr_arena_format(f->m->own->arena, f->err,
+                         "%zu of the settings of adapter_config.json, such as '%.*s', are not those of PEFT 0.21; they are "
+                         "ignored",
+                         count, TSR_STR_ARG(first)),
+        f->err);
 }
 
 /* Notes selected modules for which the adapter has no tensors. PEFT also warns about them when it loads the adapter, and
@@ -245,9 +252,14 @@ static tsr_status note_left_out(folding *f)
         if (tsr_lora_selects(&f->config, module) && !count++) first = module;
     }
     if (!count) return TSR_OK;
-    return tsr_mapped_add_note(f->m, tsr_arena_format(f->m->own->arena, f->err,
-                                                      "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
-                                                      "these stay as they are", (unsigned long long)count, TSR_STR_ARG(first)), f->err);
+    return tsr_mapped_add_note(
+        f->m,
+        tsr_arena_format(
+            f->m->own->arena, f->err,
+            "the adapter has no tensors for %llu of the modules that its target_modules select, such as '%.*s'; "
+            "these stay as they are",
+            (unsigned long long)count, TSR_STR_ARG(first)),
+        f->err);
 }
 
 static tsr_status fold_all(folding *f)
@@ -276,8 +288,8 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options, tsr_checkpoint **out,
-                         tsr_error *err)
+tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options,
+                         tsr_checkpoint **out, tsr_error *err)
 {
     folding f = {.adapter = adapter};
     const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &f, .step = "fold the adapter", .keeps_names = true};

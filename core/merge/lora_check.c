@@ -11,9 +11,10 @@ static tsr_status check_shared(const tsr_catalog *catalog, const tsr_fold *fold,
     const tsr_entry *weight = fold->weight;
     for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
         const tsr_entry *other = &catalog->entries[e];
-        TSR_FAIL_IF(other != weight && other->storage_id == weight->storage_id, err, TSR_E_UNSUPPORTED,
-                    "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
-                    TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
+        TSR_FAIL_IF(
+            other != weight && other->storage_id == weight->storage_id, err, TSR_E_UNSUPPORTED,
+            "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
+            TSR_STR_ARG(weight->fqn), TSR_STR_ARG(other->fqn));
     }
     return TSR_OK;
 }
@@ -31,8 +32,10 @@ static tsr_status is_turned(const tsr_mapped *m, const tsr_entry *weight, bool *
 {
     const tsr_str ending = TSR_STR(".weight");
     *known = false;
-    if (weight->kind != TSR_ENTRY_TENSOR || weight->ndim != 2 || is_square(weight) || !tsr_str_ends(weight->fqn, ending)) return TSR_OK;
-    const tsr_str name = tsr_arena_format(m->own->arena, err, "%.*s.bias", (int)(weight->fqn.size - ending.size), weight->fqn.data);
+    if (weight->kind != TSR_ENTRY_TENSOR || weight->ndim != 2 || is_square(weight) || !tsr_str_ends(weight->fqn, ending))
+        return TSR_OK;
+    const tsr_str name =
+        tsr_arena_format(m->own->arena, err, "%.*s.bias", (int)(weight->fqn.size - ending.size), weight->fqn.data);
     if (!name.data) return TSR_E_NOMEM;
     const tsr_entry *bias = tsr_checkpoint_entry(m->source, name);
     if (!bias || bias->kind != TSR_ENTRY_TENSOR || bias->ndim != 1) return TSR_OK;
@@ -42,14 +45,15 @@ static tsr_status is_turned(const tsr_mapped *m, const tsr_entry *weight, bool *
 }
 
 /* Sets *out to a weight, in a fold or in the base, whose shape contradicts fan_in_fan_out, or to NULL if there is none. */
-static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count, const tsr_entry **out,
-                                     tsr_error *err)
+static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count,
+                                     const tsr_entry **out, tsr_error *err)
 {
     const tsr_catalog *catalog = &m->source->catalog;
     *out = NULL;
     for (size_t i = 0; i < count && !*out; i++) {
         const tsr_fold *fold = folds[i];
-        if (fold->a && !fold->embedding && !is_square(fold->weight) && fold->transposed != fan_in_fan_out) *out = fold->weight;
+        if (fold->a && !fold->embedding && !is_square(fold->weight) && fold->transposed != fan_in_fan_out)
+            *out = fold->weight;
     }
     for (uint64_t e = 0; e < catalog->entry_count && !*out; e++) {
         bool known, turned = false;
@@ -62,17 +66,19 @@ static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, t
 /* PEFT decides for each module by its class whether the weight is transposed (Conv1D, as in GPT-2) or not (Linear), but the
  * saved fan_in_fan_out is that of the last module only. The shapes of the other weights show how they are stored, unless
  * they are square. So a square weight is refused if another weight contradicts the setting. */
-static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count, tsr_error *err)
+static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fold *const *folds, size_t count,
+                                tsr_error *err)
 {
     size_t first = 0;
     const tsr_entry *other;
     while (first < count && !(folds[first]->a && !folds[first]->embedding && is_square(folds[first]->weight))) first++;
     if (first == count) return TSR_OK;
     TSR_TRY(find_contradiction(m, fan_in_fan_out, folds, count, &other, err));
-    TSR_FAIL_IF(other, err, TSR_E_UNSUPPORTED,
-                "'%.*s' is square, so nothing shows whether it is transposed: fan_in_fan_out of adapter_config.json does not hold for "
-                "'%.*s'; fold this adapter with PEFT",
-                TSR_STR_ARG(folds[first]->weight->fqn), TSR_STR_ARG(other->fqn));
+    TSR_FAIL_IF(
+        other, err, TSR_E_UNSUPPORTED,
+        "'%.*s' is square, so nothing shows whether it is transposed: fan_in_fan_out of adapter_config.json does not hold for "
+        "'%.*s'; fold this adapter with PEFT",
+        TSR_STR_ARG(folds[first]->weight->fqn), TSR_STR_ARG(other->fqn));
     return TSR_OK;
 }
 
@@ -114,18 +120,21 @@ static bool has_output_layer(const tsr_catalog *catalog)
 static tsr_status check_embedding(const tsr_mapped *m, const tsr_lora_config *config, const tsr_fold *fold, tsr_error *err)
 {
     const tsr_str fqn = fold->weight->fqn, ending = TSR_STR(".weight");
-    if (!fold->start || !tsr_str_ends(fqn, ending) || cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(config->tree, "ensure_weight_tying")))
+    if (!fold->start || !tsr_str_ends(fqn, ending) ||
+        cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(config->tree, "ensure_weight_tying")))
         return TSR_OK;
     const tsr_str module = {fqn.data, fqn.size - ending.size};
     if (!is_input_embedding(module) || !is_saved_module(config, module) || !ties_words(m, config)) return TSR_OK;
-    TSR_FAIL_IF(!has_output_layer(&m->source->catalog), err, TSR_E_UNSUPPORTED,
-                "modules_to_save replaces '%.*s', which the output layer shares; PEFT keeps the old weight there, but the base has no "
-                "tensor for it; save the base with its lm_head.weight first",
-                TSR_STR_ARG(fqn));
+    TSR_FAIL_IF(
+        !has_output_layer(&m->source->catalog), err, TSR_E_UNSUPPORTED,
+        "modules_to_save replaces '%.*s', which the output layer shares; PEFT keeps the old weight there, but the base has no "
+        "tensor for it; save the base with its lm_head.weight first",
+        TSR_STR_ARG(fqn));
     return TSR_OK;
 }
 
-tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count, tsr_error *err)
+tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count,
+                          tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         TSR_TRY(check_shared(&m->source->catalog, folds[i], err));

@@ -9,15 +9,19 @@
 
 /* Settings with which the result is not W + scale·(B·A), or with which the adapter does not fit the base as it is stored.
  * Source: peft.LoraConfig. */
+/* clang-format off */
 static const char *const settings[] = {
     "use_dora",        "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
     "use_bdlora",      "arrow_config", "velora_config",     "monteclora_config", "kasa_config",             "megatron_config"};
+/* clang-format on */
 /* The other settings of PEFT 0.21. They are used here, or do not affect the result. */
+/* clang-format off */
 static const char *const understood[] = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
     "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save",
     "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
+/* clang-format on */
 /* Initializations that change the base when the adapter is created and when it is loaded. Letter case does not matter here,
  * because PEFT also accepts OLoRA for olora. */
 static const char *const changed_bases[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
@@ -175,7 +179,8 @@ bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module)
 {
     const cJSON *selected = cJSON_GetObjectItemCaseSensitive(config->tree, "target_modules");
     const cJSON *excluded = cJSON_GetObjectItemCaseSensitive(config->tree, "exclude_modules");
-    if (!cJSON_IsArray(selected) || is_set(cJSON_GetObjectItemCaseSensitive(config->tree, "layers_to_transform"))) return false;
+    if (!cJSON_IsArray(selected) || is_set(cJSON_GetObjectItemCaseSensitive(config->tree, "layers_to_transform")))
+        return false;
     if (is_set(excluded) && (!cJSON_IsArray(excluded) || tsr_lora_lists(excluded, module))) return false;
     return tsr_lora_lists(selected, module);
 }

@@ -9,7 +9,7 @@ struct cJSON;
 
 /* The settings of adapter_config.json that affect the result. */
 typedef struct tsr_lora_config {
-    struct cJSON *tree; /* owned; the patterns below point into it */
+    struct cJSON *tree;                               /* owned; the patterns below point into it */
     const struct cJSON *alpha_pattern, *rank_pattern; /* objects, or NULL */
     double alpha;
     uint64_t rank;
@@ -46,17 +46,18 @@ typedef struct tsr_fold {
     const tsr_entry *start;  /* in the adapter: its replacement for `weight`, or NULL */
     /* Both are in the adapter. The change is scale·(B·A), or scale·b if `a` is NULL, or nothing if `b` is NULL. */
     const tsr_entry *a, *b;
-    bool rounds;             /* round the change to the weight's dtype before adding it, as PEFT does for embeddings */
-    bool transposed;         /* W is [columns of A, rows of B]: the change is transposed */
-    bool embedding;          /* of an embedding layer: if W is square, the change is transposed */
+    bool rounds;     /* round the change to the weight's dtype before adding it, as PEFT does for embeddings */
+    bool transposed; /* W is [columns of A, rows of B]: the change is transposed */
+    bool embedding;  /* of an embedding layer: if W is square, the change is transposed */
     double scale;
     uint64_t rank;
-    tsr_dtype dtype;         /* of the result */
+    tsr_dtype dtype; /* of the result */
 } tsr_fold;
 
 /* lora_check.c: checks that the folds have the same effect on the whole model as PEFT. Otherwise fails with
  * TSR_E_UNSUPPORTED and a message that says what to do. */
-tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count, tsr_error *err);
+tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count,
+                          tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 

@@ -32,7 +32,8 @@ static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint6
     const bool turned = fold->transposed;
     const uint64_t offsets[] = {box[0], box[2]}, sizes[] = {box[1], box[3]};
     const size_t count = (size_t)(sizes[0] * sizes[1]);
-    TSR_TRY(tsr_read_box(fold->adapter, entry, (tsr_box){2, offsets, sizes}, r->bytes, count * tsr_dtype_size(entry->dtype), err));
+    TSR_TRY(tsr_read_box(fold->adapter, entry, (tsr_box){2, offsets, sizes}, r->bytes, count * tsr_dtype_size(entry->dtype),
+                         err));
     double *to = turned ? r->loaded : out;
     if (entry->dtype == TSR_FLOAT64) memcpy(to, r->bytes, count * sizeof *to);
     else tsr_cast(entry->dtype, TSR_FLOAT64, r->bytes, count, (uint8_t *)to);
@@ -49,7 +50,8 @@ static tsr_status load_left(const tsr_fold *fold, const block *b, const room *r,
 
 static tsr_status load_right(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
 {
-    const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns}, turned[] = {b->column, b->columns, b->rank, b->ranks};
+    const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns},
+                   turned[] = {b->column, b->columns, b->rank, b->ranks};
     return load(fold, fold->transposed ? fold->b : fold->a, fold->transposed ? turned : plain, r, r->right, err);
 }
 
@@ -59,7 +61,9 @@ static void add_block(const tsr_fold *fold, const block *b, const tsr_run *run, 
     const uint64_t width = fold->weight->shape[1], end = run->first + run->count;
     for (uint64_t i = 0; i < b->rows; i++) {
         const uint64_t at = (b->row + i) * width + b->column;
-        const uint64_t from = at < run->first ? run->first - at : 0, to = at >= end ? 0 : at + b->columns > end ? end - at : b->columns;
+        const uint64_t from = at < run->first ? run->first - at : 0, to = at >= end               ? 0
+                                                                          : at + b->columns > end ? end - at
+                                                                                                  : b->columns;
         if (from >= to) continue;
         double *sums = r->sums + (at + from - run->first);
         for (uint64_t k = 0; k < b->ranks; k++) {
@@ -100,7 +104,8 @@ static tsr_status add_products(const tsr_fold *fold, const tsr_run *run, const r
     return TSR_OK;
 }
 
-static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const room *r, uint8_t *out, tsr_error *err)
+static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const room *r, uint8_t *out,
+                              tsr_error *err)
 {
     const tsr_stored_tensor start = {fold->adapter, fold->start}, weight = {fold->base, fold->weight};
     return tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, err);

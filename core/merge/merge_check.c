@@ -30,27 +30,30 @@ static bool same_tensor(const tsr_entry *a, const tsr_entry *b, bool casts)
 
 static tsr_status differ(const tsr_merge_input *a, const tsr_entry *entry, const tsr_merge_input *b, tsr_error *err)
 {
-    return tsr_fail(err, TSR_E_FORMAT,
-                    "'%.*s' is not a floating-point tensor, so it cannot be merged, and it differs between '%.*s' and '%.*s'; leave it out "
-                    "with --exclude",
-                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(a->name), TSR_STR_ARG(b->name));
+    return tsr_fail(
+        err, TSR_E_FORMAT,
+        "'%.*s' is not a floating-point tensor, so it cannot be merged, and it differs between '%.*s' and '%.*s'; leave it out "
+        "with --exclude",
+        TSR_STR_ARG(entry->fqn), TSR_STR_ARG(a->name), TSR_STR_ARG(b->name));
 }
 
-static tsr_status compare(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b, tsr_ring *ring,
-                          tsr_error *err)
+static tsr_status compare(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b,
+                          tsr_ring *ring, tsr_error *err)
 {
     static const tsr_tolerance bitwise = {.exact = true};
     tsr_diff_pair pair = {.a = of_a, .b = of_b};
     tsr_difference difference = {0};
     const tsr_value_comparison how = {.tolerance = &bitwise, .ring = ring};
     const bool objects = of_a->kind == TSR_ENTRY_OBJECT;
-    if (objects && tsr_value_match(of_a->value, of_b->value, VALUE_DEPTH, VALUE_NODES) != TSR_SAME) return differ(a, of_a, b, err);
+    if (objects && tsr_value_match(of_a->value, of_b->value, VALUE_DEPTH, VALUE_NODES) != TSR_SAME)
+        return differ(a, of_a, b, err);
     if (!tsr_pair_is_comparable(&pair)) return differ(a, of_a, b, err);
     TSR_TRY(tsr_compare_pair(a->checkpoint, b->checkpoint, &pair, &how, &difference, err));
     return difference.differing ? differ(a, of_a, b, err) : TSR_OK;
 }
 
-tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b, tsr_ring *ring, tsr_error *err)
+tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b,
+                           tsr_ring *ring, tsr_error *err)
 {
     const tsr_merge_input *a = &merge->inputs[0], *b = &merge->inputs[other];
     char x[160], y[160];
@@ -59,7 +62,8 @@ tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_ent
         describe(of_a, x, sizeof x);
         describe(of_b, y, sizeof y);
         return tsr_fail(err, TSR_E_FORMAT, "'%.*s' is %s in '%.*s' and %s in '%.*s'%s", TSR_STR_ARG(of_a->fqn), x,
-                        TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name), cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
+                        TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name),
+                        cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
     }
     if (tsr_merge_sums(of_a)) return TSR_OK;
     return compare(a, of_a, b, of_b, ring, err);

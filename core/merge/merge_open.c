@@ -39,7 +39,8 @@ static tsr_status is_alias(tsr_checkpoint *checkpoint, const tsr_entry *a, const
     if (!scratch) return TSR_E_NOMEM;
     tsr_status status = tsr_checkpoint_locate(checkpoint, a, a->chunks, scratch, &x, err);
     if (status == TSR_OK) status = tsr_checkpoint_locate(checkpoint, b, b->chunks, scratch, &y, err);
-    *is = status == TSR_OK && tsr_view_is_plain(&x) && tsr_view_is_plain(&y) && x.file == y.file && x.byte_offset == y.byte_offset;
+    *is = status == TSR_OK && tsr_view_is_plain(&x) && tsr_view_is_plain(&y) && x.file == y.file &&
+          x.byte_offset == y.byte_offset;
     tsr_arena_free(scratch);
     return status;
 }
@@ -93,8 +94,9 @@ static tsr_status add_sum(builder *b, tsr_merged *tensor)
 
 static tsr_status refuse_opaque(const builder *b, const tsr_entry *entry)
 {
-    return tsr_fail(b->err, TSR_E_UNSUPPORTED, "'%.*s' in '%.*s' is %.*s, which cannot be merged; leave it out with --exclude",
-                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(b->merge->inputs[0].name), TSR_STR_ARG(entry->type));
+    return tsr_fail(b->err, TSR_E_UNSUPPORTED,
+                    "'%.*s' in '%.*s' is %.*s, which cannot be merged; leave it out with --exclude", TSR_STR_ARG(entry->fqn),
+                    TSR_STR_ARG(b->merge->inputs[0].name), TSR_STR_ARG(entry->type));
 }
 
 /* Whether an entry is compared and merged. */
@@ -113,7 +115,11 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
     const tsr_entry **entries = tsr_arena_array(arena, b->inputs, sizeof *entries, b->err);
     tsr_merged *tensor = entries ? TSR_ARENA_NEW(arena, tsr_merged, b->err) : NULL;
     if (!tensor) return TSR_E_NOMEM;
-    *tensor = (tsr_merged){.merge = b->merge, .entries = entries, .sums = TSR_FLOAT32, .dtype = b->options.dtype ? b->options.dtype : entry->dtype, .order = order};
+    *tensor = (tsr_merged){.merge = b->merge,
+                           .entries = entries,
+                           .sums = TSR_FLOAT32,
+                           .dtype = b->options.dtype ? b->options.dtype : entry->dtype,
+                           .order = order};
     entries[0] = entry;
     for (uint32_t i = 1; i < b->inputs; i++) {
         entries[i] = tsr_checkpoint_entry(inputs[i].checkpoint, entry->fqn);
@@ -136,7 +142,7 @@ static tsr_status check_names(const builder *b)
             const tsr_str fqn = catalog->entries[e].fqn;
             if (is_merged(b, &catalog->entries[e]) && !tsr_checkpoint_entry(inputs[0].checkpoint, fqn))
                 return tsr_fail(b->err, TSR_E_FORMAT, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(fqn),
-                                 TSR_STR_ARG(inputs[i].name), TSR_STR_ARG(inputs[0].name));
+                                TSR_STR_ARG(inputs[i].name), TSR_STR_ARG(inputs[0].name));
         }
     }
     return TSR_OK;
@@ -225,8 +231,8 @@ static tsr_status check_options(const builder *b, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const tsr_merge_options *options, tsr_checkpoint **out,
-                          tsr_error *err)
+tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const tsr_merge_options *options,
+                          tsr_checkpoint **out, tsr_error *err)
 {
     builder b = {.given = inputs, .count = count};
     const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &b, .step = "merge", .keeps_names = true};

@@ -21,9 +21,9 @@ typedef struct tsr_merge {
     /* The same for sums in float32: the weights are rounded to float32 before they are added, as their products are. */
     float float_divisor;
     double t;
-    tsr_dtype dtype;               /* of the results; TSR_DTYPE_NONE: that of the inputs, which must agree */
+    tsr_dtype dtype; /* of the results; TSR_DTYPE_NONE: that of the inputs, which must agree */
     tsr_selection selection;
-    tsr_angle *angles; /* only for slerp; by entry number of the first input */
+    tsr_angle *angles;                 /* only for slerp; by entry number of the first input */
     const struct tsr_merged **tensors; /* only for slerp, by the same number; NULL for entries that are not merged */
     uint64_t entry_count;
 } tsr_merge;
@@ -54,6 +54,7 @@ static inline bool tsr_merge_sums(const tsr_entry *entry)
 }
 /* merge_check.c: checks that an entry of the first input and the same entry of input `other` can be summed or, if they
  * cannot, that they are equal. Fails with TSR_E_FORMAT and a message that names both inputs otherwise. */
-tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b, tsr_ring *ring, tsr_error *err);
+tsr_status tsr_merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b,
+                           tsr_ring *ring, tsr_error *err);
 
 #endif

@@ -130,8 +130,7 @@ static tsr_status check_names(const tsr_modules *m, tsr_module_ref ref, tsr_erro
         bool twice = i && tsr_str_equal(name, n->attributes[i - 1].name);
         if (!bad && !twice) continue;
         tsr_str path = path_of(m, ref, TSR_STR(""));
-        return tsr_fail(err, TSR_E_FORMAT, "module tree: '%.*s' under '%.*s' %s", TSR_STR_ARG(name),
-                        TSR_STR_ARG(path),
+        return tsr_fail(err, TSR_E_FORMAT, "module tree: '%.*s' under '%.*s' %s", TSR_STR_ARG(name), TSR_STR_ARG(path),
                         twice ? "is listed twice" : "is not a valid name: it must not be empty or contain a dot");
     }
     return TSR_OK;
@@ -243,9 +242,8 @@ static tsr_status add_original(tsr_modules *m, tsr_module_ref unit, tsr_str fqn,
         const tsr_attribute *a = tsr_modules_attribute(m, at, name);
         if (!a || a->kind != TSR_ATTRIBUTE_MODULE) {
             tsr_str path = path_of(m, unit, fqn);
-            return tsr_fail(err, TSR_E_FORMAT,
-                            "module tree: flat_param lists '%.*s', but its path has no module '%.*s'", TSR_STR_ARG(path),
-                            TSR_STR_ARG(name));
+            return tsr_fail(err, TSR_E_FORMAT, "module tree: flat_param lists '%.*s', but its path has no module '%.*s'",
+                            TSR_STR_ARG(path), TSR_STR_ARG(name));
         }
         at = a->module;
         rest = (tsr_str){dot + 1, rest.size - name.size - 1};
@@ -268,8 +266,8 @@ static tsr_status check_wrapper(const tsr_modules *m, tsr_module_ref ref, tsr_er
     tsr_str path = path_of(m, ref, TSR_STR(""));
     TSR_FAIL_IF(childless, err, TSR_E_FORMAT, "module tree: the wrapper at '%.*s' has no module '%.*s'", TSR_STR_ARG(path),
                 TSR_STR_ARG(inner));
-    return tsr_fail(err, TSR_E_FORMAT,
-                    "module tree: '%.*s' has a flat_param, but only fsdp1 wrappers have one", TSR_STR_ARG(path));
+    return tsr_fail(err, TSR_E_FORMAT, "module tree: '%.*s' has a flat_param, but only fsdp1 wrappers have one",
+                    TSR_STR_ARG(path));
 }
 
 /* Collects all originals. Look-ups do not use the table until it is complete and sorted. */

@@ -57,8 +57,8 @@ static tsr_str add_step(const frame *f, tsr_str path, tsr_arena *arena, tsr_erro
     return tsr_arena_format(arena, err, "%.*s%s%lld", TSR_STR_ARG(path), dot, number);
 }
 
-tsr_status tsr_value_path(const tsr_value *root, const tsr_entry *tensor, const tsr_host *host, tsr_arena *arena, tsr_str *out,
-                          tsr_error *err)
+tsr_status tsr_value_path(const tsr_value *root, const tsr_entry *tensor, const tsr_host *host, tsr_arena *arena,
+                          tsr_str *out, tsr_error *err)
 {
     search s = {.frames = tsr_vec_of(host->allocator, sizeof(frame)), .tensor = tensor, .host = host, .err = err};
     bool found = false;

@@ -7,7 +7,7 @@
 
 /* The keys and positions that lead to the tensor, joined with dots; empty if it is not in the tree. Allocated in `arena`.
  * Every container is entered only once. TSR_E_NOMEM, TSR_E_LIMIT. */
-tsr_status tsr_value_path(const tsr_value *root, const tsr_entry *tensor, const tsr_host *host, tsr_arena *arena, tsr_str *out,
-                          tsr_error *err);
+tsr_status tsr_value_path(const tsr_value *root, const tsr_entry *tensor, const tsr_host *host, tsr_arena *arena,
+                          tsr_str *out, tsr_error *err);
 
 #endif

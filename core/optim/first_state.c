@@ -137,8 +137,7 @@ tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_te
     case TSR_ADAMW: return adam_state(step, param, out, count, err);
     case TSR_OTHER_ALGORITHM: break;
     }
-    return tsr_fail(err, TSR_E_USAGE,
-                    "optim: the first state of this algorithm is unknown; the caller must provide it");
+    return tsr_fail(err, TSR_E_USAGE, "optim: the first state of this algorithm is unknown; the caller must provide it");
 }
 
 /* ---- a live optimizer ---- */

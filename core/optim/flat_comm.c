@@ -113,9 +113,8 @@ static tsr_status check_rank(const keys *k, tsr_str blob, uint32_t rank, const t
     for (size_t i = 0; i < k->names.count && status == TSR_OK; i++) {
         tsr_str wanted = ((const tsr_str *)k->names.items)[i];
         if (!tsr_map_get(has, wanted, 0)) {
-            status =
-                tsr_fail(err, TSR_E_FORMAT,
-                         "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank, TSR_STR_ARG(wanted));
+            status = tsr_fail(err, TSR_E_FORMAT, "optim: rank %" PRIu32 " has no state for '%.*s', which rank 0 has", rank,
+                              TSR_STR_ARG(wanted));
         }
     }
     tsr_map_free(has);

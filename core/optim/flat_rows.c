@@ -131,8 +131,8 @@ tsr_status tsr_rows_gather(tsr_ranks ranks, uint64_t row_count, uint64_t row_byt
     size_t *sizes = tsr_alloc(allocator, comm->size, sizeof *sizes, err);
     tsr_status status = sizes ? TSR_OK : TSR_E_NOMEM;
     if (!fits && sizes)
-        status = tsr_fail(err, TSR_E_LIMIT, "optim: %" PRIu64 " rows of %" PRIu64 " bytes are too large",
-                          row_count, row_bytes);
+        status =
+            tsr_fail(err, TSR_E_LIMIT, "optim: %" PRIu64 " rows of %" PRIu64 " bytes are too large", row_count, row_bytes);
     status = tsr_comm_agree(comm, status, err);
     for (uint32_t rank = 0; rank < comm->size && status == TSR_OK; rank++) {
         uint64_t begin, end;

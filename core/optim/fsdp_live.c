@@ -299,8 +299,8 @@ static tsr_status exchange_elements(live_call *m, tsr_error *err)
             const request *what = &m->asked[mine + at];
             m->messages[at] = (tsr_message){r, answer(m, what), (size_t)what->byte_length};
             if (!m->messages[at].data)
-                status = tsr_fail(err, TSR_E_FORMAT,
-                                  "optim: rank %" PRIu32 " requests bytes of a tensor that does not exist", r);
+                status =
+                    tsr_fail(err, TSR_E_FORMAT, "optim: rank %" PRIu32 " requests bytes of a tensor that does not exist", r);
         }
     }
     for (uint32_t r = 0; r < world && status == TSR_OK; r++) {
@@ -438,8 +438,8 @@ static tsr_status broadcast(live_call *m, const tsr_flat_params *flat, const tsr
     TSR_TRY(broadcast_tree(m, full, err));
     const tsr_unpacked_into into = {scalar_file(m), &m->scalars, m->host, m->arena};
     tsr_status status = tsr_tree_unpack((tsr_str){m->bytes.items, m->bytes.count}, 0, &into, &tree, err);
-    if (status == TSR_OK) status = tsr_fsdp_shard(flat, tree, (tsr_fsdp_rank){m->comm->size, m->comm->rank}, &context, &raw,
-                                                  err);
+    if (status == TSR_OK)
+        status = tsr_fsdp_shard(flat, tree, (tsr_fsdp_rank){m->comm->size, m->comm->rank}, &context, &raw, err);
     TSR_TRY(tsr_comm_agree(m->comm, status, err));
     return fetch(m, raw, err);
 }

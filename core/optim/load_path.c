@@ -126,6 +126,6 @@ tsr_status tsr_optim_raise_no_key(const tsr_catalog *catalog, tsr_str key, tsr_a
     }
     if (count == 0) text = TSR_STR("nothing");
     return tsr_fail(err, TSR_E_NOT_FOUND,
-                    "optim: the checkpoint has no entries under the key '%.*s'; at its top it has %.*s%s",
-                    TSR_STR_ARG(key), TSR_STR_ARG(text), count == MOST_NAMES ? ", …" : "");
+                    "optim: the checkpoint has no entries under the key '%.*s'; at its top it has %.*s%s", TSR_STR_ARG(key),
+                    TSR_STR_ARG(text), count == MOST_NAMES ? ", …" : "");
 }

@@ -111,7 +111,8 @@ tsr_str tsr_value_brief(const tsr_value *value, tsr_arena *arena)
     case TSR_VALUE_NONE: return TSR_STR("None");
     case TSR_VALUE_BOOL: return value->as.boolean ? TSR_STR("True") : TSR_STR("False");
     case TSR_VALUE_INT: return or_unknown(tsr_arena_format(arena, NULL, "%" PRId64, value->as.integer));
-    case TSR_VALUE_FLOAT: return or_unknown(tsr_arena_str(arena, tsr_str_from(tsr_real_text(value->as.real, 17, number)), NULL));
+    case TSR_VALUE_FLOAT:
+        return or_unknown(tsr_arena_str(arena, tsr_str_from(tsr_real_text(value->as.real, 17, number)), NULL));
     case TSR_VALUE_STR: return or_unknown(tsr_arena_format(arena, NULL, "'%.*s'", TSR_STR_ARG(value->text)));
     case TSR_VALUE_TENSOR:
         return or_unknown(tsr_arena_format(arena, NULL, "a %s tensor %.*s", tsr_dtype_describe(e->dtype)->name,
@@ -148,8 +149,8 @@ tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, ts
     case TSR_VALUE_NONE: *out = TSR_STR("None"); break;
     default:
         *out = (tsr_str){NULL, 0};
-        return tsr_fail(err, TSR_E_UNSUPPORTED,
-                        "optim: a key is a %s; only strings and ints can be flattened", tsr_value_kind_name(key));
+        return tsr_fail(err, TSR_E_UNSUPPORTED, "optim: a key is a %s; only strings and ints can be flattened",
+                        tsr_value_kind_name(key));
     }
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }

@@ -22,8 +22,8 @@ tsr_status tsr_optim_action_find(const char *name, tsr_optim_action *out, tsr_er
     if (action < TSR_OPTIM_ACTION_COUNT) return TSR_OK;
     const char *meant = tsr_suggest(name, tsr_optim_action_names, sizeof *tsr_optim_action_names);
     TSR_FAIL_IF(meant, err, TSR_E_USAGE, "optim has no action '%s'; did you mean '%s'?", name, meant);
-    return tsr_fail(err, TSR_E_USAGE,
-                    "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard", name);
+    return tsr_fail(err, TSR_E_USAGE, "optim has no action '%s'; choose flatten, unflatten, to-fqn, to-id, unshard or shard",
+                    name);
 }
 
 /* ---- what is passed in addition to the source ---- */
@@ -236,7 +236,7 @@ static tsr_status make_trees(tsr_optim_job *j, result_store *s, tsr_error *err)
     if (!ranks) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < count; i++) {
         trees[i] = (tsr_stored_tree){.name = j->file_names ? j->file_names[i] : TSR_STR("optim.pt"),
-                              .of = mesh_rank_of(j, i, &ranks[i])};
+                                     .of = mesh_rank_of(j, i, &ranks[i])};
         TSR_TRY(tree_of(j, i, s->arena, &trees[i].root, err));
     }
     return tsr_tree_store_new(j->trees.checkpoint, trees, count, &s->trees, err);

@@ -13,8 +13,7 @@ static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_e
     for (uint32_t rank = 0; rank < j->flat.world_size; rank++) {
         files[rank] = tsr_store_find(j->store, j->flat.files[rank]);
         if (files[rank] != TSR_NO_FILE) continue;
-        tsr_fail(err, TSR_E_NOT_FOUND, "there is no file '%.*s' for rank %" PRIu32,
-                 TSR_STR_ARG(j->flat.files[rank]), rank);
+        tsr_fail(err, TSR_E_NOT_FOUND, "there is no file '%.*s' for rank %" PRIu32, TSR_STR_ARG(j->flat.files[rank]), rank);
         if (j->request.source) tsr_error_context(err, "%s", j->request.source);
         return TSR_E_NOT_FOUND;
     }

@@ -44,7 +44,8 @@ bool tsr_rule_matches(const tsr_target *target, const tsr_target_rule *rule, tsr
 }
 
 /* Finds the coordinate of the stage that has the entry's layer. */
-static tsr_status find_stage(const tsr_target *target, const tsr_target_stage *stage, tsr_str fqn, tsr_holders *out, tsr_error *err)
+static tsr_status find_stage(const tsr_target *target, const tsr_target_stage *stage, tsr_str fqn, tsr_holders *out,
+                             tsr_error *err)
 {
     uint64_t layer = 0;
     layer_of(stage, fqn, &layer);
@@ -54,9 +55,8 @@ static tsr_status find_stage(const tsr_target *target, const tsr_target_stage *s
         const tsr_span *range = &stage->ranges[out->coordinate];
         if (layer >= range->offset && layer - range->offset < range->size) return TSR_OK;
     }
-    return tsr_fail(err, TSR_E_USAGE,
-                    "'%.*s' belongs to layer %llu, which is not in any range of its stage rule", TSR_STR_ARG(fqn),
-                    (unsigned long long)layer);
+    return tsr_fail(err, TSR_E_USAGE, "'%.*s' belongs to layer %llu, which is not in any range of its stage rule",
+                    TSR_STR_ARG(fqn), (unsigned long long)layer);
 }
 
 tsr_status tsr_target_holders(const tsr_target *target, const tsr_entry *entry, tsr_holders *out, tsr_error *err)

@@ -103,12 +103,14 @@ typedef struct placing {
     tsr_holders holders;
 } placing;
 
-static tsr_status choose_layout(maker *m, const tsr_plan_options *options, tsr_plan_tensor *tensor, placing *out, tsr_error *err)
+static tsr_status choose_layout(maker *m, const tsr_plan_options *options, tsr_plan_tensor *tensor, placing *out,
+                                tsr_error *err)
 {
     const tsr_layout *own = options && options->layout ? options->layout(options->layout_ctx, tensor->entry) : NULL;
     *out = (placing){.holders = {.mesh = &m->plan->target->mesh}};
     if (own) return take_layout(m, tensor->packed, own, &out->layout, err);
-    TSR_TRY(tsr_target_placements(m->plan->target, tensor->packed, m->plan->arena, &out->placements, &tensor->replicated, err));
+    TSR_TRY(
+        tsr_target_placements(m->plan->target, tensor->packed, m->plan->arena, &out->placements, &tensor->replicated, err));
     TSR_TRY(tsr_target_holders(m->plan->target, tensor->packed, &out->holders, err));
     return find_layout(m, tensor->packed, out->placements, &out->layout, err);
 }
@@ -171,8 +173,12 @@ static tsr_status find_class(maker *m, const tsr_entry *entry, const placing *pl
     /* float6 tensors cannot be split, so the checks of a class depend on the element size. The pointer to a rule's list of
      * ranks identifies the rule. */
     const tsr_holders *holders = &place->holders;
-    const uint64_t key[] = {place->layout, hash_boxes(entry), tsr_dtype_size(entry->dtype) == 0, (uintptr_t)holders->ranks,
-                            holders->at_coordinate ? holders->mesh_dim + UINT64_C(1) : 0, holders->coordinate};
+    const uint64_t key[] = {place->layout,
+                            hash_boxes(entry),
+                            tsr_dtype_size(entry->dtype) == 0,
+                            (uintptr_t)holders->ranks,
+                            holders->at_coordinate ? holders->mesh_dim + UINT64_C(1) : 0,
+                            holders->coordinate};
     tsr_str text = {(const char *)key, sizeof key};
     *number = tsr_map_get(m->classes, text, UINT32_MAX);
     if (*number != UINT32_MAX && same_boxes(tsr_plan_classes(m->plan)[*number].sample, entry)) return TSR_OK;

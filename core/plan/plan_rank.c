@@ -3,9 +3,9 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
+#include "layout/shard.h"
 #include "plan/plan_room.h"
 #include "plan/plan_storage.h"
-#include "layout/shard.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"

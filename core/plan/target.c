@@ -1,7 +1,7 @@
 /* Applies the rules that give every tensor its placements. */
+#include "tessera/target.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
-#include "tessera/target.h"
 
 #include "plan/holders.h"
 #include "tessera/sys/holders.h"

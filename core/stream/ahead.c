@@ -118,8 +118,7 @@ static void seek_one(void *arg, size_t index)
     tsr_error why = {0};
     tsr_arena *scratch = tsr_arena_new(tsr_checkpoint_host(ahead->checkpoint)->allocator, 0, &why);
     if (!scratch) return;
-    p->is_found =
-        tsr_checkpoint_find(ahead->checkpoint, p->entry, p->chunk, scratch, &p->found, &why) == TSR_OK;
+    p->is_found = tsr_checkpoint_find(ahead->checkpoint, p->entry, p->chunk, scratch, &p->found, &why) == TSR_OK;
     if (p->is_found && p->found.view.strides) {
         memcpy(p->strides, p->found.view.strides, p->entry->ndim * sizeof *p->strides);
         p->found.view.strides = p->strides;

@@ -133,7 +133,13 @@ static uint32_t subnormal_code(uint32_t magnitude, float anchor)
 
 static void float32_to_float8_e4m3fn(const uint8_t *from, size_t count, uint8_t *out)
 {
-    enum { LEAST_NORMAL = 0x3c800000, INFINITE = 0x7f800000, REBIASED = (127 - 7) << 3, LARGEST = 0x7e, NOT_A_NUMBER = 0x7f };
+    enum {
+        LEAST_NORMAL = 0x3c800000,
+        INFINITE = 0x7f800000,
+        REBIASED = (127 - 7) << 3,
+        LARGEST = 0x7e,
+        NOT_A_NUMBER = 0x7f
+    };
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, from + 4 * i, 4);
@@ -146,7 +152,13 @@ static void float32_to_float8_e4m3fn(const uint8_t *from, size_t count, uint8_t 
 
 static void float32_to_float16(const uint8_t *from, size_t count, uint8_t *out)
 {
-    enum { LEAST_NORMAL = 0x38800000, INFINITE = 0x7f800000, REBIASED = (127 - 15) << 10, LARGEST = 0x7c00, NOT_A_NUMBER = 0x7e00 };
+    enum {
+        LEAST_NORMAL = 0x38800000,
+        INFINITE = 0x7f800000,
+        REBIASED = (127 - 15) << 10,
+        LARGEST = 0x7c00,
+        NOT_A_NUMBER = 0x7e00
+    };
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, from + 4 * i, 4);

@@ -16,16 +16,16 @@
 
 #include "base/cursor.h"
 #include "stream/ring.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/store_read.h"
 #include "tessera/sys/read_run.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
@@ -222,11 +222,13 @@ static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uin
 }
 
 /* For other stores, threads find the chunks, each a different one. */
-static tsr_status find_together(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
+static tsr_status find_together(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box,
+                                tsr_error *err)
 {
     TSR_TRY(tsr_ahead_make_room(gather->own_ahead, err));
     for (uint64_t i = 0; gather->own_ahead && i < count; i++)
-        if (is_sought(gather, &chunks[i], box)) TSR_TRY(tsr_ahead_want_chunk(gather->own_ahead, gather->entry, &chunks[i], err));
+        if (is_sought(gather, &chunks[i], box))
+            TSR_TRY(tsr_ahead_want_chunk(gather->own_ahead, gather->entry, &chunks[i], err));
     tsr_ahead_seek(gather->own_ahead);
     return TSR_OK;
 }
@@ -330,8 +332,8 @@ tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
     return tsr_gather_open_found(checkpoint, entry, box, NULL, out, err);
 }
 
-tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, const tsr_ahead *ahead,
-                                 tsr_gather **out, tsr_error *err)
+tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box,
+                                 const tsr_ahead *ahead, tsr_gather **out, tsr_error *err)
 {
     tsr_gather *gather = NULL;
     tsr_status status = new_gather(checkpoint, entry, &gather, err);
@@ -402,7 +404,8 @@ static fetch_plan plan_fetch(const tsr_axis *axes, uint32_t count, uint32_t item
     return plan;
 }
 
-static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_t byte, void *to, size_t size, tsr_error *err)
+static tsr_status read_part(const tsr_gather *gather, tsr_located *part, uint64_t byte, void *to, size_t size,
+                            tsr_error *err)
 {
     tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
     const tsr_view *view = &part->view;

@@ -29,7 +29,7 @@ typedef struct tsr_gather {
     const uint64_t *shape;
     uint64_t elements;
     uint64_t bytes;
-    tsr_located *parts;    /* those with elements, sorted by `first` */
+    tsr_located *parts; /* those with elements, sorted by `first` */
     uint64_t *furthest; /* furthest[i] is the largest `last` of parts[0..i] */
     size_t part_count;
     const tsr_ahead *ahead; /* chunks that were found in advance, or NULL */
@@ -52,8 +52,8 @@ tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
                            tsr_error *err);
 /* Like tsr_gather_open, with chunks that were found in advance (NULL: none). `ahead` must be kept until the gather is
  * closed. */
-tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, const tsr_ahead *ahead,
-                                 tsr_gather **out, tsr_error *err);
+tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box,
+                                 const tsr_ahead *ahead, tsr_gather **out, tsr_error *err);
 /* Like tsr_gather_open, with `count` given chunks of the entry, such as its replicas. They need not tile the tensor. */
 tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunks,
                                   uint64_t count, tsr_gather **out, tsr_error *err);

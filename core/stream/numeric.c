@@ -175,7 +175,8 @@ static uint64_t lowest_of(const tsr_float_form *form)
 
 /* Uses the host's vector functions on whole blocks of types whose NaNs have an exponent of all ones, and the loop above on
  * the rest. */
-static bool has_suspects(const tsr_host *host, const tsr_float_form *form, tsr_dtype dtype, const uint8_t *from, size_t count)
+static bool has_suspects(const tsr_host *host, const tsr_float_form *form, tsr_dtype dtype, const uint8_t *from,
+                         size_t count)
 {
     size_t done = 0;
     if (host && host->carries && form->has_sign && form->nan != 0x80) {

@@ -117,8 +117,8 @@ static tsr_status span_of_item(tsr_repeats *r, const tsr_entry *entry, const tsr
     return status;
 }
 
-static tsr_status span_of(tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes,
-                          span *out, tsr_error *err)
+static tsr_status span_of(tsr_repeats *r, const tsr_entry *entry, const tsr_chunk *chunk, const uint64_t *sizes, span *out,
+                          tsr_error *err)
 {
     const tsr_view raw = {.file = chunk->file, .byte_offset = chunk->byte_offset};
     if (!chunk->view && r->checkpoint->reader->locate && tsr_catalog_has(&r->checkpoint->catalog, entry))
@@ -240,8 +240,8 @@ static tsr_status visit_value(tsr_repeats *r, tsr_vec *stack, const tsr_value *v
     const tsr_entry *const *of = &value->as.tensor;
     const bool tensor = value->kind == TSR_VALUE_TENSOR;
     if (tensor && !*of) return TSR_OK;
-    const tsr_str key = tensor ? (tsr_str){(const char *)of, sizeof *of}
-                               : (tsr_str){(const char *)&value->items, sizeof value->items};
+    const tsr_str key =
+        tensor ? (tsr_str){(const char *)of, sizeof *of} : (tsr_str){(const char *)&value->items, sizeof value->items};
     TSR_TRY(tsr_map_put(r->seen, key, 1, NULL, &fresh, err));
     if (!fresh) return TSR_OK;
     if (tensor) return tsr_repeats_add(r, *of, NULL, NULL, NULL, err);
@@ -288,8 +288,8 @@ static void put_names(const tsr_repeats *r, tsr_line *line)
     for (size_t i = 0; i < r->count && i < TSR_REPEATS_NAMED; i++) {
         const tsr_str name = r->named[i].fqn;
         const bool cut = name.size > LONGEST_NAME;
-        tsr_line_format(line, "%s'%.*s%s' (", i ? ", " : "", cut ? LONGEST_NAME : (int)name.size,
-                        name.data ? name.data : "", cut ? "…" : "");
+        tsr_line_format(line, "%s'%.*s%s' (", i ? ", " : "", cut ? LONGEST_NAME : (int)name.size, name.data ? name.data : "",
+                        cut ? "…" : "");
         put_bytes(line, r->named[i].bytes);
         tsr_line_format(line, " from ");
         put_bytes(line, r->named[i].stored);
@@ -314,11 +314,12 @@ tsr_status tsr_repeats_check(tsr_repeats *repeats, tsr_error *err)
                 "the tensors overlap so much that they would expand to %s, more than %u times their stored bytes; select "
                 "fewer, or pass --allow-expansion",
                 sum, TSR_REPEATS_MOST);
-    return tsr_fail(err, TSR_E_LIMIT,
-                    "%llu tensor%s repeat%s stored elements more than %u times and would expand to %s; at most %s is allowed: "
-                    "%s; leave %s out, or pass --allow-expansion",
-                    (unsigned long long)repeats->count, one ? "" : "s", one ? "s" : "", TSR_REPEATS_MOST, sum, limit, names,
-                    one ? "it" : "them");
+    return tsr_fail(
+        err, TSR_E_LIMIT,
+        "%llu tensor%s repeat%s stored elements more than %u times and would expand to %s; at most %s is allowed: "
+        "%s; leave %s out, or pass --allow-expansion",
+        (unsigned long long)repeats->count, one ? "" : "s", one ? "s" : "", TSR_REPEATS_MOST, sum, limit, names,
+        one ? "it" : "them");
 }
 
 tsr_status tsr_repeats_check_catalog(tsr_checkpoint *checkpoint, const tsr_selection *selection, tsr_error *err)

@@ -14,8 +14,8 @@
 #define ALIGNMENT   ((size_t)64)
 #define BEST_BYTES  ((size_t)2 << 20) /* larger jobs are not faster, and exceed the cache */
 
-#define ROUND_LENT  4u                /* memory lent to the jobs of one round in total, in halves; it is used repeatedly */
-#define KEPT_SHARE  8u                /* if most memory is lent, jobs may keep 1 / KEPT_SHARE of it */
+#define ROUND_LENT 4u /* memory lent to the jobs of one round in total, in halves; it is used repeatedly */
+#define KEPT_SHARE 8u /* if most memory is lent, jobs may keep 1 / KEPT_SHARE of it */
 
 typedef struct buffer {
     uint8_t *allocated; /* capacity + ALIGNMENT bytes */
@@ -288,7 +288,8 @@ static bool is_full(const tsr_ring *ring, const half *h, size_t room)
 
 static tsr_status check_sizes(const tsr_ring *ring, size_t room, size_t lent, tsr_error *err)
 {
-    assert(ring->failure.status == TSR_OK && (ring->work.fill_lent || (ring->work.fill && !lent))); /* begun, and not failed */
+    assert(ring->failure.status == TSR_OK &&
+           (ring->work.fill_lent || (ring->work.fill && !lent))); /* begun, and not failed */
     TSR_FAIL_IF(room > most_kept(ring) || (lent && lent > most_lent(ring)), err, TSR_E_LIMIT,
                 "%zu bytes of memory are too few for buffers of %zu bytes", 2 * ring->half_bytes, room + lent);
     return TSR_OK;

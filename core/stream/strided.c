@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#define BLOCK 32u /* elements per side of a tile: 32 × 32 × 16 bytes fit in the first-level cache */
+#define BLOCK 32u   /* elements per side of a tile: 32 × 32 × 16 bytes fit in the first-level cache */
 enum { LINE = 64 }; /* bytes of a cache line */
 
 static void drop_single(tsr_axis *axes, uint32_t *count)

@@ -36,7 +36,8 @@ static bool pairs(const tsr_name_family *a, const tsr_name_family *b, bool turne
     const tsr_pattern_member *x = members_of(a), *y = members_of(b);
     if (a->numbers != b->numbers || a->members.count != b->members.count) return false;
     for (size_t i = 0; i < a->members.count; i++)
-        if (!same_numbers(&x[i], &y[i], a->numbers, TSR_MOST_NUMBERS) || !same_sizes(x[i].entry, y[i].entry, turned)) return false;
+        if (!same_numbers(&x[i], &y[i], a->numbers, TSR_MOST_NUMBERS) || !same_sizes(x[i].entry, y[i].entry, turned))
+            return false;
     return true;
 }
 
@@ -47,9 +48,12 @@ static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, ui
     const tsr_pattern_member *x = members_of(apart), *y = members_of(whole);
     if (!apart->uniform || !whole->uniform || apart->numbers != whole->numbers + 1) return false;
     const tsr_entry *part = x->entry, *all = y->entry;
-    if (all->ndim != part->ndim + 1 || (turned && part->ndim != 2) || !same_shape(part->shape, all->shape + 1, part->ndim, turned)) return false;
+    if (all->ndim != part->ndim + 1 || (turned && part->ndim != 2) ||
+        !same_shape(part->shape, all->shape + 1, part->ndim, turned))
+        return false;
     const uint64_t size = all->shape[0], count = whole->members.count;
-    if (!size || apart->members.count % size || apart->members.count / size != count || folded + 1 != apart->numbers) return false;
+    if (!size || apart->members.count % size || apart->members.count / size != count || folded + 1 != apart->numbers)
+        return false;
     for (size_t i = 0; i < apart->members.count; i++)
         if (x[i].numbers[folded] != i % size || !same_numbers(&x[i], &y[i / size], apart->numbers, folded)) return false;
     return true;
@@ -76,11 +80,14 @@ static tsr_status add_ropes(tsr_vec *out, const tsr_map_candidate *like, tsr_err
 
 static tsr_status add_folds(tsr_vec *out, const tsr_map_candidate *like, bool values, tsr_error *err)
 {
-    const bool stacks = folds(like->a, like->b, like->folded, false), unstacks = folds(like->b, like->a, like->folded, false);
+    const bool stacks = folds(like->a, like->b, like->folded, false),
+               unstacks = folds(like->b, like->a, like->folded, false);
     if (stacks) TSR_TRY(add(out, like, TSR_PAIR_STACK, 0, err));
     if (unstacks) TSR_TRY(add(out, like, TSR_PAIR_UNSTACK, 0, err));
-    if ((values || !stacks) && folds(like->a, like->b, like->folded, true)) TSR_TRY(add(out, like, TSR_PAIR_TURN_AND_STACK, 0, err));
-    if ((values || !unstacks) && folds(like->b, like->a, like->folded, true)) TSR_TRY(add(out, like, TSR_PAIR_UNSTACK_AND_TURN, 0, err));
+    if ((values || !stacks) && folds(like->a, like->b, like->folded, true))
+        TSR_TRY(add(out, like, TSR_PAIR_TURN_AND_STACK, 0, err));
+    if ((values || !unstacks) && folds(like->b, like->a, like->folded, true))
+        TSR_TRY(add(out, like, TSR_PAIR_UNSTACK_AND_TURN, 0, err));
     return TSR_OK;
 }
 

@@ -48,8 +48,8 @@ static bool same_kind(const tsr_entry *a, const tsr_entry *b)
            (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
-static tsr_status add_entry(tsr_map *index, const tsr_allocator *allocator, const tsr_entry *entry, tsr_arena *arena, tsr_vec *out,
-                            tsr_error *err)
+static tsr_status add_entry(tsr_map *index, const tsr_allocator *allocator, const tsr_entry *entry, tsr_arena *arena,
+                            tsr_vec *out, tsr_error *err)
 {
     tsr_pattern_member member = {.entry = entry};
     tsr_name_family like = {.uniform = true, .members = tsr_vec_of(allocator, sizeof(tsr_pattern_member))};
@@ -86,7 +86,8 @@ tsr_status tsr_families_find(const tsr_catalog *catalog, tsr_arena *arena, tsr_v
     tsr_map *index = tsr_map_new(allocator, 0, err);
     tsr_status status = index ? TSR_OK : TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++)
-        if (catalog->entries[i].kind == TSR_ENTRY_TENSOR) status = add_entry(index, allocator, &catalog->entries[i], arena, out, err);
+        if (catalog->entries[i].kind == TSR_ENTRY_TENSOR)
+            status = add_entry(index, allocator, &catalog->entries[i], arena, out, err);
     tsr_name_family *families = out->items;
     for (size_t i = 0; i < out->count && status == TSR_OK; i++)
         qsort(families[i].members.items, families[i].members.count, sizeof(tsr_pattern_member), by_numbers);
@@ -165,7 +166,8 @@ int tsr_families_likeness(const tsr_name_family *a, const tsr_name_family *b)
     if (tsr_str_equal(a->key, b->key)) return 2 * TSR_SAME_NAME;
     if (ends_with(a->key, b->key) || ends_with(b->key, a->key)) return TSR_SAME_NAME;
     if (tsr_str_equal(last_component(a->key), last_component(b->key))) score += 10;
-    for (size_t at = next_word(a->key, 0, &word); word.size; at = next_word(a->key, at, &word)) score += has_word(b->key, word) ? 4 : 0;
+    for (size_t at = next_word(a->key, 0, &word); word.size; at = next_word(a->key, at, &word))
+        score += has_word(b->key, word) ? 4 : 0;
     return score + common_letters(module_of(a->key), module_of(b->key));
 }
 
@@ -180,7 +182,8 @@ static bool is_shared(tsr_name_family *const *parts, uint32_t count, uint32_t in
 size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *parts, uint32_t count, uint32_t index)
 {
     const tsr_str key = parts[index]->key, name = last_component(whole->key);
-    const tsr_str words = has_word(name, TSR_STR("weight")) || has_word(name, TSR_STR("bias")) ? module_of(whole->key) : name;
+    const tsr_str words =
+        has_word(name, TSR_STR("weight")) || has_word(name, TSR_STR("bias")) ? module_of(whole->key) : name;
     tsr_str own, word;
     size_t at = next_word(key, 0, &own);
     while (own.size && is_shared(parts, count, index, own)) at = next_word(key, at, &own);

@@ -96,22 +96,30 @@ static tsr_status compare(tsr_checkpoint *mapped, tsr_checkpoint *parts, tsr_rin
 }
 
 /* The rule that splits the whole into up to three: what comes before the part, the part, and what comes after it. */
-static tsr_status cut(const tsr_fused *f, const tsr_name_family *part, uint64_t offset, tsr_arena *arena, tsr_str *rule, tsr_error *err)
+static tsr_status cut(const tsr_fused *f, const tsr_name_family *part, uint64_t offset, tsr_arena *arena, tsr_str *rule,
+                      tsr_error *err)
 {
     const uint64_t size = tsr_fused_size(f, part), end = offset + size, total = tsr_fused_total(f);
     const tsr_str name = tsr_family_pattern(part, tsr_captures, arena, err);
-    const tsr_str before = tsr_arena_format(arena, err, "before %.*s", TSR_STR_ARG(name)), after = tsr_arena_format(arena, err, "after %.*s", TSR_STR_ARG(name));
+    const tsr_str before = tsr_arena_format(arena, err, "before %.*s", TSR_STR_ARG(name)),
+                  after = tsr_arena_format(arena, err, "after %.*s", TSR_STR_ARG(name));
     if (!name.data || !before.data || !after.data) return TSR_E_NOMEM;
     const tsr_str names[] = {before, name, after};
     const uint64_t sizes[] = {offset, size, total - end};
     const uint32_t first = offset ? 0 : 1;
-    const tsr_fused_rule how = {.parts = names + first, .sizes = sizes + first, .count = (end < total ? 3 : 2) - first, .dim = f->dim,
-                                .whole = tsr_family_pattern(f->whole, tsr_captures, arena, err), .folded = f->folded, .splits = true,
+    const tsr_fused_rule how = {.parts = names + first,
+                                .sizes = sizes + first,
+                                .count = (end < total ? 3 : 2) - first,
+                                .dim = f->dim,
+                                .whole = tsr_family_pattern(f->whole, tsr_captures, arena, err),
+                                .folded = f->folded,
+                                .splits = true,
                                 .turned = f->turned ? members_of(part)->entry->ndim : 0};
     return how.whole.data ? tsr_fused_rule_text(&how, arena, rule, err) : TSR_E_NOMEM;
 }
 
-static tsr_status is_at(const tsr_fused_search *s, const tsr_fused *f, const tsr_name_family *part, uint64_t offset, bool *is)
+static tsr_status is_at(const tsr_fused_search *s, const tsr_fused *f, const tsr_name_family *part, uint64_t offset,
+                        bool *is)
 {
     const tsr_mapping_rules *rules;
     tsr_checkpoint *mapped = NULL;
@@ -119,8 +127,11 @@ static tsr_status is_at(const tsr_fused_search *s, const tsr_fused *f, const tsr
     uint64_t equal = 0;
     tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(s->of_whole)->allocator, 0, s->err);
     tsr_status status = arena ? cut(f, part, offset, arena, &rule, s->err) : TSR_E_NOMEM;
-    const tsr_str text = status == TSR_OK ? tsr_arena_format(arena, s->err, "{\"schema\":\"tessera.map/1\",\"unmatched\":\"drop\",\"rules\":[%.*s]}",
-                                                             TSR_STR_ARG(rule)) : TSR_STR("");
+    const tsr_str text =
+        status == TSR_OK
+            ? tsr_arena_format(arena, s->err, "{\"schema\":\"tessera.map/1\",\"unmatched\":\"drop\",\"rules\":[%.*s]}",
+                               TSR_STR_ARG(rule))
+            : TSR_STR("");
     if (status == TSR_OK && !text.data) status = TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_mapping_parse(text, tsr_checkpoint_host(s->of_whole), arena, &rules, s->err);
     if (status == TSR_OK) status = tsr_mapping_open(s->of_whole, rules, &mapped, s->err);

@@ -8,8 +8,8 @@ enum { NAMED = 4 };
 typedef struct suggester {
     tsr_checkpoint *a, *b;
     tsr_arena *arena;
-    tsr_vec of_a, of_b;  /* of tsr_name_family */
-    tsr_vec candidates;  /* of tsr_map_candidate; `b` is NULL for those that were ruled out */
+    tsr_vec of_a, of_b;   /* of tsr_name_family */
+    tsr_vec candidates;   /* of tsr_map_candidate; `b` is NULL for those that were ruled out */
     tsr_vec rules, notes; /* of tsr_str */
     bool values;
     uint64_t squares; /* chosen by shape, which does not show whether they are transposed */
@@ -32,7 +32,8 @@ static tsr_status count_square(suggester *s, const tsr_map_candidate *c)
 {
     const tsr_entry *entry = ((const tsr_pattern_member *)c->b->members.items)->entry;
     const uint32_t ndim = entry->ndim;
-    if (s->values || ndim < 2 || entry->shape[ndim - 1] != entry->shape[ndim - 2] || entry->shape[ndim - 1] == 1) return TSR_OK;
+    if (s->values || ndim < 2 || entry->shape[ndim - 1] != entry->shape[ndim - 2] || entry->shape[ndim - 1] == 1)
+        return TSR_OK;
     if (!s->squares++) s->square = shown(s, c->b);
     return s->square.data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -126,9 +127,16 @@ static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits, co
 {
     tsr_str parts[TSR_MOST_PARTS];
     tsr_str *rule = tsr_vec_push(&s->rules, s->err);
-    const tsr_fused_rule how = {.parts = parts, .sizes = f->sizes, .count = f->count, .dim = f->dim, .folded = f->folded, .splits = splits,
-                                .whole = tsr_family_pattern(f->whole, tsr_captures, s->arena, s->err), .about = about,
-                                .turned = f->turned ? ((const tsr_pattern_member *)f->parts[0]->members.items)->entry->ndim : 0};
+    const tsr_fused_rule how = {.parts = parts,
+                                .sizes = f->sizes,
+                                .count = f->count,
+                                .dim = f->dim,
+                                .folded = f->folded,
+                                .splits = splits,
+                                .whole = tsr_family_pattern(f->whole, tsr_captures, s->arena, s->err),
+                                .about = about,
+                                .turned =
+                                    f->turned ? ((const tsr_pattern_member *)f->parts[0]->members.items)->entry->ndim : 0};
     if (!rule || !how.whole.data) return TSR_E_NOMEM;
     f->whole->decided = true;
     for (uint32_t i = 0; i < f->count; i++) {
@@ -142,8 +150,11 @@ static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits, co
 /* Tries the families that are still open as parts of each other. With `splits`, the whole is in A. */
 static tsr_status find_fused(suggester *s, bool splits, tsr_ring *ring)
 {
-    const tsr_fused_search search = {.of_whole = splits ? s->a : s->b, .of_parts = splits ? s->b : s->a, .parts = splits ? &s->of_b : &s->of_a,
-                                     .ring = ring, .err = s->err};
+    const tsr_fused_search search = {.of_whole = splits ? s->a : s->b,
+                                     .of_parts = splits ? s->b : s->a,
+                                     .parts = splits ? &s->of_b : &s->of_a,
+                                     .ring = ring,
+                                     .err = s->err};
     const tsr_vec *wholes = splits ? &s->of_a : &s->of_b;
     for (size_t i = 0; i < wholes->count; i++) {
         tsr_fused fused;
@@ -192,10 +203,14 @@ static tsr_status note_wanted(suggester *s, const tsr_name_family *b)
     const tsr_str name = shown(s, b);
     if (!name.data) return TSR_E_NOMEM;
     if (fitting == 1)
-        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be %s of A, which fits other tensors of B as well", TSR_STR_ARG(name), names));
-    if (fitting) return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be any of %zu: %s%s", TSR_STR_ARG(name), fitting, names,
-                                                     fitting > NAMED ? ", …" : ""));
-    return add_note(s, tsr_arena_format(s->arena, s->err, "nothing in A %s '%.*s' of B", s->values ? "has the values of" : "fits", TSR_STR_ARG(name)));
+        return add_note(s, tsr_arena_format(s->arena, s->err,
+                                            "'%.*s' of B could be %s of A, which fits other tensors of B as well",
+                                            TSR_STR_ARG(name), names));
+    if (fitting)
+        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be any of %zu: %s%s", TSR_STR_ARG(name),
+                                            fitting, names, fitting > NAMED ? ", …" : ""));
+    return add_note(s, tsr_arena_format(s->arena, s->err, "nothing in A %s '%.*s' of B",
+                                        s->values ? "has the values of" : "fits", TSR_STR_ARG(name)));
 }
 
 /* The names of the parts, in quotes. Its data is NULL if there is no memory. */
@@ -216,8 +231,12 @@ static tsr_status choose_joined(suggester *s, const tsr_fused *f, bool splits)
     const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
     if (!whole.data || !parts.data) return TSR_E_NOMEM;
     TSR_TRY(choose_fused(s, f, splits, "the shapes fit, and the name has this order"));
-    return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of %s is taken to be these of %s joined%s, in the order of its name, which shapes do not show: %.*s",
-                                        TSR_STR_ARG(whole), splits ? "A" : "B", splits ? "B" : "A", f->turned ? " and transposed" : "", TSR_STR_ARG(parts)));
+    return add_note(
+        s, tsr_arena_format(
+               s->arena, s->err,
+               "'%.*s' of %s is taken to be these of %s joined%s, in the order of its name, which shapes do not show: %.*s",
+               TSR_STR_ARG(whole), splits ? "A" : "B", splits ? "B" : "A", f->turned ? " and transposed" : "",
+               TSR_STR_ARG(parts)));
 }
 
 static tsr_status note_joined(suggester *s, const tsr_fused *f, unsigned ways, bool splits)
@@ -227,9 +246,12 @@ static tsr_status note_joined(suggester *s, const tsr_fused *f, unsigned ways, b
     const bool all = tsr_joined_size(f) == tsr_fused_total(f);
     f->whole->noted = true;
     for (uint32_t i = 0; i < f->count; i++) f->parts[i]->noted = all;
-    return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of %s could be %sthese of %s joined%s, but only values show in which order%s: %.*s",
-                                        TSR_STR_ARG(whole), splits ? "A" : "B", all ? "" : "some of ", splits ? "B" : "A", f->turned && ways == 1 ? " and transposed" : "",
-                                        ways > 1 ? ", along which dim and whether transposed" : "", TSR_STR_ARG(parts)));
+    return add_note(
+        s, tsr_arena_format(s->arena, s->err,
+                            "'%.*s' of %s could be %sthese of %s joined%s, but only values show in which order%s: %.*s",
+                            TSR_STR_ARG(whole), splits ? "A" : "B", all ? "" : "some of ", splits ? "B" : "A",
+                            f->turned && ways == 1 ? " and transposed" : "",
+                            ways > 1 ? ", along which dim and whether transposed" : "", TSR_STR_ARG(parts)));
 }
 
 static bool has_candidates(const suggester *s, const tsr_name_family *family)
@@ -270,10 +292,14 @@ static tsr_status find_all_joined(suggester *s)
 static tsr_status note_squares(suggester *s)
 {
     if (s->squares == 1)
-        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B is square, so its shape does not show whether it is transposed", TSR_STR_ARG(s->square)));
+        return add_note(s, tsr_arena_format(s->arena, s->err,
+                                            "'%.*s' of B is square, so its shape does not show whether it is transposed",
+                                            TSR_STR_ARG(s->square)));
     if (!s->squares) return TSR_OK;
-    return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B and %llu more are square, so their shapes do not show whether they are transposed",
-                                        TSR_STR_ARG(s->square), (unsigned long long)s->squares - 1));
+    return add_note(
+        s, tsr_arena_format(s->arena, s->err,
+                            "'%.*s' of B and %llu more are square, so their shapes do not show whether they are transposed",
+                            TSR_STR_ARG(s->square), (unsigned long long)s->squares - 1));
 }
 
 static tsr_status note_open(suggester *s)
@@ -299,7 +325,8 @@ static tsr_status add_objects(suggester *s)
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (entry->kind == TSR_ENTRY_TENSOR) continue;
-        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A, which is not a tensor", TSR_STR_ARG(entry->fqn))));
+        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A, which is not a tensor",
+                                             TSR_STR_ARG(entry->fqn))));
     }
     return TSR_OK;
 }
@@ -307,11 +334,16 @@ static tsr_status add_objects(suggester *s)
 static tsr_status write_document(suggester *s, tsr_map_suggestion *out)
 {
     tsr_vec text = tsr_vec_of(s->rules.allocator, 1);
-    const tsr_str *rules = s->rules.items, head = TSR_STR("{\n  \"schema\": \"tessera.map/1\",\n  \"about\": \"suggested by tessera map suggest; check it before you use "
-                                                         "it\",\n  \"unmatched\": \"refuse\",\n  \"rules\": [");
+    const tsr_str
+        *rules = s->rules.items,
+        head = TSR_STR(
+            "{\n  \"schema\": \"tessera.map/1\",\n  \"about\": \"suggested by tessera map suggest; check it before you use "
+            "it\",\n  \"unmatched\": \"refuse\",\n  \"rules\": [");
     tsr_status status = TSR_OK;
     for (size_t i = 0; i <= s->rules.count + 1 && status == TSR_OK; i++) {
-        const tsr_str lead = i == 0 ? head : i <= s->rules.count ? (i > 1 ? TSR_STR(",\n    ") : TSR_STR("\n    ")) : TSR_STR("\n  ]\n}\n");
+        const tsr_str lead = i == 0                ? head
+                             : i <= s->rules.count ? (i > 1 ? TSR_STR(",\n    ") : TSR_STR("\n    "))
+                                                   : TSR_STR("\n  ]\n}\n");
         const tsr_str body = i && i <= s->rules.count ? rules[i - 1] : TSR_STR("");
         status = tsr_vec_reserve(&text, lead.size + body.size, s->err);
         if (status != TSR_OK) break;
@@ -346,7 +378,8 @@ static tsr_status suggest(suggester *s, tsr_map_suggestion *out)
     return TSR_OK;
 }
 
-tsr_status tsr_map_suggest(tsr_checkpoint *a, tsr_checkpoint *b, bool values, tsr_arena *arena, tsr_map_suggestion *out, tsr_error *err)
+tsr_status tsr_map_suggest(tsr_checkpoint *a, tsr_checkpoint *b, bool values, tsr_arena *arena, tsr_map_suggestion *out,
+                           tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(a)->allocator;
     suggester s = {.a = a,

@@ -59,7 +59,8 @@ size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *pa
 tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, tsr_vec *out, tsr_error *err);
 
 /* map_suggest_rule.c: the candidate as a rule of a map, one JSON object. */
-tsr_status tsr_candidate_rule(const tsr_map_candidate *candidate, const char *about, tsr_arena *arena, tsr_str *out, tsr_error *err);
+tsr_status tsr_candidate_rule(const tsr_map_candidate *candidate, const char *about, tsr_arena *arena, tsr_str *out,
+                              tsr_error *err);
 /* The family's name with captures. */
 tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *captures, tsr_arena *arena, tsr_error *err);
 
@@ -110,7 +111,7 @@ void tsr_joined_find(tsr_name_family *whole, const tsr_vec *parts, tsr_fused *ou
 uint64_t tsr_joined_size(const tsr_fused *f);
 
 /* map_suggest_values.c: whether applying the candidate to A gives B's values. */
-tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring, bool *holds,
-                               tsr_error *err);
+tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring,
+                               bool *holds, tsr_error *err);
 
 #endif

@@ -13,7 +13,8 @@ tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *nam
     for (size_t at = 0, end; at < family->key.size; at = end) {
         for (end = at; end < family->key.size && family->key.data[end] != TSR_NUMBER_MARK;) end++;
         const bool counts = end < family->key.size && number < family->numbers;
-        out = tsr_arena_format(arena, err, "%.*s%.*s%s", TSR_STR_ARG(out), (int)(end - at), family->key.data + at, counts ? names[number] : "");
+        out = tsr_arena_format(arena, err, "%.*s%.*s%s", TSR_STR_ARG(out), (int)(end - at), family->key.data + at,
+                               counts ? names[number] : "");
         if (!out.data) return out;
         number += counts;
         end += end < family->key.size;
@@ -79,7 +80,8 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
 {
     tsr_json json;
     tsr_vec text = tsr_vec_of(c->a->members.allocator, 1);
-    const tsr_str from = tsr_family_pattern(c->a, tsr_captures, arena, err), to = tsr_family_pattern(c->b, tsr_captures, arena, err);
+    const tsr_str from = tsr_family_pattern(c->a, tsr_captures, arena, err),
+                  to = tsr_family_pattern(c->b, tsr_captures, arena, err);
     if (!from.data || !to.data) return TSR_E_NOMEM;
     tsr_json_start(&json, tsr_vec_write, &text, 0, err);
     tsr_json_object(&json);

@@ -27,14 +27,15 @@ static tsr_status compare_all(tsr_checkpoint *mapped, tsr_checkpoint *b, tsr_rin
 static tsr_status open_rule(tsr_checkpoint *a, tsr_str rule, tsr_arena *arena, tsr_checkpoint **out, tsr_error *err)
 {
     const tsr_mapping_rules *rules;
-    const tsr_str text = tsr_arena_format(arena, err, "{\"schema\":\"tessera.map/1\",\"unmatched\":\"drop\",\"rules\":[%.*s]}", TSR_STR_ARG(rule));
+    const tsr_str text = tsr_arena_format(
+        arena, err, "{\"schema\":\"tessera.map/1\",\"unmatched\":\"drop\",\"rules\":[%.*s]}", TSR_STR_ARG(rule));
     if (!text.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_mapping_parse(text, tsr_checkpoint_host(a), arena, &rules, err));
     return tsr_mapping_open(a, rules, out, err);
 }
 
-tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring, bool *holds,
-                               tsr_error *err)
+tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring,
+                               bool *holds, tsr_error *err)
 {
     tsr_checkpoint *mapped = NULL;
     tsr_str rule;

@@ -39,7 +39,8 @@ tsr_status tsr_source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, tsr
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     tsr_source_sums *sums = tsr_alloc(allocator, 1, sizeof *sums, err);
     if (!sums) return TSR_E_NOMEM;
-    *sums = (tsr_source_sums){checkpoint, catalog, ahead, tsr_alloc(allocator, (size_t)catalog->entry_count, sizeof(sum), err)};
+    *sums =
+        (tsr_source_sums){checkpoint, catalog, ahead, tsr_alloc(allocator, (size_t)catalog->entry_count, sizeof(sum), err)};
     if (!sums->written) {
         tsr_source_sums_free(sums);
         return TSR_E_NOMEM;

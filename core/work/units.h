@@ -23,7 +23,7 @@ typedef struct tsr_unit {
     bool done;
     uint32_t server; /* with a storage: the server that provides most of what the unit reads */
     uint64_t delay;  /* with a storage: the delay from slow servers and latencies, in bytes of the fastest server */
-    uint32_t *crcs; /* `count` of them, once done */
+    uint32_t *crcs;  /* `count` of them, once done */
 } tsr_unit;
 
 /* The weight of a unit when work is divided: small blits are not free. */
@@ -47,7 +47,7 @@ typedef struct tsr_unit_blits {
 /* Lanes of the units of one stage. */
 typedef struct tsr_lanes {
     tsr_unit *const *units; /* the units to which the lanes' indexes refer */
-    uint64_t unit_bytes;   /* the unit size with which they were divided */
+    uint64_t unit_bytes;    /* the unit size with which they were divided */
     const tsr_lane *lanes;
     size_t count;
 } tsr_lanes;

@@ -4,8 +4,8 @@
  *
  * n is the number of blits of the unit, or 0 if the container needs no CRCs. */
 #include "base/cursor.h"
-#include "tessera/sys/vec.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 #include "work/work_parts.h"
 
 #include "tessera/sys/host_calls.h"

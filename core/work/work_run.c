@@ -9,7 +9,7 @@
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/host_calls.h"
 
-#ifndef TSR_BATCH_UNITS /* tests use small ones */
+#ifndef TSR_BATCH_UNITS     /* tests use small ones */
 #define TSR_BATCH_UNITS 64u /* between two entries in the journal: a few seconds of work */
 #endif
 

@@ -83,8 +83,8 @@ static tsr_status write_columns(const state *s, blit_job *job, uint8_t *lent, ts
 static tsr_status write_out(const state *s, blit_job *job, const uint8_t *out, tsr_error *err)
 {
     if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, out, job->out_bytes);
-    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, out, job->out_bytes,
-                                    err);
+    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, out,
+                                    job->out_bytes, err);
 }
 
 static tsr_status write_tile(const state *s, blit_job *job, uint8_t *lent, tsr_error *err)

@@ -33,7 +33,7 @@ typedef struct tsr_blit_run {
     tsr_output *output;
     tsr_ring *ring;
     tsr_ahead *ahead; /* stores what is found out about the blits' chunks; or NULL */
-    tsr_blit *blits; /* blits of one entry should be consecutive */
+    tsr_blit *blits;  /* blits of one entry should be consecutive */
     size_t count;
     /* The blits of a lane begin at the end of the previous lane and are written in order; the lanes' tiles take turns. NULL
      * and 0: a single lane with all blits. */

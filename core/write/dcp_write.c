@@ -32,10 +32,10 @@ typedef struct write_item {
 typedef struct writer {
     tsr_dcp_job job;
     const tsr_host *host;
-    item *items;      /* one per piece */
+    item *items;         /* one per piece */
     tsr_vec write_items; /* only while laying out */
     write_item *sorted;  /* sorted by source, so that each tensor is located only once */
-    tsr_blit *blits;  /* those of `sorted` */
+    tsr_blit *blits;     /* those of `sorted` */
     size_t count;
     uint64_t room;    /* bytes that the objects' pickles may still take */
     uint32_t content; /* CRC over the CRCs and lengths of all items, which identifies the save */
@@ -158,8 +158,8 @@ static tsr_status write_piece(const writer *w, tsr_torch_archive *archive, uint3
     tsr_vec bytes = tsr_vec_of(w->host->allocator, 1);
     tsr_status status = tsr_torch_archive_piece(archive, number, &bytes, &at, err);
     if (status == TSR_OK)
-        status = tsr_sink_write(sink, w->job.pieces[piece].file, w->items[piece].byte_offset + at, bytes.items, bytes.count,
-                                err);
+        status =
+            tsr_sink_write(sink, w->job.pieces[piece].file, w->items[piece].byte_offset + at, bytes.items, bytes.count, err);
     tsr_vec_free(&bytes);
     return status;
 }
@@ -200,8 +200,7 @@ static tsr_status finish_objects(const tsr_stage *stage, const tsr_sink *sink, t
     }
     for (size_t i = 0; i < w->job.piece_count; i++) {
         tsr_torch_plan *plan = w->items[i].plan;
-        for (uint32_t s = 0; plan && s <= plan->storage_count; s++)
-            TSR_TRY(write_piece(w, &plan->archive, s, i, sink, err));
+        for (uint32_t s = 0; plan && s <= plan->storage_count; s++) TSR_TRY(write_piece(w, &plan->archive, s, i, sink, err));
     }
     return TSR_OK;
 }

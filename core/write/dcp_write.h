@@ -11,7 +11,7 @@ typedef struct tsr_dcp_output_entry {
     tsr_str name;
     const tsr_path_item *path;
     uint32_t path_length;
-    tsr_dtype dtype; /* for tensors: dtype in the destination */
+    tsr_dtype dtype;           /* for tensors: dtype in the destination */
     bool in_mcore_data;        /* for tensors, as in tsr_dcp_new_entry */
     const uint64_t *fragments; /* number of fragments per dim if the tensor is stored as fragments (fragments.h); or NULL */
 } tsr_dcp_output_entry;
@@ -35,8 +35,8 @@ typedef struct tsr_dcp_job {
     const tsr_str *files; /* "__0_0.distcp", …; files without pieces are not written */
     uint32_t file_count;
     tsr_torch_version for_torch; /* as in tsr_dcp_new_metadata */
-    uint64_t *file_sizes; /* out: file_count of them */
-    uint64_t byte_total;  /* out: of tensors */
+    uint64_t *file_sizes;        /* out: file_count of them */
+    uint64_t byte_total;         /* out: of tensors */
 } tsr_dcp_job;
 
 /* Lays everything out in the job's arena. Borrows everything the job points to. */

@@ -21,7 +21,8 @@ static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested)
     for (size_t i = 0; i + 1 < parts->count; i += 2) {
         const tsr_value *key = parts->items[i], *part = parts->items[i + 1];
         if (key->kind != TSR_VALUE_STR) continue;
-        if (part->kind == TSR_VALUE_DICT && !nested && tsr_str_equal(key->text, TSR_STR("state"))) put_tensors(json, part, true);
+        if (part->kind == TSR_VALUE_DICT && !nested && tsr_str_equal(key->text, TSR_STR("state")))
+            put_tensors(json, part, true);
         if (part->kind != TSR_VALUE_TENSOR) continue;
         tsr_json_object(json);
         tsr_json_key(json, "name");

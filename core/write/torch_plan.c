@@ -314,7 +314,8 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
     qsort(list, count, sizeof *list, by_storage);
     TSR_TRY(add_storages(plan, list, err));
     tsr_torch_sort_tensors(plan->tensors, count);
-    const tsr_torch_tree tree = {plan->root, plan->tensors, count, plan->storages, plan->storage_count, plan->room ? plan->room : &room};
+    const tsr_torch_tree tree = {plan->root,     plan->tensors,       count,
+                                 plan->storages, plan->storage_count, plan->room ? plan->room : &room};
     TSR_TRY(tsr_torch_archive_plan(&tree, tsr_checkpoint_host(plan->checkpoint), plan->arena, &plan->archive, err));
     for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].byte_offset = tsr_torch_storage_at(&plan->archive, i);
     return TSR_OK;

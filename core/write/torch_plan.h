@@ -29,7 +29,7 @@ typedef struct tsr_torch_plan {
     uint32_t storage_count;
     tsr_torch_archive archive;
     uint64_t *room; /* bytes that the pickles of a job may still take; NULL if this is the only pickle */
-    uint32_t file; /* set by tsr_torch_plan_stage */
+    uint32_t file;  /* set by tsr_torch_plan_stage */
 } tsr_torch_plan;
 
 /* Finds the tensors of the tree. */

@@ -30,7 +30,7 @@ typedef struct tree_store {
     tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_arena *arena;
-    tree_file *files;        /* in the order in which they were passed */
+    tree_file *files;         /* in the order in which they were passed */
     const tree_file **sorted; /* in the order of the store's list of files */
     uint32_t count;
 } tree_store;
@@ -150,7 +150,8 @@ static tsr_status keep_pieces(tree_store *s, tree_file *file, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status add_file(tree_store *s, tsr_checkpoint *checkpoint, const tsr_stored_tree *tree, tree_file *file, tsr_error *err)
+static tsr_status add_file(tree_store *s, tsr_checkpoint *checkpoint, const tsr_stored_tree *tree, tree_file *file,
+                           tsr_error *err)
 {
     file->name = tsr_arena_str(s->arena, tree->name, err);
     if (!file->name.data) return TSR_E_NOMEM;

@@ -139,8 +139,8 @@ static tsr_status wrap(const faulty *like, tsr_comm *inner, tsr_comm **out, tsr_
     if (!f) return TSR_E_NOMEM;
     *f = *like;
     f->inner = inner;
-    f->base = (tsr_comm){inner->rank, inner->size, all_gather, broadcast,    exchange,
-                         largest,     split,       poison,     close_faulty, inner->takes_devices, inner->kept};
+    f->base = (tsr_comm){inner->rank, inner->size,  all_gather,           broadcast,  exchange, largest, split,
+                         poison,      close_faulty, inner->takes_devices, inner->kept};
     *out = &f->base;
     return TSR_OK;
 }

@@ -305,8 +305,8 @@ static void fill_member(member *m, MPI_Comm ranks)
     MPI_Comm_rank(ranks, &rank);
     MPI_Comm_size(ranks, &size);
     m->ranks = ranks;
-    m->base = (tsr_comm){(uint32_t)rank, (uint32_t)size, all_gather, broadcast,    exchange,
-                         largest,        split,          poison,     close_member, false,    &m->kept};
+    m->base = (tsr_comm){(uint32_t)rank, (uint32_t)size, all_gather,   broadcast, exchange, largest,
+                         split,          poison,         close_member, false,     &m->kept};
 }
 
 tsr_status tsr_comm_mpi_open(MPI_Comm ranks, const tsr_comm_mpi_options *options, const tsr_allocator *allocator,

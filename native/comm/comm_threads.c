@@ -477,7 +477,7 @@ tsr_status tsr_comm_threads_run(const tsr_allocator *allocator, uint32_t ranks,
     tsr_status status = TSR_E_NOMEM;
     if (all && posts && members) {
         for (uint32_t r = 0; r < ranks; r++) {
-            const tsr_comm base = {r,     ranks, all_gather,    broadcast, exchange,   largest,
+            const tsr_comm base = {r,     ranks,  all_gather,    broadcast, exchange,           largest,
                                    split, poison, close_nothing, false,     &all[r].member.kept};
             all[r] = (simulated){.member = {.base = base, .group = &everybody, .thread = r}, .body = body, .arg = arg};
             members[r] = &all[r].member;

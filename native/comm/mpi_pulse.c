@@ -128,7 +128,8 @@ static tsr_status exchange_identities(tsr_pulse *p, tsr_error *err)
                      p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the watchdog cannot reach its neighbour");
     const identity *other = &p->neighbour;
-    if (!own.process || strcmp(own.machine, other->machine) != 0 || own.pid_namespace != other->pid_namespace) p->neighbour.process = 0;
+    if (!own.process || strcmp(own.machine, other->machine) != 0 || own.pid_namespace != other->pid_namespace)
+        p->neighbour.process = 0;
     return TSR_OK;
 }
 

@@ -11,6 +11,6 @@ bool tsr_cuda_is(const tsr_gpu *device);                  /* false: a simulated 
 tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err); /* makes it the thread's current device */
 /* TSR_CUDA_UUID_BYTES bytes, which differ between all devices of all machines. */
 tsr_status tsr_cuda_uuid(tsr_gpu *device, uint8_t *uuid, tsr_error *err);
-void *tsr_cuda_stream(tsr_gpu_stream *stream);            /* a cudaStream_t */
+void *tsr_cuda_stream(tsr_gpu_stream *stream); /* a cudaStream_t */
 
 #endif

@@ -8,8 +8,8 @@
  *   large                  directly, after the copies that were collected
  *
  * A copy that overlaps collected ones in memory causes these to be performed first, so the order is that of the calls. */
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/gpu_device.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/vec.h"
 
 #include "cuda/backend.h"
@@ -26,16 +26,16 @@ typedef struct gpu_device {
     tsr_device base;
     tsr_gpu *gpu;
     tsr_gpu_stream *stream;
-    uint8_t *stage;                           /* pinned memory; NULL until needed */
-    size_t staged;                            /* bytes of the stage in use since the last wait */
-    tsr_vec runs;                             /* of tsr_gpu_run: collected copies, which are not launched yet */
-    range written;                            /* encloses the memory that `runs` write; no two of them overlap */
+    uint8_t *stage; /* pinned memory; NULL until needed */
+    size_t staged;  /* bytes of the stage in use since the last wait */
+    tsr_vec runs;   /* of tsr_gpu_run: collected copies, which are not launched yet */
+    range written;  /* encloses the memory that `runs` write; no two of them overlap */
     /* Encloses the memory that copies within the device read; no collected copy writes to it. */
     range read;
     enum { FROM_HOST, TO_HOST, WITHIN } kind; /* kind of all collected copies */
     /* Of tsr_gpu_run: copies from the stage to the host, to be done after a wait. */
     tsr_vec due;
-    range owed;                               /* encloses the host memory in `due` */
+    range owed; /* encloses the host memory in `due` */
 } gpu_device;
 
 static bool meets(range a, const void *memory, uint64_t bytes)

@@ -10,15 +10,15 @@
 
 #include <stdint.h>
 
-#define TSR_KERNEL_AXES         9u /* axes of a tensor, and one for the vectors of an element */
-#define TSR_KERNEL_THREADS      256u
-#define TSR_KERNEL_RUN_UNIT     (32u << 10) /* bytes of a run that one block copies */
-#define TSR_KERNEL_BOX_UNIT     2048u       /* vectors of a box that one block copies */
+#define TSR_KERNEL_AXES     9u /* axes of a tensor, and one for the vectors of an element */
+#define TSR_KERNEL_THREADS  256u
+#define TSR_KERNEL_RUN_UNIT (32u << 10) /* bytes of a run that one block copies */
+#define TSR_KERNEL_BOX_UNIT 2048u       /* vectors of a box that one block copies */
 /* Limit for the vectors of a box, the bytes of a run, and the units of a launch. */
 #define TSR_KERNEL_COUNT_MOST   0x7fffffffu
-#define TSR_KERNEL_CRC_SEGMENT  2048u       /* number of bytes whose CRC one thread computes */
-#define TSR_KERNEL_CRC_JOIN     64u         /* number of CRCs that one thread joins */
-#define TSR_KERNEL_SCAN_THREADS 65536u      /* limit for all threads of a scan */
+#define TSR_KERNEL_CRC_SEGMENT  2048u  /* number of bytes whose CRC one thread computes */
+#define TSR_KERNEL_CRC_JOIN     64u    /* number of CRCs that one thread joins */
+#define TSR_KERNEL_SCAN_THREADS 65536u /* limit for all threads of a scan */
 
 /* A copy of contiguous bytes. */
 typedef struct tsr_kernel_run {

@@ -19,7 +19,7 @@
 
 typedef struct run_list {
     tsr_gpu_stream *stream;
-    tsr_vec runs;                /* of tsr_gpu_run, merged */
+    tsr_vec runs; /* of tsr_gpu_run, merged */
     /* Bytes from the beginning of the last run to the ends of its allocations; 0: not determined yet. */
     size_t to_reach, from_reach;
 } run_list;

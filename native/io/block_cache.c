@@ -12,8 +12,8 @@ enum { BLOCK = TSR_CACHE_BLOCK, BLOCKS = 256, MOST_AT_ONCE = TSR_CACHE_LARGEST_R
 typedef struct block {
     uint32_t file;
     uint64_t number;
-    size_t size;   /* 0: empty */
-    bool is_busy;  /* being fetched */
+    size_t size;  /* 0: empty */
+    bool is_busy; /* being fetched */
     uint64_t used_at;
     char *bytes;
 } block;
@@ -28,7 +28,8 @@ struct tsr_block_cache {
     uint64_t clock;
 };
 
-tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out, tsr_error *err)
+tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out,
+                               tsr_error *err)
 {
     tsr_block_cache *cache = tsr_alloc(allocator, 1, sizeof *cache, err);
     if (!cache) return TSR_E_NOMEM;
@@ -95,7 +96,8 @@ static size_t claim(tsr_block_cache *cache, const tsr_block_range *range, uint64
     return count;
 }
 
-static tsr_status fetch(tsr_block_cache *cache, const tsr_block_range *range, block *const *claimed, size_t count, tsr_error *err)
+static tsr_status fetch(tsr_block_cache *cache, const tsr_block_range *range, block *const *claimed, size_t count,
+                        tsr_error *err)
 {
     const uint64_t from = claimed[0]->number * BLOCK;
     size_t size = 0, at = 0;
@@ -110,7 +112,8 @@ static tsr_status fetch(tsr_block_cache *cache, const tsr_block_range *range, bl
     char *together = tsr_alloc(cache->allocator, size, 1, err);
     if (!together) return TSR_E_NOMEM;
     status = cache->fetch(cache->ctx, range->file, from, together, size, err);
-    for (size_t i = 0; i < count && status == TSR_OK; at += claimed[i++]->size) memcpy(claimed[i]->bytes, together + at, claimed[i]->size);
+    for (size_t i = 0; i < count && status == TSR_OK; at += claimed[i++]->size)
+        memcpy(claimed[i]->bytes, together + at, claimed[i]->size);
     tsr_free(cache->allocator, together, size, 1);
     return status;
 }
@@ -235,8 +238,8 @@ static void release(prefetching *p)
     pthread_mutex_unlock(&p->cache->lock);
 }
 
-void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places, size_t count,
-                              tsr_block_fetch_many *fetch_many)
+void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places,
+                              size_t count, tsr_block_fetch_many *fetch_many)
 {
     tsr_error unused = {0};
     prefetching *p = tsr_alloc(cache->allocator, 1, sizeof *p, &unused);

@@ -13,7 +13,8 @@ typedef struct tsr_block_cache tsr_block_cache;
 typedef tsr_status tsr_block_fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
 /* Creates a cache of at most 16 MiB. Borrows `ctx`. */
-tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out, tsr_error *err);
+tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out,
+                               tsr_error *err);
 void tsr_block_cache_free(tsr_block_cache *cache); /* accepts NULL */
 /* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
 void tsr_block_cache_forget(tsr_block_cache *cache);
@@ -29,8 +30,8 @@ typedef struct tsr_block_run {
 typedef void tsr_block_fetch_many(void *ctx, tsr_block_run *runs, size_t count);
 /* Fetches the missing blocks of these places with a single call of `fetch`, which gets the ctx of the cache. Fills at most
  * half of the cache. `files` states the sizes of files. Thread-safe. */
-void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places, size_t count,
-                              tsr_block_fetch_many *fetch);
+void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places,
+                              size_t count, tsr_block_fetch_many *fetch);
 
 /* Reads `size` bytes at `offset` of a file of `file_size` bytes. Thread-safe. Errors: those of `fetch`; TSR_E_NOMEM. */
 typedef struct tsr_block_range {

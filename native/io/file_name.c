@@ -5,8 +5,8 @@
 
 static bool is_component(tsr_str name, size_t longest)
 {
-    return name.size > 0 && name.size <= longest && !memchr(name.data, '\0', name.size) && !tsr_str_equal(name, TSR_STR(".")) &&
-           !tsr_str_equal(name, TSR_STR(".."));
+    return name.size > 0 && name.size <= longest && !memchr(name.data, '\0', name.size) &&
+           !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
 }
 
 bool tsr_is_name_below(tsr_str name, size_t longest)

@@ -23,7 +23,7 @@
 #define MAX_VISITS       100000 /* limits the listing of deeper levels */
 #define MAP_FROM_BYTES   (1u << 20)
 /* Smaller differences do not count: on some file systems, tiny files take less space than they have bytes. */
-#define WORTH_HOLES      (1u << 20)
+#define WORTH_HOLES (1u << 20)
 
 typedef struct identity {
     uint64_t size;
@@ -76,7 +76,8 @@ static identity identity_of(const struct stat *info)
 
 static bool identity_equal(identity a, identity b)
 {
-    return a.size == b.size && a.device == b.device && a.inode == b.inode && a.seconds == b.seconds && a.nanoseconds == b.nanoseconds;
+    return a.size == b.size && a.device == b.device && a.inode == b.inode && a.seconds == b.seconds &&
+           a.nanoseconds == b.nanoseconds;
 }
 
 /* ---- listing ---- */

@@ -16,7 +16,7 @@ enum { MOST_REDIRECTS = 10, MOST_HEADERS = 64 };
 struct tsr_http {
     const tsr_allocator *allocator;
     tsr_transport *transport;
-    char *lines;                            /* copy of TESSERA_HTTP_HEADERS, with a NUL at the end of each line */
+    char *lines;                           /* copy of TESSERA_HTTP_HEADERS, with a NUL at the end of each line */
     const char *headers[MOST_HEADERS + 1]; /* pointers into `lines` */
 };
 
@@ -98,15 +98,15 @@ static tsr_status check_part(const char *shown, const tsr_transfer *t, uint64_t 
     const tsr_http_answer *answer = &t->answer;
     if (answer->status != 206) return TSR_OK;
     if (!answer->is_range)
-        return tsr_raise(err, TSR_E_IO, byte_offset, "%s: the server answered 206 without saying which part of the file it gave",
-                         shown);
+        return tsr_raise(err, TSR_E_IO, byte_offset,
+                         "%s: the server answered 206 without saying which part of the file it gave", shown);
     const uint64_t last = answer->total && answer->total - 1 - byte_offset < size - 1 && answer->total > byte_offset
                               ? answer->total - 1
                               : byte_offset + size - 1;
     if (answer->first != byte_offset || answer->last != last)
         return tsr_raise(err, TSR_E_IO, byte_offset,
-                         "%s: the server gave bytes %" PRIu64 "-%" PRIu64 " where %" PRIu64 "-%" PRIu64 " were asked for", shown,
-                         answer->first, answer->last, byte_offset, last);
+                         "%s: the server gave bytes %" PRIu64 "-%" PRIu64 " where %" PRIu64 "-%" PRIu64 " were asked for",
+                         shown, answer->first, answer->last, byte_offset, last);
     const uint64_t wanted = last - byte_offset + 1;
     if (answer->size == wanted && !t->overflowed) return TSR_OK;
     return tsr_raise(err, TSR_E_IO, byte_offset, "%s: the server gave %s%zu bytes of %" PRIu64, shown,

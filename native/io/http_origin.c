@@ -6,9 +6,9 @@
 #include <strings.h>
 
 typedef struct place {
-    size_t scheme;          /* number of its characters; 0: neither http nor https */
-    const char *user;       /* the text after "//" */
-    size_t user_size;       /* including the '@' */
+    size_t scheme;    /* number of its characters; 0: neither http nor https */
+    const char *user; /* the text after "//" */
+    size_t user_size; /* including the '@' */
     const char *host;
     size_t host_size;
     unsigned long port;

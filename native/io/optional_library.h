@@ -12,7 +12,8 @@ typedef struct tsr_library_call {
     void *slot; /* address of a function pointer of the type that the caller declares */
 } tsr_library_call;
 
-static inline tsr_status tsr_library_find(void *library, const char *name, const tsr_library_call *calls, size_t count, tsr_error *err)
+static inline tsr_status tsr_library_find(void *library, const char *name, const tsr_library_call *calls, size_t count,
+                                          tsr_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         void *found = dlsym(library, calls[i].name);

@@ -25,7 +25,8 @@ SSSE3 static void look_up_group(const uint8_t *pairs, size_t bytes, const uint16
 SSSE3 static void look_up_pairs(const tsr_pair_groups *g, uint8_t *out)
 {
     for (size_t i = 0; i < g->count; i++)
-        look_up_group(g->pairs + i * g->group_bytes, g->group_bytes, g->products[g->tables[i]], out + 4 * i * g->group_bytes);
+        look_up_group(g->pairs + i * g->group_bytes, g->group_bytes, g->products[g->tables[i]],
+                      out + 4 * i * g->group_bytes);
 }
 
 tsr_pair_shuffles *tsr_native_pair_shuffles(void)
@@ -50,7 +51,8 @@ static void look_up_group(const uint8_t *pairs, size_t bytes, const uint16_t *pr
 static void look_up_pairs(const tsr_pair_groups *g, uint8_t *out)
 {
     for (size_t i = 0; i < g->count; i++)
-        look_up_group(g->pairs + i * g->group_bytes, g->group_bytes, g->products[g->tables[i]], out + 4 * i * g->group_bytes);
+        look_up_group(g->pairs + i * g->group_bytes, g->group_bytes, g->products[g->tables[i]],
+                      out + 4 * i * g->group_bytes);
 }
 
 tsr_pair_shuffles *tsr_native_pair_shuffles(void)

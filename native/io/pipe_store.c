@@ -48,7 +48,8 @@ static tsr_status grow(pipe_store *store, const char *path, tsr_error *err)
 {
     const size_t size = (size_t)store->file.size, room = store->room ? 2 * store->room : FIRST_ROOM;
     if (size < store->room) return TSR_OK;
-    if (room > MOST_BYTES) return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "'%s' is not a file, and more than 1 GiB came from it", path);
+    if (room > MOST_BYTES)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "'%s' is not a file, and more than 1 GiB came from it", path);
     char *bytes = tsr_alloc(store->allocator, room, 1, err);
     if (!bytes) return TSR_E_NOMEM;
     if (size) memcpy(bytes, store->bytes, size);

@@ -6,17 +6,24 @@
 
 #include "tessera/sys/try.h"
 
-const char *const tsr_remote_first[] = {".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json",
-                                        "model.safetensors", "pytorch_model.bin", NULL};
+const char *const tsr_remote_first[] = {
+    ".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json", "model.safetensors", "pytorch_model.bin",
+    NULL};
 const char *const tsr_remote_of_trainer[] = {"trainer_state.json", "training_args.bin", "random_states_0.pkl", NULL};
 const char *const tsr_remote_of_adapter[] = {"trainer_state.json", "training_args.bin", NULL};
 const char *const tsr_remote_adapters[] = {"adapter_model.safetensors", "adapter_model.bin", NULL};
 const char *const tsr_remote_markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", NULL};
 
 #define OF_ZERO "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero/optimizer_state.pt"
-const char *const tsr_remote_other[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", OF_ZERO,
-                                        "pytorch_model_fsdp_0/.metadata", "fsdp_config.json",
-                                        "pytorch_model_fsdp.bin", "random_states_0.pkl", NULL};
+const char *const tsr_remote_other[] = {"latest",
+                                        "latest_universal",
+                                        "latest_checkpointed_iteration.txt",
+                                        OF_ZERO,
+                                        "pytorch_model_fsdp_0/.metadata",
+                                        "fsdp_config.json",
+                                        "pytorch_model_fsdp.bin",
+                                        "random_states_0.pkl",
+                                        NULL};
 static const char *const of_tag[] = {OF_ZERO, NULL};
 static const char *const of_iteration[] = {".metadata", "metadata.json", NULL};
 static const char *const of_verl[] = {"fsdp_config.json", NULL};

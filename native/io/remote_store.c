@@ -10,9 +10,9 @@
 #include <strings.h>
 
 #include "io/block_cache.h"
-#include "io/thread_guards.h"
 #include "io/http.h"
 #include "io/remote_names.h"
+#include "io/thread_guards.h"
 
 enum { WHOLE = 64 << 20 };
 
@@ -127,7 +127,8 @@ static tsr_status read_whole(remote_store *store, remote_file *file, const tsr_h
     const tsr_http_range range = {0, (size_t)file->size + 1, file->whole};
     const tsr_status status = tsr_http_get(store->http, file->url.data, range, &answer, err);
     if (status == TSR_OK && answer.size != file->size)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->shown.data, answer.size, file->size);
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave %zu bytes of %" PRIu64, file->shown.data, answer.size,
+                         file->size);
     return status;
 }
 
@@ -343,16 +344,18 @@ static tsr_status open_folder(remote_store *store, const tsr_host *host, const c
     if (status != TSR_OK) return status;
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
-                     "%s: the server has none of the files by which a checkpoint is found (.metadata, an index, "
-                     "model.safetensors, pytorch_model.bin, or those of DeepSpeed, Megatron, accelerate, verl and PEFT); pass the "
-                     "URL of a file",
-                     shown.data);
+    return tsr_raise(
+        err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+        "%s: the server has none of the files by which a checkpoint is found (.metadata, an index, "
+        "model.safetensors, pytorch_model.bin, or those of DeepSpeed, Megatron, accelerate, verl and PEFT); pass the "
+        "URL of a file",
+        shown.data);
 }
 
 static tsr_status open_file(remote_store *store, const char *address, tsr_str name, tsr_error *err)
 {
-    remote_file file = {.name = unescape(store->arena, name, err), .url = tsr_arena_str(store->arena, tsr_str_from(address), err)};
+    remote_file file = {.name = unescape(store->arena, name, err),
+                        .url = tsr_arena_str(store->arena, tsr_str_from(address), err)};
     file.shown = shown_as(store, file.url, err);
     if (!file.name.data || !file.shown.data) return TSR_E_NOMEM;
     tsr_status status = ask(store, &file, err);
@@ -377,12 +380,15 @@ tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     tsr_str name;
     if (!store) return TSR_E_NOMEM;
-    *store = (remote_store){.base = {.primary = TSR_NO_FILE, .read_at = remote_read_at, .close = remote_close, .guard = remote_guard},
-                            .allocator = allocator,
-                            .files = tsr_vec_of(allocator, sizeof(remote_file)),
-                            .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
+    *store = (remote_store){
+        .base = {.primary = TSR_NO_FILE, .read_at = remote_read_at, .close = remote_close, .guard = remote_guard},
+        .allocator = allocator,
+        .files = tsr_vec_of(allocator, sizeof(remote_file)),
+        .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
     store->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = store->arena ? tsr_http_open(allocator, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->http, err) : TSR_E_NOMEM;
+    tsr_status status = store->arena
+                            ? tsr_http_open(allocator, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->http, err)
+                            : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = split(store, address, &name, err);

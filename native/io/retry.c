@@ -10,7 +10,8 @@ static const double first_wait = 0.1, longest_wait = 5, longest_asked = 120; /* 
 static bool may_pass(const tsr_transfer *t)
 {
     /* 501: the server does not support it, so a retry is useless. */
-    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status == 429 || (t->answer.status >= 500 && t->answer.status != 501);
+    if (t->result == TSR_TRANSFER_ANSWERED)
+        return t->answer.status == 429 || (t->answer.status >= 500 && t->answer.status != 501);
     return t->result == TSR_TRANSFER_CUT || t->result == TSR_TRANSFER_NOT_CONNECTED;
 }
 

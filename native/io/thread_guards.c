@@ -31,7 +31,8 @@ static void free_mutex(void *ctx)
     tsr_free(m->allocator, m, 1, sizeof *m);
 }
 
-tsr_status tsr_thread_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out, tsr_error *err)
+tsr_status tsr_thread_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out,
+                                 tsr_error *err)
 {
     mutex *m = tsr_alloc(allocator, 1, sizeof *m, err);
     if (!m) return TSR_E_NOMEM;

@@ -14,7 +14,14 @@
 
 #include "tessera/sys/alloc.h"
 
-enum { MOST_HANDLES = 64, CONNECT_SECONDS = 20, STALL_SECONDS = 60, MOST_IGNORED = 64 << 10, POLL_MILLISECONDS = 1000, EXPECT_MILLISECONDS = 200 };
+enum {
+    MOST_HANDLES = 64,
+    CONNECT_SECONDS = 20,
+    STALL_SECONDS = 60,
+    MOST_IGNORED = 64 << 10,
+    POLL_MILLISECONDS = 1000,
+    EXPECT_MILLISECONDS = 200
+};
 
 /* One transfer in progress. */
 typedef struct job {

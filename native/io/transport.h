@@ -20,26 +20,26 @@ typedef struct tsr_http_answer {
     uint64_t total;       /* size of the whole file in bytes; UINT64_MAX: the server does not report it */
     uint64_t first, last; /* with is_range: the range that was sent, according to Content-Range */
     bool is_range;
-    char version[160]; /* ETag, otherwise Last-Modified, otherwise empty */
-    size_t size;       /* number of bytes received */
-    char region[32];   /* x-amz-bucket-region; may be empty */
+    char version[160];   /* ETag, otherwise Last-Modified, otherwise empty */
+    size_t size;         /* number of bytes received */
+    char region[32];     /* x-amz-bucket-region; may be empty */
     char generation[32]; /* x-goog-generation; may be empty */
-    double retry_after; /* seconds to wait according to Retry-After; 0: there was no such header */
+    double retry_after;  /* seconds to wait according to Retry-After; 0: there was no such header */
 } tsr_http_answer;
 
 typedef enum tsr_transfer_result {
-    TSR_TRANSFER_ANSWERED,       /* `answer` is complete */
-    TSR_TRANSFER_NOT_CONNECTED,  /* the server was never reached */
-    TSR_TRANSFER_CUT,            /* the connection was closed or stalled before the answer was complete */
-    TSR_TRANSFER_FAILED          /* any other failure: a malformed URL, TLS, memory */
+    TSR_TRANSFER_ANSWERED,      /* `answer` is complete */
+    TSR_TRANSFER_NOT_CONNECTED, /* the server was never reached */
+    TSR_TRANSFER_CUT,           /* the connection was closed or stalled before the answer was complete */
+    TSR_TRANSFER_FAILED         /* any other failure: a malformed URL, TLS, memory */
 } tsr_transfer_result;
 
 typedef struct tsr_transfer {
-    const char *method;         /* NULL: GET */
+    const char *method; /* NULL: GET */
     const char *url;
-    const char *const *headers; /* "Name: value", ends with NULL; NULL: none */
-    const char *range;          /* "0-99", or NULL */
-    const char *signing;        /* "aws:amz:us-east-1:s3": sign with AWS's Signature Version 4; NULL: do not sign */
+    const char *const *headers;  /* "Name: value", ends with NULL; NULL: none */
+    const char *range;           /* "0-99", or NULL */
+    const char *signing;         /* "aws:amz:us-east-1:s3": sign with AWS's Signature Version 4; NULL: do not sign */
     const char *user, *password; /* for `signing` */
     bool use_netrc;
     unsigned connect_seconds; /* 0: the usual limit */
@@ -52,11 +52,11 @@ typedef struct tsr_transfer {
 
     tsr_transfer_result result;
     tsr_http_answer answer;
-    char reason[256];    /* libcurl's message if there was no answer */
-    bool overflowed;     /* the answer's body is longer than `capacity` */
-    char problem[2048];  /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
-    char *redirect;      /* target of a redirect, or NULL; freed by tsr_transfer_clear */
-    char *link;          /* value of the Link header, or NULL; freed by tsr_transfer_clear */
+    char reason[256];   /* libcurl's message if there was no answer */
+    bool overflowed;    /* the answer's body is longer than `capacity` */
+    char problem[2048]; /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
+    char *redirect;     /* target of a redirect, or NULL; freed by tsr_transfer_clear */
+    char *link;         /* value of the Link header, or NULL; freed by tsr_transfer_clear */
 } tsr_transfer;
 
 /* Frees what an answer left, so that the transfer can be performed again. */

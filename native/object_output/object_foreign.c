@@ -67,9 +67,10 @@ tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list
     const size_t count = count_foreign(output, found, &first);
     char more[48] = "";
     if (count > 1) snprintf(more, sizeof more, " and %zu more", count - 1);
-    TSR_FAIL_IF(count, err, TSR_E_EXISTS,
-                "the destination '%s' has unfinished parts of another plan ('%.*s'%s); end that plan with `exec --finish`, or remove "
-                "what it left with --discard-parts of exec, convert or reshard",
-                tsr_shown_key_of(output->service, output->root).text, TSR_STR_ARG(first), more);
+    TSR_FAIL_IF(
+        count, err, TSR_E_EXISTS,
+        "the destination '%s' has unfinished parts of another plan ('%.*s'%s); end that plan with `exec --finish`, or remove "
+        "what it left with --discard-parts of exec, convert or reshard",
+        tsr_shown_key_of(output->service, output->root).text, TSR_STR_ARG(first), more);
     return TSR_OK;
 }

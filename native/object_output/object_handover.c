@@ -115,8 +115,10 @@ static bool take_head(tsr_str *note, tsr_str *records, uint64_t *count)
  * than necessary. */
 static bool fits(const written_object *object, const noted_file *noted)
 {
-    if (object->upload.size != noted->size || noted->part_size < object->part_size || noted->part_size > TSR_LARGEST_PART) return false;
-    return noted->part_count == (noted->size ? (noted->size - 1) / noted->part_size + 1 : 1) && noted->part_count <= object->part_count;
+    if (object->upload.size != noted->size || noted->part_size < object->part_size || noted->part_size > TSR_LARGEST_PART)
+        return false;
+    return noted->part_count == (noted->size ? (noted->size - 1) / noted->part_size + 1 : 1) &&
+           noted->part_count <= object->part_count;
 }
 
 static tsr_status take_object(object_output *output, tsr_str *note, tsr_error *err)
@@ -195,7 +197,8 @@ static tsr_status discard(object_output *output, const tsr_object *note, bool is
     tsr_status status = tsr_note_read(output->service, note, output->arena, &text, &why);
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
     if (status == TSR_OK && is_part) status = abort_all(output, text, &why);
-    TSR_FAIL_IF(status == TSR_E_FORMAT, err, status, "'%s' is not the note of a part of a plan, or is damaged; remove it yourself",
+    TSR_FAIL_IF(status == TSR_E_FORMAT, err, status,
+                "'%s' is not the note of a part of a plan, or is damaged; remove it yourself",
                 tsr_shown_key_of(output->service, note->key).text);
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
     return output->service->uploading->remove(output->service, note->key, err);

@@ -94,7 +94,8 @@ static tsr_status remove_parts(object_output *output, tsr_error *err)
     const tsr_object *objects = output->before.items.items;
     for (size_t i = 0; i < output->before.items.count; i++) {
         tsr_str name;
-        if (tsr_object_is_note(output, objects[i].key, &name) && !tsr_note_is_of_job(name)) TSR_TRY(remove_note(output, name, err));
+        if (tsr_object_is_note(output, objects[i].key, &name) && !tsr_note_is_of_job(name))
+            TSR_TRY(remove_note(output, name, err));
     }
     return TSR_OK;
 }

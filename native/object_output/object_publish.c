@@ -69,8 +69,8 @@ static bool counts(const object_output *output, const tsr_object *object)
     bool is_part;
     if (only.size && !tsr_str_equal(object->key, output->root))
         return tsr_str_equal((tsr_str){object->key.data + head, object->key.size - head}, only);
-    return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) && !tsr_object_is_note(output, object->key, &note) &&
-           !tsr_is_foreign_note(output, object->key, &is_part);
+    return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) &&
+           !tsr_object_is_note(output, object->key, &note) && !tsr_is_foreign_note(output, object->key, &is_part);
 }
 
 /* The first object in `found` that counts as part of the destination. */
@@ -234,7 +234,8 @@ static bool know_markers(object_output *output)
     for (uint32_t f = output->first_marker; f < output->objects.count; f++) {
         written_object *object = written_object_at(output, f);
         tsr_error unused = {0};
-        if (object->is_unsure && tsr_upload_is_there(output->service, &object->upload, object->small ? object->sums : NULL, &object->is_made, &unused) != TSR_OK)
+        if (object->is_unsure && tsr_upload_is_there(output->service, &object->upload, object->small ? object->sums : NULL,
+                                                     &object->is_made, &unused) != TSR_OK)
             return false;
         object->is_unsure = false;
         if (object->is_made && !object->upload.if_absent) output->has_replaced_marker = true;

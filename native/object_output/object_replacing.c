@@ -14,8 +14,8 @@
 static const tsr_object *object_before(const object_output *output, tsr_str name, tsr_arena *arena, tsr_error *err)
 {
     static const tsr_object absent;
-    const tsr_str key =
-        tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "", TSR_STR_ARG(name));
+    const tsr_str key = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(output->root), output->root.size ? "/" : "",
+                                         TSR_STR_ARG(name));
     if (!key.data) return NULL;
     const uint32_t at = tsr_map_get(output->before_at, key, UINT32_MAX);
     return at == UINT32_MAX ? &absent : &((const tsr_object *)output->before.items.items)[at];
@@ -48,7 +48,8 @@ tsr_status tsr_replacing_begin(object_output *output, tsr_error *err)
     tsr_vec text = tsr_vec_of(output->allocator, 1);
     tsr_status status = put_record(output, &text, err);
     if (status == TSR_OK)
-        status = tsr_object_output_put_note(&output->base, TSR_STR(TSR_NOTE_REPLACING), (tsr_str){text.items, text.count}, err);
+        status =
+            tsr_object_output_put_note(&output->base, TSR_STR(TSR_NOTE_REPLACING), (tsr_str){text.items, text.count}, err);
     tsr_vec_free(&text);
     return status;
 }
@@ -143,7 +144,8 @@ static tsr_status read_record(reading *r, const tsr_allocator *allocator, tsr_ob
 {
     tsr_error unused = {0};
     tsr_str text;
-    const tsr_str key = tsr_arena_format(r->arena, err, "%.*s%.*s" TSR_NOTE_REPLACING, TSR_STR_ARG(r->head), TSR_STR_ARG(r->notes));
+    const tsr_str key =
+        tsr_arena_format(r->arena, err, "%.*s%.*s" TSR_NOTE_REPLACING, TSR_STR_ARG(r->head), TSR_STR_ARG(r->notes));
     if (!key.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_object_list_open(allocator, &r->found, err));
     const tsr_status status = r->service->stat(r->service, key, &r->found, &unused);

@@ -37,7 +37,8 @@ tsr_status tsr_object_output_before(const tsr_output *base, tsr_object_name_fn *
     return TSR_OK;
 }
 
-static tsr_status give_up_all(object_output *output, const tsr_object_list *found, tsr_object_is_ours_fn *is_ours, tsr_error *err)
+static tsr_status give_up_all(object_output *output, const tsr_object_list *found, tsr_object_is_ours_fn *is_ours,
+                              tsr_error *err)
 {
     const tsr_object *unfinished = found->items.items;
     const size_t head = output->root.size + (output->root.size != 0);
@@ -62,7 +63,9 @@ tsr_status tsr_object_output_give_up(tsr_output *base, tsr_object_is_ours_fn *is
     TSR_TRY(tsr_object_list_open(output->allocator, &found, err));
     tsr_status status = kind->list_unfinished(output->service, prefix, &found, &why);
     if (status == TSR_OK) status = give_up_all(output, &found, is_ours, err);
-    else status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the server does not list unfinished uploads (%s)", why.message);
+    else
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "the server does not list unfinished uploads (%s)",
+                           why.message);
     tsr_object_list_close(&found);
     return status;
 }

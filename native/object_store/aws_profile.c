@@ -34,7 +34,8 @@ static tsr_str section(tsr_str text, const char *name)
         const tsr_str line = trim(take_line(&text));
         if (!line.size || line.data[0] != '[') continue;
         if (found.data) return (tsr_str){found.data, (size_t)(at - found.data)};
-        if (line.data[line.size - 1] == ']' && tsr_str_equal(trim((tsr_str){line.data + 1, line.size - 2}), tsr_str_from(name)))
+        if (line.data[line.size - 1] == ']' &&
+            tsr_str_equal(trim((tsr_str){line.data + 1, line.size - 2}), tsr_str_from(name)))
             found = text;
     }
     return found;

@@ -6,7 +6,7 @@
 #include "tessera/memory.h"
 
 typedef struct tsr_aws_profile {
-    const char *name;    /* AWS_PROFILE, otherwise "default" */
+    const char *name; /* AWS_PROFILE, otherwise "default" */
     /* The lines of the profile's sections in the credentials file and in the configuration; empty: no such section. */
     tsr_str credentials;
     tsr_str config;

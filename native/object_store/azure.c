@@ -25,10 +25,11 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     const tsr_str key = tsr_url_encode(x->arena, r->on_bucket ? TSR_STR("") : r->key, true, err);
     const tsr_str query = tsr_url_query(x->arena, r->parameters, r->parameter_count, err);
     if (!key.data || !query.data) return TSR_E_NOMEM;
-    x->transfer.url = tsr_arena_format(x->arena, err, "%s/%.*s%s%.*s%.*s%s%s", service->endpoint, TSR_STR_ARG(service->container),
-                                       key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query),
-                                       *service->signature ? query.size ? "&" : "?" : "", service->signature)
-                          .data;
+    x->transfer.url =
+        tsr_arena_format(x->arena, err, "%s/%.*s%s%.*s%.*s%s%s", service->endpoint, TSR_STR_ARG(service->container),
+                         key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query),
+                         *service->signature ? query.size ? "&" : "?" : "", service->signature)
+            .data;
     if (!x->transfer.url) return TSR_E_NOMEM;
     if (r->if_absent) TSR_TRY(tsr_exchange_header(x, "If-None-Match", "*", err));
     const bool is_whole = r->method && strcmp(r->method, "PUT") == 0 && !r->parameter_count;
@@ -54,7 +55,8 @@ static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_
         if (status == TSR_OK) status = tsr_listing_read(&tsr_listing_of_azure, page, out, &next, err);
         tsr_exchange_end(&x);
         if (status != TSR_OK) return status;
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance", base->shown);
+        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    base->shown);
     } while (next.size);
     return TSR_OK;
 }
@@ -86,11 +88,13 @@ static tsr_status find_endpoint(azure *service, const tsr_location *location, ts
     const tsr_str suffix = either(connection_value(text, "EndpointSuffix"), "core.windows.net");
     tsr_str endpoint = either(connection_value(text, "BlobEndpoint"), tsr_setting("AZURE_STORAGE_SERVICE_ENDPOINT"));
     TSR_FAIL_IF(account.size && !tsr_str_equal(account, location->account), err, TSR_E_USAGE,
-                "the credentials are for the account '%.*s', and the URL names the account '%.*s'", TSR_STR_ARG(account), TSR_STR_ARG(location->account));
+                "the credentials are for the account '%.*s', and the URL names the account '%.*s'", TSR_STR_ARG(account),
+                TSR_STR_ARG(location->account));
     if (!endpoint.size)
-        endpoint = tsr_arena_format(service->base.arena, err, "%.*s://%.*s.blob.%.*s", TSR_STR_ARG(protocol), TSR_STR_ARG(location->account),
-                                    TSR_STR_ARG(suffix));
-    return endpoint.data ? tsr_endpoint_of(service->base.arena, endpoint, "the endpoint of Azure", &service->endpoint, err) : TSR_E_NOMEM;
+        endpoint = tsr_arena_format(service->base.arena, err, "%.*s://%.*s.blob.%.*s", TSR_STR_ARG(protocol),
+                                    TSR_STR_ARG(location->account), TSR_STR_ARG(suffix));
+    return endpoint.data ? tsr_endpoint_of(service->base.arena, endpoint, "the endpoint of Azure", &service->endpoint, err)
+                         : TSR_E_NOMEM;
 }
 
 static tsr_status find_signature(azure *service, tsr_error *err)
@@ -99,11 +103,14 @@ static tsr_status find_signature(azure *service, tsr_error *err)
     tsr_str signature = either(connection_value(text, "SharedAccessSignature"), tsr_setting("AZURE_STORAGE_SAS_TOKEN"));
     const char *const keys[] = {"AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY"};
     const bool has_key = connection_value(text, "AccountKey").data || connection_value(text, "UseDevelopmentStorage").data;
-    TSR_FAIL_IF(!signature.size && has_key, err, TSR_E_UNSUPPORTED,
-                "AZURE_STORAGE_CONNECTION_STRING has an account key (AccountKey), which is not supported; use a shared access signature");
+    TSR_FAIL_IF(
+        !signature.size && has_key, err, TSR_E_UNSUPPORTED,
+        "AZURE_STORAGE_CONNECTION_STRING has an account key (AccountKey), which is not supported; use a shared access signature");
     for (size_t i = 0; i < sizeof keys / sizeof *keys && !signature.size; i++)
-        TSR_FAIL_IF(tsr_setting(keys[i]), err, TSR_E_UNSUPPORTED,
-                    "%s is set, but account keys are not supported; set AZURE_STORAGE_SAS_TOKEN to a shared access signature", keys[i]);
+        TSR_FAIL_IF(
+            tsr_setting(keys[i]), err, TSR_E_UNSUPPORTED,
+            "%s is set, but account keys are not supported; set AZURE_STORAGE_SAS_TOKEN to a shared access signature",
+            keys[i]);
     if (signature.size && signature.data[0] == '?') signature = (tsr_str){signature.data + 1, signature.size - 1};
     service->signature = tsr_arena_str(service->base.arena, signature, err).data;
     service->base.credentials_hint = signature.size ? "; the shared access signature does not allow this, or has expired"
@@ -114,14 +121,16 @@ static tsr_status find_signature(azure *service, tsr_error *err)
 static tsr_status configure(azure *service, const tsr_location *location, tsr_error *err)
 {
     service->container = tsr_arena_str(service->base.arena, location->bucket, err);
-    service->base.shown = tsr_arena_format(service->base.arena, err, "az://%.*s/%.*s", TSR_STR_ARG(location->account), TSR_STR_ARG(location->bucket)).data;
+    service->base.shown = tsr_arena_format(service->base.arena, err, "az://%.*s/%.*s", TSR_STR_ARG(location->account),
+                                           TSR_STR_ARG(location->bucket))
+                              .data;
     if (!service->container.data || !service->base.shown) return TSR_E_NOMEM;
     TSR_TRY(find_endpoint(service, location, err));
     return find_signature(service, err);
 }
 
-tsr_status tsr_azure_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
-                          tsr_error *err)
+tsr_status tsr_azure_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                          tsr_service **out, tsr_error *err)
 {
     const tsr_service kind = {.allocator = allocator,
                               .size = sizeof(azure),

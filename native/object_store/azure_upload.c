@@ -52,13 +52,17 @@ static tsr_status ask(tsr_service *service, const tsr_request *request, tsr_erro
     return status;
 }
 
-static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *tag,
-                       tsr_error *err)
+static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes,
+                       tsr_part_tag *tag, tsr_error *err)
 {
     block_id(number, bytes, tag);
     const tsr_parameter parameters[] = {{"blockid", tsr_str_from(tag->text)}, {"comp", TSR_STR("block")}};
-    const tsr_request request = {
-        .method = "PUT", .key = upload->key, .parameters = parameters, .parameter_count = 2, .body = bytes->data, .body_size = bytes->size};
+    const tsr_request request = {.method = "PUT",
+                                 .key = upload->key,
+                                 .parameters = parameters,
+                                 .parameter_count = 2,
+                                 .body = bytes->data,
+                                 .body_size = bytes->size};
     return ask(service, &request, err);
 }
 
@@ -75,7 +79,8 @@ static tsr_status put_blocks(tsr_arena *arena, const tsr_part_tag *tags, unsigne
     return TSR_OK;
 }
 
-static tsr_status complete(tsr_service *service, const tsr_upload *upload, const tsr_part_tag *tags, unsigned count, tsr_error *err)
+static tsr_status complete(tsr_service *service, const tsr_upload *upload, const tsr_part_tag *tags, unsigned count,
+                           tsr_error *err)
 {
     static const tsr_parameter list = {"comp", {"blocklist", 9}};
     tsr_str body = {NULL, 0};

@@ -33,15 +33,17 @@ static bool from_profile(const tsr_aws_profile *profile, tsr_arena *arena, tsr_c
 
 static tsr_status refuse_unsupported(const tsr_aws_profile *profile, tsr_error *err)
 {
-    static const char *const settings[] = {"sso_session", "sso_start_url", "role_arn", "credential_process", "web_identity_token_file"};
+    static const char *const settings[] = {"sso_session", "sso_start_url", "role_arn", "credential_process",
+                                           "web_identity_token_file"};
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         TSR_FAIL_IF(tsr_aws_profile_get(profile, settings[i]).data, err, TSR_E_UNSUPPORTED,
                     "the profile '%s' uses %s, which is not supported; export temporary credentials to AWS_ACCESS_KEY_ID, "
                     "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
                     profile->name, settings[i]);
-    TSR_FAIL_IF(tsr_setting("AWS_WEB_IDENTITY_TOKEN_FILE"), err, TSR_E_UNSUPPORTED,
-                "AWS_WEB_IDENTITY_TOKEN_FILE is set, which is not supported; export temporary credentials to AWS_ACCESS_KEY_ID, "
-                "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN");
+    TSR_FAIL_IF(
+        tsr_setting("AWS_WEB_IDENTITY_TOKEN_FILE"), err, TSR_E_UNSUPPORTED,
+        "AWS_WEB_IDENTITY_TOKEN_FILE is set, which is not supported; export temporary credentials to AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN");
     return TSR_OK;
 }
 
@@ -49,7 +51,9 @@ static tsr_status refuse_unsupported(const tsr_aws_profile *profile, tsr_error *
 static int64_t time_of(const char *text)
 {
     struct tm tm = {0};
-    if (!text || sscanf(text, "%d-%d-%dT%d:%d:%d", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec) != 6) return 0;
+    if (!text ||
+        sscanf(text, "%d-%d-%dT%d:%d:%d", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec) != 6)
+        return 0;
     tm.tm_year -= 1900;
     tm.tm_mon--;
     return (int64_t)timegm(&tm);
@@ -57,8 +61,9 @@ static int64_t time_of(const char *text)
 
 static tsr_status from_json(tsr_str json, const char *source, tsr_arena *arena, tsr_credentials *out, tsr_error *err)
 {
-    *out = (tsr_credentials){tsr_metadata_member(json, "AccessKeyId", arena, NULL), tsr_metadata_member(json, "SecretAccessKey", arena, NULL),
-                             tsr_metadata_member(json, "Token", arena, NULL), time_of(tsr_metadata_member(json, "Expiration", arena, NULL))};
+    *out = (tsr_credentials){
+        tsr_metadata_member(json, "AccessKeyId", arena, NULL), tsr_metadata_member(json, "SecretAccessKey", arena, NULL),
+        tsr_metadata_member(json, "Token", arena, NULL), time_of(tsr_metadata_member(json, "Expiration", arena, NULL))};
     if (out->id && out->secret) return TSR_OK;
     *out = (tsr_credentials){0};
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s gave no credentials", source);
@@ -100,7 +105,8 @@ static tsr_status read_token(tsr_arena *arena, const char **out, tsr_error *err)
 
 static tsr_status from_container(tsr_transport *transport, tsr_arena *arena, tsr_credentials *out, tsr_error *err)
 {
-    const char *relative = tsr_setting("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"), *full = tsr_setting("AWS_CONTAINER_CREDENTIALS_FULL_URI"), *token;
+    const char *relative = tsr_setting("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+               *full = tsr_setting("AWS_CONTAINER_CREDENTIALS_FULL_URI"), *token;
     const char *headers[2] = {NULL, NULL};
     tsr_str text;
     long status;
@@ -110,8 +116,10 @@ static tsr_status from_container(tsr_transport *transport, tsr_arena *arena, tsr
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI must be an https URL, or one of this machine");
     TSR_TRY(read_token(arena, &token, err));
     if (token && !(headers[0] = tsr_arena_format(arena, err, "Authorization: %s", token).data)) return TSR_E_NOMEM;
-    TSR_TRY(tsr_metadata_ask(transport, &(tsr_metadata_request){.url = url, .headers = headers}, arena, &text, &status, err));
-    TSR_FAIL_IF(status != 200, err, TSR_E_IO, "the container's credential service %s%ld", status ? "answered " : "does not answer: ", status);
+    TSR_TRY(
+        tsr_metadata_ask(transport, &(tsr_metadata_request){.url = url, .headers = headers}, arena, &text, &status, err));
+    TSR_FAIL_IF(status != 200, err, TSR_E_IO, "the container's credential service %s%ld",
+                status ? "answered " : "does not answer: ", status);
     return from_json(text, "the container's credential service", arena, out, err);
 }
 
@@ -120,7 +128,8 @@ static tsr_status from_container(tsr_transport *transport, tsr_arena *arena, tsr
 static tsr_status from_instance(tsr_transport *transport, tsr_arena *arena, tsr_credentials *out, tsr_error *err)
 {
     static const char *const ttl[] = {"X-aws-ec2-metadata-token-ttl-seconds: 21600", NULL};
-    const char *disabled = tsr_setting("AWS_EC2_METADATA_DISABLED"), *endpoint = tsr_setting("AWS_EC2_METADATA_SERVICE_ENDPOINT");
+    const char *disabled = tsr_setting("AWS_EC2_METADATA_DISABLED"),
+               *endpoint = tsr_setting("AWS_EC2_METADATA_SERVICE_ENDPOINT");
     tsr_str base = tsr_str_from(endpoint ? endpoint : "http://169.254.169.254"), text;
     long status;
     if (disabled && strcasecmp(disabled, "true") == 0) return TSR_OK;
@@ -131,7 +140,8 @@ static tsr_status from_instance(tsr_transport *transport, tsr_arena *arena, tsr_
     TSR_TRY(tsr_metadata_ask(transport, &(tsr_metadata_request){"PUT", url, ttl, patience}, arena, &text, &status, err));
     if (status != 200) return TSR_OK;
     const char *headers[2] = {tsr_arena_format(arena, err, "X-aws-ec2-metadata-token: %.*s", TSR_STR_ARG(text)).data, NULL};
-    const char *roles = tsr_arena_format(arena, err, "%.*s/latest/meta-data/iam/security-credentials/", TSR_STR_ARG(base)).data;
+    const char *roles =
+        tsr_arena_format(arena, err, "%.*s/latest/meta-data/iam/security-credentials/", TSR_STR_ARG(base)).data;
     if (!headers[0] || !roles) return TSR_E_NOMEM;
     TSR_TRY(tsr_metadata_ask(transport, &(tsr_metadata_request){NULL, roles, headers, 0}, arena, &text, &status, err));
     const size_t name = text.size ? strcspn(tsr_arena_str(arena, text, NULL).data, "\r\n") : 0;
@@ -139,12 +149,13 @@ static tsr_status from_instance(tsr_transport *transport, tsr_arena *arena, tsr_
     url = tsr_arena_format(arena, err, "%s%.*s", roles, (int)name, text.data).data;
     if (!url) return TSR_E_NOMEM;
     TSR_TRY(tsr_metadata_ask(transport, &(tsr_metadata_request){NULL, url, headers, 0}, arena, &text, &status, err));
-    TSR_FAIL_IF(status != 200, err, TSR_E_IO, "the instance's metadata service answered %ld when it was asked for credentials", status);
+    TSR_FAIL_IF(status != 200, err, TSR_E_IO,
+                "the instance's metadata service answered %ld when it was asked for credentials", status);
     return from_json(text, "the instance's metadata service", arena, out, err);
 }
 
-tsr_status tsr_credentials_find(tsr_transport *transport, const tsr_aws_profile *profile, tsr_arena *arena, tsr_credentials *out,
-                                tsr_error *err)
+tsr_status tsr_credentials_find(tsr_transport *transport, const tsr_aws_profile *profile, tsr_arena *arena,
+                                tsr_credentials *out, tsr_error *err)
 {
     *out = (tsr_credentials){0};
     if (from_environment(out) || from_profile(profile, arena, out)) return TSR_OK;

@@ -3,8 +3,8 @@
 #ifndef TSR_OBJECT_STORE_CREDENTIALS_H
 #define TSR_OBJECT_STORE_CREDENTIALS_H
 
-#include "object_store/aws_profile.h"
 #include "io/transport.h"
+#include "object_store/aws_profile.h"
 
 typedef struct tsr_credentials {
     const char *id, *secret, *token; /* id NULL: there are none, so requests are not signed; token may be NULL */
@@ -13,8 +13,8 @@ typedef struct tsr_credentials {
 
 /* Searches all places. The texts live in `arena`. Errors: TSR_E_UNSUPPORTED, which names the kind, for credentials that are
  * configured but not supported; TSR_E_IO if a configured metadata service does not answer; TSR_E_NOMEM. */
-tsr_status tsr_credentials_find(tsr_transport *transport, const tsr_aws_profile *profile, tsr_arena *arena, tsr_credentials *out,
-                                tsr_error *err);
+tsr_status tsr_credentials_find(tsr_transport *transport, const tsr_aws_profile *profile, tsr_arena *arena,
+                                tsr_credentials *out, tsr_error *err);
 
 /* Sends a request to a metadata service, with the same retries as other requests. `*text` lives in `arena`. `*status` 0:
  * nobody answered. */
@@ -23,8 +23,8 @@ typedef struct tsr_metadata_request {
     const char *const *headers; /* ends with NULL */
     unsigned connect_seconds;   /* limit for connecting, with a single attempt; 0: the usual limit and retries */
 } tsr_metadata_request;
-tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request *request, tsr_arena *arena, tsr_str *text, long *status,
-                            tsr_error *err);
+tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request *request, tsr_arena *arena, tsr_str *text,
+                            long *status, tsr_error *err);
 /* The string with this name in a JSON object, in `arena`; NULL if there is none. If `number` is not NULL, it receives the
  * value if that is a number. */
 const char *tsr_metadata_member(tsr_str json, const char *name, tsr_arena *arena, double *number);

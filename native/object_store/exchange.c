@@ -42,7 +42,9 @@ static bool find_word(const char *text, const char *begin, const char *ends, cha
     if (!size || size >= room) return false;
     for (size_t i = 0; i < size; i++) {
         const char c = at[i];
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_')) return false;
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '-' ||
+              c == '_'))
+            return false;
     }
     memcpy(out, at, size);
     out[size] = '\0';
@@ -52,7 +54,8 @@ static bool find_word(const char *text, const char *begin, const char *ends, cha
 static const char *advice_for(const char *code, long status, const tsr_service *service)
 {
     if (strcmp(code, "RequestTimeTooSkewed") == 0) return "; the clock of this machine and the server's differ too much";
-    if (strcmp(code, "ExpiredToken") == 0 || strcmp(code, "TokenRefreshRequired") == 0) return "; the credentials have expired";
+    if (strcmp(code, "ExpiredToken") == 0 || strcmp(code, "TokenRefreshRequired") == 0)
+        return "; the credentials have expired";
     if (strcmp(code, "SignatureDoesNotMatch") == 0) return "; check the secret access key";
     if (strcmp(code, "InvalidAccessKeyId") == 0) return "; the server does not know the access key";
     if (strcmp(code, "NoSuchBucket") == 0 || strcmp(code, "ContainerNotFound") == 0) return "; there is no such bucket";
@@ -74,12 +77,14 @@ tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x,
 {
     char code[CODE_SIZE] = "";
     const tsr_transfer *t = &x->transfer;
-    if (!find_word(t->problem, "<Code>", "<", code, sizeof code)) find_word(t->problem, "\"reason\":", "\"", code, sizeof code);
+    if (!find_word(t->problem, "<Code>", "<", code, sizeof code))
+        find_word(t->problem, "\"reason\":", "\"", code, sizeof code);
     const long status = t->answer.status;
     const tsr_str key = x->request->on_bucket ? TSR_STR("") : x->request->key;
     const char *advice = advice_for(code, status, service);
-    return tsr_raise(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION, "%s: the server answered %ld%s%s%s%s",
-                     tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "", code, code[0] ? ")" : "", advice);
+    return tsr_raise(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
+                     "%s: the server answered %ld%s%s%s%s", tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "",
+                     code, code[0] ? ")" : "", advice);
 }
 
 /* ---- attempts ---- */
@@ -101,7 +106,8 @@ static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
                                  .buffer = r->buffer,
                                  .capacity = r->capacity};
     if (r->is_ranged) {
-        const tsr_str range = tsr_arena_format(x->arena, err, "%" PRIu64 "-%" PRIu64, r->offset, r->offset + r->capacity - 1);
+        const tsr_str range =
+            tsr_arena_format(x->arena, err, "%" PRIu64 "-%" PRIu64, r->offset, r->offset + r->capacity - 1);
         if (!range.data) return TSR_E_NOMEM;
         x->transfer.range = range.data;
     }
@@ -116,7 +122,8 @@ static tsr_status follow(tsr_service *service, tsr_exchange *x, tsr_error *err)
     for (unsigned count = 0; x->transfer.result == TSR_TRANSFER_ANSWERED && x->transfer.redirect; count++) {
         tsr_transfer *t = &x->transfer;
         const tsr_str to = tsr_arena_str(x->arena, tsr_str_from(t->redirect), err);
-        TSR_FAIL_IF(count == MOST_REDIRECTS, err, TSR_E_IO, "%s: the server redirects more than %d times", service->shown, MOST_REDIRECTS);
+        TSR_FAIL_IF(count == MOST_REDIRECTS, err, TSR_E_IO, "%s: the server redirects more than %d times", service->shown,
+                    MOST_REDIRECTS);
         if (!to.data) return TSR_E_NOMEM;
         if (!tsr_http_same_origin(t->url, to.data)) {
             t->headers = NULL;
@@ -134,7 +141,8 @@ static bool relocate(tsr_service *service, tsr_exchange *x)
     const tsr_transfer *t = &x->transfer;
     char region[sizeof t->answer.region];
     if (!service->relocate || x->was_relocated || t->result != TSR_TRANSFER_ANSWERED) return false;
-    if (t->answer.status != 301 && t->answer.status != 307 && t->answer.status != 400 && t->answer.status != 403) return false;
+    if (t->answer.status != 301 && t->answer.status != 307 && t->answer.status != 400 && t->answer.status != 403)
+        return false;
     memcpy(region, t->answer.region, sizeof region);
     if (!region[0] && !find_word(t->problem, "<Region>", "<", region, sizeof region)) return false;
     x->was_relocated = true;
@@ -158,7 +166,8 @@ static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, 
     if (relocate(service, x)) return TSR_OK;
     const bool reads = !x->request->method || strcmp(x->request->method, "HEAD") == 0;
     if (reads && t->redirect) TSR_TRY(follow(service, x, err));
-    const bool is_short = x->request->is_ranged && t->result == TSR_TRANSFER_ANSWERED && t->answer.status == 206 && t->answer.size < t->capacity;
+    const bool is_short = x->request->is_ranged && t->result == TSR_TRANSFER_ANSWERED && t->answer.status == 206 &&
+                          t->answer.size < t->capacity;
     if (is_short) {
         t->result = TSR_TRANSFER_CUT;
         snprintf(t->reason, sizeof t->reason, "the server gave %zu bytes of %zu", t->answer.size, t->capacity);
@@ -172,7 +181,8 @@ static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, 
 }
 
 /* Makes one attempt for each request that is not done. *left is the number of requests to try again, after *seconds. */
-static tsr_status attempt(tsr_service *service, tsr_exchange *exchanges, size_t count, size_t *left, double *seconds, tsr_error *err)
+static tsr_status attempt(tsr_service *service, tsr_exchange *exchanges, size_t count, size_t *left, double *seconds,
+                          tsr_error *err)
 {
     tsr_transfer *open[MOST_AT_ONCE] = {NULL};
     tsr_exchange *of[MOST_AT_ONCE];
@@ -213,7 +223,8 @@ tsr_status tsr_exchange_perform(tsr_service *service, const tsr_request *request
     return TSR_OK;
 }
 
-tsr_status tsr_exchange_text(tsr_service *service, tsr_request request, size_t most, tsr_exchange *x, tsr_str *text, tsr_error *err)
+tsr_status tsr_exchange_text(tsr_service *service, tsr_request request, size_t most, tsr_exchange *x, tsr_str *text,
+                             tsr_error *err)
 {
     char *buffer = tsr_alloc(service->allocator, most, 1, err);
     *x = (tsr_exchange){0};
@@ -223,7 +234,8 @@ tsr_status tsr_exchange_text(tsr_service *service, tsr_request request, size_t m
     tsr_status status = tsr_exchange_perform(service, &request, x, 1, err);
     if (status == TSR_OK && x->transfer.answer.status >= 300) status = tsr_exchange_error(service, x, err);
     if (status == TSR_OK && x->transfer.overflowed)
-        status = tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%s: an answer is longer than %zu bytes", service->shown, most);
+        status =
+            tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "%s: an answer is longer than %zu bytes", service->shown, most);
     if (status == TSR_OK) *text = tsr_arena_str(x->arena, (tsr_str){buffer, x->transfer.answer.size}, err);
     if (status == TSR_OK && !text->data) status = TSR_E_NOMEM;
     tsr_free(service->allocator, buffer, most, 1);

@@ -21,10 +21,10 @@ enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };
 typedef struct gcs {
     tsr_service base; /* must be first */
     const char *endpoint;
-    tsr_str bucket; /* percent-encoded */
+    tsr_str bucket;       /* percent-encoded */
     pthread_mutex_t lock; /* protects the following fields */
     tsr_arena *secrets;
-    const char *token; /* NULL: there is none, so requests are anonymous */
+    const char *token;        /* NULL: there is none, so requests are anonymous */
     int64_t expires, renewed; /* seconds since 1970; `expires` 0: never */
 } gcs;
 
@@ -42,7 +42,8 @@ static tsr_status ask_metadata(gcs *service, tsr_arena *arena, const char **toke
     long status;
     *token = NULL;
     if (!url.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_metadata_ask(service->base.transport, &(tsr_metadata_request){NULL, url.data, headers, given ? 5 : 1}, arena, &text, &status, err));
+    TSR_TRY(tsr_metadata_ask(service->base.transport, &(tsr_metadata_request){NULL, url.data, headers, given ? 5 : 1}, arena,
+                             &text, &status, err));
     if (status != 200) return TSR_OK;
     *token = tsr_metadata_member(text, "access_token", arena, NULL);
     tsr_metadata_member(text, "expires_in", arena, &seconds);
@@ -82,8 +83,9 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     tsr_status status = TSR_OK;
     tsr_str bearer = {NULL, 0};
     if (!key.data || !query.data) return TSR_E_NOMEM;
-    x->transfer.url = tsr_arena_format(x->arena, err, "%s%s/%.*s%s%s%.*s%.*s", service->endpoint, r->is_upload ? "" : "/storage/v1/b",
-                                       TSR_STR_ARG(service->bucket), r->is_upload ? "" : "/o", key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query))
+    x->transfer.url = tsr_arena_format(x->arena, err, "%s%s/%.*s%s%s%.*s%.*s", service->endpoint,
+                                       r->is_upload ? "" : "/storage/v1/b", TSR_STR_ARG(service->bucket),
+                                       r->is_upload ? "" : "/o", key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query))
                           .data;
     if (!x->transfer.url) return TSR_E_NOMEM;
     if (r->if_absent) TSR_TRY(tsr_exchange_header(x, "x-goog-if-generation-match", "0", err));
@@ -117,7 +119,8 @@ static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_
         if (status == TSR_OK) status = tsr_listing_read_google(page, out, &next, err);
         tsr_exchange_end(&x);
         if (status != TSR_OK) return status;
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance", base->shown);
+        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    base->shown);
     } while (next.size);
     return TSR_OK;
 }
@@ -127,7 +130,8 @@ static tsr_status stat_object(tsr_service *base, tsr_str key, tsr_object_list *o
     const tsr_parameter fields = {"fields", TSR_STR("name,size,generation")};
     tsr_exchange x;
     tsr_str text;
-    tsr_status status = tsr_exchange_text(base, (tsr_request){.key = key, .parameters = &fields, .parameter_count = 1}, MOST_PAGE, &x, &text, err);
+    tsr_status status = tsr_exchange_text(base, (tsr_request){.key = key, .parameters = &fields, .parameter_count = 1},
+                                          MOST_PAGE, &x, &text, err);
     if (status == TSR_OK) status = tsr_listing_read_google_object(text, out, err);
     tsr_exchange_end(&x);
     return status;
@@ -160,7 +164,8 @@ static void release(tsr_service *base)
 /* The address of an emulator such as "localhost:9023", otherwise that of Google's own servers. */
 static tsr_status find_endpoint(tsr_arena *arena, const char **out, tsr_error *err)
 {
-    const char *emulator = tsr_setting("STORAGE_EMULATOR_HOST"), *base = emulator ? emulator : "https://storage.googleapis.com";
+    const char *emulator = tsr_setting("STORAGE_EMULATOR_HOST"),
+               *base = emulator ? emulator : "https://storage.googleapis.com";
     const tsr_str given = tsr_arena_format(arena, err, "%s%s", strstr(base, "://") ? "" : "http://", base);
     return given.data ? tsr_endpoint_of(arena, given, "STORAGE_EMULATOR_HOST", out, err) : TSR_E_NOMEM;
 }
@@ -180,17 +185,20 @@ static tsr_status configure(gcs *service, const tsr_location *location, tsr_erro
     if (!service->bucket.data || !service->base.shown) return TSR_E_NOMEM;
     service->base.credentials_hint = "; check the token of GOOGLE_OAUTH_ACCESS_TOKEN";
     if (service->token) return TSR_OK;
-    TSR_FAIL_IF(tsr_setting("GOOGLE_APPLICATION_CREDENTIALS"), err, TSR_E_UNSUPPORTED,
-                "GOOGLE_APPLICATION_CREDENTIALS is set, but service-account files are not supported; set GOOGLE_OAUTH_ACCESS_TOKEN to the output of "
-                "`gcloud auth print-access-token`");
-    service->base.credentials_hint = "; no credentials were found: set GOOGLE_OAUTH_ACCESS_TOKEN, or GOOGLE_HMAC_ACCESS_ID and GOOGLE_HMAC_SECRET";
+    TSR_FAIL_IF(
+        tsr_setting("GOOGLE_APPLICATION_CREDENTIALS"), err, TSR_E_UNSUPPORTED,
+        "GOOGLE_APPLICATION_CREDENTIALS is set, but service-account files are not supported; set GOOGLE_OAUTH_ACCESS_TOKEN to the output of "
+        "`gcloud auth print-access-token`");
+    service->base.credentials_hint =
+        "; no credentials were found: set GOOGLE_OAUTH_ACCESS_TOKEN, or GOOGLE_HMAC_ACCESS_ID and GOOGLE_HMAC_SECRET";
     /* Emulators require no credentials. */
     if (tsr_setting("STORAGE_EMULATOR_HOST") && !tsr_setting("GCE_METADATA_HOST")) return TSR_OK;
     service->renewed = (int64_t)time(NULL);
     return ask_metadata(service, service->secrets, &service->token, &service->expires, err);
 }
 
-static tsr_status open_xml(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out, tsr_error *err)
+static tsr_status open_xml(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                           tsr_service **out, tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
     const tsr_credentials key = {tsr_setting("GOOGLE_HMAC_ACCESS_ID"), tsr_setting("GOOGLE_HMAC_SECRET"), NULL, 0};
@@ -198,13 +206,16 @@ static tsr_status open_xml(const tsr_allocator *allocator, const tsr_location *l
     tsr_status status = arena ? find_endpoint(arena, &endpoint, err) : TSR_E_NOMEM;
     if (status == TSR_OK) shown = tsr_arena_format(arena, err, "gs://%.*s", TSR_STR_ARG(location->bucket)).data;
     if (status == TSR_OK && !shown) status = TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_s3_open(allocator, location, &(tsr_s3_elsewhere){shown, endpoint, "auto", "x-goog-if-generation-match", "0", key}, transport, out, err);
+    if (status == TSR_OK)
+        status = tsr_s3_open(allocator, location,
+                             &(tsr_s3_elsewhere){shown, endpoint, "auto", "x-goog-if-generation-match", "0", key}, transport,
+                             out, err);
     tsr_arena_free(arena);
     return status;
 }
 
-tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
-                        tsr_error *err)
+tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                        tsr_service **out, tsr_error *err)
 {
     if (!given_token() && tsr_setting("GOOGLE_HMAC_ACCESS_ID") && tsr_setting("GOOGLE_HMAC_SECRET"))
         return open_xml(allocator, location, transport, out, err);

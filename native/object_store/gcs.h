@@ -6,7 +6,7 @@
 
 /* Opens a bucket: with the JSON API if there is a token, with the XML API if there is an HMAC key. Sets *out as described
  * for tsr_service_new. */
-tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
-                        tsr_error *err);
+tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                        tsr_service **out, tsr_error *err);
 
 #endif

@@ -29,8 +29,9 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     if (!x->transfer.url) {
         const tsr_str key = tsr_url_encode(x->arena, x->request->key, true, err);
         if (!key.data) return TSR_E_NOMEM;
-        x->transfer.url =
-            tsr_arena_format(x->arena, err, "%s/%s/resolve/%s/%.*s", service->endpoint, service->repository, service->commit, TSR_STR_ARG(key)).data;
+        x->transfer.url = tsr_arena_format(x->arena, err, "%s/%s/resolve/%s/%.*s", service->endpoint, service->repository,
+                                           service->commit, TSR_STR_ARG(key))
+                              .data;
         if (!x->transfer.url) return TSR_E_NOMEM;
     }
     if (!service->token) return TSR_OK;
@@ -42,13 +43,16 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
 
 static tsr_status add_file(const cJSON *item, tsr_object_list *out, tsr_error *err)
 {
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(item, "type"), *path = cJSON_GetObjectItemCaseSensitive(item, "path"),
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(item, "type"),
+                *path = cJSON_GetObjectItemCaseSensitive(item, "path"),
                 *size = cJSON_GetObjectItemCaseSensitive(item, "size"), *id = cJSON_GetObjectItemCaseSensitive(item, "oid"),
                 *lfs = cJSON_GetObjectItemCaseSensitive(item, "lfs");
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "file") != 0) return TSR_OK; /* a directory */
-    if (lfs && cJSON_IsString(cJSON_GetObjectItemCaseSensitive(lfs, "oid"))) id = cJSON_GetObjectItemCaseSensitive(lfs, "oid");
-    TSR_FAIL_IF(!cJSON_IsString(path) || !cJSON_IsNumber(size) || size->valuedouble < 0 || size->valuedouble > 9007199254740992.0, err, TSR_E_FORMAT,
-                "the hub lists a file without a path or a size");
+    if (lfs && cJSON_IsString(cJSON_GetObjectItemCaseSensitive(lfs, "oid")))
+        id = cJSON_GetObjectItemCaseSensitive(lfs, "oid");
+    TSR_FAIL_IF(!cJSON_IsString(path) || !cJSON_IsNumber(size) || size->valuedouble < 0 ||
+                    size->valuedouble > 9007199254740992.0,
+                err, TSR_E_FORMAT, "the hub lists a file without a path or a size");
     const tsr_object object = {tsr_arena_str(out->arena, tsr_str_from(path->valuestring), err), (uint64_t)size->valuedouble,
                                tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(id) ? id->valuestring : ""), err)};
     return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
@@ -58,7 +62,9 @@ static tsr_status read_page(tsr_str page, tsr_object_list *out, tsr_error *err)
 {
     cJSON *root = cJSON_ParseWithLength(page.data, page.size);
     const cJSON *item;
-    tsr_status status = cJSON_IsArray(root) ? TSR_OK : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the hub's listing is not a JSON array");
+    tsr_status status = cJSON_IsArray(root)
+                            ? TSR_OK
+                            : tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "the hub's listing is not a JSON array");
     cJSON_ArrayForEach(item, root)
     {
         if (status == TSR_OK) status = add_file(item, out, err);
@@ -80,14 +86,16 @@ static const char *next_page(const hf *service, const char *link, tsr_arena *are
 static tsr_status list_directory(hf *service, tsr_str directory, bool recursive, tsr_object_list *out, tsr_error *err)
 {
     const tsr_str path = tsr_url_encode(out->arena, directory, false, err);
-    const tsr_str first = tsr_arena_format(out->arena, err, "%s/tree/%s%s%.*s?recursive=%s&expand=false", service->api, service->commit,
-                                           path.size ? "/" : "", TSR_STR_ARG(path), recursive ? "true" : "false");
+    const tsr_str first =
+        tsr_arena_format(out->arena, err, "%s/tree/%s%s%.*s?recursive=%s&expand=false", service->api, service->commit,
+                         path.size ? "/" : "", TSR_STR_ARG(path), recursive ? "true" : "false");
     const char *url = first.data;
     tsr_status status = url ? TSR_OK : TSR_E_NOMEM;
     while (url && status == TSR_OK) {
         tsr_exchange x;
         tsr_str page;
-        status = tsr_exchange_text(&service->base, (tsr_request){.url = url, .key = directory, .on_bucket = !directory.size}, MOST_PAGE, &x, &page, err);
+        status = tsr_exchange_text(&service->base, (tsr_request){.url = url, .key = directory, .on_bucket = !directory.size},
+                                   MOST_PAGE, &x, &page, err);
         if (status == TSR_OK) status = read_page(page, out, err);
         url = status == TSR_OK ? next_page(service, x.transfer.link, out->arena) : NULL;
         tsr_exchange_end(&x);
@@ -123,7 +131,8 @@ static tsr_status stat_file(tsr_service *base, tsr_str key, tsr_object_list *out
     }
     tsr_object_list_close(&found);
     if (status != TSR_OK || is_there) return status;
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s: the repository has no such file", base->shown, TSR_STR_ARG(key));
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s: the repository has no such file", base->shown,
+                     TSR_STR_ARG(key));
 }
 
 /* ---- opening ---- */
@@ -134,7 +143,11 @@ static tsr_status find_token(hf *service, tsr_error *err)
     char line[MOST_TOKEN] = "";
     const char *given = tsr_setting("HF_TOKEN"), *place = tsr_setting("HF_HOME"), *home = tsr_setting("HOME");
     if (!given) {
-        const tsr_str path = tsr_arena_format(service->base.arena, err, "%s%s/token", place ? place : home ? home : "", place ? "" : "/.cache/huggingface");
+        const tsr_str path = tsr_arena_format(service->base.arena, err, "%s%s/token",
+                                              place  ? place
+                                              : home ? home
+                                                     : "",
+                                              place ? "" : "/.cache/huggingface");
         FILE *file = path.data ? fopen(path.data, "re") : NULL;
         if (file && fgets(line, sizeof line, file)) given = line;
         if (file) fclose(file);
@@ -153,12 +166,15 @@ static tsr_status find_commit(hf *service, tsr_str revision, tsr_error *err)
     tsr_exchange x;
     tsr_str text;
     if (!name.data || !url.data) return TSR_E_NOMEM;
-    tsr_status status = tsr_exchange_text(&service->base, (tsr_request){.url = url.data, .on_bucket = true}, MOST_PAGE, &x, &text, err);
+    tsr_status status =
+        tsr_exchange_text(&service->base, (tsr_request){.url = url.data, .on_bucket = true}, MOST_PAGE, &x, &text, err);
     cJSON *root = status == TSR_OK ? cJSON_ParseWithLength(text.data, text.size) : NULL;
     const cJSON *sha = cJSON_GetObjectItemCaseSensitive(root, "sha");
-    const bool good = cJSON_IsString(sha) && strlen(sha->valuestring) >= 4 && strspn(sha->valuestring, "0123456789abcdef") == strlen(sha->valuestring);
+    const bool good = cJSON_IsString(sha) && strlen(sha->valuestring) >= 4 &&
+                      strspn(sha->valuestring, "0123456789abcdef") == strlen(sha->valuestring);
     if (good) service->commit = tsr_arena_str(service->base.arena, tsr_str_from(sha->valuestring), err).data;
-    if (status == TSR_OK && !good) status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the hub does not state the commit", service->base.shown);
+    if (status == TSR_OK && !good)
+        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the hub does not state the commit", service->base.shown);
     if (status == TSR_OK && !service->commit) status = TSR_E_NOMEM;
     cJSON_Delete(root);
     tsr_exchange_end(&x);
@@ -168,16 +184,18 @@ static tsr_status find_commit(hf *service, tsr_str revision, tsr_error *err)
 static tsr_status configure(hf *service, const tsr_location *location, tsr_error *err)
 {
     const char *endpoint = tsr_setting("HF_ENDPOINT");
-    TSR_TRY(tsr_endpoint_of(service->base.arena, tsr_str_from(endpoint ? endpoint : "https://huggingface.co"), "HF_ENDPOINT", &service->endpoint, err));
+    TSR_TRY(tsr_endpoint_of(service->base.arena, tsr_str_from(endpoint ? endpoint : "https://huggingface.co"), "HF_ENDPOINT",
+                            &service->endpoint, err));
     const tsr_str revision = location->revision.size ? location->revision : TSR_STR("main");
     const char *kind = location->is_dataset ? "datasets/" : "";
     service->repository = tsr_arena_format(service->base.arena, err, "%s%.*s", kind, TSR_STR_ARG(location->bucket)).data;
-    service->api = tsr_arena_format(service->base.arena, err, "%s/api/%s/%.*s", service->endpoint, location->is_dataset ? "datasets" : "models",
-                                    TSR_STR_ARG(location->bucket))
+    service->api = tsr_arena_format(service->base.arena, err, "%s/api/%s/%.*s", service->endpoint,
+                                    location->is_dataset ? "datasets" : "models", TSR_STR_ARG(location->bucket))
                        .data;
-    service->base.shown = tsr_arena_format(service->base.arena, err, "hf://%s%.*s%s%.*s", kind, TSR_STR_ARG(location->bucket),
-                                           location->revision.size ? "@" : "", TSR_STR_ARG(location->revision))
-                              .data;
+    service->base.shown =
+        tsr_arena_format(service->base.arena, err, "hf://%s%.*s%s%.*s", kind, TSR_STR_ARG(location->bucket),
+                         location->revision.size ? "@" : "", TSR_STR_ARG(location->revision))
+            .data;
     if (!service->repository || !service->api || !service->base.shown) return TSR_E_NOMEM;
     TSR_TRY(find_token(service, err));
     service->base.credentials_hint = service->token ? "; the token gives no access to this repository"
@@ -185,10 +203,11 @@ static tsr_status configure(hf *service, const tsr_location *location, tsr_error
     return find_commit(service, revision, err);
 }
 
-tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
-                       tsr_error *err)
+tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                       tsr_service **out, tsr_error *err)
 {
-    const tsr_service kind = {.allocator = allocator, .size = sizeof(hf), .prepare = prepare, .list = list, .stat = stat_file};
+    const tsr_service kind = {
+        .allocator = allocator, .size = sizeof(hf), .prepare = prepare, .list = list, .stat = stat_file};
     TSR_TRY(tsr_service_new(transport, &kind, out, err));
     return configure((hf *)*out, location, err);
 }

@@ -5,7 +5,7 @@
 #include "object_store/service.h"
 
 /* Opens a repository at one commit: a branch is resolved once. Sets *out as described for tsr_service_new. */
-tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport, tsr_service **out,
-                       tsr_error *err);
+tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                       tsr_service **out, tsr_error *err);
 
 #endif

@@ -38,7 +38,8 @@ static bool is_name(tsr_str text)
 {
     for (size_t i = 0; i < text.size; i++) {
         const char c = text.data[i];
-        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.' || c == '_' || c == '$'))
+        if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.' ||
+              c == '_' || c == '$'))
             return false;
     }
     return text.size > 0 && text.data[0] != '.';
@@ -94,7 +95,8 @@ tsr_status tsr_location_parse(const char *url, tsr_location *out, tsr_error *err
     tsr_str rest = tsr_str_from(url + 5);
     bool good;
     if (out->kind == TSR_AT_HF) {
-        TSR_FAIL_IF(tsr_str_starts(rest, TSR_STR("spaces/")), err, TSR_E_UNSUPPORTED, "'%s' is a Space; only models and datasets are read", shown);
+        TSR_FAIL_IF(tsr_str_starts(rest, TSR_STR("spaces/")), err, TSR_E_UNSUPPORTED,
+                    "'%s' is a Space; only models and datasets are read", shown);
         good = parse_hf(rest, out);
     } else {
         if (out->kind == TSR_AT_AZURE) out->account = component(&rest);

@@ -8,8 +8,8 @@
 
 enum { MOST_BYTES = 64 << 10 };
 
-tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request *request, tsr_arena *arena, tsr_str *text, long *status,
-                            tsr_error *err)
+tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request *request, tsr_arena *arena, tsr_str *text,
+                            long *status, tsr_error *err)
 {
     char *buffer = tsr_arena_array(arena, MOST_BYTES, 1, err);
     double seconds;

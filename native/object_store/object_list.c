@@ -30,6 +30,7 @@ tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_err
 tsr_str tsr_version_text(tsr_str etag)
 {
     if (tsr_str_starts(etag, TSR_STR("W/"))) etag = (tsr_str){etag.data + 2, etag.size - 2};
-    if (etag.size >= 2 && etag.data[0] == '"' && etag.data[etag.size - 1] == '"') etag = (tsr_str){etag.data + 1, etag.size - 2};
+    if (etag.size >= 2 && etag.data[0] == '"' && etag.data[etag.size - 1] == '"')
+        etag = (tsr_str){etag.data + 1, etag.size - 2};
     return etag;
 }

@@ -3,10 +3,14 @@
 
 #include "object_store/encoding.h"
 
-const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult", "Contents", "Key", "Size", "ETag", "NextContinuationToken", NULL};
-const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker", NULL};
-const tsr_listing_form tsr_listing_of_uploads = {"ListMultipartUploadsResult", "Upload", "Key", NULL, "UploadId", "NextUploadIdMarker", "IsTruncated"};
-const tsr_listing_form tsr_listing_of_parts = {"ListParts", "Part", "PartNumber", "Size", "ETag", "NextPartNumberMarker", "IsTruncated"};
+const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult",      "Contents", "Key", "Size", "ETag",
+                                            "NextContinuationToken", NULL};
+const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name", "Content-Length", "Etag",
+                                               "NextMarker",         NULL};
+const tsr_listing_form tsr_listing_of_uploads = {"ListMultipartUploadsResult", "Upload",     "Key", NULL, "UploadId",
+                                                 "NextUploadIdMarker",         "IsTruncated"};
+const tsr_listing_form tsr_listing_of_parts = {"ListParts",  "Part", "PartNumber", "Size", "ETag", "NextPartNumberMarker",
+                                               "IsTruncated"};
 const tsr_listing_form tsr_listing_of_blocks = {"BlockList", "Block", "Name", "Size", "", "", NULL};
 
 #if defined(TSR_HAVE_EXPAT)
@@ -49,9 +53,11 @@ static void XMLCALL begin_element(void *ctx, const XML_Char *name, const XML_Cha
     if (r->depth++ == 0) {
         r->is_error = strcmp(name, "Error") == 0;
         if (!r->is_error && strncmp(name, r->form->root, strlen(r->form->root)) != 0)
-            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server gave <%s> where a listing (<%s>) was expected", name, r->form->root));
+            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                              "the server gave <%s> where a listing (<%s>) was expected", name, r->form->root));
     } else if (r->depth > MOST_DEPTH) {
-        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is nested more than %d deep", MOST_DEPTH));
+        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing is nested more than %d deep",
+                          MOST_DEPTH));
     } else if (strcmp(name, r->form->item) == 0) {
         r->in_item = true;
         r->has_key = r->has_size = false;
@@ -63,7 +69,8 @@ static void XMLCALL take_text(void *ctx, const XML_Char *text, int size)
 {
     reading *r = ctx;
     if ((size_t)size > MOST_TEXT - r->size) {
-        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "an element of the server's listing is longer than %d bytes", MOST_TEXT));
+        stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                          "an element of the server's listing is longer than %d bytes", MOST_TEXT));
         return;
     }
     memcpy(r->text + r->size, text, (size_t)size);
@@ -75,7 +82,8 @@ static void take_size(reading *r, tsr_str text)
     uint64_t size = 0;
     for (size_t i = 0; i < text.size; i++) {
         if (text.data[i] < '0' || text.data[i] > '9' || size > (UINT64_MAX >> 1) / 10) {
-            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing states '%.*s' as a size", TSR_STR_ARG(text)));
+            stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing states '%.*s' as a size",
+                              TSR_STR_ARG(text)));
             return;
         }
         size = size * 10 + (uint64_t)(text.data[i] - '0');
@@ -123,10 +131,12 @@ static void XMLCALL end_element(void *ctx, const XML_Char *name)
 }
 
 /* No genuine listing has a document type declaration. It could declare entities that expand to huge texts. */
-static void XMLCALL refuse_doctype(void *ctx, const XML_Char *name, const XML_Char *system_id, const XML_Char *public_id, int has_subset)
+static void XMLCALL refuse_doctype(void *ctx, const XML_Char *name, const XML_Char *system_id, const XML_Char *public_id,
+                                   int has_subset)
 {
     (void)name, (void)system_id, (void)public_id, (void)has_subset;
-    stop(ctx, tsr_raise(((reading *)ctx)->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server's listing has a document type declaration"));
+    stop(ctx, tsr_raise(((reading *)ctx)->err, TSR_E_FORMAT, TSR_NO_POSITION,
+                        "the server's listing has a document type declaration"));
 }
 
 tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
@@ -143,9 +153,10 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
     XML_SetStartDoctypeDeclHandler(r.parser, refuse_doctype);
     const bool good = page.size <= INT32_MAX && XML_Parse(r.parser, page.data, (int)page.size, XML_TRUE) == XML_STATUS_OK;
     if (!good && r.status == TSR_OK)
-        r.status = tsr_raise(err, TSR_E_FORMAT, (uint64_t)XML_GetCurrentByteIndex(r.parser), "the server's listing is not XML: %s",
-                             XML_ErrorString(XML_GetErrorCode(r.parser)));
-    if (r.status == TSR_OK && r.is_error) r.status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the server answered with an error");
+        r.status = tsr_raise(err, TSR_E_FORMAT, (uint64_t)XML_GetCurrentByteIndex(r.parser),
+                             "the server's listing is not XML: %s", XML_ErrorString(XML_GetErrorCode(r.parser)));
+    if (r.status == TSR_OK && r.is_error)
+        r.status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "the server answered with an error");
     if (form->cut && !r.is_cut) *next = (tsr_str){NULL, 0};
     XML_ParserFree(r.parser);
     return r.status;
@@ -154,6 +165,7 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
 tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
 {
     (void)form, (void)page, (void)out, (void)next;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build cannot list object stores: it was made without expat");
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "this build cannot list object stores: it was made without expat");
 }
 #endif

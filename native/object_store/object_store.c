@@ -16,7 +16,7 @@
 enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64 };
 
 typedef struct object_file {
-    tsr_str name;    /* relative to the root */
+    tsr_str name; /* relative to the root */
     const tsr_object *object;
 } object_file;
 
@@ -46,20 +46,21 @@ static tsr_status check_answer(const object_store *store, const tsr_object *obje
     const char *shown = store->service->shown;
     const bool is_changed = answer->status == 412 || answer->status == 416 ||
                             (answer->status == 206 && answer->total != UINT64_MAX && answer->total != object->size) ||
-                            (answer->status < 300 && object->version.size && version.size && store->service->states_versions &&
-                             !tsr_str_equal(version, object->version));
+                            (answer->status < 300 && object->version.size && version.size &&
+                             store->service->states_versions && !tsr_str_equal(version, object->version));
     TSR_FAIL_IF(is_changed, err, TSR_E_CHANGED, "%s/%.*s changed while it was read", shown, TSR_STR_ARG(object->key));
     if (answer->status >= 300) return tsr_exchange_error(store->service, x, err);
-    if (answer->status == 200 && r->offset == 0 && r->capacity == object->size && answer->size == r->capacity && !x->transfer.overflowed &&
-        answer->version[0])
+    if (answer->status == 200 && r->offset == 0 && r->capacity == object->size && answer->size == r->capacity &&
+        !x->transfer.overflowed && answer->version[0])
         return TSR_OK; /* the server sent the whole object, which is what was requested */
     if (answer->status != 206)
-        return tsr_raise(err, TSR_E_IO, r->offset, "%s/%.*s: the server answered %ld where a part of the object (206) was asked for", shown,
+        return tsr_raise(err, TSR_E_IO, r->offset,
+                         "%s/%.*s: the server answered %ld where a part of the object (206) was asked for", shown,
                          TSR_STR_ARG(object->key), answer->status);
-    if (!answer->is_range || answer->first != r->offset || answer->last != r->offset + r->capacity - 1 || answer->size != r->capacity ||
-        x->transfer.overflowed)
-        return tsr_raise(err, TSR_E_IO, r->offset, "%s/%.*s: the server gave other bytes than those that were asked for", shown,
-                         TSR_STR_ARG(object->key));
+    if (!answer->is_range || answer->first != r->offset || answer->last != r->offset + r->capacity - 1 ||
+        answer->size != r->capacity || x->transfer.overflowed)
+        return tsr_raise(err, TSR_E_IO, r->offset, "%s/%.*s: the server gave other bytes than those that were asked for",
+                         shown, TSR_STR_ARG(object->key));
     return TSR_OK;
 }
 
@@ -79,7 +80,8 @@ static tsr_status fetch_parts(object_store *store, part_range range, char *buffe
     if (!exchanges) return TSR_E_NOMEM;
     for (size_t at = 0; at < range.size; at += range.part) {
         const size_t size = range.size - at < range.part ? range.size - at : range.part;
-        requests[count++] = (tsr_request){.key = object->key, .is_ranged = true, .offset = range.offset + at, .buffer = buffer + at, .capacity = size};
+        requests[count++] = (tsr_request){
+            .key = object->key, .is_ranged = true, .offset = range.offset + at, .buffer = buffer + at, .capacity = size};
     }
     tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, err);
     for (size_t i = 0; i < count; i++) {
@@ -95,7 +97,9 @@ static tsr_status fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer,
     object_store *store = ctx;
     const size_t most = (size_t)MOST_PARTS * PART;
     for (size_t at = 0; at < size; at += most)
-        TSR_TRY(fetch_parts(store, (part_range){store->files[file].object, offset + at, size - at < most ? size - at : most, PART}, (char *)buffer + at, err));
+        TSR_TRY(fetch_parts(store,
+                            (part_range){store->files[file].object, offset + at, size - at < most ? size - at : most, PART},
+                            (char *)buffer + at, err));
     return TSR_OK;
 }
 
@@ -136,12 +140,17 @@ static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
     tsr_exchange *exchanges = tsr_alloc(store->allocator, count, sizeof *exchanges, &unused);
     tsr_request *requests = tsr_alloc(store->allocator, count, sizeof *requests, &unused);
     for (size_t i = 0; i < count && exchanges && requests; i++)
-        requests[i] = (tsr_request){.key = store->files[runs[i].file].object->key, .is_ranged = true, .offset = runs[i].offset, .buffer = runs[i].bytes, .capacity = runs[i].size};
+        requests[i] = (tsr_request){.key = store->files[runs[i].file].object->key,
+                                    .is_ranged = true,
+                                    .offset = runs[i].offset,
+                                    .buffer = runs[i].bytes,
+                                    .capacity = runs[i].size};
     if (exchanges && requests) {
         const tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, &unused);
         for (size_t i = 0; i < count; i++) {
             tsr_error why = {0};
-            runs[i].is_fetched = status == TSR_OK && check_answer(store, store->files[runs[i].file].object, &exchanges[i], &why) == TSR_OK;
+            runs[i].is_fetched =
+                status == TSR_OK && check_answer(store, store->files[runs[i].file].object, &exchanges[i], &why) == TSR_OK;
             tsr_exchange_end(&exchanges[i]);
         }
     }
@@ -178,7 +187,8 @@ static bool is_own_output(tsr_str name)
 {
     static const char mark[] = ".tessera-";
     for (size_t at = 0, end; at < name.size; at = end + 1) {
-        for (end = at; end < name.size && name.data[end] != '/'; end++) {}
+        for (end = at; end < name.size && name.data[end] != '/'; end++) {
+        }
         if (name.data[at] == '.' && memmem(name.data + at, end - at, mark, sizeof mark - 1)) return true;
     }
     return false;
@@ -203,14 +213,16 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
         const tsr_str name = {objects[i].key.data + store->root, objects[i].key.size - store->root};
         if (!name.size || name.data[name.size - 1] == '/') continue;
         if (is_own_output(name)) {
-            if (store->hidden.count++ == 0) snprintf(store->hidden.first, sizeof store->hidden.first, "%.*s", TSR_STR_ARG(name));
+            if (store->hidden.count++ == 0)
+                snprintf(store->hidden.first, sizeof store->hidden.first, "%.*s", TSR_STR_ARG(name));
             continue;
         }
         if (levels_of(name) <= levels) store->files[shown++] = (object_file){name, &objects[i]};
         else *deeper = true;
     }
     if (shown) qsort(store->files, shown, sizeof *store->files, by_name);
-    for (uint32_t i = 0; i < shown; i++) store->listing[i] = (tsr_store_file){store->files[i].name, store->files[i].object->size};
+    for (uint32_t i = 0; i < shown; i++)
+        store->listing[i] = (tsr_store_file){store->files[i].name, store->files[i].object->size};
     store->base.files = store->listing;
     store->base.file_count = shown;
     tsr_block_cache_forget(store->cache); /* the numbers of the files have changed */
@@ -229,7 +241,8 @@ static tsr_status object_deepen(tsr_store *base, unsigned levels, bool *cut, boo
 
 static bool has_extension(tsr_str key)
 {
-    static const char *const ends[] = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".metadata", ".distcp", ".tar", ".npz", ".pkl"};
+    static const char *const ends[] = {".pt",       ".pth",    ".bin", ".ckpt", ".safetensors", ".json",
+                                       ".metadata", ".distcp", ".tar", ".npz",  ".pkl"};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (tsr_str_ends(key, tsr_str_from(ends[i]))) return true;
     return false;
@@ -269,8 +282,8 @@ static tsr_status open_object(object_store *store, tsr_str key, tsr_error *err)
     for (uint32_t f = 0; f < store->base.file_count; f++)
         if (tsr_str_equal(store->base.files[f].name, name)) store->base.primary = f;
     return store->base.primary == TSR_NO_FILE
-               ? tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s is not in the listing of its directory", store->service->shown,
-                           TSR_STR_ARG(key))
+               ? tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%s/%.*s is not in the listing of its directory",
+                           store->service->shown, TSR_STR_ARG(key))
                : TSR_OK;
 }
 
@@ -340,13 +353,21 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
     TSR_TRY(tsr_location_parse(url, &location, err));
     object_store *store = tsr_alloc(host->allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
-    *store = (object_store){.base = {.primary = TSR_NO_FILE, .read_at = object_read_at, .close = object_close, .deepen = object_deepen, .guard = object_guard, .expect = object_expect, .prefetch = object_prefetch},
+    *store = (object_store){.base = {.primary = TSR_NO_FILE,
+                                     .read_at = object_read_at,
+                                     .close = object_close,
+                                     .deepen = object_deepen,
+                                     .guard = object_guard,
+                                     .expect = object_expect,
+                                     .prefetch = object_prefetch},
                             .allocator = host->allocator};
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = tsr_read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
-    if (status == TSR_OK) status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->service, err);
+    if (status == TSR_OK)
+        status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH,
+                                  &store->service, err);
     if (status == TSR_OK) status = open_either(store, location.key, err);
     if (status == TSR_OK) *out = &store->base;
     else object_close(&store->base);

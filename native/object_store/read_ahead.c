@@ -37,7 +37,8 @@ struct tsr_read_ahead {
     unsigned expected_count; /* number of announcements so far */
 };
 
-tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out, tsr_error *err)
+tsr_status tsr_read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out,
+                              tsr_error *err)
 {
     tsr_read_ahead *ahead = tsr_alloc(allocator, 1, sizeof *ahead, err);
     if (!ahead) return TSR_E_NOMEM;
@@ -119,7 +120,8 @@ static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, s
 {
     run *found = NULL;
     for (size_t i = 0; i < RUNS && !found; i++)
-        if (ahead->runs[i].end && ahead->runs[i].file == range->file && ahead->runs[i].end == range->offset) found = &ahead->runs[i];
+        if (ahead->runs[i].end && ahead->runs[i].file == range->file && ahead->runs[i].end == range->offset)
+            found = &ahead->runs[i];
     *begin = found ? found->begin : range->offset;
     if (found) found->end = range->offset + size;
     else ahead->runs[ahead->clock++ % RUNS] = (run){range->file, range->offset, range->offset + size};
@@ -147,7 +149,8 @@ static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, uint
     return status;
 }
 
-tsr_status tsr_read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, void *buffer, size_t size, bool *served, tsr_error *err)
+tsr_status tsr_read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, void *buffer, size_t size, bool *served,
+                               tsr_error *err)
 {
     tsr_status status = TSR_OK;
     char *to = buffer;

@@ -19,7 +19,7 @@ static const char no_content[] = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b93
 typedef struct s3 {
     tsr_service base; /* must be first */
     tsr_str bucket;
-    const char *endpoint; /* NULL: AWS's own servers */
+    const char *endpoint;                     /* NULL: AWS's own servers */
     const char *absent_header, *absent_value; /* header that makes a request fail if the object exists */
     tsr_aws_profile profile;
     pthread_mutex_t lock; /* protects the following fields */
@@ -74,8 +74,10 @@ static tsr_str address(const s3 *service, tsr_arena *arena, tsr_error *err)
     const char *china = strncmp(service->region, "cn-", 3) == 0 ? ".cn" : "";
     if (service->endpoint) return tsr_arena_format(arena, err, "%s/%.*s", service->endpoint, TSR_STR_ARG(service->bucket));
     if (memchr(service->bucket.data, '.', service->bucket.size))
-        return tsr_arena_format(arena, err, "https://s3.%s.amazonaws.com%s/%.*s", service->region, china, TSR_STR_ARG(service->bucket));
-    return tsr_arena_format(arena, err, "https://%.*s.s3.%s.amazonaws.com%s", TSR_STR_ARG(service->bucket), service->region, china);
+        return tsr_arena_format(arena, err, "https://s3.%s.amazonaws.com%s/%.*s", service->region, china,
+                                TSR_STR_ARG(service->bucket));
+    return tsr_arena_format(arena, err, "https://%.*s.s3.%s.amazonaws.com%s", TSR_STR_ARG(service->bucket), service->region,
+                            china);
 }
 
 static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
@@ -90,7 +92,8 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     pthread_mutex_unlock(&service->lock);
     if (status != TSR_OK) return status;
     const bool bare = !key.size && service->endpoint;
-    const tsr_str url = tsr_arena_format(x->arena, err, "%.*s%s%.*s%.*s", TSR_STR_ARG(host), bare ? "" : "/", TSR_STR_ARG(key), TSR_STR_ARG(query));
+    const tsr_str url = tsr_arena_format(x->arena, err, "%.*s%s%.*s%.*s", TSR_STR_ARG(host), bare ? "" : "/",
+                                         TSR_STR_ARG(key), TSR_STR_ARG(query));
     x->transfer.url = url.data;
     return url.data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -134,7 +137,8 @@ static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_
     do {
         const tsr_str asked = next;
         TSR_TRY(list_page((s3 *)base, prefix, flat, out, &next, err));
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance", base->shown);
+        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    base->shown);
     } while (next.size);
     return TSR_OK;
 }
@@ -161,16 +165,20 @@ static tsr_status configure(s3 *service, tsr_error *err)
     TSR_TRY(tsr_aws_profile_read(service->base.arena, &service->profile, err));
     const char *region = setting(service, "AWS_REGION", "AWS_DEFAULT_REGION", "region");
     service->endpoint = setting(service, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "endpoint_url");
-    if (service->endpoint) TSR_TRY(tsr_endpoint_of(service->base.arena, tsr_str_from(service->endpoint), "the endpoint of S3", &service->endpoint, err));
+    if (service->endpoint)
+        TSR_TRY(tsr_endpoint_of(service->base.arena, tsr_str_from(service->endpoint), "the endpoint of S3",
+                                &service->endpoint, err));
     if (!region) region = "us-east-1";
-    TSR_FAIL_IF(strlen(region) >= sizeof service->region || strspn(region, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != strlen(region),
+    TSR_FAIL_IF(strlen(region) >= sizeof service->region ||
+                    strspn(region, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != strlen(region),
                 err, TSR_E_USAGE, "'%s' is not the name of a region", region);
     memcpy(service->region, region, strlen(region) + 1);
     service->base.credentials_hint = "; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE";
     service->renewed = (int64_t)time(NULL);
     TSR_TRY(tsr_credentials_find(service->base.transport, &service->profile, service->secrets, &service->credentials, err));
     if (!service->credentials.id)
-        service->base.credentials_hint = "; no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE";
+        service->base.credentials_hint =
+            "; no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE";
     return TSR_OK;
 }
 

@@ -12,8 +12,8 @@ enum { MOST_BEGINS = 6, MOST_PAGE = 8 << 20 };
 
 /* ---- finding unfinished uploads ---- */
 
-static tsr_status read_page(tsr_service *service, const tsr_request *request, const tsr_listing_form *form, tsr_object_list *out, tsr_str *next,
-                            tsr_error *err)
+static tsr_status read_page(tsr_service *service, const tsr_request *request, const tsr_listing_form *form,
+                            tsr_object_list *out, tsr_str *next, tsr_error *err)
 {
     tsr_exchange x;
     tsr_str page;
@@ -37,10 +37,12 @@ static tsr_status list_unfinished(tsr_service *service, tsr_str prefix, tsr_obje
         parameters[count++] = (tsr_parameter){"prefix", prefix};
         if (next.size) parameters[count++] = (tsr_parameter){"upload-id-marker", next};
         parameters[count++] = (tsr_parameter){"uploads", TSR_STR("")};
-        const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true, .is_upload = true};
+        const tsr_request request = {
+            .parameters = parameters, .parameter_count = count, .on_bucket = true, .is_upload = true};
         const size_t had = out->items.count;
         TSR_TRY(read_page(service, &request, &tsr_listing_of_uploads, out, &next, err));
-        TSR_FAIL_IF(next.size && out->items.count == had, err, TSR_E_FORMAT, "%s: the server's listing does not advance", service->shown);
+        TSR_FAIL_IF(next.size && out->items.count == had, err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    service->shown);
     } while (next.size);
     return TSR_OK;
 }
@@ -53,7 +55,8 @@ static tsr_status list_parts(tsr_service *service, const tsr_upload *upload, tsr
         size_t count = 0;
         if (next.size) parameters[count++] = (tsr_parameter){"part-number-marker", next};
         parameters[count++] = (tsr_parameter){"uploadId", tsr_str_from(upload->id)};
-        const tsr_request request = {.key = upload->key, .parameters = parameters, .parameter_count = count, .is_upload = true};
+        const tsr_request request = {
+            .key = upload->key, .parameters = parameters, .parameter_count = count, .is_upload = true};
         TSR_TRY(read_page(service, &request, &tsr_listing_of_parts, out, &next, err));
     } while (next.size);
     return TSR_OK;
@@ -124,7 +127,13 @@ static tsr_status find_begun(tsr_service *service, tsr_str key, tsr_arena *arena
 static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err)
 {
     const tsr_parameter uploads = {"uploads", TSR_STR("")};
-    const tsr_request request = {.method = "POST", .key = key, .parameters = &uploads, .parameter_count = 1, .content_type = TSR_OBJECT_TYPE, .is_upload = true, .once = true};
+    const tsr_request request = {.method = "POST",
+                                 .key = key,
+                                 .parameters = &uploads,
+                                 .parameter_count = 1,
+                                 .content_type = TSR_OBJECT_TYPE,
+                                 .is_upload = true,
+                                 .once = true};
     *id = NULL;
     for (unsigned tries = 0; tries < MOST_BEGINS && !*id; tries++) {
         tsr_upload_reply reply;
@@ -134,19 +143,20 @@ static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, con
             continue;
         }
         const tsr_str own = upload_id(reply.text);
-        TSR_FAIL_IF(!own.size || memchr(own.data, '&', own.size), err, TSR_E_IO, "%s: the server does not state the upload that it began",
-                    tsr_shown_key_of(service, key).text);
+        TSR_FAIL_IF(!own.size || memchr(own.data, '&', own.size), err, TSR_E_IO,
+                    "%s: the server does not state the upload that it began", tsr_shown_key_of(service, key).text);
         *id = tsr_arena_str(arena, own, err).data;
         if (!*id) return TSR_E_NOMEM;
     }
-    TSR_FAIL_IF(!*id, err, TSR_E_IO, "%s: the server did not confirm that an upload began", tsr_shown_key_of(service, key).text);
+    TSR_FAIL_IF(!*id, err, TSR_E_IO, "%s: the server did not confirm that an upload began",
+                tsr_shown_key_of(service, key).text);
     return TSR_OK;
 }
 
 /* ---- parts ---- */
 
-static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *tag,
-                       tsr_error *err)
+static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes,
+                       tsr_part_tag *tag, tsr_error *err)
 {
     char digits[12];
     snprintf(digits, sizeof digits, "%u", number);
@@ -166,19 +176,22 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
     tsr_arena_free(arena);
     *tag = reply.tag;
     if (status == TSR_OK && (!tag->text[0] || strpbrk(tag->text, "<>&")))
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server does not state the ETag of a part", tsr_shown_key_of(service, upload->key).text);
+        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server does not state the ETag of a part",
+                           tsr_shown_key_of(service, upload->key).text);
     return status;
 }
 
 static tsr_status put_parts(tsr_arena *arena, const tsr_part_tag *tags, unsigned count, tsr_str *out, tsr_error *err)
 {
-    static const char head[] = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">", tail[] = "</CompleteMultipartUpload>";
+    static const char head[] = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">",
+                      tail[] = "</CompleteMultipartUpload>";
     const size_t room = sizeof head + sizeof tail + count * (sizeof(tsr_part_tag) + 80);
     char *text = tsr_arena_array(arena, room, 1, err);
     if (!text) return TSR_E_NOMEM;
     size_t n = (size_t)snprintf(text, room, "%s", head);
     for (unsigned i = 0; i < count; i++)
-        n += (size_t)snprintf(text + n, room - n, "<Part><PartNumber>%u</PartNumber><ETag>%s</ETag></Part>", i + 1, tags[i].text);
+        n += (size_t)snprintf(text + n, room - n, "<Part><PartNumber>%u</PartNumber><ETag>%s</ETag></Part>", i + 1,
+                              tags[i].text);
     n += (size_t)snprintf(text + n, room - n, "%s", tail);
     *out = (tsr_str){text, n};
     return TSR_OK;
@@ -190,11 +203,13 @@ static tsr_status look_first(tsr_service *service, const tsr_upload *upload, tsr
     bool there;
     if (!upload->if_absent || !service->completes_unconditionally) return TSR_OK;
     TSR_TRY(tsr_upload_exists(service, upload->key, &there, err));
-    TSR_FAIL_IF(there, err, TSR_E_EXISTS, "'%s' exists; --overwrite replaces it", tsr_shown_key_of(service, upload->key).text);
+    TSR_FAIL_IF(there, err, TSR_E_EXISTS, "'%s' exists; --overwrite replaces it",
+                tsr_shown_key_of(service, upload->key).text);
     return TSR_OK;
 }
 
-static tsr_status complete(tsr_service *service, const tsr_upload *upload, const tsr_part_tag *tags, unsigned count, tsr_error *err)
+static tsr_status complete(tsr_service *service, const tsr_upload *upload, const tsr_part_tag *tags, unsigned count,
+                           tsr_error *err)
 {
     const tsr_parameter id = {"uploadId", tsr_str_from(upload->id)};
     char sum[TSR_SUM_DIGITS + 1];
@@ -227,7 +242,8 @@ static tsr_status complete(tsr_service *service, const tsr_upload *upload, const
 static tsr_status abort_upload(tsr_service *service, const tsr_upload *upload, tsr_error *err)
 {
     const tsr_parameter id = {"uploadId", tsr_str_from(upload->id)};
-    const tsr_request request = {.method = "DELETE", .key = upload->key, .parameters = &id, .parameter_count = 1, .is_upload = true};
+    const tsr_request request = {
+        .method = "DELETE", .key = upload->key, .parameters = &id, .parameter_count = 1, .is_upload = true};
     return tsr_upload_give_up(service, &request, (const long[]){404, 405}, err);
 }
 

@@ -2,8 +2,8 @@
 #ifndef TSR_OBJECT_STORE_SERVICE_H
 #define TSR_OBJECT_STORE_SERVICE_H
 
-#include "object_store/location.h"
 #include "io/transport.h"
+#include "object_store/location.h"
 #include "tessera/sys/vec.h"
 
 enum { TSR_MOST_HEADERS = 16 };
@@ -16,8 +16,8 @@ typedef struct tsr_parameter {
 
 /* A request to a service. */
 typedef struct tsr_request {
-    const char *method; /* NULL: GET */
-    tsr_str key;        /* empty: the bucket itself */
+    const char *method;              /* NULL: GET */
+    tsr_str key;                     /* empty: the bucket itself */
     const tsr_parameter *parameters; /* sorted by name */
     size_t parameter_count;
     bool is_ranged; /* requests `capacity` bytes from `offset` */
@@ -25,14 +25,14 @@ typedef struct tsr_request {
     char *buffer; /* receives the body of the answer */
     size_t capacity;
     const char *url; /* an encoded URL that the service has made; NULL: made from the key and the parameters */
-    bool on_bucket; /* the request is about the bucket: messages name the bucket, not the key */
+    bool on_bucket;  /* the request is about the bucket: messages name the bucket, not the key */
     const void *body;
     size_t body_size;
     const char *content_type; /* of the body, or of the object whose upload begins; NULL: none */
-    const char *body_sum; /* SHA-256 of the body, in hexadecimal digits; NULL: no body */
-    bool is_upload; /* a request of upload.h; Google accepts these in its XML API */
-    bool if_absent; /* only if there is no object of this key; otherwise the server answers 412 */
-    bool once;      /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
+    const char *body_sum;     /* SHA-256 of the body, in hexadecimal digits; NULL: no body */
+    bool is_upload;           /* a request of upload.h; Google accepts these in its XML API */
+    bool if_absent;           /* only if there is no object of this key; otherwise the server answers 412 */
+    bool once;                /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
 } tsr_request;
 
 /* A request in progress. Everything that is sent is in the exchange's own memory. */
@@ -63,14 +63,14 @@ typedef struct tsr_service tsr_service;
 struct tsr_service {
     const tsr_allocator *allocator;
     tsr_transport *transport;
-    tsr_arena *arena;  /* lives as long as the service */
-    size_t size;       /* size in bytes of the struct of this kind of service, which begins with this one */
-    const char *shown; /* "s3://bucket", for messages */
-    bool states_versions;       /* answers contain the same versions as listings: */
-    bool versions_are_generations; /* true: Google's x-goog-generation; false: an ETag */
-    const char *credentials_hint; /* added to errors 401 and 403: where credentials were searched for */
+    tsr_arena *arena;               /* lives as long as the service */
+    size_t size;                    /* size in bytes of the struct of this kind of service, which begins with this one */
+    const char *shown;              /* "s3://bucket", for messages */
+    bool states_versions;           /* answers contain the same versions as listings: */
+    bool versions_are_generations;  /* true: Google's x-goog-generation; false: an ETag */
+    const char *credentials_hint;   /* added to errors 401 and 403: where credentials were searched for */
     bool completes_unconditionally; /* completing an upload supports no preconditions */
-    long status_exists; /* status that, like 412, means that a precondition does not hold; 0: none */
+    long status_exists;             /* status that, like 412, means that a precondition does not hold; 0: none */
     const struct tsr_uploading *uploading; /* upload.h; NULL: the service is read-only */
     /* Fills x->transfer: URL, headers, signature. Called before every attempt, so it can renew credentials. Thread-safe. */
     tsr_status (*prepare)(tsr_service *service, tsr_exchange *x, tsr_error *err);

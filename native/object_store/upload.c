@@ -37,7 +37,8 @@ bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1])
     return tsr_native_md5 && digest(tsr_native_md5, data, size, out);
 }
 
-tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_arena *arena, tsr_upload_reply *reply, tsr_error *err)
+tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_arena *arena, tsr_upload_reply *reply,
+                          tsr_error *err)
 {
     tsr_request request = *given;
     tsr_exchange x = {0};
@@ -50,7 +51,8 @@ tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_ar
     if (status == TSR_OK && !x.is_lost) {
         const tsr_http_answer *answer = &x.transfer.answer;
         if (answer->status == 412 || (request.if_absent && answer->status == service->status_exists))
-            status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it", tsr_shown_key_of(service, request.key).text);
+            status = tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' exists; --overwrite replaces it",
+                               tsr_shown_key_of(service, request.key).text);
         else if (answer->status >= 300) status = tsr_exchange_error(service, &x, err);
         else reply->text = tsr_arena_str(arena, (tsr_str){request.buffer, answer->size}, err);
         if (status == TSR_OK && !reply->text.data) status = TSR_E_NOMEM;
@@ -71,20 +73,24 @@ tsr_status tsr_upload_exists(tsr_service *service, tsr_str key, bool *there, tsr
     const tsr_status status = service->stat(service, key, &found, &why);
     tsr_object_list_close(&found);
     *there = status == TSR_OK;
-    return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK
+                                                         : tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
 }
 
-static tsr_status compare_range(tsr_service *service, const tsr_request *request, const void *with, bool *equal, tsr_error *err)
+static tsr_status compare_range(tsr_service *service, const tsr_request *request, const void *with, bool *equal,
+                                tsr_error *err)
 {
     tsr_exchange x = {0};
     tsr_status status = tsr_exchange_perform(service, request, &x, 1, err);
     if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(service, &x, err);
-    *equal = status == TSR_OK && x.transfer.answer.size == request->capacity && memcmp(request->buffer, with, request->capacity) == 0;
+    *equal = status == TSR_OK && x.transfer.answer.size == request->capacity &&
+             memcmp(request->buffer, with, request->capacity) == 0;
     tsr_exchange_end(&x);
     return status;
 }
 
-tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset, const tsr_upload_bytes *bytes, bool *equal, tsr_error *err)
+tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset, const tsr_upload_bytes *bytes, bool *equal,
+                              tsr_error *err)
 {
     const size_t room = bytes->size < COMPARED ? bytes->size : COMPARED;
     char *buffer = room ? tsr_alloc(service->allocator, room, 1, err) : NULL;
@@ -92,14 +98,16 @@ tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset
     *equal = true;
     for (size_t at = 0; at < bytes->size && *equal && status == TSR_OK; at += room) {
         const size_t size = bytes->size - at < room ? bytes->size - at : room;
-        const tsr_request request = {.key = key, .is_ranged = true, .offset = offset + at, .buffer = buffer, .capacity = size};
+        const tsr_request request = {
+            .key = key, .is_ranged = true, .offset = offset + at, .buffer = buffer, .capacity = size};
         status = compare_range(service, &request, (const char *)bytes->data + at, equal, err);
     }
     tsr_free(service->allocator, buffer, room, 1);
     return status;
 }
 
-tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *there, tsr_error *err)
+tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *there,
+                               tsr_error *err)
 {
     tsr_object_list found = {0};
     tsr_error unused = {0};
@@ -121,8 +129,8 @@ static bool is_error_text(tsr_str text)
     return text.size && memmem(text.data, text.size, "<Error>", 7);
 }
 
-tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request, const tsr_upload_bytes *bytes,
-                           tsr_error *err)
+tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request,
+                           const tsr_upload_bytes *bytes, tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(service->allocator, 0, err);
     tsr_status status = arena ? TSR_OK : TSR_E_NOMEM;
@@ -154,12 +162,14 @@ tsr_status tsr_upload_give_up(tsr_service *service, const tsr_request *request, 
     tsr_exchange x = {0};
     tsr_status status = tsr_exchange_perform(service, request, &x, 1, err);
     const long answer = x.transfer.answer.status;
-    if (status == TSR_OK && answer >= 300 && answer != allowed[0] && answer != allowed[1]) status = tsr_exchange_error(service, &x, err);
+    if (status == TSR_OK && answer >= 300 && answer != allowed[0] && answer != allowed[1])
+        status = tsr_exchange_error(service, &x, err);
     tsr_exchange_end(&x);
     return status;
 }
 
 tsr_status tsr_upload_remove(tsr_service *service, tsr_str key, tsr_error *err)
 {
-    return tsr_upload_give_up(service, &(tsr_request){.method = "DELETE", .key = key, .is_upload = true}, (const long[]){404, 404}, err);
+    return tsr_upload_give_up(service, &(tsr_request){.method = "DELETE", .key = key, .is_upload = true},
+                              (const long[]){404, 404}, err);
 }

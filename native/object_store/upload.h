@@ -48,11 +48,12 @@ typedef struct tsr_uploading {
     /* Begins an upload in parts. Sets *id, in `arena`. */
     tsr_status (*begin)(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err);
     /* Sends part `number`, counted from 1. Repeats it until the server has it. */
-    tsr_status (*send)(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *tag,
-                       tsr_error *err);
+    tsr_status (*send)(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes,
+                       tsr_part_tag *tag, tsr_error *err);
     /* Turns the parts into an object. If the reply is lost, checks whether the object exists before repeating the
      * request. */
-    tsr_status (*complete)(tsr_service *service, const tsr_upload *upload, const tsr_part_tag *tags, unsigned count, tsr_error *err);
+    tsr_status (*complete)(tsr_service *service, const tsr_upload *upload, const tsr_part_tag *tags, unsigned count,
+                           tsr_error *err);
     /* Discards the parts. It is not an error if there is no such upload, or if the server does not support the request. */
     tsr_status (*abort)(tsr_service *service, const tsr_upload *upload, tsr_error *err);
     /* Writes a small object with one request. A lost reply is handled as by `complete`. */
@@ -76,18 +77,21 @@ bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1])
 tsr_status tsr_upload_exists(tsr_service *service, tsr_str key, bool *there, tsr_error *err);
 /* Whether the object that an upload makes exists now: an object of this size that is not the one from before. With `bytes`
  * (may be NULL), it must also have these bytes. */
-tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *there, tsr_error *err);
+tsr_status tsr_upload_is_there(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, bool *there,
+                               tsr_error *err);
 /* The reply to a request of `upload` that must not simply be repeated. If `is_lost`, it is unknown whether it was carried
  * out. */
 typedef struct tsr_upload_reply {
     bool is_lost;
-    tsr_str text;       /* the body of the reply, in `arena` */
-    tsr_part_tag tag;   /* its ETag */
+    tsr_str text;     /* the body of the reply, in `arena` */
+    tsr_part_tag tag; /* its ETag */
 } tsr_upload_reply;
-tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *request, tsr_arena *arena, tsr_upload_reply *reply, tsr_error *err);
+tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *request, tsr_arena *arena, tsr_upload_reply *reply,
+                          tsr_error *err);
 
 /* Compares the object's bytes at `offset` with these. TSR_E_IO if they cannot be read. */
-tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset, const tsr_upload_bytes *bytes, bool *equal, tsr_error *err);
+tsr_status tsr_upload_compare(tsr_service *service, tsr_str key, uint64_t offset, const tsr_upload_bytes *bytes, bool *equal,
+                              tsr_error *err);
 
 /* Sends a request for removing something. The statuses in `allowed` are not errors: they mean that it does not exist. */
 tsr_status tsr_upload_give_up(tsr_service *service, const tsr_request *request, const long *allowed, tsr_error *err);
@@ -96,7 +100,7 @@ tsr_status tsr_upload_remove(tsr_service *service, tsr_str key, tsr_error *err);
 
 /* Sends a request that makes the object. After a lost reply, checks whether the object exists before repeating it. `bytes`
  * as for tsr_upload_is_there. */
-tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request, const tsr_upload_bytes *bytes,
-                           tsr_error *err);
+tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const tsr_request *request,
+                           const tsr_upload_bytes *bytes, tsr_error *err);
 
 #endif

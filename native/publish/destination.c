@@ -39,7 +39,8 @@ tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error 
     TSR_FAIL_IF(size >= sizeof plain, err, TSR_E_USAGE, "the name '%s' is too long", path);
     memcpy(plain, path, size);
     plain[size] = '\0';
-    const bool leads_on = lstat(plain, &link) == 0 && S_ISLNK(link.st_mode) && stat(plain, &info) == 0 && S_ISDIR(info.st_mode);
+    const bool leads_on =
+        lstat(plain, &link) == 0 && S_ISLNK(link.st_mode) && stat(plain, &info) == 0 && S_ISDIR(info.st_mode);
     char *real = leads_on ? realpath(plain, NULL) : NULL;
     const tsr_status status = split(real ? real : plain, out, err);
     free(real);

@@ -9,8 +9,8 @@
 #include "publish/text.h"
 #include "tessera/host.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/try.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/try.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -20,7 +20,7 @@
 #endif
 
 #define PART_BITS 21u
-#define PRIME (((uint64_t)1 << 61) - 1)
+#define PRIME     (((uint64_t)1 << 61) - 1)
 #define SUM_BYTES 12u
 #define HEAD      12u
 

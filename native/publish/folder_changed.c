@@ -32,10 +32,11 @@ bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const str
 
 static tsr_status refuse(const folder_output *output, const char *what, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                     "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
-                     "write to a new name",
-                     what, output->name);
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "another program has %s the destination '%s' during this run, so nothing was published; run it again, or "
+        "write to a new name",
+        what, output->name);
 }
 
 /* A file that is gone needs no removal; one that has another identity belongs to somebody else. */
@@ -44,10 +45,11 @@ static tsr_status refuse_changed_file(const folder_output *output, size_t index,
     struct stat now;
     const char *name = output->options.obsolete[index].data;
     if (!tsr_output_stat_old(output, name, &now) || tsr_identity_is(&output->obsolete[index], &now, true)) return TSR_OK;
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                     "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
-                     "again, or write to a new name",
-                     name, output->name);
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "another program has written '%s' in the destination '%s' during this run, so nothing was published; run it "
+        "again, or write to a new name",
+        name, output->name);
 }
 
 static tsr_status refuse_changed_destination(const folder_output *output, tsr_error *err)
@@ -56,7 +58,8 @@ static tsr_status refuse_changed_destination(const folder_output *output, tsr_er
     const tsr_identity *then = &output->found;
     const bool exists = output->sys->link_stat_at(output->sys, output->parent, output->name, &now) == 0;
     if (!exists) return output->mode == OUTPUT_FILE ? TSR_OK : refuse(output, "removed or moved", err);
-    return then->inode && tsr_identity_is(then, &now, true) ? TSR_OK : refuse(output, then->inode ? "replaced" : "created", err);
+    return then->inode && tsr_identity_is(then, &now, true) ? TSR_OK
+                                                            : refuse(output, then->inode ? "replaced" : "created", err);
 }
 
 /* Everything is written through the descriptor of the parent directory, so the output would appear in a directory that the user has
@@ -64,11 +67,14 @@ static tsr_status refuse_changed_destination(const folder_output *output, tsr_er
 tsr_status tsr_output_refuse_moved(const folder_output *output, tsr_error *err)
 {
     struct stat now, then;
-    if (output->sys->stat(output->sys, output->parent, &then) != 0) return tsr_sys_raise(err, "look at", output->parent_path);
-    if (output->sys->stat_at(output->sys, AT_FDCWD, output->parent_path, &now) == 0 && tsr_is_one_file(&now, &then)) return TSR_OK;
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                     "another program has moved or replaced the directory '%s' during this run, so '%s' was not published; run it again",
-                     output->parent_path, output->name);
+    if (output->sys->stat(output->sys, output->parent, &then) != 0)
+        return tsr_sys_raise(err, "look at", output->parent_path);
+    if (output->sys->stat_at(output->sys, AT_FDCWD, output->parent_path, &now) == 0 && tsr_is_one_file(&now, &then))
+        return TSR_OK;
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "another program has moved or replaced the directory '%s' during this run, so '%s' was not published; run it again",
+        output->parent_path, output->name);
 }
 
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err)

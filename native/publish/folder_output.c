@@ -1,7 +1,7 @@
 /* Creates and writes the files of an output to a directory or a single file, under temporary names. */
+#include "publish/folder_output.h"
 #include "io/file_name.h"
 #include "publish/destination.h"
-#include "publish/folder_output.h"
 #include "publish/journal.h"
 #include "publish/permissions.h"
 #include "publish/stem.h"
@@ -19,18 +19,21 @@
 #include <unistd.h>
 
 /* After a write of at least this size, the disk is told to begin before the final sync. */
-#define LARGE_WRITE    ((size_t)1 << 20)
-#define MAX_TRIES      1000                /* how many temporary names are tried */
-#define HOLE_BYTES     ((size_t)64 << 10)  /* aligned blocks of this size that are all zeros are not written */
-#define MAX_COPY       ((uint64_t)1 << 30) /* bytes per copy_range call, so that a signal is handled soon */
+#define LARGE_WRITE ((size_t)1 << 20)
+#define MAX_TRIES   1000                /* how many temporary names are tried */
+#define HOLE_BYTES  ((size_t)64 << 10)  /* aligned blocks of this size that are all zeros are not written */
+#define MAX_COPY    ((uint64_t)1 << 30) /* bytes per copy_range call, so that a signal is handled soon */
 
 /* New files follow the umask, but private data must not become readable. A file that replaces another gets its permissions
  * only when it is published. A file with a new name can be opened only by users who could open some file of the old
  * checkpoint. */
 static int create_file(folder_output *output, const output_file *file)
 {
-    const unsigned mode = !output->exists ? 0666 : file->replaces ? TSR_PRIVATE_FILE : (0666 & output->widest) | TSR_PRIVATE_FILE;
-    return tsr_sys_open(output->sys, output->work, file->temporary, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL, mode);
+    const unsigned mode = !output->exists  ? 0666
+                          : file->replaces ? TSR_PRIVATE_FILE
+                                           : (0666 & output->widest) | TSR_PRIVATE_FILE;
+    return tsr_sys_open(output->sys, output->work, file->temporary, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL,
+                        mode);
 }
 
 /* Called after the write, because a sync that ran during it may have missed it. */
@@ -143,10 +146,11 @@ static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t f
 
 static tsr_status refuse_gone(const output_file *file, tsr_error *err)
 {
-    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                     "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
-                     "all parts again",
-                     file->name);
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
+        "all parts again",
+        file->name);
 }
 
 /* Whether the file belongs to this user. A run that was killed while it published may already have given it to the owner of
@@ -202,7 +206,8 @@ static tsr_status reserve(const folder_output *output, const output_file *file, 
         while (done != 0 && errno == EINTR);
         if (done == 0) return TSR_OK;
     }
-    if (done != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) return tsr_sys_raise(err, "reserve room for", file->name);
+    if (done != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
+        return tsr_sys_raise(err, "reserve room for", file->name);
     if (output->sys->truncate(output->sys, file->fd, size) != 0) return tsr_sys_raise(err, "size", file->name);
     return TSR_OK;
 }
@@ -442,7 +447,8 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     if (!exists) return refuse_dead_link(output, path, err);
     if (output->options.absent)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                         "the destination '%s' exists now, but was not there a moment ago: another process is writing it", path);
+                         "the destination '%s' exists now, but was not there a moment ago: another process is writing it",
+                         path);
     if (!output->options.overwrite) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
     }
@@ -598,7 +604,8 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     tsr_destination place;
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
-        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, tsr_output_sync_all, 0},
+        .base = {output_create, output_write_at, output_copy_range, tsr_output_publish, output_close, tsr_output_sync_all,
+                 0},
         .sys = sys ? sys : &tsr_sys_posix,
         .allocator = allocator,
         .options = *options,

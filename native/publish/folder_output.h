@@ -39,27 +39,27 @@ typedef struct folder_output {
     output_mode mode;
     tsr_folder_output_options options;
     const char *parent_path; /* as it was given, or "." */
-    const char *name;      /* the destination's name in `parent` */
+    const char *name;        /* the destination's name in `parent` */
     /* OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER: name in `parent` of the directory `work`, until it is published. */
     const char *temporary;
     int parent;
     int work; /* descriptor of the directory in which files are written: the parent, the new directory or the replaced one */
-    char tag[64];    /* word that temporary names contain */
-    unsigned number; /* the next tag to try; only used if options.tag is NULL */
+    char tag[64];         /* word that temporary names contain */
+    unsigned number;      /* the next tag to try; only used if options.tag is NULL */
     tsr_vec files;        /* of output_file */
     tsr_vec folders;      /* of const char *: subdirectories that were made (subfolders.h) */
     pthread_mutex_t lock; /* protects the files and their descriptors */
     uint32_t open_files;
     bool published;
-    bool exists;          /* the destination exists and is replaced */
-    unsigned widest;      /* union of the permissions of all files of the old checkpoint */
+    bool exists;              /* the destination exists and is replaced */
+    unsigned widest;          /* union of the permissions of all files of the old checkpoint */
     const struct stat *model; /* a file of the old checkpoint, whose owner and group new files get; or NULL */
     /* What is to be replaced, as it was when the output was opened (folder_changed.c). An inode of 0: nothing was there. */
-    tsr_identity found;     /* of the destination */
-    tsr_identity *obsolete; /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
-    bool unsynced_names; /* files were created or opened since the directories were last synced */
-    bool begins; /* with a tag: a file was missing or did not have its full size */
-    bool cannot_copy; /* copy_range cannot work here, or its bytes could not be summed up */
+    tsr_identity found;      /* of the destination */
+    tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
+    bool unsynced_names;     /* files were created or opened since the directories were last synced */
+    bool begins;             /* with a tag: a file was missing or did not have its full size */
+    bool cannot_copy;        /* copy_range cannot work here, or its bytes could not be summed up */
     const tsr_sum_key *sums; /* NULL: no sums are computed */
 } folder_output;
 
@@ -100,7 +100,8 @@ tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *er
 tsr_status tsr_output_swap(folder_output *output, tsr_error *err);
 /* Calls `each` for every name in a subdirectory of the parent, except "." and "..". */
 tsr_status tsr_output_each_in(folder_output *output, const char *folder,
-                              tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err), tsr_error *err);
+                              tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err),
+                              tsr_error *err);
 /* Removes everything that is not published. */
 void tsr_output_discard(folder_output *output);
 

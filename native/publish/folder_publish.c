@@ -55,7 +55,8 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
     if (status != TSR_OK || !output->unsynced_names) return status;
     status = tsr_output_sync_subfolders(output, err);
     if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
-    if (status == TSR_OK && output->parent != output->work) status = tsr_sys_sync(output->sys, output->parent, output->name, err);
+    if (status == TSR_OK && output->parent != output->work)
+        status = tsr_sys_sync(output->sys, output->parent, output->name, err);
     output->unsynced_names = status != TSR_OK;
     return status;
 }
@@ -76,7 +77,8 @@ static tsr_status rename_file(folder_output *output, output_file *file, bool rep
 static tsr_status publish_file(folder_output *output, tsr_error *err)
 {
     if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
-    tsr_status status = rename_file(output, tsr_output_file(output, 0), output->options.overwrite && output->found.inode, err);
+    tsr_status status =
+        rename_file(output, tsr_output_file(output, 0), output->options.overwrite && output->found.inode, err);
     if (status != TSR_OK) return status;
     output->published = true;
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -138,7 +140,8 @@ static tsr_status remove_obsolete(folder_output *output, tsr_error *err)
         if (is_new_name(output, name) || name.size >= sizeof path) continue; /* no file has a longer name */
         memcpy(path, name.data, name.size);
         path[name.size] = '\0';
-        if (output->sys->link_stat_at(output->sys, output->work, path, &info) == 0 && !tsr_output_is_obsolete(output, name, &info))
+        if (output->sys->link_stat_at(output->sys, output->work, path, &info) == 0 &&
+            !tsr_output_is_obsolete(output, name, &info))
             continue; /* another program has just written it */
         if (output->sys->unlink(output->sys, output->work, path, false) != 0 && errno != ENOENT) {
             status = tsr_sys_raise(err, "remove the replaced file", path);
@@ -162,7 +165,8 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
     }
     tsr_status status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK) status = tsr_output_refuse_changed(output, err); /* again: until here everything can be undone */
-    if (status == TSR_OK && marker < output->files.count) status = rename_marker(output, tsr_output_file(output, marker), err);
+    if (status == TSR_OK && marker < output->files.count)
+        status = rename_marker(output, tsr_output_file(output, marker), err);
     if (status != TSR_OK) return status;
     output->published = true;
     status = tsr_sys_sync(output->sys, output->work, output->name, err);
@@ -261,7 +265,8 @@ static size_t record_old(const folder_output *output, tsr_recorded_file *files)
     size_t count = 0;
     for (size_t i = 0; i < output->options.obsolete_count; i++) {
         const tsr_str name = output->options.obsolete[i];
-        if (tsr_output_stat_old(output, name.data, &info)) files[count++] = (tsr_recorded_file){name, tsr_identity_of(&info), true};
+        if (tsr_output_stat_old(output, name.data, &info))
+            files[count++] = (tsr_recorded_file){name, tsr_identity_of(&info), true};
     }
     return count;
 }
@@ -283,7 +288,8 @@ tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_outpu
     folder_output *output = (folder_output *)base;
     struct stat info = {0};
     const size_t count = output->files.count;
-    tsr_recorded_file *files = tsr_arena_array(output->arena, count + output->options.obsolete_count + 2, sizeof *files, err);
+    tsr_recorded_file *files =
+        tsr_arena_array(output->arena, count + output->options.obsolete_count + 2, sizeof *files, err);
     tsr_status status = files ? record_files(output, files, err) : TSR_E_NOMEM;
     if (status != TSR_OK) return status;
     tsr_record record = {.kind = (tsr_switch)output->mode, .marker = TSR_STR(""), .files = files, .count = count};
@@ -291,7 +297,8 @@ tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_outpu
     if (companion) status = record_companion((folder_output *)companion, files, &record.count, err);
     if (status != TSR_OK) return status;
     if (output->mode == OUTPUT_INTO_FOLDER && marker < count) record.marker = files[marker].name;
-    if (output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_SWAP_FOLDER) record.count += record_old(output, files + count);
+    if (output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_SWAP_FOLDER)
+        record.count += record_old(output, files + count);
     if (output->mode == OUTPUT_FILE || output->mode == OUTPUT_INTO_FOLDER) {
         const uint32_t which = marker < count ? marker : 0;
         if (which < count) record.identity = files[which].identity;

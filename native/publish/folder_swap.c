@@ -64,7 +64,8 @@ static tsr_status try_exchange(const folder_output *output, tsr_error *err)
 {
     const tsr_sys *sys = output->sys;
     for (int i = 0; i < 2; i++) {
-        if (sys->make_folder(sys, output->work, trial[i], TSR_PRIVATE_FOLDER) != 0) return tsr_sys_raise(err, "create", trial[i]);
+        if (sys->make_folder(sys, output->work, trial[i], TSR_PRIVATE_FOLDER) != 0)
+            return tsr_sys_raise(err, "create", trial[i]);
     }
     const int done = sys->exchange(sys, output->work, trial[0], trial[1]);
     const bool cannot = done != 0 && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP);
@@ -93,10 +94,11 @@ static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *e
     if (is_obsolete(output, name, NULL)) return TSR_OK;
     if (sys->link(sys, folder, name, output->work, name) == 0) return tsr_remove_name(sys, output->work, name, false, err);
     if (errno == ENOENT) return TSR_OK; /* it has just been removed */
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
-                     "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
-                     name, output->name, strerror_r(errno, why, sizeof why));
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
+        "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
+        name, output->name, strerror_r(errno, why, sizeof why));
 }
 
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)

@@ -26,7 +26,8 @@ static tsr_status sum_span(const folder_output *output, span s, uint8_t *buffer,
     return TSR_OK;
 }
 
-static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name, tsr_error *err)
+static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name,
+                           tsr_error *err)
 {
     struct stat info;
     int fd;

@@ -69,10 +69,10 @@ typedef struct tsr_leftover {
     uint64_t part, parts; /* of a journal, from 1; otherwise 0 of 0 */
     /* Of ranks of one job, which has ended unless this is busy; parts of a plan may be written days apart. */
     bool by_ranks;
-    bool busy;            /* a process is writing it */
+    bool busy; /* a process is writing it */
     /* The record of a publication, whose output is complete; `text` is empty if it was lost in a power failure. */
     bool publishing;
-    tsr_str text;         /* without the empty line; empty: it was cut off before its output was begun */
+    tsr_str text; /* without the empty line; empty: it was cut off before its output was begun */
     tsr_str records;
 } tsr_leftover;
 /* Lists all of them by tag and part, in `arena`. Ignores links, files of other users and other contents. */
@@ -84,7 +84,8 @@ tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr
 tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, tsr_error *err);
 /* Writes the record (record.h) of a publication that begins. It must be `durable` if the publication takes several renames,
  * to be there after a power loss between two of them. */
-tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable, tsr_error *err);
+tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable,
+                                   tsr_error *err);
 
 typedef struct tsr_journal tsr_journal;
 /* The share of a job that one process does: part 1 to `parts`, of ranks that work together or of independent processes. */

@@ -435,7 +435,8 @@ tsr_status tsr_journals_discard(const tsr_journals *journals, const char *tag, t
     return status;
 }
 
-tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable, tsr_error *err)
+tsr_status tsr_journals_publishing(const tsr_journals *journals, const char *tag, tsr_str record, bool durable,
+                                   tsr_error *err)
 {
     const tsr_sys *sys = journals->sys;
     char name[NAME_MAX + 64], stem[TSR_STEM_SIZE + 1];

@@ -85,12 +85,14 @@ static tsr_status open_all(tsr_store *store, const tsr_host *host, const tsr_ope
     return tsr_checkpoint_require(*out, options->purpose, err);
 }
 
-static tsr_status open_store(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out, tsr_error *err)
+static tsr_status open_store(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out,
+                             tsr_error *err)
 {
     return count == 1 ? opener->open(opener, paths[0], out, err) : tsr_joined_store_open(opener, paths, count, out, err);
 }
 
-tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out, tsr_error *err)
+tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out,
+                                tsr_error *err)
 {
     const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = host};
     return open_store(&opener, paths, count, out, err);
@@ -166,7 +168,8 @@ tsr_status tsr_path_load_shards(const char *given, const tsr_host *host, tsr_are
     out->name = name;
     if (status == TSR_OK) return TSR_OK;
     TSR_FAIL_IF(status == TSR_E_NOT_FOUND, err, status,
-                "'%.*s' is neither a file nor one of the built-in maps meta-llama, megatron-gpt and vllm", TSR_STR_ARG(name));
+                "'%.*s' is neither a file nor one of the built-in maps meta-llama, megatron-gpt and vllm",
+                TSR_STR_ARG(name));
     tsr_error_context(&why, "%.*s", TSR_STR_ARG(name));
     *err = why;
     return status;

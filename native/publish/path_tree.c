@@ -24,7 +24,8 @@ static tsr_status write_file(tsr_checkpoint *checkpoint, const tsr_value *root, 
 static tsr_status write_and_publish(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path,
                                     tsr_publication *publication, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.tag = publication->tag, .parent = tsr_journals_parent(&publication->journals)};
+    const tsr_folder_output_options options = {.tag = publication->tag,
+                                               .parent = tsr_journals_parent(&publication->journals)};
     tsr_output *output;
     uint32_t number;
     TSR_TRY(tsr_publication_begin(publication, JOB, 0, NULL, 0, err));

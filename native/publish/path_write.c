@@ -114,20 +114,20 @@ static tsr_status choose_place(writing *w, tsr_error *err)
 static tsr_status open_output(writing *w, tsr_error *err)
 {
     const bool first = w->comm->rank == 0;
-    const tsr_folder_output_options options = {
-        .is_folder = w->is_directory,
-        .overwrite = w->options->overwrite,
-        .absent = w->is_directory && w->options->overwrite && first && !w->replacement.exists,
-        .tag = w->place.tag,
-        .join = !first,
-        .keep = !first,
-        .chosen = true,
-        .generation = w->place.generation,
-        .holes = tsr_folder_store_has_holes(tsr_checkpoint_store(w->checkpoint)),
-        .swap = w->place.swap,
-        .obsolete = w->replacement.obsolete,
-        .obsolete_count = w->replacement.obsolete_count,
-        .parent = tsr_journals_parent(&w->publication.journals)};
+    const tsr_folder_output_options options = {.is_folder = w->is_directory,
+                                               .overwrite = w->options->overwrite,
+                                               .absent = w->is_directory && w->options->overwrite && first &&
+                                                         !w->replacement.exists,
+                                               .tag = w->place.tag,
+                                               .join = !first,
+                                               .keep = !first,
+                                               .chosen = true,
+                                               .generation = w->place.generation,
+                                               .holes = tsr_folder_store_has_holes(tsr_checkpoint_store(w->checkpoint)),
+                                               .swap = w->place.swap,
+                                               .obsolete = w->replacement.obsolete,
+                                               .obsolete_count = w->replacement.obsolete_count,
+                                               .parent = tsr_journals_parent(&w->publication.journals)};
     const tsr_allocator *allocator = tsr_checkpoint_host(w->checkpoint)->allocator;
     TSR_TRY(tsr_folder_output_open(NULL, allocator, w->path, &options, &w->output, err));
     return tsr_work_open(w->work, w->output, err);
@@ -228,8 +228,7 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
         w.marker || own.convert->plan || own.convert->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
     if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
     if (self) w.comm = self;
-    const tsr_status status =
-        own.convert->dry_run ? tsr_comm_agree(w.comm, plan_work(&w, err), err) : write_all(&w, err);
+    const tsr_status status = own.convert->dry_run ? tsr_comm_agree(w.comm, plan_work(&w, err), err) : write_all(&w, err);
     if (status == TSR_OK && out) *out = *tsr_work_conversion(w.work);
     close_all(&w, status);
     if (self) self->close(self);

@@ -23,7 +23,8 @@ typedef struct tsr_publication_job {
 
 /* Opens the directory of the destination and removes what killed runs of the same kind of job left there. `job` is one line,
  * including its newline. */
-tsr_status tsr_publication_open(const tsr_allocator *allocator, const char *path, tsr_str job, tsr_publication *out, tsr_error *err);
+tsr_status tsr_publication_open(const tsr_allocator *allocator, const char *path, tsr_str job, tsr_publication *out,
+                                tsr_error *err);
 /* The same, but keeps what an interrupted run with the same line and names left, unless it was interrupted while publishing.
  * `continues` is then set, and tsr_publication_begin, with generation 0, opens the journal of that run. */
 tsr_status tsr_publication_reopen(const tsr_allocator *allocator, const char *path, const tsr_publication_job *job,
@@ -32,7 +33,8 @@ tsr_status tsr_publication_reopen(const tsr_allocator *allocator, const char *pa
 tsr_status tsr_publication_begin(tsr_publication *publication, tsr_str job, uint32_t generation, const tsr_str *names,
                                  size_t count, tsr_error *err);
 /* Publishes an output that was opened with the tag. */
-tsr_status tsr_publication_publish(tsr_publication *publication, tsr_output *output, uint32_t marker, bool swap, tsr_error *err);
+tsr_status tsr_publication_publish(tsr_publication *publication, tsr_output *output, uint32_t marker, bool swap,
+                                   tsr_error *err);
 /* Removes the journal, and what it lists and was not published. What cannot be removed stays, without an error. Accepts a
  * zeroed one. */
 void tsr_publication_discard(const tsr_publication *publication);

@@ -21,8 +21,8 @@ static const char *const kinds[] = {"file ", "new ", "swap ", "into "};
 static tsr_status put_identity(const tsr_identity *id, tsr_vec *text, tsr_error *err)
 {
     char line[128];
-    const int size = snprintf(line, sizeof line, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, id->device, id->inode,
-                              id->size, id->seconds, id->nanoseconds);
+    const int size = snprintf(line, sizeof line, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, id->device,
+                              id->inode, id->size, id->seconds, id->nanoseconds);
     return tsr_text_add(text, (tsr_str){line, (size_t)size}, err);
 }
 
@@ -120,7 +120,8 @@ tsr_status tsr_remove_name(const tsr_sys *sys, int folder, const char *name, boo
 }
 
 tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
-                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx, tsr_error *err)
+                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx,
+                         tsr_error *err)
 {
     const int fd = tsr_sys_open(sys, parent, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (fd < 0) return errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? TSR_OK : tsr_sys_raise(err, "list", folder);
@@ -152,11 +153,12 @@ static const char *name_of(const tsr_recorded_file *file, char name[NAME_MAX + 1
 
 /* Whether a file is the one that was recorded. Device numbers can be compared only if that of the record's own directory has
  * not changed. */
-static bool is_identical(const tsr_record *record, const tsr_journals *journals, const tsr_identity *then, const struct stat *info)
+static bool is_identical(const tsr_record *record, const tsr_journals *journals, const tsr_identity *then,
+                         const struct stat *info)
 {
     struct stat beside;
-    const bool comparable = journals->sys->stat(journals->sys, journals->folder, &beside) == 0 &&
-                            (uint64_t)beside.st_dev == record->device;
+    const bool comparable =
+        journals->sys->stat(journals->sys, journals->folder, &beside) == 0 && (uint64_t)beside.st_dev == record->device;
     return tsr_identity_is(then, info, comparable);
 }
 
@@ -193,8 +195,8 @@ static bool is_switched(const tsr_record *record, const tsr_journals *journals, 
     const size_t found = count_new(record, journals, folder, &all);
     if (record->kind == TSR_SWITCH_MARKER) return found == all;
     /* It must be the directory that was made. Another one that reuses its inode number contains none of the new files. */
-    return journals->sys->stat(journals->sys, folder, &info) == 0 && is_identical(record, journals, &record->identity, &info) &&
-           (found > 0 || all == 0);
+    return journals->sys->stat(journals->sys, folder, &info) == 0 &&
+           is_identical(record, journals, &record->identity, &info) && (found > 0 || all == 0);
 }
 
 bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journals)
@@ -210,15 +212,16 @@ bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journ
     return published;
 }
 
-tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena, const tsr_str **names,
-                              size_t *count, tsr_error *err)
+tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena,
+                              const tsr_str **names, size_t *count, tsr_error *err)
 {
     tsr_str *list = tsr_arena_array(arena, record->count, sizeof *list, err);
     const int folder = open_destination(journals);
     *names = list;
     *count = 0;
     for (size_t i = 0; list && folder >= 0 && i < record->count; i++)
-        if (!record->files[i].old && is_there(record, journals, folder, &record->files[i])) list[(*count)++] = record->files[i].name;
+        if (!record->files[i].old && is_there(record, journals, folder, &record->files[i]))
+            list[(*count)++] = record->files[i].name;
     if (folder >= 0) journals->sys->close(journals->sys, folder);
     return list ? TSR_OK : TSR_E_NOMEM;
 }
@@ -276,7 +279,8 @@ static tsr_status end_companion(const tsr_record *record, const tsr_recorded_fil
     for (size_t i = 0; i < record->count; i++)
         replaces |= record->files[i].old && is_there(record, journals, journals->folder, &record->files[i]);
     snprintf(temporary, sizeof temporary, ".%s.tessera-%s", tsr_stem_of(name_of(file, name), stem), tag);
-    if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 || !is_identical(record, journals, &file->identity, &info))
+    if (sys->link_stat_at(sys, journals->folder, temporary, &info) != 0 ||
+        !is_identical(record, journals, &file->identity, &info))
         return TSR_OK;
     int done;
     do done = (replaces ? sys->rename : sys->rename_new)(sys, journals->folder, temporary, journals->folder, name);
@@ -289,7 +293,8 @@ static tsr_status end_companions(const tsr_record *record, const tsr_journals *j
 {
     for (size_t i = 0; i < record->count; i++) {
         const tsr_recorded_file *f = &record->files[i];
-        if (!f->old && !tsr_str_equal(f->name, tsr_str_from(journals->name))) TSR_TRY(end_companion(record, f, journals, tag, err));
+        if (!f->old && !tsr_str_equal(f->name, tsr_str_from(journals->name)))
+            TSR_TRY(end_companion(record, f, journals, tag, err));
     }
     return TSR_OK;
 }
@@ -324,7 +329,8 @@ static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error
     const retiring *r = ctx;
     struct stat old, new;
     int done;
-    if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0) return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
+    if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0)
+        return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
     const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (twice || r->test.is_obsolete(r->test.ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
     do done = r->sys->rename_new(r->sys, folder, name, r->replacing, name);

@@ -32,7 +32,7 @@ typedef struct tsr_recorded_file {
 
 typedef struct tsr_record {
     tsr_switch kind;
-    tsr_str marker; /* TSR_SWITCH_MARKER; empty if there is none */
+    tsr_str marker;  /* TSR_SWITCH_MARKER; empty if there is none */
     uint64_t device; /* device of the directory that contains the record */
     tsr_identity identity;
     const tsr_recorded_file *files;
@@ -50,8 +50,8 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
 /* Undoes the renames of a publication whose switch was not done. */
 tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err);
 /* The names in the destination that the publication has put there, in `arena`. */
-tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena, const tsr_str **names,
-                              size_t *count, tsr_error *err);
+tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena,
+                              const tsr_str **names, size_t *count, tsr_error *err);
 
 /* Decides whether a file belongs to the list of the replaced checkpoint. */
 typedef struct tsr_obsolete_test {
@@ -65,7 +65,8 @@ tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired
                              tsr_obsolete_test test, tsr_error *err);
 /* Calls `each` for every name in a subdirectory of `parent`, except "." and "..", until it fails. Does not follow a link. */
 tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
-                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx, tsr_error *err);
+                         tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx,
+                         tsr_error *err);
 /* unlink that is repeated on EINTR. A name that does not exist, or that is not the directory it should be, is not an
  * error. */
 tsr_status tsr_remove_name(const tsr_sys *sys, int folder, const char *name, bool is_folder, tsr_error *err);

@@ -256,10 +256,11 @@ static tsr_status open_remote(decision *d, bool *is_folder, tsr_error *err)
 static tsr_status refuse_exchange(const decision *d, tsr_error *err)
 {
     if (!d->out->swap || (d->request->marker && (d->out->marker_count || !d->out->obsolete_count))) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' cannot be replaced: %s has no marker file, and an object store cannot exchange directories in one step; remove it, or "
-                     "write to another URL",
-                     d->request->path, d->request->marker ? "the checkpoint there" : "the checkpoint to be written");
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "'%s' cannot be replaced: %s has no marker file, and an object store cannot exchange directories in one step; remove it, or "
+        "write to another URL",
+        d->request->path, d->request->marker ? "the checkpoint there" : "the checkpoint to be written");
 }
 
 static tsr_status decide_remote(decision *d, tsr_error *err)
@@ -279,7 +280,8 @@ static tsr_status decide_remote(decision *d, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out, tsr_error *err)
+tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out,
+                                  tsr_error *err)
 {
     struct stat info;
     decision d = {.request = request, .arena = arena, .out = out};
@@ -329,10 +331,11 @@ tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const 
 {
     for (size_t i = 0; i < replacement->kept_count; i++) {
         if (!tsr_str_equal(replacement->kept[i].name, name)) continue;
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                         "'%.*s' exists in '%s' and does not belong to the checkpoint there: it would be overwritten; move it "
-                         "away, or write to another directory",
-                         TSR_STR_ARG(name), path);
+        return tsr_raise(
+            err, TSR_E_EXISTS, TSR_NO_POSITION,
+            "'%.*s' exists in '%s' and does not belong to the checkpoint there: it would be overwritten; move it "
+            "away, or write to another directory",
+            TSR_STR_ARG(name), path);
     }
     return TSR_OK;
 }

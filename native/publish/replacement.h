@@ -47,10 +47,10 @@ typedef struct tsr_kept {
 
 /* Lives in the arena given to tsr_replacement_decide. */
 typedef struct tsr_replacement {
-    bool exists;     /* the destination exists */
+    bool exists; /* the destination exists */
     /* The directory must be replaced as a whole, because no rename of one file can switch from old to new. */
     bool swap;
-    bool has_stray;  /* a kept file holds tensors: only a marker can distinguish the new checkpoint from it */
+    bool has_stray;    /* a kept file holds tensors: only a marker can distinguish the new checkpoint from it */
     tsr_str *obsolete; /* has room for all files; markers come first */
     size_t obsolete_count, marker_count;
     uint32_t generation; /* of an object store: the next free generation (tsr_folder_next_generation) */
@@ -62,7 +62,8 @@ typedef struct tsr_replacement {
  * tsr_folder_output_open refuses it. Errors: TSR_E_USAGE if a file being read would be replaced, or the source is in the
  * destination; TSR_E_UNSUPPORTED if the old metadata cannot be read, or if a file that stays would be taken for part of the
  * new checkpoint; errors of reading the old checkpoint. */
-tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out, tsr_error *err);
+tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out,
+                                  tsr_error *err);
 
 /* Whether a file is a sidecar with the objects of a conversion, judged by the beginning of its content. */
 bool tsr_is_sidecar(const char *path);

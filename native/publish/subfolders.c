@@ -37,7 +37,8 @@ tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, t
     const char *slash = strchr(name, '/');
     if (slash && output->mode != OUTPUT_NEW_FOLDER)
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory", output->name);
+                         "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
+                         output->name);
     for (; slash; slash = strchr(slash + 1, '/')) {
         if (is_noted(output, name, (size_t)(slash - name))) continue;
         tsr_status status = make(output, name, (size_t)(slash - name), err);
@@ -65,5 +66,6 @@ tsr_status tsr_output_sync_subfolders(const folder_output *output, tsr_error *er
 
 void tsr_output_remove_subfolders(const folder_output *output)
 {
-    for (size_t i = output->folders.count; i-- > 0;) output->sys->unlink(output->sys, output->work, folder_at(output, i), true);
+    for (size_t i = output->folders.count; i-- > 0;)
+        output->sys->unlink(output->sys, output->work, folder_at(output, i), true);
 }

@@ -25,11 +25,11 @@ typedef struct opening {
     const char *const *paths; /* the path of the checkpoint, followed by those of its other directories */
     size_t path_count;
     const char *part, *step;
-    const char *shards;   /* name of a built-in map, or path of a document */
-    tsr_str shards_text;  /* or the text of a tessera.shards/1 document */
+    const char *shards;  /* name of a built-in map, or path of a document */
+    tsr_str shards_text; /* or the text of a tessera.shards/1 document */
     uint32_t threads;
-    uint32_t purpose;     /* a tsr_purpose */
-    uint8_t is_compared;  /* part and step are those of the checkpoint that this one is compared with */
+    uint32_t purpose;    /* a tsr_purpose */
+    uint8_t is_compared; /* part and step are those of the checkpoint that this one is compared with */
 } opening;
 
 EXPORT session *tsr_python_open(const opening *what, const int *stop, tsr_error *err);

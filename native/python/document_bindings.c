@@ -27,18 +27,18 @@ EXPORT tsr_status tsr_python_diff(session *a, session *b, const difference *aske
 
 /* What to validate against, and which findings count. Mirrored in _library.py. The data of texts may be NULL. */
 typedef struct validation {
-    tsr_str layout;         /* a tessera.layout/1 document */
-    tsr_str against;        /* any document that tsr_contract_read accepts */
-    const session *loads;   /* or a checkpoint whose names, dtypes and shapes are compared; NULL: none */
-    tsr_str prefix;         /* like --prefix */
-    tsr_str allow;          /* like --allow */
-    tsr_str baseline;       /* a tessera.findings/1 document */
+    tsr_str layout;           /* a tessera.layout/1 document */
+    tsr_str against;          /* any document that tsr_contract_read accepts */
+    const session *loads;     /* or a checkpoint whose names, dtypes and shapes are compared; NULL: none */
+    tsr_str prefix;           /* like --prefix */
+    tsr_str allow;            /* like --allow */
+    tsr_str baseline;         /* a tessera.findings/1 document */
     const char *const *rules; /* each of the form "ID=LEVEL" */
     size_t rule_count;
     uint8_t deep;
 } validation;
-EXPORT tsr_status tsr_python_validate(session *s, const char *path, const validation *options, tsr_write_fn *write, void *ctx,
-                                      tsr_error *err);
+EXPORT tsr_status tsr_python_validate(session *s, const char *path, const validation *options, tsr_write_fn *write,
+                                      void *ctx, tsr_error *err);
 
 tsr_status tsr_python_inspect(session *s, const char *path, const inspection *asked, tsr_write_fn *write, void *ctx,
                               tsr_error *err)
@@ -98,7 +98,8 @@ static tsr_status read_contracts(validating *v, tsr_error *err)
     if (status == TSR_OK && options->layout.data) status = read_contract(v, options->layout, "layout", &v->layout, err);
     if (status == TSR_OK && options->against.data) status = read_contract(v, options->against, "against", &v->against, err);
     if (options->loads)
-        v->against = (tsr_contract){.expected = *tsr_checkpoint_catalog(options->loads->checkpoint), .called = "the other checkpoint"};
+        v->against = (tsr_contract){.expected = *tsr_checkpoint_catalog(options->loads->checkpoint),
+                                    .called = "the other checkpoint"};
     v->layout.match = v->against.match = tsr_glob_match;
     v->layout.allow = allow;
     v->against.allow |= allow | TSR_ANY_CHUNKS;
@@ -125,7 +126,8 @@ static tsr_status check(validating *v, tsr_error *err)
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
     tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
-    if (status == TSR_OK && v->options->layout.data) status = tsr_validate_contract(catalog, &v->layout, host, findings, err);
+    if (status == TSR_OK && v->options->layout.data)
+        status = tsr_validate_contract(catalog, &v->layout, host, findings, err);
     if (status == TSR_OK && (v->options->against.data || v->options->loads))
         status = tsr_validate_contract(catalog, &v->against, host, findings, err);
     if (status != TSR_OK || !v->options->deep) return status;
@@ -155,7 +157,8 @@ tsr_status tsr_python_validate(session *s, const char *path, const validation *o
                                tsr_error *err)
 {
     const tsr_host *host = &s->native.host;
-    validating v = {.session = s, .options = options, .arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err)};
+    validating v = {
+        .session = s, .options = options, .arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err)};
     tsr_json json;
     tsr_status status = v.arena ? read_contracts(&v, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_policy(&v, err);

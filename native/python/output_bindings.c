@@ -25,7 +25,8 @@ EXPORT tsr_status tsr_python_saving_create(saving *s, const char *name, uint64_t
 EXPORT tsr_status tsr_python_saving_write(saving *s, uint64_t offset, const void *data, size_t size, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_hand_over(saving *s, uint64_t size, tsr_write_fn *write, void *ctx, tsr_error *err);
 EXPORT void tsr_python_saving_keep(saving *s);
-EXPORT tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size,
+                                              tsr_error *err);
 EXPORT tsr_status tsr_python_saving_publish(saving *s, const char *marker, const void *data, size_t size, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_put_note(saving *s, const char *name, const char *text, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err);
@@ -114,7 +115,8 @@ void tsr_python_saving_keep(saving *s)
 
 /* ---- publishing ---- */
 
-tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size, tsr_error *err)
+tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size,
+                                       tsr_error *err)
 {
     tsr_str records;
     uint32_t file;

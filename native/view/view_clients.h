@@ -8,7 +8,7 @@
 enum { VIEW_MOST_CLIENTS = 512 };
 
 typedef struct view_client {
-    int fd; /* -1: unused */
+    int fd;       /* -1: unused */
     bool is_busy; /* a complete request has arrived and is being answered */
     double since; /* time of the last change of `is_busy`, as tsr_seconds */
 } view_client;

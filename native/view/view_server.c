@@ -26,8 +26,9 @@ enum { BLOCK = 256 << 10, THREADS = 4, STALL_SECONDS = 10, TOKEN_SIZE = 32 };
 #define IDLE_SECONDS 8.0
 
 /* The same policy as in web/serve: scripts, styles and connections only from this origin. */
-static const char policy[] = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
-                             "connect-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+static const char policy[] =
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /* The functions of libmicrohttpd that are used. */
 typedef struct calls {
@@ -35,7 +36,8 @@ typedef struct calls {
                                        MHD_AccessHandlerCallback dh, void *dh_cls, ...);
     void (*stop_daemon)(struct MHD_Daemon *daemon);
     const union MHD_DaemonInfo *(*get_daemon_info)(struct MHD_Daemon *daemon, enum MHD_DaemonInfoType type, ...);
-    const union MHD_ConnectionInfo *(*get_connection_info)(struct MHD_Connection *connection, enum MHD_ConnectionInfoType type, ...);
+    const union MHD_ConnectionInfo *(*get_connection_info)(struct MHD_Connection *connection,
+                                                           enum MHD_ConnectionInfoType type, ...);
     const char *(*lookup_connection_value)(struct MHD_Connection *connection, enum MHD_ValueKind kind, const char *key);
     struct MHD_Response *(*create_response_from_buffer)(size_t size, void *buffer, enum MHD_ResponseMemoryMode mode);
     struct MHD_Response *(*create_response_from_callback)(uint64_t size, size_t block_size, MHD_ContentReaderCallback crc,
@@ -61,15 +63,15 @@ static tsr_status open_library(view_server *s)
 {
     static const char *const names[] = {"libmicrohttpd.so.12", NULL};
     const tsr_library_call all[] = {{"MHD_start_daemon", &s->mhd.start_daemon},
-               {"MHD_stop_daemon", &s->mhd.stop_daemon},
-               {"MHD_get_daemon_info", &s->mhd.get_daemon_info},
-               {"MHD_get_connection_info", &s->mhd.get_connection_info},
-               {"MHD_lookup_connection_value", &s->mhd.lookup_connection_value},
-               {"MHD_create_response_from_buffer", &s->mhd.create_response_from_buffer},
-               {"MHD_create_response_from_callback", &s->mhd.create_response_from_callback},
-               {"MHD_add_response_header", &s->mhd.add_response_header},
-               {"MHD_queue_response", &s->mhd.queue_response},
-               {"MHD_destroy_response", &s->mhd.destroy_response}};
+                                    {"MHD_stop_daemon", &s->mhd.stop_daemon},
+                                    {"MHD_get_daemon_info", &s->mhd.get_daemon_info},
+                                    {"MHD_get_connection_info", &s->mhd.get_connection_info},
+                                    {"MHD_lookup_connection_value", &s->mhd.lookup_connection_value},
+                                    {"MHD_create_response_from_buffer", &s->mhd.create_response_from_buffer},
+                                    {"MHD_create_response_from_callback", &s->mhd.create_response_from_callback},
+                                    {"MHD_add_response_header", &s->mhd.add_response_header},
+                                    {"MHD_queue_response", &s->mhd.queue_response},
+                                    {"MHD_destroy_response", &s->mhd.destroy_response}};
     return tsr_library_open(names, all, sizeof all / sizeof *all, &s->library, NULL);
 }
 
@@ -92,7 +94,8 @@ static enum MHD_Result answer(const view_server *s, struct MHD_Connection *conne
     return result;
 }
 
-static enum MHD_Result answer_text(const view_server *s, struct MHD_Connection *connection, unsigned status, const char *text)
+static enum MHD_Result answer_text(const view_server *s, struct MHD_Connection *connection, unsigned status,
+                                   const char *text)
 {
     return answer(s, connection, status,
                   s->mhd.create_response_from_buffer(strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY),
@@ -166,8 +169,11 @@ static enum MHD_Result answer_body(const view_server *s, struct MHD_Connection *
 
 static const char *type_of(const char *name)
 {
-    static const char *const types[][2] = {{".html", "text/html; charset=utf-8"}, {".js", "text/javascript"}, {".css", "text/css"},
-                                           {".wasm", "application/wasm"},         {".json", "application/json"}};
+    static const char *const types[][2] = {{".html", "text/html; charset=utf-8"},
+                                           {".js", "text/javascript"},
+                                           {".css", "text/css"},
+                                           {".wasm", "application/wasm"},
+                                           {".json", "application/json"}};
     const char *dot = strrchr(name, '.');
     for (size_t i = 0; dot && i < sizeof types / sizeof *types; i++) {
         if (strcmp(dot, types[i][0]) == 0) return types[i][1];
@@ -239,7 +245,8 @@ static enum MHD_Result answer_file(const view_server *s, struct MHD_Connection *
     const view_side *viewed = &s->view.sides[side];
     const uint32_t file = side < s->view.side_count ? tsr_store_find(viewed->store, tsr_str_from(name)) : TSR_NO_FILE;
     if (file == TSR_NO_FILE || !viewed->served[file]) return answer_nothing(s, connection);
-    return answer_body(s, connection, (body){viewed->store, file, -1, 0, viewed->store->files[file].size}, "application/octet-stream");
+    return answer_body(s, connection, (body){viewed->store, file, -1, 0, viewed->store->files[file].size},
+                       "application/octet-stream");
 }
 
 static view_client *client_of(const view_server *s, struct MHD_Connection *connection)
@@ -296,7 +303,8 @@ static size_t unescape(void *ctx, struct MHD_Connection *connection, char *text)
     return (size_t)(out - text);
 }
 
-static void note_connection(void *ctx, struct MHD_Connection *connection, void **place, enum MHD_ConnectionNotificationCode what)
+static void note_connection(void *ctx, struct MHD_Connection *connection, void **place,
+                            enum MHD_ConnectionNotificationCode what)
 {
     view_server *s = ctx;
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -373,20 +381,23 @@ static tsr_status make_token(view_server *s, tsr_error *err)
 
 static tsr_status start(view_server *s, tsr_error *err)
 {
-    struct sockaddr_in place = {.sin_family = AF_INET, .sin_port = htons(s->view.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in place = {
+        .sin_family = AF_INET, .sin_port = htons(s->view.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (open_library(s) != TSR_OK)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot serve pages: libmicrohttpd (libmicrohttpd.so.12) is not installed");
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "cannot serve pages: libmicrohttpd (libmicrohttpd.so.12) is not installed");
     /* Uses a few threads for all connections. With one thread per connection, clients could exhaust the threads. */
-    s->daemon = s->mhd.start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, s->view.port, NULL, NULL, answer_request, s, MHD_OPTION_SOCK_ADDR,
-                                    (struct sockaddr *)&place, MHD_OPTION_THREAD_POOL_SIZE, (unsigned)THREADS,
-                                    MHD_OPTION_CONNECTION_LIMIT, (unsigned)VIEW_MOST_CLIENTS, MHD_OPTION_CONNECTION_TIMEOUT,
-                                    (unsigned)STALL_SECONDS, MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL,
-                                    MHD_OPTION_NOTIFY_CONNECTION, note_connection, s, MHD_OPTION_NOTIFY_COMPLETED, note_answered, s,
-                                    MHD_OPTION_END);
+    s->daemon = s->mhd.start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, s->view.port, NULL, NULL, answer_request, s,
+                                    MHD_OPTION_SOCK_ADDR, (struct sockaddr *)&place, MHD_OPTION_THREAD_POOL_SIZE,
+                                    (unsigned)THREADS, MHD_OPTION_CONNECTION_LIMIT, (unsigned)VIEW_MOST_CLIENTS,
+                                    MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)STALL_SECONDS, MHD_OPTION_UNESCAPE_CALLBACK,
+                                    unescape, NULL, MHD_OPTION_NOTIFY_CONNECTION, note_connection, s,
+                                    MHD_OPTION_NOTIFY_COMPLETED, note_answered, s, MHD_OPTION_END);
     if (!s->daemon)
         return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot listen on 127.0.0.1:%u: %s", s->view.port, strerror(errno));
     const union MHD_DaemonInfo *info = s->mhd.get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT);
-    snprintf(s->address, sizeof s->address, "http://127.0.0.1:%u/%s/", info && info->port ? info->port : s->view.port, s->token);
+    snprintf(s->address, sizeof s->address, "http://127.0.0.1:%u/%s/", info && info->port ? info->port : s->view.port,
+             s->token);
     return TSR_OK;
 }
 

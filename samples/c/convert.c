@@ -33,8 +33,7 @@ static tsr_status convert(const char *path, const char *dest, const tsr_convert_
         const tsr_converted *row = &written.rows[i];
         if (!row->written) printf("left out %.*s: %s\n", TSR_STR_ARG(row->entry->fqn), row->left_out);
     }
-    if (status == TSR_OK)
-        printf("wrote %llu bytes of tensors to '%s'\n", (unsigned long long)written.byte_total, dest);
+    if (status == TSR_OK) printf("wrote %llu bytes of tensors to '%s'\n", (unsigned long long)written.byte_total, dest);
     tsr_path_close(checkpoint);
     tsr_arena_free(arena);
     return status;

@@ -17,8 +17,8 @@ static tsr_status compare(tsr_checkpoint *a, tsr_checkpoint *b, tsr_arena *arena
     if (status != TSR_OK) return status;
     tsr_difference *differences = tsr_arena_array(arena, diff->pair_count, sizeof *differences, err);
     status = differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_diff_values(a, b, diff, &(tsr_value_comparison){.tolerance = &bitwise, .ring = ring},
-                                                   differences, err);
+    if (status == TSR_OK)
+        status = tsr_diff_values(a, b, diff, &(tsr_value_comparison){.tolerance = &bitwise, .ring = ring}, differences, err);
     tsr_ring_free(ring);
     return status;
 }

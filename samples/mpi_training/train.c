@@ -115,8 +115,7 @@ static tsr_status make_param(trainer *t, size_t i, tsr_error *err)
     *(float *)tsr_tensor_of(step)->data = 0;
     t->tensors[i] = (tsr_model_tensor){.name = p->name, .tensor = (tsr_tensor *)tsr_tensor_of(value)};
     t->optimized[i] = (tsr_model_param){
-        .name = p->name,
-        .state = tsr_value_dict(t->arena, 3, "step", step, "exp_avg", exp_avg, "exp_avg_sq", exp_avg_sq)};
+        .name = p->name, .state = tsr_value_dict(t->arena, 3, "step", step, "exp_avg", exp_avg, "exp_avg_sq", exp_avg_sq)};
     TRY(tsr_tensor_pieces(tsr_tensor_of(value), t->arena, &pieces, &count, err));
     if (count) {
         t->first[i] = (size_t)(pieces[0].offsets[0] * row);
@@ -147,23 +146,21 @@ static tsr_status make_model(trainer *t, tsr_error *err)
     TRY(tsr_modules_parse(tsr_str_from(tree), t->host, t->arena, &document, err));
     TRY(tsr_modules_new(document.root, t->host, &t->modules, err));
     for (size_t i = 0; i < PARAMS; i++) TRY(make_param(t, i, err));
-    t->model =
-        (tsr_model){.modules = t->modules, .tensors = t->tensors, .tensor_count = PARAMS, .warn = warn, .ctx = t};
+    t->model = (tsr_model){.modules = t->modules, .tensors = t->tensors, .tensor_count = PARAMS, .warn = warn, .ctx = t};
     t->group = (tsr_model_group){make_options(t->arena, err), t->optimized, PARAMS};
-    t->optimizer =
-        (tsr_model_optimizer){.algorithm = TSR_ADAMW, .groups = &t->group, .group_count = 1, .memory = t->memory};
+    t->optimizer = (tsr_model_optimizer){.algorithm = TSR_ADAMW, .groups = &t->group, .group_count = 1, .memory = t->memory};
     t->optimizers[0] = &t->optimizer;
     if (!t->group.options) return TSR_E_NOMEM;
     TRY(tsr_state_dict_new(t->host, &t->rows, err));
-    return tsr_get_model_state_dict(&t->model, &(tsr_state_call){.comm = t->comm}, t->rows, err); /* shares the model's memory */
+    return tsr_get_model_state_dict(&t->model, &(tsr_state_call){.comm = t->comm}, t->rows,
+                                    err); /* shares the model's memory */
 }
 
 static void start_weights(trainer *t)
 {
     for (size_t i = 0; i < PARAMS; i++) {
         double *values = t->tensors[i].tensor->data;
-        for (size_t k = 0; k < t->held[i]; k++)
-            values[k] = 0.3 * sin((double)(params[i].first + t->first[i] + k) * 12.9898);
+        for (size_t k = 0; k < t->held[i]; k++) values[k] = 0.3 * sin((double)(params[i].first + t->first[i] + k) * 12.9898);
     }
 }
 

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include <stdlib.h>
@@ -29,7 +30,8 @@ static void test_base_findings__keeps_place_and_level(void **state)
     (void)state;
     tsr_error err = {0};
     tsr_findings *f = tsr_findings_new(&tsr_allocator_libc, 0, &err);
-    assert_int_equal(tsr_finding_add(f, "zip/crc", (tsr_place){TSR_STR("a.pt"), 12, TSR_STR("w")}, &err, "is %d", 3), TSR_OK);
+    assert_int_equal(tsr_finding_add(f, "zip/crc", (tsr_place){TSR_STR("a.pt"), 12, TSR_STR("w")}, &err, "is %d", 3),
+                     TSR_OK);
     assert_int_equal(tsr_finding_add_at(f, (tsr_rated_rule){"zip/crc", TSR_NOTE}, TSR_NOWHERE, &err, "\033"), TSR_OK);
     assert_int_equal(tsr_findings_count(f), 2);
     const tsr_finding *first = tsr_findings_at(f, 0);

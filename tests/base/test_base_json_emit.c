@@ -115,7 +115,8 @@ static void test_base_json_emit__lone_surrogates_are_escaped(void **state)
     assert_string_equal(emit_str(&s, TSR_STR("\xED\xB2\x80")), "\"\\udc80\"");
     assert_string_equal(emit_str(&s, TSR_STR("\xED\xB2\x80\xED\xA0\xBD")), "\"\\udc80\\ud83d\"");
     assert_string_equal(emit_str(&s, TSR_STR("\xED\xA0\xBD\xED\xA0\xBDx\xED\xBF\xBF")), "\"\\ud83d\\ud83dx\\udfff\"");
-    assert_string_equal(emit_str(&s, TSR_STR("\xED\xA0\xBD\xED\xB8\x80")), "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\\ude00\"");
+    assert_string_equal(emit_str(&s, TSR_STR("\xED\xA0\xBD\xED\xB8\x80")),
+                        "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\\ude00\"");
     assert_string_equal(emit_str(&s, TSR_STR("\xED\xA0")), "\"\xEF\xBF\xBD\xEF\xBF\xBD\"");
     assert_string_equal(emit_str(&s, TSR_STR("\xED\xB2")), "\"\xEF\xBF\xBD\xEF\xBF\xBD\"");
 }

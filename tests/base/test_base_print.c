@@ -38,7 +38,8 @@ __attribute__((format(printf, 3, 4))) static int wasm_snprintf(char *out, size_t
 static void test_base_print__prints_numbers(void **state)
 {
     (void)state;
-    static const uint64_t numbers[] = {0, 1, 9, 10, 15, 16, 255, 4711, INT32_MAX, UINT32_MAX, INT64_MAX, 1ull << 63, UINT64_MAX};
+    static const uint64_t numbers[] = {0,    1,         9,          10,        15,         16,        255,
+                                       4711, INT32_MAX, UINT32_MAX, INT64_MAX, 1ull << 63, UINT64_MAX};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         const uint64_t n = numbers[i];
         SAME("%u|%d|%i|%zu", (unsigned)n, (int)n, -(int)(n & INT32_MAX), (size_t)n);

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "tessera/sys/try.h"
@@ -46,8 +47,11 @@ static void test_base_status__hostile_text_is_escaped(void **state)
     static const struct {
         const char *given, *shown;
     } cases[] = {
-        {"a\033[31mb", "a\\x1b[31mb"}, {"line\nbreak", "line\\x0abreak"}, {"caf\xc3\xa9", "caf\xc3\xa9"},
-        {"\xff\xc3", "\\xff\\xc3"},    {"\x7f", "\\x7f"},
+        {"a\033[31mb", "a\\x1b[31mb"},
+        {"line\nbreak", "line\\x0abreak"},
+        {"caf\xc3\xa9", "caf\xc3\xa9"},
+        {"\xff\xc3", "\\xff\\xc3"},
+        {"\x7f", "\\x7f"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tsr_error err = {0};

@@ -7,8 +7,8 @@
 #include <time.h>
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/folder.h"
 
 static double seconds(clockid_t clock)
 {
@@ -38,8 +38,8 @@ int main(int argc, char **argv)
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     uint64_t chunks = 0;
     for (uint64_t i = 0; i < catalog->entry_count; i++) chunks += catalog->entries[i].chunk_count;
-    printf("{\"wall\": %.6f, \"cpu\": %.6f, \"entries\": %" PRIu64 ", \"chunks\": %" PRIu64 ", \"peak_mib\": %.1f}\n", wall, cpu,
-           catalog->entry_count, chunks, (double)usage.ru_maxrss / 1024);
+    printf("{\"wall\": %.6f, \"cpu\": %.6f, \"entries\": %" PRIu64 ", \"chunks\": %" PRIu64 ", \"peak_mib\": %.1f}\n", wall,
+           cpu, catalog->entry_count, chunks, (double)usage.ru_maxrss / 1024);
     tsr_checkpoint_close(checkpoint);
     store->close(store);
     tsr_native_host_close(&native);

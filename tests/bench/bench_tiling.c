@@ -32,7 +32,9 @@ int main(int argc, char **argv)
     double wall = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
     for (int i = 0; i < TIMES; i++) {
         tsr_tiling tiling;
-        if (tsr_tiling_check(&tsr_allocator_libc, (tsr_shape){2, shape}, chunks, ranks, &tiling, NULL) != TSR_OK || !tiling.exact) return 2;
+        if (tsr_tiling_check(&tsr_allocator_libc, (tsr_shape){2, shape}, chunks, ranks, &tiling, NULL) != TSR_OK ||
+            !tiling.exact)
+            return 2;
     }
     printf("{\"wall\": %.9f, \"cpu\": %.9f}\n", (seconds(CLOCK_MONOTONIC) - wall) / TIMES,
            (seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu) / TIMES);

@@ -12,7 +12,8 @@
 #include "tessera/redistribute.h"
 #include "tessera/sys/redistribute.h"
 
-#define SIDE 128u /* number of rows and of columns: small enough that everything goes by messages, and nothing through
+#define SIDE \
+    128u /* number of rows and of columns: small enough that everything goes by messages, and nothing through
                    * shared memory */
 
 enum { INNER = 4 }; /* size of the second mesh dim */
@@ -235,7 +236,8 @@ static void simulate_nodes(const pair_run *run)
 {
     char list[64 * 4 + 1] = "";
     size_t used = 0;
-    for (uint32_t r = 0; r < run->ranks; r++) used += (size_t)snprintf(list + used, sizeof list - used, "%u,", (unsigned)node_of(run, r));
+    for (uint32_t r = 0; r < run->ranks; r++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%u,", (unsigned)node_of(run, r));
     setenv("TESSERA_NODES", list, 1);
 }
 

@@ -22,8 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SERVERS    1024u
-#define A_SECOND   UINT64_C(1000000000)
+#define SERVERS  1024u
+#define A_SECOND UINT64_C(1000000000)
 
 static struct {
     const char *path;
@@ -74,7 +74,8 @@ static int is_slow(int fd, size_t *server)
     if (!slow.path) return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     const ssize_t size = readlink(link, name, sizeof name);
-    if (size < 0 || (size_t)size <= slow.path_size || memcmp(name, slow.path, slow.path_size) != 0 || name[slow.path_size] != '/')
+    if (size < 0 || (size_t)size <= slow.path_size || memcmp(name, slow.path, slow.path_size) != 0 ||
+        name[slow.path_size] != '/')
         return 0;
     if (fstat(fd, &info) != 0) return 0;
     *server = (size_t)(info.st_ino % SERVERS);
@@ -105,7 +106,8 @@ static void wait_for(uint64_t began, size_t server, ssize_t size)
 {
     const uint64_t end = arrival(began, server, size > 0 ? (size_t)size : 0);
     const struct timespec then = {(time_t)(end / A_SECOND), (long)(end % A_SECOND)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &then, NULL) != 0) {}
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &then, NULL) != 0) {
+    }
     reads++;
     bytes_read += size > 0 ? (unsigned long long)size : 0;
 }
@@ -137,7 +139,7 @@ ssize_t read(int fd, void *buffer, size_t size)
 
 int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
 {
-    static int (*real)(pid_t pid, size_t size, cpu_set_t *set);
+    static int (*real)(pid_t pid, size_t size, cpu_set_t * set);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "sched_getaffinity");
     if (!slow.cores) return real(pid, size, set);
     CPU_ZERO_S(size, set);

@@ -17,9 +17,9 @@ static tsr_difference compare(tsr_made *a, uint64_t entry_a, tsr_made *b, uint64
     tsr_difference difference;
     tsr_error err = {0};
     tsr_ring_new(&a->host, 1, &ring, NULL);
-    tsr_status status = tsr_compare_tensors((tsr_stored_tensor){&a->checkpoint, &a->entries[entry_a]},
-                                            (tsr_stored_tensor){&b->checkpoint, &b->entries[entry_b]}, tolerance, ring,
-                                            &difference, &err);
+    tsr_status status =
+        tsr_compare_tensors((tsr_stored_tensor){&a->checkpoint, &a->entries[entry_a]},
+                            (tsr_stored_tensor){&b->checkpoint, &b->entries[entry_b]}, tolerance, ring, &difference, &err);
     if (status != TSR_OK) fail_msg("%s", err.message);
     tsr_ring_free(ring);
     return difference;

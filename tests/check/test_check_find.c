@@ -54,7 +54,8 @@ static void check_checkpoint(tsr_checkpoint *checkpoint, tally *sum)
 /* All names with a prefix. */
 static void check_mapped(tsr_checkpoint *checkpoint, const tsr_host *host, tally *sum)
 {
-    static const char map[] = "{\"schema\":\"tessera.map/1\",\"rules\":[{\"from\":[\"{rest...}\"],\"to\":[\"mapped.{rest...}\"]}]}";
+    static const char map[] =
+        "{\"schema\":\"tessera.map/1\",\"rules\":[{\"from\":[\"{rest...}\"],\"to\":[\"mapped.{rest...}\"]}]}";
     tsr_checkpoint *mapped = NULL;
     const tsr_mapping_rules *rules;
     tsr_error err = {0};
@@ -93,8 +94,8 @@ static void test_check_find__says_what_locate_and_crc_say(void **state)
         if (item->d_name[0] != '.') check_sample(item->d_name, &native.host, &plain, &mapped);
     closedir(dir);
     tsr_native_host_close(&native);
-    print_message("%zu chunks, %zu of them with CRCs, %zu not found; %zu mapped chunks, %zu of them with CRCs\n", plain.chunks, plain.with_crc,
-                  plain.failures, mapped.chunks, mapped.with_crc);
+    print_message("%zu chunks, %zu of them with CRCs, %zu not found; %zu mapped chunks, %zu of them with CRCs\n",
+                  plain.chunks, plain.with_crc, plain.failures, mapped.chunks, mapped.with_crc);
     assert_true(plain.chunks > 1000 && plain.with_crc > 500 && plain.failures > 0);
     assert_true(mapped.chunks > 500 && mapped.with_crc > 300);
 }

@@ -30,8 +30,9 @@ static char *text_of(const tsr_findings *findings)
     char *text = calloc(1, room);
     for (size_t i = 0; i < tsr_findings_count(findings) && size < room; i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
-        size += (size_t)snprintf(text + size, room - size, "%s %s %.*s|%.*s|%.*s|%llu\n", f->rule->id, tsr_level_name(f->level),
-                                 TSR_STR_ARG(f->message), TSR_STR_ARG(f->file), TSR_STR_ARG(f->fqn), (unsigned long long)f->byte_offset);
+        size += (size_t)snprintf(text + size, room - size, "%s %s %.*s|%.*s|%.*s|%llu\n", f->rule->id,
+                                 tsr_level_name(f->level), TSR_STR_ARG(f->message), TSR_STR_ARG(f->file),
+                                 TSR_STR_ARG(f->fqn), (unsigned long long)f->byte_offset);
     }
     for (size_t r = 0; r < rules; r++)
         for (int level = TSR_NOTE; level <= TSR_ERROR && size < room; level++)
@@ -52,7 +53,8 @@ static char *findings_in_parts(const char *path, uint32_t count)
     for (uint32_t i = count; i-- > 0;) {
         checked *one = &both[i % 2];
         found[i] = tsr_vec_of(&tsr_allocator_libc, 1);
-        if (tsr_check_deep_part(one->checkpoint, (tsr_check_part){i, count}, one->ring, &found[i], &err)) fail_msg("%s: %s", path, err.message);
+        if (tsr_check_deep_part(one->checkpoint, (tsr_check_part){i, count}, one->ring, &found[i], &err))
+            fail_msg("%s: %s", path, err.message);
     }
     for (uint32_t i = 0; i < count; i++) {
         assert_int_equal(tsr_vec_append(&all, found[i].items, found[i].count, &err), TSR_OK);
@@ -139,7 +141,8 @@ static void test_check_parts__what_is_not_of_a_part_is_refused(void **state)
         const size_t size = n % 2 ? found.count : random_in(&random, 0, found.count - 1);
         char *bytes = malloc(size + 1);
         memcpy(bytes, found.items, size);
-        for (unsigned k = 0; size && k < 1 + n % 3; k++) bytes[random_in(&random, 0, n % 5 ? size - 1 : size < 64 ? size - 1 : 63)] = (char)random_next(&random);
+        for (unsigned k = 0; size && k < 1 + n % 3; k++)
+            bytes[random_in(&random, 0, n % 5 ? size - 1 : size < 64 ? size - 1 : 63)] = (char)random_next(&random);
         err = (tsr_error){0};
         const tsr_status status = tsr_check_deep_join(one.checkpoint, (tsr_str){bytes, size}, 1, one.ring, &err);
         if (status != TSR_OK && status != TSR_E_USAGE) fail_msg("status %d: %s", status, err.message);

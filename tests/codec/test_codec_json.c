@@ -110,7 +110,8 @@ static void test_codec_json__lone_surrogates_are_three_bytes(void **state)
 {
     (void)state;
     static const char *const rows[][2] = {{"\"\\ud800\"", "\xED\xA0\x80"},
-                                          {"\"\\ud800\\u0041\"", "\xED\xA0\x80" "A"},
+                                          {"\"\\ud800\\u0041\"", "\xED\xA0\x80"
+                                                                 "A"},
                                           {"\"\\ud800\\ue000\"", "\xED\xA0\x80\xEE\x80\x80"},
                                           {"\"\\ud800\\n00000\"", "\xED\xA0\x80\n00000"},
                                           {"\"\\ud800x0000000\"", "\xED\xA0\x80x0000000"},
@@ -124,7 +125,9 @@ static void test_codec_json__lone_surrogates_are_three_bytes(void **state)
         cJSON_Delete(root);
     }
     tsr_error err = {0};
-    assert_int_equal(tsr_json_parse(TSR_STR("{\"x\":[\"\\ud800\"],\"\\udc80\":1,\"\\udc81\":2, \"\\udc80\":3}"), &h, &root, &err), TSR_E_FORMAT);
+    assert_int_equal(
+        tsr_json_parse(TSR_STR("{\"x\":[\"\\ud800\"],\"\\udc80\":1,\"\\udc81\":2, \"\\udc80\":3}"), &h, &root, &err),
+        TSR_E_FORMAT);
     assert_int_equal(err.byte_position, 39);
 }
 

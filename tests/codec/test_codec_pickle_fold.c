@@ -79,7 +79,7 @@ static const struct {
 } rows[] = {
     {BYTES(P S POP2 NEW_P V "K\7ub."), "#7", 1, 0},
     {BYTES(P S POP2 SLOW_P V "K\7ub."), "#7", 1, 0},
-    {BYTES(P S POP2 "h\0)\x81}(" V "K\7ub."), "#7", 1, 0}, /* nothing is memoized */
+    {BYTES(P S POP2 "h\0)\x81}(" V "K\7ub."), "#7", 1, 0},     /* nothing is memoized */
     {BYTES(P S POP2 "h\0)\x81}(" V "K\7q\11ub."), "#7", 1, 1}, /* a memo slot with a gap before it */
     {BYTES(P S POP2 NEW_P V "\x94M\1\1ub."), "#257", 1, 0},
     {BYTES(P S POP2 NEW_P V "J\0\0\1\0ub."), "#65536", 1, 0},
@@ -260,8 +260,10 @@ static void test_codec_pickle_fold__declined_objects_are_generic(void **state)
 static void test_codec_pickle_fold__errors_of_the_sink_end_the_parse(void **state)
 {
     static const tsr_str broken[] = {BYTES(P S POP2 "h\1]\x85R."), BYTES(P S POP2 "h\0)\x81K\1b."),
-                                    BYTES(P S POP2 "h\0)\x81]b."), BYTES(P S POP2 "h\0)\x81\x8f" "b."),
-                                    BYTES(P S POP2 "h\0)\x81)b.")};
+                                     BYTES(P S POP2 "h\0)\x81]b."),
+                                     BYTES(P S POP2 "h\0)\x81\x8f"
+                                                    "b."),
+                                     BYTES(P S POP2 "h\0)\x81)b.")};
     (void)state;
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         char shown[64];

@@ -1,7 +1,7 @@
 /* What the zip reader accepts and rejects. Good archives are built here, or were written by PyTorch 2.13 (with positions
  * from Python's zipfile). Hostile archives are good ones with one field changed. */
-#include <stdarg.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -130,8 +130,10 @@ static void test_codec_zip__large_archives_take_few_reads(void **state)
     opened o;
     zip_start(&image, 0);
     zip_add(&image, "a/data.pkl", "pickle", 6, ZIP_DESCRIPTOR);
-    for (size_t i = 0; i < 3; i++) zip_add(&image, (const char *[]){"a/0", "a/1", "a/2"}[i], large, sizeof large, ZIP_DESCRIPTOR);
-    for (size_t i = 0; i < 8; i++) zip_add(&image, (const char *[]){"a/3", "a/4", "a/5", "a/6", "a/7", "a/8", "a/9", "a/z"}[i], "x", 1, ZIP_DESCRIPTOR);
+    for (size_t i = 0; i < 3; i++)
+        zip_add(&image, (const char *[]){"a/0", "a/1", "a/2"}[i], large, sizeof large, ZIP_DESCRIPTOR);
+    for (size_t i = 0; i < 8; i++)
+        zip_add(&image, (const char *[]){"a/3", "a/4", "a/5", "a/6", "a/7", "a/8", "a/9", "a/z"}[i], "x", 1, ZIP_DESCRIPTOR);
     zip_finish(&image, true);
     open_bytes(&o, image.bytes, image.size, 0);
     check_members(&o);
@@ -164,7 +166,19 @@ static void test_codec_zip__crc_absent_says_that_none_was_computed(void **state)
 }
 
 /* The records of make_image(true), for the table below. */
-typedef enum place { LOCAL_0, LOCAL_1, DESCRIPTOR_0, DESCRIPTOR_3, CENTRAL_0, CENTRAL_1, CENTRAL_2, ZIP64, LOCATOR, END, NOWHERE } place;
+typedef enum place {
+    LOCAL_0,
+    LOCAL_1,
+    DESCRIPTOR_0,
+    DESCRIPTOR_3,
+    CENTRAL_0,
+    CENTRAL_1,
+    CENTRAL_2,
+    ZIP64,
+    LOCATOR,
+    END,
+    NOWHERE
+} place;
 
 static size_t offset_of(place at)
 {
@@ -266,7 +280,8 @@ static void test_codec_zip__every_difference_is_refused_with_its_place(void **st
         open_bytes(&o, image.bytes, image.size, 0);
         if (o.status != p->status || !strstr(o.err.message, p->message) ||
             (p->where != NOWHERE && o.err.byte_position != offset_of(p->where)))
-            fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position, o.err.message);
+            fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position,
+                     o.err.message);
         drop(&o);
     }
 }

@@ -63,7 +63,8 @@ static void check_chunk(tsr_checkpoint *checkpoint, const tsr_entry *entry, cons
     if (tsr_checkpoint_locate(checkpoint, entry, chunk, scratch, &view, &err)) fail_msg("%s", err.message);
     assert_int_equal(found->view.byte_offset, view.byte_offset);
     assert_int_equal(found->view.file, view.file);
-    if (tsr_store_read(tsr_checkpoint_store(checkpoint), view.file, view.byte_offset, bytes, size, &err)) fail_msg("%s", err.message);
+    if (tsr_store_read(tsr_checkpoint_store(checkpoint), view.file, view.byte_offset, bytes, size, &err))
+        fail_msg("%s", err.message);
     assert_true(found->crc.is_stated);
     assert_int_equal(found->crc.crc32, tsr_crc32(tsr_checkpoint_host(checkpoint), 0, bytes, size));
     tsr_arena_free(scratch);

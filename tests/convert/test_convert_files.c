@@ -66,9 +66,9 @@ static void expect_same_values(tsr_made *made, tsr_checkpoint *again)
         tsr_difference difference;
         tsr_error err = {0};
         assert_non_null(entry);
-        const tsr_status status = tsr_compare_tensors((tsr_stored_tensor){&made->checkpoint, &made->entries[i]},
-                                                      (tsr_stored_tensor){again, entry}, &(tsr_tolerance){.exact = true},
-                                                      ring, &difference, &err);
+        const tsr_status status =
+            tsr_compare_tensors((tsr_stored_tensor){&made->checkpoint, &made->entries[i]}, (tsr_stored_tensor){again, entry},
+                                &(tsr_tolerance){.exact = true}, ring, &difference, &err);
         if (status != TSR_OK) fail_msg("%s", err.message);
         assert_int_equal(difference.differing, 0);
         if (tsr_dtype_size(entry->dtype)) assert_int_equal(entry->chunks[0].byte_offset % tsr_dtype_size(entry->dtype), 0);

@@ -50,8 +50,7 @@ static void check_copies(uint64_t seed)
             OK(device->from_host(device, there + to, host + from, bytes, err));
             memcpy(there_shadow + to, host_shadow + from, bytes);
         } else {
-            if (random_in(&random, 0, 1))
-                /* These bytes may have been written by an earlier copy. */
+            if (random_in(&random, 0, 1)) /* These bytes may have been written by an earlier copy. */
                 from = to - SIZE / 2 >= bytes ? to - bytes : SIZE / 2 - bytes;
             OK(device->within(device, there + to, there + from, bytes, err));
             memcpy(there_shadow + to, there_shadow + from, bytes);

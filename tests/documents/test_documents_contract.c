@@ -19,9 +19,9 @@ static const tsr_host *host_of(const tsr_allocator *allocator)
 }
 
 #define LAYOUT(entries, more) "{\"schema\": \"tessera.layout/1\", \"entries\": [" entries "]" more "}"
-#define ENTRY "{\"fqn\": \"a.w\", \"kind\": \"tensor\", \"dtype\": \"int8\", \"shape\": [2, 3]"
-#define HASH(algorithm) ", \"hash\": {\"algorithm\": \"" algorithm "\", \"digest\": \"00ff\"}"
-#define RULE(text) ", \"rules\": [" text "]"
+#define ENTRY                 "{\"fqn\": \"a.w\", \"kind\": \"tensor\", \"dtype\": \"int8\", \"shape\": [2, 3]"
+#define HASH(algorithm)       ", \"hash\": {\"algorithm\": \"" algorithm "\", \"digest\": \"00ff\"}"
+#define RULE(text)            ", \"rules\": [" text "]"
 
 static const struct {
     const char *text;
@@ -72,7 +72,8 @@ static void test_documents_contract__refusals_say_what_and_where(void **state)
 
 static const char with_rules[] = LAYOUT(
     ENTRY HASH("sha256") "}, {\"fqn\": \"n\", \"kind\": \"object\"}",
-    RULE("{\"match\": \"a.*\", \"allow\": [\"missing\", \"value\"], \"dtypes\": [\"uint8\"]}, {\"match\": \"**\", \"allow\": [\"extra\"]}"));
+    RULE(
+        "{\"match\": \"a.*\", \"allow\": [\"missing\", \"value\"], \"dtypes\": [\"uint8\"]}, {\"match\": \"**\", \"allow\": [\"extra\"]}"));
 static const char index_file[] = "{\"metadata\": {}, \"weight_map\": {\"b\": \"f\", \"a\": \"f\"}}";
 static const char names[] = "# two\n\nx.y\r\n  z";
 static const char modules[] =

@@ -4,18 +4,23 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/policy.h"
 
-#define LIMITS {64, 1000, 1 << 20, 1 << 24, 1 << 20}
+#define LIMITS \
+    { \
+        64, 1000, 1 << 20, 1 << 24, 1 << 20 \
+    }
 static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = LIMITS};
-static const char known_nan[] = "{\"schema\": \"tessera.findings/1\", \"findings\": ["
-                                "{\"rule\": \"values/nan\", \"fqn\": \"w\"}, {\"rule\": \"zip/crc\", \"file\": \"a.pt\", \"fqn\": \"w\"},"
-                                "{\"rule\": \"values/nan\", \"fqn\": \"bad\xEF\xBF\xBD\"}],"
-                                "\"summary\": {\"unlisted\": {\"values/bool\": 3, \"of/another-version\": 9}}}";
+static const char known_nan[] =
+    "{\"schema\": \"tessera.findings/1\", \"findings\": ["
+    "{\"rule\": \"values/nan\", \"fqn\": \"w\"}, {\"rule\": \"zip/crc\", \"file\": \"a.pt\", \"fqn\": \"w\"},"
+    "{\"rule\": \"values/nan\", \"fqn\": \"bad\xEF\xBF\xBD\"}],"
+    "\"summary\": {\"unlisted\": {\"values/bool\": 3, \"of/another-version\": 9}}}";
 
 static tsr_place at(const char *file, const char *fqn)
 {
@@ -36,8 +41,10 @@ static void test_documents_policy__findings_keep_their_order_and_get_levels(void
     (void)state;
     tsr_error err = {0};
     tsr_policy_result result = {0};
-    tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 2, &err), *to = tsr_findings_new(&tsr_allocator_libc, 0, &err);
-    tsr_policy *policy = policy_of(TSR_POLICY_VALIDATE, (const char *[]){"values/*=error", "zip/crc-absent=off", NULL}, known_nan);
+    tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 2, &err),
+                 *to = tsr_findings_new(&tsr_allocator_libc, 0, &err);
+    tsr_policy *policy =
+        policy_of(TSR_POLICY_VALIDATE, (const char *[]){"values/*=error", "zip/crc-absent=off", NULL}, known_nan);
     tsr_finding_add(from, "values/nan", at(NULL, "v"), &err, "first");
     tsr_finding_add(from, "values/nan", at(NULL, "w"), &err, "known");
     tsr_finding_add(from, "values/nan", at(NULL, "x"), &err, "beyond what is stored");
@@ -68,7 +75,8 @@ static void test_documents_policy__names_are_known_as_documents_write_them(void 
     (void)state;
     tsr_error err = {0};
     tsr_policy_result result = {0};
-    tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 0, &err), *to = tsr_findings_new(&tsr_allocator_libc, 0, &err);
+    tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 0, &err),
+                 *to = tsr_findings_new(&tsr_allocator_libc, 0, &err);
     tsr_policy *policy = policy_of(TSR_POLICY_VALIDATE, (const char *[]){NULL}, known_nan);
     tsr_finding_add(from, "values/nan", at(NULL, "bad\xff"), &err, "known");
     tsr_finding_add(from, "values/nan", at(NULL, "bad"), &err, "new");
@@ -90,7 +98,8 @@ static void test_documents_policy__pairs_of_a_diff_keep_their_positions(void **s
                                 "\"changed\": [{\"fqn\": \"a\", \"what\": [\"dtype\"]}]}";
     tsr_error err = {0};
     tsr_policy_result result = {0};
-    tsr_diff_pair pairs[] = {{&entries[0], &entries[0], TSR_DIFF_DTYPE | TSR_DIFF_SHAPE}, {&entries[1], &entries[1], 0},
+    tsr_diff_pair pairs[] = {{&entries[0], &entries[0], TSR_DIFF_DTYPE | TSR_DIFF_SHAPE},
+                             {&entries[1], &entries[1], 0},
                              {&entries[1], &entries[1], TSR_DIFF_VALUE}};
     const tsr_entry *added[] = {&entries[1], &entries[2]}, *removed[] = {&entries[1]};
     const tsr_diff from = {pairs, 3, added, 2, removed, 1, NULL, 0};
@@ -123,7 +132,8 @@ static void test_documents_policy__survives_every_allocation_failure(void **stat
         tsr_host host = {.allocator = &failing.allocator, .limits = LIMITS};
         tsr_policy_result result = {0};
         tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &host, NULL);
-        tsr_findings *from = tsr_findings_new(&failing.allocator, 0, NULL), *to = tsr_findings_new(&failing.allocator, 0, NULL);
+        tsr_findings *from = tsr_findings_new(&failing.allocator, 0, NULL),
+                     *to = tsr_findings_new(&failing.allocator, 0, NULL);
         tsr_status status = policy && from && to ? tsr_policy_baseline(policy, tsr_str_from(known_nan), NULL) : TSR_E_NOMEM;
         for (int i = 0; i < 20 && status == TSR_OK; i++)
             status = tsr_finding_add(from, "values/nan", at("f", i % 2 ? "w" : "v"), NULL, "%d", i);

@@ -146,8 +146,9 @@ static void test_documents_read__targets_are_complete_or_refused(void **state)
     CHECK(read_target, target, edits);
 }
 
-static const char flat_target[] = "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4]},\"strategy\":{\"name\":\"fsdp1\",\"units\":["
-                                  "\"layers.*.**\",\"head.**\"],\"use_orig_params\":false}}";
+static const char flat_target[] =
+    "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4]},\"strategy\":{\"name\":\"fsdp1\",\"units\":["
+    "\"layers.*.**\",\"head.**\"],\"use_orig_params\":false}}";
 
 static void test_documents_read__strategies_are_complete_or_refused(void **state)
 {
@@ -184,7 +185,8 @@ static void test_documents_read__a_strategy_without_use_orig_params_has_them(voi
         char text[256];
         tsr_target_texts texts;
         tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
-        snprintf(text, sizeof text, "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4]},\"strategy\":%s}", cases[i].strategy);
+        snprintf(text, sizeof text, "{\"schema\":\"tessera.target/1\",\"mesh\":{\"shape\":[4]},\"strategy\":%s}",
+                 cases[i].strategy);
         assert_int_equal(tsr_target_texts_read(tsr_str_from(text), &host, arena, &texts, NULL), TSR_OK);
         assert_true(texts.fsdp1 && texts.use_orig_params == cases[i].use_orig_params);
         assert_int_equal(texts.unit_count, cases[i].units);
@@ -248,8 +250,7 @@ static void test_documents_read__flat_parameters_are_complete_or_refused(void **
         {"\"param_groups\"", "\"shard_groups\":[[0],[1]],\"param_groups\"", TSR_OK, ""},
         {"\"param_groups\"", "\"shard_groups\":7,\"param_groups\"", TSR_E_FORMAT, "expected an array at shard_groups"},
         {"\"param_groups\"", "\"shard_groups\":[7],\"param_groups\"", TSR_E_FORMAT, "expected an array at shard_groups"},
-        {"\"param_groups\"", "\"shard_groups\":[[0,1],[1]],\"param_groups\"", TSR_E_FORMAT,
-         "shard_groups of 2 and 1 ranks"},
+        {"\"param_groups\"", "\"shard_groups\":[[0,1],[1]],\"param_groups\"", TSR_E_FORMAT, "shard_groups of 2 and 1 ranks"},
         {"\"param_groups\"", "\"shard_groups\":[[\"0\",1]],\"param_groups\"", TSR_E_FORMAT,
          "expected a number at shard_groups"},
         {"\"param_groups\"", "\"shard_groups\":[[0,0]],\"param_groups\"", TSR_E_FORMAT, "list rank 0 twice"},

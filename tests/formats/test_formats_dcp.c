@@ -53,11 +53,16 @@ static void drop(opened *o)
 
 /* ---- what PyTorch wrote ---- */
 
-static const char *const samples[] = {"dcp_small",       "dcp_ddp",           "dcp_dtypes",     "dcp_file_per_item",
-                                      "dcp_fsdp1_local", "dcp_fsdp1_sharded", "dcp_fsdp2",      "dcp_fsdp2_flat_optim",
-                                      "dcp_hsdp",        "dcp_objects",       "dcp_rank_local", "dcp_safetensors_items",
-                                      "dcp_tensors",     "dcp_threads",       "dcp_tp",         "dcp_tp_fsdp2",
-                                      "dcp_crc_off",     "dcp_v2_15_layouts", "dcp_v2_15_fsdp2", "dcp_v2_15_fsdp1_sharded",
+static const char *const samples[] = {"dcp_small",        "dcp_ddp",
+                                      "dcp_dtypes",       "dcp_file_per_item",
+                                      "dcp_fsdp1_local",  "dcp_fsdp1_sharded",
+                                      "dcp_fsdp2",        "dcp_fsdp2_flat_optim",
+                                      "dcp_hsdp",         "dcp_objects",
+                                      "dcp_rank_local",   "dcp_safetensors_items",
+                                      "dcp_tensors",      "dcp_threads",
+                                      "dcp_tp",           "dcp_tp_fsdp2",
+                                      "dcp_crc_off",      "dcp_v2_15_layouts",
+                                      "dcp_v2_15_fsdp2",  "dcp_v2_15_fsdp1_sharded",
                                       "dcp_v2_3_layouts", "dcp_v2_3_fsdp1_sharded"};
 
 static bool same_numbers(const cJSON *list, const uint64_t *numbers, uint32_t count)

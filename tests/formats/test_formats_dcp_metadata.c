@@ -14,11 +14,11 @@
 #include "support/faults.h"
 #include "tessera/checkpoint.h"
 
-#define W                                       STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("2", "2")) CHUNK(SIZE2("2", "0"), SIZE2("2", "2")))
-#define W_FIRST                                 AT("w", SIZE2("0", "0"), INT("0"), "d", "0", "100")
-#define W_SECOND                                AT("w", SIZE2("2", "0"), INT("1"), "d", "100", "100")
-#define W_PLACED                                W_FIRST W_SECOND
-#define NEW_METADATA_UNTIL_PLANNER              "c" MODULE "Metadata\n)\x81(" STR("state_dict_metadata") "(" W "d" STR("planner_data") "("
+#define W                          STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("2", "2")) CHUNK(SIZE2("2", "0"), SIZE2("2", "2")))
+#define W_FIRST                    AT("w", SIZE2("0", "0"), INT("0"), "d", "0", "100")
+#define W_SECOND                   AT("w", SIZE2("2", "0"), INT("1"), "d", "100", "100")
+#define W_PLACED                   W_FIRST W_SECOND
+#define NEW_METADATA_UNTIL_PLANNER "c" MODULE "Metadata\n)\x81(" STR("state_dict_metadata") "(" W "d" STR("planner_data") "("
 
 typedef struct opened {
     tsr_host host;

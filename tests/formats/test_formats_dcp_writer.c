@@ -116,8 +116,7 @@ static void test_formats_dcp_writer__a_version_gets_what_it_reads(void **state)
     static const struct {
         tsr_torch_version version;
         bool storage_meta, strides;
-    } rows[] =
-        {{0, true, false}, {3, false, false}, {4, true, false}, {14, true, false}, {15, true, true}};
+    } rows[] = {{0, true, false}, {3, false, false}, {4, true, false}, {14, true, false}, {15, true, true}};
     const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = limits};
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -129,7 +128,13 @@ static void test_formats_dcp_writer__a_version_gets_what_it_reads(void **state)
         assert_int_equal(contains(&out, "00000000-1111-2222"), rows[i].storage_meta);
         assert_int_equal(m.newer != TSR_NO_POSITION, rows[i].strides);
         /* 2 * 3 * 4 * 5, 3 * 4 * 5, 4 * 5, 5, 1: one byte each after an opcode, then the tuple, and BUILD's */
-        assert_int_equal(contains(&out, "\x89(Kx" "K<" "K\x14" "K\x05" "K\x01" "tt"), rows[i].strides);
+        assert_int_equal(contains(&out, "\x89(Kx"
+                                        "K<"
+                                        "K\x14"
+                                        "K\x05"
+                                        "K\x01"
+                                        "tt"),
+                         rows[i].strides);
         tsr_dcp_metadata_close(&m);
         tsr_vec_free(&out);
     }

@@ -18,7 +18,8 @@ static tsr_checkpoint *open_folder(folder *f, const part *parts)
     tsr_checkpoint *checkpoint;
     tsr_error err = {0};
     make_folder(f, parts, NULL);
-    if (tsr_checkpoint_open(f->store, &f->host, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
+    if (tsr_checkpoint_open(f->store, &f->host, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &checkpoint, &err) != TSR_OK)
+        fail_msg("%s", err.message);
     return checkpoint;
 }
 

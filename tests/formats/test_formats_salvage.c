@@ -54,9 +54,9 @@ static tsr_status bear(void *ctx, tsr_store *store, const tsr_host *host, tsr_er
     tsr_salvage out;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     tsr_findings *findings = arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
-    const tsr_status status = findings ? tsr_salvage_dcp(store, host,
-                                                         &(tsr_salvage_options){.like = ctx, .findings = findings}, arena,
-                                                         &out, err) : TSR_E_NOMEM;
+    const tsr_status status =
+        findings ? tsr_salvage_dcp(store, host, &(tsr_salvage_options){.like = ctx, .findings = findings}, arena, &out, err)
+                 : TSR_E_NOMEM;
     tsr_findings_free(findings);
     tsr_arena_free(arena);
     return status;
@@ -65,9 +65,8 @@ static tsr_status bear(void *ctx, tsr_store *store, const tsr_host *host, tsr_er
 static tsr_status salvage(salvaging *s, const tsr_catalog *like, bool bearing)
 {
     if (!s->files.store) assert_int_equal(sample_open(&s->files, s->host.allocator), TSR_OK);
-    const tsr_status status = tsr_salvage_dcp(s->files.store, &s->host,
-                                              &(tsr_salvage_options){.like = like, .findings = s->findings}, s->arena,
-                                              &s->out, &s->err);
+    const tsr_status status = tsr_salvage_dcp(
+        s->files.store, &s->host, &(tsr_salvage_options){.like = like, .findings = s->findings}, s->arena, &s->out, &s->err);
     if (bearing) assert_int_equal(must_bear_failures(bear, (void *)(uintptr_t)like, s->files.store, &s->host), status);
     return status;
 }

@@ -87,7 +87,9 @@ static const golden goldens[] = {
     {"torch_v2_3_train_state", {"train.pt"}, TSR_FORMAT_TORCH_ZIP},
     {"torch_ranks_v2_15_fsdp1_sharded", {"rank0.pt", "rank1.pt"}, TSR_FORMAT_TORCH_RANKS},
     {"torch_ranks_v2_15_fsdp2", {"rank0.pt", "rank1.pt"}, TSR_FORMAT_TORCH_RANKS},
-    {"torch_ranks_uneven_strided", {"rank0.pt", "rank1.pt", "rank2.pt", "rank3.pt", "rank4.pt", "rank5.pt"}, TSR_FORMAT_TORCH_RANKS},
+    {"torch_ranks_uneven_strided",
+     {"rank0.pt", "rank1.pt", "rank2.pt", "rank3.pt", "rank4.pt", "rank5.pt"},
+     TSR_FORMAT_TORCH_RANKS},
 };
 
 static cJSON *golden_of(const char *folder)
@@ -168,17 +170,18 @@ static void check_golden(const golden *g)
     if (o.status != TSR_OK) fail_msg("%s: %s", g->folder, o.err.message);
     assert_int_equal(o.catalog->format, g->format);
     cJSON *root = golden_of(g->folder), *member;
-    const cJSON *groups[] = {cJSON_GetObjectItem(root, "entries"), cJSON_GetObjectItem(root, "objects"), cJSON_GetObjectItem(root, "opaque")};
+    const cJSON *groups[] = {cJSON_GetObjectItem(root, "entries"), cJSON_GetObjectItem(root, "objects"),
+                             cJSON_GetObjectItem(root, "opaque")};
     const cJSON *paths = cJSON_GetObjectItem(root, "paths");
     int count = cJSON_GetArraySize(groups[0]) + cJSON_GetArraySize(groups[1]) + cJSON_GetArraySize(groups[2]);
     assert_int_equal(o.catalog->entry_count, count);
-    for (int k = 0; k < 3; k++)
-        cJSON_ArrayForEach(member, groups[k])
+    for (int k = 0; k < 3; k++) cJSON_ArrayForEach(member, groups[k])
         {
             const tsr_entry *entry = tsr_checkpoint_entry(o.checkpoint, tsr_str_from(member->string));
             if (!entry) fail_msg("%s: '%s' is missing", g->folder, member->string);
             if (k == 0) check_tensor(g->folder, entry, member);
-            else if (entry->kind == TSR_ENTRY_TENSOR || !entry->value) fail_msg("%s: '%s' is no object", g->folder, member->string);
+            else if (entry->kind == TSR_ENTRY_TENSOR || !entry->value)
+                fail_msg("%s: '%s' is no object", g->folder, member->string);
             if (k == 2) assert_int_equal(entry->kind, TSR_ENTRY_OPAQUE);
         }
     uint64_t at = 0;
@@ -246,10 +249,12 @@ static void check_views(const opened *o)
     check_floats(o, "last_element", (const float[]){59}, 1);
     check_floats(o, "expanded", (const float[]){1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, 12);
     check_floats(o, "expanded_scalar", (const float[]){7, 7, 7, 7, 7, 7, 7, 7, 7, 7}, 10);
-    const tsr_entry *conj = tsr_checkpoint_entry(o->checkpoint, TSR_STR("conj")), *neg = tsr_checkpoint_entry(o->checkpoint, TSR_STR("neg"));
+    const tsr_entry *conj = tsr_checkpoint_entry(o->checkpoint, TSR_STR("conj")),
+                    *neg = tsr_checkpoint_entry(o->checkpoint, TSR_STR("neg"));
     assert_true(conj->chunks[0].view->conj && !conj->chunks[0].view->neg);
     assert_true(neg->chunks[0].view->neg && !neg->chunks[0].view->conj);
-    const tsr_entry *a = tsr_checkpoint_entry(o->checkpoint, TSR_STR("base")), *b = tsr_checkpoint_entry(o->checkpoint, TSR_STR("rows"));
+    const tsr_entry *a = tsr_checkpoint_entry(o->checkpoint, TSR_STR("base")),
+                    *b = tsr_checkpoint_entry(o->checkpoint, TSR_STR("rows"));
     assert_true(a->storage_id != 0 && a->storage_id == b->storage_id);
     assert_int_equal(tsr_checkpoint_entry(o->checkpoint, TSR_STR("expanded_scalar"))->storage_id, 0);
 }
@@ -285,7 +290,10 @@ static void test_formats_torch__parameters_and_gradients_are_known(void **state)
     static const struct {
         const char *fqn;
         bool is_parameter, requires_grad;
-    } rows[] = {{"parameter", true, false}, {"buffer", false, false}, {"parameter_with_attribute", true, true}, {"needs_grad", false, true}};
+    } rows[] = {{"parameter", true, false},
+                {"buffer", false, false},
+                {"parameter_with_attribute", true, true},
+                {"needs_grad", false, true}};
     opened o;
     open_file(&o, "torch_subclasses", "subclasses.pt");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -390,7 +398,9 @@ static void test_formats_torch__extents_cover_members_and_storages(void **state)
     static const struct {
         const char *folder, *file;
         uint32_t count, with_entry, with_crc;
-    } rows[] = {{"torch_plain", "model.pt", 12, 6, 12}, {"torch_crc_off", "model.pt", 12, 6, 0}, {"torch_legacy_dtypes", "dtypes.pt", 12, 12, 0}};
+    } rows[] = {{"torch_plain", "model.pt", 12, 6, 12},
+                {"torch_crc_off", "model.pt", 12, 6, 0},
+                {"torch_legacy_dtypes", "dtypes.pt", 12, 12, 0}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         opened o;
         seen s = {0};
@@ -433,11 +443,11 @@ static void bear_failures(const char *folder, const char *const *files)
 static void test_formats_torch__failing_allocations_and_reads_end_cleanly(void **state)
 {
     (void)state;
-    static const char *const files[][2] = {
-        {"torch_plain", "model.pt"},     {"torch_module", "module.pt"},       {"torch_legacy_dtypes", "dtypes.pt"},
-        {"torch_classes", "classes.pt"}, {"torch_quantized", "quantized.pt"}, {"torch_sparse", "sparse.pt"},
-        {"torch_nested", "nested.pt"},   {"torch_storages", "storages.pt"},   {"torch_subclasses", "subclasses.pt"},
-        {"torch_big_endian", "model.pt"}};
+    static const char *const files[][2] = {{"torch_plain", "model.pt"},           {"torch_module", "module.pt"},
+                                           {"torch_legacy_dtypes", "dtypes.pt"},  {"torch_classes", "classes.pt"},
+                                           {"torch_quantized", "quantized.pt"},   {"torch_sparse", "sparse.pt"},
+                                           {"torch_nested", "nested.pt"},         {"torch_storages", "storages.pt"},
+                                           {"torch_subclasses", "subclasses.pt"}, {"torch_big_endian", "model.pt"}};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         bear_failures(files[i][0], (const char *const[]){files[i][1], NULL});
     bear_failures("torch_ranks_uneven_strided", (const char *const[]){"rank0.pt", "rank1.pt", NULL});

@@ -58,7 +58,9 @@ static void print_entry(const tsr_entry *entry, char *out, size_t size)
     for (uint32_t i = 0; i < entry->path_length; i++) {
         const tsr_path_item *item = &entry->path[i];
         if (item->kind == TSR_PATH_KEY) used += (size_t)snprintf(out + used, size - used, " k:%.*s", TSR_STR_ARG(item->key));
-        else used += (size_t)snprintf(out + used, size - used, " %c:%lld", item->kind == TSR_PATH_INDEX ? 'i' : 'k', (long long)item->integer);
+        else
+            used += (size_t)snprintf(out + used, size - used, " %c:%lld", item->kind == TSR_PATH_INDEX ? 'i' : 'k',
+                                     (long long)item->integer);
     }
     tsr_str type = entry->kind == TSR_ENTRY_TENSOR ? TSR_STR("tensor") : entry->type;
     if (tsr_str_equal(type, TSR_STR("torch.Size"))) type = TSR_STR("Size");
@@ -88,11 +90,11 @@ static void test_formats_torch_flatten__names_are_those_of_flatten_state_dict(vo
     free((char *)bytes.data);
 }
 
-#define TENSOR                                                                                                            \
-    "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\ntQI0\n(I2\nt(I1\ntI00\n"     \
+#define TENSOR \
+    "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI2\ntQI0\n(I2\nt(I1\ntI00\n" \
     "ccollections\nOrderedDict\n)RtR"
-#define MODULE(class_name, parameters, buffers, modules, hidden)                                                           \
-    "c" class_name "\n)\x81(dS'training'\nI01\nsS'_parameters'\n(d" parameters "sS'_buffers'\n(d" buffers                  \
+#define MODULE(class_name, parameters, buffers, modules, hidden) \
+    "c" class_name "\n)\x81(dS'training'\nI01\nsS'_parameters'\n(d" parameters "sS'_buffers'\n(d" buffers \
     "sS'_modules'\n(d" modules "sS'_non_persistent_buffers_set'\nc__builtin__\nset\n((l" hidden "tRsb"
 
 #define SIZED_STORAGE(class_name) "(S'storage'\n" class_name "S'0'\nS'cpu'\nI8\ntQ"
@@ -124,12 +126,12 @@ static const struct row {
     {"(d(S'a'\n(I1\nt(tNtI1\nsL1180591620717411303424L\nI2\nsctorch\nbfloat16\nI3\ns.",
      "('a', (1,), (), None):o|1180591620717411303424:o|torch.bfloat16:o"},
     {"(dC\1aI1\nsctorch\ndevice\n(S'cuda'\nI1\ntRI2\ns.", "b'a':o|cuda:1:o"},
-    {"(dcmy\nC\n)\x81I1\ns.", ":o"},                 /* keys without a text: the mapping stays whole */
-    {"(d(S'\\''\ntI1\ns.", ":o"},                    /* and keys that Python might quote differently */
-    {"(d(((((tttttI1\ns.", ":o"},                    /* a deep key */
-    {"cmy\nDict\n)\x81S'a'\n" TENSOR "s.", "a:t"},   /* an instance of a class derived from dict, or from list */
+    {"(dcmy\nC\n)\x81I1\ns.", ":o"},               /* keys without a text: the mapping stays whole */
+    {"(d(S'\\''\ntI1\ns.", ":o"},                  /* and keys that Python might quote differently */
+    {"(d(((((tttttI1\ns.", ":o"},                  /* a deep key */
+    {"cmy\nDict\n)\x81S'a'\n" TENSOR "s.", "a:t"}, /* an instance of a class derived from dict, or from list */
     {"(dS'x'\ncmy\nList\n)\x81(" TENSOR "I1\nes.", "x.0:t|x.1:o"},
-    {"cmy\nDict\n)\x81S'a'\nI1\nsI2\na.", ":o"},     /* neither of them */
+    {"cmy\nDict\n)\x81S'a'\nI1\nsI2\na.", ":o"},                     /* neither of them */
     {"(dS'x'\ncmy\nConfig\n)\x81(dS'_parameters'\nI1\nsbs.", "x:o"}, /* not a module */
     {MODULE("my\nNet", "S'w'\n" TENSOR "sS'bias'\nNs", "S'b'\n" TENSOR "sS'tmp'\n" TENSOR "s",
             "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "sS'gone'\nNs", "S'tmp'\na") ".",
@@ -161,7 +163,8 @@ static void test_formats_torch_flatten__roots_keys_and_modules(void **state)
         open_pickle(&o, rows[i].pickle, 0);
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         for (uint64_t k = 0; k < o.catalog->entry_count; k++)
-            used += (size_t)snprintf(names + used, sizeof names - used, "%s%.*s:%c", k ? "|" : "", TSR_STR_ARG(o.catalog->entries[k].fqn),
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%.*s:%c", k ? "|" : "",
+                                     TSR_STR_ARG(o.catalog->entries[k].fqn),
                                      o.catalog->entries[k].kind == TSR_ENTRY_TENSOR ? 't' : 'o');
         if (strcmp(names, rows[i].names) != 0) fail_msg("row %zu: %s, expected %s", i, names, rows[i].names);
         drop(&o);
@@ -298,7 +301,9 @@ static void test_formats_torch_flatten__a_modules_names_are_one_key(void **state
 {
     (void)state;
     opened o;
-    open_pickle(&o, "(dS'm'\n" MODULE("my\nNet", "", "", "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "s", "") "s.", 0);
+    open_pickle(
+        &o, "(dS'm'\n" MODULE("my\nNet", "", "", "S'sub'\n" MODULE("my\nSub", "S'w'\n" TENSOR "s", "", "", "") "s", "") "s.",
+        0);
     const tsr_entry *entry = &o.catalog->entries[0];
     assert_int_equal(entry->path_length, 2);
     assert_true(tsr_str_equal(entry->path[0].key, TSR_STR("m")));
@@ -372,7 +377,8 @@ static void test_formats_torch_flatten__shared_lists_are_looked_through_once(voi
     static char pickle[4096];
     opened o;
     size_t used = (size_t)snprintf(pickle, sizeof pickle, "(lI1\nap0\n0");
-    for (int i = 0; i < 60; i++) used += (size_t)snprintf(pickle + used, sizeof pickle - used, "(lg%d\nag%d\nap%d\n0", i, i, i + 1);
+    for (int i = 0; i < 60; i++)
+        used += (size_t)snprintf(pickle + used, sizeof pickle - used, "(lg%d\nag%d\nap%d\n0", i, i, i + 1);
     snprintf(pickle + used, sizeof pickle - used, "(dS'x'\ng60\ns.");
     open_pickle(&o, pickle, 10000);
     assert_int_equal(o.status, TSR_OK);

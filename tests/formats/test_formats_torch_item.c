@@ -10,13 +10,13 @@
 #include "support/torch_opening.h"
 
 #define STORAGE_OF(class_name, key, numel) "(S'storage'\n" class_name "S'" key "'\nS'cpu'\nI" numel "\ntQ"
-#define FLOATS(numel) STORAGE_OF("ctorch\nFloatStorage\n", "0", numel)
+#define FLOATS(numel)                      STORAGE_OF("ctorch\nFloatStorage\n", "0", numel)
 #define FLOATS_VIEW(view)                  "(S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI6\n(" view "ttQ"
-#define TUPLE2(a, b) "(I" a "\nI" b "\nt"
-#define V2_OPEN "ctorch._utils\n_rebuild_tensor_v2\n("
-#define HOOKS "I00\nccollections\nOrderedDict\n)R"
-#define V2(storage, offset, size, stride) V2_OPEN storage "I" offset "\n" size stride HOOKS "tR"
-#define GOOD V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1"))
+#define TUPLE2(a, b)                       "(I" a "\nI" b "\nt"
+#define V2_OPEN                            "ctorch._utils\n_rebuild_tensor_v2\n("
+#define HOOKS                              "I00\nccollections\nOrderedDict\n)R"
+#define V2(storage, offset, size, stride)  V2_OPEN storage "I" offset "\n" size stride HOOKS "tR"
+#define GOOD                               V2(FLOATS("6"), "0", TUPLE2("2", "3"), TUPLE2("3", "1"))
 
 static zip_image image;
 
@@ -130,7 +130,8 @@ static void test_formats_torch_item__tensors_that_do_not_fit_are_refused(void **
         torch_open(&o, &image, NULL);
         bool placed = r->status == TSR_OK || (o.err.byte_position != TSR_NO_POSITION && o.err.byte_position <= image.size);
         if (o.status != r->status || !strstr(o.err.message, r->message) || !placed)
-            fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position, o.err.message);
+            fail_msg("row %zu: status %d at %llu: %s", i, (int)o.status, (unsigned long long)o.err.byte_position,
+                     o.err.message);
         torch_opening_drop(&o);
     }
 }
@@ -142,7 +143,8 @@ static void test_formats_torch_item__archives_without_a_pickle_are_refused_by_na
         const char *member;
         tsr_status status;
         const char *message;
-    } rows[] = {{"a/other", TSR_E_FORMAT, "without a member <folder>/data.pkl"}, {"a/constants.pkl", TSR_E_UNSUPPORTED, "TorchScript"}};
+    } rows[] = {{"a/other", TSR_E_FORMAT, "without a member <folder>/data.pkl"},
+                {"a/constants.pkl", TSR_E_UNSUPPORTED, "TorchScript"}};
     for (size_t i = 0; i < 2; i++) {
         torch_opening o;
         zip_start(&image, 0);

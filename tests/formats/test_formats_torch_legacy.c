@@ -12,11 +12,12 @@
 
 static zip_image image; /* used as a byte buffer; there is no zip archive here */
 
-#define MAGIC "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
-#define VERSION "\x80\x02M\xe9\x03."
+#define MAGIC              "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+#define VERSION            "\x80\x02M\xe9\x03."
 #define STORAGE(key, view) "(S'storage'\nctorch\nFloatStorage\nS'" key "'\nS'cpu'\nI6\n" view "tQ"
 #define TENSOR(key, view, offset, size, stride) \
-    "ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE(key, view) "I" offset "\n" size stride "I00\nccollections\nOrderedDict\n)RtR"
+    "ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE(key, view) "I" offset "\n" size stride \
+                                                              "I00\nccollections\nOrderedDict\n)RtR"
 #define GOOD TENSOR("k", "N", "0", PICKLED_2("2", "3"), PICKLED_2("3", "1")) "."
 
 typedef struct legacy {
@@ -69,7 +70,9 @@ static const struct row {
 } rows[] = {
     {{VERSION, GOOD, "(lS'k'\na.", {6}, 1, 24}, TSR_OK, ""},
     {{VERSION, "I1\n.", "(l.", {0}, 0, 0}, TSR_OK, ""},
-    {{"\x80\x02M\xea\x03.", GOOD, "(lS'k'\na.", {6}, 1, 24}, TSR_E_UNSUPPORTED, "unknown version 1002 of the legacy format; only 1001 is supported"},
+    {{"\x80\x02M\xea\x03.", GOOD, "(lS'k'\na.", {6}, 1, 24},
+     TSR_E_UNSUPPORTED,
+     "unknown version 1002 of the legacy format; only 1001 is supported"},
     {{VERSION, GOOD, "(l.", {0}, 0, 0}, TSR_E_FORMAT, "storage 'k' is not in the file"},
     {{VERSION, GOOD, "(lS'k'\naS'j'\na.", {6, 6}, 2, 24},
      TSR_E_FORMAT,
@@ -120,7 +123,8 @@ static void test_formats_torch_legacy__parts_that_disagree_are_refused(void **st
 static void test_formats_torch_legacy__views_of_storages_shift_the_tensor(void **state)
 {
     (void)state;
-    static const legacy file = {VERSION, TENSOR("k", "(S'v'\nI2\nI4\nt", "1", PICKLED_1("3"), PICKLED_1("1")) ".", "(lS'k'\na.", {6}, 1, 24};
+    static const legacy file = {
+        VERSION, TENSOR("k", "(S'v'\nI2\nI4\nt", "1", PICKLED_1("3"), PICKLED_1("1")) ".", "(lS'k'\na.", {6}, 1, 24};
     opened o;
     open_legacy(&o, &file);
     assert_int_equal(o.status, TSR_OK);
@@ -133,7 +137,8 @@ static void test_formats_torch_legacy__views_of_storages_shift_the_tensor(void *
 static void test_formats_torch_legacy__classes_of_modules_stand_for_themselves(void **state)
 {
     (void)state;
-    static const legacy file = {VERSION, "(S'module'\ncmy\nNet\nS'net.py'\nS'class Net: pass'\ntQ)\x81(dS'a'\nI1\nsb.", "(l.", {0}, 0, 0};
+    static const legacy file = {
+        VERSION, "(S'module'\ncmy\nNet\nS'net.py'\nS'class Net: pass'\ntQ)\x81(dS'a'\nI1\nsb.", "(l.", {0}, 0, 0};
     opened o;
     open_legacy(&o, &file);
     if (o.status != TSR_OK) fail_msg("%s", o.err.message);

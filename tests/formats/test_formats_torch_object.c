@@ -27,7 +27,7 @@ static void open_pickle(torch_opening *o, const char *pickle)
 #define V2_ARGS(storage)                     storage "I0\n" PICKLED_2("2", "3") PICKLED_2("3", "1") "I00\n" HOOKS
 #define QTENSOR(storage, quantizer) \
     "ctorch._utils\n_rebuild_qtensor\n(" storage "I0\n" PICKLED_2("2", "3") PICKLED_2("3", "1") quantizer "I00\n" HOOKS "t" \
-                                                                                                                        "R"
+                                                                                                          "R"
 #define LAYOUT(name)         "ctorch.serialization\n_get_layout\n(S'" name "'\ntR"
 #define SPARSE(layout, data) "ctorch._utils\n_rebuild_sparse_tensor\n(" layout "(" data "ttR"
 #define FROM_TYPE(function, type, args, state) \

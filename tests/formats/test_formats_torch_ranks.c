@@ -42,7 +42,8 @@ static tsr_status open_files(opened *o)
 {
     o->host = (tsr_host){.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
     assert_int_equal(sample_open(&o->sample, &tsr_allocator_libc), TSR_OK);
-    tsr_status status = tsr_checkpoint_open(o->sample.store, &o->host, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &o->checkpoint, &o->err);
+    tsr_status status = tsr_checkpoint_open(o->sample.store, &o->host, &(tsr_open_options){.purpose = TSR_FOR_NAMES},
+                                            &o->checkpoint, &o->err);
     if (status == TSR_OK) o->catalog = tsr_checkpoint_catalog(o->checkpoint);
     return status;
 }
@@ -73,7 +74,7 @@ static unsigned count_findings(const opened *o, const char *rule, const char *me
 }
 
 #define PLAIN(size) "(dS'w'\n" PICKLED_TENSOR("0", "2", PICKLED_1(size), PICKLED_1("1")) "s."
-#define EPOCH(n) "(dS'epoch'\nI" n "\ns."
+#define EPOCH(n)    "(dS'epoch'\nI" n "\ns."
 
 static void test_formats_torch_ranks__equal_tensors_become_replicas(void **state)
 {
@@ -170,7 +171,7 @@ static void test_formats_torch_ranks__worlds_of_any_size_are_borne(void **state)
     } rows[] = {
         {SHARD_OF("0", "2"), SHARD_OF("1", "2"), "the file of rank", 0},
         {SHARD_OF("0", "2"), SHARD_OF("7", "2"), "the file of rank 1 of 2 is missing", 1}, /* a rank beyond its world size */
-        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "the file of rank", 16},            /* no more than these are listed */
+        {SHARD_OF("0", "100"), SHARD_OF("1", "100"), "the file of rank", 16}, /* no more than these are listed */
         {SHARD_OF("0", "70000"), SHARD_OF("1", "2"), "the files were written by 70000 ranks, but there are 2 files", 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

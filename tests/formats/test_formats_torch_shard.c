@@ -30,18 +30,22 @@ static void print_chunks(const tsr_entry *entry, char *out, size_t size)
         for (uint32_t d = 0; d < entry->ndim; d++)
             used += (size_t)snprintf(out + used, size - used, "%s%llu+%llu", d ? "," : "", (unsigned long long)c->offsets[d],
                                      (unsigned long long)c->sizes[d]);
-        used += (size_t)snprintf(out + used, size - used, "@%llu", (unsigned long long)(c->byte_offset - image.member[1].data));
+        used +=
+            (size_t)snprintf(out + used, size - used, "@%llu", (unsigned long long)(c->byte_offset - image.member[1].data));
     }
 }
 
 #define D1(n, local, mesh, placements) \
-    PICKLED_DTENSOR(PICKLED_1(n), PICKLED_1("1"), PICKLED_TENSOR("0", local, PICKLED_1(local), PICKLED_1("1")), mesh, placements, "") "."
-#define D2(rows, columns, r, c, numel, mesh, placements, spec)                                                  \
-    PICKLED_DTENSOR(PICKLED_2(rows, columns), PICKLED_2(columns, "1"),                                          \
-                    PICKLED_TENSOR("0", numel, PICKLED_2(r, c), PICKLED_2(c, "1")), mesh, placements, spec) "."
-#define MESH_1(n, at) PICKLED_MESH(PICKLED_1(n), PICKLED_AT(PICKLED_1(at)))
+    PICKLED_DTENSOR(PICKLED_1(n), PICKLED_1("1"), PICKLED_TENSOR("0", local, PICKLED_1(local), PICKLED_1("1")), mesh, \
+                    placements, "") \
+    "."
+#define D2(rows, columns, r, c, numel, mesh, placements, spec) \
+    PICKLED_DTENSOR(PICKLED_2(rows, columns), PICKLED_2(columns, "1"), \
+                    PICKLED_TENSOR("0", numel, PICKLED_2(r, c), PICKLED_2(c, "1")), mesh, placements, spec) \
+    "."
+#define MESH_1(n, at)            PICKLED_MESH(PICKLED_1(n), PICKLED_AT(PICKLED_1(at)))
 #define MESH_2(n, m, at_n, at_m) PICKLED_MESH(PICKLED_2(n, m), PICKLED_AT(PICKLED_2(at_n, at_m)))
-#define ORDER(first, second)                                                                                    \
+#define ORDER(first, second) \
     "S'shard_order'\n(ctorch.distributed.tensor._dtensor_spec\nShardOrderEntry\n(I0\n" PICKLED_2(first, second) "t\x81ts"
 
 static const struct row {
@@ -117,7 +121,8 @@ static void test_formats_torch_shard__boxes_follow_from_mesh_and_placements(void
         char chunks[256];
         open_pickle(&o, rows[i].pickle, rows[i].storage_bytes, NULL);
         if (o.status != TSR_OK || o.item.root->kind != TSR_VALUE_TENSOR)
-            fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings), o.err.message);
+            fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings),
+                     o.err.message);
         const tsr_entry *entry = o.item.root->as.tensor;
         print_chunks(entry, chunks, sizeof chunks);
         if (strcmp(chunks, rows[i].chunks) != 0) fail_msg("row %zu: %s, expected %s", i, chunks, rows[i].chunks);
@@ -189,7 +194,8 @@ static void test_formats_torch_shard__what_cannot_be_told_is_reported_and_opaque
         torch_opening o;
         open_pickle(&o, untold[i].pickle, untold[i].storage_bytes, NULL);
         if (o.status != TSR_OK || tsr_findings_count(o.findings) != 1)
-            fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings), o.err.message);
+            fail_msg("row %zu: status %d, %zu findings: %s", i, (int)o.status, tsr_findings_count(o.findings),
+                     o.err.message);
         const tsr_finding *f = tsr_findings_at(o.findings, 0);
         assert_string_equal(f->rule->id, "torch/dtensor");
         if (!strstr(f->message.data, untold[i].chunks)) fail_msg("row %zu: %.*s", i, TSR_STR_ARG(f->message));
@@ -259,7 +265,8 @@ static void test_formats_torch_shard__boxes_are_paid_for_by_the_pickle(void **st
 #define CUT_INTO(pieces) \
     PICKLED_DTENSOR(PICKLED_2("8000", "1"), PICKLED_2("1", "1"), \
                     PICKLED_TENSOR("0", "1", PICKLED_2("4000", "1"), PICKLED_2("0", "0")), MESH_2("2", "3", "0", "0"), \
-                    PICKLED_STRIDED("0", pieces) PICKLED_REPLICATE, "") "."
+                    PICKLED_STRIDED("0", pieces) PICKLED_REPLICATE, "") \
+    "."
     torch_opening o;
     open_pickle(&o, CUT_INTO("4000"), 4, NULL);
     assert_int_equal(o.status, TSR_E_LIMIT);
@@ -343,15 +350,19 @@ static void test_formats_torch_shard__a_rank_is_taken_from_the_mesh_or_else_the_
     static const uint32_t six = 6;
     torch_opening o;
     char chunks[64];
-    open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"), PICKLED_SHARD("0")), 12, &six);
+    open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"), PICKLED_SHARD("0")),
+                12, &six);
     assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
     print_chunks(o.item.root->as.tensor, chunks, sizeof chunks);
     assert_string_equal(chunks, "3+3@0");
     assert_true(o.item.rank_known);
     assert_int_equal(o.item.rank, 6);
     torch_opening_drop(&o);
-    open_pickle(&o, D1("7", "3", PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("0")) "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"),
-                       PICKLED_SHARD("0")), 12, &six);
+    open_pickle(&o,
+                D1("7", "3",
+                   PICKLED_MESH(PICKLED_1("3"), PICKLED_AT(PICKLED_1("0")) "S'_flatten_mesh_list'\n(I4\nI6\nI8\nts"),
+                   PICKLED_SHARD("0")),
+                12, &six);
     assert_int_equal(o.item.rank, 4); /* the file's own statement takes precedence */
     torch_opening_drop(&o);
 }
@@ -408,9 +419,13 @@ static void test_formats_torch_shard__meshes_of_older_versions_are_read(void **s
     (void)state;
     torch_opening o;
     char chunks[64];
-    open_pickle(&o, D1("7", "3",
-                       "ctorch.distributed._tensor.device_mesh\nDeviceMesh\n)\x81(dS'mesh'\n" PICKLED_TENSOR("0", "3", PICKLED_1("3"), PICKLED_1("1"))
-                       "sS'mesh_dim_names'\n(S'dp'\ntsS'_coordinate_on_dim'\n(lI1\nasb", PICKLED_SHARD("0")), 12, NULL);
+    open_pickle(
+        &o,
+        D1("7", "3",
+           "ctorch.distributed._tensor.device_mesh\nDeviceMesh\n)\x81(dS'mesh'\n" PICKLED_TENSOR(
+               "0", "3", PICKLED_1("3"), PICKLED_1("1")) "sS'mesh_dim_names'\n(S'dp'\ntsS'_coordinate_on_dim'\n(lI1\nasb",
+           PICKLED_SHARD("0")),
+        12, NULL);
     if (o.status != TSR_OK) fail_msg("%s", o.err.message);
     assert_int_equal(o.item.root->kind, TSR_VALUE_TENSOR);
     print_chunks(o.item.root->as.tensor, chunks, sizeof chunks);

@@ -2,8 +2,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 /* cmocka.h needs the headers above. */
 #include <cmocka.h>
 

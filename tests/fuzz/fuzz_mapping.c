@@ -9,14 +9,17 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define TYPED(dtype, name, shape, from, to) "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]}"
+#define TYPED(dtype, name, shape, from, to) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]}"
 #define TENSOR(name, shape, from, to) TYPED("U8", name, shape, from, to)
+/* clang-format off */
 #define HEADER                                                                                                             \
     "{" TENSOR("a.0.w", "[2,3]", "0", "6") "," TENSOR("a.1.w", "[2,3]", "6", "12") "," TENSOR("b", "[4]", "12", "16") "," \
     TENSOR("e.0.x", "[1,2]", "16", "18") "," TENSOR("e.1.x", "[1,2]", "18", "20") "," TENSOR("q", "[8,2]", "20", "36") "," \
     TYPED("F8_E4M3", "f.0.w", "[2,3]", "36", "42") "," TYPED("F8_E4M3", "f.1.w", "[2,3]", "42", "48") "," \
     TYPED("F32", "f.0.s", "[2,1]", "48", "56") "," TYPED("F32", "f.1.s", "[1,2]", "56", "64") "," \
     TENSOR("x_blocks", "[1,1,16]", "64", "80") "," TENSOR("x_scales", "[1,1]", "80", "81") "}"
+/* clang-format on */
 #define CONFIG "{\"num_attention_heads\":2,\"hidden_size\":4}"
 
 enum { MOST_READ = 64 }; /* how many bytes of each tensor are read */
@@ -43,10 +46,13 @@ static void apply(tsr_checkpoint *model, const tsr_mapping_rules *rules, tsr_are
     tsr_checkpoint *mapped = NULL, *back = NULL;
     const tsr_mapping_rules *inverse;
     tsr_status status = tsr_mapping_open(model, rules, &mapped, &err);
-    if (status == TSR_OK) status = tsr_validate_catalog(tsr_checkpoint_catalog(mapped), tsr_checkpoint_host(mapped), tsr_checkpoint_findings(mapped), &err);
+    if (status == TSR_OK)
+        status = tsr_validate_catalog(tsr_checkpoint_catalog(mapped), tsr_checkpoint_host(mapped),
+                                      tsr_checkpoint_findings(mapped), &err);
     if (status == TSR_OK) status = read_all(mapped, &err);
     if (status != TSR_OK && !err.message[0]) abort();
-    if (status == TSR_OK && tsr_mapping_invert(rules, arena, &inverse, &err) == TSR_OK && tsr_mapping_open(mapped, inverse, &back, &err) == TSR_OK)
+    if (status == TSR_OK && tsr_mapping_invert(rules, arena, &inverse, &err) == TSR_OK &&
+        tsr_mapping_open(mapped, inverse, &back, &err) == TSR_OK)
         status = read_all(back, &err);
     tsr_checkpoint_close(back);
     tsr_checkpoint_close(mapped);
@@ -54,10 +60,12 @@ static void apply(tsr_checkpoint *model, const tsr_mapping_rules *rules, tsr_are
 
 static tsr_status open_model(const tsr_host *host, tsr_store **store, tsr_checkpoint **out, tsr_error *err)
 {
-    static char file[8 + sizeof HEADER - 1 + sizeof values - 1] = {(char)((sizeof HEADER - 1) & 0xFF), (char)((sizeof HEADER - 1) >> 8)};
+    static char file[8 + sizeof HEADER - 1 + sizeof values - 1] = {(char)((sizeof HEADER - 1) & 0xFF),
+                                                                   (char)((sizeof HEADER - 1) >> 8)};
     memcpy(file + 8, HEADER, sizeof HEADER - 1);
     memcpy(file + 8 + sizeof HEADER - 1, values, sizeof values - 1);
-    const tsr_memory_file files[] = {{TSR_STR("config.json"), TSR_STR(CONFIG)}, {TSR_STR("model.safetensors"), {file, sizeof file}}};
+    const tsr_memory_file files[] = {{TSR_STR("config.json"), TSR_STR(CONFIG)},
+                                     {TSR_STR("model.safetensors"), {file, sizeof file}}};
     tsr_status status = tsr_store_from_memory(host->allocator, files, 2, store, err);
     return status == TSR_OK ? tsr_checkpoint_open(*store, host, NULL, out, err) : status;
 }

@@ -14,8 +14,8 @@ enum { KINDS = 7, LEAST_ITEM = 8 /* least number of bytes of a page for each obj
 
 static tsr_status read_page(unsigned kind, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
 {
-    static const tsr_listing_form *const forms[] = {&tsr_listing_of_s3, &tsr_listing_of_azure, &tsr_listing_of_uploads, &tsr_listing_of_parts,
-                                                    &tsr_listing_of_blocks};
+    static const tsr_listing_form *const forms[] = {&tsr_listing_of_s3, &tsr_listing_of_azure, &tsr_listing_of_uploads,
+                                                    &tsr_listing_of_parts, &tsr_listing_of_blocks};
     *next = (tsr_str){NULL, 0};
     if (kind < 5) return tsr_listing_read(forms[kind], page, out, next, err);
     return kind == 5 ? tsr_listing_read_google(page, out, next, err) : tsr_listing_read_google_object(page, out, err);

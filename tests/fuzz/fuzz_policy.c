@@ -11,7 +11,8 @@ static void apply(const tsr_policy *policy)
 {
     static const char *const rules[] = {"values/nan", "zip/crc", "layout/hole"};
     tsr_policy_result result = {0};
-    tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 0, NULL), *to = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
+    tsr_findings *from = tsr_findings_new(&tsr_allocator_libc, 0, NULL),
+                 *to = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
     for (size_t i = 0; i < 3; i++) tsr_finding_add(from, rules[i], (tsr_place){TSR_STR("f"), 0, TSR_STR("w")}, NULL, "x");
     tsr_findings_count_more(from, tsr_rule_find("values/nan"), TSR_NOTE, 5);
     if (tsr_policy_findings(policy, from, to, &result, NULL) != TSR_OK) abort();

@@ -12,7 +12,8 @@ static void check(const tsr_salvage *found, size_t size)
     for (uint64_t e = 0; e < found->entry_count; e++) {
         const tsr_dcp_new_entry *entry = &found->entries[e];
         for (uint64_t i = 0; i < entry->item_count; i++, items++) {
-            if (entry->items[i].byte_length > size || entry->items[i].byte_offset > size - entry->items[i].byte_length) abort();
+            if (entry->items[i].byte_length > size || entry->items[i].byte_offset > size - entry->items[i].byte_length)
+                abort();
         }
     }
     if (items != found->items) abort();
@@ -29,8 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     tsr_arena *arena = tsr_arena_new(host.allocator, (size_t)host.limits.memory_bytes, &err);
     tsr_findings *findings = tsr_findings_new(host.allocator, 0, &err);
     if (arena && findings && tsr_store_from_memory(host.allocator, &file, 1, &store, &err) == TSR_OK) {
-        const tsr_status status = tsr_salvage_dcp(store, &host, &(tsr_salvage_options){.findings = findings}, arena, &found,
-                                                  &err);
+        const tsr_status status =
+            tsr_salvage_dcp(store, &host, &(tsr_salvage_options){.findings = findings}, arena, &found, &err);
         tsr_vec text = tsr_vec_of(host.allocator, 1);
         if (status == TSR_OK) {
             check(&found, size);

@@ -19,10 +19,12 @@ static uint8_t storage[STORAGE_BYTES];
 
 static void put_zip(const uint8_t *pickle, size_t size)
 {
-    static const char *const keys[] = {"a/data/0", "a/data/1", "a/data/2", "a/data/3", "a/data/4", "a/data/5", "a/data/6", "a/data/7"};
+    static const char *const keys[] = {"a/data/0", "a/data/1", "a/data/2", "a/data/3",
+                                       "a/data/4", "a/data/5", "a/data/6", "a/data/7"};
     zip_start(&image, 0);
     zip_add(&image, "a/data.pkl", pickle, size, ZIP_DESCRIPTOR);
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) zip_add(&image, keys[i], storage, STORAGE_BYTES, ZIP_DESCRIPTOR);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        zip_add(&image, keys[i], storage, STORAGE_BYTES, ZIP_DESCRIPTOR);
     zip_add(&image, "a/data/8", storage, 4, ZIP_DESCRIPTOR); /* the rank map of a mesh */
     zip_finish(&image, true);
 }

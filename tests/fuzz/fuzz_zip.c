@@ -16,7 +16,8 @@ static void check(const tsr_zip *zip)
         if (tsr_zip_find(zip, name) != m) abort();
         for (uint32_t k = 0; k < i && zip->count < 64; k++) {
             const tsr_zip_member *other = &zip->members[k];
-            if (m->header_offset < other->byte_offset + other->size && other->header_offset < m->byte_offset + m->size) abort();
+            if (m->header_offset < other->byte_offset + other->size && other->header_offset < m->byte_offset + m->size)
+                abort();
         }
     }
 }

@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
@@ -26,9 +27,14 @@ static void test_io_memory__store_is_sorted_and_bounded(void **state)
         uint32_t file;
         uint64_t offset, size;
         tsr_status status;
-    } cases[] = {{0, 5, 0, TSR_OK}, {0, 5, 1, TSR_E_IO}, {0, 6, 0, TSR_E_IO}, {0, 2, UINT64_MAX, TSR_E_IO}, {2, 0, 0, TSR_E_NOT_FOUND}};
+    } cases[] = {{0, 5, 0, TSR_OK},
+                 {0, 5, 1, TSR_E_IO},
+                 {0, 6, 0, TSR_E_IO},
+                 {0, 2, UINT64_MAX, TSR_E_IO},
+                 {2, 0, 0, TSR_E_NOT_FOUND}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_int_equal(tsr_store_read(store, cases[i].file, cases[i].offset, buffer, (size_t)cases[i].size, NULL), cases[i].status);
+        assert_int_equal(tsr_store_read(store, cases[i].file, cases[i].offset, buffer, (size_t)cases[i].size, NULL),
+                         cases[i].status);
     }
     store->close(store);
 }

@@ -301,8 +301,9 @@ static tsr_status parse_and_print(const void *ctx, const tsr_host *host, tsr_are
     tsr_status status = tsr_mesh_parse(TSR_STR("dp=2,tp=2"), arena, &mesh, err);
     if (status == TSR_OK)
         status = tsr_placements_parse(TSR_STR("strided_shard(0,3),shard(1)"), arena, &placements, &count, err);
-    if (status == TSR_OK) status = tsr_mesh_shard(&(tsr_sharding){&mesh, placements, TSR_STRIDED_FSDP},
-                                                  (tsr_shape){2, shape}, 3, arena, &shard, err);
+    if (status == TSR_OK)
+        status = tsr_mesh_shard(&(tsr_sharding){&mesh, placements, TSR_STRIDED_FSDP}, (tsr_shape){2, shape}, 3, arena,
+                                &shard, err);
     if (status != TSR_OK) return status;
     assert_int_equal(shard.box_count, 3);
     return tsr_mesh_text(&mesh, arena, err).data && tsr_placements_text(placements, count, arena, err).data ? TSR_OK

@@ -250,8 +250,8 @@ static void test_layout_tiling__survives_every_allocation_failure(void **state)
         failing_start(&failing, n);
         for (uint64_t i = 0; i < list.count; i++)
             list.chunks[i] = (tsr_chunk){.offsets = list.offsets[i], .sizes = list.sizes[i]};
-        tsr_status status = tsr_tiling_check(&failing.allocator, (tsr_shape){2, list.shape}, list.chunks, list.count,
-                                             &tiling, NULL);
+        tsr_status status =
+            tsr_tiling_check(&failing.allocator, (tsr_shape){2, list.shape}, list.chunks, list.count, &tiling, NULL);
         assert_int_equal(failing.live, 0);
         assert_int_equal(status, failing.failed ? TSR_E_NOMEM : TSR_OK);
         if (!failing.failed) break;

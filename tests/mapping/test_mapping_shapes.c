@@ -30,12 +30,14 @@ static tsr_store *store_of(const tensor *tensors, size_t count)
     size_t used = 8;
     memset(file, 0, sizeof file);
     for (size_t i = 0; i < count; at += tensors[i++].bytes)
-        used += (size_t)snprintf(file + used, sizeof file - used, "%s\"%s\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[%u,%u]}",
-                                 i ? "," : "{", tensors[i].name, tensors[i].shape, at, at + tensors[i].bytes);
+        used += (size_t)snprintf(file + used, sizeof file - used,
+                                 "%s\"%s\":{\"dtype\":\"U8\",\"shape\":%s,\"data_offsets\":[%u,%u]}", i ? "," : "{",
+                                 tensors[i].name, tensors[i].shape, at, at + tensors[i].bytes);
     file[used++] = '}';
     file[0] = (char)((used - 8) & 0xFF);
     file[1] = (char)((used - 8) >> 8);
-    const tsr_memory_file files[] = {{TSR_STR("config.json"), TSR_STR("{\"hidden_size\":4}")}, {TSR_STR("model.safetensors"), {file, used + at}}};
+    const tsr_memory_file files[] = {{TSR_STR("config.json"), TSR_STR("{\"hidden_size\":4}")},
+                                     {TSR_STR("model.safetensors"), {file, used + at}}};
     tsr_store *store;
     assert_int_equal(tsr_store_from_memory(host.allocator, files, 2, &store, NULL), TSR_OK);
     return store;
@@ -66,11 +68,12 @@ static void says(const char *const *parts, size_t count)
         if (!strstr(err.message, parts[i])) fail_msg("%s is not in: %s", parts[i], err.message);
 }
 
-#define SAYS(...) says((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+#define SAYS(...)                    says((const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 #define APPLY(map, inverse, tensors) apply(map, inverse, tensors, sizeof(tensors) / sizeof *(tensors))
 
-static const char both[] = MAP("{\"from\":[\"r\"],\"to\":[\"router\"],\"shape\":[\"experts\",\"hidden\"]},"
-                               "{\"from\":[\"w.{n}\"],\"to\":[\"down.{n}\"],\"do\":[{\"transpose\":[0,2,1]}],\"shape\":[\"experts\",\"inner\",\"hidden\"]}");
+static const char both[] = MAP(
+    "{\"from\":[\"r\"],\"to\":[\"router\"],\"shape\":[\"experts\",\"hidden\"]},"
+    "{\"from\":[\"w.{n}\"],\"to\":[\"down.{n}\"],\"do\":[{\"transpose\":[0,2,1]}],\"shape\":[\"experts\",\"inner\",\"hidden\"]}");
 
 static void test_agreement(void **state)
 {
@@ -116,7 +119,8 @@ static void test_count_of_dims(void **state)
 static void test_several_targets(void **state)
 {
     (void)state;
-    static const char map[] = MAP("{\"from\":[\"kv\"],\"to\":[\"k\",\"v\"],\"do\":[{\"split\":0,\"sizes\":[2,3]}],\"shape\":[\"heads\",4]}");
+    static const char map[] =
+        MAP("{\"from\":[\"kv\"],\"to\":[\"k\",\"v\"],\"do\":[{\"split\":0,\"sizes\":[2,3]}],\"shape\":[\"heads\",4]}");
     const tensor in[] = {{"kv", "[5,4]", 20}}, back[] = {{"k", "[2,4]", 8}, {"v", "[3,4]", 12}};
     assert_int_equal(APPLY(map, false, in), TSR_E_FORMAT);
     SAYS("'heads' is 2 in 'k' [2, 4], dim 0", "3 in 'v' [3, 4], dim 0");
@@ -138,7 +142,9 @@ static void test_numbers(void **state)
     SAYS("dim 1 of 'b' [3, 5] must be 4");
 }
 
-#define EIGHT(n) "{\"from\":[\"" n "\"],\"to\":[\"" n "\"],\"shape\":[\"" n "1\",\"" n "2\",\"" n "3\",\"" n "4\",\"" n "5\",\"" n "6\",\"" n "7\",\"" n "8\"]}"
+#define EIGHT(n) \
+    "{\"from\":[\"" n "\"],\"to\":[\"" n "\"],\"shape\":[\"" n "1\",\"" n "2\",\"" n "3\",\"" n "4\",\"" n "5\",\"" n \
+    "6\",\"" n "7\",\"" n "8\"]}"
 
 static void test_many_names(void **state)
 {
@@ -146,7 +152,8 @@ static void test_many_names(void **state)
 #define ONES "[1,1,1,1,1,1,1,1]"
     const tensor in[] = {{"a", ONES, 1}, {"b", ONES, 1}, {"c", ONES, 1}, {"d", ONES, 1}, {"e", "[1]", 1}};
     static const char most[] = MAP(EIGHT("a") "," EIGHT("b") "," EIGHT("c") "," EIGHT("d"));
-    static const char more[] = MAP(EIGHT("a") "," EIGHT("b") "," EIGHT("c") "," EIGHT("d") ",{\"from\":[\"e\"],\"to\":[\"e\"],\"shape\":[\"n\"]}");
+    static const char more[] =
+        MAP(EIGHT("a") "," EIGHT("b") "," EIGHT("c") "," EIGHT("d") ",{\"from\":[\"e\"],\"to\":[\"e\"],\"shape\":[\"n\"]}");
     assert_int_equal(apply(most, false, in, 4), TSR_OK);
     assert_int_equal(APPLY(more, false, in), TSR_E_FORMAT);
     SAYS("more than 32 dims");
@@ -156,8 +163,10 @@ static void test_documents(void **state)
 {
     (void)state;
     const tensor in[] = {{"a", "[3,4]", 12}};
-    static const char *const bad[] = {MAP("{\"from\":[\"a\"],\"to\":[],\"shape\":[3,4]}"), MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":3}"),
-                                      MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":[3,\"\"]}"), MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":[3,-4]}"),
+    static const char *const bad[] = {MAP("{\"from\":[\"a\"],\"to\":[],\"shape\":[3,4]}"),
+                                      MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":3}"),
+                                      MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":[3,\"\"]}"),
+                                      MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":[3,-4]}"),
                                       MAP("{\"from\":[\"a\"],\"to\":[\"b\"],\"shape\":[3,\"$\"]}")};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (APPLY(bad[i], false, in) == TSR_OK) fail_msg("accepted: %s", bad[i]);

@@ -222,7 +222,8 @@ static void test_model_value__what_is_endless_is_not_written(void **state)
 {
     (void)state;
     const tsr_value *one = integer(1);
-    tsr_value *a = tsr_value_items(arena, TSR_VALUE_LIST, &one, 1, NULL), *b = tsr_value_items(arena, TSR_VALUE_LIST, &one, 1, NULL);
+    tsr_value *a = tsr_value_items(arena, TSR_VALUE_LIST, &one, 1, NULL),
+              *b = tsr_value_items(arena, TSR_VALUE_LIST, &one, 1, NULL);
     assert_int_equal(tsr_value_match(a, b, 10, 10), TSR_SAME);
     assert_true(tsr_value_is_json(a, 10, 10));
     a->expanded = TSR_VALUE_ENDLESS;

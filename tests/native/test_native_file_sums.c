@@ -42,7 +42,8 @@ static void fill(uint8_t *bytes, size_t size, uint8_t fixed)
 static void check(const tsr_sum_key *key, size_t offset, const uint8_t *bytes, size_t size)
 {
     const uint64_t got = tsr_sum_bytes(key, offset, bytes, size), want = polynomial(key->powers[1], offset, bytes, size);
-    if (got != want) fail_msg("%zu bytes at %zu: %llx, not %llx", size, offset, (unsigned long long)got, (unsigned long long)want);
+    if (got != want)
+        fail_msg("%zu bytes at %zu: %llx, not %llx", size, offset, (unsigned long long)got, (unsigned long long)want);
 }
 
 static void test_native_file_sums__are_the_polynomial(void **state)
@@ -55,7 +56,8 @@ static void test_native_file_sums__are_the_polynomial(void **state)
         for (size_t size = 0; size < 70; size++) {
             for (size_t offset = 0; offset < 9; offset++) check(&key, offset, bytes + size % 5, size);
         }
-        for (size_t size = 4 * TSR_SUM_WORDS - 9; size < 4 * TSR_SUM_WORDS + 9; size++) check(&key, 4 * size, bytes + 1, size);
+        for (size_t size = 4 * TSR_SUM_WORDS - 9; size < 4 * TSR_SUM_WORDS + 9; size++)
+            check(&key, 4 * size, bytes + 1, size);
         check(&key, 12345, bytes, sizeof bytes);
     }
 }

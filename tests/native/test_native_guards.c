@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "support/failing_allocator.h"
 #include "io/thread_guards.h"
+#include "support/failing_allocator.h"
 #include "tessera/host.h"
 
 enum { FILE_BYTES = 4096, GUARD = 16, DATA = 100 };
@@ -32,7 +32,7 @@ static tsr_status read_bytes(void *ctx, uint32_t file, uint64_t offset, void *bu
     r->count++;
     r->last_offset = offset;
     r->last_size = size;
-    void (*meanwhile)(reads *of) = r->meanwhile;
+    void (*meanwhile)(reads * of) = r->meanwhile;
     r->meanwhile = NULL;
     if (meanwhile) meanwhile(r);
     return TSR_OK;
@@ -112,7 +112,10 @@ static void test_native_guards__a_wrong_guard_fails_every_read_behind_it(void **
     const uint64_t at = GUARD + DATA;
     assert_non_null(guards);
     r.bytes[0][at + 3] ^= 1;
-    const struct { uint64_t offset; size_t size; } wrong[] = {{at + GUARD, 10}, {at + GUARD + 50, 10}, {at, 40}, {10, 300}, {at + 8, 20}};
+    const struct {
+        uint64_t offset;
+        size_t size;
+    } wrong[] = {{at + GUARD, 10}, {at + GUARD + 50, 10}, {at, 40}, {10, 300}, {at + 8, 20}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         tsr_error err = {0};
         assert_int_equal(tsr_guards_read(guards, 0, wrong[i].offset, got, wrong[i].size, &err), TSR_E_FORMAT);
@@ -132,7 +135,9 @@ static void add_again(tsr_guards *guards, reads *r, bool is_wrong)
     for (unsigned i = 0; i < 4; i++) {
         const uint64_t at = i * (GUARD + DATA);
         const uint8_t *facts = &r->bytes[0][at + (is_wrong && i == 1 ? 3 : 0)];
-        assert_int_equal(tsr_guards_add(guards, &(tsr_store_guard){0, at, at + GUARD, DATA, {(const char *)facts, GUARD}, check}, NULL), TSR_OK);
+        assert_int_equal(
+            tsr_guards_add(guards, &(tsr_store_guard){0, at, at + GUARD, DATA, {(const char *)facts, GUARD}, check}, NULL),
+            TSR_OK);
     }
 }
 
@@ -169,7 +174,10 @@ static void test_native_guards__a_file_may_be_opened_again_while_a_guard_is_read
 {
     (void)state;
     const uint64_t at = GUARD + DATA;
-    const struct { uint64_t offset; size_t size; } reads_of[] = {{at + GUARD, 10}, {at + GUARD + 50, 10}, {at, 40}, {10, 300}};
+    const struct {
+        uint64_t offset;
+        size_t size;
+    } reads_of[] = {{at + GUARD, 10}, {at + GUARD + 50, 10}, {at, 40}, {10, 300}};
     for (size_t i = 0; i < sizeof reads_of / sizeof *reads_of; i++) {
         reads r;
         failing_allocator never;

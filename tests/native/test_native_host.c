@@ -106,7 +106,8 @@ static void test_native_host__pairs_are_looked_up_as_one_by_one(void **state)
     for (size_t i = 0; i < GROUPS; i++) tables[i] = (uint8_t)((random = random * 1664525u + 1013904223u) >> 24);
     for (size_t bytes = 8; bytes <= 16 && native.host.look_up_pairs; bytes += 8) {
         for (size_t count = 0; count <= GROUPS; count++) {
-            const tsr_pair_groups groups = {pairs + 1, tables, count, bytes, (const uint16_t(*)[16])products}; /* not aligned */
+            const tsr_pair_groups groups = {pairs + 1, tables, count, bytes,
+                                            (const uint16_t(*)[16])products}; /* not aligned */
             memset(got, 0xa5, sizeof got);
             native.host.look_up_pairs(&groups, got + 1);
             look_up_each(&groups, want);

@@ -105,9 +105,7 @@ static void check_rekeys(golden *g, const cJSON *test, const tsr_modules *module
         const tsr_rekeying how = {.names = &names, .to_names = strcmp(to, "name") == 0};
         const tsr_value *given = golden_value(g, golden_get(record, "state"));
         const tsr_status status = tsr_optim_rekey(given, &how, &g->host, g->arena, &out, &err);
-        const tsr_status want = !error                                      ? TSR_OK
-                                : strstr(error->valuestring, "ValueError:") ? TSR_E_FORMAT
-                                                                            : TSR_E_NOT_FOUND;
+        const tsr_status want = !error ? TSR_OK : strstr(error->valuestring, "ValueError:") ? TSR_E_FORMAT : TSR_E_NOT_FOUND;
         if (status != want)
             fail_msg("%s to %s: PyTorch: %s; here: %d, %s", test->string, to, error ? error->valuestring : "ok", status,
                      err.message);

@@ -327,10 +327,9 @@ static void check_first_state(golden *g, const cJSON *one, tsr_algorithm algorit
             if (model) param.ndim = model->as.tensor->ndim, param.shape = model->as.tensor->shape;
             tsr_state_spec specs[TSR_STATE_SPECS];
             size_t count;
-            assert_int_equal(
-                tsr_optim_first_state(&(tsr_first_step){algorithm, groups->items[gr], TSR_FLOAT32, false, 0}, &param,
-                                      specs, &count, NULL),
-                TSR_OK);
+            assert_int_equal(tsr_optim_first_state(&(tsr_first_step){algorithm, groups->items[gr], TSR_FLOAT32, false, 0},
+                                                   &param, specs, &count, NULL),
+                             TSR_OK);
             assert_int_equal(count, tsr_value_pairs(have));
             for (size_t i = 0; i < count; i++) {
                 const tsr_entry *e = have->items[2 * i + 1]->as.tensor;
@@ -466,8 +465,7 @@ static void check_init(golden *g, const cJSON *one)
     }
     const tsr_module_tensor *first[] = {&tensors[0]}, *others[] = {&tensors[1], &tensors[2]};
     const tsr_value *options = golden_value(g, golden_get(one, "groups"));
-    const tsr_live_group groups[] = {{options->items[0], first, 1, false, 0},
-                                     {options->items[1], others, 2, false, 0}};
+    const tsr_live_group groups[] = {{options->items[0], first, 1, false, 0}, {options->items[1], others, 2, false, 0}};
     tsr_live_optimizer o = {.algorithm = strncmp(name, "sgd", 3) == 0     ? TSR_SGD
                                          : strncmp(name, "adamw", 5) == 0 ? TSR_ADAMW
                                          : strcmp(name, "recorder") == 0  ? TSR_OTHER_ALGORITHM

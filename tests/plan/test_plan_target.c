@@ -40,7 +40,8 @@ static void test_plan_target__the_first_rule_that_matches_wins(void **state)
 {
     (void)state;
     static const tsr_placement rows[] = {{TSR_SHARD, 0, 0}}, cols[] = {{TSR_SHARD, -1, 0}}, all[] = {{TSR_REPLICATE, 0, 0}};
-    const tsr_target_rule rules[] = {{.match = TSR_STR("**.norm.*"), .placements = all}, {.match = TSR_STR("h.*.weight"), .placements = cols}};
+    const tsr_target_rule rules[] = {{.match = TSR_STR("**.norm.*"), .placements = all},
+                                     {.match = TSR_STR("h.*.weight"), .placements = cols}};
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
     const tsr_target target = {mesh_of("dp=4", arena), rules, 2, rows, TSR_STRIDED_FSDP, tsr_glob_match};
     assert_placements(&target, arena, "h.norm.weight", 1, "replicate", false);

@@ -7,9 +7,9 @@
 
 typedef enum crash_kind {
     CRASH_NEVER,
-    CRASH_KILL,       /* SIGKILL: everything written stays */
-    CRASH_POWER_ALL,  /* power loss: everything that was not synced is undone */
-    CRASH_POWER_SOME  /* power loss: some of it is undone: any of the writes, and the last changes in each directory */
+    CRASH_KILL,      /* SIGKILL: everything written stays */
+    CRASH_POWER_ALL, /* power loss: everything that was not synced is undone */
+    CRASH_POWER_SOME /* power loss: some of it is undone: any of the writes, and the last changes in each directory */
 } crash_kind;
 
 /* Ends this process before (or, with `after`, after) the `at`-th call that changes the file system, counted from 1. `stash`

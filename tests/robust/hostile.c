@@ -39,7 +39,10 @@ static void put_each(text *t, tsr_str pattern, size_t count)
     }
 }
 
-#define BYTES(literal) {literal, sizeof(literal) - 1}
+#define BYTES(literal) \
+    { \
+        literal, sizeof(literal) - 1 \
+    }
 
 static text text_of(const shape *s, size_t n)
 {
@@ -139,6 +142,7 @@ static text headed(text content, size_t n)
     "ctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'" key "'\nS'cpu'\nI4\ntQI0\n(I4\nt(I1\nt" \
     "I00\nccollections\nOrderedDict\n)RtR"
 
+/* clang-format off */
 static const shape pickles[] = {
     {"distinct keys", BYTES("}"), BYTES("S'k%%'\nI1\ns"), BYTES(""), BYTES(""), BYTES("."), ACCEPTED},
     {"one key again and again", BYTES("}"), BYTES("S'k'\nI1\ns"), BYTES(""), BYTES(""), BYTES("."), REFUSED},
@@ -177,6 +181,7 @@ static const shape pickles[] = {
     {"an object with attributes, listed often", BYTES("}S'v'\n(cm\nC\n)\x81}"), BYTES("S'a%%'\nI1\ns"), BYTES("bp0\n"), BYTES("g0\n"), BYTES("ls."), ACCEPTED},
     {"a long prefix of many names", BYTES("}S'"), BYTES("abcdefgh"), BYTES("'\n}"), BYTES("S'k%%'\nI1\ns"), BYTES("s."), CAPPED},
 };
+/* clang-format on */
 
 static const shape stored[] = {
     {"members without use", BYTES("}S'k'\nI1\ns."), BYTES(""), BYTES(""), BYTES(""), BYTES(""), ACCEPTED},
@@ -185,19 +190,22 @@ static const shape stored[] = {
 
 /* ---- .metadata ---- */
 
-#define META "torch.distributed.checkpoint.metadata\n"
-#define SIZE(a, b) "(I" a "\nI" b "\nt"
+#define META              "torch.distributed.checkpoint.metadata\n"
+#define SIZE(a, b)        "(I" a "\nI" b "\nt"
 #define CHUNK(a, b, c, d) "c" META "ChunkStorageMetadata\n)\x81(S'offsets'\n" SIZE(a, b) "S'sizes'\n" SIZE(c, d) "db"
-#define PROPERTIES "c" META "TensorProperties\n)\x81(ctorch\nfloat32\nNI00\nNI00\ntb"
-#define ENTRY(name, chunks) "S'" name "'\nc" META "TensorStorageMetadata\n)\x81(S'properties'\n" PROPERTIES \
+#define PROPERTIES        "c" META "TensorProperties\n)\x81(ctorch\nfloat32\nNI00\nNI00\ntb"
+#define ENTRY(name, chunks) \
+    "S'" name "'\nc" META "TensorStorageMetadata\n)\x81(S'properties'\n" PROPERTIES \
     "S'size'\n" SIZE("1000000", "2") "S'chunks'\n" chunks "db"
 #define INDEX(name, a, b, hint) "c" META "MetadataIndex\n)\x81(S'fqn'\n" name "S'offset'\n" SIZE(a, b) "S'index'\n" hint "db"
-#define STORAGE "ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81(S'relative_path'\nS'd'\nS'offset'\nI0\nS'length'\nI9\ndb"
-#define OPEN "c" META "Metadata\n)\x81(S'state_dict_metadata'\n("
+#define STORAGE \
+    "ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81(S'relative_path'\nS'd'\nS'offset'\nI0\nS'length'\nI9\ndb"
+#define OPEN    "c" META "Metadata\n)\x81(S'state_dict_metadata'\n("
 #define PLANNER "dS'planner_data'\n("
-#define STORED "dS'storage_data'\n("
-#define CLOSE "ddb."
+#define STORED  "dS'storage_data'\n("
+#define CLOSE   "ddb."
 
+/* clang-format off */
 static const shape metadata[] = {
     {"tensors", BYTES(OPEN), BYTES(ENTRY("w%%", "(" CHUNK("0", "0", "1000000", "2") "l")), BYTES(PLANNER STORED), BYTES(INDEX("S'w%%'\n", "0", "0", "N") STORAGE), BYTES(CLOSE), REFUSED},
     {"chunks of one tensor", BYTES(OPEN "S'w'\nc" META "TensorStorageMetadata\n)\x81(S'properties'\n" PROPERTIES "S'size'\n" SIZE("1000000", "2") "S'chunks'\n("), BYTES(CHUNK("%%", "0", "1", "2")), BYTES("ldb" PLANNER STORED), BYTES(INDEX("S'w'\n", "%%", "0", "N") STORAGE), BYTES(CLOSE), REFUSED},
@@ -209,31 +217,46 @@ static const shape metadata[] = {
     {"a long name, fetched often", BYTES(OPEN "S'"), BYTES("abcdefgh"), BYTES("'\n\x94" "c" META "BytesStorageMetadata\n)\x81" PLANNER STORED), BYTES(INDEX("h\0", "0", "%%", "N") STORAGE), BYTES(CLOSE), REFUSED},
     {"a list of chunks, fetched often", BYTES(OPEN "("), BYTES(CHUNK("%%", "0", "1", "2")), BYTES("l\x94" "0"), BYTES(ENTRY("w%%", "h\0")), BYTES(PLANNER STORED CLOSE), REFUSED},
 };
+/* clang-format on */
 
 /* ---- safetensors headers ---- */
 
 #define EMPTY_TENSOR "{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}"
 
 static const shape headers[] = {
-    {"empty tensors", BYTES("{\"__metadata__\":{}"), BYTES(",\"w%%\":" EMPTY_TENSOR), BYTES("}"), BYTES(""), BYTES(""), ACCEPTED},
-    {"one name again and again", BYTES("{\"__metadata__\":{}"), BYTES(",\"w\":" EMPTY_TENSOR), BYTES("}"), BYTES(""), BYTES(""), REFUSED},
+    {"empty tensors", BYTES("{\"__metadata__\":{}"), BYTES(",\"w%%\":" EMPTY_TENSOR), BYTES("}"), BYTES(""), BYTES(""),
+     ACCEPTED},
+    {"one name again and again", BYTES("{\"__metadata__\":{}"), BYTES(",\"w\":" EMPTY_TENSOR), BYTES("}"), BYTES(""),
+     BYTES(""), REFUSED},
     {"a long name", BYTES("{\""), BYTES("a\\u00e9\\n"), BYTES("\":" EMPTY_TENSOR "}"), BYTES(""), BYTES(""), ACCEPTED},
-    {"a long shape", BYTES("{\"w\":{\"dtype\":\"F32\",\"shape\":[0"), BYTES(",1"), BYTES("],\"data_offsets\":[0,0]}}"), BYTES(""), BYTES(""), REFUSED},
-    {"an unknown field that nests", BYTES("{\"w\":{\"x\":"), BYTES("["), BYTES("1"), BYTES("]"), BYTES(",\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}"), REFUSED},
-    {"unknown fields", BYTES("{\"w\":{"), BYTES("\"x%%\":1,"), BYTES("\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}"), BYTES(""), BYTES(""), ACCEPTED},
-    {"metadata", BYTES("{\"__metadata__\":{\"a\":\"b\""), BYTES(",\"k%%\":\"v\""), BYTES("}}"), BYTES(""), BYTES(""), ACCEPTED},
+    {"a long shape", BYTES("{\"w\":{\"dtype\":\"F32\",\"shape\":[0"), BYTES(",1"), BYTES("],\"data_offsets\":[0,0]}}"),
+     BYTES(""), BYTES(""), REFUSED},
+    {"an unknown field that nests", BYTES("{\"w\":{\"x\":"), BYTES("["), BYTES("1"), BYTES("]"),
+     BYTES(",\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}"), REFUSED},
+    {"unknown fields", BYTES("{\"w\":{"), BYTES("\"x%%\":1,"),
+     BYTES("\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}"), BYTES(""), BYTES(""), ACCEPTED},
+    {"metadata", BYTES("{\"__metadata__\":{\"a\":\"b\""), BYTES(",\"k%%\":\"v\""), BYTES("}}"), BYTES(""), BYTES(""),
+     ACCEPTED},
     {"white space", BYTES("{"), BYTES("        "), BYTES("}"), BYTES(""), BYTES(""), ACCEPTED},
-    {"sharding info", BYTES("{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[0]}"), BYTES(",\\\"w%%\\\":{\\\"saved_offsets\\\":[0]}"), BYTES("}\",\"DCP_VERSION\":\"1.0\"}"), BYTES(",\"w%%\":" EMPTY_TENSOR), BYTES("}"), ACCEPTED},
+    {"sharding info", BYTES("{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[0]}"),
+     BYTES(",\\\"w%%\\\":{\\\"saved_offsets\\\":[0]}"), BYTES("}\",\"DCP_VERSION\":\"1.0\"}"),
+     BYTES(",\"w%%\":" EMPTY_TENSOR), BYTES("}"), ACCEPTED},
 };
 
 static const shape indexes[] = {
-    {"keys of one missing file", BYTES("{\"weight_map\":{\"a\":\"f\""), BYTES(",\"w%%\":\"f\""), BYTES("}}"), BYTES(""), BYTES(""), REFUSED},
-    {"missing files", BYTES("{\"weight_map\":{\"a\":\"f\""), BYTES(",\"w%%\":\"f%%.safetensors\""), BYTES("}}"), BYTES(""), BYTES(""), REFUSED},
-    {"one key again and again", BYTES("{\"weight_map\":{\"a\":\"f\""), BYTES(",\"a\":\"f\""), BYTES("}}"), BYTES(""), BYTES(""), REFUSED},
+    {"keys of one missing file", BYTES("{\"weight_map\":{\"a\":\"f\""), BYTES(",\"w%%\":\"f\""), BYTES("}}"), BYTES(""),
+     BYTES(""), REFUSED},
+    {"missing files", BYTES("{\"weight_map\":{\"a\":\"f\""), BYTES(",\"w%%\":\"f%%.safetensors\""), BYTES("}}"), BYTES(""),
+     BYTES(""), REFUSED},
+    {"one key again and again", BYTES("{\"weight_map\":{\"a\":\"f\""), BYTES(",\"a\":\"f\""), BYTES("}}"), BYTES(""),
+     BYTES(""), REFUSED},
     {"nesting", BYTES("{\"weight_map\":"), BYTES("["), BYTES("1"), BYTES("]"), BYTES("}"), REFUSED},
 };
 
-#define GROUP(name, file, shapes, wrap, n) {name, file, shapes, sizeof(shapes) / sizeof *(shapes), wrap, n}
+#define GROUP(name, file, shapes, wrap, n) \
+    { \
+        name, file, shapes, sizeof(shapes) / sizeof *(shapes), wrap, n \
+    }
 
 const hostile_group hostile_groups[HOSTILE_GROUPS] = {
     [HOSTILE_PICKLES] = GROUP("pickle in a torch.save archive", "model.pt", pickles, archived, 2000),

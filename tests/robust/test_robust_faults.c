@@ -74,7 +74,8 @@ static bool note_values(outcome *out, tsr_checkpoint *checkpoint, const tsr_entr
     tsr_error errs[3] = {{0}};
     memset(&stats, 0, sizeof stats);
     memset(&difference, 0, sizeof difference);
-    if (!note_status(out, tsr_tensor_digest(checkpoint, entry, TSR_DIGEST_XXH3, ring, &digest, &errs[0]), &errs[0])) return false;
+    if (!note_status(out, tsr_tensor_digest(checkpoint, entry, TSR_DIGEST_XXH3, ring, &digest, &errs[0]), &errs[0]))
+        return false;
     if (!note_status(out, tsr_tensor_stats(checkpoint, entry, ring, &stats, &errs[1]), &errs[1])) return false;
     tsr_status status = tsr_compare_tensors((tsr_stored_tensor){checkpoint, entry}, (tsr_stored_tensor){checkpoint, entry},
                                             &(tsr_tolerance){.exact = true}, ring, &difference, &errs[2]);

@@ -48,7 +48,8 @@ static void compare_all(const hostile_group *group)
 {
     unsigned bad = 0;
     for (size_t i = 0; i < group->count; i++) {
-        hostile_text a = hostile_build(group, &group->shapes[i], group->n), b = hostile_build(group, &group->shapes[i], 2 * group->n);
+        hostile_text a = hostile_build(group, &group->shapes[i], group->n),
+                     b = hostile_build(group, &group->shapes[i], 2 * group->n);
         const work once = work_of(group->file, &a), twice = work_of(group->file, &b);
         bad += compare_works(&group->shapes[i], &once, &twice, b.size);
         free(a.data);
@@ -90,10 +91,8 @@ static void test_robust_growth__index_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_robust_growth__torch_pickles),
-        cmocka_unit_test(test_robust_growth__archives_of_many_members),
-        cmocka_unit_test(test_robust_growth__dcp_metadata),
-        cmocka_unit_test(test_robust_growth__safetensors_headers),
+        cmocka_unit_test(test_robust_growth__torch_pickles), cmocka_unit_test(test_robust_growth__archives_of_many_members),
+        cmocka_unit_test(test_robust_growth__dcp_metadata),  cmocka_unit_test(test_robust_growth__safetensors_headers),
         cmocka_unit_test(test_robust_growth__index_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

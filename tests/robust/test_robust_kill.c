@@ -85,8 +85,7 @@ static void write_source(const char *name, unsigned seed, const char *prefix)
     for (int i = 0; i < 6; i++) {
         snprintf(header + strlen(header), sizeof header - strlen(header),
                  "%s\"%s%d\":{\"dtype\":\"F32\",\"shape\":[%u,33],\"data_offsets\":[%u,%u]}", i ? "," : "",
-                 i % 2 ? prefix : "t", i, rows[i],
-                 byte_at, byte_at + rows[i] * 132);
+                 i % 2 ? prefix : "t", i, rows[i], byte_at, byte_at + rows[i] * 132);
         byte_at += rows[i] * 132;
     }
     strcat(header, "}");
@@ -163,7 +162,13 @@ typedef struct job {
 } job;
 
 static const job jobs[] = {
-    {"m.safetensors", {{"convert", "@source", "@dest/m.safetensors", "-q", "--threads", "1"}}, {{NULL}}, false, true, false, false},
+    {"m.safetensors",
+     {{"convert", "@source", "@dest/m.safetensors", "-q", "--threads", "1"}},
+     {{NULL}},
+     false,
+     true,
+     false,
+     false},
     {"m.pt", {{"convert", "@source", "@dest/m.pt", "-q", "--threads", "1"}}, {{NULL}}, false, true, false, false},
     {"d", {{"convert", "@source", "@dest/d", "--to", "dcp", "-q", "--threads", "1"}}, {{NULL}}, false, true, false, false},
     {"r",
@@ -171,38 +176,56 @@ static const job jobs[] = {
        "1"}},
      {{NULL}},
      false,
-     true, false, false},
+     true,
+     false,
+     false},
     {"s",
      {{"convert", "@source", "@dest/s", "--to", "safetensors", "--max-shard-size", "6KB", "-q", "--threads", "1"}},
      {{NULL}},
      false,
-     true, false, false},
-    {"u", {{"convert", "@zero", "@dest/u", "--to", "deepspeed-universal", "-q", "--threads", "1"}}, {{NULL}}, false, true, false, false},
+     true,
+     false,
+     false},
+    {"u",
+     {{"convert", "@zero", "@dest/u", "--to", "deepspeed-universal", "-q", "--threads", "1"}},
+     {{NULL}},
+     false,
+     true,
+     false,
+     false},
     {"e", {{"exec", "@plan.json", "@dest/e", "-q", "--threads", "1"}}, {{NULL}}, true, true, false, false},
     /* overwriting */
     {"m.safetensors",
      {{"convert", "@source", "@dest/m.safetensors", "-q", "--overwrite", "--threads", "1"}},
      {{"convert", "@old", "@dest/m.safetensors", "-q"}},
      false,
-     true, false, false},
+     true,
+     false,
+     false},
     {"d",
      {{"reshard", "@source", "@dest/d", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "-q", "--overwrite",
        "--threads", "1"}},
      {{"convert", "@old", "@dest/d", "--to", "dcp", "-q"}},
      false,
-     false, false, false},
+     false,
+     false,
+     false},
     {"s",
      {{"convert", "@source", "@dest/s", "--to", "safetensors", "--max-shard-size", "6KB", "-q", "--overwrite", "--threads",
        "1"}},
      {{"convert", "@old", "@dest/s", "--to", "safetensors", "--max-shard-size", "9KB", "-q"}},
      false,
-     false, false, false},
+     false,
+     false,
+     false},
     {"r",
      {{"reshard", "@source", "@dest/r", "--mesh", "dp=3", "--placements", "shard(0)", "--to", "torch", "-q", "--overwrite",
        "--threads", "1"}},
      {{"reshard", "@old", "@dest/r", "--mesh", "dp=4", "--placements", "shard(0)", "--to", "torch", "-q"}},
      false,
-     true, false, false},
+     true,
+     false,
+     false},
 };
 #define JOBS (sizeof jobs / sizeof *jobs)
 
@@ -416,7 +439,10 @@ static void test_robust_kill__any_of_the_unsynced_may_be_lost(void **state)
 
 /* ---- every form over every form ---- */
 
-#define WORDS(...) {__VA_ARGS__, "-q", "--overwrite", "--threads", "1"}
+#define WORDS(...) \
+    { \
+        __VA_ARGS__, "-q", "--overwrite", "--threads", "1" \
+    }
 
 typedef struct form {
     command work;
@@ -444,7 +470,7 @@ enum { FORMS = sizeof forms / sizeof *forms, OLD_FORMS = FORMS - 2 };
 static void replace_every_form(crash_kind kind)
 {
     for (size_t old = 0; old < OLD_FORMS; old++) {
-        for (size_t new = 0; new < FORMS; new++) {
+        for (size_t new = 0; new < FORMS; new ++) {
             if (!full_counts() && (old + new + (size_t)kind) % 3) continue;
             job j = {.name = "p", .work = forms[new].work, .before = forms[old].work, .notes = true};
             j.goes_on = new == FORMS - 1 || new == FORMS - 3; /* a run that writes one file per rank does not resume, but
@@ -475,11 +501,12 @@ static void test_robust_kill__every_form_over_every_form_is_old_or_new_after_a_p
 static bool alter_output(void)
 {
     char line[700];
-    snprintf(line, sizeof line,
-             "f=$(find '%s' -path '*.tessera-*' -type f ! -name '*-of-1' ! -name '*.publishing' -size +1k | sort | tail -1); "
-             "[ -n \"$f\" ] && python3 -c \"import sys; f=open(sys.argv[1],'r+b'); f.seek(0,2); n=f.tell()//2; f.seek(n); "
-             "b=f.read(1); f.seek(n); f.write(bytes([b[0]^1]))\" \"$f\"",
-             at("dest"));
+    snprintf(
+        line, sizeof line,
+        "f=$(find '%s' -path '*.tessera-*' -type f ! -name '*-of-1' ! -name '*.publishing' -size +1k | sort | tail -1); "
+        "[ -n \"$f\" ] && python3 -c \"import sys; f=open(sys.argv[1],'r+b'); f.seek(0,2); n=f.tell()//2; f.seek(n); "
+        "b=f.read(1); f.seek(n); f.write(bytes([b[0]^1]))\" \"$f\"",
+        at("dest"));
     return system(line) == 0;
 }
 

@@ -7,12 +7,12 @@
 #include "tessera/checkpoint.h"
 
 typedef struct work {
-    uint64_t steps;       /* basic blocks + bytes moved or compared / 16 */
-    uint64_t byte_asked;  /* everything that was ever allocated; of a block that grew, its growth */
-    uint64_t byte_peak;   /* the most that was allocated at one time */
+    uint64_t steps;      /* basic blocks + bytes moved or compared / 16 */
+    uint64_t byte_asked; /* everything that was ever allocated; of a block that grew, its growth */
+    uint64_t byte_peak;  /* the most that was allocated at one time */
     uint64_t reads, byte_read;
     tsr_status status;
-    uint64_t errors;      /* number of findings of level error */
+    uint64_t errors; /* number of findings of level error */
     char message[200];
 } work;
 

@@ -49,8 +49,7 @@ static void rows_are_copied_at_every_alignment(void **ctx)
                       .reach = count + draw(3),
                       .past_caches = n / 70 % 2};
         for (uint64_t i = 0; i < count; i++)
-            for (uint64_t k = 0; k < run; k++)
-                expected[to_at + i * r.to_stride + k] = from[from_at + i * r.from_stride + k];
+            for (uint64_t k = 0; k < run; k++) expected[to_at + i * r.to_stride + k] = from[from_at + i * r.from_stride + k];
         tsr_rows_copy(&r);
         assert_memory_equal(to, expected, 300 + count * r.to_stride);
     }

@@ -38,16 +38,17 @@ static tsr_status get_one(live_units *u, const char *gets, const tsr_state_optio
     tsr_module_ref b = TSR_NO_MODULE;
     tsr_named_module *named;
     size_t count;
-    if (gets[0] == 'o') return tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
-                                                            &(tsr_state_call){.comm = comm, .options = options}, u->out,
-                                                            err);
+    if (gets[0] == 'o')
+        return tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
+                                            &(tsr_state_call){.comm = comm, .options = options}, u->out, err);
     TSR_TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_equal(named[i].raw, TSR_STR("b")) || tsr_str_ends(named[i].raw, TSR_STR("_fsdp_wrapped_module.b")))
             b = named[i].module;
-    return tsr_get_model_state_dict(&u->model,
-                                    &(tsr_state_call){.comm = comm, .options = options, .submodules = &b, .submodule_count = submodules ? 1 : 0},
-                                    u->out, err);
+    return tsr_get_model_state_dict(
+        &u->model,
+        &(tsr_state_call){.comm = comm, .options = options, .submodules = &b, .submodule_count = submodules ? 1 : 0}, u->out,
+        err);
 }
 
 /* With cpu_offload and original parameters, PyTorch on the CPU returns views of one buffer, all equal to the last state that
@@ -197,9 +198,10 @@ static tsr_status set_one(live_units *u, const job *j, const tsr_state_options *
 {
     const tsr_value *state = given_state(u, j, options);
     if (live_is(j->set, "what", "model"))
-        return tsr_set_model_state_dict(&u->model, state,
-                                        &(tsr_state_call){.comm = comm, .options = options, .host = &u->w.host, .arena = u->w.arena, .unmatched = keys},
-                                        err);
+        return tsr_set_model_state_dict(
+            &u->model, state,
+            &(tsr_state_call){.comm = comm, .options = options, .host = &u->w.host, .arena = u->w.arena, .unmatched = keys},
+            err);
     return tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
                                         &(tsr_state_call){.comm = comm, .options = options, .host = &u->w.host}, err);
 }
@@ -358,7 +360,8 @@ static void test_statedict_fsdp_get_set__A9_flat_state_that_lacks_one(void **sta
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const cJSON *test = live_get(live_get(golden, "cases"), cases[i]);
-        count += live_run((uint32_t)live_get(live_get(test, "case"), "world")->valuedouble, run_lacking, (void *)(uintptr_t)test);
+        count +=
+            live_run((uint32_t)live_get(live_get(test, "case"), "world")->valuedouble, run_lacking, (void *)(uintptr_t)test);
     }
     assert_true(count > 0);
 }
@@ -459,9 +462,9 @@ static tsr_status fail_in_extension(live_units *u, tsr_comm *comm, tsr_state_dic
     const tsr_value *state = tsr_state_dict_root(u->out);
     const tsr_host *host = &u->w.host;
     tsr_error get_error = {0}, set_error = {0};
-    const tsr_status got = tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
-                                                        &(tsr_state_call){.comm = comm, .options = &options}, broken,
-                                                        &get_error);
+    const tsr_status got =
+        tsr_get_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count},
+                                     &(tsr_state_call){.comm = comm, .options = &options}, broken, &get_error);
     const tsr_status set =
         tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
                                      &(tsr_state_call){.comm = comm, .options = &options, .host = host}, &set_error);
@@ -534,22 +537,21 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
         live_value(u.memory, live_get(cJSON_GetArrayItem(live_get(u.w.record, "gets"), 1), "out"), comm->rank, NULL);
     options.full_state_dict = true;
     u.model.fsdp = NULL;
-    const tsr_status none = tsr_get_model_state_dict(&u.model, &(tsr_state_call){.comm = comm, .options = &options}, u.out,
-                                                     &told[0]);
+    const tsr_status none =
+        tsr_get_model_state_dict(&u.model, &(tsr_state_call){.comm = comm, .options = &options}, u.out, &told[0]);
     u.model.fsdp = &u.w.tree;
     tsr_tensor *pos = NULL;
     for (size_t i = 0; i < u.model.tensor_count; i++)
         if (tsr_str_equal(u.model.tensors[i].of->name, TSR_STR("pos"))) pos = u.model.tensors[i].tensor;
     NEED(pos);
     pos->meta = comm->rank == 1;
-    const tsr_status meta = tsr_set_model_state_dict(&u.model, state,
-                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena},
-                                                     &told[1]);
+    const tsr_status meta = tsr_set_model_state_dict(
+        &u.model, state, &(tsr_state_call){.comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena},
+        &told[1]);
     pos->meta = false;
     options.full_state_dict = comm->rank == 1;
-    const tsr_status differ = tsr_get_optimizer_state_dict(&u.model, (tsr_optimizers){u.at, u.count},
-                                                           &(tsr_state_call){.comm = comm, .options = &options}, u.out,
-                                                           &told[2]);
+    const tsr_status differ = tsr_get_optimizer_state_dict(
+        &u.model, (tsr_optimizers){u.at, u.count}, &(tsr_state_call){.comm = comm, .options = &options}, u.out, &told[2]);
     options.full_state_dict = false;
     const tsr_status counts =
         tsr_get_optimizer_state_dict(&u.model, (tsr_optimizers){u.at, u.count - (comm->rank == 1)},
@@ -591,12 +593,13 @@ static tsr_status refuse_names(void *arg, tsr_comm *comm, tsr_error *err)
     cJSON *odd = comm->rank == 1 ? rename_pos(arg) : NULL;
     TSR_TRY(live_units_open(&u, odd ? odd : arg, comm, false, err));
     const tsr_optimizers optimizers = {u.at, u.count};
-    const tsr_state_call call = {.comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena, .unmatched = &keys};
+    const tsr_state_call call = {
+        .comm = comm, .options = &options, .host = &u.w.host, .arena = u.w.arena, .unmatched = &keys};
     const cJSON *gets[] = {live_get(u.w.record, "gets"), live_get(u.w.record, "optimizer_gets")};
     const tsr_value *given[2]; /* the full state of the model and of the optimizers */
     for (size_t i = 0; i < 2; i++)
-        given[i] = live_changed(&u, live_value(u.memory, live_get(cJSON_GetArrayItem(gets[i], 1), "out"), comm->rank, NULL),
-                                NULL);
+        given[i] =
+            live_changed(&u, live_value(u.memory, live_get(cJSON_GetArrayItem(gets[i], 1), "out"), comm->rank, NULL), NULL);
     options.full_state_dict = options.broadcast_from_rank0 = true;
     const tsr_status status = tsr_set_state_dict(&u.model, optimizers, given[0], given[1], &call, &own);
     tsr_status same = fsdp_world_same(&u.w, live_get(u.w.record, "slices"), live_get(u.w.record, "plain"), err);

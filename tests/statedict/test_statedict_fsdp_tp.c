@@ -129,9 +129,10 @@ static tsr_status get_one(live_units *u, const job *j, const tsr_state_options *
     TSR_TRY(tsr_fqn_named_modules(u->w.modules, &u->w.host, u->w.arena, &named, &count, err));
     for (size_t i = 0; i < count; i++)
         if (tsr_str_ends(named[i].raw, TSR_STR("_fsdp_wrapped_module.b"))) b = named[i].module;
-    return tsr_get_model_state_dict(&u->model,
-                                    &(tsr_state_call){.comm = u->w.comm, .options = options, .submodules = &b, .submodule_count = submodules ? 1 : 0},
-                                    u->out, err);
+    return tsr_get_model_state_dict(
+        &u->model,
+        &(tsr_state_call){.comm = u->w.comm, .options = options, .submodules = &b, .submodule_count = submodules ? 1 : 0},
+        u->out, err);
 }
 
 static const cJSON *record_of(const job *j, const live_units *u)
@@ -199,11 +200,10 @@ static tsr_status set_state(live_units *u, const job *j, const tsr_value *state,
     const tsr_host *host = &u->w.host;
     if (is_optimizer(j))
         return tsr_set_optimizer_state_dict(&u->model, (tsr_optimizers){u->at, u->count}, state,
-                                            &(tsr_state_call){.comm = u->w.comm, .options = &j->options, .host = host},
-                                            err);
-    return tsr_set_model_state_dict(&u->model, state,
-                                    &(tsr_state_call){.comm = u->w.comm, .options = &j->options, .host = host, .arena = u->w.arena},
-                                    err);
+                                            &(tsr_state_call){.comm = u->w.comm, .options = &j->options, .host = host}, err);
+    return tsr_set_model_state_dict(
+        &u->model, state, &(tsr_state_call){.comm = u->w.comm, .options = &j->options, .host = host, .arena = u->w.arena},
+        err);
 }
 
 /* Returns the record of the values that ranks have after a broadcast: those of rank 0, where no dim of the mesh cuts. */

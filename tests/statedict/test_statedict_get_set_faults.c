@@ -132,19 +132,19 @@ static tsr_status operate(subject *s, const point *p, tsr_comm *comm, const tsr_
                           tsr_arena *arena, tsr_error *err)
 {
     switch (p->operation) {
-    case GET_MODEL: return tsr_get_model_state_dict(s->model, &(tsr_state_call){.comm = comm, .options = &p->options}, out,
-                                                    err);
-    case GET_OPTIMIZERS: return tsr_get_optimizer_state_dict(s->model, (tsr_optimizers){s->optimizers, s->count},
-                                                             &(tsr_state_call){.comm = comm, .options = &p->options}, out,
-                                                             err);
-    case SET_MODEL: return tsr_set_model_state_dict(s->model, state,
-                                                    &(tsr_state_call){.comm = comm, .options = &p->options, .host = s->host, .arena = arena},
-                                                    err);
+    case GET_MODEL:
+        return tsr_get_model_state_dict(s->model, &(tsr_state_call){.comm = comm, .options = &p->options}, out, err);
+    case GET_OPTIMIZERS:
+        return tsr_get_optimizer_state_dict(s->model, (tsr_optimizers){s->optimizers, s->count},
+                                            &(tsr_state_call){.comm = comm, .options = &p->options}, out, err);
+    case SET_MODEL:
+        return tsr_set_model_state_dict(
+            s->model, state, &(tsr_state_call){.comm = comm, .options = &p->options, .host = s->host, .arena = arena}, err);
     case FROM_RAW:
     case TO_LOAD: return convert(s, p, comm, state, out, err);
-    default: return tsr_set_optimizer_state_dict(s->model, (tsr_optimizers){s->optimizers, s->count}, state,
-                                                 &(tsr_state_call){.comm = comm, .options = &p->options, .host = s->host},
-                                                 err);
+    default:
+        return tsr_set_optimizer_state_dict(s->model, (tsr_optimizers){s->optimizers, s->count}, state,
+                                            &(tsr_state_call){.comm = comm, .options = &p->options, .host = s->host}, err);
     }
 }
 
@@ -273,8 +273,8 @@ static void every_operation(bool allocations)
         bool with_units;
         uint32_t world;
         bool extended;
-    } models[] = {{"sharded", false, 2, false}, {"mesh_w2", true, 2, false},     {"orig_w2", true, 2, false},
-                  {"flat_w3", true, 3, false},  {"mesh_w2", true, 2, true},      {"flat_dp1_w2", true, 2, false},
+    } models[] = {{"sharded", false, 2, false},   {"mesh_w2", true, 2, false}, {"orig_w2", true, 2, false},
+                  {"flat_w3", true, 3, false},    {"mesh_w2", true, 2, true},  {"flat_dp1_w2", true, 2, false},
                   {"orig_tp1_w2", true, 2, false}};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         for (int full = 0; full < 3; full++) {

@@ -197,9 +197,8 @@ static tsr_status model_from_other_placements(void *arg, tsr_comm *comm, tsr_err
         TSR_TRY(open_world(&w, comm, err));
         TSR_TRY(tsr_state_dict_new(&w.host, &given, err));
         for (int k = 0; k < KINDS; k++) TSR_TRY(put_otherwise(&w, k, (k == 0) != (k == mixed), given, err));
-        const tsr_status status =
-            tsr_set_model_state_dict(&w.model, tsr_state_dict_root(given),
-                                     &(tsr_state_call){.comm = comm, .host = &w.host, .arena = w.arena}, &told);
+        const tsr_status status = tsr_set_model_state_dict(
+            &w.model, tsr_state_dict_root(given), &(tsr_state_call){.comm = comm, .host = &w.host, .arena = w.arena}, &told);
         tsr_state_dict_free(given);
         const bool right = is_filled(&w, mixed < 0 ? 7 : 0);
         close_world(&w);
@@ -299,7 +298,8 @@ static void test_statedict_get_set_worlds__A12_first_state_of_another_algorithm(
 static const tsr_value *swap_means(const tsr_value *state, tsr_arena *arena)
 {
     return tsr_value_dict(arena, 3, "step", tsr_value_get(state, TSR_STR("step")), "exp_avg",
-                          tsr_value_get(state, TSR_STR("exp_avg_sq")), "exp_avg_sq", tsr_value_get(state, TSR_STR("exp_avg")));
+                          tsr_value_get(state, TSR_STR("exp_avg_sq")), "exp_avg_sq",
+                          tsr_value_get(state, TSR_STR("exp_avg")));
 }
 
 static float *first_of(const tsr_value *state, const char *key)
@@ -329,7 +329,8 @@ static tsr_status swapped_states(void *arg, tsr_comm *comm, tsr_error *err)
         options.full_state_dict = ways[i][0];
         options.broadcast_from_rank0 = ways[i][1];
         TSR_TRY(tsr_set_optimizer_state_dict(&w.model, (tsr_optimizers){list, 1},
-                                             tsr_value_dict(w.arena, 2, "state", states, "param_groups", groups), &call, err));
+                                             tsr_value_dict(w.arena, 2, "state", states, "param_groups", groups), &call,
+                                             err));
         const float rank = ways[i][1] ? 0 : 100 * (float)comm->rank;
         for (int e = 0; e < MOST; e++) NEED(first_of(param.state, "exp_avg")[e] == 31 + (float)e + rank);
         for (int e = 0; e < MOST; e++) NEED(first_of(param.state, "exp_avg_sq")[e] == 1 + (float)e + rank);
@@ -393,8 +394,8 @@ static tsr_status refuse_odd_one(const odd_one *odd, tsr_comm *comm, tsr_error *
     TSR_TRY(open_with(&w, comm, &whole, err));
     TSR_TRY(tsr_state_dict_new(&w.host, &states, err));
     tsr_model_param params[KINDS - 1] = {{.of = &w.params[1]}, {.of = &w.params[2]}};
-    const tsr_value *options = tsr_value_dict(w.arena, 2, "lr", tsr_value_float(w.arena, 0.5, err), "momentum",
-                                              tsr_value_float(w.arena, 0.9, err));
+    const tsr_value *options =
+        tsr_value_dict(w.arena, 2, "lr", tsr_value_float(w.arena, 0.5, err), "momentum", tsr_value_float(w.arena, 0.9, err));
     tsr_model_group group = {options, params, KINDS - 1};
     tsr_model_optimizer optimizer = {.algorithm = TSR_SGD, .groups = &group, .group_count = 1, .memory = w.memory},
                         *list[1] = {&optimizer};
@@ -514,16 +515,20 @@ static void test_statedict_get_set_worlds__A7_states_of_several_modules(void **s
     tsr_state_options options = tsr_state_options_default();
     options.strict = false;
     options.full_state_dict = true;
-    assert_int_equal(tsr_set_model_state_dict(&w.model, joined,
-                                              &(tsr_state_call){.options = &options, .host = &w.host, .arena = w.arena, .unmatched = &keys},
-                                              &err), TSR_OK);
+    assert_int_equal(tsr_set_model_state_dict(
+                         &w.model, joined,
+                         &(tsr_state_call){.options = &options, .host = &w.host, .arena = w.arena, .unmatched = &keys},
+                         &err),
+                     TSR_OK);
     assert_true(keys.missing_count == 1 && tsr_str_equal(keys.missing[0], TSR_STR("net.boxes")));
     assert_true(keys.unexpected_count == 0 && w.data[0][0] == 7 && w.data[1][0] == 7 && w.data[2][0] == 200);
     const tsr_module_state wrong[2] = {{99, joined}, {net, items[0]}};
-    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong, 1}, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
+    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong, 1}, &w.host, w.arena, &joined, &err),
+                     TSR_E_USAGE);
     assert_string_equal(err.message, "module 99 is not in the model");
     err = (tsr_error){0};
-    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong + 1, 1}, &w.host, w.arena, &joined, &err), TSR_E_USAGE);
+    assert_int_equal(tsr_model_state_join(w.tree, (tsr_module_states){wrong + 1, 1}, &w.host, w.arena, &joined, &err),
+                     TSR_E_USAGE);
     assert_string_equal(err.message, "the state of module 1 is not a dict");
     close_world(&w);
     self->close(self);
@@ -540,8 +545,8 @@ static tsr_status partial(void *arg, tsr_comm *comm, tsr_error *err)
     TSR_TRY(open_world(&w, comm, err));
     w.placement = (tsr_placement){.kind = TSR_PARTIAL};
     options.full_state_dict = true;
-    const tsr_status status = tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options},
-                                                       w.out, &own);
+    const tsr_status status =
+        tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options}, w.out, &own);
     close_world(&w);
     if (status == TSR_OK || !strstr(own.message, "parts of sums that only the running job can add up, in 'net.mesh'"))
         return tsr_raise(err, TSR_E_FORMAT, 0, "partial: %d %s", (int)status, own.message);

@@ -28,9 +28,9 @@ static tsr_status get_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     for (const cJSON *n = live_get(record, "submodules")->child; n; n = n->next)
         for (size_t i = 0; i < named_count; i++)
             if (tsr_str_equal(named[i].raw, tsr_str_from(n->valuestring))) submodules[count++] = named[i].module;
-    const tsr_status got = tsr_get_model_state_dict(&m.model,
-                                                    &(tsr_state_call){.comm = comm, .options = &options, .submodules = submodules, .submodule_count = count},
-                                                    m.out, &own);
+    const tsr_status got = tsr_get_model_state_dict(
+        &m.model, &(tsr_state_call){.comm = comm, .options = &options, .submodules = submodules, .submodule_count = count},
+        m.out, &own);
     tsr_status status = TSR_OK;
     if (cJSON_GetObjectItem(record, "error")) {
         if (got == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch refuses, this does not");
@@ -106,9 +106,9 @@ static tsr_status set_one(const cJSON *test, const cJSON *record, tsr_comm *comm
     const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
     TSR_TRY(live_model_open(&m, test, comm->rank, err));
     const tsr_value *state = live_value(m.out, live_get(record, "state"), comm->rank, NULL);
-    const tsr_status got = tsr_set_model_state_dict(&m.model, state,
-                                                    &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena, .unmatched = &keys},
-                                                    &own);
+    const tsr_status got = tsr_set_model_state_dict(
+        &m.model, state,
+        &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena, .unmatched = &keys}, &own);
     tsr_status status = TSR_OK;
     if (missing_goes_unseen(record, &options)) {
         const bool named = keys.missing_count == 1 && tsr_str_equal(keys.missing[0], TSR_STR("body.0.bias"));
@@ -245,10 +245,9 @@ static tsr_status refuse_case(void *arg, tsr_comm *comm, tsr_error *err)
         TSR_TRY(tsr_state_dict_put(given, root->items[2 * i]->text, root->items[2 * i + 1], err));
     TSR_TRY(tsr_state_dict_allocate(given, &tensor, &value, err));
     if (comm->rank == 0) TSR_TRY(tsr_state_dict_put(given, TSR_STR("scale"), value, err));
-    const tsr_status status =
-        tsr_set_model_state_dict(&m.model, tsr_state_dict_root(given),
-                                 &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena},
-                                 &own);
+    const tsr_status status = tsr_set_model_state_dict(
+        &m.model, tsr_state_dict_root(given),
+        &(tsr_state_call){.comm = comm, .options = &options, .host = &m.host, .arena = m.arena}, &own);
     NEED(status == TSR_E_USAGE);
     if (!strstr(own.message, r->want)) return tsr_raise(err, TSR_E_FORMAT, 0, "%s: %s", r->want, own.message);
     NEED(!m.extra);
@@ -279,12 +278,14 @@ static tsr_status disagree(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_state_options options = tsr_state_options_default();
     options.full_state_dict = comm->rank == 1;
     TSR_TRY(live_model_open(&m, arg, comm->rank, err));
-    NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) == TSR_E_USAGE);
+    NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) ==
+         TSR_E_USAGE);
     NEED(strstr(own.message, "get_model_state_dict: options: rank 1 differs from rank 0"));
     if (comm->rank == 0) m.model.tensor_count--;
     options.full_state_dict = false;
     memset(&own, 0, sizeof own);
-    NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) == TSR_E_USAGE);
+    NEED(tsr_get_model_state_dict(&m.model, &(tsr_state_call){.comm = comm, .options = &options}, m.out, &own) ==
+         TSR_E_USAGE);
     NEED(strstr(own.message, "rank 0: the model has no tensor for '"));
     live_model_close(&m);
     return TSR_OK;

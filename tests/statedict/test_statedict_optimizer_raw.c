@@ -76,8 +76,7 @@ static void rename_key(const cJSON *dict, const char *from)
 
 static void reverse(cJSON *list)
 {
-    for (int i = 1; i < cJSON_GetArraySize(list); i++)
-        cJSON_InsertItemInArray(list, 0, cJSON_DetachItemFromArray(list, i));
+    for (int i = 1; i < cJSON_GetArraySize(list); i++) cJSON_InsertItemInArray(list, 0, cJSON_DetachItemFromArray(list, i));
 }
 
 /* Makes the changes that make_optimizer_raw.py makes to a state dict before it is loaded, except those that live_changed
@@ -252,8 +251,7 @@ static const tsr_value *to_load_of(live_units *u, const cJSON *record, cJSON **k
     const char *changes = text_of(record, "change");
     if (given) return live_value(u->memory, given, u->w.comm->rank, NULL);
     if (strcmp(changes, "no state") == 0) return tsr_value_dict(u->w.arena, 0);
-    const cJSON *got =
-        cJSON_GetArrayItem(live_get(u->w.record, "gets"), (int)live_get(record, "from")->valuedouble);
+    const cJSON *got = cJSON_GetArrayItem(live_get(u->w.record, "gets"), (int)live_get(record, "from")->valuedouble);
     *kept = cJSON_Duplicate(live_get(got, "out"), true);
     if (strcmp(changes, "stranger") == 0) add_stranger(*kept, true);
     return live_changed(u, live_value(u->memory, *kept, u->w.comm->rank, NULL),
@@ -335,10 +333,10 @@ static tsr_status load_case(void *arg, tsr_comm *comm, tsr_error *err)
     if (strcmp(changes, "fresh") == 0) u.at[0]->user_state = NULL;
     const tsr_status loaded = tsr_optimizer_load_state_dict(&raw, state, &u.w.host, &own);
     const bool misplaced = !error && !named && is_misplaced(changes);
-    tsr_status status = (loaded != TSR_OK) == (error != NULL || misplaced)
-                            ? TSR_OK
-                            : tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %s", error ? error->valuestring : "ok",
-                                        own.message);
+    tsr_status status =
+        (loaded != TSR_OK) == (error != NULL || misplaced)
+            ? TSR_OK
+            : tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %s", error ? error->valuestring : "ok", own.message);
     if (status == TSR_OK && (loaded == TSR_OK || strcmp(changes, "fresh") != 0))
         status = live_units_same(&u, live_get(loaded == TSR_OK ? record : u.w.record, "optimizers"), err);
     live_units_close(&u);

@@ -117,9 +117,9 @@ static tsr_status run_set(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_state_options options = live_options(live_get(record, "options"));
     TSR_TRY(open_all(&l, ((live_record *)arg)->test, comm->rank, err));
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
-                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
-                                                     &own);
+    tsr_status status =
+        tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host}, &own);
     if (cJSON_GetObjectItem(record, "error") || live_is(record, "of", "no groups")) { /* in PyTorch, a group without lr */
         status = status == TSR_OK ? tsr_raise(err, TSR_E_FORMAT, 0, "this does not refuse") : TSR_OK;
     } else if (status == TSR_OK) {
@@ -189,9 +189,8 @@ static tsr_status refuse_get(live_optimizers *l, const cJSON *want, const tsr_st
 {
     tsr_error own = {0};
     const char *key = strstr(want->valuestring, "KeyError: ");
-    const tsr_status status = tsr_get_optimizer_state_dict(&l->m.model, (tsr_optimizers){l->at, l->count},
-                                                           &(tsr_state_call){.comm = comm, .options = options}, l->out,
-                                                           &own);
+    const tsr_status status = tsr_get_optimizer_state_dict(
+        &l->m.model, (tsr_optimizers){l->at, l->count}, &(tsr_state_call){.comm = comm, .options = options}, l->out, &own);
     NEED(key && status == TSR_E_FORMAT && strstr(own.message, key + strlen("KeyError: ")));
     return TSR_OK;
 }
@@ -207,9 +206,9 @@ static tsr_status run_unlike(void *arg, tsr_comm *comm, tsr_error *err)
     if (cJSON_GetObjectItem(record, "get")) TSR_TRY(refuse_get(&l, live_get(record, "get"), &options, comm, err));
     const size_t count = live_is(record, "of", "first only") ? 1 : l.count;
     const tsr_value *given = live_value(l.m.out, live_get(record, "state"), comm->rank, NULL);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, count}, given,
-                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
-                                                     &own);
+    tsr_status status =
+        tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, count}, given,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host}, &own);
     if (error && status == TSR_OK) status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s", error->valuestring);
     else if (error) status = same_optimizers(&l, live_get(record, "optimizers"), err);
     else if (status == TSR_OK) status = same_optimizers(&l, live_get(record, "then"), err);
@@ -285,8 +284,7 @@ static tsr_status run_raw(void *arg, tsr_comm *comm, tsr_error *err)
     tsr_status status = tsr_optimizer_state_dict(&raw, l.out, &own);
     if (want) TSR_TRY(status);
     if (want) TSR_TRY(same_raw(tsr_state_dict_root(l.out), want, named, err));
-    if (given)
-        status = tsr_optimizer_load_state_dict(&raw, live_value(l.m.out, given, comm->rank, NULL), &l.m.host, &own);
+    if (given) status = tsr_optimizer_load_state_dict(&raw, live_value(l.m.out, given, comm->rank, NULL), &l.m.host, &own);
     if ((status != TSR_OK) != (error != NULL))
         status = tsr_raise(err, TSR_E_FORMAT, 0, "PyTorch: %s; here: %s", error ? error->valuestring : "ok", own.message);
     else status = same_optimizers(&l, live_get(record, error ? "optimizers" : "then"), err);
@@ -319,9 +317,9 @@ static tsr_status lacks_state(void *arg, tsr_comm *comm, tsr_error *err)
     }
     const tsr_value *given = tsr_value_items(l.m.arena, TSR_VALUE_DICT, items, count, err);
     NEED(count + 2 == all->count);
-    tsr_status status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
-                                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host},
-                                                     &own);
+    tsr_status status =
+        tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
+                                     &(tsr_state_call){.comm = comm, .options = &options, .host = &l.m.host}, &own);
     NEED(status == TSR_E_NOT_FOUND && strstr(own.message, "no 'state.body.0.bias.exp_avg'"));
     options.strict = false;
     status = tsr_set_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, l.count}, given,
@@ -445,7 +443,8 @@ static tsr_status both_case(void *arg, tsr_comm *comm, tsr_error *err)
         TSR_TRY(tsr_state_dict_tensor(l.m.out, tensor, &value, err));
         TSR_TRY(live_same(value, live_get(live_get(l.m.rank, "tensors"), raw), false, err));
     }
-    NEED(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, 0}, &(tsr_state_call){.comm = comm}, l.out, NULL) == TSR_E_USAGE);
+    NEED(tsr_get_optimizer_state_dict(&l.m.model, (tsr_optimizers){l.at, 0}, &(tsr_state_call){.comm = comm}, l.out, NULL) ==
+         TSR_E_USAGE);
     tsr_state_dict_free(optimizer);
     tsr_state_dict_free(model);
     close_all(&l);

@@ -12,9 +12,9 @@
 #include "ramp.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/folder.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/folder.h"
 
 enum { TENSORS = 6 };
 

@@ -106,8 +106,8 @@ static tsr_status load_and_compare(const job *j, const cJSON *one, tsr_comm *com
     TSR_TRY(tsr_state_dict_new(&host, &model, err));
     TSR_TRY(tsr_state_dict_new(&host, &out, err));
     TSR_TRY(make_model(model, record, data, err));
-    const tsr_optimizer_target to = {out, j->on_device ? &device.base : NULL, j->on_device ? 128 : 0,
-                                     {keep_warning, &warning}};
+    const tsr_optimizer_target to = {
+        out, j->on_device ? &device.base : NULL, j->on_device ? 128 : 0, {keep_warning, &warning}};
     const bool by_hand = strcmp(live_get(one, "saved")->valuestring, "by_hand") == 0;
     const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
     tsr_error own = {0};
@@ -201,7 +201,9 @@ static tsr_status wrong_value(tsr_state_dict *model, wrong what, tsr_comm *comm,
     const tsr_tensor_part parts[] = {{at, what == TOO_WIDE ? wide : columns, NULL}, {origin, columns, NULL}};
     tsr_tensor inner = tsr_tensor_in_boxes(TSR_FLOAT32, 2, columns, NULL, 0);
     tsr_tensor tensor = tsr_tensor_in_boxes(TSR_FLOAT32, 2, what == OTHER_SHAPE ? wide : shape, parts,
-                                            what == NO_SHARD ? 0 : what == TWO_SHARDS ? 2 : 1);
+                                            what == NO_SHARD     ? 0
+                                            : what == TWO_SHARDS ? 2
+                                                                 : 1);
     inner.group = what == NO_GROUP ? NULL : comm;
     tensor.nested = &inner;
     if (what == NESTED_DTENSOR)

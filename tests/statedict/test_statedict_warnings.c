@@ -33,8 +33,8 @@ static tsr_status need(const told *t, unsigned count, const char *text, tsr_erro
 {
     const bool right = t->count == count && (!text || strstr(t->all, text));
     return right ? TSR_OK
-                 : tsr_raise(err, TSR_E_FORMAT, 0, "told %u times, not %u with '%s': %s", t->count, count,
-                             text ? text : "", t->all);
+                 : tsr_raise(err, TSR_E_FORMAT, 0, "told %u times, not %u with '%s': %s", t->count, count, text ? text : "",
+                             t->all);
 }
 
 /* A rank's memory, and a tensor of two elements that is whole or cut in rows. */
@@ -142,8 +142,7 @@ static tsr_status gather_case(void *arg, tsr_comm *comm, tsr_error *err)
     class->text = TSR_STR("torch.nn.Linear");
     const tsr_value *state = tsr_value_dict(s.arena, 2, "w", tensor_of(&s, comm, false), "in",
                                             tsr_value_list(s.arena, TSR_VALUE_LIST, 1, (const tsr_value *)class));
-    const tsr_gather_options options = {
-        .any_type = true, .ranks_only = root, .ranks_only_count = 1, .warnings = {tell, &t}};
+    const tsr_gather_options options = {.any_type = true, .ranks_only = root, .ranks_only_count = 1, .warnings = {tell, &t}};
     TSR_TRY(tsr_state_dict_gather(state, comm, &options, s.out, err));
     close_scene(&s);
     return comm->rank ? need(&t, 0, NULL, err)
@@ -204,8 +203,8 @@ static tsr_status make_pair(live_pair *p, scene *s, told *t, tsr_error *err)
     p->tensors[1].meta = true;
     p->module = (tsr_module){.class_name = TSR_STR("Net"), .parameters = p->params, .parameter_count = 2};
     TSR_TRY(tsr_modules_new(&p->module, &s->host, &p->tree, err));
-    p->model = (tsr_model){
-        .modules = p->tree, .tensors = p->bound, .tensor_count = 2, .memory = s->dict, .warn = tell, .ctx = t};
+    p->model =
+        (tsr_model){.modules = p->tree, .tensors = p->bound, .tensor_count = 2, .memory = s->dict, .warn = tell, .ctx = t};
     p->optimized[0] = (tsr_model_param){.name = "a"};
     const tsr_value *lr = tsr_value_float(s->arena, 0.5, err), *momentum = tsr_value_float(s->arena, 0, err);
     p->group = (tsr_model_group){tsr_value_dict(s->arena, 2, "lr", lr, "momentum", momentum), p->optimized, 1};
@@ -225,8 +224,8 @@ static const tsr_value *strangers_too(scene *s, bool flat)
     const tsr_value *group = tsr_value_dict(s->arena, 3, "lr", lr, "momentum", momentum, "params",
                                             tsr_value_list(s->arena, TSR_VALUE_LIST, 1, a));
     return tsr_value_dict(s->arena, 2, "state",
-                          tsr_value_dict(s->arena, 1, "stranger", tsr_value_dict(s->arena, 1, "step", one)),
-                          "param_groups", tsr_value_list(s->arena, TSR_VALUE_LIST, 1, group));
+                          tsr_value_dict(s->arena, 1, "stranger", tsr_value_dict(s->arena, 1, "step", one)), "param_groups",
+                          tsr_value_list(s->arena, TSR_VALUE_LIST, 1, group));
 }
 
 static tsr_status model_case(void *arg, tsr_comm *comm, tsr_error *err)

@@ -1,4 +1,5 @@
 /* Made by make_golden_casts.py with PyTorch 2.13.0+cpu: do not edit. */
+/* clang-format off */
 static const struct {
     tsr_dtype dtype;
     uint32_t values[256]; /* every code as float32 */

@@ -28,7 +28,7 @@ def probes(dtype):
 
 
 def main():
-    print("/* Made by make_golden_casts.py with PyTorch", torch.__version__ + ": do not edit. */")
+    print("/* Made by make_golden_casts.py with PyTorch", torch.__version__ + ": do not edit. */\n/* clang-format off */")
     print("static const struct {\n    tsr_dtype dtype;\n    uint32_t values[256]; /* every code as float32 */\n    size_t count;\n"
           "    uint32_t probes[800];\n    uint16_t codes[800];\n} golden_casts[] = {")
     torch.manual_seed(1)

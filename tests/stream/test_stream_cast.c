@@ -95,7 +95,8 @@ static void check_paths(tsr_dtype from, tsr_dtype to, uint32_t bits)
     tsr_cast(from, to, (const uint8_t *)&bits, 1, (uint8_t *)&direct);
     tsr_cast(from, TSR_FLOAT64, (const uint8_t *)&bits, 1, (uint8_t *)&wide);
     tsr_cast(TSR_FLOAT64, to, (const uint8_t *)&wide, 1, (uint8_t *)&by_double);
-    if (direct != by_double) fail_msg("%s %08x: %x, by way of float64 %x", tsr_dtype_describe(from)->name, bits, direct, by_double);
+    if (direct != by_double)
+        fail_msg("%s %08x: %x, by way of float64 %x", tsr_dtype_describe(from)->name, bits, direct, by_double);
 }
 
 static void test_stream_cast__direct_conversions_are_those_by_way_of_float64(void **state)

@@ -53,7 +53,8 @@ static void test_stream_read__any_box_of_any_chunks_equals_the_oracle(void **sta
             if (status != TSR_OK) fail_msg("seed %d: %s", (int)seed, err.message);
             tsr_made_box(&made, 0, offsets, sizes, want);
             if (memcmp(got, want, bytes)) fail_msg("seed %d box %u differs", (int)seed, n);
-            const uint64_t first = tsr_made_random(&made, elements + 1), count = tsr_made_random(&made, elements - first + 1);
+            const uint64_t first = tsr_made_random(&made, elements + 1),
+                           count = tsr_made_random(&made, elements - first + 1);
             const tsr_run run = {offsets, sizes, first, count};
             const size_t size = tsr_dtype_size(dtype);
             memset(got, 0, bytes);
@@ -171,7 +172,8 @@ static void want_box(tsr_made *made, uint64_t number, wanted *w, tsr_streamed_bo
     }
     const size_t bytes = elements * tsr_dtype_size(entry->dtype);
     w->got = (received){calloc(1, bytes + 1), bytes, 0, 0, 0};
-    *out = number % 5 ? (tsr_streamed_box){entry, w->offsets, w->sizes, &w->got} : (tsr_streamed_box){.entry = entry, .ctx = &w->got};
+    *out = number % 5 ? (tsr_streamed_box){entry, w->offsets, w->sizes, &w->got}
+                      : (tsr_streamed_box){.entry = entry, .ctx = &w->got};
 }
 
 static void stream_many(tsr_made *made)
@@ -211,7 +213,8 @@ static void test_stream_read__many_boxes_stream_and_stay_until_they_are_settled(
             char name[16];
             snprintf(name, sizeof name, "t%u", (unsigned)i);
             const uint64_t small[] = {1 + i % 7, 5, 3}, large[] = {50 + seed, 90, 33};
-            tsr_made_tensor(&made, name, any_dtype(&made), 3, i % 50 == 3 ? large : small, (unsigned)(i % 12), (tsr_made_how)((seed + i) % 3));
+            tsr_made_tensor(&made, name, any_dtype(&made), 3, i % 50 == 3 ? large : small, (unsigned)(i % 12),
+                            (tsr_made_how)((seed + i) % 3));
         }
         tsr_made_open(&made);
         made.host.parallel_for = seed % 2 ? backwards : NULL;

@@ -29,9 +29,11 @@ static void open_tensors(opened *o, const char *const *shapes, size_t count)
 {
     size_t used = (size_t)snprintf(pickle, sizeof pickle, "(d");
     for (size_t i = 0; i < count; i++)
-        used += (size_t)snprintf(pickle + used, sizeof pickle - used,
-                                 "S'w%zu'\nctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\n"
-                                 "I16384\ntQI0\n%sI00\nccollections\nOrderedDict\n)RtRs", i, shapes[i]);
+        used +=
+            (size_t)snprintf(pickle + used, sizeof pickle - used,
+                             "S'w%zu'\nctorch._utils\n_rebuild_tensor_v2\n((S'storage'\nctorch\nFloatStorage\nS'0'\nS'cpu'\n"
+                             "I16384\ntQI0\n%sI00\nccollections\nOrderedDict\n)RtRs",
+                             i, shapes[i]);
     snprintf(pickle + used, sizeof pickle - used, ".");
     zip_start(&image, 0);
     zip_add(&image, "a/data.pkl", pickle, strlen(pickle), ZIP_DESCRIPTOR);
@@ -74,8 +76,12 @@ static void test_stream_repeats__stored_elements_are_those_of_an_enumeration(voi
 {
     (void)state;
     static const char *const shapes[] = {
-        "(I4096\nI4\nt(I0\nI1\nt",          "(I2048\nI2048\nt(I1\nI1\nt",        "(I64\nI64\nI2048\nt(I0\nI0\nI2\nt",
-        "(I128\nI64\nI2\nI64\nt(I1\nI1\nI64\nI1\nt", "(I8192\nt(I0\nt",           "(I3\nI4000\nI5\nt(I7\nI0\nI100\nt",
+        "(I4096\nI4\nt(I0\nI1\nt",
+        "(I2048\nI2048\nt(I1\nI1\nt",
+        "(I64\nI64\nI2048\nt(I0\nI0\nI2\nt",
+        "(I128\nI64\nI2\nI64\nt(I1\nI1\nI64\nI1\nt",
+        "(I8192\nt(I0\nt",
+        "(I3\nI4000\nI5\nt(I7\nI0\nI100\nt",
         "(I2000\nI2000\nt(I4\nI4\nt",
     };
     enum { COUNT = sizeof shapes / sizeof *shapes };
@@ -101,7 +107,8 @@ static void test_stream_repeats__stored_elements_are_those_of_an_enumeration(voi
 static void test_stream_repeats__the_limit_is_for_all_together(void **state)
 {
     (void)state;
-    static const char *const shapes[] = {"(I100000\nI100\nt(I0\nI1\nt", "(I100000\nI100\nt(I0\nI1\nt", "(I128\nI128\nt(I128\nI1\nt"};
+    static const char *const shapes[] = {"(I100000\nI100\nt(I0\nI1\nt", "(I100000\nI100\nt(I0\nI1\nt",
+                                         "(I128\nI128\nt(I128\nI1\nt"};
     opened o;
     tsr_repeats r;
     tsr_error err = {0};

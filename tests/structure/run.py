@@ -7,6 +7,7 @@
 import argparse
 import sys
 
+import formatting
 import includes
 import modules
 import product
@@ -21,7 +22,8 @@ def main():
         report.show()
         return
     core, outside = modules.sources("core"), modules.sources("native", "wasm")
-    checks = [*includes.checks(core, outside), *texts.checks(modules.PUBLIC, core + outside), *product.checks(), *report.checks()]
+    checks = [*includes.checks(core, outside), *texts.checks(modules.PUBLIC, core + outside), *product.checks(), *report.checks(),
+              *formatting.checks()]
     failed = 0
     for name, errors in checks:
         failed += bool(errors)

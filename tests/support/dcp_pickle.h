@@ -12,8 +12,9 @@
 #define SIZE1(a)                 "ctorch\nSize\n((" INT(a) "ttR"
 #define SIZE2(a, b)              "ctorch\nSize\n((" INT(a) INT(b) "ttR"
 #define CHUNK(offsets, sizes)    NEW(MODULE, "ChunkStorageMetadata", "(" STR("offsets") offsets STR("sizes") sizes "d")
-#define PROPERTIES_OF(dtype)     NEW(MODULE, "TensorProperties", "(" dtype "NI00\nc" MODULE "_MEM_FORMAT_ENCODING\n(I0\ntRI00\nt")
-#define PROPERTIES               PROPERTIES_OF("ctorch\nfloat32\n")
+#define PROPERTIES_OF(dtype) \
+    NEW(MODULE, "TensorProperties", "(" dtype "NI00\nc" MODULE "_MEM_FORMAT_ENCODING\n(I0\ntRI00\nt")
+#define PROPERTIES PROPERTIES_OF("ctorch\nfloat32\n")
 #define TENSOR_OF(properties, size, chunks) \
     NEW(MODULE, "TensorStorageMetadata", "(" STR("properties") properties STR("size") size STR("chunks") "(" chunks "ld")
 #define TENSOR(size, chunks)     TENSOR_OF(PROPERTIES, size, chunks)

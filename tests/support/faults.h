@@ -29,12 +29,10 @@ static inline tsr_status failing_read(tsr_store *store, uint32_t file, uint64_t 
 
 static inline failing_store failing_store_of(tsr_store *inner, size_t fail_at)
 {
-    return (failing_store){.base = {.file_count = inner->file_count,
-                                    .files = inner->files,
-                                    .primary = inner->primary,
-                                    .read_at = failing_read},
-                           .inner = inner,
-                           .fail_at = fail_at};
+    return (failing_store){
+        .base = {.file_count = inner->file_count, .files = inner->files, .primary = inner->primary, .read_at = failing_read},
+        .inner = inner,
+        .fail_at = fail_at};
 }
 
 /* Returns the status of the run in which nothing fails. */

@@ -18,10 +18,16 @@
 #define ZIP_IMAGE_BYTES (1 << 19)
 #endif
 enum { ZIP_IMAGE_SIZE = ZIP_IMAGE_BYTES, ZIP_IMAGE_MEMBERS = 16 };
-enum { ZIP_PLAIN = 0, ZIP_DESCRIPTOR = 1, ZIP_DESCRIPTOR64 = 2, ZIP_LARGE = 4 /* sizes in zip64 extra fields */,
-       ZIP_UNMARKED = 8 /* no signature before the descriptor */ };
+enum {
+    ZIP_PLAIN = 0,
+    ZIP_DESCRIPTOR = 1,
+    ZIP_DESCRIPTOR64 = 2,
+    ZIP_LARGE = 4 /* sizes in zip64 extra fields */,
+    ZIP_UNMARKED = 8 /* no signature before the descriptor */
+};
 
 /* Offsets of fields in their records. */
+/* clang-format off */
 enum {
     ZIP_LOCAL_FLAGS = 6, ZIP_LOCAL_METHOD = 8, ZIP_LOCAL_CRC = 14, ZIP_LOCAL_PACKED = 18, ZIP_LOCAL_SIZE = 22, ZIP_LOCAL_NAME = 30,
     ZIP_CENTRAL_FLAGS = 8, ZIP_CENTRAL_METHOD = 10, ZIP_CENTRAL_CRC = 16, ZIP_CENTRAL_PACKED = 20, ZIP_CENTRAL_SIZE = 24,
@@ -29,6 +35,7 @@ enum {
     ZIP_END_DISK = 4, ZIP_END_HERE = 8, ZIP_END_TOTAL = 10, ZIP_END_SIZE = 12, ZIP_END_OFFSET = 16, ZIP_END_COMMENT = 20,
     ZIP_64_DISK = 16, ZIP_64_HERE = 24, ZIP_64_TOTAL = 32, ZIP_64_SIZE = 40, ZIP_64_OFFSET = 48, ZIP_LOCATOR_OFFSET = 8
 };
+/* clang-format on */
 
 typedef struct zip_image_member {
     const char *name;
@@ -81,7 +88,8 @@ static inline void zip_add(zip_image *image, const char *name, const void *data,
 {
     zip_image_member *m = &image->member[image->count++];
     bool later = how & (ZIP_DESCRIPTOR | ZIP_DESCRIPTOR64), large = how & ZIP_LARGE;
-    *m = (zip_image_member){.name = name, .crc = tsr_crc32(NULL, 0, data, size), .size = (uint32_t)size, .how = how, .local = image->size};
+    *m = (zip_image_member){
+        .name = name, .crc = tsr_crc32(NULL, 0, data, size), .size = (uint32_t)size, .how = how, .local = image->size};
     zip_put(image, 4, 0x04034b50);
     zip_put(image, 2, 0);
     zip_put(image, 2, later ? 0x0808 : 0);

@@ -17,7 +17,8 @@ static inline __attribute__((always_inline)) uint64_t differing(const unsigned c
 int memcmp(const void *left, const void *right, size_t size)
 {
     const unsigned char *a = left, *b = right;
-    for (; size >= STEP && !differing(a, b); size -= STEP, a += STEP, b += STEP) {}
+    for (; size >= STEP && !differing(a, b); size -= STEP, a += STEP, b += STEP) {
+    }
     for (; size; size--, a++, b++)
         if (*a != *b) return *a - *b;
     return 0;

@@ -15,7 +15,7 @@ typedef struct output {
 
 /* What is between '%' and the letter. */
 typedef struct conversion {
-    size_t size;   /* the width or the precision */
+    size_t size; /* the width or the precision */
     bool has_size;
     bool is_exact; /* a precision, with which 0 needs no digit */
     uint8_t longs; /* how many l */
@@ -83,8 +83,12 @@ int __wrap_vsnprintf(char *restrict out, size_t capacity, const char *restrict f
         case 'c': put(&to, (char[]){(char)va_arg(arguments, int)}, 1); break;
         case 'd':
         case 'i': put_signed(&to, &c, c.longs ? va_arg(arguments, long long) : va_arg(arguments, int)); break;
-        case 'u': put_number(&to, &c, c.longs ? va_arg(arguments, unsigned long long) : va_arg(arguments, unsigned), 10); break;
-        case 'x': put_number(&to, &c, c.longs ? va_arg(arguments, unsigned long long) : va_arg(arguments, unsigned), 16); break;
+        case 'u':
+            put_number(&to, &c, c.longs ? va_arg(arguments, unsigned long long) : va_arg(arguments, unsigned), 10);
+            break;
+        case 'x':
+            put_number(&to, &c, c.longs ? va_arg(arguments, unsigned long long) : va_arg(arguments, unsigned), 16);
+            break;
         case 'z': put_number(&to, &c, va_arg(arguments, size_t), 10), format++; break;
         default: put(&to, "%", 1); /* "%%": tests/structure refuses every other */
         }

@@ -10,10 +10,14 @@
 
 /* Provided by the host: prints a finite number that is not negative as "%.*g" does, with at most TSR_REAL_TEXT bytes.
  * Returns their number. */
-__attribute__((import_module("env"), import_name("tsr_print_real"))) extern uint32_t tsr_print_real(double value, uint32_t digits, char *out);
+__attribute__((import_module("env"), import_name("tsr_print_real"))) extern uint32_t tsr_print_real(double value,
+                                                                                                    uint32_t digits,
+                                                                                                    char *out);
 /* Provided by the host: parses the number at the beginning of `text`, which has `size` bytes. *used becomes its length, 0 if
  * there is none. */
-__attribute__((import_module("env"), import_name("tsr_parse_real"))) extern double tsr_parse_real(const char *text, uint32_t size, uint32_t *used);
+__attribute__((import_module("env"), import_name("tsr_parse_real"))) extern double tsr_parse_real(const char *text,
+                                                                                                  uint32_t size,
+                                                                                                  uint32_t *used);
 
 const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT])
 {

@@ -103,8 +103,8 @@ tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_st
     const tsr_str *names = tsr_checkpoint_missing(checkpoint, &count);
     for (size_t i = 0; i < count; i++) tsr_shown_names_add(&list, names[i]);
     if (count == 0)
-        return tsr_fail(err, TSR_E_NOT_FOUND,
-                        "the bytes of '%.*s' are missing: their file was truncated or damaged", TSR_STR_ARG(fqn));
+        return tsr_fail(err, TSR_E_NOT_FOUND, "the bytes of '%.*s' are missing: their file was truncated or damaged",
+                        TSR_STR_ARG(fqn));
     return tsr_fail(err, TSR_E_NOT_FOUND,
                     "the bytes of '%.*s' are missing: the data file%s %s%s %s missing; copy %s next to the others",
                     TSR_STR_ARG(fqn), count == 1 ? "" : "s", list.text, tsr_shown_names_rest(&list),
@@ -127,10 +127,9 @@ tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_s
         meant = &catalog->entries[i];
     }
     if (meant && !several)
-        return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; did you mean '%.*s'?",
-                        TSR_STR_ARG(fqn), TSR_STR_ARG(meant->fqn));
-    return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; `tessera inspect` lists them",
-                    TSR_STR_ARG(fqn));
+        return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; did you mean '%.*s'?", TSR_STR_ARG(fqn),
+                        TSR_STR_ARG(meant->fqn));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; `tessera inspect` lists them", TSR_STR_ARG(fqn));
 }
 
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
@@ -160,8 +159,8 @@ tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, out, err);
 }
 
-tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                               tsr_found *out, tsr_error *err)
+tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                               tsr_arena *scratch, tsr_found *out, tsr_error *err)
 {
     *out = (tsr_found){0};
     if (checkpoint->reader->find && chunk->file != TSR_NO_FILE && !chunk->view)

@@ -34,7 +34,8 @@ static uint64_t rank_of(tsr_str name, const char *suffix, bool has_file_number)
     size_t at;
     uint64_t rank, file;
     if (!in_root(name) || !tsr_str_starts(name, TSR_STR("__")) || !number_at(name, 2, &at, &rank)) return UINT64_MAX;
-    if (has_file_number && (at == name.size || name.data[at++] != '_' || !number_at(name, at, &at, &file))) return UINT64_MAX;
+    if (has_file_number && (at == name.size || name.data[at++] != '_' || !number_at(name, at, &at, &file)))
+        return UINT64_MAX;
     return tsr_str_equal((tsr_str){name.data + at, name.size - at}, tsr_str_from(suffix)) ? rank : UINT64_MAX;
 }
 
@@ -48,7 +49,8 @@ bool tsr_lacks_dcp_metadata(const tsr_store *store)
     bool data = false;
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_store_file *file = &store->files[f];
-        const bool describes = tsr_str_equal(file->name, TSR_STR(".metadata")) || rank_of(file->name, ".metadata", false) != UINT64_MAX;
+        const bool describes =
+            tsr_str_equal(file->name, TSR_STR(".metadata")) || rank_of(file->name, ".metadata", false) != UINT64_MAX;
         if (describes && file->size) return false;
         data = data || is_data(file->name);
     }
@@ -65,14 +67,19 @@ static tsr_status open_dcp_without_metadata(tsr_checkpoint *checkpoint, tsr_erro
     const bool left = tsr_store_find(store, TSR_STR(".metadata.tmp")) != TSR_NO_FILE;
     checkpoint->names_unknown = true;
     const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err, "'.metadata' %s next to DCP data files (%s%s): the save was interrupted, or the file was not copied; "
+        checkpoint->arena, err,
+        "'.metadata' %s next to DCP data files (%s%s): the save was interrupted, or the file was not copied; "
         "copy it from where the checkpoint was written, or rebuild it with `tessera repair`",
-        empty ? "is empty" : left ? "is missing and only '.metadata.tmp' is there" : "is missing", data.text, tsr_shown_names_rest(&data));
+        empty  ? "is empty"
+        : left ? "is missing and only '.metadata.tmp' is there"
+               : "is missing",
+        data.text, tsr_shown_names_rest(&data));
     return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR(".metadata"), message, err);
 }
 
-static tsr_status no_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
-                             void *ctx, tsr_error *err)
+static tsr_status no_extents(tsr_checkpoint *checkpoint,
+                             tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                             tsr_error *err)
 {
     (void)checkpoint, (void)each, (void)ctx, (void)err;
     return TSR_OK;
@@ -114,7 +121,8 @@ static tsr_counted_name of_world(tsr_str name)
         if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, rank)) continue;
         from = end + rank.size;
         if (!number_at(name, from, &end, &number)) continue;
-        return (tsr_counted_name){{name.data, from}, {name.data + end, name.size - end}, number, total, 0, (int)(end - from)};
+        return (tsr_counted_name){{name.data, from}, {name.data + end, name.size - end}, number, total, 0,
+                                  (int)(end - from)};
     }
     return (tsr_counted_name){.count = 0};
 }
@@ -133,9 +141,11 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
     const tsr_str before = TSR_STR("-rank-"), between = TSR_STR("-part-"), after = TSR_STR(".safetensors");
     for (size_t at = 0; at + before.size < name.size; at++) {
         size_t end;
-        if (memcmp(name.data + at, before.data, before.size) != 0 || !number_at(name, at + before.size, &end, rank)) continue;
+        if (memcmp(name.data + at, before.data, before.size) != 0 || !number_at(name, at + before.size, &end, rank))
+            continue;
         if (!tsr_str_starts((tsr_str){name.data + end, name.size - end}, between)) continue;
-        if (number_at(name, end + between.size, &end, part) && tsr_str_equal((tsr_str){name.data + end, name.size - end}, after))
+        if (number_at(name, end + between.size, &end, part) &&
+            tsr_str_equal((tsr_str){name.data + end, name.size - end}, after))
             return true;
     }
     return false;
@@ -207,13 +217,16 @@ static tsr_status open_torch_without_index(tsr_checkpoint *checkpoint, tsr_error
 {
     const tsr_store *store = checkpoint->store;
     tsr_shown_names names = {.used = 0};
-    for (uint32_t i = 0; i < checkpoint->file_count; i++) tsr_shown_names_add(&names, store->files[checkpoint->files[i]].name);
+    for (uint32_t i = 0; i < checkpoint->file_count; i++)
+        tsr_shown_names_add(&names, store->files[checkpoint->files[i]].name);
     tsr_str stem = tsr_counted_name_of(store->files[checkpoint->files[0]].name).before;
     if (stem.size && stem.data[stem.size - 1] == '-') stem.size--;
     checkpoint->names_unknown = true;
     const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err, "'%.*s.bin.index.json' is missing next to the shards of one model (%s%s): the save was interrupted, "
-        "or the file was not copied", TSR_STR_ARG(stem), names.text, tsr_shown_names_rest(&names));
+        checkpoint->arena, err,
+        "'%.*s.bin.index.json' is missing next to the shards of one model (%s%s): the save was interrupted, "
+        "or the file was not copied",
+        TSR_STR_ARG(stem), names.text, tsr_shown_names_rest(&names));
     TSR_TRY(tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err));
     return check_counted(checkpoint, err);
 }
@@ -230,7 +243,8 @@ static tsr_status check_rank_metadata(tsr_checkpoint *checkpoint, tsr_error *err
     const tsr_store *store = checkpoint->store;
     uint64_t ranks = 0;
     for (uint32_t f = 0; f < store->file_count; f++) {
-        const uint64_t described = rank_of(store->files[f].name, ".metadata", false), held = rank_of(store->files[f].name, ".distcp", true);
+        const uint64_t described = rank_of(store->files[f].name, ".metadata", false),
+                       held = rank_of(store->files[f].name, ".distcp", true);
         if (described < MOST_COUNTED && described >= ranks) ranks = described + 1;
         if (held < MOST_COUNTED && held >= ranks) ranks = held + 1;
     }
@@ -281,11 +295,12 @@ static tsr_status report_old_index(const tsr_checkpoint *checkpoint, tsr_error *
     const tsr_str index = tsr_arena_format(checkpoint->arena, err, "%.*s%s", TSR_STR_ARG(file), TSR_INDEX_ENDING);
     if (!index.data) return TSR_E_NOMEM;
     if (checkpoint->file_count != 1 || tsr_store_find(checkpoint->store, index) == TSR_NO_FILE) return TSR_OK;
-    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"index/missing-file", TSR_WARNING},
-                              (tsr_place){index, TSR_NO_POSITION, {NULL, 0}}, err,
-                              "no file that '%.*s' names exists, so it is taken to be left over from another save; '%.*s' is read "
-                              "instead, as transformers does",
-                              TSR_STR_ARG(index), TSR_STR_ARG(file));
+    return tsr_finding_add_at(
+        checkpoint->findings, (tsr_rated_rule){"index/missing-file", TSR_WARNING},
+        (tsr_place){index, TSR_NO_POSITION, {NULL, 0}}, err,
+        "no file that '%.*s' names exists, so it is taken to be left over from another save; '%.*s' is read "
+        "instead, as transformers does",
+        TSR_STR_ARG(index), TSR_STR_ARG(file));
 }
 
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -298,7 +313,8 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
         if (tsr_str_equal(store->files[checkpoint->files[0]].name, TSR_STR(".metadata"))) return TSR_OK;
         return check_rank_metadata(checkpoint, err);
     case TSR_FORMAT_SHARDS:
-        if (tsr_rank_part_of(store->files[checkpoint->files[0]].name, &rank, &part)) return check_rank_parts(checkpoint, err);
+        if (tsr_rank_part_of(store->files[checkpoint->files[0]].name, &rank, &part))
+            return check_rank_parts(checkpoint, err);
         return check_counted(checkpoint, err);
     case TSR_FORMAT_SAFETENSORS:
     case TSR_FORMAT_TORCH_ZIP:

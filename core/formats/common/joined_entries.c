@@ -33,12 +33,18 @@ static tsr_dtype common_dtype(const tsr_entry *const *tensors, uint32_t count)
     return first ? first->dtype : TSR_DTYPE_NONE;
 }
 
-tsr_status tsr_entry_list_per_rank(tsr_entry *entry, const tsr_entry **tensors, uint32_t count, tsr_arena *arena, tsr_error *err)
+tsr_status tsr_entry_list_per_rank(tsr_entry *entry, const tsr_entry **tensors, uint32_t count, tsr_arena *arena,
+                                   tsr_error *err)
 {
     tsr_per_rank *per_rank = TSR_ARENA_NEW(arena, tsr_per_rank, err);
     if (!per_rank) return TSR_E_NOMEM;
     *per_rank = (tsr_per_rank){tensors, count};
-    *entry = (tsr_entry){.fqn = entry->fqn, .path = entry->path, .path_length = entry->path_length, .kind = TSR_ENTRY_OPAQUE,
-                         .dtype = common_dtype(tensors, count), .type = TSR_STR("per-rank tensor"), .per_rank = per_rank};
+    *entry = (tsr_entry){.fqn = entry->fqn,
+                         .path = entry->path,
+                         .path_length = entry->path_length,
+                         .kind = TSR_ENTRY_OPAQUE,
+                         .dtype = common_dtype(tensors, count),
+                         .type = TSR_STR("per-rank tensor"),
+                         .per_rank = per_rank};
     return TSR_OK;
 }

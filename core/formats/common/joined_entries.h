@@ -10,6 +10,7 @@ tsr_status tsr_entry_add_replicas(tsr_entry *entry, const tsr_entry *copy, tsr_a
 /* Turns `entry` into an opaque entry that lists what each of `count` ranks stores under its name. Its name and path stay.
  * Its dtype is the one that all the tensors share, or NONE. `tensors` has one element per rank (NULL when that rank has no
  * such tensor), belongs to the arena, and must not contain `entry` itself. */
-tsr_status tsr_entry_list_per_rank(tsr_entry *entry, const tsr_entry **tensors, uint32_t count, tsr_arena *arena, tsr_error *err);
+tsr_status tsr_entry_list_per_rank(tsr_entry *entry, const tsr_entry **tensors, uint32_t count, tsr_arena *arena,
+                                   tsr_error *err);
 
 #endif

@@ -44,11 +44,12 @@ static tsr_status refuse_per_rank(const tsr_checkpoint *checkpoint, tsr_error *e
                 "plan, layout, manifest)",
                 (unsigned long long)names.count, one ? "tensor has" : "tensors have", names.text,
                 tsr_shown_names_rest(&names), one ? "it" : "them");
-    TSR_FAIL_IF(checkpoint->catalog.format == TSR_FORMAT_DEEPSPEED, err, TSR_E_UNSUPPORTED,
-                "%llu %s between the ranks of DeepSpeed, which cannot be joined (--shards only joins files of plain tensors): %s%s; leave "
-                "%s out with --exclude (convert, reshard, plan, layout, manifest)",
-                (unsigned long long)names.count, one ? "tensor differs" : "tensors differ", names.text,
-                tsr_shown_names_rest(&names), one ? "it" : "them");
+    TSR_FAIL_IF(
+        checkpoint->catalog.format == TSR_FORMAT_DEEPSPEED, err, TSR_E_UNSUPPORTED,
+        "%llu %s between the ranks of DeepSpeed, which cannot be joined (--shards only joins files of plain tensors): %s%s; leave "
+        "%s out with --exclude (convert, reshard, plan, layout, manifest)",
+        (unsigned long long)names.count, one ? "tensor differs" : "tensors differ", names.text, tsr_shown_names_rest(&names),
+        one ? "it" : "them");
     return tsr_fail(err, TSR_E_UNSUPPORTED,
                     "%llu %s between ranks: %s%s; pass --shards MAP to join %s (a tessera.shards/1 file, or meta-llama, "
                     "megatron-gpt or vllm), or leave %s out with --exclude (convert, reshard, plan, layout, manifest)",
@@ -71,8 +72,8 @@ static tsr_status refuse_missing(const tsr_checkpoint *checkpoint, tsr_error *er
     }
     if (!first.data) return TSR_OK;
     for (size_t i = 0; i < checkpoint->missing.count; i++) tsr_shown_names_add(&files, missing[i]);
-    return tsr_fail(err, TSR_E_UNSUPPORTED, "'%.*s' is not in any of the files%s%s%s%s%s%s",
-                    TSR_STR_ARG(first), others.count ? "; nor are " : "", others.text, tsr_shown_names_rest(&others),
+    return tsr_fail(err, TSR_E_UNSUPPORTED, "'%.*s' is not in any of the files%s%s%s%s%s%s", TSR_STR_ARG(first),
+                    others.count ? "; nor are " : "", others.text, tsr_shown_names_rest(&others),
                     files.count ? "; missing: " : "", files.text, tsr_shown_names_rest(&files));
 }
 

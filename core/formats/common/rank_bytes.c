@@ -149,7 +149,8 @@ static bool take_dimensions(matching *m, const tsr_entry *entry, const uint64_t 
     uint64_t row_major = 1, visits = 1, stored = 0;
     for (uint32_t d = entry->ndim; d-- > 0;) {
         const uint64_t size = entry->shape[d];
-        const dimension dim = {size, {(strides_a ? strides_a[d] : row_major) * m->item, (strides_b ? strides_b[d] : row_major) * m->item}};
+        const dimension dim = {
+            size, {(strides_a ? strides_a[d] : row_major) * m->item, (strides_b ? strides_b[d] : row_major) * m->item}};
         row_major *= size;
         if (size == 1 || (!dim.steps[0] && !dim.steps[1])) continue;
         m->dims[m->rank++] = dim;

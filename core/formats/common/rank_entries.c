@@ -34,7 +34,8 @@ typedef struct settling {
     tsr_error *err;
 } settling;
 
-tsr_status tsr_rank_entries_add(tsr_rank_entries *ranks, uint32_t number, uint32_t rank, const tsr_entry *entry, tsr_error *err)
+tsr_status tsr_rank_entries_add(tsr_rank_entries *ranks, uint32_t number, uint32_t rank, const tsr_entry *entry,
+                                tsr_error *err)
 {
     if (!ranks->holders.items) ranks->holders = tsr_vec_of(ranks->checkpoint->host->allocator, sizeof(holder));
     holder *added = tsr_vec_push(&ranks->holders, err);

@@ -26,7 +26,8 @@ typedef struct tsr_rank_entries {
 
 /* Records that `rank` holds `entry`, which will be number `number` in the catalog. `entry` must live as long as the
  * checkpoint. */
-tsr_status tsr_rank_entries_add(tsr_rank_entries *ranks, uint32_t number, uint32_t rank, const tsr_entry *entry, tsr_error *err);
+tsr_status tsr_rank_entries_add(tsr_rank_entries *ranks, uint32_t number, uint32_t rank, const tsr_entry *entry,
+                                tsr_error *err);
 /* Marks the entries of the filled catalog that are not equal on all ranks, and adds `torch/rank-differs` findings: one error
  * per entry if some tensors are sharded, otherwise one note for all entries. If nothing is sharded and entries differ, the
  * checkpoint's format becomes `shards`. Objects that differ are reported as `torch/rank-object`. Reads the tensors when no

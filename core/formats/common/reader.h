@@ -12,9 +12,9 @@
 
 struct tsr_checkpoint {
     tsr_store *store;
-    tsr_store *given;   /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
-    tsr_vec entered;    /* of tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
-    tsr_str step;       /* path from `given` to `store`, in the arena; empty when they are the same */
+    tsr_store *given;        /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
+    tsr_vec entered;         /* of tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
+    tsr_str step;            /* path from `given` to `store`, in the arena; empty when they are the same */
     const char *step_marker; /* the file that named the step, or NULL */
     const tsr_host *host;
     tsr_arena *arena;
@@ -28,20 +28,20 @@ struct tsr_checkpoint {
     const uint32_t *file_ranks; /* the rank of each of `files`, in ascending order; NULL when their names state it */
     uint32_t stages;            /* pipeline stages that the ranks belong to; 0 when unknown, which is treated as 1 */
     uint32_t joined_ranks;      /* every entry has a per_rank table of this many ranks, for a map of shards to join; or 0 */
-    const uint32_t *listed; /* those files named in an index that exist */
+    const uint32_t *listed;     /* those files named in an index that exist */
     uint32_t listed_count;
     tsr_catalog catalog;
     struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader has filled the catalog */
     const struct tsr_reader *reader;
-    void *state;           /* the reader's private data, in the arena */
-    tsr_str incomplete;    /* why the save counts as interrupted, in the arena; empty if it does not */
-    bool is_probe;         /* only the format is wanted, so checkpoints further down are not looked for */
-    bool names_unknown;    /* the names of the entries are only in a file that is missing */
-    tsr_vec missing;       /* of tsr_str: files that the metadata names and the store does not have */
+    void *state;        /* the reader's private data, in the arena */
+    tsr_str incomplete; /* why the save counts as interrupted, in the arena; empty if it does not */
+    bool is_probe;      /* only the format is wanted, so checkpoints further down are not looked for */
+    bool names_unknown; /* the names of the entries are only in a file that is missing */
+    tsr_vec missing;    /* of tsr_str: files that the metadata names and the store does not have */
     /* Of tsr_str: files that the format allows for and the store does not have. Only collected for the checkpoint that the
      * caller opened; for mounted ones it has no allocator. */
     tsr_vec implied;
-    uint64_t expansion;    /* bytes that shared parts of the input may still expand to (expansion.h) */
+    uint64_t expansion; /* bytes that shared parts of the input may still expand to (expansion.h) */
 };
 
 typedef struct tsr_reader {
@@ -59,7 +59,8 @@ typedef struct tsr_reader {
     tsr_status (*locate)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                          tsr_view *out, tsr_error *err);
     tsr_status (*extents)(tsr_checkpoint *checkpoint,
-                          tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err);
+                          tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                          tsr_error *err);
     void (*close)(tsr_checkpoint *checkpoint); /* frees what is outside the arena; or NULL */
     /* NULL when the format states no CRCs. Otherwise as tsr_checkpoint_crc, with *out zeroed. Called only if the chunk's
      * file exists and its view, if it has one, does not transform the bytes. */
@@ -78,8 +79,8 @@ typedef struct tsr_form {
     const uint32_t *files;
     uint32_t count;
 } tsr_form;
-tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
-                                  tsr_checkpoint **out, tsr_error *err);
+tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
+                                  const tsr_form *form, tsr_checkpoint **out, tsr_error *err);
 
 /* Records a file that the metadata names and the store does not have. Copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);

@@ -169,9 +169,10 @@ tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weig
         tsr_str name = store->files[f].name;
         if (named[f] || !tsr_str_ends(name, ending) || memchr(name.data, '/', name.size)) continue;
         const bool is_whole = index.size > name.size && tsr_str_starts(index, name); /* "model.safetensors.index.json" */
-        status = tsr_finding_add(checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                                 "'%.*s' is not named in the index%s", TSR_STR_ARG(name),
-                                 is_whole ? ", but transformers loads it instead of the files that are; remove the one that is out of date" : "");
+        status = tsr_finding_add(
+            checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+            "'%.*s' is not named in the index%s", TSR_STR_ARG(name),
+            is_whole ? ", but transformers loads it instead of the files that are; remove the one that is out of date" : "");
     }
     tsr_free(checkpoint->host->allocator, named, store->file_count, sizeof *named);
     return status;

@@ -50,8 +50,8 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *sourc
     return TSR_OK;
 }
 
-static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry *entry, const uint64_t *record, tsr_chunk *chunks,
-                             tsr_error *err)
+static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry *entry, const uint64_t *record,
+                             tsr_chunk *chunks, tsr_error *err)
 {
     const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
     for (uint64_t i = 0; i < record[1]; i++) {
@@ -67,7 +67,8 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
 }
 
 /* Adds one key and value of state_dict_metadata. */
-static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_ref key, tsr_ref value, tsr_error *err)
+static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_ref key, tsr_ref value,
+                            tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     const tsr_dcp_metadata *metadata = &source->metadata;

@@ -8,8 +8,9 @@
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
-#define AHEAD_PER_THREAD   4u
-#define AHEAD_OBJECT_BYTES (UINT64_C(1) << 20) /* limit on the objects opened ahead, because their items are read into
+#define AHEAD_PER_THREAD 4u
+#define AHEAD_OBJECT_BYTES \
+    (UINT64_C(1) << 20) /* limit on the objects opened ahead, because their items are read into
                                                 * memory */
 
 typedef struct item {
@@ -60,8 +61,12 @@ static tsr_status add_chunks(tsr_vec *items, const tsr_entry *entry, const tsr_c
         if (chunks[i].file == TSR_NO_FILE) continue;
         item *it = tsr_vec_push(items, err);
         if (!it) return TSR_E_NOMEM;
-        *it = (item){chunks[i].file, chunks[i].view ? chunks[i].view->byte_offset : chunks[i].byte_offset,
-                     chunks[i].byte_length, entry, &chunks[i], false};
+        *it = (item){chunks[i].file,
+                     chunks[i].view ? chunks[i].view->byte_offset : chunks[i].byte_offset,
+                     chunks[i].byte_length,
+                     entry,
+                     &chunks[i],
+                     false};
     }
     return TSR_OK;
 }
@@ -239,8 +244,8 @@ static tsr_status report_gap(const walk *w, uint32_t file, uint64_t from, uint64
     tsr_str name = w->checkpoint->store->files[file].name;
     if (from >= to || tsr_dcp_state_of(w->checkpoint)->file_uses[file] == TSR_DCP_SAFETENSORS) return TSR_OK;
     return tsr_finding_add(w->checkpoint->findings, "dcp/dead-bytes", (tsr_place){name, from, {NULL, 0}}, err,
-                           "bytes %llu to %llu of '%.*s' belong to no item", (unsigned long long)from, (unsigned long long)to,
-                           TSR_STR_ARG(name));
+                           "bytes %llu to %llu of '%.*s' belong to no item", (unsigned long long)from,
+                           (unsigned long long)to, TSR_STR_ARG(name));
 }
 
 /* Overlapping items are already an error (layout/bytes-shared). Some are read nevertheless, to report what else is wrong,

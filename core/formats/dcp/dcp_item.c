@@ -28,8 +28,8 @@ static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes
     return text.data ? tsr_arena_format(arena, err, "[%.*s] %s", TSR_STR_ARG(text), tsr_dtype_describe(dtype)->name) : text;
 }
 
-tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk,
-                           const tsr_torch_item *item, tsr_arena *arena, tsr_view *out, tsr_error *err)
+tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_torch_item *item, tsr_arena *arena,
+                           tsr_view *out, tsr_error *err)
 {
     TSR_FAIL_AT(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
                 "dcp: the item of '%.*s' does not contain a dense tensor", TSR_STR_ARG(entry->fqn));
@@ -127,7 +127,8 @@ static tsr_status read_new_object(tsr_checkpoint *checkpoint, tsr_entry *entry, 
     const tsr_dcp_item at = {checkpoint, entry, chunk};
     tsr_status status = tsr_dcp_open_item(at, checkpoint->arena, checkpoint->findings, &item, &why);
     if (status != TSR_OK) return tsr_dcp_bad_item(checkpoint, entry, chunk, &why, err);
-    tsr_expansion_add(&checkpoint->expansion, item.pickle_bytes < chunk->byte_length ? item.pickle_bytes : chunk->byte_length);
+    tsr_expansion_add(&checkpoint->expansion,
+                      item.pickle_bytes < chunk->byte_length ? item.pickle_bytes : chunk->byte_length);
     return tsr_torch_leaf(item.root, checkpoint->host, items->seen, checkpoint->arena, entry, err);
 }
 

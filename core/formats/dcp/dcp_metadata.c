@@ -48,9 +48,12 @@ static const char *const key_names[] = {
  * has no attributes. The attributes of a plan include lists and chunks, which have no hash. */
 #define UNHASHABLE TSR_PICKLE_UNHASHABLE
 #define CLASSES(module, files) \
-    {module, "ChunkStorageMetadata", ID_CHUNK | BUILT | UNHASHABLE}, {module, "MetadataIndex", ID_INDEX | BUILT | UNHASHABLE}, \
-        {module, "TensorStorageMetadata", ID_TENSOR | BUILT | UNHASHABLE}, {module, "BytesStorageMetadata", ID_BYTES | MADE}, \
-        {module, "TensorProperties", ID_PROPERTIES | BUILT | UNHASHABLE}, {module, "_MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, \
+    {module, "ChunkStorageMetadata", ID_CHUNK | BUILT | UNHASHABLE}, \
+        {module, "MetadataIndex", ID_INDEX | BUILT | UNHASHABLE}, \
+        {module, "TensorStorageMetadata", ID_TENSOR | BUILT | UNHASHABLE}, \
+        {module, "BytesStorageMetadata", ID_BYTES | MADE}, \
+        {module, "TensorProperties", ID_PROPERTIES | BUILT | UNHASHABLE}, \
+        {module, "_MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, \
         {module, "MEM_FORMAT_ENCODING", ID_MEMORY_FORMAT | MADE}, {module, "Metadata", ID_METADATA | UNHASHABLE}, \
         {module, "StorageMeta", ID_LISTED | UNHASHABLE}, \
     { \
@@ -386,7 +389,8 @@ static tsr_status fold_properties(item *it, tsr_ref *out)
     tsr_dtype dtype = tsr_str_equal(module, TSR_STR("torch")) ? tsr_dtype_from_name(name) : TSR_DTYPE_NONE;
     if (!dtype) return malformed(it, "dcp: '%.*s.%.*s' is not a known torch dtype", TSR_STR_ARG(module), TSR_STR_ARG(name));
     if (parts->count > 5) it->folder->metadata->newer = parts->position;
-    if (!tsr_dcp_record(it->folder->metadata, parts->items[3], TSR_DCP_NOTE)) it->folder->metadata->unloadable = parts->position;
+    if (!tsr_dcp_record(it->folder->metadata, parts->items[3], TSR_DCP_NOTE))
+        it->folder->metadata->unloadable = parts->position;
     uint64_t word = TSR_DCP_PROPERTIES | (uint64_t)dtype << 8 | (uint64_t)tsr_pickle_bool(it->pickle, parts->items[2]) << 16;
     return add_record(it, &word, 1, out);
 }
@@ -418,8 +422,8 @@ static tsr_status fold_layout(item *it, tsr_ref *out)
                                           "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
     uint64_t word = TSR_DCP_NOTE;
     const tsr_pickle_parts *parts = it->parts;
-    bool known = !parts->ints && parts->count == 1 &&
-                 is_text_of(it, parts->items[0], layouts, sizeof layouts / sizeof layouts[0]);
+    bool known =
+        !parts->ints && parts->count == 1 && is_text_of(it, parts->items[0], layouts, sizeof layouts / sizeof layouts[0]);
     if (!known) it->folder->metadata->unloadable = parts->position;
     return add_record(it, &word, 1, out);
 }
@@ -584,8 +588,13 @@ tsr_status tsr_dcp_metadata_open(tsr_str bytes, const tsr_host *host, tsr_dcp_me
     memset(f, 0, sizeof *f);
     f->metadata = out;
     f->chunk_bound = bytes.size;
-    tsr_pickle_sink sink = {
-        .names = names, .count = sizeof names / sizeof *names, .other = enum_id, .fold = fold, .restart = restart, .is_hashable = is_hashable, .ctx = f};
+    tsr_pickle_sink sink = {.names = names,
+                            .count = sizeof names / sizeof *names,
+                            .other = enum_id,
+                            .fold = fold,
+                            .restart = restart,
+                            .is_hashable = is_hashable,
+                            .ctx = f};
     tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status == TSR_OK) status = take_root(out, err);

@@ -37,8 +37,8 @@ typedef struct tsr_dcp_metadata {
     tsr_vec records;                                /* uint64_t */
     tsr_dcp_names fqns, paths;                      /* of storage_data */
     tsr_ref state_dict, planner_data, storage_data; /* DICTs, or TSR_REF_NONE */
-    tsr_ref mcore_data; /* likewise: what Megatron-Core states about each tensor */
-    bool is_megatron;   /* has an attribute that only Megatron-Core writes */
+    tsr_ref mcore_data;                             /* likewise: what Megatron-Core states about each tensor */
+    bool is_megatron;                               /* has an attribute that only Megatron-Core writes */
     uint64_t odd_enum;    /* position of a call of an enum class with anything except one plain value, or TSR_NO_POSITION */
     uint64_t odd_getattr; /* position of a getattr that does not get an enum member, or TSR_NO_POSITION */
     uint64_t unloadable;  /* position of a call that fails with its arguments, or TSR_NO_POSITION */

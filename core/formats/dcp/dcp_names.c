@@ -8,9 +8,8 @@
 
 tsr_dcp_names tsr_dcp_names_of(const tsr_allocator *allocator, uint64_t room)
 {
-    return (tsr_dcp_names){.list = tsr_vec_of(allocator, sizeof(tsr_dcp_name)),
-                           .slots = tsr_vec_of(allocator, sizeof(uint32_t)),
-                           .room = room};
+    return (tsr_dcp_names){
+        .list = tsr_vec_of(allocator, sizeof(tsr_dcp_name)), .slots = tsr_vec_of(allocator, sizeof(uint32_t)), .room = room};
 }
 
 void tsr_dcp_names_free(tsr_dcp_names *names)

@@ -12,7 +12,8 @@ static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t size
 {
     int64_t ints[TSR_DCP_MAX_RANK];
     uint32_t ndim;
-    const uint32_t folded = tsr_pickle_kind_of(metadata->pickle, ref) == TSR_PICKLE_FOLDED ? tsr_pickle_folded_index(ref) : 0;
+    const uint32_t folded =
+        tsr_pickle_kind_of(metadata->pickle, ref) == TSR_PICKLE_FOLDED ? tsr_pickle_folded_index(ref) : 0;
     if (folded & TSR_DCP_DIMS_FLAG) {
         const uint64_t *dims = tsr_dcp_dims(metadata, folded & ~TSR_DCP_DIMS_FLAG, &ndim);
         for (uint32_t d = 0; d < ndim; d++) sizes[d] = dims[d];

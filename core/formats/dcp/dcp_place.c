@@ -15,8 +15,8 @@ typedef struct placer {
     tsr_dcp_output_entry *source;
     tsr_arena *scratch;
     tsr_map *by_offsets; /* (entry, offsets) → chunk of the source; NULL until a hint is wrong */
-    uint32_t *parts_of; /* number of an FQN → 1 + part of the source, or 0 */
-    uint32_t *files_of; /* number of a path → file of the store, TSR_NO_FILE, or UNRESOLVED */
+    uint32_t *parts_of;  /* number of an FQN → 1 + part of the source, or 0 */
+    uint32_t *files_of;  /* number of a path → file of the store, TSR_NO_FILE, or UNRESOLVED */
 } placer;
 
 /* One record of storage_data. */

@@ -42,8 +42,8 @@ typedef struct tsr_dcp_state {
     const tsr_dcp_original *originals; /* in the order of mcore_data */
     uint64_t original_count;
     bool has_mcore_data;
-    bool is_megatron;   /* the metadata has attributes that only Megatron-Core writes */
-    void *form;         /* data of a format that is a DCP with additions; in the arena */
+    bool is_megatron; /* the metadata has attributes that only Megatron-Core writes */
+    void *form;       /* data of a format that is a DCP with additions; in the arena */
 } tsr_dcp_state;
 
 typedef enum tsr_dcp_use {

@@ -24,7 +24,8 @@ static bool is_dict(const tsr_pickle *pickle, tsr_ref ref)
 /* Whether Python can set attributes from the state: nothing, a dict, or a pair of these. */
 static bool is_plain_state(const tsr_pickle *pickle, tsr_ref state)
 {
-    if (state == TSR_REF_NONE || !is_kind(pickle, state, TSR_PICKLE_TUPLE)) return state == TSR_REF_NONE || is_dict(pickle, state);
+    if (state == TSR_REF_NONE || !is_kind(pickle, state, TSR_PICKLE_TUPLE))
+        return state == TSR_REF_NONE || is_dict(pickle, state);
     tsr_ref first = tsr_pickle_item(pickle, state, 0), second = tsr_pickle_item(pickle, state, 1);
     return tsr_pickle_count(pickle, state) == 2 && (first == TSR_REF_NONE || is_dict(pickle, first)) &&
            (second == TSR_REF_NONE || is_dict(pickle, second));
@@ -41,7 +42,8 @@ static bool are_path_parts(const tsr_pickle *pickle, tsr_ref args)
     enum { MOST_PARTS = 64 }; /* bounds the time, since many paths may share their arguments */
     for (size_t i = 0; i < tsr_pickle_count(pickle, args) && i < MOST_PARTS; i++) {
         tsr_ref part = tsr_pickle_item(pickle, args, i), class_ = tsr_pickle_class(pickle, part);
-        bool path = is_kind(pickle, part, TSR_PICKLE_OBJECT) && (!tsr_pickle_id(pickle, class_) || is_path_class(pickle, class_));
+        bool path =
+            is_kind(pickle, part, TSR_PICKLE_OBJECT) && (!tsr_pickle_id(pickle, class_) || is_path_class(pickle, class_));
         if (!path && !is_kind(pickle, part, TSR_PICKLE_STR)) return false;
     }
     return true;
@@ -66,7 +68,8 @@ static bool has_fields(const tsr_pickle *pickle, tsr_ref object)
 static const char *why_not_made(const tsr_pickle *pickle, tsr_ref object)
 {
     const tsr_ref class_ = tsr_pickle_class(pickle, object);
-    const bool reads_it = tsr_str_equal(tsr_pickle_name_of(pickle, class_), TSR_STR("TensorProperties")); /* has a __setstate__ */
+    const bool reads_it =
+        tsr_str_equal(tsr_pickle_name_of(pickle, class_), TSR_STR("TensorProperties")); /* has a __setstate__ */
     if (!reads_it && !is_plain_state(pickle, tsr_pickle_state(pickle, object))) return "is given a state that is not a dict";
     if (!has_fields(pickle, object)) return "is called without its fields";
     if (!is_path_class(pickle, class_)) return NULL;
@@ -103,8 +106,7 @@ static tsr_status judge_folded(const tsr_verdict *verdict, const tsr_dcp_metadat
     if (metadata->odd_getattr != TSR_NO_POSITION)
         TSR_TRY(tsr_verdict_call(verdict, metadata->odd_getattr, TSR_STR("builtins.getattr"), err));
     if (metadata->unloadable != TSR_NO_POSITION)
-        TSR_TRY(tsr_verdict_unloadable(verdict, metadata->unloadable, "no such layout or memory format",
-                                       err));
+        TSR_TRY(tsr_verdict_unloadable(verdict, metadata->unloadable, "no such layout or memory format", err));
     if (metadata->misused != TSR_NO_POSITION)
         TSR_TRY(tsr_verdict_unloadable(verdict, metadata->misused,
                                        "a function is used as a class, or a class is called without its fields", err));

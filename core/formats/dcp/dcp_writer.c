@@ -8,8 +8,8 @@
 #include "tessera/sys/host_calls.h"
 
 #include "codec/pickle_write.h"
-#include "tessera/sys/try.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/try.h"
 
 #define METADATA_MODULE "torch.distributed.checkpoint.metadata"
 #define STORAGE_MODULE  "torch.distributed.checkpoint.filesystem"

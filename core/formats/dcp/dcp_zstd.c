@@ -97,7 +97,8 @@ static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk,
     return status;
 }
 
-static tsr_status fill_window(window *w, tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_arena *arena, tsr_error *err)
+static tsr_status fill_window(window *w, tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_arena *arena,
+                              tsr_error *err)
 {
     w->tail = tsr_arena_array(arena, TAIL_BYTES, 1, err);
     w->files = tsr_arena_array(arena, (size_t)chunk->file + 1, sizeof *w->files, err);

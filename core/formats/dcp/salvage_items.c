@@ -69,7 +69,8 @@ static tsr_status is_end(finder *f, uint64_t offset, uint64_t at, bool *out, tsr
     const char *text;
     TSR_TRY(look(f, at, END_RECORD, &text, err));
     const uint8_t *record = (const uint8_t *)text;
-    const uint64_t count = tsr_load_le(record + 10, 2), size = tsr_load_le(record + 12, 4), from = tsr_load_le(record + 16, 4);
+    const uint64_t count = tsr_load_le(record + 10, 2), size = tsr_load_le(record + 12, 4),
+                   from = tsr_load_le(record + 16, 4);
     const uint64_t room = at - offset;
     const bool wide = size == UINT32_MAX || from == UINT32_MAX || count == UINT16_MAX;
     const bool meets = size + from == room || size + from + ZIP64_RECORDS == room;

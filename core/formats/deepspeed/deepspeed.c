@@ -60,7 +60,11 @@ static tsr_status read_flat(reading *r, const tsr_ds_column *column, tsr_ds_rows
 
 static tsr_status read_plain(reading *r, const tsr_ds_column *column, tsr_ds_rows *trained, const tsr_value **groups)
 {
-    const tsr_ds_plain plain = {.files = &r->files, .file = column->model, .module = tsr_ds_dict(column->model->root, "module"), .weights = trained, .states = &r->states};
+    const tsr_ds_plain plain = {.files = &r->files,
+                                .file = column->model,
+                                .module = tsr_ds_dict(column->model->root, "module"),
+                                .weights = trained,
+                                .states = &r->states};
     return r->files.has_experts ? tsr_ds_expert_ranks_add(&plain, groups, r->err) : tsr_ds_plain_add(&plain, groups, r->err);
 }
 
@@ -85,9 +89,11 @@ static tsr_status read_column(reading *r, uint32_t number)
 
 static tsr_status make_optim(reading *r, const tsr_value **out)
 {
+    /* clang-format off */
     static const char *const taken[] = {"base_optimizer_state", "optimizer_state_dict", "single_partition_of_fp32_groups",
                                         "fp32_flat_groups", "group_paddings", "param_alignment_paddings", "param_slice_mappings",
                                         "partition_count", "fp32_groups", "state", "param_groups", NULL};
+    /* clang-format on */
     uint32_t count;
     const tsr_ds_file *first = tsr_ds_first(&r->files, TSR_DS_OPTIM, &count);
     const tsr_value *optimizer = r->files.zero ? tsr_ds_optimizer(first) : tsr_ds_plain_optimizer(&r->files);
@@ -139,7 +145,8 @@ static tsr_status open_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_deepspeed = {.format = TSR_FORMAT_DEEPSPEED, .is_rare = true,
+const tsr_reader tsr_reader_deepspeed = {.format = TSR_FORMAT_DEEPSPEED,
+                                         .is_rare = true,
                                          .recognizes = recognizes,
                                          .open = open_deepspeed,
                                          .extents = tsr_torch_extents,

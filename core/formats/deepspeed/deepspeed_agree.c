@@ -55,11 +55,13 @@ static uint64_t start_of(const tsr_entry *tensor, const tsr_chunk *chunk)
 static bool can_compare(const tsr_entry *fp32, const tsr_entry *stored)
 {
     if (!stored || fp32->dtype != TSR_FLOAT32 || !tsr_entry_same_shape(fp32, stored)) return false;
-    return (stored->dtype == TSR_FLOAT32 || stored->dtype == TSR_BFLOAT16 || stored->dtype == TSR_FLOAT16) && tsr_ds_is_plain(stored);
+    return (stored->dtype == TSR_FLOAT32 || stored->dtype == TSR_BFLOAT16 || stored->dtype == TSR_FLOAT16) &&
+           tsr_ds_is_plain(stored);
 }
 
 /* Compares the beginning of a chunk's first row with the same elements of the stored weight. */
-static tsr_status compare_run(const agreement *a, const tsr_entry *fp32, const tsr_chunk *chunk, const tsr_entry *stored, bool *same)
+static tsr_status compare_run(const agreement *a, const tsr_entry *fp32, const tsr_chunk *chunk, const tsr_entry *stored,
+                              bool *same)
 {
     uint32_t wide[RUN], other[RUN];
     uint16_t narrow[RUN];
@@ -104,17 +106,20 @@ static tsr_status check_expert(const agreement *a, const tsr_ds_file *file, cons
     for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
         const tsr_value *name = file->root->items[2 * i];
         const tsr_entry *stored = tsr_ds_tensor(file->root->items[2 * i + 1]);
-        const tsr_entry *fp32 = name->kind == TSR_VALUE_STR ? tsr_ds_tensor(tsr_ds_rows_get(trained, name->text, TSR_STR(""))) : NULL;
+        const tsr_entry *fp32 =
+            name->kind == TSR_VALUE_STR ? tsr_ds_tensor(tsr_ds_rows_get(trained, name->text, TSR_STR(""))) : NULL;
         const tsr_chunk *chunk = fp32 && fp32->chunk_count ? &fp32->chunks[0] : NULL;
         const seen *of = chunk && chunk->file != TSR_NO_FILE ? seen_of(a, chunk->file) : NULL;
         bool same;
-        if (!of || of->differs || !can_compare(fp32, stored) || !chunk->byte_length || (chunk->view && !tsr_view_is_plain(chunk->view))) continue;
+        if (!of || of->differs || !can_compare(fp32, stored) || !chunk->byte_length ||
+            (chunk->view && !tsr_view_is_plain(chunk->view)))
+            continue;
         TSR_TRY(compare_run(a, fp32, chunk, stored, &same));
         if (same) return TSR_OK;
         const tsr_str expert = tsr_ds_file_name(a->files, file);
         return tsr_ds_report(a->files->checkpoint, expert, a->err,
-                             "%.*s: its weights are not those of %.*s, rounded: the files do not belong to the same save", TSR_STR_ARG(expert),
-                             TSR_STR_ARG(a->files->checkpoint->store->files[chunk->file].name));
+                             "%.*s: its weights are not those of %.*s, rounded: the files do not belong to the same save",
+                             TSR_STR_ARG(expert), TSR_STR_ARG(a->files->checkpoint->store->files[chunk->file].name));
     }
     return TSR_OK;
 }
@@ -132,7 +137,8 @@ static tsr_status compare_all(const agreement *a, const tsr_value *module, const
     for (size_t i = 0; i < tsr_ds_count(module); i++) {
         const tsr_value *name = module->items[2 * i];
         const tsr_entry *stored = tsr_ds_tensor(module->items[2 * i + 1]);
-        const tsr_entry *fp32 = name->kind == TSR_VALUE_STR ? tsr_ds_tensor(tsr_ds_rows_get(trained, name->text, TSR_STR(""))) : NULL;
+        const tsr_entry *fp32 =
+            name->kind == TSR_VALUE_STR ? tsr_ds_tensor(tsr_ds_rows_get(trained, name->text, TSR_STR(""))) : NULL;
         if (fp32 && can_compare(fp32, stored)) TSR_TRY(compare_weight(a, fp32, stored));
     }
     return TSR_OK;
@@ -150,15 +156,17 @@ static tsr_status report(const agreement *a)
         differing += a->ranks[r].differs;
     }
     if (differing && differing == compared)
-        return tsr_ds_report(a->files->checkpoint, model, a->err,
-                             "%.*s: its weights are not those of the optimizer files, rounded: the files do not belong to the same save",
-                             TSR_STR_ARG(model));
+        return tsr_ds_report(
+            a->files->checkpoint, model, a->err,
+            "%.*s: its weights are not those of the optimizer files, rounded: the files do not belong to the same save",
+            TSR_STR_ARG(model));
     for (uint32_t r = 0; r < a->column->world; r++) {
         if (!a->ranks[r].differs) continue;
         const tsr_str name = tsr_ds_file_name(a->files, a->column->optims[r]);
-        TSR_TRY(tsr_ds_report(a->files->checkpoint, name, a->err,
-                              "%.*s: its float32 weights, rounded, are not those of %.*s: the files do not belong to the same save",
-                              TSR_STR_ARG(name), TSR_STR_ARG(model)));
+        TSR_TRY(tsr_ds_report(
+            a->files->checkpoint, name, a->err,
+            "%.*s: its float32 weights, rounded, are not those of %.*s: the files do not belong to the same save",
+            TSR_STR_ARG(name), TSR_STR_ARG(model)));
     }
     return TSR_OK;
 }

@@ -29,7 +29,9 @@ static tsr_ds_name name_like(const tsr_ds_column *column, bool optims)
     const tsr_ds_file *const *ranks = optims ? column->optims : column->models;
     for (uint32_t r = 0; r < column->world; r++)
         if (ranks[r]) return ranks[r]->name;
-    return (tsr_ds_name){.kind = optims ? TSR_DS_OPTIM : TSR_DS_MODEL, .has_rank = true, .model_rank = column->model_rank,
+    return (tsr_ds_name){.kind = optims ? TSR_DS_OPTIM : TSR_DS_MODEL,
+                         .has_rank = true,
+                         .model_rank = column->model_rank,
                          .prefix = optims && is_bf16(column->model) ? "bf16_" : NULL};
 }
 
@@ -52,7 +54,8 @@ static tsr_status check_ranks(const tsr_ds_files *files, const tsr_ds_column *co
             continue;
         }
         tsr_shown_names_add(&missing, name);
-        if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE) TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
+        if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE)
+            TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, err));
     }
     if (missing.count == 0) return TSR_OK;
     return tsr_ds_report(files->checkpoint, first, err,
@@ -122,7 +125,8 @@ static bool is_uneven(const tsr_value *counts, uint64_t *a, uint64_t *b)
     return false;
 }
 
-static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_file *file, tsr_error *err)
+static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *column, const tsr_ds_file *file,
+                              tsr_error *err)
 {
     const tsr_str name = tsr_ds_file_name(files, file);
     const tsr_value *optimizer = tsr_ds_optimizer(file);
@@ -134,10 +138,10 @@ static tsr_status check_count(const tsr_ds_files *files, const tsr_ds_column *co
             "%.*s: belongs to rank %u, but the checkpoint has %u ranks: the file is left over from another save",
             TSR_STR_ARG(name), file->name.rank, column->world));
     else if (column->optims && column->optims[file->name.rank] != file)
-        TSR_TRY(tsr_ds_report(
-            files->checkpoint, name, err,
-            "%.*s: belongs to rank %u, as '%.*s' does: one of the two is left over from another save",
-            TSR_STR_ARG(name), file->name.rank, TSR_STR_ARG(tsr_ds_file_name(files, column->optims[file->name.rank]))));
+        TSR_TRY(tsr_ds_report(files->checkpoint, name, err,
+                              "%.*s: belongs to rank %u, as '%.*s' does: one of the two is left over from another save",
+                              TSR_STR_ARG(name), file->name.rank,
+                              TSR_STR_ARG(tsr_ds_file_name(files, column->optims[file->name.rank]))));
     if (world && (files->has_experts ? column->world % world : world != column->world))
         return tsr_ds_report(files->checkpoint, name, err,
                              "%.*s: was saved by %llu ranks ('partition_count'), but the other files by %u: the files do "
@@ -160,13 +164,15 @@ tsr_status tsr_ds_same_scalar(const tsr_ds_files *files, const tsr_value *a, con
     if (!x || !y) *same = tsr_value_match(a, b, DEPTH, NODES) == TSR_SAME;
     else if (x->ndim || y->ndim || x->chunk_count != 1 || y->chunk_count != 1) return TSR_OK;
     else if (x->dtype != y->dtype) *same = false;
-    else if (!tsr_torch_decide(files->checkpoint, x, y, same)) return tsr_rank_bytes_match(files->checkpoint, x, y, same, err);
+    else if (!tsr_torch_decide(files->checkpoint, x, y, same))
+        return tsr_rank_bytes_match(files->checkpoint, x, y, same, err);
     return TSR_OK;
 }
 
 static const tsr_value *groups_of(const tsr_ds_files *files, const tsr_ds_file *file)
 {
-    return tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state"), "param_groups");
+    return tsr_ds_get(tsr_ds_get(tsr_ds_optimizer(file), files->zero == 3 ? "optimizer_state_dict" : "base_optimizer_state"),
+                      "param_groups");
 }
 
 static bool match(const tsr_value *a, const tsr_value *b)
@@ -176,7 +182,8 @@ static bool match(const tsr_value *a, const tsr_value *b)
 
 /* Sets *differing to something that must be equal in two optimizer files of one save but is not, or to NULL. An adaptive
  * loss scaler counts steps too, which helps if the optimizer does not. */
-static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing, tsr_error *err)
+static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b,
+                                     const char **differing, tsr_error *err)
 {
     bool same;
     const tsr_value *x = tsr_ds_optimizer(a), *y = tsr_ds_optimizer(b);
@@ -184,8 +191,10 @@ static tsr_status compare_optimizers(const tsr_ds_files *files, const tsr_ds_fil
     *differing = NULL;
     if (!same) *differing = "a different step";
     else if (!match(groups_of(files, a), groups_of(files, b))) *differing = "different param groups ('param_groups')";
-    else if (!match(tsr_ds_get(x, "loss_scaler"), tsr_ds_get(y, "loss_scaler"))) *differing = "a different loss scaler ('loss_scaler')";
-    else if (!match(tsr_ds_get(a->root, "ds_version"), tsr_ds_get(b->root, "ds_version"))) *differing = "a different version of DeepSpeed ('ds_version')";
+    else if (!match(tsr_ds_get(x, "loss_scaler"), tsr_ds_get(y, "loss_scaler")))
+        *differing = "a different loss scaler ('loss_scaler')";
+    else if (!match(tsr_ds_get(a->root, "ds_version"), tsr_ds_get(b->root, "ds_version")))
+        *differing = "a different version of DeepSpeed ('ds_version')";
     return TSR_OK;
 }
 
@@ -203,28 +212,31 @@ static const char *compare_models(const tsr_ds_file *a, const tsr_ds_file *b)
     return tsr_value_match(x, y, DEPTH, NODES) == TSR_DIFFERENT ? "param_shapes" : NULL;
 }
 
-static tsr_status compare(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing, tsr_error *err)
+static tsr_status compare(const tsr_ds_files *files, const tsr_ds_file *a, const tsr_ds_file *b, const char **differing,
+                          tsr_error *err)
 {
     if (a->name.kind == TSR_DS_OPTIM) return compare_optimizers(files, a, b, differing, err);
     *differing = compare_models(a, b);
     return TSR_OK;
 }
 
-static tsr_status report_different(const tsr_ds_files *files, const tsr_ds_file *like, const tsr_ds_file *file, const char *what, tsr_error *err)
+static tsr_status report_different(const tsr_ds_files *files, const tsr_ds_file *like, const tsr_ds_file *file,
+                                   const char *what, tsr_error *err)
 {
     char a[64], b[64];
     const tsr_str name = tsr_ds_file_name(files, file), other = tsr_ds_file_name(files, like);
     const tsr_value *x = tsr_ds_get(like->root, what), *y = tsr_ds_get(file->root, what);
     if (file->name.kind == TSR_DS_OPTIM)
-        return tsr_ds_report(files->checkpoint, name, err, "%.*s: has %s than %.*s: the files do not belong to the same save", TSR_STR_ARG(name),
-                             what, TSR_STR_ARG(other));
+        return tsr_ds_report(files->checkpoint, name, err,
+                             "%.*s: has %s than %.*s: the files do not belong to the same save", TSR_STR_ARG(name), what,
+                             TSR_STR_ARG(other));
     if (strcmp(what, "param_shapes") == 0)
         return tsr_ds_report(files->checkpoint, name, err,
-                             "%.*s: has different 'param_shapes' than %.*s: the files do not belong to the same model", TSR_STR_ARG(name),
-                             TSR_STR_ARG(other));
-    return tsr_ds_report(files->checkpoint, name, err,
-                         "%.*s: '%s' is %s, but in %.*s it is %s: the files do not belong to the same save", TSR_STR_ARG(name), what,
-                         tsr_value_text(y, b, sizeof b), TSR_STR_ARG(other), tsr_value_text(x, a, sizeof a));
+                             "%.*s: has different 'param_shapes' than %.*s: the files do not belong to the same model",
+                             TSR_STR_ARG(name), TSR_STR_ARG(other));
+    return tsr_ds_report(
+        files->checkpoint, name, err, "%.*s: '%s' is %s, but in %.*s it is %s: the files do not belong to the same save",
+        TSR_STR_ARG(name), what, tsr_value_text(y, b, sizeof b), TSR_STR_ARG(other), tsr_value_text(x, a, sizeof a));
 }
 
 /* Compares all files with one that most of them agree with, so that a single file from another save is the one that gets
@@ -282,7 +294,8 @@ static const tsr_ds_column *column_of(const tsr_ds_files *files, uint32_t model_
 /* Whether two files must agree: the model states of all ranks must, and the optimizer files of one model-parallel rank. */
 static bool is_alike(const tsr_ds_file *first, const tsr_ds_file *file)
 {
-    return first->name.kind == file->name.kind && (first->name.kind == TSR_DS_MODEL || first->name.model_rank == file->name.model_rank);
+    return first->name.kind == file->name.kind &&
+           (first->name.kind == TSR_DS_MODEL || first->name.model_rank == file->name.model_rank);
 }
 
 tsr_status tsr_ds_check(const tsr_ds_files *files, tsr_error *err)
@@ -292,7 +305,8 @@ tsr_status tsr_ds_check(const tsr_ds_files *files, tsr_error *err)
     for (uint32_t i = 0, end; i < files->count; i = end) {
         const tsr_ds_file *first = &files->files[i];
         for (end = i + 1; end < files->count && is_alike(first, &files->files[end]);) end++;
-        if (first->name.kind == TSR_DS_MODEL || first->name.kind == TSR_DS_OPTIM) TSR_TRY(check_alike(files, first, end - i, err));
+        if (first->name.kind == TSR_DS_MODEL || first->name.kind == TSR_DS_OPTIM)
+            TSR_TRY(check_alike(files, first, end - i, err));
         for (uint32_t f = i; f < end && first->name.kind == TSR_DS_OPTIM; f++)
             TSR_TRY(check_count(files, column_of(files, first->name.model_rank), &files->files[f], err));
     }

@@ -11,7 +11,7 @@
 #include "tessera/sys/try.h"
 
 #define WITHIN_LAYER "experts.deepspeed_experts."
-#define GROUP_NAME "ep_size_"
+#define GROUP_NAME   "ep_size_"
 
 enum { MOST_RANKS = 1 << 16 };
 
@@ -59,7 +59,8 @@ static tsr_status list_layers(experts *e)
         uint64_t number = 0;
         tsr_ds_number(tsr_ds_item(stated, files[i].name.rank), &number);
         const uint64_t held = number && number <= UINT32_MAX ? number : files[end - 1].name.expert + UINT64_C(1);
-        e->layers[e->layer_count++] = (layer){.files = files + i, .count = end - i, .prefix = prefix_of(&files[i]), .held = held};
+        e->layers[e->layer_count++] =
+            (layer){.files = files + i, .count = end - i, .prefix = prefix_of(&files[i]), .held = held};
     }
     return TSR_OK;
 }
@@ -133,7 +134,8 @@ static uint32_t ranks_in(const tsr_value *group)
 static uint32_t named_ranks(const tsr_ds_plain *from)
 {
     uint32_t ranks = 0;
-    const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"),
+                    *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
     const tsr_value *groups = tsr_ds_list(inner ? inner : optimizer, "param_groups");
     for (size_t g = 0; g < tsr_ds_count(groups); g++)
         if (ranks_in(groups->items[g]) > ranks) ranks = ranks_in(groups->items[g]);
@@ -181,9 +183,10 @@ static tsr_status check_left_over(const experts *e)
     for (uint32_t i = 0; i < count; i++) {
         const tsr_str name = tsr_ds_file_name(e->from->files, &file[i]);
         if (file[i].name.rank < e->ranks) continue;
-        TSR_TRY(tsr_ds_report(e->from->files->checkpoint, name, e->err,
-                              "%.*s: belongs to expert-parallel rank %u, but the checkpoint has %u such ranks: the file is left over from another save",
-                              TSR_STR_ARG(name), file[i].name.rank, e->ranks));
+        TSR_TRY(tsr_ds_report(
+            e->from->files->checkpoint, name, e->err,
+            "%.*s: belongs to expert-parallel rank %u, but the checkpoint has %u such ranks: the file is left over from another save",
+            TSR_STR_ARG(name), file[i].name.rank, e->ranks));
     }
     return TSR_OK;
 }
@@ -195,25 +198,32 @@ static tsr_status check_missing(const experts *e)
     tsr_str first = {NULL, 0};
     for (uint32_t r = 0; r < e->ranks; r++) {
         if (file_of(files, r)) continue;
-        const tsr_ds_name lost = {.kind = TSR_DS_EXPERT_OPTIM, .has_rank = true, .is_expert = true, .rank = r, .model_rank = e->from->file->name.model_rank};
+        const tsr_ds_name lost = {.kind = TSR_DS_EXPERT_OPTIM,
+                                  .has_rank = true,
+                                  .is_expert = true,
+                                  .rank = r,
+                                  .model_rank = e->from->file->name.model_rank};
         const tsr_str name = tsr_ds_name_text(files->checkpoint->arena, &lost, e->err);
         if (!name.data) return TSR_E_NOMEM;
         if (!first.data) first = name;
         tsr_shown_names_add(&missing, name);
         TSR_TRY(tsr_checkpoint_implies(files->checkpoint, name, e->err));
-        if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE) TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, e->err));
+        if (tsr_store_find(files->checkpoint->store, name) == TSR_NO_FILE)
+            TSR_TRY(tsr_checkpoint_lacks(files->checkpoint, name, e->err));
     }
     if (!first.data) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, first, e->err,
-                         "%llu of the optimizer files of %u expert-parallel ranks cannot be read or are missing: %s%s; copy them from where "
-                         "the checkpoint was written",
-                         (unsigned long long)missing.count, e->ranks, missing.text, tsr_shown_names_rest(&missing));
+    return tsr_ds_report(
+        files->checkpoint, first, e->err,
+        "%llu of the optimizer files of %u expert-parallel ranks cannot be read or are missing: %s%s; copy them from where "
+        "the checkpoint was written",
+        (unsigned long long)missing.count, e->ranks, missing.text, tsr_shown_names_rest(&missing));
 }
 
 /* The first step that the optimizer in a file counts, or NULL. */
 static const tsr_value *step_of(const tsr_ds_file *file)
 {
-    const tsr_value *optimizer = tsr_ds_dict(file->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    const tsr_value *optimizer = tsr_ds_dict(file->root, "optimizer"),
+                    *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
     const tsr_value *step = tsr_ds_step_in(tsr_ds_dict(inner ? inner : optimizer, "state"));
     return step ? step : tsr_ds_step_in(tsr_ds_list(inner ? inner : optimizer, "param_groups"));
 }
@@ -226,7 +236,8 @@ static tsr_status check_step(const experts *e, const tsr_ds_file *file)
     const tsr_str name = tsr_ds_file_name(files, file);
     TSR_TRY(tsr_ds_same_scalar(files, step_of(file), step_of(e->from->file), &same, e->err));
     if (same) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, name, e->err, "%.*s: has a different step than the optimizer in %.*s: the files do not belong to the same save",
+    return tsr_ds_report(files->checkpoint, name, e->err,
+                         "%.*s: has a different step than the optimizer in %.*s: the files do not belong to the same save",
                          TSR_STR_ARG(name), TSR_STR_ARG(tsr_ds_file_name(files, e->from->file)));
 }
 
@@ -235,10 +246,11 @@ static tsr_status report_unchecked(const experts *e)
 {
     const tsr_ds_files *files = e->from->files;
     if (!e->layer_count || tsr_ds_list(tsr_ds_dict(e->from->file->root, "optimizer"), "fp32_groups")) return TSR_OK;
-    return tsr_finding_add_at(files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_NOTE},
-                              (tsr_place){tsr_ds_file_name(files, e->layers[0].files), TSR_NO_POSITION, {NULL, 0}}, e->err,
-                              "the files of experts state no step, and the optimizer has no copies of their weights to compare with: an expert's file "
-                              "from another step would not be noticed");
+    return tsr_finding_add_at(
+        files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_NOTE},
+        (tsr_place){tsr_ds_file_name(files, e->layers[0].files), TSR_NO_POSITION, {NULL, 0}}, e->err,
+        "the files of experts state no step, and the optimizer has no copies of their weights to compare with: an expert's file "
+        "from another step would not be noticed");
 }
 
 /* Adds the optimizer of a rank, or the copy of rank 0's if `file` is the model states. */

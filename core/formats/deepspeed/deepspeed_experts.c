@@ -16,8 +16,8 @@
 
 #define BEFORE_NUMBER ".deepspeed_moe.experts.deepspeed_experts."
 #define NOT_SUPPORTED "the checkpoint has experts %s, whose float32 weights and optimizer states are not supported; %s"
-#define USE_STORED "open the stored weights with --part module, or load the checkpoint with DeepSpeed's engine"
-#define USE_ENGINE "load the checkpoint with DeepSpeed's engine"
+#define USE_STORED    "open the stored weights with --part module, or load the checkpoint with DeepSpeed's engine"
+#define USE_ENGINE    "load the checkpoint with DeepSpeed's engine"
 
 enum { MOST_MISSING = 64 };
 
@@ -38,9 +38,11 @@ static bool is_before(const tsr_ds_name *name, uint32_t layer, uint32_t expert)
 static tsr_status look_for(missing_experts *m, uint32_t layer, uint32_t expert, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = m->files->checkpoint;
-    for (; m->left && is_before(&m->next->name, layer, expert); m->next++, m->left--) {}
+    for (; m->left && is_before(&m->next->name, layer, expert); m->next++, m->left--) {
+    }
     if (m->left && m->next->name.rank == layer && m->next->name.expert == expert) return TSR_OK;
-    const tsr_ds_name lost = {.kind = TSR_DS_EXPERT, .is_expert = true, .rank = layer, .expert = expert, .has_all_layers = m->have_all_layers};
+    const tsr_ds_name lost = {
+        .kind = TSR_DS_EXPERT, .is_expert = true, .rank = layer, .expert = expert, .has_all_layers = m->have_all_layers};
     const tsr_str name = tsr_ds_name_text(checkpoint->arena, &lost, err);
     if (!name.data) return TSR_E_NOMEM;
     if (!m->first.data) m->first = name;
@@ -49,15 +51,20 @@ static tsr_status look_for(missing_experts *m, uint32_t layer, uint32_t expert, 
 }
 
 /* Reports files of experts that the model states do not count: they are from a save with more of them. */
-static tsr_status check_left_over(const tsr_ds_files *files, const tsr_value *layers, const tsr_ds_file *experts, uint32_t count, tsr_error *err)
+static tsr_status check_left_over(const tsr_ds_files *files, const tsr_value *layers, const tsr_ds_file *experts,
+                                  uint32_t count, tsr_error *err)
 {
     for (uint32_t i = 0; i < count && layers; i++) {
         const tsr_ds_name *name = &experts[i].name;
         const tsr_str file = tsr_ds_file_name(files, &experts[i]);
         uint64_t of_layer = 0;
-        if (name->rank < tsr_ds_count(layers) && (!tsr_ds_number(layers->items[name->rank], &of_layer) || name->expert < of_layer)) continue;
-        TSR_TRY(tsr_ds_report(files->checkpoint, file, err, "%.*s: the checkpoint has no such expert ('num_experts'): the file is left over from another save",
-                              TSR_STR_ARG(file)));
+        if (name->rank < tsr_ds_count(layers) &&
+            (!tsr_ds_number(layers->items[name->rank], &of_layer) || name->expert < of_layer))
+            continue;
+        TSR_TRY(
+            tsr_ds_report(files->checkpoint, file, err,
+                          "%.*s: the checkpoint has no such expert ('num_experts'): the file is left over from another save",
+                          TSR_STR_ARG(file)));
     }
     return TSR_OK;
 }
@@ -72,15 +79,18 @@ static tsr_status check_files(const tsr_ds_files *files, const tsr_ds_file *expe
     for (uint32_t layer = 0; layer < tsr_ds_count(layers); layer++) {
         uint64_t of_layer = 0;
         if (!tsr_ds_number(layers->items[layer], &of_layer)) continue;
-        for (uint32_t expert = 0; expert < of_layer && m.names.count < MOST_MISSING; expert++) TSR_TRY(look_for(&m, layer, expert, err));
+        for (uint32_t expert = 0; expert < of_layer && m.names.count < MOST_MISSING; expert++)
+            TSR_TRY(look_for(&m, layer, expert, err));
     }
     uint64_t of_all = 0;
     m.have_all_layers = model && tsr_ds_number(tsr_ds_get(model->root, "num_experts"), &of_all);
-    for (uint32_t expert = 0; expert < of_all && m.names.count < MOST_MISSING; expert++) TSR_TRY(look_for(&m, 0, expert, err));
+    for (uint32_t expert = 0; expert < of_all && m.names.count < MOST_MISSING; expert++)
+        TSR_TRY(look_for(&m, 0, expert, err));
     if (!m.names.count) return TSR_OK;
-    return tsr_ds_report(files->checkpoint, m.first, err,
-                         "files of experts are missing or cannot be read: %s%s; copy them from where the checkpoint was written", m.names.text,
-                         tsr_shown_names_rest(&m.names));
+    return tsr_ds_report(
+        files->checkpoint, m.first, err,
+        "files of experts are missing or cannot be read: %s%s; copy them from where the checkpoint was written",
+        m.names.text, tsr_shown_names_rest(&m.names));
 }
 
 /* Under tensor or pipeline parallelism, an expert's file has only a share of it, or some of the layers. */
@@ -88,7 +98,8 @@ static tsr_status check_parallelism(const tsr_ds_files *files, tsr_error *err)
 {
     if (files->column_count <= 1) return TSR_OK;
     return tsr_ds_report(files->checkpoint, TSR_STR(""), err,
-                         "experts of %u model-parallel ranks are not supported; load the checkpoint with DeepSpeed's engine", files->column_count);
+                         "experts of %u model-parallel ranks are not supported; load the checkpoint with DeepSpeed's engine",
+                         files->column_count);
 }
 
 size_t tsr_ds_expert_prefix(tsr_str name)
@@ -148,7 +159,8 @@ tsr_status tsr_ds_experts_check(tsr_ds_files *files, tsr_error *err)
     return files->zero == 3 ? TSR_OK : check_files(files, experts, count, err);
 }
 
-static tsr_status add_expert(const tsr_ds_files *files, const tsr_ds_file *file, bool only_new, tsr_ds_rows *rows, tsr_error *err)
+static tsr_status add_expert(const tsr_ds_files *files, const tsr_ds_file *file, bool only_new, tsr_ds_rows *rows,
+                             tsr_error *err)
 {
     for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
         const tsr_value *name = file->root->items[2 * i];

@@ -85,15 +85,17 @@ tsr_ds_name tsr_ds_name_of(tsr_str name)
 tsr_str tsr_ds_name_text(tsr_arena *arena, const tsr_ds_name *name, tsr_error *err)
 {
     const char *prefix = name->prefix ? name->prefix : "", *what = name->kind == TSR_DS_MODEL ? "model" : "optim";
-    if (name->has_all_layers) return tsr_arena_format(arena, err, "expert_%u_mp_rank_%02u_model_states.pt", name->expert, name->model_rank);
+    if (name->has_all_layers)
+        return tsr_arena_format(arena, err, "expert_%u_mp_rank_%02u_model_states.pt", name->expert, name->model_rank);
     if (name->kind == TSR_DS_EXPERT)
-        return tsr_arena_format(arena, err, "layer_%u_expert_%u_mp_rank_%02u_model_states.pt", name->rank, name->expert, name->model_rank);
+        return tsr_arena_format(arena, err, "layer_%u_expert_%u_mp_rank_%02u_model_states.pt", name->rank, name->expert,
+                                name->model_rank);
     if (name->kind == TSR_DS_LAYER && name->has_rank)
         return tsr_arena_format(arena, err, "layer_%02u-model_%02u-model_states.pt", name->rank, name->model_rank);
     if (name->kind == TSR_DS_LAYER) return tsr_arena_format(arena, err, "layer_%02u-model_states.pt", name->rank);
     if (!name->has_rank) return tsr_arena_format(arena, err, "%smp_rank_%02u_%s_states.pt", prefix, name->model_rank, what);
-    return tsr_arena_format(arena, err, "%s%s_rank_%u_mp_rank_%02u_%s_states.pt", prefix, name->is_expert ? "expp" : "zero_pp", name->rank,
-                            name->model_rank, what);
+    return tsr_arena_format(arena, err, "%s%s_rank_%u_mp_rank_%02u_%s_states.pt", prefix,
+                            name->is_expert ? "expp" : "zero_pp", name->rank, name->model_rank, what);
 }
 
 tsr_str tsr_ds_file_name(const tsr_ds_files *files, const tsr_ds_file *file)
@@ -144,7 +146,8 @@ static tsr_status open_file(tsr_ds_files *files, tsr_ds_file *file, tsr_error *e
     tsr_torch_file opened;
     tsr_error why = {0};
     const tsr_str name = tsr_ds_file_name(files, file);
-    const tsr_status status = tsr_torch_file_open(files->checkpoint, file->file, (tsr_torch_rank){0}, &opened, &files->runs, &why);
+    const tsr_status status =
+        tsr_torch_file_open(files->checkpoint, file->file, (tsr_torch_rank){0}, &opened, &files->runs, &why);
     if (status == TSR_E_IO || status == TSR_E_NOMEM) {
         *err = why;
         return status;
@@ -207,7 +210,8 @@ uint64_t tsr_ds_world_of(const tsr_value *optimizer)
 static tsr_status find_zero_stage(tsr_ds_files *files, tsr_error *err)
 {
     uint32_t count, models;
-    const tsr_ds_file *optims = tsr_ds_first(files, TSR_DS_OPTIM, &count), *model = tsr_ds_first(files, TSR_DS_MODEL, &models);
+    const tsr_ds_file *optims = tsr_ds_first(files, TSR_DS_OPTIM, &count),
+                      *model = tsr_ds_first(files, TSR_DS_MODEL, &models);
     tsr_majority stage = {0};
     for (uint32_t i = 0; i < count; i++)
         if (zero_stage_of(tsr_ds_optimizer(&optims[i]), &files->zero)) tsr_majority_vote(&stage, files->zero);
@@ -264,7 +268,8 @@ static tsr_status fill_column(tsr_ds_files *files, tsr_ds_column *column, tsr_er
         const tsr_ds_file *file = &files->files[i];
         if (!is_of_rank(file) || file->name.model_rank != column->model_rank) continue;
         const tsr_ds_file **ranks = file->name.kind == TSR_DS_OPTIM ? column->optims : column->models;
-        if (file->name.kind == TSR_DS_MODEL && !column->model && file->name.has_rank == (files->zero == 3)) column->model = file;
+        if (file->name.kind == TSR_DS_MODEL && !column->model && file->name.has_rank == (files->zero == 3))
+            column->model = file;
         if (file->name.has_rank && ranks && file->name.rank < column->world) ranks[file->name.rank] = file;
     }
     return TSR_OK;
@@ -302,7 +307,8 @@ static uint32_t tensor_ranks_of(const tsr_ds_files *files)
     uint32_t layers;
     const tsr_ds_file *model = files->column_count ? files->columns[0].model : NULL;
     const tsr_value *dims = model ? tsr_ds_dict(model->root, "checkpoint_parallel_dimensions") : NULL;
-    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks) && ranks >= 1 && ranks <= files->column_count) return (uint32_t)ranks;
+    if (tsr_ds_number(tsr_ds_get(dims, "tp_degree"), &ranks) && ranks >= 1 && ranks <= files->column_count)
+        return (uint32_t)ranks;
     const tsr_ds_file *layer = tsr_ds_first(files, TSR_DS_LAYER, &layers);
     if (layer && model && tsr_ds_number(tsr_ds_get(model->root, "mp_world_size"), &ranks) && ranks == 1) return 1;
     return files->column_count ? files->column_count : 1;

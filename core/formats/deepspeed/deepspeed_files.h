@@ -16,17 +16,24 @@
 
 #include "formats/common/reader.h"
 
-typedef enum tsr_ds_kind { TSR_DS_OTHER = 0, TSR_DS_MODEL, TSR_DS_OPTIM, TSR_DS_LAYER, TSR_DS_EXPERT, TSR_DS_EXPERT_OPTIM } tsr_ds_kind;
+typedef enum tsr_ds_kind {
+    TSR_DS_OTHER = 0,
+    TSR_DS_MODEL,
+    TSR_DS_OPTIM,
+    TSR_DS_LAYER,
+    TSR_DS_EXPERT,
+    TSR_DS_EXPERT_OPTIM
+} tsr_ds_kind;
 
 typedef struct tsr_ds_name {
     tsr_ds_kind kind;
-    bool has_rank;  /* the name states a data-parallel rank; for a layer, a tensor-parallel one */
-    bool is_expert; /* from a mixture of experts: the weights of an expert, or the optimizer of a rank's experts */
-    uint32_t rank;  /* data-parallel rank, or expert-parallel rank; in layer and expert files, the number of the layer */
+    bool has_rank;   /* the name states a data-parallel rank; for a layer, a tensor-parallel one */
+    bool is_expert;  /* from a mixture of experts: the weights of an expert, or the optimizer of a rank's experts */
+    uint32_t rank;   /* data-parallel rank, or expert-parallel rank; in layer and expert files, the number of the layer */
     uint32_t expert; /* its number in the layer */
     bool has_all_layers; /* the weights of an expert in all layers, which count as layer 0 */
     uint32_t model_rank; /* for a layer, the tensor-parallel rank */
-    const char *prefix; /* names the dtype, such as "bf16_"; or NULL */
+    const char *prefix;  /* names the dtype, such as "bf16_"; or NULL */
 } tsr_ds_name;
 
 tsr_ds_name tsr_ds_name_of(tsr_str name);
@@ -44,8 +51,8 @@ typedef struct tsr_ds_file {
 /* A model-parallel rank, with all its data-parallel ranks. */
 typedef struct tsr_ds_column {
     uint32_t model_rank;
-    const tsr_ds_file *model; /* its model states (under ZeRO 3, those of the lowest rank that has a file), or NULL */
-    uint32_t world;           /* number of data-parallel ranks */
+    const tsr_ds_file *model;   /* its model states (under ZeRO 3, those of the lowest rank that has a file), or NULL */
+    uint32_t world;             /* number of data-parallel ranks */
     const tsr_ds_file **models; /* under ZeRO 3, one per rank, NULL if it is missing; otherwise NULL */
     const tsr_ds_file **optims; /* one per rank, NULL if it is missing; NULL under ZeRO 0 */
 } tsr_ds_column;
@@ -56,18 +63,18 @@ typedef struct tsr_ds_files {
     uint32_t count;
     tsr_ds_column *columns; /* sorted by model-parallel rank */
     uint32_t column_count;
-    uint32_t zero; /* the ZeRO stage: 0, 1, 2 or 3 */
-    bool has_experts; /* experts have separate files */
+    uint32_t zero;              /* the ZeRO stage: 0, 1, 2 or 3 */
+    bool has_experts;           /* experts have separate files */
     const char *experts_unread; /* why the experts' float32 weights and states are not read, so that the only parts are
                                  * module and engine; NULL if they are read */
-    bool universal; /* a universal checkpoint; its model states have every weight that is not trained */
+    bool universal;             /* a universal checkpoint; its model states have every weight that is not trained */
     bool has_layers; /* saved from a PipelineModule: the weights are in files of layers, not in the model states */
     struct tsr_ds_layers *layers; /* NULL before tsr_ds_layers_open (deepspeed_layers.h), and without has_layers */
-    uint32_t tensor_ranks; /* dividing a model-parallel rank by this gives its pipeline stage; the remainder is its
+    uint32_t tensor_ranks;        /* dividing a model-parallel rank by this gives its pipeline stage; the remainder is its
                             * tensor-parallel rank */
-    uint32_t file_storages; /* the storage ids of all files' tensors are 1 … file_storages */
-    uint32_t storages;      /* the highest id in use; the part `model` adds further ones */
-    tsr_vec runs;      /* tsr_torch_run */
+    uint32_t file_storages;       /* the storage ids of all files' tensors are 1 … file_storages */
+    uint32_t storages;            /* the highest id in use; the part `model` adds further ones */
+    tsr_vec runs;                 /* tsr_torch_run */
 } tsr_ds_files;
 
 /* Opens every file with one of the names above. A file that cannot be read is reported and left out. `out` must be closed in

@@ -63,7 +63,9 @@ static tsr_status add_run(tsr_ds_chunks *chunks, const tsr_ds_piece *piece, uint
         tsr_chunk *added = tsr_vec_push(&chunks->chunks, err);
         if (!added) return TSR_E_NOMEM;
         tsr_box_volume((tsr_box){chunks->ndim, NULL, sizes + (size_t)b * row}, &volume);
-        *added = (tsr_chunk){.offsets = offsets + (size_t)b * row, .sizes = sizes + (size_t)b * row, .byte_length = volume * itemsize,
+        *added = (tsr_chunk){.offsets = offsets + (size_t)b * row,
+                             .sizes = sizes + (size_t)b * row,
+                             .byte_length = volume * itemsize,
                              .file = source ? source->file : TSR_NO_FILE};
         if (source) added->byte_offset = source->byte_offset + skipped * itemsize;
         skipped += volume;

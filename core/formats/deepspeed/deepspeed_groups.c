@@ -48,7 +48,8 @@ tsr_status tsr_ds_groups_open(const tsr_ds_files *files, const tsr_ds_column *co
     if (!files->has_experts) return TSR_OK;
     for (uint32_t r = 0; r < column->world && !out->partitions; r++)
         out->partitions = tsr_ds_list(tsr_ds_optimizer(column->optims[r]), "partition_count");
-    out->data_first = is_true(tsr_ds_get(tsr_ds_dict(column->model->root, "ds_config"), "use_data_before_expert_parallelism"));
+    out->data_first =
+        is_true(tsr_ds_get(tsr_ds_dict(column->model->root, "ds_config"), "use_data_before_expert_parallelism"));
     return count_experts(out, err);
 }
 
@@ -67,10 +68,12 @@ uint32_t tsr_ds_groups_split(const tsr_ds_groups *groups, uint32_t group)
     return sharers && groups->column->world % sharers == 0 ? groups->column->world / (uint32_t)sharers : 1;
 }
 
-tsr_status tsr_ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_ds_sharers *out, tsr_error *err)
+tsr_status tsr_ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_ds_sharers *out,
+                                 tsr_error *err)
 {
     const uint32_t split = tsr_ds_groups_split(groups, group), world = groups->column->world / split;
-    *out = (tsr_ds_sharers){.group = group, .expert_rank = expert_rank, .expert_ranks = split, .world = world, .optims = groups->column->optims};
+    *out = (tsr_ds_sharers){
+        .group = group, .expert_rank = expert_rank, .expert_ranks = split, .world = world, .optims = groups->column->optims};
     if (split == 1) return TSR_OK;
     out->optims = tsr_arena_array(groups->files->checkpoint->arena, world, sizeof *out->optims, err);
     if (!out->optims) return TSR_E_NOMEM;
@@ -90,7 +93,8 @@ static uint64_t number_at(tsr_str text, size_t *size)
     return number;
 }
 
-tsr_status tsr_ds_groups_name(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_str *name, tsr_error *err)
+tsr_status tsr_ds_groups_name(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_str *name,
+                              tsr_error *err)
 {
     const uint32_t split = tsr_ds_groups_split(groups, group);
     size_t digits;

@@ -20,15 +20,15 @@ typedef struct tied_name {
     tsr_str key, rest;
     const tsr_value *shape; /* NULL for a buffer, or if only its number of elements is known */
     uint64_t elements;      /* UINT64_MAX if unknown */
-    uint32_t head; /* index of the first name with the same key */
+    uint32_t head;          /* index of the first name with the same key */
 } tied_name;
 
 struct tsr_ds_layers {
     const tsr_ds_files *files;
     const tsr_ds_file *layers; /* sorted by tensor-parallel rank and layer number */
     uint32_t count;
-    bool *named;       /* by layer number: whether a stored name begins with it */
-    bool has_shapes;   /* trained weights have stored names */
+    bool *named;     /* by layer number: whether a stored name begins with it */
+    bool has_shapes; /* trained weights have stored names */
     tied_name tied[MOST_TIED];
     uint32_t tied_count;
     const tsr_ds_file **owners; /* by index of a key's first name: the first file of that layer, or NULL */
@@ -93,7 +93,8 @@ static tsr_status note_names(layers *l, const tsr_ds_column *column)
     for (size_t g = 0; g < tsr_ds_count(groups); g++) {
         const tsr_value *shapes = tsr_ds_kind_or_null(groups->items[g], TSR_VALUE_DICT);
         for (size_t i = 0; i < tsr_ds_count(shapes); i++)
-            if (shapes->items[2 * i]->kind == TSR_VALUE_STR) note_name(l, shapes->items[2 * i]->text, shapes->items[2 * i + 1], UINT64_MAX);
+            if (shapes->items[2 * i]->kind == TSR_VALUE_STR)
+                note_name(l, shapes->items[2 * i]->text, shapes->items[2 * i + 1], UINT64_MAX);
     }
     for (size_t i = 0; i < tsr_ds_count(buffers); i++)
         if (buffers->items[i]->kind == TSR_VALUE_STR) note_name(l, buffers->items[i]->text, NULL, UINT64_MAX);
@@ -145,7 +146,8 @@ static tsr_status is_same_layer(const layers *l, const tsr_ds_file *a, const tsr
     bool alike = tsr_ds_count(a->root) == tsr_ds_count(b->root), equal;
     *same = false;
     for (size_t i = 0; i < tsr_ds_count(a->root) && alike; i++) {
-        const tsr_value *key = a->root->items[2 * i], *other = key->kind == TSR_VALUE_STR ? tsr_value_get(b->root, key->text) : NULL;
+        const tsr_value *key = a->root->items[2 * i],
+                        *other = key->kind == TSR_VALUE_STR ? tsr_value_get(b->root, key->text) : NULL;
         const tsr_entry *x = tsr_ds_tensor(a->root->items[2 * i + 1]), *y = tsr_ds_tensor(other);
         if (!x && !y) continue;
         alike = x && y && x->dtype == y->dtype && tsr_entry_same_shape(x, y);
@@ -183,7 +185,8 @@ static tsr_status find_owners(layers *l)
         if (head == UINT32_MAX) continue;
         const tsr_ds_file *owner = l->owners[head];
         if (!owner) l->owners[head] = &l->layers[i];
-        else if (owner->name.model_rank == l->layers[i].name.model_rank) TSR_TRY(is_same_layer(l, owner, &l->layers[i], &same));
+        else if (owner->name.model_rank == l->layers[i].name.model_rank)
+            TSR_TRY(is_same_layer(l, owner, &l->layers[i], &same));
         if (!same) l->unsure[head] = true;
     }
     return TSR_OK;
@@ -233,7 +236,8 @@ static bool is_name_of(tsr_str name, const tied_name *tied)
     const tsr_str prefix = TSR_STR(TIED);
     if (name.size != prefix.size + tied->key.size + 1 + tied->rest.size || !tsr_str_starts(name, prefix)) return false;
     const char *key = name.data + prefix.size;
-    return memcmp(key, tied->key.data, tied->key.size) == 0 && memcmp(key + tied->key.size + 1, tied->rest.data, tied->rest.size) == 0;
+    return memcmp(key, tied->key.data, tied->key.size) == 0 &&
+           memcmp(key + tied->key.size + 1, tied->rest.data, tied->rest.size) == 0;
 }
 
 /* The stored tensor of a weight with this name, or NULL. */
@@ -335,7 +339,8 @@ static tsr_status name_in(const layers *l, const tsr_ds_file *file, tsr_str key,
     if (same) *tied = tsr_arena_format(arena, l->err, TIED "%.*s.%.*s", TSR_STR_ARG(l->tied[head].key), TSR_STR_ARG(key));
     if (!tied->data) return TSR_E_NOMEM;
     if (same && owner != file && owner->name.model_rank == file->name.model_rank)
-        TSR_TRY(is_same_tensor(l, tsr_ds_tensor(tsr_value_get(owner->root, key)), tsr_ds_tensor(tsr_value_get(file->root, key)), &same));
+        TSR_TRY(is_same_tensor(l, tsr_ds_tensor(tsr_value_get(owner->root, key)),
+                               tsr_ds_tensor(tsr_value_get(file->root, key)), &same));
     *name = same ? *tied : tsr_arena_format(arena, l->err, "%u.%.*s", file->name.rank, TSR_STR_ARG(key));
     return name->data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -375,7 +380,8 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
     tsr_map *known = tsr_map_new(files->checkpoint->host->allocator, 0, err);
     tsr_status status = known ? TSR_OK : TSR_E_NOMEM;
     const tsr_ds_row *rows = model->rows.items;
-    for (size_t r = 0; r < model->rows.count && status == TSR_OK; r++) status = tsr_map_put(known, rows[r].name, 1, NULL, NULL, err);
+    for (size_t r = 0; r < model->rows.count && status == TSR_OK; r++)
+        status = tsr_map_put(known, rows[r].name, 1, NULL, NULL, err);
     if (status == TSR_OK) status = add_files(files, known, model, err);
     tsr_map_free(known);
     return status;
@@ -402,7 +408,8 @@ static bool is_there(missing_layers *m, uint32_t number, uint32_t rank)
 
 static tsr_str file_of(const missing_layers *m, uint32_t number, uint32_t rank)
 {
-    const tsr_ds_name name = {.kind = TSR_DS_LAYER, .has_rank = m->l->files->tensor_ranks > 1, .rank = number, .model_rank = rank};
+    const tsr_ds_name name = {
+        .kind = TSR_DS_LAYER, .has_rank = m->l->files->tensor_ranks > 1, .rank = number, .model_rank = rank};
     return tsr_ds_name_text(m->l->files->checkpoint->arena, &name, m->l->err);
 }
 
@@ -415,7 +422,8 @@ static tsr_status look_for(missing_layers *m, uint32_t number, uint32_t rank)
     if (!m->first.data) m->first = file;
     tsr_shown_names_add(&m->names, file);
     TSR_TRY(tsr_checkpoint_implies(checkpoint, file, m->l->err));
-    return tsr_store_find(checkpoint->store, file) == TSR_NO_FILE ? tsr_checkpoint_lacks(checkpoint, file, m->l->err) : TSR_OK;
+    return tsr_store_find(checkpoint->store, file) == TSR_NO_FILE ? tsr_checkpoint_lacks(checkpoint, file, m->l->err)
+                                                                  : TSR_OK;
 }
 
 static tsr_status report_missing(const missing_layers *m)
@@ -445,10 +453,11 @@ static tsr_status report_tied(missing_layers *m, uint32_t head)
         if (!first.data) first = file;
         tsr_shown_names_add(&names, file);
     }
-    return tsr_ds_report(m->l->files->checkpoint, first.data ? first : TSR_STR(""), m->l->err,
-                         "no file of a layer holds the weights of the tied layer '%.*s'; it may be %s%s; copy it from where the "
-                         "checkpoint was written",
-                         TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
+    return tsr_ds_report(
+        m->l->files->checkpoint, first.data ? first : TSR_STR(""), m->l->err,
+        "no file of a layer holds the weights of the tied layer '%.*s'; it may be %s%s; copy it from where the "
+        "checkpoint was written",
+        TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
 }
 
 /* Whether the file of a tied layer exists. If no names of weights are stored, only its buffers are known, which may fit any
@@ -467,11 +476,12 @@ static tsr_status check_tied(missing_layers *m)
         if (m->l->tied[t].head == t && !has_file(m->l, t)) TSR_TRY(report_tied(m, t));
     for (uint32_t t = 0; t < m->l->tied_count; t++)
         if (m->l->unsure[t])
-            TSR_TRY(tsr_finding_add_at(m->l->files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
-                                       (tsr_place){TSR_STR(""), TSR_NO_POSITION, {NULL, 0}}, m->l->err,
-                                       "several files of layers may be those of the tied layer '%.*s'; their weights are listed "
-                                       "by the numbers of the layers",
-                                       TSR_STR_ARG(m->l->tied[t].key)));
+            TSR_TRY(
+                tsr_finding_add_at(m->l->files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                                   (tsr_place){TSR_STR(""), TSR_NO_POSITION, {NULL, 0}}, m->l->err,
+                                   "several files of layers may be those of the tied layer '%.*s'; their weights are listed "
+                                   "by the numbers of the layers",
+                                   TSR_STR_ARG(m->l->tied[t].key)));
     return TSR_OK;
 }
 
@@ -494,16 +504,18 @@ static tsr_status list_shapes(const layers *l, tsr_map *shapes)
 static tsr_status check_states(const layers *l, const tsr_ds_file *model, const tsr_map *shapes)
 {
     const tsr_str name = tsr_ds_file_name(l->files, model);
-    const tsr_value *optimizer = tsr_ds_dict(model->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    const tsr_value *optimizer = tsr_ds_dict(model->root, "optimizer"),
+                    *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
     const tsr_value *states = tsr_ds_dict(inner ? inner : optimizer, "state");
     for (size_t i = 0; i < tsr_ds_count(states); i++) {
         const tsr_entry *state = tsr_ds_tensor(tsr_ds_get(states->items[2 * i + 1], "exp_avg"));
         if (!state) state = tsr_ds_tensor(tsr_ds_get(states->items[2 * i + 1], "momentum_buffer"));
         if (!state || !state->ndim || tsr_map_get(shapes, key_of_shape(state), 0)) continue;
-        return tsr_ds_report(l->files->checkpoint, name, l->err,
-                             "%.*s: the optimizer has states of a weight whose shape no layer_NN-model_states.pt file has: files of "
-                             "layers are missing; copy them from where the checkpoint was written",
-                             TSR_STR_ARG(name));
+        return tsr_ds_report(
+            l->files->checkpoint, name, l->err,
+            "%.*s: the optimizer has states of a weight whose shape no layer_NN-model_states.pt file has: files of "
+            "layers are missing; copy them from where the checkpoint was written",
+            TSR_STR_ARG(name));
     }
     return TSR_OK;
 }
@@ -550,9 +562,10 @@ static tsr_status check_layers(missing_layers *m)
     for (uint32_t rank = 0; rank < files->tensor_ranks; rank++) TSR_TRY(imply_others(m, rank));
     TSR_TRY(check_tied(m));
     if (!m->l->count && !m->names.count)
-        return tsr_ds_report(files->checkpoint, TSR_STR(""), m->l->err,
-                             "there are no layer_NN-model_states.pt files, which have the weights of a pipeline; copy them from where "
-                             "the checkpoint was written");
+        return tsr_ds_report(
+            files->checkpoint, TSR_STR(""), m->l->err,
+            "there are no layer_NN-model_states.pt files, which have the weights of a pipeline; copy them from where "
+            "the checkpoint was written");
     return files->zero || !m->l->count ? TSR_OK : check_all_states(m->l);
 }
 

@@ -48,7 +48,8 @@ uint16_t tsr_ds_round(uint32_t bits, tsr_dtype to)
 
 bool tsr_ds_is_plain(const tsr_entry *tensor)
 {
-    return tensor->chunk_count == 1 && tensor->chunks[0].file != TSR_NO_FILE && (!tensor->chunks[0].view || tsr_view_is_plain(tensor->chunks[0].view));
+    return tensor->chunk_count == 1 && tensor->chunks[0].file != TSR_NO_FILE &&
+           (!tensor->chunks[0].view || tsr_view_is_plain(tensor->chunks[0].view));
 }
 
 /* Hashes up to `elements` values, converted to the 16-bit dtype `to`, into *hash. */
@@ -61,7 +62,8 @@ static tsr_status digest_values(const matching *m, const tsr_entry *tensor, tsr_
     for (uint64_t at = 0; at < elements; at += BLOCK) {
         const size_t count = elements - at < BLOCK ? (size_t)(elements - at) : BLOCK;
         const size_t itemsize = rounds ? sizeof *wide : sizeof *narrow;
-        TSR_TRY(tsr_store_read(m->checkpoint->store, chunk->file, chunk->byte_offset + at * itemsize, rounds ? (void *)wide : narrow, count * itemsize, m->err));
+        TSR_TRY(tsr_store_read(m->checkpoint->store, chunk->file, chunk->byte_offset + at * itemsize,
+                               rounds ? (void *)wide : narrow, count * itemsize, m->err));
         for (size_t i = 0; rounds && i < count; i++) narrow[i] = tsr_ds_round(wide[i], to);
         *hash = tsr_hash_bytes(narrow, count * sizeof *narrow, *hash);
     }
@@ -77,13 +79,16 @@ static tsr_status digest(const matching *m, const tsr_entry *tensor, tsr_dtype t
     return digest_values(m, tensor, to, how == BY_HEAD && elements > BLOCK ? BLOCK : elements, hash);
 }
 
-tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does, tsr_error *err)
+tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does,
+                            tsr_error *err)
 {
     const matching m = {.checkpoint = checkpoint, .err = err};
     const bool narrow = stored->dtype == TSR_BFLOAT16 || stored->dtype == TSR_FLOAT16;
     uint64_t elements, a = 0, b = 0;
     *does = true;
-    if (!narrow || fp32->dtype != TSR_FLOAT32 || !tsr_ds_is_plain(fp32) || !tsr_ds_is_plain(stored) || !tsr_entry_elements(fp32, &elements)) return TSR_OK;
+    if (!narrow || fp32->dtype != TSR_FLOAT32 || !tsr_ds_is_plain(fp32) || !tsr_ds_is_plain(stored) ||
+        !tsr_entry_elements(fp32, &elements))
+        return TSR_OK;
     if (elements > SAMPLE) elements = SAMPLE;
     TSR_TRY(digest_values(&m, fp32, stored->dtype, elements, &a));
     TSR_TRY(digest_values(&m, stored, stored->dtype, elements, &b));

@@ -14,13 +14,13 @@ typedef struct module {
     tsr_ds_files *files;
     const tsr_ds_column *column;
     const tsr_ds_rows *trained;
-    tsr_ds_rows frozen;  /* by name */
-    tsr_map *shared;     /* second name → pair of `shared_params` */
-    tsr_map *listed;     /* the names that the module has */
-    tsr_map *buffers;    /* the names in `buffer_names`; NULL if the file has no such list */
-    uint64_t left_out;   /* number of frozen weights skipped under ZeRO 1 */
-    uint8_t *owners;     /* ZeRO 3: per storage of the file, how many weights have an empty tensor on it, at most 2 */
-    tsr_str untied;      /* the first second name of a weight that `shared_params` lacks */
+    tsr_ds_rows frozen; /* by name */
+    tsr_map *shared;    /* second name → pair of `shared_params` */
+    tsr_map *listed;    /* the names that the module has */
+    tsr_map *buffers;   /* the names in `buffer_names`; NULL if the file has no such list */
+    uint64_t left_out;  /* number of frozen weights skipped under ZeRO 1 */
+    uint8_t *owners;    /* ZeRO 3: per storage of the file, how many weights have an empty tensor on it, at most 2 */
+    tsr_str untied;     /* the first second name of a weight that `shared_params` lacks */
     uint64_t untied_count;
     const tsr_value *ties; /* the DICT `shared_params`, or NULL */
     tsr_ds_rows *model;
@@ -48,10 +48,12 @@ static tsr_status join_pieces(const module *m, tsr_str name, const tsr_value *sh
         status = file && !piece ? tsr_fail(m->err, TSR_E_FORMAT, "has no shard of it")
                                 : tsr_ds_buffer_add(&buffer, piece, share, m->err);
         if (status != TSR_OK)
-            tsr_error_context(m->err, "%.*s, frozen weight '%.*s'", TSR_STR_ARG(tsr_ds_file_name(m->files, file)), TSR_STR_ARG(name));
+            tsr_error_context(m->err, "%.*s, frozen weight '%.*s'", TSR_STR_ARG(tsr_ds_file_name(m->files, file)),
+                              TSR_STR_ARG(name));
     }
     if (status == TSR_OK) status = tsr_ds_chunks_add(&chunks, &buffer, 0, elements, 0, m->err);
-    if (status == TSR_OK) status = tsr_ds_chunks_take(&chunks, buffer.dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : buffer.dtype, out, m->err);
+    if (status == TSR_OK)
+        status = tsr_ds_chunks_take(&chunks, buffer.dtype == TSR_DTYPE_NONE ? TSR_FLOAT32 : buffer.dtype, out, m->err);
     tsr_vec_free(&chunks.chunks);
     return status;
 }
@@ -117,14 +119,16 @@ static bool is_hollow(const module *m, const tsr_value *stored)
  * keep frozen weights there, too, and only ZeRO 2 lists them. zero_to_fp32 does not read experts at all. */
 static bool is_left_out(const module *m, tsr_str name)
 {
-    return !m->files->universal && !m->files->has_experts && (m->files->zero == 1 || m->files->zero == 2) && m->buffers && !tsr_map_get(m->buffers, name, 0);
+    return !m->files->universal && !m->files->has_experts && (m->files->zero == 1 || m->files->zero == 2) && m->buffers &&
+           !tsr_map_get(m->buffers, name, 0);
 }
 
 /* The counter for the storage of an empty tensor; NULL for a stored weight. */
 static uint8_t *owners_of(const module *m, const tsr_value *stored)
 {
     const tsr_entry *tensor = is_hollow(m, stored) ? tsr_ds_tensor(stored) : NULL;
-    return tensor && tensor->storage_id && tensor->storage_id <= m->files->file_storages ? &m->owners[tensor->storage_id] : NULL;
+    return tensor && tensor->storage_id && tensor->storage_id <= m->files->file_storages ? &m->owners[tensor->storage_id]
+                                                                                         : NULL;
 }
 
 /* Counts the weights on each storage. DeepSpeed does not notice that a weight is tied if one parent module has it under two
@@ -146,8 +150,9 @@ static tsr_status add_hollow(module *m, tsr_str name, const tsr_value *stored)
     const uint8_t *owners = owners_of(m, stored);
     const tsr_str file = tsr_ds_file_name(m->files, m->column->model);
     if (!owners || *owners != 1)
-        return tsr_ds_report(m->files->checkpoint, file, m->err, "%.*s: the weight '%.*s' is not in any of the optimizer files",
-                             TSR_STR_ARG(file), TSR_STR_ARG(name));
+        return tsr_ds_report(m->files->checkpoint, file, m->err,
+                             "%.*s: the weight '%.*s' is not in any of the optimizer files", TSR_STR_ARG(file),
+                             TSR_STR_ARG(name));
     if (m->untied_count++ == 0) m->untied = name;
     return TSR_OK;
 }
@@ -161,7 +166,8 @@ static tsr_status add_name(module *m, tsr_str name, const tsr_value *stored)
         m->left_out += tsr_ds_tensor(stored) != NULL;
         return TSR_OK;
     }
-    return is_hollow(m, stored) ? add_hollow(m, name, stored) : tsr_ds_rows_add_stored(m->model, m->files, m->column->model, name, stored, m->err);
+    return is_hollow(m, stored) ? add_hollow(m, name, stored)
+                                : tsr_ds_rows_add_stored(m->model, m->files, m->column->model, name, stored, m->err);
 }
 
 /* Adds weights that the module does not list, such as those of a pipeline stage. */
@@ -169,7 +175,8 @@ static tsr_status add_rest(const module *m, const tsr_ds_rows *rows)
 {
     const tsr_ds_row *items = rows->rows.items;
     for (size_t i = 0; i < rows->rows.count; i++)
-        if (!tsr_map_get(m->listed, items[i].name, 0)) TSR_TRY(tsr_ds_rows_add(m->model, items[i].name, TSR_STR(""), items[i].value, m->err));
+        if (!tsr_map_get(m->listed, items[i].name, 0))
+            TSR_TRY(tsr_ds_rows_add(m->model, items[i].name, TSR_STR(""), items[i].value, m->err));
     return TSR_OK;
 }
 

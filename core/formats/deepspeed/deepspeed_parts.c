@@ -50,7 +50,8 @@ static tsr_status list_parts(tsr_checkpoint *checkpoint, const tsr_ds_part *part
     return TSR_OK;
 }
 
-tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, size_t count, uint32_t storages, tsr_error *err)
+tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, size_t count, uint32_t storages,
+                        tsr_error *err)
 {
     tsr_torch_flat flat;
     tsr_catalog *catalog = &checkpoint->catalog;

@@ -11,6 +11,7 @@ typedef struct tsr_ds_part {
 
 /* Fills the catalog of the checkpoint with the entries of the parts. The storage ids of their tensors must be at most
  * `storages`. Fails like tsr_torch_flatten. */
-tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, size_t count, uint32_t storages, tsr_error *err);
+tsr_status tsr_ds_mount(tsr_checkpoint *checkpoint, const tsr_ds_part *parts, size_t count, uint32_t storages,
+                        tsr_error *err);
 
 #endif

@@ -11,8 +11,8 @@
 typedef struct plain {
     tsr_checkpoint *checkpoint;
     const tsr_ds_plain *from;
-    bool is_stage; /* from a PipelineModule: the numbers count the parameters of one stage */
-    bool has_expert_groups; /* the experts are in separate param groups */
+    bool is_stage;                   /* from a PipelineModule: the numbers count the parameters of one stage */
+    bool has_expert_groups;          /* the experts are in separate param groups */
     const tsr_value *state, *groups; /* of the optimizer: {id: {key: …}}, [{params: [id, …]}] */
     const tsr_value *fp32;           /* fp32_groups: one list of tensors per group, or NULL */
     tsr_map *buffers;                /* names of buffers */
@@ -33,7 +33,8 @@ typedef struct tied_name {
 const tsr_value *tsr_ds_plain_optimizer(const tsr_ds_files *files)
 {
     for (uint32_t c = 0; c < files->column_count; c++) {
-        const tsr_value *optimizer = files->columns[c].model ? tsr_ds_dict(files->columns[c].model->root, "optimizer") : NULL;
+        const tsr_value *optimizer =
+            files->columns[c].model ? tsr_ds_dict(files->columns[c].model->root, "optimizer") : NULL;
         if (optimizer) return optimizer;
     }
     return NULL;
@@ -59,7 +60,9 @@ static uint64_t storage_of(const tsr_entry *tensor)
 static uint32_t candidate_of(const plain *p, tsr_map *storages, const tsr_entry *tensor)
 {
     const uint64_t storage = storage_of(tensor);
-    const uint32_t i = tensor->storage_id ? tsr_map_get(storages, (tsr_str){(const char *)&storage, sizeof storage}, UINT32_MAX) : UINT32_MAX;
+    const uint32_t i = tensor->storage_id
+                           ? tsr_map_get(storages, (tsr_str){(const char *)&storage, sizeof storage}, UINT32_MAX)
+                           : UINT32_MAX;
     return i != UINT32_MAX && same_bytes(p->candidates[i].tensor, tensor) ? i : UINT32_MAX;
 }
 
@@ -77,7 +80,8 @@ static tsr_status add_candidate(plain *p, tsr_map *storages, tsr_str name, const
     if (same != UINT32_MAX) return add_tie(p, name, same);
     tsr_ds_candidate *added = &p->candidates[p->candidate_count];
     *added = (tsr_ds_candidate){name, tensor, false, p->has_expert_groups && tsr_ds_expert_prefix(name), storage_of(tensor)};
-    return tsr_map_put(storages, (tsr_str){(const char *)&added->storage, sizeof added->storage}, p->candidate_count++, NULL, NULL, p->err);
+    return tsr_map_put(storages, (tsr_str){(const char *)&added->storage, sizeof added->storage}, p->candidate_count++, NULL,
+                       NULL, p->err);
 }
 
 static tsr_status list_candidates(plain *p, tsr_map *storages)
@@ -133,7 +137,8 @@ static tsr_status list_numbered(plain *p)
         const tsr_value *copies = tsr_ds_kind_or_null(tsr_ds_item(p->fp32, g), TSR_VALUE_LIST);
         for (size_t i = 0; i < tsr_ds_count(tsr_ds_list(p->groups->items[g], "params")); i++) {
             const tsr_entry *fp32 = tsr_ds_tensor(tsr_ds_item(copies, i)), *shaped = shaped_by(states_of(p, p->count));
-            p->numbered[p->count++] = (tsr_ds_numbered){fp32 ? fp32 : shaped, fp32, UINT32_MAX, is_of_experts(p->groups->items[g])};
+            p->numbered[p->count++] =
+                (tsr_ds_numbered){fp32 ? fp32 : shaped, fp32, UINT32_MAX, is_of_experts(p->groups->items[g])};
         }
     }
     return TSR_OK;
@@ -227,11 +232,12 @@ static tsr_status report_order(const plain *p)
     TSR_TRY(find_alike(p, false, &a, &b));
     if (!a) TSR_TRY(find_alike(p, true, &a, &b));
     if (!a) return TSR_OK;
-    return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
-                              (tsr_place){tsr_ds_file_name(p->from->files, p->from->file), TSR_NO_POSITION, {NULL, 0}}, p->err,
-                              "the optimizer's states have no names and are named by the order of the module's parameters; if the optimizer was "
-                              "given them in another order, those of equal shape, such as '%.*s' and '%.*s', have the wrong names",
-                              TSR_STR_ARG(p->candidates[a->candidate].name), TSR_STR_ARG(p->candidates[b->candidate].name));
+    return tsr_finding_add_at(
+        p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+        (tsr_place){tsr_ds_file_name(p->from->files, p->from->file), TSR_NO_POSITION, {NULL, 0}}, p->err,
+        "the optimizer's states have no names and are named by the order of the module's parameters; if the optimizer was "
+        "given them in another order, those of equal shape, such as '%.*s' and '%.*s', have the wrong names",
+        TSR_STR_ARG(p->candidates[a->candidate].name), TSR_STR_ARG(p->candidates[b->candidate].name));
 }
 
 /* If the user had only one group with all parameters, it usually has the order of the module. */
@@ -250,7 +256,8 @@ static tsr_status name_of(const plain *p, uint32_t id, tsr_str *out)
 {
     const uint32_t candidate = p->numbered[id].candidate;
     if (candidate != UINT32_MAX) *out = p->candidates[candidate].name;
-    else if (p->is_stage) *out = tsr_arena_format(p->checkpoint->arena, p->err, "mp_rank_%02u.%u", p->from->file->name.model_rank, id);
+    else if (p->is_stage)
+        *out = tsr_arena_format(p->checkpoint->arena, p->err, "mp_rank_%02u.%u", p->from->file->name.model_rank, id);
     else if (p->from->rank) *out = tsr_arena_format(p->checkpoint->arena, p->err, "%s.%u", p->from->rank, id);
     else *out = tsr_arena_format(p->checkpoint->arena, p->err, "%u", id);
     return out->data ? TSR_OK : TSR_E_NOMEM;
@@ -267,15 +274,17 @@ static tsr_status report_stage(const plain *p)
 {
     const tsr_str file = tsr_ds_file_name(p->from->files, p->from->file);
     if (p->fp32 && needs_weights(p->checkpoint))
-        return tsr_ds_report(p->checkpoint, file, p->err,
-                             "%.*s: the optimizer's float32 weights of a pipeline's stage have no names without ZeRO; open the 16-bit "
-                             "weights with --part module, or save the checkpoint with ZeRO stage 1, which stores names",
-                             TSR_STR_ARG(file));
-    return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
-                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
-                              "the optimizer's states of %u parameters are listed by their number in the pipeline's stage, because "
-                              "without ZeRO no file has their names; weights of tied layers are listed by the number of the layer, too",
-                              p->count);
+        return tsr_ds_report(
+            p->checkpoint, file, p->err,
+            "%.*s: the optimizer's float32 weights of a pipeline's stage have no names without ZeRO; open the 16-bit "
+            "weights with --part module, or save the checkpoint with ZeRO stage 1, which stores names",
+            TSR_STR_ARG(file));
+    return tsr_finding_add_at(
+        p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+        (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
+        "the optimizer's states of %u parameters are listed by their number in the pipeline's stage, because "
+        "without ZeRO no file has their names; weights of tied layers are listed by the number of the layer, too",
+        p->count);
 }
 
 /* Reports parameters that could not be named. If a float32 copy has no name, a weight would be lost. */
@@ -309,7 +318,8 @@ static tsr_status add_parameter(const plain *p, uint32_t id)
     const tsr_value *dict = states_of(p, id);
     TSR_TRY(name_of(p, id, &name));
     for (size_t i = 0; i < tsr_ds_count(dict); i++)
-        if (dict->items[2 * i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_ds_rows_add(states, name, dict->items[2 * i]->text, dict->items[2 * i + 1], p->err));
+        if (dict->items[2 * i]->kind == TSR_VALUE_STR)
+            TSR_TRY(tsr_ds_rows_add(states, name, dict->items[2 * i]->text, dict->items[2 * i + 1], p->err));
     if (!p->numbered[id].fp32 || p->numbered[id].candidate == UINT32_MAX) return TSR_OK;
     tsr_entry *copy = TSR_ARENA_NEW(p->checkpoint->arena, tsr_entry, p->err);
     if (!copy) return TSR_E_NOMEM;
@@ -409,8 +419,13 @@ static bool has_expert_groups(const tsr_value *groups)
 static tsr_status open_plain(const tsr_ds_plain *from, plain *out, tsr_error *err)
 {
     const tsr_ds_files *files = from->files;
-    const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"), *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
-    *out = (plain){.checkpoint = files->checkpoint, .from = from, .is_stage = files->has_layers, .err = err, .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
+    const tsr_value *optimizer = tsr_ds_dict(from->file->root, "optimizer"),
+                    *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    *out = (plain){.checkpoint = files->checkpoint,
+                   .from = from,
+                   .is_stage = files->has_layers,
+                   .err = err,
+                   .fp32 = tsr_ds_list(optimizer, "fp32_groups"),
                    .ties = tsr_vec_of(files->checkpoint->host->allocator, sizeof(tied_name))};
     if (!inner) inner = optimizer;
     out->state = tsr_ds_dict(inner, "state");
@@ -431,7 +446,8 @@ tsr_status tsr_ds_plain_fits(const tsr_ds_plain *from, bool *fits, tsr_error *er
     tsr_status status = open_plain(from, &p, err);
     *fits = false;
     if (status == TSR_OK && p.groups) status = list_both(&p);
-    if (status == TSR_OK && p.groups) *fits = is_one_group(&p) && pair_in_order(&p, false, false) && pair_in_order(&p, true, false);
+    if (status == TSR_OK && p.groups)
+        *fits = is_one_group(&p) && pair_in_order(&p, false, false) && pair_in_order(&p, true, false);
     close_plain(&p);
     return status;
 }

@@ -9,9 +9,9 @@
 /* An optimizer without names, and where its contents are added. */
 typedef struct tsr_ds_plain {
     const tsr_ds_files *files;
-    const tsr_ds_file *file;   /* has "optimizer" */
-    const tsr_value *module;   /* the stored weights that it may train, a DICT in the order of the module; or NULL */
-    const char *rank;          /* precedes the numbers of parameters without a name, or NULL */
+    const tsr_ds_file *file; /* has "optimizer" */
+    const tsr_value *module; /* the stored weights that it may train, a DICT in the order of the module; or NULL */
+    const char *rank;        /* precedes the numbers of parameters without a name, or NULL */
     tsr_ds_rows *weights, *states;
 } tsr_ds_plain;
 
@@ -40,7 +40,7 @@ typedef struct tsr_ds_candidate {
     tsr_str name;
     const tsr_entry *tensor;
     bool taken;
-    bool is_expert; /* belongs to an expert, which is known to be in a param group of experts */
+    bool is_expert;   /* belongs to an expert, which is known to be in a param group of experts */
     uint64_t storage; /* identifies its storage among those of all files */
 } tsr_ds_candidate;
 
@@ -52,7 +52,8 @@ tsr_status tsr_ds_match(tsr_checkpoint *checkpoint, tsr_ds_numbered *numbered, u
 
 /* deepspeed_match.c: sets *does to whether the first values of a float32 tensor, rounded, are those of a 16-bit weight of the
  * same shape. True if they cannot be compared. */
-tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does, tsr_error *err);
+tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does,
+                            tsr_error *err);
 /* deepspeed_match.c: whether the values are one contiguous range of bytes in a file. */
 bool tsr_ds_is_plain(const tsr_entry *tensor);
 /* Converts the bits of a float32 value to 16 bits, BFLOAT16 or FLOAT16, rounding to nearest, ties to even, as PyTorch

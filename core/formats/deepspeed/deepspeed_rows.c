@@ -11,7 +11,10 @@
 tsr_status tsr_ds_rows_open(tsr_ds_rows *rows, tsr_checkpoint *checkpoint, uint32_t ranks, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
-    *rows = (tsr_ds_rows){.checkpoint = checkpoint, .arena = checkpoint->arena, .rows = tsr_vec_of(allocator, sizeof(tsr_ds_row)), .ranks = ranks};
+    *rows = (tsr_ds_rows){.checkpoint = checkpoint,
+                          .arena = checkpoint->arena,
+                          .rows = tsr_vec_of(allocator, sizeof(tsr_ds_row)),
+                          .ranks = ranks};
     rows->names = tsr_map_new(allocator, 0, err);
     return rows->names ? TSR_OK : TSR_E_NOMEM;
 }
@@ -46,7 +49,8 @@ static bool is_copy(const tsr_entry *first, const tsr_entry *second)
 }
 
 /* Lists what the ranks hold under one name, if nothing says how to join it. */
-static tsr_status add_differing(const tsr_ds_rows *rows, uint32_t owner, tsr_entry *first, const tsr_entry *second, tsr_error *err)
+static tsr_status add_differing(const tsr_ds_rows *rows, uint32_t owner, tsr_entry *first, const tsr_entry *second,
+                                tsr_error *err)
 {
     const tsr_entry **tensors = first->per_rank ? (const tsr_entry **)first->per_rank->tensors : NULL;
     if (!tensors) {
@@ -107,8 +111,8 @@ tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const t
     return TSR_OK;
 }
 
-tsr_status tsr_ds_rows_add_stored(tsr_ds_rows *rows, const tsr_ds_files *files, const tsr_ds_file *file, tsr_str name, const tsr_value *stored,
-                                  tsr_error *err)
+tsr_status tsr_ds_rows_add_stored(tsr_ds_rows *rows, const tsr_ds_files *files, const tsr_ds_file *file, tsr_str name,
+                                  const tsr_value *stored, tsr_error *err)
 {
     const tsr_entry *tensor = tsr_ds_tensor(stored);
     if (!tensor || !tensor->storage_id) return tsr_ds_rows_add(rows, name, TSR_STR(""), stored, err);

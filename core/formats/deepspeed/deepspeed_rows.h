@@ -11,17 +11,17 @@
 typedef struct tsr_ds_row {
     tsr_str name, key; /* the key may be empty */
     const tsr_value *value;
-    uint32_t next;  /* next row of the same name, or UINT32_MAX */
-    uint32_t last;  /* only in the first row of a name: its last row */
-    uint32_t rank;  /* the rank that added it first */
-    bool first;     /* whether it is the first row of its name */
+    uint32_t next; /* next row of the same name, or UINT32_MAX */
+    uint32_t last; /* only in the first row of a name: its last row */
+    uint32_t rank; /* the rank that added it first */
+    bool first;    /* whether it is the first row of its name */
 } tsr_ds_row;
 
 typedef struct tsr_ds_rows {
     tsr_checkpoint *checkpoint;
     tsr_arena *arena;
-    tsr_vec rows;   /* tsr_ds_row */
-    tsr_map *names; /* name → first row */
+    tsr_vec rows;         /* tsr_ds_row */
+    tsr_map *names;       /* name → first row */
     uint32_t ranks, rank; /* number of tensor-parallel ranks, and the rank whose rows are being added */
 } tsr_ds_rows;
 
@@ -33,8 +33,8 @@ void tsr_ds_rows_close(tsr_ds_rows *rows); /* accepts a zeroed one */
 tsr_status tsr_ds_rows_add(tsr_ds_rows *rows, tsr_str name, tsr_str key, const tsr_value *value, tsr_error *err);
 /* Adds a row without a key whose value is stored in `file`, with a new storage id: each file counts its storages from 1, as
  * does the part `module`. */
-tsr_status tsr_ds_rows_add_stored(tsr_ds_rows *rows, const tsr_ds_files *files, const tsr_ds_file *file, tsr_str name, const tsr_value *stored,
-                                  tsr_error *err);
+tsr_status tsr_ds_rows_add_stored(tsr_ds_rows *rows, const tsr_ds_files *files, const tsr_ds_file *file, tsr_str name,
+                                  const tsr_value *stored, tsr_error *err);
 /* The value under a name and key, or NULL. */
 const tsr_value *tsr_ds_rows_get(const tsr_ds_rows *rows, tsr_str name, tsr_str key);
 /* Removes the storage ids, because ids of different files are unrelated. */

@@ -39,7 +39,8 @@ tsr_status tsr_ds_slices_open(const tsr_ds_files *files, const tsr_ds_column *co
     tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
     for (uint32_t g = 0; g < groups && status == TSR_OK; g++)
         for (uint32_t r = 0; r < column->world && status == TSR_OK; r++)
-            status = add_slices(tsr_ds_kind_or_null(tsr_ds_item(mappings_of(column, r), g), TSR_VALUE_DICT), g, names, out, err);
+            status =
+                add_slices(tsr_ds_kind_or_null(tsr_ds_item(mappings_of(column, r), g), TSR_VALUE_DICT), g, names, out, err);
     tsr_map_free(names);
     return status;
 }

@@ -33,7 +33,8 @@ static bool is_readable(const tsr_chunk *chunk)
 }
 
 /* Compares the beginning of a chunk with the same elements of another tensor. */
-static tsr_status compare_run(tsr_store *store, const tsr_entry *a, const tsr_chunk *chunk, const tsr_entry *b, bool *same, tsr_error *err)
+static tsr_status compare_run(tsr_store *store, const tsr_entry *a, const tsr_chunk *chunk, const tsr_entry *b, bool *same,
+                              tsr_error *err)
 {
     uint8_t x[RUN * sizeof(float)], y[sizeof x];
     uint64_t at = 0, offset = 0, left = 0, row, from;
@@ -66,17 +67,20 @@ static tsr_status is_same(tsr_store *store, const tsr_entry *a, const tsr_entry 
 static tsr_status rename_weight(const tsr_ds_weights *weights, tsr_ds_weight *weight, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = weights->files->checkpoint;
-    const tsr_str name = tsr_arena_format(checkpoint->arena, err, "mp_rank_%02u.%.*s", weights->column->model_rank, TSR_STR_ARG(weight->name));
+    const tsr_str name = tsr_arena_format(checkpoint->arena, err, "mp_rank_%02u.%.*s", weights->column->model_rank,
+                                          TSR_STR_ARG(weight->name));
     const tsr_str file = tsr_ds_file_name(weights->files, weights->column->model);
     if (!name.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_finding_add(checkpoint->findings, "parts/stages-differ", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err,
-                            "'%.*s' has other values than in an earlier stage of the pipeline; those of %.*s are listed as '%.*s'",
-                            TSR_STR_ARG(weight->name), TSR_STR_ARG(file), TSR_STR_ARG(name)));
+    TSR_TRY(tsr_finding_add(
+        checkpoint->findings, "parts/stages-differ", (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, err,
+        "'%.*s' has other values than in an earlier stage of the pipeline; those of %.*s are listed as '%.*s'",
+        TSR_STR_ARG(weight->name), TSR_STR_ARG(file), TSR_STR_ARG(name)));
     weight->name = name;
     return TSR_OK;
 }
 
-tsr_status tsr_ds_stages_rename(tsr_ds_weights *weights, const tsr_ds_rows *trained, const tsr_ds_rows *model, bool *renamed, tsr_error *err)
+tsr_status tsr_ds_stages_rename(tsr_ds_weights *weights, const tsr_ds_rows *trained, const tsr_ds_rows *model, bool *renamed,
+                                tsr_error *err)
 {
     const tsr_ds_files *files = weights->files;
     *renamed = false;

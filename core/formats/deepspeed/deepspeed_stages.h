@@ -14,6 +14,7 @@
  * and reports this. Reads a few values of both. `trained` has the column's float32 weights. Sets *renamed if there was any
  * such weight. Does nothing if there is only one stage, and for tensor-parallel ranks. Fails if reading fails, or with
  * TSR_E_NOMEM. */
-tsr_status tsr_ds_stages_rename(tsr_ds_weights *weights, const tsr_ds_rows *trained, const tsr_ds_rows *model, bool *renamed, tsr_error *err);
+tsr_status tsr_ds_stages_rename(tsr_ds_weights *weights, const tsr_ds_rows *trained, const tsr_ds_rows *model, bool *renamed,
+                                tsr_error *err);
 
 #endif

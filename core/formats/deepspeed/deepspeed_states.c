@@ -85,7 +85,9 @@ static tsr_status add_flat(const state *s, tsr_ds_rows *rows, tsr_error *err)
         tsr_status status =
             tsr_ds_buffer_add(&buffer, tensor, tensor && tensor->ndim == 1 ? tensor->shape[0] : longest, err);
         if (status != TSR_OK)
-            return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, sharers->optims[r])), TSR_STR_ARG(s->key)), status;
+            return tsr_error_context(err, "%.*s, '%.*s'", TSR_STR_ARG(tsr_ds_file_name(w->files, sharers->optims[r])),
+                                     TSR_STR_ARG(s->key)),
+                   status;
     }
     return tsr_ds_weights_place(w, s->segment, &buffer, s->key, rows, err);
 }
@@ -112,7 +114,8 @@ static tsr_str odd_name(const state *s, tsr_error *err)
 {
     tsr_arena *arena = s->weights->files->checkpoint->arena;
     const tsr_ds_sharers *sharers = sharers_of(s);
-    if (sharers->expert_ranks > 1) return tsr_arena_format(arena, err, "expp_rank_%u.%u", sharers->expert_rank, sharers->group);
+    if (sharers->expert_ranks > 1)
+        return tsr_arena_format(arena, err, "expp_rank_%u.%u", sharers->expert_rank, sharers->group);
     if (s->weights->files->column_count == 1) return tsr_arena_format(arena, err, "%u", sharers->group);
     return tsr_arena_format(arena, err, "mp_rank_%02u.%u", s->weights->column->model_rank, sharers->group);
 }
@@ -209,7 +212,8 @@ static tsr_status names_of(const tsr_ds_weights *w, const tsr_value *params, con
     const tsr_value **names = tsr_arena_array(arena, count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     count = 0;
-    for (size_t i = 0; i < params->count; i++) TSR_TRY(add_names(w, (uint32_t)params->items[i]->as.integer, names, &count, err));
+    for (size_t i = 0; i < params->count; i++)
+        TSR_TRY(add_names(w, (uint32_t)params->items[i]->as.integer, names, &count, err));
     *out = tsr_value_items(arena, TSR_VALUE_LIST, names, count, err);
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
@@ -260,7 +264,8 @@ static const tsr_value *join_names(const tsr_ds_files *files, const tsr_value *a
 {
     size_t count = a->count;
     tsr_map *names = tsr_map_new(files->checkpoint->host->allocator, a->count, err);
-    const tsr_value **items = names ? tsr_arena_array(files->checkpoint->arena, a->count + b->count, sizeof *items, err) : NULL;
+    const tsr_value **items =
+        names ? tsr_arena_array(files->checkpoint->arena, a->count + b->count, sizeof *items, err) : NULL;
     tsr_status status = items ? tsr_ds_add_names(a, names, err) : TSR_E_NOMEM;
     if (status == TSR_OK && a->count) memcpy(items, a->items, a->count * sizeof *items);
     for (size_t i = 0; i < b->count && status == TSR_OK; i++)
@@ -312,7 +317,8 @@ tsr_status tsr_ds_optim(const tsr_ds_files *files, const tsr_ds_optim_contents *
     if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("param_groups"), contents->groups, err);
     if (tree) tree = tsr_ds_with(arena, tree, TSR_STR("group_state"), by_group && by_group->count ? by_group : NULL, err);
     for (size_t i = 0; tree && i + 1 < rest->count; i += 2)
-        if (rest->items[i]->kind == TSR_VALUE_STR) tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], err);
+        if (rest->items[i]->kind == TSR_VALUE_STR)
+            tree = tsr_ds_with(arena, tree, rest->items[i]->text, rest->items[i + 1], err);
     *out = tree;
     return tree ? TSR_OK : TSR_E_NOMEM;
 }

@@ -38,7 +38,8 @@ const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *fi
     return step ? step : tsr_ds_step_in(tsr_ds_list(base, "param_groups")); /* where some fused optimizers store it */
 }
 
-tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step, uint64_t made, tsr_ds_steps *out, tsr_error *err)
+tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step, uint64_t made, tsr_ds_steps *out,
+                               tsr_error *err)
 {
     uint64_t number;
     uint32_t bits;
@@ -48,12 +49,17 @@ tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step,
     const float value = (float)made;
     const tsr_entry *tensor = tsr_ds_tensor(step);
     *out = !tsr_ds_number(step, &number) ? TSR_DS_STEPS_UNKNOWN : number == made ? TSR_DS_STEPS_SAME : TSR_DS_STEPS_OTHER;
-    if (!tensor || tensor->ndim || tensor->dtype != TSR_FLOAT32 || tensor->chunk_count != 1 || tensor->chunks[0].file == TSR_NO_FILE) return TSR_OK;
+    if (!tensor || tensor->ndim || tensor->dtype != TSR_FLOAT32 || tensor->chunk_count != 1 ||
+        tensor->chunks[0].file == TSR_NO_FILE)
+        return TSR_OK;
     memcpy(&bits, &value, sizeof bits);
     tsr_store_le(bytes, bits, sizeof bytes);
     TSR_TRY(tsr_torch_crc(checkpoint, tensor, &tensor->chunks[0], checkpoint->arena, &crc, err));
-    if (!crc.is_stated) TSR_TRY(tsr_store_read(checkpoint->store, tensor->chunks[0].file, tensor->chunks[0].byte_offset, stored, sizeof stored, err));
-    const bool same = crc.is_stated ? crc.crc32 == tsr_crc32(checkpoint->host, 0, bytes, sizeof bytes) : memcmp(stored, bytes, sizeof bytes) == 0;
+    if (!crc.is_stated)
+        TSR_TRY(tsr_store_read(checkpoint->store, tensor->chunks[0].file, tensor->chunks[0].byte_offset, stored,
+                               sizeof stored, err));
+    const bool same = crc.is_stated ? crc.crc32 == tsr_crc32(checkpoint->host, 0, bytes, sizeof bytes)
+                                    : memcmp(stored, bytes, sizeof bytes) == 0;
     *out = same ? TSR_DS_STEPS_SAME : TSR_DS_STEPS_OTHER;
     return TSR_OK;
 }
@@ -63,7 +69,8 @@ tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step,
 static bool same_number(const tsr_value *a, const tsr_value *b)
 {
     if (a->kind != b->kind) return true; /* an int and a float, or a tensor: not compared */
-    return a->kind == TSR_VALUE_FLOAT ? a->as.real == b->as.real : a->kind != TSR_VALUE_INT || a->as.integer == b->as.integer;
+    return a->kind == TSR_VALUE_FLOAT ? a->as.real == b->as.real
+                                      : a->kind != TSR_VALUE_INT || a->as.integer == b->as.integer;
 }
 
 /* Whether the optimizer's learning rates are those that the scheduler set last, if its state has them. */
@@ -79,8 +86,8 @@ static bool has_rates_of(const tsr_value *scheduler, const tsr_value *groups)
 
 /* Sets *what to how a file differs from its model states, as the beginning of a sentence, or to NULL. Sets *counts if
  * something in the file counts steps. */
-static tsr_status find_other(const tsr_ds_files *files, const tsr_value *model, const tsr_ds_file *file, const char **what, bool *counts,
-                             tsr_error *err)
+static tsr_status find_other(const tsr_ds_files *files, const tsr_value *model, const tsr_ds_file *file, const char **what,
+                             bool *counts, tsr_error *err)
 {
     uint64_t steps = 0, skipped = 0, iterations;
     tsr_ds_steps compared = TSR_DS_STEPS_UNKNOWN;
@@ -100,10 +107,11 @@ static tsr_status find_other(const tsr_ds_files *files, const tsr_value *model, 
 
 static tsr_status report_uncounted(const tsr_ds_files *files, const tsr_ds_file *file, tsr_error *err)
 {
-    return tsr_finding_add_at(files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_NOTE},
-                              (tsr_place){tsr_ds_file_name(files, file), TSR_NO_POSITION, {NULL, 0}}, err,
-                              "the optimizer files agree in shapes, param groups and loss scaler, but they do not count steps, and ZeRO 3 "
-                              "stores no 16-bit weights to compare with: a rank's file from another step would not be noticed");
+    return tsr_finding_add_at(
+        files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_NOTE},
+        (tsr_place){tsr_ds_file_name(files, file), TSR_NO_POSITION, {NULL, 0}}, err,
+        "the optimizer files agree in shapes, param groups and loss scaler, but they do not count steps, and ZeRO 3 "
+        "stores no 16-bit weights to compare with: a rank's file from another step would not be noticed");
 }
 
 tsr_status tsr_ds_check_steps(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err)
@@ -118,9 +126,10 @@ tsr_status tsr_ds_check_steps(const tsr_ds_files *files, const tsr_ds_column *co
     const tsr_str name = tsr_ds_file_name(files, file), model = tsr_ds_file_name(files, column->model);
     if (!counts && column == files->columns && column->world > 1) TSR_TRY(report_uncounted(files, file, err));
     if (!what) return TSR_OK;
-    return tsr_finding_add_at(files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_WARNING},
-                              (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                              "%.*s: %s %.*s: the optimizer was started again or changed, or the files are of different saves; ZeRO 3 "
-                              "stores no 16-bit weights that would show which",
-                              TSR_STR_ARG(name), what, TSR_STR_ARG(model));
+    return tsr_finding_add_at(
+        files->checkpoint->findings, (tsr_rated_rule){"parts/unchecked-save", TSR_WARNING},
+        (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+        "%.*s: %s %.*s: the optimizer was started again or changed, or the files are of different saves; ZeRO 3 "
+        "stores no 16-bit weights that would show which",
+        TSR_STR_ARG(name), what, TSR_STR_ARG(model));
 }

@@ -138,7 +138,8 @@ static tsr_status add_tensor(universal *u, uint32_t file, tsr_str name, tsr_str 
 static tsr_status open_all(universal *u)
 {
     const tsr_store *store = u->files.checkpoint->store;
-    uint32_t *numbers = tsr_arena_array(u->files.checkpoint->arena, store->file_count, sizeof *numbers, u->err), count = u->files.checkpoint->file_count;
+    uint32_t *numbers = tsr_arena_array(u->files.checkpoint->arena, store->file_count, sizeof *numbers, u->err),
+             count = u->files.checkpoint->file_count;
     if (!numbers) return TSR_E_NOMEM;
     if (count) memcpy(numbers, u->files.checkpoint->files, count * sizeof *numbers);
     for (uint32_t f = 0; f < store->file_count; f++) {
@@ -162,11 +163,15 @@ static tsr_status open_all(universal *u)
 static tsr_status lacks(universal *u, tsr_str name, tsr_str key)
 {
     tsr_checkpoint *checkpoint = u->files.checkpoint;
-    const tsr_str path = tsr_arena_format(checkpoint->arena, u->err, "zero/%.*s/%.*s.pt", TSR_STR_ARG(name), TSR_STR_ARG(key));
+    const tsr_str path =
+        tsr_arena_format(checkpoint->arena, u->err, "zero/%.*s/%.*s.pt", TSR_STR_ARG(name), TSR_STR_ARG(key));
     if (!path.data) return TSR_E_NOMEM;
     if (tsr_store_find(checkpoint->store, path) != TSR_NO_FILE) return TSR_OK; /* it is damaged, which was reported */
     TSR_TRY(tsr_checkpoint_lacks(checkpoint, path, u->err));
-    return tsr_ds_report(checkpoint, path, u->err, "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied", TSR_STR_ARG(path));
+    return tsr_ds_report(
+        checkpoint, path, u->err,
+        "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied",
+        TSR_STR_ARG(path));
 }
 
 static tsr_status imply(universal *u, tsr_str name, tsr_str key)
@@ -182,7 +187,8 @@ static tsr_status imply(universal *u, tsr_str name, tsr_str key)
 static tsr_status check_weight(universal *u, const tsr_ds_weight *weight, tsr_str model)
 {
     const tsr_ds_row *rows = u->states.rows.items;
-    const uint32_t own = tsr_map_get(u->states.names, weight->name, UINT32_MAX), other = tsr_map_get(u->states.names, model, UINT32_MAX);
+    const uint32_t own = tsr_map_get(u->states.names, weight->name, UINT32_MAX),
+                   other = tsr_map_get(u->states.names, model, UINT32_MAX);
     if (!tsr_ds_rows_get(&u->trained, weight->name, TSR_STR(""))) TSR_TRY(lacks(u, weight->name, TSR_STR("fp32")));
     for (uint32_t r = own == UINT32_MAX ? own : other; r != UINT32_MAX; r = rows[r].next)
         if (!tsr_ds_rows_get(&u->states, weight->name, rows[r].key)) TSR_TRY(lacks(u, weight->name, rows[r].key));
@@ -223,10 +229,11 @@ static tsr_status check_rank(universal *u, uint32_t rank, tsr_str name)
     tsr_checkpoint *checkpoint = u->files.checkpoint;
     const tsr_ds_column *column = u->column;
     const bool frozen = column->model && tsr_ds_count(tsr_ds_dict(column->model->root, "frozen_param_shapes"));
-    if (column->models[rank] || (rank && !frozen) || tsr_store_find(checkpoint->store, name) != TSR_NO_FILE) return TSR_OK; /* or reported */
+    if (column->models[rank] || (rank && !frozen) || tsr_store_find(checkpoint->store, name) != TSR_NO_FILE)
+        return TSR_OK; /* or reported */
     TSR_TRY(tsr_checkpoint_lacks(checkpoint, name, u->err));
-    return tsr_ds_report(checkpoint, name, u->err, "'%.*s'%s is missing; copy it from where the checkpoint was written", TSR_STR_ARG(name),
-                         frozen ? ", with a part of the frozen weights," : "");
+    return tsr_ds_report(checkpoint, name, u->err, "'%.*s'%s is missing; copy it from where the checkpoint was written",
+                         TSR_STR_ARG(name), frozen ? ", with a part of the frozen weights," : "");
 }
 
 /* If the checkpoint was converted from ZeRO 3, each rank has model states with its pieces of the frozen weights. */
@@ -250,7 +257,9 @@ static tsr_str find_model(const universal *u)
     uint32_t most = 0;
     for (uint32_t i = 0; i < u->weights.count; i++) {
         uint32_t count = 0;
-        for (uint32_t r = tsr_map_get(u->states.names, u->weights.weights[i].name, UINT32_MAX); r != UINT32_MAX; r = rows[r].next) count++;
+        for (uint32_t r = tsr_map_get(u->states.names, u->weights.weights[i].name, UINT32_MAX); r != UINT32_MAX;
+             r = rows[r].next)
+            count++;
         if (count <= most) continue;
         most = count;
         model = u->weights.weights[i].name;
@@ -269,7 +278,10 @@ static tsr_status check(universal *u)
     const tsr_str name = tsr_str_from(shared_file);
     if (tsr_store_find(u->files.checkpoint->store, name) != TSR_NO_FILE) return TSR_OK;
     TSR_TRY(tsr_checkpoint_lacks(u->files.checkpoint, name, u->err));
-    return tsr_ds_report(u->files.checkpoint, name, u->err, "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied", TSR_STR_ARG(name));
+    return tsr_ds_report(
+        u->files.checkpoint, name, u->err,
+        "'%.*s' is missing: the conversion to a universal checkpoint was interrupted, or files were not copied",
+        TSR_STR_ARG(name));
 }
 
 /* ---- parts ---- */
@@ -288,8 +300,9 @@ static tsr_status add_step(universal *u)
 
 static tsr_status make_optim(universal *u, const tsr_value **out)
 {
-    static const char *const taken[] = {"param_groups", "optimizer_state_dict", "fp32_flat_groups", "group_paddings", "param_alignment_paddings",
-                                        "param_slice_mappings", "partition_count", "base_optimizer_state", NULL};
+    static const char *const taken[] = {"param_groups",    "optimizer_state_dict",     "fp32_flat_groups",
+                                        "group_paddings",  "param_alignment_paddings", "param_slice_mappings",
+                                        "partition_count", "base_optimizer_state",     NULL};
     const tsr_value *groups = tsr_ds_list(u->optimizer, "param_groups"), *named = NULL;
     if (!groups) groups = tsr_ds_list(tsr_ds_dict(u->optimizer, "optimizer_state_dict"), "param_groups");
     if (groups) TSR_TRY(tsr_ds_name_groups(&u->weights, groups, &named, u->err));
@@ -319,10 +332,12 @@ static tsr_status read_names(universal *u)
     const tsr_value *buffers = tsr_ds_list(root, "buffer_names"), *ties = tsr_ds_dict(root, "shared_params");
     u->weights.files = &u->files;
     if (root) TSR_TRY(tsr_ds_weights_by_shape(&u->files, u->column, &u->weights, u->err));
-    for (uint32_t i = 0; i < u->weights.count; i++) TSR_TRY(tsr_map_put(u->numbers, u->weights.weights[i].name, i, NULL, NULL, u->err));
+    for (uint32_t i = 0; i < u->weights.count; i++)
+        TSR_TRY(tsr_map_put(u->numbers, u->weights.weights[i].name, i, NULL, NULL, u->err));
     TSR_TRY(tsr_ds_add_names(buffers, u->others, u->err));
     for (size_t i = 0; i < tsr_ds_count(ties); i++)
-        if (ties->items[2 * i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(u->others, ties->items[2 * i]->text, 1, NULL, NULL, u->err));
+        if (ties->items[2 * i]->kind == TSR_VALUE_STR)
+            TSR_TRY(tsr_map_put(u->others, ties->items[2 * i]->text, 1, NULL, NULL, u->err));
     return TSR_OK;
 }
 
@@ -330,8 +345,8 @@ static tsr_status report_model_states(const universal *u)
 {
     const tsr_str name = tsr_ds_model_states_name(&u->files, 0, 0, u->err);
     if (!name.data) return TSR_E_NOMEM;
-    return tsr_ds_report(u->files.checkpoint, name, u->err, "'%.*s', which has the shapes of the weights, is missing or cannot be read",
-                         TSR_STR_ARG(name));
+    return tsr_ds_report(u->files.checkpoint, name, u->err,
+                         "'%.*s', which has the shapes of the weights, is missing or cannot be read", TSR_STR_ARG(name));
 }
 
 static tsr_status read_all(universal *u, tsr_checkpoint *checkpoint)
@@ -366,7 +381,8 @@ static tsr_status open_universal(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_deepspeed_universal = {.format = TSR_FORMAT_DEEPSPEED_UNIVERSAL, .is_rare = true,
+const tsr_reader tsr_reader_deepspeed_universal = {.format = TSR_FORMAT_DEEPSPEED_UNIVERSAL,
+                                                   .is_rare = true,
                                                    .recognizes = recognizes,
                                                    .open = open_universal,
                                                    .extents = tsr_torch_extents,

@@ -11,7 +11,8 @@
 tsr_status tsr_ds_shape(tsr_arena *arena, const tsr_value *value, const uint64_t **shape, uint32_t *ndim, uint64_t *elements,
                         tsr_error *err)
 {
-    const bool known = value && (value->kind == TSR_VALUE_SIZE || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE);
+    const bool known =
+        value && (value->kind == TSR_VALUE_SIZE || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE);
     TSR_FAIL_IF(!known || value->count > TSR_MAX_NDIM, err, TSR_E_FORMAT,
                 "a shape is not a torch.Size of at most %u numbers", TSR_MAX_NDIM);
     uint64_t *sizes = tsr_arena_array(arena, value->count, sizeof *sizes, err);
@@ -38,7 +39,8 @@ static tsr_status read_weight(tsr_ds_weights *w, const tsr_value *dict, size_t p
 }
 
 /* Reads the parameters of a group, with the names that an expert-parallel rank uses. */
-static tsr_status read_group(tsr_ds_weights *w, const tsr_ds_groups *of, const tsr_value *dict, tsr_ds_sharers as, tsr_error *err)
+static tsr_status read_group(tsr_ds_weights *w, const tsr_ds_groups *of, const tsr_value *dict, tsr_ds_sharers as,
+                             tsr_error *err)
 {
     for (size_t p = 0; p < tsr_ds_count(dict); p++) {
         tsr_ds_weight *weight = &w->weights[w->count++];
@@ -95,7 +97,8 @@ const tsr_value *tsr_ds_state_of(const tsr_ds_weights *weights, uint32_t rank, u
 
 static const tsr_value *fp32_groups(const tsr_ds_weights *w, const tsr_ds_file *optim)
 {
-    return tsr_ds_list(tsr_ds_optimizer(optim), w->files->zero == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
+    return tsr_ds_list(tsr_ds_optimizer(optim),
+                       w->files->zero == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
 }
 
 static const tsr_entry *fp32_tensor(const tsr_ds_weights *w, const tsr_ds_sharers *sharers, uint32_t rank)
@@ -138,7 +141,8 @@ static tsr_status open_segment(tsr_ds_weights *w, uint32_t s, tsr_error *err)
 static tsr_status open_segments(tsr_ds_weights *w, const tsr_ds_groups *of, tsr_error *err)
 {
     uint64_t count = 0;
-    for (uint32_t r = 0; r < w->column->world && !w->group_count; r++) w->group_count = (uint32_t)tsr_ds_count(fp32_groups(w, w->column->optims[r]));
+    for (uint32_t r = 0; r < w->column->world && !w->group_count; r++)
+        w->group_count = (uint32_t)tsr_ds_count(fp32_groups(w, w->column->optims[r]));
     for (uint32_t g = 0; g < w->group_count; g++) count += tsr_ds_groups_split(of, g);
     TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries, err, TSR_E_LIMIT,
                 "the optimizer files have too many param groups (%llu)", (unsigned long long)count);
@@ -159,7 +163,8 @@ static uint64_t align(uint64_t elements, uint64_t to)
     return (elements + to - 1) / to * to;
 }
 
-static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what, uint64_t has, uint64_t wants, tsr_error *err)
+static tsr_status report(const tsr_ds_weights *w, bool *found, const char *what, uint64_t has, uint64_t wants,
+                         tsr_error *err)
 {
     const tsr_str name = tsr_ds_file_name(w->files, w->column->model);
     *found = false;
@@ -239,7 +244,8 @@ static tsr_status place_shares(tsr_ds_weights *w, bool *found, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, tsr_error *err)
+tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out,
+                                   tsr_error *err)
 {
     const tsr_value *groups = tsr_ds_list(column->model->root, "param_shapes");
     *out = (tsr_ds_weights){.files = files, .column = column};
@@ -250,7 +256,8 @@ tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_colum
     if (!out->segments) return TSR_E_NOMEM;
     for (uint32_t at = 0; out->segment_count < groups->count; out->segment_count++) {
         const uint32_t count = (uint32_t)tsr_ds_count(groups->items[out->segment_count]);
-        out->segments[out->segment_count] = (tsr_ds_segment){.sharers.group = out->segment_count, .first = at, .count = count};
+        out->segments[out->segment_count] =
+            (tsr_ds_segment){.sharers.group = out->segment_count, .first = at, .count = count};
         at += count;
     }
     out->group_count = out->segment_count;
@@ -269,7 +276,8 @@ static tsr_status open_groups(tsr_ds_weights *w, const tsr_value *groups, bool *
     return w->files->zero == 3 ? place_shares(w, found, err) : place_groups(w, groups, found, err);
 }
 
-tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found, tsr_error *err)
+tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found,
+                               tsr_error *err)
 {
     *out = (tsr_ds_weights){.files = files, .column = column};
     const tsr_str name = tsr_ds_file_name(files, column->model);
@@ -280,8 +288,9 @@ tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *c
     /* These parts do not need them. */
     if (!groups && (tsr_str_equal(part, TSR_STR("module")) || tsr_str_equal(part, TSR_STR("engine")))) return TSR_OK;
     if (!groups)
-        return tsr_ds_report(files->checkpoint, name, err, "%.*s: has no 'param_shapes', which names the weights in the optimizer files%s", TSR_STR_ARG(name),
-                             files->has_layers ? "; open the stored weights with --part module" : "");
+        return tsr_ds_report(files->checkpoint, name, err,
+                             "%.*s: has no 'param_shapes', which names the weights in the optimizer files%s",
+                             TSR_STR_ARG(name), files->has_layers ? "; open the stored weights with --part module" : "");
     return open_groups(out, groups, found, err);
 }
 

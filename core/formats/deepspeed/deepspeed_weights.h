@@ -22,10 +22,10 @@ typedef struct tsr_ds_weight {
 /* A group of parameters that was flattened: a param group of the optimizer, or under ZeRO 3 a sub-group of one. A group of
  * experts becomes one segment per expert-parallel rank. */
 typedef struct tsr_ds_segment {
-    tsr_ds_sharers sharers;  /* the ranks whose tensors these are */
-    uint32_t first, count;   /* range in the weights */
-    uint64_t slice;          /* elements of a rank's float32 tensor; the maximum over the ranks */
-    tsr_ds_buffer fp32;      /* the ranks' tensors, concatenated */
+    tsr_ds_sharers sharers; /* the ranks whose tensors these are */
+    uint32_t first, count;  /* range in the weights */
+    uint64_t slice;         /* elements of a rank's float32 tensor; the maximum over the ranks */
+    tsr_ds_buffer fp32;     /* the ranks' tensors, concatenated */
 } tsr_ds_segment;
 
 typedef struct tsr_ds_weights {
@@ -41,11 +41,13 @@ typedef struct tsr_ds_weights {
 /* Reads `param_shapes` of a column that has model states and is not ZeRO 0, and finds the float32 buffers. Contradictions
  * are reported as an incomplete save; *found is false if the weights cannot be located because of them. Fails with
  * TSR_E_FORMAT for an invalid shape, TSR_E_LIMIT or TSR_E_NOMEM. */
-tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found, tsr_error *err);
+tsr_status tsr_ds_weights_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, bool *found,
+                               tsr_error *err);
 
 /* The same for names and shapes only, for a column that has model states: the segments are the dictionaries of
  * `param_shapes`, without buffers. If the file has no such key, the list is empty. Errors as above. */
-tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out, tsr_error *err);
+tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_weights *out,
+                                   tsr_error *err);
 
 /* For a buffer with the same layout as the segment's, adds the tensor of each weight of the segment as a row (name, key). */
 tsr_status tsr_ds_weights_place(const tsr_ds_weights *weights, uint32_t segment, const tsr_ds_buffer *buffer, tsr_str key,

@@ -24,7 +24,8 @@ static bool has_fsdp_files(const tsr_store *store)
     bool model = tsr_folder_first(store, full_models) != TSR_NO_FILE, state = tsr_folder_first(store, states) != TSR_NO_FILE;
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
-        const bool of_rank = tsr_folder_rank_of(name) != TSR_NO_NUMBER, is_model = tsr_str_starts(name, TSR_STR("pytorch_model_fsdp"));
+        const bool of_rank = tsr_folder_rank_of(name) != TSR_NO_NUMBER,
+                   is_model = tsr_str_starts(name, TSR_STR("pytorch_model_fsdp"));
         model = model || (of_rank && is_model);
         state = state || (of_rank && !is_model) || tsr_str_starts(name, TSR_STR("optimizer_0/"));
     }
@@ -45,17 +46,20 @@ static tsr_status is_plain(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     (void)err;
-    *is = has_random_states(store) && (tsr_folder_first(store, tsr_trainer_models) != TSR_NO_FILE || tsr_folder_has(store, "optimizer.bin"));
+    *is = has_random_states(store) &&
+          (tsr_folder_first(store, tsr_trainer_models) != TSR_NO_FILE || tsr_folder_has(store, "optimizer.bin"));
     return TSR_OK;
 }
 
 static bool is_beside_deepspeed(tsr_str name)
 {
-    static const char *const parts[] = {"random_states_", "scheduler", "sampler", "dl_state_dict", "scaler.pt", "custom_checkpoint_"};
+    static const char *const parts[] = {"random_states_", "scheduler", "sampler",
+                                        "dl_state_dict",  "scaler.pt", "custom_checkpoint_"};
     bool is = false;
     for (size_t i = 0; i < sizeof parts / sizeof *parts && !is; i++) is = tsr_str_starts(name, tsr_str_from(parts[i]));
     return is && !memchr(name.data, '/', name.size) &&
-           (tsr_str_ends(name, TSR_STR(".bin")) || tsr_str_ends(name, TSR_STR(".pkl")) || tsr_str_ends(name, TSR_STR(".pt")));
+           (tsr_str_ends(name, TSR_STR(".bin")) || tsr_str_ends(name, TSR_STR(".pkl")) ||
+            tsr_str_ends(name, TSR_STR(".pt")));
 }
 
 tsr_status tsr_check_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -63,14 +67,15 @@ tsr_status tsr_check_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
     const tsr_store *around = checkpoint->given;
     tsr_shown_names names = {.used = 0};
     const bool is_step = around != checkpoint->store && !memchr(checkpoint->step.data, '/', checkpoint->step.size);
-    if (!is_step || checkpoint->catalog.format != TSR_FORMAT_DEEPSPEED || checkpoint->options.part.data || !has_random_states(around))
+    if (!is_step || checkpoint->catalog.format != TSR_FORMAT_DEEPSPEED || checkpoint->options.part.data ||
+        !has_random_states(around))
         return TSR_OK;
     for (uint32_t f = 0; f < around->file_count; f++)
         if (is_beside_deepspeed(around->files[f].name)) tsr_shown_names_add(&names, around->files[f].name);
     return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, err,
-                           "%s%s, which accelerate saved next to '%.*s', %s not among the parts; open %s by its path", names.text,
-                           tsr_shown_names_rest(&names), TSR_STR_ARG(checkpoint->step), names.count == 1 ? "is" : "are",
-                           names.count == 1 ? "it" : "each of them");
+                           "%s%s, which accelerate saved next to '%.*s', %s not among the parts; open %s by its path",
+                           names.text, tsr_shown_names_rest(&names), TSR_STR_ARG(checkpoint->step),
+                           names.count == 1 ? "is" : "are", names.count == 1 ? "it" : "each of them");
 }
 
 static tsr_status open_accelerate(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -83,7 +88,8 @@ static bool is_directory_of(const tsr_accelerate_kind *k, tsr_str directory, tsr
 {
     const tsr_str head = tsr_str_from(k->directory), name = tsr_str_from(k->part);
     if (!tsr_str_starts(directory, head) || !tsr_str_starts(part, name)) return false;
-    const tsr_str tail = {directory.data + head.size, directory.size - head.size}, number = {part.data + name.size, part.size - name.size};
+    const tsr_str tail = {directory.data + head.size, directory.size - head.size},
+                  number = {part.data + name.size, part.size - name.size};
     return tsr_str_equal(tail, number.size ? number : TSR_STR("_0")) && !tsr_str_equal(number, TSR_STR("_0"));
 }
 
@@ -97,13 +103,22 @@ tsr_status tsr_part_directory(const tsr_store *store, tsr_str part, tsr_str *out
         for (const tsr_accelerate_kind *k = tsr_accelerate_kinds; k->part; k++)
             if (is_directory_of(k, *out, part)) return TSR_OK;
     }
-    return tsr_fail(err, TSR_E_NOT_FOUND,
-                    "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
-                    "of accelerate (model, model_N, optimizer, optimizer_N)",
-                    TSR_STR_ARG(part));
+    return tsr_fail(
+        err, TSR_E_NOT_FOUND,
+        "no part '%.*s' has a .metadata of its own; those that do are the directories pytorch_model_fsdp_N and optimizer_N "
+        "of accelerate (model, model_N, optimizer, optimizer_N)",
+        TSR_STR_ARG(part));
 }
 
-const tsr_reader tsr_reader_accelerate = {
-    .format = TSR_FORMAT_ACCELERATE_FSDP, .is_rare = true, .has_no_metadata = true, .recognizes = is_fsdp, .open = open_accelerate, TSR_MOUNTS_READER};
-const tsr_reader tsr_reader_accelerate_plain = {
-    .format = TSR_FORMAT_ACCELERATE, .is_rare = true, .has_no_metadata = true, .recognizes = is_plain, .open = open_accelerate, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_accelerate = {.format = TSR_FORMAT_ACCELERATE_FSDP,
+                                          .is_rare = true,
+                                          .has_no_metadata = true,
+                                          .recognizes = is_fsdp,
+                                          .open = open_accelerate,
+                                          TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_accelerate_plain = {.format = TSR_FORMAT_ACCELERATE,
+                                                .is_rare = true,
+                                                .has_no_metadata = true,
+                                                .recognizes = is_plain,
+                                                .open = open_accelerate,
+                                                TSR_MOUNTS_READER};

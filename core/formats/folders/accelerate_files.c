@@ -12,10 +12,10 @@
 
 enum { MOST = 1024 };
 
-static const tsr_accelerate_name models[] = {{"model", ".safetensors"},         {"model", ".safetensors.index.json"},
-                                             {"pytorch_model", ".bin"},         {"pytorch_model", ".bin.index.json"},
-                                             {"pytorch_model_fsdp", ".bin"},    {"adapter_model", ".safetensors"},
-                                             {"adapter_model", ".bin"},         {NULL, NULL}};
+static const tsr_accelerate_name models[] = {{"model", ".safetensors"},      {"model", ".safetensors.index.json"},
+                                             {"pytorch_model", ".bin"},      {"pytorch_model", ".bin.index.json"},
+                                             {"pytorch_model_fsdp", ".bin"}, {"adapter_model", ".safetensors"},
+                                             {"adapter_model", ".bin"},      {NULL, NULL}};
 static const tsr_accelerate_name optimizers[] = {{"optimizer", ".bin"}, {NULL, NULL}};
 const tsr_accelerate_kind tsr_accelerate_kinds[] = {
     {"model", "pytorch_model_fsdp", models}, {"optimizer", "optimizer", optimizers}, {NULL, NULL, NULL}};
@@ -67,7 +67,8 @@ static tsr_status mount_file(source *s, bool *found)
 static tsr_status imply_source(const source *s)
 {
     tsr_str name = {NULL, 0};
-    if (s->in_directories) name = tsr_arena_format(s->checkpoint->arena, s->err, "%s_%u/.metadata", s->kind->directory, s->number);
+    if (s->in_directories)
+        name = tsr_arena_format(s->checkpoint->arena, s->err, "%s_%u/.metadata", s->kind->directory, s->number);
     else if (s->name) name = name_of(s, s->name);
     else return TSR_OK;
     return name.data ? tsr_checkpoint_implies(s->checkpoint, name, s->err) : TSR_E_NOMEM;
@@ -93,7 +94,8 @@ static tsr_status mount_ranks(const source *s, bool *found)
 static tsr_status mount_source(source *s, bool *found)
 {
     *found = false;
-    s->part = s->number ? tsr_arena_format(s->checkpoint->arena, s->err, "%s_%u", s->kind->part, s->number) : tsr_str_from(s->kind->part);
+    s->part = s->number ? tsr_arena_format(s->checkpoint->arena, s->err, "%s_%u", s->kind->part, s->number)
+                        : tsr_str_from(s->kind->part);
     if (!s->part.data) return TSR_E_NOMEM;
     TSR_TRY(mount_directory(s, found));
     if (!*found) TSR_TRY(mount_file(s, found));
@@ -104,8 +106,9 @@ static tsr_status mount_source(source *s, bool *found)
 /* Files that the Trainer, or accelerate itself, writes next to the models and optimizers. */
 static const char *const by_trainer[] = {"scheduler.pt",    "scaler.pt",         "rng_state.pth",
                                          "rng_state_0.pth", "training_args.bin", NULL};
-static const char *const by_accelerate[] = {"scheduler.bin",           "sampler.bin",       "scaler.pt", "random_states_0.pkl",
-                                            "custom_checkpoint_0.pkl", "dl_state_dict.bin", NULL};
+static const char *const by_accelerate[] = {
+    "scheduler.bin",           "sampler.bin",       "scaler.pt", "random_states_0.pkl",
+    "custom_checkpoint_0.pkl", "dl_state_dict.bin", NULL};
 
 /* A server is asked for random_states_0.pkl together with the first files. It shows that accelerate wrote the directory. */
 static tsr_status imply(tsr_checkpoint *checkpoint, tsr_error *err)

@@ -55,7 +55,8 @@ uint64_t tsr_folder_number_in(tsr_str name, const char *before, const char *afte
 uint64_t tsr_folder_rank_of(tsr_str name)
 {
     const tsr_str mark = TSR_STR("_rank");
-    const bool is_accelerates = tsr_str_starts(name, TSR_STR("pytorch_model_fsdp_")) || tsr_str_starts(name, TSR_STR("optimizer_"));
+    const bool is_accelerates =
+        tsr_str_starts(name, TSR_STR("pytorch_model_fsdp_")) || tsr_str_starts(name, TSR_STR("optimizer_"));
     for (size_t at = name.size; is_accelerates && at > mark.size; at--)
         if (memcmp(name.data + at - mark.size, mark.data, mark.size) == 0)
             return tsr_folder_number_in((tsr_str){name.data + at, name.size - at}, "", ".bin");

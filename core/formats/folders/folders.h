@@ -47,12 +47,13 @@ tsr_status tsr_folder_mount_file(tsr_checkpoint *checkpoint, const char *name, u
 tsr_status tsr_folder_mount_ranks(tsr_checkpoint *checkpoint, const tsr_numbered_files *ranks, tsr_error *err);
 
 /* Begins the part `name` and mounts the files of all ranks as one checkpoint. */
-tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, const tsr_numbered_files *ranks, tsr_error *err);
+tsr_status tsr_folder_mount_joined(tsr_checkpoint *checkpoint, tsr_str name, const tsr_numbered_files *ranks,
+                                   tsr_error *err);
 
 /* ranks.c: reports ranks without a file in the current part; `files` are those named BEFORE, the rank, and AFTER. All files that
  * are one per rank show how many ranks there were. */
-tsr_status tsr_folder_check_ranks(tsr_checkpoint *checkpoint, const char *before, const char *after, const tsr_numbered_files *files,
-                                  tsr_error *err);
+tsr_status tsr_folder_check_ranks(tsr_checkpoint *checkpoint, const char *before, const char *after,
+                                  const tsr_numbered_files *files, tsr_error *err);
 /* left_out.c: reports what looks like a checkpoint and was not mounted, unless a part was requested. If `only_files`, directories
  * are not looked at. */
 tsr_status tsr_folder_report_left(tsr_checkpoint *checkpoint, bool only_files, tsr_error *err);

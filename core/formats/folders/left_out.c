@@ -25,11 +25,13 @@ static void list_unused(const tsr_store *store, const bool *used, bool only_file
     for (uint32_t f = 0, end; f < store->file_count; f = end) {
         const tsr_str directory = directory_of(store->files[f].name);
         bool in_use = used[f], is_checkpoint = is_checkpoint_file(store->files[f].name);
-        for (end = f + 1; directory.size && end < store->file_count && tsr_str_starts(store->files[end].name, directory); end++) {
+        for (end = f + 1; directory.size && end < store->file_count && tsr_str_starts(store->files[end].name, directory);
+             end++) {
             in_use = in_use || used[end];
             is_checkpoint = is_checkpoint || is_checkpoint_file(store->files[end].name);
         }
-        if (is_checkpoint && !in_use && !(only_files && directory.size)) tsr_shown_names_add(names, directory.size ? directory : store->files[f].name);
+        if (is_checkpoint && !in_use && !(only_files && directory.size))
+            tsr_shown_names_add(names, directory.size ? directory : store->files[f].name);
     }
 }
 

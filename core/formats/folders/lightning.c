@@ -27,8 +27,11 @@ static tsr_status open_lightning(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_lightning = {
-    .format = TSR_FORMAT_LIGHTNING_DIST, .is_rare = true, .recognizes = is_lightning, .open = open_lightning, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_lightning = {.format = TSR_FORMAT_LIGHTNING_DIST,
+                                         .is_rare = true,
+                                         .recognizes = is_lightning,
+                                         .open = open_lightning,
+                                         TSR_MOUNTS_READER};
 
 /* Whether the name begins like "optimizer_0.state.…", which is how Lightning names the optimizers of a Trainer. */
 static bool is_of_optimizer(tsr_str fqn)
@@ -44,7 +47,8 @@ tsr_status tsr_check_lightning(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
     bool weights = false, optimizers = false;
-    if (catalog->format != TSR_FORMAT_DCP || checkpoint->is_probe || checkpoint->store->primary != TSR_NO_FILE) return TSR_OK;
+    if (catalog->format != TSR_FORMAT_DCP || checkpoint->is_probe || checkpoint->store->primary != TSR_NO_FILE)
+        return TSR_OK;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_str fqn = catalog->entries[i].fqn;
         if (tsr_str_starts(fqn, TSR_STR("state_dict."))) weights = true;

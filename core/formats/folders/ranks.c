@@ -19,16 +19,18 @@ static uint64_t count_ranks(const tsr_store *store)
     return count;
 }
 
-static tsr_status report(tsr_checkpoint *checkpoint, const tsr_shown_names *names, tsr_str first, uint64_t ranks, tsr_error *err)
+static tsr_status report(tsr_checkpoint *checkpoint, const tsr_shown_names *names, tsr_str first, uint64_t ranks,
+                         tsr_error *err)
 {
     const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err, "the files of %llu of %llu ranks are missing: %s%s; copy them from where the checkpoint was written",
+        checkpoint->arena, err,
+        "the files of %llu of %llu ranks are missing: %s%s; copy them from where the checkpoint was written",
         (unsigned long long)names->count, (unsigned long long)ranks, names->text, tsr_shown_names_rest(names));
     return message.data ? tsr_checkpoint_is_incomplete(checkpoint, first, message, err) : TSR_E_NOMEM;
 }
 
-tsr_status tsr_folder_check_ranks(tsr_checkpoint *checkpoint, const char *before, const char *after, const tsr_numbered_files *files,
-                                  tsr_error *err)
+tsr_status tsr_folder_check_ranks(tsr_checkpoint *checkpoint, const char *before, const char *after,
+                                  const tsr_numbered_files *files, tsr_error *err)
 {
     const tsr_mounts *mounts = checkpoint->state;
     const uint64_t ranks = count_ranks(checkpoint->store);
@@ -39,7 +41,8 @@ tsr_status tsr_folder_check_ranks(tsr_checkpoint *checkpoint, const char *before
     for (uint64_t rank = 0; rank < ranks; rank++) {
         while (at < files->count && files->items[at].number < rank) at++;
         if (at < files->count && files->items[at].number == rank) continue;
-        if (names.count < TSR_NAMES_SHOWN) name = tsr_arena_format(checkpoint->arena, err, "%s%llu%s", before, (unsigned long long)rank, after);
+        if (names.count < TSR_NAMES_SHOWN)
+            name = tsr_arena_format(checkpoint->arena, err, "%s%llu%s", before, (unsigned long long)rank, after);
         if (!name.data) return TSR_E_NOMEM;
         if (names.count == 0) first = name;
         if (names.count < TSR_NAMES_SHOWN) tsr_shown_names_add(&names, name);

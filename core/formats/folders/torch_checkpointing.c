@@ -21,7 +21,8 @@ static tsr_status is_torch_checkpointing(tsr_checkpoint *checkpoint, bool *is, t
 {
     (void)err;
     *is = false;
-    for (uint32_t f = 0; f < checkpoint->store->file_count && !*is; f++) *is = item_of(checkpoint->store->files[f].name).size > 0;
+    for (uint32_t f = 0; f < checkpoint->store->file_count && !*is; f++)
+        *is = item_of(checkpoint->store->files[f].name).size > 0;
     *is = *is && tsr_folder_has(checkpoint->store, METADATA);
     return TSR_OK;
 }
@@ -37,14 +38,15 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, tsr_str item, const ts
             at++;
             continue;
         }
-        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%.*s_%llu.pt", TSR_STR_ARG(item), (unsigned long long)rank);
+        const tsr_str name =
+            tsr_arena_format(checkpoint->arena, err, "%.*s_%llu.pt", TSR_STR_ARG(item), (unsigned long long)rank);
         if (!name.data) return TSR_E_NOMEM;
         tsr_shown_names_add(&names, name);
     }
     if (ranks == files->count) return TSR_OK;
-    const tsr_str message =
-        tsr_arena_format(checkpoint->arena, err, "%llu of %llu files are missing: %s%s; copy them from where the checkpoint was written",
-                         (unsigned long long)(ranks - files->count), (unsigned long long)ranks, names.text, tsr_shown_names_rest(&names));
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "%llu of %llu files are missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)(ranks - files->count), (unsigned long long)ranks, names.text, tsr_shown_names_rest(&names));
     return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
 }
 
@@ -85,7 +87,9 @@ static tsr_status open_torch_checkpointing(tsr_checkpoint *checkpoint, tsr_error
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_torch_checkpointing = {.format = TSR_FORMAT_TORCH_CHECKPOINTING, .is_rare = true,
-                                                   .has_no_metadata = true, .recognizes = is_torch_checkpointing,
+const tsr_reader tsr_reader_torch_checkpointing = {.format = TSR_FORMAT_TORCH_CHECKPOINTING,
+                                                   .is_rare = true,
+                                                   .has_no_metadata = true,
+                                                   .recognizes = is_torch_checkpointing,
                                                    .open = open_torch_checkpointing,
                                                    TSR_MOUNTS_READER};

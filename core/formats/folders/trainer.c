@@ -23,7 +23,8 @@ static tsr_status mount_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
     for (size_t i = 0; i < 2; i++) {
         if (!tsr_folder_has_directory(checkpoint->store, directories[i])) continue;
         TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("optimizer"), i == 1, err));
-        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = tsr_str_from(directories[i])}, err);
+        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = tsr_str_from(directories[i])},
+                              err);
     }
     return TSR_OK;
 }
@@ -31,14 +32,16 @@ static tsr_status mount_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
 static const char *const written[] = {"optimizer.pt",    "scheduler.pt",       "scaler.pt",         "rng_state.pth",
                                       "rng_state_0.pth", "trainer_state.json", "training_args.bin", NULL};
 static const char *const states[] = {"scheduler.pt", "rng_state.pth", "rng_state_0.pth", NULL};
-static const char *const instead[] = {"optimizer.bin", "latest", NULL}; /* under FSDP with full state dicts, and under DeepSpeed */
+static const char *const instead[] = {"optimizer.bin", "latest",
+                                      NULL}; /* under FSDP with full state dicts, and under DeepSpeed */
 
 /* A server is asked for an optimizer by its other names only where there is a training state without optimizer.pt. */
 static tsr_status imply(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     TSR_TRY(tsr_folder_imply(checkpoint, written, err));
     const bool has_states = tsr_folder_first(checkpoint->store, states) != TSR_NO_FILE;
-    return has_states && !tsr_folder_has(checkpoint->store, optimizers[0]) ? tsr_folder_imply(checkpoint, instead, err) : TSR_OK;
+    return has_states && !tsr_folder_has(checkpoint->store, optimizers[0]) ? tsr_folder_imply(checkpoint, instead, err)
+                                                                           : TSR_OK;
 }
 
 static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -48,10 +51,11 @@ static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(mount_optimizer(checkpoint, err));
     TSR_TRY(tsr_folder_mount_rest(checkpoint, err));
     TSR_TRY(tsr_folder_report_left(checkpoint, true, err)); /* the directories may be checkpoints of earlier steps */
-    if (tsr_folder_has(checkpoint->store, "trainer_state.json") || !tsr_folder_has(checkpoint->store, "optimizer.pt")) return TSR_OK;
-    const tsr_str message =
-        TSR_STR("'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it last, so the "
-                "save was interrupted, or the file was not copied");
+    if (tsr_folder_has(checkpoint->store, "trainer_state.json") || !tsr_folder_has(checkpoint->store, "optimizer.pt"))
+        return TSR_OK;
+    const tsr_str message = TSR_STR(
+        "'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it last, so the "
+        "save was interrupted, or the file was not copied");
     return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("trainer_state.json"), message, err);
 }
 
@@ -60,5 +64,9 @@ static tsr_status open_trainer(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_trainer = {
-    .format = TSR_FORMAT_HF_TRAINER, .is_rare = true, .has_no_metadata = true, .recognizes = is_trainer, .open = open_trainer, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_trainer = {.format = TSR_FORMAT_HF_TRAINER,
+                                       .is_rare = true,
+                                       .has_no_metadata = true,
+                                       .recognizes = is_trainer,
+                                       .open = open_trainer,
+                                       TSR_MOUNTS_READER};

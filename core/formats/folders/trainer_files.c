@@ -48,7 +48,8 @@ static tsr_status mount_random(tsr_checkpoint *checkpoint, tsr_error *err)
     if (ranks.count) {
         TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("rng_state"), false, err));
         TSR_TRY(tsr_folder_mount_ranks(checkpoint, &ranks, err));
-        return tsr_folder_check_ranks(checkpoint, by_accelerate ? "random_states_" : "rng_state_", by_accelerate ? ".pkl" : ".pth", &ranks, err);
+        return tsr_folder_check_ranks(checkpoint, by_accelerate ? "random_states_" : "rng_state_",
+                                      by_accelerate ? ".pkl" : ".pth", &ranks, err);
     }
     return single == TSR_NO_FILE ? TSR_OK : tsr_folder_mount_file(checkpoint, "rng_state", single, err);
 }
@@ -58,7 +59,8 @@ static tsr_status mount_numbered(tsr_checkpoint *checkpoint, const struct number
     tsr_numbered_files files;
     TSR_TRY(tsr_folder_numbered(checkpoint, rest->before, rest->after, &files, err));
     for (uint32_t i = 0; i < files.count; i++) {
-        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s_%llu", rest->part, (unsigned long long)files.items[i].number);
+        const tsr_str name =
+            tsr_arena_format(checkpoint->arena, err, "%s_%llu", rest->part, (unsigned long long)files.items[i].number);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_folder_mount_file(checkpoint, name.data, files.items[i].file, err));
     }
@@ -95,7 +97,8 @@ static tsr_status imply_second(tsr_checkpoint *checkpoint, const struct numbered
     if (tsr_store_find(checkpoint->store, first) == TSR_NO_FILE) return TSR_OK;
     TSR_TRY(tsr_folder_numbered(checkpoint, rest->before, rest->after, &files, err));
     const uint64_t next = files.count ? files.items[files.count - 1].number + 1 : 1;
-    const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%s%llu%s", rest->before, (unsigned long long)next, rest->after);
+    const tsr_str name =
+        tsr_arena_format(checkpoint->arena, err, "%s%llu%s", rest->before, (unsigned long long)next, rest->after);
     return name.data ? tsr_checkpoint_implies(checkpoint, name, err) : TSR_E_NOMEM;
 }
 
@@ -132,10 +135,11 @@ static tsr_status report_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(read_latest(checkpoint, &directory, err));
     const bool is_there = directory.size && tsr_folder_has_directory(checkpoint->store, directory.data);
     if (!is_there || checkpoint->options.part.size) return TSR_OK;
-    return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
-                           "DeepSpeed's checkpoint '%.*s', with the float32 weights and the optimizer states, is not among the parts; open "
-                           "it with --step %.*s",
-                           TSR_STR_ARG(directory), TSR_STR_ARG(directory));
+    return tsr_finding_add(
+        checkpoint->findings, "parts/left-out", (tsr_place){TSR_STR("latest"), TSR_NO_POSITION, {NULL, 0}}, err,
+        "DeepSpeed's checkpoint '%.*s', with the float32 weights and the optimizer states, is not among the parts; open "
+        "it with --step %.*s",
+        TSR_STR_ARG(directory), TSR_STR_ARG(directory));
 }
 
 /* Both write a scheduler's state only together with an optimizer's, and the Trainer then restores neither. DeepSpeed stores the
@@ -148,11 +152,12 @@ static tsr_status check_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
     for (uint32_t f = 0; f < store->file_count; f++)
         if (tsr_str_starts(store->files[f].name, TSR_STR("optimizer"))) return TSR_OK;
     const tsr_str name = store->files[scheduler].name;
-    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING},
-                              (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                              "'%.*s' was written together with the state of an optimizer, which is not there: it was removed or "
-                              "not copied, so training would begin with a new optimizer",
-                              TSR_STR_ARG(name));
+    return tsr_finding_add_at(
+        checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING},
+        (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
+        "'%.*s' was written together with the state of an optimizer, which is not there: it was removed or "
+        "not copied, so training would begin with a new optimizer",
+        TSR_STR_ARG(name));
 }
 
 tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -165,7 +170,8 @@ tsr_status tsr_folder_mount_rest(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(check_optimizer(checkpoint, err));
     TSR_TRY(mount_one(checkpoint, &before_state[0], err));
     TSR_TRY(mount_random(checkpoint, err));
-    for (size_t i = 1; i < sizeof before_state / sizeof *before_state; i++) TSR_TRY(mount_one(checkpoint, &before_state[i], err));
+    for (size_t i = 1; i < sizeof before_state / sizeof *before_state; i++)
+        TSR_TRY(mount_one(checkpoint, &before_state[i], err));
     for (size_t i = 0; i < NUMBERED; i++) TSR_TRY(mount_numbered(checkpoint, &numbered[i], err));
     if (state != TSR_NO_FILE) {
         TSR_TRY(tsr_part_begin(checkpoint, TSR_STR("trainer_state"), false, err));

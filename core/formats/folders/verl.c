@@ -98,10 +98,10 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
         else names.count++;
     }
     if (!names.count) return TSR_OK;
-    const tsr_str message =
-        tsr_arena_format(checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
-                         (unsigned long long)names.count, (unsigned long long)world, names.count == 1 ? "is" : "are", names.text,
-                         tsr_shown_names_rest(&names));
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)names.count, (unsigned long long)world, names.count == 1 ? "is" : "are", names.text,
+        tsr_shown_names_rest(&names));
     return tsr_checkpoint_is_incomplete(checkpoint, first, message, err);
 }
 
@@ -110,12 +110,14 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, const kind *k, uint64_
 static tsr_status check_world(tsr_checkpoint *checkpoint, const kind *k, uint64_t world, uint64_t common, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    const uint32_t mixed = find_stranger(store, k, world), stranger = mixed == TSR_NO_FILE ? find_stranger(store, k, common) : mixed;
+    const uint32_t mixed = find_stranger(store, k, world),
+                   stranger = mixed == TSR_NO_FILE ? find_stranger(store, k, common) : mixed;
     if (stranger == TSR_NO_FILE) return TSR_OK;
     const tsr_str name = store->files[stranger].name;
-    const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err, "'%.*s' comes from %llu ranks, but other files from %llu: two saves are mixed", TSR_STR_ARG(name),
-        (unsigned long long)world_of(name, tsr_str_from(k->before)), (unsigned long long)(mixed == TSR_NO_FILE ? common : world));
+    const tsr_str message = tsr_arena_format(checkpoint->arena, err,
+                                             "'%.*s' comes from %llu ranks, but other files from %llu: two saves are mixed",
+                                             TSR_STR_ARG(name), (unsigned long long)world_of(name, tsr_str_from(k->before)),
+                                             (unsigned long long)(mixed == TSR_NO_FILE ? common : world));
     return message.data ? tsr_checkpoint_is_incomplete(checkpoint, name, message, err) : TSR_E_NOMEM;
 }
 
@@ -162,4 +164,9 @@ static tsr_status open_verl(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_mounts_fill(checkpoint, mount, err);
 }
 
-const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL, .is_rare = true, .has_no_metadata = true, .recognizes = is_verl, .open = open_verl, TSR_MOUNTS_READER};
+const tsr_reader tsr_reader_verl = {.format = TSR_FORMAT_VERL,
+                                    .is_rare = true,
+                                    .has_no_metadata = true,
+                                    .recognizes = is_verl,
+                                    .open = open_verl,
+                                    TSR_MOUNTS_READER};

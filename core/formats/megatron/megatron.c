@@ -33,7 +33,8 @@ static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bo
 static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    const uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata")), json = tsr_store_find(store, TSR_STR("metadata.json"));
+    const uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata")),
+                   json = tsr_store_find(store, TSR_STR("metadata.json"));
     *is = false;
     if (metadata == TSR_NO_FILE || json == TSR_NO_FILE || store->files[metadata].size == 0) return TSR_OK;
     TSR_TRY(names_torch_dist(checkpoint, json, is, err));
@@ -55,7 +56,9 @@ static tsr_status require_marker(tsr_checkpoint *checkpoint, tsr_error *err)
     if (tsr_store_find(checkpoint->store, TSR_STR("metadata.json")) != TSR_NO_FILE) return TSR_OK;
     return tsr_checkpoint_is_incomplete(
         checkpoint, TSR_STR("metadata.json"),
-        TSR_STR("'metadata.json', which Megatron writes last, is missing: the save was interrupted, or the file was not copied"), err);
+        TSR_STR(
+            "'metadata.json', which Megatron writes last, is missing: the save was interrupted, or the file was not copied"),
+        err);
 }
 
 tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -117,8 +120,9 @@ static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
 static bool is_whole(const tsr_dcp_item *item, const tsr_entry *entry, const tsr_chunk *chunk)
 {
     uint64_t elements, stored;
-    return item->chunk == chunk || (tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
-                                    tsr_box_volume((tsr_box){item->entry->ndim, NULL, item->chunk->sizes}, &stored) && elements == stored);
+    return item->chunk == chunk ||
+           (tsr_box_volume((tsr_box){entry->ndim, NULL, chunk->sizes}, &elements) &&
+            tsr_box_volume((tsr_box){item->entry->ndim, NULL, item->chunk->sizes}, &stored) && elements == stored);
 }
 
 static tsr_status crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -175,7 +179,8 @@ static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
     }
     uint64_t sizes[TSR_MAX_NDIM];
     const tsr_entry *raw = extent->entry;
-    const bool replica = raw->replica_count && extent->chunk >= raw->replicas && extent->chunk < raw->replicas + raw->replica_count;
+    const bool replica =
+        raw->replica_count && extent->chunk >= raw->replicas && extent->chunk < raw->replicas + raw->replica_count;
     for (uint32_t d = 0; d < entry->ndim; d++) sizes[d] = 1;
     for (uint32_t d = 0; d < raw->ndim && entry->ndim; d++) sizes[entry->ndim - 1] *= extent->chunk->sizes[d];
     const tsr_chunk flat = {.offsets = zeros, .sizes = sizes, .file = extent->file};
@@ -184,22 +189,27 @@ static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
     return w->each(w->ctx, &own, err);
 }
 
-static tsr_status extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
-                          void *ctx, tsr_error *err)
+static tsr_status extents(tsr_checkpoint *checkpoint,
+                          tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err)
 {
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
     walk w = {checkpoint, each, ctx};
     TSR_TRY(tsr_dcp_extents_of(checkpoint, state->raw, state->raw_count, give, &w, err));
     for (size_t i = 0; i < state->run_count; i++) {
         const tsr_torch_run *run = &state->runs[i];
-        const tsr_extent extent = {.file = run->file, .byte_offset = run->byte_offset, .byte_length = run->byte_length,
-                                   .has_crc = run->has_crc, .crc32 = run->crc32, .member = run->member};
+        const tsr_extent extent = {.file = run->file,
+                                   .byte_offset = run->byte_offset,
+                                   .byte_length = run->byte_length,
+                                   .has_crc = run->has_crc,
+                                   .crc32 = run->crc32,
+                                   .member = run->member};
         TSR_TRY(each(ctx, &extent, err));
     }
     return TSR_OK;
 }
 
-const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST, .is_rare = true,
+const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST,
+                                        .is_rare = true,
                                         .recognizes = recognizes,
                                         .open = open_megatron,
                                         .locate = locate,

@@ -66,7 +66,8 @@ static tsr_status read_file(tsr_checkpoint *checkpoint, tsr_megatron_state *stat
 static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat, tsr_error *err)
 {
     tsr_error why = {0};
-    tsr_str message = TSR_STR("'common.pt' is missing next to '.metadata': the save was interrupted, or the file was not copied");
+    tsr_str message =
+        TSR_STR("'common.pt' is missing next to '.metadata': the save was interrupted, or the file was not copied");
     *flat = (tsr_torch_flat){0};
     state->common_file = tsr_store_find(checkpoint->store, TSR_STR("common.pt"));
     if (state->common_file == TSR_NO_FILE)
@@ -103,9 +104,15 @@ tsr_status tsr_megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_stat
     if (!entries || !parts) return TSR_E_NOMEM;
     if (state->count) memcpy(entries, state->entries, (size_t)state->count * sizeof *entries);
     if (flat.entry_count) memcpy(entries + state->count, flat.entries, (size_t)flat.entry_count * sizeof *entries);
-    parts[0] = (tsr_part){.format = TSR_FORMAT_DCP, .files = count_files(checkpoint, state), .entry_count = state->count,
-                          .name = TSR_STR(""), .own_names = true};
-    parts[1] = (tsr_part){.name = TSR_STR(COMMON), .format = TSR_FORMAT_TORCH_ZIP, .files = 1, .first_entry = state->count,
+    parts[0] = (tsr_part){.format = TSR_FORMAT_DCP,
+                          .files = count_files(checkpoint, state),
+                          .entry_count = state->count,
+                          .name = TSR_STR(""),
+                          .own_names = true};
+    parts[1] = (tsr_part){.name = TSR_STR(COMMON),
+                          .format = TSR_FORMAT_TORCH_ZIP,
+                          .files = 1,
+                          .first_entry = state->count,
                           .entry_count = flat.entry_count};
     catalog->entries = entries;
     catalog->entry_count = state->count + flat.entry_count;

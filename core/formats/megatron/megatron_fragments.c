@@ -28,8 +28,7 @@ typedef struct undoing {
 
 static tsr_status refuse(const undoing *u, const char *what)
 {
-    return tsr_fail(u->err, TSR_E_FORMAT, "megatron: mcore_data does not match '%.*s': %s",
-                    TSR_STR_ARG(u->raw->fqn), what);
+    return tsr_fail(u->err, TSR_E_FORMAT, "megatron: mcore_data does not match '%.*s': %s", TSR_STR_ARG(u->raw->fqn), what);
 }
 
 static tsr_status measure_fragment(undoing *u)
@@ -150,7 +149,8 @@ static tsr_status keep_chunks(tsr_checkpoint *checkpoint, tsr_megatron_state *st
     return TSR_OK;
 }
 
-static tsr_status undo_all(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_vec *chunks, tsr_vec *pieces, tsr_error *err)
+static tsr_status undo_all(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_vec *chunks, tsr_vec *pieces,
+                           tsr_error *err)
 {
     const tsr_dcp_state *dcp = tsr_dcp_state_of(checkpoint);
     const tsr_dcp_original **of = tsr_arena_array(checkpoint->arena, (size_t)state->count, sizeof *of, err);

@@ -141,14 +141,16 @@ static void place_entry(joining *j, uint64_t i)
         return;
     }
     s->entry_of[i] = s->count;
-    s->stored[s->count].in_mcore_data = s->raw[i].kind == TSR_ENTRY_TENSOR && tsr_dcp_state_of(j->checkpoint)->has_mcore_data;
+    s->stored[s->count].in_mcore_data =
+        s->raw[i].kind == TSR_ENTRY_TENSOR && tsr_dcp_state_of(j->checkpoint)->has_mcore_data;
     s->entries[s->count++] = s->raw[i];
 }
 
 /* The value in the list of one. Any other value is left as it is. */
 static const tsr_value *unwrapped(const tsr_value *value)
 {
-    return value->kind == TSR_VALUE_LIST && value->count == 1 && value->expanded != TSR_VALUE_ENDLESS ? value->items[0] : value;
+    return value->kind == TSR_VALUE_LIST && value->count == 1 && value->expanded != TSR_VALUE_ENDLESS ? value->items[0]
+                                                                                                      : value;
 }
 
 static tsr_status join_values(joining *j, const group *g, const tsr_value **out)
@@ -178,7 +180,8 @@ static tsr_status join_group(joining *j, const group *g)
     tsr_chunk *chunks = tsr_arena_array(j->checkpoint->arena, (size_t)g->found, sizeof *chunks, j->err);
     if (!chunks) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < g->found; i++) chunks[i] = g->shards[i]->chunks[0];
-    *entry = (tsr_entry){.fqn = g->name.key, .kind = TSR_ENTRY_OBJECT, .type = TSR_STR("list"), .chunks = chunks, .chunk_count = g->found};
+    *entry = (tsr_entry){
+        .fqn = g->name.key, .kind = TSR_ENTRY_OBJECT, .type = TSR_STR("list"), .chunks = chunks, .chunk_count = g->found};
     j->state->stored[g->entry] = (tsr_megatron_stored){.shards = g->shards, .shard_count = g->found};
     return join_values(j, g, &entry->value);
 }

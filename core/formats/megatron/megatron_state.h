@@ -13,21 +13,21 @@
 typedef struct tsr_megatron_piece {
     const tsr_entry *entry; /* the raw entry, as in the metadata: fragments and their flat elements */
     const tsr_chunk *chunk;
-    uint64_t first;         /* the stored element of `chunk` at which the box begins */
+    uint64_t first; /* the stored element of `chunk` at which the box begins */
 } tsr_megatron_piece;
 
 typedef struct tsr_megatron_state {
     const tsr_entry *raw; /* the entries as in the metadata */
     uint64_t raw_count;
-    uint64_t *entry_of;   /* index of a raw entry → index of its entry */
-    tsr_entry *entries;   /* the DCP's entries as the catalog has them */
+    uint64_t *entry_of;          /* index of a raw entry → index of its entry */
+    tsr_entry *entries;          /* the DCP's entries as the catalog has them */
     tsr_megatron_stored *stored; /* one per entry */
     uint64_t count;
-    tsr_name_index *index; /* of entries */
-    const tsr_chunk *chunks; /* the boxes of all tensors that were stored as fragments, in one array */
+    tsr_name_index *index;            /* of entries */
+    const tsr_chunk *chunks;          /* the boxes of all tensors that were stored as fragments, in one array */
     const tsr_megatron_piece *pieces; /* one per chunk in `chunks` */
     uint64_t chunk_count;
-    uint32_t common_file; /* TSR_NO_FILE if it does not exist */
+    uint32_t common_file;      /* TSR_NO_FILE if it does not exist */
     const tsr_torch_run *runs; /* of common.pt */
     size_t run_count;
 } tsr_megatron_state;

@@ -76,7 +76,8 @@ static const tsr_value *number_of(reading *r, const cJSON *item)
     if (tsr_str_equal(text, TSR_STR("NaN"))) return tsr_value_float(r->arena, NAN, r->err);
     if (tsr_str_equal(text, TSR_STR("Infinity"))) return tsr_value_float(r->arena, INFINITY, r->err);
     if (tsr_str_equal(text, TSR_STR("-Infinity"))) return tsr_value_float(r->arena, -INFINITY, r->err);
-    const bool real = memchr(text.data, '.', text.size) || memchr(text.data, 'e', text.size) || memchr(text.data, 'E', text.size);
+    const bool real =
+        memchr(text.data, '.', text.size) || memchr(text.data, 'e', text.size) || memchr(text.data, 'E', text.size);
     /* 2^53: beyond it, a double may differ from the integer. */
     const bool exact = fabs(item->valuedouble) < 9007199254740992.0;
     if (!real && exact) return tsr_value_int(r->arena, (int64_t)item->valuedouble, r->err);

@@ -29,14 +29,17 @@ tsr_status tsr_part_begin(tsr_checkpoint *checkpoint, tsr_str name, bool own_nam
 
 /* ---- one mounted checkpoint ---- */
 
-static tsr_status open_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_checkpoint **out, tsr_error *err)
+static tsr_status open_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_checkpoint **out,
+                               tsr_error *err)
 {
     const tsr_open_options options = {
         .skip_objects = checkpoint->options.skip_objects, .purpose = TSR_FOR_FINDINGS, .stay = true};
     tsr_store_view *view = NULL;
     bool holds_files;
-    if (place->directory.size) TSR_TRY(tsr_store_view_below(checkpoint->store, place->directory, checkpoint->arena, &view, &holds_files, err));
-    else if (place->file != TSR_NO_FILE) TSR_TRY(tsr_store_view_of_file(checkpoint->store, place->file, checkpoint->arena, &view, err));
+    if (place->directory.size)
+        TSR_TRY(tsr_store_view_below(checkpoint->store, place->directory, checkpoint->arena, &view, &holds_files, err));
+    else if (place->file != TSR_NO_FILE)
+        TSR_TRY(tsr_store_view_of_file(checkpoint->store, place->file, checkpoint->arena, &view, err));
     return tsr_checkpoint_open_as(view ? &view->base : checkpoint->store, checkpoint->host, &options, place->form, out, err);
 }
 
@@ -79,7 +82,9 @@ static tsr_status take_missing(tsr_checkpoint *checkpoint, const tsr_mount *moun
     const tsr_checkpoint *mounted = mount->mounted;
     const tsr_str *missing = mounted->missing.items;
     for (size_t i = 0; i < mounted->missing.count; i++) {
-        const tsr_str name = mount->directory.size ? tsr_arena_format(checkpoint->arena, err, "%.*s/%.*s", TSR_STR_ARG(mount->directory), TSR_STR_ARG(missing[i])) : missing[i];
+        const tsr_str name = mount->directory.size ? tsr_arena_format(checkpoint->arena, err, "%.*s/%.*s",
+                                                                      TSR_STR_ARG(mount->directory), TSR_STR_ARG(missing[i]))
+                                                   : missing[i];
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_checkpoint_lacks(checkpoint, name, err));
     }
@@ -130,8 +135,10 @@ tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_f
     tsr_torch_flat flat;
     tsr_error why = {0};
     if (mounts->skipped) return TSR_OK;
-    tsr_status status = (format == TSR_FORMAT_JSON ? tsr_json_file_value : tsr_pickle_file_value)(checkpoint, file, &root, &why);
-    if (status == TSR_OK) status = tsr_torch_flatten(root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, &why);
+    tsr_status status =
+        (format == TSR_FORMAT_JSON ? tsr_json_file_value : tsr_pickle_file_value)(checkpoint, file, &root, &why);
+    if (status == TSR_OK)
+        status = tsr_torch_flatten(root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, &why);
     if (status != TSR_OK) return report_unreadable(checkpoint, checkpoint->store->files[file].name, &why, err);
     const tsr_mount_entries added = {flat.entries, flat.entry_count, flat.mappings, flat.mapping_count};
     uint32_t *used = tsr_vec_push(&mounts->files, err);

@@ -22,11 +22,11 @@ typedef struct tsr_mount {
 
 /* The state of a reader that mounts: checkpoint->state. */
 typedef struct tsr_mounts {
-    tsr_vec list;     /* of tsr_mount, in the order of their entries */
-    tsr_vec entries;  /* of tsr_entry, while filling; this vec and the next three move into the arena */
-    tsr_vec mappings; /* of tsr_mapping */
-    tsr_vec parts;    /* of tsr_part */
-    tsr_vec files;    /* of uint32_t: the files that were read */
+    tsr_vec list;           /* of tsr_mount, in the order of their entries */
+    tsr_vec entries;        /* of tsr_entry, while filling; this vec and the next three move into the arena */
+    tsr_vec mappings;       /* of tsr_mapping */
+    tsr_vec parts;          /* of tsr_part */
+    tsr_vec files;          /* of uint32_t: the files that were read */
     const tsr_entry *first; /* the first entry of the catalog as it was filled */
     uint32_t storages;      /* number of storage ids in use */
     bool skipped;           /* options.part asks for a different part than the current one */
@@ -42,9 +42,9 @@ tsr_status tsr_part_begin(tsr_checkpoint *checkpoint, tsr_str name, bool own_nam
 
 /* The location of a checkpoint to mount: */
 typedef struct tsr_mount_place {
-    tsr_str below;       /* inserted in front of its names, such as "rank_0"; may be empty */
-    uint32_t file;       /* a single file, or an index; otherwise TSR_NO_FILE */
-    tsr_str directory;   /* a directory; may be empty */
+    tsr_str below;        /* inserted in front of its names, such as "rank_0"; may be empty */
+    uint32_t file;        /* a single file, or an index; otherwise TSR_NO_FILE */
+    tsr_str directory;    /* a directory; may be empty */
     const tsr_form *form; /* if neither is set: files of the root with a known reader */
 } tsr_mount_place;
 
@@ -73,8 +73,9 @@ tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, cons
 /* mount_read.c: the functions in the table of a reader that mounts checkpoints. */
 tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);
-tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
-                              void *ctx, tsr_error *err);
+tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint,
+                              tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                              tsr_error *err);
 tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                           tsr_stated_crc *out, tsr_error *err);
 tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -84,8 +85,8 @@ void tsr_mounts_close(tsr_checkpoint *checkpoint);
 tsr_status tsr_mounts_take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err);
 
 /* Fields of the tsr_reader of a format that mounts checkpoints. */
-#define TSR_MOUNTS_READER                                                                                                      \
-    .locate = tsr_mounts_locate, .extents = tsr_mounts_extents, .crc = tsr_mounts_crc, .find = tsr_mounts_find,                \
+#define TSR_MOUNTS_READER \
+    .locate = tsr_mounts_locate, .extents = tsr_mounts_extents, .crc = tsr_mounts_crc, .find = tsr_mounts_find, \
     .close = tsr_mounts_close
 
 #endif

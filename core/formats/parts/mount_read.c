@@ -31,7 +31,8 @@ tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 {
     const tsr_mount *mount = mount_of(checkpoint, entry);
     *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
-    return mount ? tsr_checkpoint_locate(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err) : TSR_OK;
+    return mount ? tsr_checkpoint_locate(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err)
+                 : TSR_OK;
 }
 
 tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -47,7 +48,8 @@ tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
 {
     const tsr_mount *mount = mount_of(checkpoint, entry);
     *out = (tsr_found){.view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
-    return mount ? tsr_checkpoint_find(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err) : TSR_OK;
+    return mount ? tsr_checkpoint_find(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err)
+                 : TSR_OK;
 }
 
 /* ---- extents ---- */
@@ -70,8 +72,9 @@ static tsr_status pass_on(void *ctx, const tsr_extent *extent, tsr_error *err)
     return v->each(v->ctx, &own, err);
 }
 
-tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err),
-                              void *ctx, tsr_error *err)
+tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint,
+                              tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                              tsr_error *err)
 {
     const tsr_mounts *mounts = checkpoint->state;
     const tsr_mount *list = mounts->list.items;
@@ -86,7 +89,8 @@ tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint, tsr_status (*each)(voi
 
 /* ---- findings ---- */
 
-static tsr_status take_finding(tsr_checkpoint *checkpoint, const tsr_mount *mount, const tsr_finding *finding, tsr_error *err)
+static tsr_status take_finding(tsr_checkpoint *checkpoint, const tsr_mount *mount, const tsr_finding *finding,
+                               tsr_error *err)
 {
     char name[4096];
     tsr_place place = {finding->file, finding->byte_offset, finding->fqn};

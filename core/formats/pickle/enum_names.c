@@ -3,7 +3,8 @@
 
 static const struct {
     const char *module, *classes; /* classes are separated by spaces */
-} modules[] = { /* in byte order */
+} modules[] = {
+/* in byte order */
 #include "formats/pickle/enum_table.h"
 };
 

@@ -41,7 +41,8 @@ static bool is_in_filter(tsr_str module, bool core, tsr_str name)
 {
     const uint64_t package = fnv(UINT64_C(0xcbf29ce484222325), core ? TSR_STR("numpy._core.") : TSR_STR(""));
     const uint64_t selects = mix(fnv(fnv(fnv(package, module), TSR_STR(" ")), name) + SEED), gives = mix(selects);
-    uint32_t row = (uint32_t)((gives >> 32) * (ROWS - 63) >> 32), sum = (uint32_t)gives; /* 64 rows from here may be selected */
+    uint32_t row = (uint32_t)((gives >> 32) * (ROWS - 63) >> 32),
+             sum = (uint32_t)gives; /* 64 rows from here may be selected */
     for (uint64_t left = selects | 1; left; left >>= 1, row++)
         if (left & 1) sum ^= filter_row(row);
     return (sum & ((1u << ROW_BITS) - 1)) == 0;

@@ -4,6 +4,7 @@
 #include "formats/pickle/pickle_verdict.h"
 
 /* Packages with all their submodules; a leading underscore (the twin in C) does not count: `_socket` is `socket`. */
+/* clang-format off */
 static const char *const packages[] = {
     /* run programs and threads */
     "os", "posix", "nt", "subprocess", "posixsubprocess", "winapi", "pty", "popen2", "commands", "signal", "multiprocessing",
@@ -35,8 +36,10 @@ static const char *const packages[] = {
     "torch.fx.experimental", "torch.fx.graph_module",
     "numpy.f2py", "numpy.distutils", "numpy.testing", "numpy.ctypeslib",
 };
+/* clang-format on */
 
 /* Single names of modules that are otherwise harmless. */
+/* clang-format off */
 static const struct {
     const char *module, *name;
 } names[] = {
@@ -48,12 +51,15 @@ static const struct {
     {"numpy", "memmap"}, {"numpy", "loadtxt"}, {"numpy", "genfromtxt"}, {"pandas", "read_pickle"}, {"torch", "load"},
     {"torch", "save"}, {"torch", "compile"}, {"torch.storage", "_load_from_bytes"},
 };
+/* clang-format on */
 
 /* Types of `builtins`, beside exceptions: everything else there is a function, or makes types. */
+/* clang-format off */
 static const char *const plain_types[] = {
     "object", "int", "float", "complex", "bool", "str", "bytes", "bytearray", "list", "tuple", "dict", "set", "frozenset",
     "slice", "range", "memoryview", "NoneType", "ellipsis", "Ellipsis", "NotImplemented", "NotImplementedType",
 };
+/* clang-format on */
 
 static bool is_one_of(tsr_str text, const char *const *list, size_t count)
 {
@@ -77,10 +83,10 @@ static bool in_package(tsr_str module)
 
 static bool is_plain_builtin(tsr_str name)
 {
-    return IS_ONE_OF(name, plain_types) || tsr_str_ends(name, TSR_STR("Error")) || tsr_str_ends(name, TSR_STR("Exception")) ||
-           tsr_str_ends(name, TSR_STR("Warning")) || tsr_str_ends(name, TSR_STR("Exit")) ||
-           tsr_str_ends(name, TSR_STR("Group")) || tsr_str_equal(name, TSR_STR("KeyboardInterrupt")) ||
-           tsr_str_ends(name, TSR_STR("Iteration"));
+    return IS_ONE_OF(name, plain_types) || tsr_str_ends(name, TSR_STR("Error")) ||
+           tsr_str_ends(name, TSR_STR("Exception")) || tsr_str_ends(name, TSR_STR("Warning")) ||
+           tsr_str_ends(name, TSR_STR("Exit")) || tsr_str_ends(name, TSR_STR("Group")) ||
+           tsr_str_equal(name, TSR_STR("KeyboardInterrupt")) || tsr_str_ends(name, TSR_STR("Iteration"));
 }
 
 /* A step of a dotted name that leads to Python's own machinery or to a module: `prod.__globals__`, `os.system` of
@@ -103,7 +109,8 @@ bool tsr_name_is_dangerous(tsr_str module, tsr_str name)
             return true;
     }
     for (size_t from = 0, to; from <= name.size; from = to + 1) {
-        for (to = from; to < name.size && name.data[to] != '.'; to++) {}
+        for (to = from; to < name.size && name.data[to] != '.'; to++) {
+        }
         if (is_way_out((tsr_str){name.data + from, to - from}, to == name.size)) return true;
     }
     return false;

@@ -8,7 +8,8 @@
 
 static tsr_place place_of(const tsr_verdict *v, uint64_t position)
 {
-    return (tsr_place){v->file_name, position == TSR_NO_POSITION ? v->pickle_offset : v->pickle_offset + position, {NULL, 0}};
+    return (tsr_place){
+        v->file_name, position == TSR_NO_POSITION ? v->pickle_offset : v->pickle_offset + position, {NULL, 0}};
 }
 
 tsr_status tsr_verdict_call(const tsr_verdict *v, uint64_t position, tsr_str name, tsr_error *err)
@@ -37,8 +38,9 @@ static tsr_status find_missing(const tsr_verdict *v, uint64_t position, tsr_str 
 /* dtypes, which every .metadata names: the list of names, which may be loaded on demand, is not needed for them. */
 static bool is_usual(tsr_str module, tsr_str name)
 {
-    static const char *const dtypes[] = {"float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8",
-                                         "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"};
+    static const char *const dtypes[] = {"float32",   "bfloat16",   "float16",       "float64",    "int64",
+                                         "int32",     "int16",      "int8",          "uint8",      "bool",
+                                         "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"};
     if (!tsr_str_equal(module, TSR_STR("torch"))) return false;
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
         if (tsr_str_equal(name, tsr_str_from(dtypes[i]))) return true;
@@ -49,7 +51,8 @@ static tsr_status find_class(const tsr_verdict *v, uint64_t position, tsr_ref gl
 {
     const tsr_str module = tsr_pickle_module(v->pickle, global), name = tsr_pickle_name_of(v->pickle, global);
     const bool dangerous = tsr_pickle_is_dangerous(v->pickle, global), built = use == TSR_PICKLE_USE_BUILT;
-    const bool nested = name.size && memchr(name.data, '.', name.size) && tsr_pickle_protocol(v->pickle) < 4; /* one name then */
+    const bool nested =
+        name.size && memchr(name.data, '.', name.size) && tsr_pickle_protocol(v->pickle) < 4; /* one name then */
     const bool usual = !built && !v->named && is_usual(module, name);
     if (!nested && !usual) TSR_TRY(tsr_host_load(v->host, err));
     const tsr_name_state state = nested ? TSR_NAME_MISSING : usual ? TSR_NAME_EXISTS : tsr_name_state_of(module, name);
@@ -74,12 +77,12 @@ tsr_status tsr_verdict_unloadable(const tsr_verdict *v, uint64_t position, const
                            "loading this file with pickle fails: %s", reason);
 }
 
-tsr_status tsr_verdict_unloadable_of(const tsr_verdict *v, uint64_t position, tsr_ref global, const char *reason, tsr_error *err)
+tsr_status tsr_verdict_unloadable_of(const tsr_verdict *v, uint64_t position, tsr_ref global, const char *reason,
+                                     tsr_error *err)
 {
-    return tsr_finding_add(v->findings, "pickle/unloadable", place_of(v, position), err,
-                           "loading this file with pickle fails: %.*s.%.*s %s",
-                           TSR_STR_ARG(tsr_pickle_module(v->pickle, global)),
-                           TSR_STR_ARG(tsr_pickle_name_of(v->pickle, global)), reason);
+    return tsr_finding_add(
+        v->findings, "pickle/unloadable", place_of(v, position), err, "loading this file with pickle fails: %.*s.%.*s %s",
+        TSR_STR_ARG(tsr_pickle_module(v->pickle, global)), TSR_STR_ARG(tsr_pickle_name_of(v->pickle, global)), reason);
 }
 
 tsr_status tsr_verdict_end(const tsr_verdict *v, uint64_t end, uint64_t size, tsr_error *err)
@@ -124,8 +127,8 @@ static tsr_status judge_oddity(const tsr_verdict *v, const tsr_pickle_oddity *od
     case TSR_PICKLE_ODD_KEY:
         return tsr_verdict_unloadable(v, odd->position, "a key of a dict, or an item of a set, cannot be hashed", err);
     case TSR_PICKLE_ODD_STRING:
-        return tsr_verdict_unloadable(v, odd->position, "a string of Python 2 is not UTF-8 (torch.load needs encoding='latin1')",
-                                      err);
+        return tsr_verdict_unloadable(v, odd->position,
+                                      "a string of Python 2 is not UTF-8 (torch.load needs encoding='latin1')", err);
     default:
         if (v->persistent) return v->persistent(v, odd, err);
         return tsr_verdict_unloadable(v, odd->position, "it has a persistent id, which cannot be resolved", err);

@@ -43,7 +43,8 @@ tsr_status tsr_verdict_instance_of(const tsr_verdict *verdict, uint64_t position
 /* Adds pickle/unloadable: "loading this file with pickle fails: " and the reason. */
 tsr_status tsr_verdict_unloadable(const tsr_verdict *verdict, uint64_t position, const char *reason, tsr_error *err);
 /* The same about a GLOBAL: its name, then the reason. */
-tsr_status tsr_verdict_unloadable_of(const tsr_verdict *verdict, uint64_t position, tsr_ref global, const char *reason, tsr_error *err);
+tsr_status tsr_verdict_unloadable_of(const tsr_verdict *verdict, uint64_t position, tsr_ref global, const char *reason,
+                                     tsr_error *err);
 /* Adds pickle/trailing-bytes where the pickle, or what it is part of, ends before `size` bytes. */
 tsr_status tsr_verdict_end(const tsr_verdict *verdict, uint64_t end, uint64_t size, tsr_error *err);
 

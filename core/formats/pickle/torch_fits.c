@@ -105,7 +105,8 @@ static bool is_at_least(const tsr_pickle *pickle, tsr_ref ref, double least)
 static bool is_finite_number(const tsr_pickle *pickle, tsr_ref ref)
 {
     double value;
-    return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT || !tsr_torch_number(pickle, ref, &value) || value - value == 0;
+    return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT || !tsr_torch_number(pickle, ref, &value) ||
+           value - value == 0;
 }
 
 static bool fits_int(const tsr_pickle *pickle, tsr_ref args)
@@ -142,12 +143,13 @@ static bool fits_decimal(const tsr_pickle *pickle, tsr_ref args)
 static bool is_fraction_text(tsr_str text)
 {
     const char *slash = text.size ? memchr(text.data, '/', text.size) : NULL;
-    if (!slash) return is_float_text(text) && !is_word(without_sign(trim(text)), "nan") && !is_word(without_sign(trim(text)), "inf");
+    if (!slash)
+        return is_float_text(text) && !is_word(without_sign(trim(text)), "nan") && !is_word(without_sign(trim(text)), "inf");
     tsr_str below = trim((tsr_str){slash + 1, text.size - (size_t)(slash + 1 - text.data)});
     bool zero = true;
     for (size_t i = 0; i < below.size; i++) zero &= below.data[i] == '0';
-    return tsr_torch_is_int_text((tsr_str){text.data, (size_t)(slash - text.data)}) && below.size && is_digit(below.data[0]) &&
-           tsr_torch_is_int_text(below) && !zero;
+    return tsr_torch_is_int_text((tsr_str){text.data, (size_t)(slash - text.data)}) && below.size &&
+           is_digit(below.data[0]) && tsr_torch_is_int_text(below) && !zero;
 }
 
 static bool fits_fraction(const tsr_pickle *pickle, tsr_ref args)
@@ -164,7 +166,8 @@ static bool fits_fraction(const tsr_pickle *pickle, tsr_ref args)
 static bool fits_range(const tsr_pickle *pickle, tsr_ref args)
 {
     double step;
-    return tsr_pickle_count(pickle, args) < 3 || !tsr_torch_number(pickle, tsr_pickle_item(pickle, args, 2), &step) || step != 0;
+    return tsr_pickle_count(pickle, args) < 3 || !tsr_torch_number(pickle, tsr_pickle_item(pickle, args, 2), &step) ||
+           step != 0;
 }
 
 /* ---- containers ---- */
@@ -174,7 +177,9 @@ static const tsr_ref *items_of(const tsr_pickle *pickle, tsr_ref ref, size_t *co
 {
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     *count = 0;
-    return kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_SET ? tsr_pickle_items(pickle, ref, count) : NULL;
+    return kind == TSR_PICKLE_LIST || kind == TSR_PICKLE_TUPLE || kind == TSR_PICKLE_SET
+               ? tsr_pickle_items(pickle, ref, count)
+               : NULL;
 }
 
 static bool is_key(const tsr_pickle *pickle, tsr_ref ref)
@@ -208,8 +213,7 @@ static bool is_pair(const tsr_pickle *pickle, tsr_ref ref)
     case TSR_PICKLE_DICT: return tsr_pickle_count(pickle, ref) == 2;
     case TSR_PICKLE_TUPLE:
     case TSR_PICKLE_LIST:
-    case TSR_PICKLE_SET:
-        return tsr_pickle_count(pickle, ref) == 2 && is_key(pickle, tsr_pickle_item(pickle, ref, 0));
+    case TSR_PICKLE_SET: return tsr_pickle_count(pickle, ref) == 2 && is_key(pickle, tsr_pickle_item(pickle, ref, 0));
     case TSR_PICKLE_OBJECT: return tsr_type_is_iterable(tsr_torch_type(pickle, ref));
     default: return false;
     }
@@ -224,7 +228,8 @@ static bool may_give_pairs(const tsr_pickle *pickle, tsr_ref ref)
     if (tsr_pickle_class_id(pickle, ref) == TSR_TORCH_SIZE)
         return tsr_pickle_count(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, ref), 0)) == 0;
     if (type == 'a')
-        return tsr_pickle_kind_of(pickle, shape) != TSR_PICKLE_TUPLE || tsr_pickle_int(pickle, tsr_pickle_item(pickle, shape, 1)) == 2;
+        return tsr_pickle_kind_of(pickle, shape) != TSR_PICKLE_TUPLE ||
+               tsr_pickle_int(pickle, tsr_pickle_item(pickle, shape, 1)) == 2;
     return type != 'R' && (type != 'Y' || tsr_pickle_text(pickle, tsr_numpy_text_of(pickle, ref)).size == 0);
 }
 
@@ -278,7 +283,8 @@ static bool is_byte(const tsr_pickle *pickle, tsr_ref ref)
 {
     double value;
     if (tsr_pickle_kind_of(pickle, ref) == TSR_PICKLE_OBJECT) return strchr("IBj?Xa", tsr_torch_type(pickle, ref)) != NULL;
-    return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT && tsr_torch_number(pickle, ref, &value) && value >= 0 && value < 256;
+    return tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_FLOAT && tsr_torch_number(pickle, ref, &value) && value >= 0 &&
+           value < 256;
 }
 
 /* bytes and bytearray: a size, text with a codec, or numbers. */
@@ -308,7 +314,8 @@ bool tsr_torch_are_bytes(const tsr_pickle *pickle, tsr_ref list)
 
 static bool fits_encode(const tsr_pickle *pickle, tsr_ref args)
 {
-    return is_encodable(tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0)), tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 1)));
+    return is_encodable(tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 0)),
+                        tsr_pickle_text(pickle, tsr_pickle_item(pickle, args, 1)));
 }
 
 /* ---- datetime ---- */
@@ -318,7 +325,8 @@ static bool are_within(const tsr_pickle *pickle, tsr_ref args, const int64_t (*b
     for (size_t i = 0; i < count && i < tsr_pickle_count(pickle, args); i++) {
         double value;
         tsr_ref arg = tsr_pickle_item(pickle, args, i);
-        if (tsr_torch_number(pickle, arg, &value) && (value < (double)bounds[i][0] || value > (double)bounds[i][1])) return false;
+        if (tsr_torch_number(pickle, arg, &value) && (value < (double)bounds[i][0] || value > (double)bounds[i][1]))
+            return false;
     }
     return true;
 }
@@ -330,7 +338,8 @@ static bool is_day(const tsr_pickle *pickle, tsr_ref args, size_t more)
 {
     static const int days[] = {0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
     if (!are_within(pickle, args, day_bounds, 3 + more)) return false;
-    int64_t year = tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 0)), month = tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 1));
+    int64_t year = tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 0)),
+            month = tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 1));
     bool leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     bool known = month >= 1 && month <= 12; /* otherwise it is an object */
     return !known || tsr_pickle_int(pickle, tsr_pickle_item(pickle, args, 2)) <= days[month] + (leap && month == 2);
@@ -368,7 +377,8 @@ static bool is_object_arg(const tsr_pickle *pickle, tsr_ref args)
     tsr_ref first = tsr_pickle_item(pickle, args, 0);
     tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, first));
     bool bytes = strchr("YSk?", tsr_torch_type(pickle, first)) && !tsr_str_equal(name, TSR_STR("bytearray"));
-    return tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_OBJECT && bytes && tsr_pickle_class_id(pickle, first) != TSR_TORCH_ENCODE;
+    return tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_OBJECT && bytes &&
+           tsr_pickle_class_id(pickle, first) != TSR_TORCH_ENCODE;
 }
 
 static bool fits_date(const tsr_pickle *pickle, tsr_ref args)
@@ -388,7 +398,8 @@ static bool fits_datetime(const tsr_pickle *pickle, tsr_ref args)
 static bool fits_time(const tsr_pickle *pickle, tsr_ref args)
 {
     bool none = tsr_pickle_count(pickle, args) == 0;
-    bool numbers = none || tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, args, 0)) == TSR_PICKLE_BOOL || !is_packed(pickle, args);
+    bool numbers =
+        none || tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, args, 0)) == TSR_PICKLE_BOOL || !is_packed(pickle, args);
     if (numbers) return are_within(pickle, args, day_bounds + 3, 4);
     int hour = packed_byte(pickle, tsr_pickle_item(pickle, args, 0), 6, 0);
     return is_object_arg(pickle, args) || (hour >= 0 && (hour & 0x7f) < 24);
@@ -440,6 +451,7 @@ static bool fits_uuid(const tsr_pickle *pickle, tsr_ref args)
 
 bool tsr_torch_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 {
+    /* clang-format off */
     static const struct {
         const char *name;
         bool (*fits)(const tsr_pickle *pickle, tsr_ref args);
@@ -451,6 +463,7 @@ bool tsr_torch_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
         {"datetime", fits_datetime}, {"time", fits_time},        {"timedelta", fits_timedelta},     {"timezone", fits_timezone},
         {"UUID", fits_uuid},
     };
+    /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (tsr_str_equal(name, tsr_str_from(rows[i].name))) return rows[i].fits(pickle, args);
     return true;

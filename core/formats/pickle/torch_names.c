@@ -6,24 +6,30 @@
 
 #include "tessera/sys/dtype_forms.h"
 
-#define DTENSOR_MODULES(name, id)                                  \
-    {"torch.distributed.tensor", name, id},                        \
-    {"torch.distributed.tensor._api", name, id},                   \
-    {"torch.distributed._tensor", name, id},                       \
-    {"torch.distributed._tensor.api", name, id}
+#define DTENSOR_MODULES(name, id) \
+    {"torch.distributed.tensor", name, id}, {"torch.distributed.tensor._api", name, id}, \
+        {"torch.distributed._tensor", name, id}, \
+    { \
+        "torch.distributed._tensor.api", name, id \
+    }
 
-#define SPEC_MODULES(name, id)                                     \
-    {"torch.distributed.tensor._dtensor_spec", name, id},          \
-    {"torch.distributed._tensor._dtensor_spec", name, id},         \
-    {"torch.distributed._tensor.placement_types", name, id}
+#define SPEC_MODULES(name, id) \
+    {"torch.distributed.tensor._dtensor_spec", name, id}, {"torch.distributed._tensor._dtensor_spec", name, id}, \
+    { \
+        "torch.distributed._tensor.placement_types", name, id \
+    }
 
-#define PLACEMENT_MODULES(name, id)                                \
-    {"torch.distributed.tensor.placement_types", name, id},        \
-    {"torch.distributed._tensor.placement_types", name, id}
+#define PLACEMENT_MODULES(name, id) \
+    {"torch.distributed.tensor.placement_types", name, id}, \
+    { \
+        "torch.distributed._tensor.placement_types", name, id \
+    }
 
-#define NUMPY_MODULES(module, name, id)                            \
-    {"numpy.core." module, name, id},                              \
-    {"numpy._core." module, name, id}
+#define NUMPY_MODULES(module, name, id) \
+    {"numpy.core." module, name, id}, \
+    { \
+        "numpy._core." module, name, id \
+    }
 
 #define UNHASHABLE TSR_PICKLE_UNHASHABLE
 
@@ -192,11 +198,13 @@ size_t tsr_torch_return_size(tsr_str name)
         size_t size;
         const char *names; /* each between spaces; most exist with the suffix `_out`, too */
     } rows[] = {
-        {2, " _attr _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper _linalg_eigh "
-            "_scaled_dot_product_flash_attention_for_cpu _unpack_dual aminmax cummax cummin frexp geqrf histogram histogramdd "
-            "kthvalue linalg_cholesky_ex linalg_eig linalg_eigh linalg_inv_ex linalg_ldl_factor linalg_lu_factor linalg_qr "
-            "linalg_slogdet linalg_solve_ex max median min mode nanmedian qr slogdet sort topk triangular_solve "},
-        {3, " _linalg_det _linalg_svd _lu_with_info linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex linalg_svd lu_unpack svd "},
+        {2,
+         " _attr _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper _linalg_eigh "
+         "_scaled_dot_product_flash_attention_for_cpu _unpack_dual aminmax cummax cummin frexp geqrf histogram histogramdd "
+         "kthvalue linalg_cholesky_ex linalg_eig linalg_eigh linalg_inv_ex linalg_ldl_factor linalg_lu_factor linalg_qr "
+         "linalg_slogdet linalg_solve_ex max median min mode nanmedian qr slogdet sort topk triangular_solve "},
+        {3,
+         " _linalg_det _linalg_svd _lu_with_info linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex linalg_svd lu_unpack svd "},
         {4, " _linalg_slogdet _linalg_solve_ex _scaled_dot_product_efficient_attention linalg_lstsq "},
         {9, " _scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention "},
     };

@@ -80,7 +80,8 @@ static bool is_data(const tsr_pickle *pickle, tsr_ref data, uint64_t count, cons
     if (tsr_str_equal(tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, data)), TSR_STR("bytearray"))) return false;
     if (!is_type(pickle, data, of->known ? of->objects ? "L" : "SY" : "SYL")) return false;
     if (!of->known || count == UINT64_MAX) return true;
-    if (!of->objects) return bytes == UINT64_MAX || (count <= bytes / (of->size ? of->size : 1) + 1 && bytes == count * of->size);
+    if (!of->objects)
+        return bytes == UINT64_MAX || (count <= bytes / (of->size ? of->size : 1) + 1 && bytes == count * of->size);
     return !is_kind(pickle, data, TSR_PICKLE_LIST) || tsr_pickle_count(pickle, data) >= count;
 }
 
@@ -89,14 +90,16 @@ static bool is_fill_value(const tsr_pickle *pickle, char letter, tsr_ref value)
 {
     static const struct {
         const char *letters, *types;
-    } rows[] = {{"f", "NBIJFjekXvaLTRUYo"}, {"c", "NBIJFCjekXvaLTRUYo"}, {"iu", "NBIFjekXvaLTRUYoO"}, {"Mm", "NBIFYLTRUqQwjekXao"}};
+    } rows[] = {
+        {"f", "NBIJFjekXvaLTRUYo"}, {"c", "NBIJFCjekXvaLTRUYo"}, {"iu", "NBIFjekXvaLTRUYoO"}, {"Mm", "NBIFYLTRUqQwjekXao"}};
     double number;
     if (letter == 'b') return !is_type(pickle, value, "S") || tsr_torch_type(pickle, value) == TSR_TYPE_UNKNOWN;
     for (size_t i = 0; letter && i < sizeof rows / sizeof rows[0]; i++)
         if (strchr(rows[i].letters, letter) && !is_type(pickle, value, rows[i].types)) return false;
     if (!letter || strchr("OSUVT", letter)) return true;
     for (size_t i = 0; !is_kind(pickle, value, TSR_PICKLE_DICT) && i < tsr_pickle_count(pickle, value); i++)
-        if (!is_type(pickle, item(pickle, value, i), "NBIJFCjekXvaLT") || !tsr_torch_is_single(pickle, item(pickle, value, i)))
+        if (!is_type(pickle, item(pickle, value, i), "NBIJFCjekXvaLT") ||
+            !tsr_torch_is_single(pickle, item(pickle, value, i)))
             return false;
     bool real = !is_kind(pickle, value, TSR_PICKLE_FLOAT) || strchr("fc", letter);
     tsr_str text = tsr_pickle_text(pickle, value);
@@ -113,10 +116,12 @@ static bool is_array_state(const tsr_pickle *pickle, tsr_ref state, bool masked)
     tsr_ref shape = item(pickle, state, at), dtype = item(pickle, state, at + 1), data = item(pickle, state, at + 3);
     if (masked ? count != MASKED_ITEMS : count != 4 && count != 5) return false;
     if (at && !masked && !is_type(pickle, item(pickle, state, 0), "IB")) return false;
-    if (at && !masked && tsr_torch_number(pickle, item(pickle, state, 0), &version) && version != 0 && version != 1) return false;
+    if (at && !masked && tsr_torch_number(pickle, item(pickle, state, 0), &version) && version != 0 && version != 1)
+        return false;
     if (!is_type(pickle, shape, "T") || (is_kind(pickle, shape, TSR_PICKLE_TUPLE) && !is_shape(pickle, shape))) return false;
     if (!is_type(pickle, dtype, "V") || !is_type(pickle, item(pickle, state, at + 2), "IBj") ||
-        !is_value_for(pickle, '#', item(pickle, state, at + 2))) return false;
+        !is_value_for(pickle, '#', item(pickle, state, at + 2)))
+        return false;
     tsr_numpy_elements of = tsr_numpy_elements_of(pickle, dtype), flags = {.known = true, .size = 1};
     uint64_t size = is_kind(pickle, shape, TSR_PICKLE_TUPLE) ? element_count(pickle, shape) : UINT64_MAX;
     if (of.unsafe || !is_data(pickle, data, size, &of)) return false;
@@ -167,7 +172,8 @@ static bool fits_reconstruct(const tsr_pickle *pickle, tsr_ref args)
 {
     if (!is_array_class(pickle, item(pickle, args, 0))) return false;
     if (tsr_pickle_count(pickle, args) == 4 && !is_array_class(pickle, item(pickle, args, 1))) return false;
-    tsr_ref last = item(pickle, args, tsr_pickle_count(pickle, args) - 1), shape = item(pickle, args, tsr_pickle_count(pickle, args) - 2);
+    tsr_ref last = item(pickle, args, tsr_pickle_count(pickle, args) - 1),
+            shape = item(pickle, args, tsr_pickle_count(pickle, args) - 2);
     return is_shape(pickle, shape) && tsr_numpy_names_dtype(pickle, last);
 }
 
@@ -180,8 +186,10 @@ static bool fits_reconstruct(const tsr_pickle *pickle, tsr_ref args)
 static const struct {
     const char *name, *keys, *state_keys;
 } generators[] = {
-    {"PCG64", "#has_uint32 $uinteger", "%state %inc"}, {"PCG64DXSM", "#has_uint32 $uinteger", "%state %inc"},
-    {"SFC64", "#has_uint32 $uinteger", "@state"},      {"Philox", "&buffer #buffer_pos #has_uint32 $uinteger", "&counter +key"},
+    {"PCG64", "#has_uint32 $uinteger", "%state %inc"},
+    {"PCG64DXSM", "#has_uint32 $uinteger", "%state %inc"},
+    {"SFC64", "#has_uint32 $uinteger", "@state"},
+    {"Philox", "&buffer #buffer_pos #has_uint32 $uinteger", "&counter +key"},
     {"MT19937", "", "*key #pos"},
 };
 enum { GENERATORS = sizeof generators / sizeof generators[0] };
@@ -199,14 +207,17 @@ static size_t generator_of(const tsr_pickle *pickle, tsr_ref args)
 {
     tsr_ref first = item(pickle, args, 0);
     if (tsr_pickle_count(pickle, args) == 0) return GENERATORS - 1;
-    return generator_named(is_kind(pickle, first, TSR_PICKLE_GLOBAL) ? tsr_pickle_name_of(pickle, first) : tsr_pickle_text(pickle, first));
+    return generator_named(is_kind(pickle, first, TSR_PICKLE_GLOBAL) ? tsr_pickle_name_of(pickle, first)
+                                                                     : tsr_pickle_text(pickle, first));
 }
 
 /* A value with `count` items, or with an unknown number of items. */
 static bool has_items(const tsr_pickle *pickle, tsr_ref value, size_t count)
 {
-    size_t has = is_kind(pickle, value, TSR_PICKLE_BYTES) ? tsr_pickle_text(pickle, value).size : tsr_pickle_count(pickle, value);
-    bool own = is_kind(pickle, value, TSR_PICKLE_BYTES) || is_kind(pickle, value, TSR_PICKLE_TUPLE) || is_kind(pickle, value, TSR_PICKLE_LIST);
+    size_t has =
+        is_kind(pickle, value, TSR_PICKLE_BYTES) ? tsr_pickle_text(pickle, value).size : tsr_pickle_count(pickle, value);
+    bool own = is_kind(pickle, value, TSR_PICKLE_BYTES) || is_kind(pickle, value, TSR_PICKLE_TUPLE) ||
+               is_kind(pickle, value, TSR_PICKLE_LIST);
     for (size_t i = 0; own && i < count && i < tsr_pickle_count(pickle, value); i++)
         if (!is_type(pickle, item(pickle, value, i), "IBJFvjekaX")) return false;
     return own ? has >= count : is_type(pickle, value, "YTLRaXU");
@@ -361,7 +372,8 @@ bool tsr_numpy_accepts_state(const tsr_pickle *pickle, tsr_str name, tsr_ref obj
     tsr_ref state = tsr_pickle_state(pickle, object);
     bool tuple = is_kind(pickle, state, TSR_PICKLE_TUPLE);
     if (!tuple && tsr_torch_type(pickle, state) == TSR_TYPE_UNKNOWN) return true;
-    if (tsr_str_equal(name, TSR_STR("_reconstruct")) || tsr_str_equal(name, TSR_STR("ndarray")) || tsr_str_equal(name, TSR_STR("_frombuffer")))
+    if (tsr_str_equal(name, TSR_STR("_reconstruct")) || tsr_str_equal(name, TSR_STR("ndarray")) ||
+        tsr_str_equal(name, TSR_STR("_frombuffer")))
         return tuple && is_array_state(pickle, state, false);
     if (tsr_str_equal(name, TSR_STR("_mareconstruct")) || tsr_str_equal(name, TSR_STR("MaskedConstant")))
         return tuple && is_array_state(pickle, state, true);

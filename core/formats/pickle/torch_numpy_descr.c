@@ -37,7 +37,8 @@ static bool is_field_dict(const tsr_pickle *pickle, tsr_ref dict)
     if (names && formats) return true;
     for (size_t i = 0; i < tsr_pickle_count(pickle, dict); i++) {
         tsr_ref value = tsr_pickle_value(pickle, dict, i);
-        if (!is_type(pickle, value, "T") || (is_kind(pickle, value, TSR_PICKLE_TUPLE) && tsr_pickle_count(pickle, value) < 2))
+        if (!is_type(pickle, value, "T") ||
+            (is_kind(pickle, value, TSR_PICKLE_TUPLE) && tsr_pickle_count(pickle, value) < 2))
             return false;
     }
     return true;
@@ -107,9 +108,9 @@ static bool divides(tsr_str unit, int64_t den)
     static const struct {
         const char *unit;
         int64_t parts[4];
-    } rows[] = {{"Y", {12, 52, 365}}, {"M", {4, 30, 720}},    {"W", {7, 168, 10080, 604800}}, {"D", {24, 1440, 86400}},
-                {"h", {60, 3600}},    {"m", {60, 60000}},     {"s", {1000, 1000000}},         {"ms", {1000, 1000000}},
-                {"us", {1000, 1000000}}, {"ns", {1000, 1000000}}, {"ps", {1000, 1000000}},    {"fs", {1000}}};
+    } rows[] = {{"Y", {12, 52, 365}},    {"M", {4, 30, 720}},     {"W", {7, 168, 10080, 604800}}, {"D", {24, 1440, 86400}},
+                {"h", {60, 3600}},       {"m", {60, 60000}},      {"s", {1000, 1000000}},         {"ms", {1000, 1000000}},
+                {"us", {1000, 1000000}}, {"ns", {1000, 1000000}}, {"ps", {1000, 1000000}},        {"fs", {1000}}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         for (size_t k = 0; k < 4 && tsr_str_equal(unit, tsr_str_from(rows[i].unit)); k++)
             if (rows[i].parts[k] && rows[i].parts[k] % den == 0) return true;
@@ -195,7 +196,8 @@ static bool is_byte_order(const tsr_pickle *pickle, tsr_ref ref)
 {
     tsr_ref text = tsr_numpy_text_of(pickle, ref);
     tsr_str order = tsr_pickle_text(pickle, text);
-    return is_type(pickle, ref, "SY") && (is_kind(pickle, text, TSR_PICKLE_OBJECT) || (order.size == 1 && !(order.data[0] & 0x80)));
+    return is_type(pickle, ref, "SY") &&
+           (is_kind(pickle, text, TSR_PICKLE_OBJECT) || (order.size == 1 && !(order.data[0] & 0x80)));
 }
 
 bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state)
@@ -206,8 +208,10 @@ bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref s
     char letter = tsr_numpy_letter(pickle, dtype);
     if (count < 5 || count > 9) return false;
     if (count != 5 && (!is_type(pickle, item(pickle, state, 0), "IBj") || version < 0 || version > 4)) return false;
-    if (!is_byte_order(pickle, item(pickle, state, order)) || !is_subarray(pickle, item(pickle, state, order + 1))) return false;
-    bool named = version < 2 ? are_old_fields(pickle, fields) : count >= 7 && are_fields(pickle, item(pickle, state, 3), fields);
+    if (!is_byte_order(pickle, item(pickle, state, order)) || !is_subarray(pickle, item(pickle, state, order + 1)))
+        return false;
+    bool named =
+        version < 2 ? are_old_fields(pickle, fields) : count >= 7 && are_fields(pickle, item(pickle, state, 3), fields);
     if (!named) return false;
     for (size_t i = sizes; i < sizes + 2; i++)
         if (!is_type(pickle, item(pickle, state, i), "IBj")) return false;

@@ -9,6 +9,7 @@ typedef struct named {
 } named;
 
 /* Single letters first, then names, each with its meaning on 64-bit systems, where checkpoints come from. */
+/* clang-format off */
 static const named aliases[] = {
     {"?", "b1"},   {"b", "i1"},   {"B", "u1"},  {"h", "i2"},  {"H", "u2"},  {"i", "i4"},  {"I", "u4"},  {"l", "i8"},  {"L", "u8"},
     {"q", "i8"},   {"Q", "u8"},   {"n", "i8"},  {"N", "u8"},  {"p", "i8"},  {"P", "u8"},  {"e", "f2"},  {"f", "f4"},  {"d", "f8"},
@@ -23,6 +24,7 @@ static const named aliases[] = {
     {"uint64", "u8"}, {"float16", "f2"}, {"float32", "f4"}, {"float64", "f8"}, {"float128", "f16"}, {"complex64", "c8"},
     {"complex128", "c16"}, {"complex256", "c32"},
 };
+/* clang-format on */
 
 static tsr_str after(tsr_str text, size_t count)
 {
@@ -55,7 +57,8 @@ static tsr_numpy_dtype sized(tsr_str text)
     char letter = text.data[0];
     int64_t size = number(after(text, 1));
     if (size < 0) return (tsr_numpy_dtype){0};
-    if (letter == 'S' || letter == 'V' || letter == 'a') return (tsr_numpy_dtype){letter == 'a' ? 'S' : letter, (uint64_t)size};
+    if (letter == 'S' || letter == 'V' || letter == 'a')
+        return (tsr_numpy_dtype){letter == 'a' ? 'S' : letter, (uint64_t)size};
     if (letter == 'U') return (tsr_numpy_dtype){'U', 4 * (uint64_t)size};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         bool power = size && (size & (size - 1)) == 0;
@@ -77,7 +80,8 @@ static tsr_numpy_dtype alias(tsr_str text)
 
 bool tsr_numpy_is_unit(tsr_str text)
 {
-    static const char *const units[] = {"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as", "generic", "\xce\xbcs"};
+    static const char *const units[] = {"Y",  "M",  "W",  "D",  "h",  "m",       "s",        "ms",
+                                        "us", "ns", "ps", "fs", "as", "generic", "\xce\xbcs"};
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++)
         if (tsr_str_equal(text, tsr_str_from(units[i]))) return true;
     return false;

@@ -126,8 +126,9 @@ static const struct {
 
 bool tsr_torch_is_device(const tsr_pickle *pickle, tsr_ref ref)
 {
-    static const char *const types[] = {"cuda", "meta", "mps", "xpu", "hpu", "xla", "npu", "mtia", "maia", "ipu", "privateuseone",
-                                        "hip",  "vulkan", "lazy", "ve", "fpga", "mkldnn", "mlu", "musa", "gcu", "sdaa", "rbln"};
+    static const char *const types[] = {"cuda",   "meta", "mps",           "xpu", "hpu",    "xla",  "npu", "mtia",
+                                        "maia",   "ipu",  "privateuseone", "hip", "vulkan", "lazy", "ve",  "fpga",
+                                        "mkldnn", "mlu",  "musa",          "gcu", "sdaa",   "rbln"};
     tsr_str text = tsr_pickle_text(pickle, ref);
     if (tsr_pickle_kind_of(pickle, ref) != TSR_PICKLE_STR) return false;
     if (tsr_str_equal(text, TSR_STR("cpu"))) return true;
@@ -284,7 +285,8 @@ static bool has_strides(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 static int sizes_of(const tsr_pickle *pickle, tsr_ref tensor, int64_t *sizes)
 {
     bool known = tsr_pickle_class_id(pickle, tensor) == TSR_TORCH_REBUILD_TENSOR;
-    return known ? tsr_pickle_ints(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, tensor), 2), sizes, MOST_DIMS) : -1;
+    return known ? tsr_pickle_ints(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, tensor), 2), sizes, MOST_DIMS)
+                 : -1;
 }
 
 /* (indices, values, size, …) of the layout torch.sparse_coo: a row of indices per sparse dimension, a value per column. */
@@ -311,7 +313,8 @@ static bool accepts_tuple(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 {
     for (size_t i = 0; i < sizeof tuples / sizeof tuples[0]; i++) {
         tsr_ref tuple = tsr_pickle_item(pickle, args, tuples[i].at);
-        if (!tsr_str_equal(name, tsr_str_from(tuples[i].name)) || tsr_pickle_kind_of(pickle, tuple) == TSR_PICKLE_OBJECT) continue;
+        if (!tsr_str_equal(name, tsr_str_from(tuples[i].name)) || tsr_pickle_kind_of(pickle, tuple) == TSR_PICKLE_OBJECT)
+            continue;
         return match_any(pickle, tuple, tuples[i].signature);
     }
     return true;
@@ -322,7 +325,8 @@ static bool is_return(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 {
     tsr_ref items = tsr_pickle_item(pickle, args, 0);
     size_t length;
-    return match_any(pickle, args, "c .D") && (!tsr_torch_length(pickle, items, &length) || length == tsr_torch_return_size(name));
+    return match_any(pickle, args, "c .D") &&
+           (!tsr_torch_length(pickle, items, &length) || length == tsr_torch_return_size(name));
 }
 
 bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
@@ -334,7 +338,8 @@ bool tsr_torch_accepts(const tsr_pickle *pickle, tsr_ref callee, tsr_ref args)
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_RETURN_TYPE) return is_return(pickle, name, args);
     if (tsr_pickle_id(pickle, callee) == TSR_TORCH_TENSOR && tsr_str_ends(name, TSR_STR("Tensor")))
         return match_any(pickle, args, ".Ij IjB*/LTRXPaE");
-    while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name)))) i++;
+    while (i < rows && !(signatures[i].name[0] == name.data[0] && tsr_str_equal(name, tsr_str_from(signatures[i].name))))
+        i++;
     if (i == rows) return true;
     return match_any(pickle, args, signatures[i].signature) && accepts_tuple(pickle, name, args) &&
            has_strides(pickle, name, args) && fits_sparse(pickle, name, args) && tsr_torch_fits(pickle, name, args) &&

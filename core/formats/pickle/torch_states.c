@@ -22,11 +22,13 @@ static bool is_uuid_state(const tsr_pickle *pickle, tsr_ref state)
 static bool is_byte_tensor(const tsr_pickle *pickle, tsr_ref tensor, int64_t count)
 {
     int64_t sizes[8], product = 1;
-    tsr_ref args = tsr_pickle_args(pickle, tensor), storage = tsr_pickle_persistent(pickle, tsr_pickle_item(pickle, args, 0));
+    tsr_ref args = tsr_pickle_args(pickle, tensor),
+            storage = tsr_pickle_persistent(pickle, tsr_pickle_item(pickle, args, 0));
     uint32_t id = tsr_pickle_class_id(pickle, tensor);
     if (id != TSR_TORCH_REBUILD_TENSOR && id != TSR_TORCH_REBUILD_TENSOR_V3) return tsr_torch_is_one_of(pickle, tensor, "X");
-    tsr_dtype dtype = id == TSR_TORCH_REBUILD_TENSOR_V3 ? tsr_torch_dtype(pickle, tsr_pickle_item(pickle, args, 6))
-                                                        : tsr_torch_storage_dtype(pickle, tsr_pickle_item(pickle, storage, 1));
+    tsr_dtype dtype = id == TSR_TORCH_REBUILD_TENSOR_V3
+                          ? tsr_torch_dtype(pickle, tsr_pickle_item(pickle, args, 6))
+                          : tsr_torch_storage_dtype(pickle, tsr_pickle_item(pickle, storage, 1));
     int ndim = tsr_pickle_ints(pickle, tsr_pickle_item(pickle, args, 2), sizes, 8);
     for (int i = 0; i < ndim && product <= count; i++)
         product = sizes[i] >= 0 && sizes[i] <= count ? product * sizes[i] : count + 1;
@@ -92,10 +94,12 @@ bool tsr_torch_are_attributes(const tsr_pickle *pickle, tsr_ref state)
 
 bool tsr_torch_fits_state(const tsr_pickle *pickle, uint32_t id, tsr_str name, tsr_ref state)
 {
+    /* clang-format off */
     static const char *const plain[] = {"DTensorSpec", "_MeshLayout", "_FlatLayout", "ShardedTensorMetadata", "ShardMetadata",
                                         "ChunkShardingSpec", "EnumerableShardingSpec", "_remote_device", "SimpleNamespace", "Counter"};
+    /* clang-format on */
     static const char *const dim[] = {"dim", NULL}, *const strided[] = {"dim", "split_factor", NULL}, *const none[] = {NULL},
-                      *const reduce[] = {"reduce_op", NULL};
+                             *const reduce[] = {"reduce_op", NULL};
     if (tsr_torch_type(pickle, state) == TSR_TYPE_UNKNOWN) return true;
     switch (id) {
     case TSR_TORCH_ORDERED_DICT: return tsr_torch_is_plain_state(pickle, state);

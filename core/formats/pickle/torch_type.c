@@ -4,6 +4,7 @@
 #include "formats/pickle/torch_numpy_elements.h"
 
 /* By the name alone: the module has been compared when the GLOBAL got its id. */
+/* clang-format off */
 static const struct {
     const char *name;
     char type;
@@ -17,6 +18,7 @@ static const struct {
     {"__pyx_unpickle_SeedSequence", 's'},         {"UninitializedParameter", 'X'}, {"UninitializedBuffer", 'X'},
     {"NestedTensor", 'X'}, {"Decimal", 'v'},      {"Fraction", 'v'},      {"MEM_FORMAT_ENCODING", 'M'},
 };
+/* clang-format on */
 
 static char type_by_name(tsr_str name)
 {
@@ -48,7 +50,8 @@ static char type_of_object(const tsr_pickle *pickle, tsr_ref object)
     case TSR_TORCH_FUNCTION: {
         tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object));
         bool scalar = tsr_str_equal(name, TSR_STR("scalar"));
-        return scalar ? tsr_numpy_scalar_type(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, object), 0)) : type_by_name(name);
+        return scalar ? tsr_numpy_scalar_type(pickle, tsr_pickle_item(pickle, tsr_pickle_args(pickle, object), 0))
+                      : type_by_name(name);
     }
     default: return id >= TSR_TORCH_TENSOR && id <= TSR_TORCH_SHARDED_TENSOR ? 'X' : 'O';
     }
@@ -72,11 +75,11 @@ static char type_of_global(const tsr_pickle *pickle, tsr_ref global)
 
 char tsr_torch_type(const tsr_pickle *pickle, tsr_ref ref)
 {
-    static const char types[] = {[TSR_PICKLE_NONE] = 'N',   [TSR_PICKLE_BOOL] = 'B',  [TSR_PICKLE_INT] = 'I',
-                                 [TSR_PICKLE_BIGINT] = 'J', [TSR_PICKLE_FLOAT] = 'F', [TSR_PICKLE_STR] = 'S',
-                                 [TSR_PICKLE_BYTES] = 'Y',  [TSR_PICKLE_LIST] = 'L',  [TSR_PICKLE_TUPLE] = 'T',
-                                 [TSR_PICKLE_DICT] = 'D',   [TSR_PICKLE_SET] = 'E',   [TSR_PICKLE_PERSISTENT] = 'P',
-                                 [TSR_PICKLE_FOLDED] = '?'};
+    static const char types[] = {
+        [TSR_PICKLE_NONE] = 'N',  [TSR_PICKLE_BOOL] = 'B', [TSR_PICKLE_INT] = 'I',   [TSR_PICKLE_BIGINT] = 'J',
+        [TSR_PICKLE_FLOAT] = 'F', [TSR_PICKLE_STR] = 'S',  [TSR_PICKLE_BYTES] = 'Y', [TSR_PICKLE_LIST] = 'L',
+        [TSR_PICKLE_TUPLE] = 'T', [TSR_PICKLE_DICT] = 'D', [TSR_PICKLE_SET] = 'E',   [TSR_PICKLE_PERSISTENT] = 'P',
+        [TSR_PICKLE_FOLDED] = '?'};
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     if (kind == TSR_PICKLE_OBJECT) return type_of_object(pickle, ref);
     return kind == TSR_PICKLE_GLOBAL ? type_of_global(pickle, ref) : types[kind];

@@ -106,7 +106,8 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
 {
     tsr_error why = {0};
     const tsr_reader *reader;
-    tsr_checkpoint guess = {.store = &part->base, .host = s->checkpoint->host, .arena = s->checkpoint->arena, .is_probe = true};
+    tsr_checkpoint guess = {
+        .store = &part->base, .host = s->checkpoint->host, .arena = s->checkpoint->arena, .is_probe = true};
     const tsr_status status = s->recognize(&guess, &reader, &why);
     /* A single torch.save file may be something next to the steps of a run, such as its arguments. */
     *whole = status == TSR_OK && reader != &tsr_reader_torch_zip && reader != &tsr_reader_torch_legacy;
@@ -149,7 +150,8 @@ static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefi
         const tsr_str name = store->files[f].name;
         const char *slash = memchr(name.data + prefix, '/', name.size - prefix);
         const size_t size = slash ? (size_t)(slash - name.data) + 1 : name.size;
-        for (end = f + 1; slash && end < to && tsr_str_starts(store->files[end].name, (tsr_str){name.data, size}); end++) {}
+        for (end = f + 1; slash && end < to && tsr_str_starts(store->files[end].name, (tsr_str){name.data, size}); end++) {
+        }
         if (!slash) continue;
         part_store part;
         bool whole = false;

@@ -97,7 +97,8 @@ static const char *foreign_zip_name(tsr_str head, tsr_str member)
 
 static const char *foreign_name(tsr_str head, tsr_str name)
 {
-    const bool packed = head.size > 262 && (memcmp(head.data + 257, "ustar", 5) == 0 || memcmp(head.data, "\x1f\x8b", 2) == 0);
+    const bool packed =
+        head.size > 262 && (memcmp(head.data + 257, "ustar", 5) == 0 || memcmp(head.data, "\x1f\x8b", 2) == 0);
     if (packed && tsr_str_ends(name, TSR_STR(".nemo")))
         return "a NeMo archive, which is not supported: NeMo's restore_from loads it, and the weights can be opened after "
                "`tar -xf`";

@@ -96,8 +96,8 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
     return tsr_checkpoint_open_as(store, host, options, NULL, out, err);
 }
 
-tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
-                                  tsr_checkpoint **out, tsr_error *err)
+tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
+                                  const tsr_form *form, tsr_checkpoint **out, tsr_error *err)
 {
     tsr_open_options own;
     *out = NULL;

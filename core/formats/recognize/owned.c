@@ -63,7 +63,8 @@ tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *r
     }
     TSR_TRY(tsr_content_of(store, file, &content, &foreign, err));
     const bool named = content == TSR_CONTENT_UNKNOWN && tsr_str_ends(name, TSR_STR(".safetensors"));
-    if (named || content == TSR_CONTENT_SAFETENSORS || content == TSR_CONTENT_TORCH_ZIP || content == TSR_CONTENT_TORCH_LEGACY)
+    if (named || content == TSR_CONTENT_SAFETENSORS || content == TSR_CONTENT_TORCH_ZIP ||
+        content == TSR_CONTENT_TORCH_LEGACY)
         *role = TSR_ROLE_TENSORS;
     return TSR_OK;
 }

@@ -7,7 +7,8 @@ static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_catalog *catalog = &checkpoint->catalog;
     tsr_shown_names names = {.used = 0};
-    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "there is no part '%.*s': %.*s", TSR_STR_ARG(checkpoint->options.part),
+    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "there is no part '%.*s': %.*s",
+                TSR_STR_ARG(checkpoint->options.part),
                 TSR_STR_ARG(checkpoint->incomplete)); /* the part may be in the missing file */
     for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
     TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
@@ -20,7 +21,8 @@ static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
 /* Removes the part's name from a name that begins with it: "model.a.b" → "a.b", "model" → "". */
 static bool strip(tsr_str *fqn, tsr_str part)
 {
-    if (part.size == 0 || !tsr_str_starts(*fqn, part) || (fqn->size > part.size && fqn->data[part.size] != '.')) return false;
+    if (part.size == 0 || !tsr_str_starts(*fqn, part) || (fqn->size > part.size && fqn->data[part.size] != '.'))
+        return false;
     const size_t size = fqn->size > part.size ? part.size + 1 : part.size;
     *fqn = (tsr_str){fqn->data + size, fqn->size - size};
     return true;

@@ -132,7 +132,8 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
 static uint32_t whole_file_of(const recognizer *r, uint32_t index)
 {
     const tsr_str name = name_at(r, index), ending = TSR_STR(TSR_INDEX_ENDING);
-    return tsr_str_ends(name, ending) ? tsr_store_find(r->store, (tsr_str){name.data, name.size - ending.size}) : TSR_NO_FILE;
+    return tsr_str_ends(name, ending) ? tsr_store_find(r->store, (tsr_str){name.data, name.size - ending.size})
+                                      : TSR_NO_FILE;
 }
 
 static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader **reader)
@@ -151,13 +152,14 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
     }
     const cJSON *weights = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
     if (!weights)
-        status = tsr_fail(r->err, TSR_E_UNSUPPORTED,
-                          "%.*s is a JSON document without a weight_map, not a checkpoint", TSR_STR_ARG(name_at(r, file)));
+        status = tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is a JSON document without a weight_map, not a checkpoint",
+                          TSR_STR_ARG(name_at(r, file)));
     else status = shard_content(r, weights, &content, &any);
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
     const uint32_t whole = any || r->store->primary != TSR_NO_FILE ? TSR_NO_FILE : whole_file_of(r, file);
-    if (whole != TSR_NO_FILE) return recognize_file(r, whole, reader); /* transformers writes no index then, but leaves an old one */
+    if (whole != TSR_NO_FILE)
+        return recognize_file(r, whole, reader); /* transformers writes no index then, but leaves an old one */
     bool torch = content == TSR_CONTENT_TORCH_ZIP || content == TSR_CONTENT_TORCH_LEGACY;
     *reader = torch ? &tsr_reader_torch_index : &tsr_reader_safetensors_index;
     return choose_one(r, file);
@@ -192,8 +194,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     case TSR_CONTENT_TORCH_ZIP: *reader = &tsr_reader_torch_zip; return TSR_OK;
     case TSR_CONTENT_TORCH_LEGACY: *reader = &tsr_reader_torch_legacy; return TSR_OK;
     case TSR_CONTENT_JSON: return recognize_index(r, file, reader);
-    case TSR_CONTENT_FOREIGN:
-        return tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), foreign);
+    case TSR_CONTENT_FOREIGN: return tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), foreign);
     case TSR_CONTENT_UNKNOWN: break;
     }
     /* The content is not recognizable, but the reader for this ending can report what is wrong with it. */
@@ -278,7 +279,8 @@ static bool is_orbax(tsr_str path)
 static bool is_zarr(tsr_str path)
 {
     tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR(".zgroup")) || tsr_str_equal(name, TSR_STR("zarr.json"));
+    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR(".zgroup")) ||
+           tsr_str_equal(name, TSR_STR("zarr.json"));
 }
 
 static bool is_torchsnapshot(tsr_str path)
@@ -366,8 +368,7 @@ static tsr_status refuse_folder(recognizer *r)
                 below);
     TSR_FAIL_IF(r->store->file_count == 0, r->err, TSR_E_UNSUPPORTED, "the directory %s%s",
                 list.deeper ? "contains no files" : "is empty", below);
-    return tsr_fail(r->err, TSR_E_UNSUPPORTED,
-                    "none of the directory's %u files is in a recognized checkpoint format%s",
+    return tsr_fail(r->err, TSR_E_UNSUPPORTED, "none of the directory's %u files is in a recognized checkpoint format%s",
                     (unsigned)r->store->file_count, below);
 }
 

@@ -109,7 +109,8 @@ static bool has_name(const void *ctx, tsr_str path)
 {
     const tsr_str name = *(const tsr_str *)ctx;
     for (size_t at = 0; at + name.size <= path.size; at++) {
-        const bool begins = at == 0 || path.data[at - 1] == '/', ends = at + name.size == path.size || path.data[at + name.size] == '/';
+        const bool begins = at == 0 || path.data[at - 1] == '/',
+                   ends = at + name.size == path.size || path.data[at + name.size] == '/';
         if (begins && ends && memcmp(path.data + at, name.data, name.size) == 0) return true;
     }
     return false;
@@ -149,7 +150,8 @@ static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error 
 {
     const tsr_reader *reader;
     tsr_error why = {0};
-    tsr_checkpoint guess = {.store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
+    tsr_checkpoint guess = {
+        .store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
     const tsr_status status = tsr_recognize(&guess, &reader, &why);
     *is = status == TSR_OK;
     if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_fail(err, status, "%s", why.message);
@@ -178,7 +180,8 @@ static bool file_step(tsr_str path, uint64_t *number)
 {
     size_t from = path.size;
     while (from > 0 && path.data[from - 1] != '/') from--;
-    return tsr_str_ends(path, TSR_STR(".ckpt")) && number_at_end(without_ending((tsr_str){path.data + from, path.size - from}), number);
+    return tsr_str_ends(path, TSR_STR(".ckpt")) &&
+           number_at_end(without_ending((tsr_str){path.data + from, path.size - from}), number);
 }
 
 static void find_files(const tsr_store *store, step_files *files)
@@ -202,8 +205,9 @@ static tsr_status enter_file(choice *c, tsr_str asked, const step_files *files)
 {
     tsr_checkpoint *checkpoint = c->checkpoint;
     tsr_store_view *view;
-    TSR_FAIL_IF(files->found.count > 1, c->err, TSR_E_USAGE, "step '%.*s' matches %llu files: %s%s; choose one by its path below the directory",
-                TSR_STR_ARG(asked), (unsigned long long)files->found.count, files->found.text, tsr_shown_names_rest(&files->found));
+    TSR_FAIL_IF(files->found.count > 1, c->err, TSR_E_USAGE,
+                "step '%.*s' matches %llu files: %s%s; choose one by its path below the directory", TSR_STR_ARG(asked),
+                (unsigned long long)files->found.count, files->found.text, tsr_shown_names_rest(&files->found));
     checkpoint->step = tsr_arena_str(checkpoint->arena, checkpoint->store->files[files->first].name, c->err);
     if (!checkpoint->step.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_store_view_of_file(checkpoint->store, files->first, checkpoint->arena, &view, c->err));
@@ -224,16 +228,17 @@ static tsr_status refuse_unknown(choice *c, tsr_str asked)
     bool is;
     TSR_TRY(look(c, NULL, NULL));
     list_step_files(c->checkpoint->store, &files);
-    TSR_FAIL_IF(files.count, c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s", TSR_STR_ARG(asked), files.text,
-                tsr_shown_names_rest(&files));
+    TSR_FAIL_IF(files.count, c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s",
+                TSR_STR_ARG(asked), files.text, tsr_shown_names_rest(&files));
     if (c->list.count == 0) TSR_TRY(is_checkpoint(c->checkpoint, &is, c->err));
     TSR_FAIL_IF(c->list.count == 0 && is, c->err, TSR_E_NOT_FOUND,
-                "there is no step '%.*s': the directory is a checkpoint itself and contains no others; leave out --step", TSR_STR_ARG(asked));
+                "there is no step '%.*s': the directory is a checkpoint itself and contains no others; leave out --step",
+                TSR_STR_ARG(asked));
     TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND,
                 "there is no step '%.*s': the directory contains no checkpoints%s", TSR_STR_ARG(asked),
                 tsr_below_deeper(&c->list));
-    return tsr_fail(c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s",
-                    TSR_STR_ARG(asked), c->list.text, tsr_below_rest(&c->list));
+    return tsr_fail(c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s", TSR_STR_ARG(asked),
+                    c->list.text, tsr_below_rest(&c->list));
 }
 
 /* The requested directory may be a parent of the checkpoint ("global_step_100" of "global_step_100/actor"). */
@@ -318,12 +323,13 @@ static tsr_status report_later(choice *c, tsr_str found)
         tsr_shown_names_add(&later, path);
     }
     if (!later.count) return TSR_OK;
-    return tsr_finding_add_at(c->checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING},
-                              (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, c->err,
-                              "'%.*s' is the newest checkpoint, but %s%s %s: the save was interrupted, or files were not copied",
-                              TSR_STR_ARG(found), later.text, tsr_shown_names_rest(&later),
-                              later.count == 1 ? "has a higher number and contains no checkpoint"
-                                               : "have higher numbers and contain no checkpoints");
+    return tsr_finding_add_at(
+        c->checkpoint->findings, (tsr_rated_rule){"parts/incomplete-save", TSR_WARNING},
+        (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, c->err,
+        "'%.*s' is the newest checkpoint, but %s%s %s: the save was interrupted, or files were not copied",
+        TSR_STR_ARG(found), later.text, tsr_shown_names_rest(&later),
+        later.count == 1 ? "has a higher number and contains no checkpoint"
+                         : "have higher numbers and contain no checkpoints");
 }
 
 /* Chooses the highest number that has a checkpoint. A directory that has none below it may be a checkpoint itself, so that the same
@@ -399,8 +405,7 @@ static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *m
     const tsr_status status = store->below(store, line, &found, &why);
     if (status == TSR_OK) found->close(found);
     if (status != TSR_E_IO && status != TSR_E_NOMEM) return TSR_OK;
-    return tsr_fail(err, status, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line),
-                    why.message);
+    return tsr_fail(err, status, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line), why.message);
 }
 
 /* Enters the directory named in a marker file, and then the only checkpoint in it. *followed is set if there is a marker. */

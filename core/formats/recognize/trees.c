@@ -2,8 +2,8 @@
  * file of zeros, for the parts of a tensor that no file has; so does that of other checkpoints whose chunks are located.
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes) */
-#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/trees.h"
+#include "tessera/sys/checkpoint_files.h"
 
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_file.h"
@@ -124,9 +124,9 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
     if (!out->checkpoint) return TSR_E_NOMEM;
     *out->checkpoint = (tsr_checkpoint){.host = host,
-                                         .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
-                                         .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
-                                         .expansion = host->limits.expansion};
+                                        .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                        .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
+                                        .expansion = host->limits.expansion};
     tsr_status status = open_checkpoint(out->checkpoint, store, err);
     if (status == TSR_OK) status = read_roots(out->checkpoint, files, count, out, err);
     if (status != TSR_OK) tsr_trees_close(out);
@@ -155,7 +155,8 @@ static tsr_status leaf_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, bo
 {
     size_t missing;
     tsr_checkpoint_missing(checkpoint, &missing);
-    if (missing && entry->kind == TSR_ENTRY_OBJECT && !entry->value) return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
+    if (missing && entry->kind == TSR_ENTRY_OBJECT && !entry->value)
+        return tsr_checkpoint_raise_missing(checkpoint, entry->fqn, err);
     TSR_FAIL_IF(entry->kind == TSR_ENTRY_OPAQUE || (entry->kind == TSR_ENTRY_OBJECT && !entry->value), err,
                 TSR_E_UNSUPPORTED, "'%.*s' (%.*s) cannot be part of a value tree%s", TSR_STR_ARG(entry->fqn),
                 TSR_STR_ARG(entry->type),
@@ -218,7 +219,8 @@ static tsr_status open_pickle(tsr_checkpoint *source, tsr_store *store, uint32_t
     return status;
 }
 
-tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out, tsr_error *err)
+tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out,
+                             tsr_error *err)
 {
     const tsr_open_options options = {.part = part};
     *out = (tsr_trees){.zeros_file = TSR_NO_FILE};

@@ -118,8 +118,9 @@ static tsr_status keep_metadata(tsr_safetensors *opened, const tsr_vec *pairs, t
     opened->metadata = kept;
     opened->metadata_count = pairs->count;
     if (duplicate == TSR_NO_NAME || !findings) return TSR_OK;
-    return tsr_finding_add(findings, "safetensors/duplicate-metadata-key", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
-                           "__metadata__ has the key '%.*s' twice; the last value counts", TSR_STR_ARG(kept[duplicate].key));
+    return tsr_finding_add(findings, "safetensors/duplicate-metadata-key", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
+                           err, "__metadata__ has the key '%.*s' twice; the last value counts",
+                           TSR_STR_ARG(kept[duplicate].key));
 }
 
 static tsr_status check_whole(tsr_safetensors *opened, const tsr_safetensors_scan *scan, tsr_error *err)

@@ -95,14 +95,14 @@ static tsr_status add_file(builder *b, const tsr_safetensors *opened)
         const tsr_safetensors_tensor *t = tsr_safetensors_find(opened, tsr_json_key_of(member));
         found += t != NULL;
         status = t ? add_shard(b, opened, t, member)
-                   : tsr_fail(b->err, TSR_E_FORMAT,
-                              "safetensors: DCP_SHARDING_INFO names '%s', which is not in the file", member->string);
+                   : tsr_fail(b->err, TSR_E_FORMAT, "safetensors: DCP_SHARDING_INFO names '%s', which is not in the file",
+                              member->string);
     }
     cJSON_Delete(info);
     if (status == TSR_OK && found != opened->count)
         status =
-            tsr_fail(b->err, TSR_E_FORMAT,
-                     "safetensors: DCP_SHARDING_INFO names only %" PRIu64 " of %" PRIu64 " tensors", found, opened->count);
+            tsr_fail(b->err, TSR_E_FORMAT, "safetensors: DCP_SHARDING_INFO names only %" PRIu64 " of %" PRIu64 " tensors",
+                     found, opened->count);
     return status;
 }
 

@@ -7,8 +7,8 @@
 #include "base/cursor.h"
 #include "base/utf8.h"
 #include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/try.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/try.h"
 
 enum { LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
 

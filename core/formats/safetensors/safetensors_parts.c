@@ -25,14 +25,16 @@ static tsr_status name_entry(tsr_entry *entry, tsr_str part, tsr_arena *arena, t
     path[1] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = entry->fqn};
     entry->path = path;
     entry->path_length = entry->fqn.size ? 2 : 1;
-    entry->fqn = entry->fqn.size ? tsr_arena_format(arena, err, "%.*s.%.*s", TSR_STR_ARG(part), TSR_STR_ARG(entry->fqn)) : part;
+    entry->fqn =
+        entry->fqn.size ? tsr_arena_format(arena, err, "%.*s.%.*s", TSR_STR_ARG(part), TSR_STR_ARG(entry->fqn)) : part;
     return entry->fqn.data ? TSR_OK : TSR_E_NOMEM;
 }
 
 static tsr_status name_part(tsr_entry *entries, const tsr_part *part, tsr_arena *arena, tsr_error *err)
 {
     if (part->name.size == 0) return TSR_OK; /* entries of a format that belong to no part */
-    for (uint64_t i = 0; i < part->entry_count; i++) TSR_TRY(name_entry(&entries[part->first_entry + i], part->name, arena, err));
+    for (uint64_t i = 0; i < part->entry_count; i++)
+        TSR_TRY(name_entry(&entries[part->first_entry + i], part->name, arena, err));
     return TSR_OK;
 }
 

@@ -13,8 +13,14 @@ typedef enum split {
     LAST,    /* split along dim 2 */
     WHOLE,   /* replicated on every rank */
     SAME,    /* whole if it is equal on every rank; otherwise there is no rule */
-    GATED_ROWS, GATED_EXPERT_ROWS, /* gate and up, split along dim 0 or dim 1 */
-    QUERY, KEY, EMBEDDING, VOCABULARY, FUSED_QKV, OLD_QKV /* decided by the model's settings */
+    GATED_ROWS,
+    GATED_EXPERT_ROWS, /* gate and up, split along dim 0 or dim 1 */
+    QUERY,
+    KEY,
+    EMBEDDING,
+    VOCABULARY,
+    FUSED_QKV,
+    OLD_QKV /* decided by the model's settings */
 } split;
 
 typedef struct known {
@@ -85,7 +91,8 @@ static tsr_status meta_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint
 }
 
 /* Llama 1 and 2 split the embedding by columns, Llama 3 by rows; the width of a rank's rows shows which. */
-static tsr_status choose_embedding(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+static tsr_status choose_embedding(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out,
+                                   tsr_error *err)
 {
     const uint64_t width = size_along(held, 1);
     uint64_t all;
@@ -109,7 +116,8 @@ static void share_rows(const tsr_shards_held *held, tsr_shards_choice *out)
     out->rule.block_copies = out->block_copies;
 }
 
-static tsr_status meta_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+static tsr_status meta_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out,
+                              tsr_error *err)
 {
     const split how = split_of(meta_names, held->fqn, &out->known);
     if (!out->known) return TSR_OK;
@@ -179,7 +187,8 @@ static tsr_status megatron_settings(tsr_checkpoint *checkpoint, uint32_t ranks, 
     return TSR_OK;
 }
 
-static tsr_status megatron_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+static tsr_status megatron_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out,
+                                  tsr_error *err)
 {
     const split how = split_of(megatron_names, held->fqn, &out->known);
     if (!out->known) return TSR_OK;
@@ -225,7 +234,8 @@ static tsr_status vllm_settings(tsr_checkpoint *checkpoint, uint32_t ranks, uint
 
 /* A rank has its query heads, followed by its key heads and value heads. If there are fewer of those than ranks, several
  * ranks share each. */
-static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out,
+                             tsr_error *err)
 {
     uint64_t copies;
     TSR_TRY(share_heads(held, s->kv_heads, &copies, err));
@@ -242,7 +252,8 @@ static tsr_status choose_qkv(const tsr_shards_settings *s, const tsr_shards_held
 }
 
 /* The vocabulary is padded to a multiple of 64 rows; the padding is at the end of the last ranks' rows. */
-static tsr_status choose_vocabulary(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+static tsr_status choose_vocabulary(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out,
+                                    tsr_error *err)
 {
     TSR_FAIL_IF(!s->vocabulary, err, TSR_E_FORMAT, "config.json does not state vocab_size, to which '%.*s' must be trimmed",
                 TSR_STR_ARG(held->fqn));
@@ -251,7 +262,8 @@ static tsr_status choose_vocabulary(const tsr_shards_settings *s, const tsr_shar
     return TSR_OK;
 }
 
-static tsr_status vllm_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out, tsr_error *err)
+static tsr_status vllm_choose(const tsr_shards_settings *s, const tsr_shards_held *held, tsr_shards_choice *out,
+                              tsr_error *err)
 {
     const split how = split_of(vllm_names, held->fqn, &out->known);
     if (!out->known) return TSR_OK;
@@ -263,7 +275,8 @@ static tsr_status vllm_choose(const tsr_shards_settings *s, const tsr_shards_hel
 /* ---- choosing a map by name ---- */
 
 static const tsr_shards_family meta_llama = {"meta-llama", NULL, meta_settings, meta_choose};
-static const tsr_shards_family megatron_gpt = {"megatron-gpt", "**.layers.{layer}.{rest...}", megatron_settings, megatron_choose};
+static const tsr_shards_family megatron_gpt = {"megatron-gpt", "**.layers.{layer}.{rest...}", megatron_settings,
+                                               megatron_choose};
 static const tsr_shards_family vllm = {"vllm", NULL, vllm_settings, vllm_choose};
 
 const tsr_shards *tsr_shards_built_in(tsr_str name)

@@ -19,7 +19,7 @@ typedef struct joining {
     const tsr_shards_rule *rule;
     tsr_arena *arena;
     tsr_entry *out;
-    uint64_t *shape;  /* of the whole tensor */
+    uint64_t *shape; /* of the whole tensor */
     tsr_chunk *chunks, *replicas;
     uint32_t dim;
     uint64_t end; /* size along `dim` that was joined so far */

@@ -25,7 +25,7 @@ uint32_t tsr_shards_dim(const tsr_shards_rule *rule, uint32_t ndim);
 
 /* Renames an entry (name and path) to what it is called in pipeline stage `stage`. *holds is false if it is in a layer of
  * another stage. Names outside of layers are in every stage. Fails with TSR_E_USAGE for a layer that is in no stage. */
-tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry, bool *holds,
-                                  tsr_error *err);
+tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry,
+                                  bool *holds, tsr_error *err);
 
 #endif

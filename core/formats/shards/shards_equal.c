@@ -31,8 +31,8 @@ static tsr_status by_checksum(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return TSR_OK;
 }
 
-tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
-                                   bool *same, tsr_error *err)
+tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entry *entry, const tsr_chunk *a,
+                                   const tsr_chunk *b, bool *same, tsr_error *err)
 {
     verdict shown;
     TSR_TRY(by_checksum(equality->checkpoint, entry, a, b, &shown, err));
@@ -50,7 +50,8 @@ tsr_status tsr_shards_equal_chunks(tsr_shards_equality *equality, const tsr_entr
     return tsr_rank_bytes_match(equality->checkpoint, &first, &second, same, err);
 }
 
-tsr_status tsr_shards_equal(tsr_shards_equality *equality, const tsr_entry *a, const tsr_entry *b, bool *same, tsr_error *err)
+tsr_status tsr_shards_equal(tsr_shards_equality *equality, const tsr_entry *a, const tsr_entry *b, bool *same,
+                            tsr_error *err)
 {
     *same = tsr_shards_is_whole(a) && tsr_shards_is_whole(b) && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
     return *same ? tsr_shards_equal_chunks(equality, a, a->chunks, b->chunks, same, err) : TSR_OK;

@@ -21,7 +21,7 @@ typedef struct ranked {
 typedef struct choice {
     tsr_checkpoint *checkpoint;
     tsr_str pattern;
-    tsr_vec files; /* of ranked */
+    tsr_vec files;                                     /* of ranked */
     uint32_t count[TSR_CAPTURES], first[TSR_CAPTURES]; /* per capture: how many numbers there are, and the lowest */
     tsr_error *err;
 } choice;
@@ -240,7 +240,8 @@ static tsr_status crc_of_form(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return tsr_reader_torch_ranks.crc(checkpoint, entry, chunk, scratch, out, err);
 }
 
-const tsr_reader tsr_reader_shards = {.format = TSR_FORMAT_SHARDS, .is_rare = true,
+const tsr_reader tsr_reader_shards = {.format = TSR_FORMAT_SHARDS,
+                                      .is_rare = true,
                                       .recognizes = is_form,
                                       .open = open_form,
                                       .extents = extents_of_form,

@@ -64,7 +64,8 @@ static tsr_status number_stages(join *j)
     const tsr_shards *map = j->map;
     tsr_shards_stages *stages = &j->stages;
     stages->count = j->checkpoint->stages ? j->checkpoint->stages : 1;
-    const tsr_str pattern = map->family && map->family->stage_pattern ? tsr_str_from(map->family->stage_pattern) : map->stage_pattern;
+    const tsr_str pattern =
+        map->family && map->family->stage_pattern ? tsr_str_from(map->family->stage_pattern) : map->stage_pattern;
     if (!pattern.size) return TSR_OK;
     TSR_FAIL_IF(!map->family && map->stage_count != stages->count, j->err, TSR_E_FORMAT,
                 "%.*s lists the layers of %u pipeline stages, but there are files of %u", TSR_STR_ARG(map->name),
@@ -284,8 +285,12 @@ tsr_status tsr_shards_join(tsr_checkpoint *checkpoint, tsr_error *err)
     const tsr_allocator *allocator = checkpoint->host->allocator;
     const tsr_catalog *catalog = &checkpoint->catalog;
     if (!checkpoint->joined_ranks || !catalog->entry_count) return TSR_OK;
-    join j = {.checkpoint = checkpoint, .map = checkpoint->options.shards, .arena = checkpoint->arena,
-              .equality = tsr_shards_equality_of(checkpoint), .joined = tsr_vec_of(allocator, sizeof(tsr_entry)), .err = err};
+    join j = {.checkpoint = checkpoint,
+              .map = checkpoint->options.shards,
+              .arena = checkpoint->arena,
+              .equality = tsr_shards_equality_of(checkpoint),
+              .joined = tsr_vec_of(allocator, sizeof(tsr_entry)),
+              .err = err};
     const uint32_t stages = checkpoint->stages ? checkpoint->stages : 1;
     j.ranks = catalog->entries[0].per_rank->count / stages;
     j.names = tsr_map_new(allocator, 0, err);

@@ -62,9 +62,8 @@ tsr_str tsr_shards_name(tsr_str pattern, const tsr_shards_numbers *numbers, cons
     while (pattern.size && name.data) {
         size_t size;
         const tsr_shards_capture c = capture_at(pattern, &size);
-        name = c < TSR_CAPTURES
-                   ? tsr_arena_format(arena, err, "%.*s%0*u", TSR_STR_ARG(name), (int)widths[c], numbers->of[c])
-                   : tsr_arena_format(arena, err, "%.*s%c", TSR_STR_ARG(name), pattern.data[0]);
+        name = c < TSR_CAPTURES ? tsr_arena_format(arena, err, "%.*s%0*u", TSR_STR_ARG(name), (int)widths[c], numbers->of[c])
+                                : tsr_arena_format(arena, err, "%.*s%c", TSR_STR_ARG(name), pattern.data[0]);
         pattern = after(pattern, size);
     }
     return name;

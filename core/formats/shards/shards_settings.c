@@ -63,7 +63,7 @@ static tsr_status settle_heads(const char *file, tsr_shards_settings *out, tsr_e
 
 tsr_status tsr_shards_read_params(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err)
 {
-    const setting settings[] = {{"dim", &out->dim}, {"n_heads", &out->heads}, {"n_kv_heads", &out->kv_heads},
+    const setting settings[] = {{"dim", &out->dim},         {"n_heads", &out->heads},         {"n_kv_heads", &out->kv_heads},
                                 {"n_layers", &out->layers}, {"vocab_size", &out->vocabulary}, {NULL, NULL}};
     TSR_TRY(read_numbers(checkpoint, "params.json", settings, err));
     return settle_heads("params.json", out, err);
@@ -71,9 +71,9 @@ tsr_status tsr_shards_read_params(tsr_checkpoint *checkpoint, tsr_shards_setting
 
 tsr_status tsr_shards_read_config(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err)
 {
-    const setting settings[] = {{"hidden_size", &out->dim}, {"num_attention_heads", &out->heads},
-                                {"num_key_value_heads", &out->kv_heads}, {"head_dim", &out->head_dim},
-                                {"vocab_size", &out->vocabulary}, {NULL, NULL}};
+    const setting settings[] = {
+        {"hidden_size", &out->dim},   {"num_attention_heads", &out->heads}, {"num_key_value_heads", &out->kv_heads},
+        {"head_dim", &out->head_dim}, {"vocab_size", &out->vocabulary},     {NULL, NULL}};
     TSR_TRY(read_numbers(checkpoint, "config.json", settings, err));
     return settle_heads("config.json", out, err);
 }

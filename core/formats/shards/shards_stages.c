@@ -82,7 +82,8 @@ bool tsr_shards_layer_of(const tsr_shards_stages *stages, tsr_str name, tsr_str 
         const size_t end = dot ? (size_t)(dot - name.data) : name.size;
         *digits = (tsr_str){name.data + from, end - from};
         const tsr_str before = {name.data, from}, after = {name.data + end, name.size - end};
-        if (is_number(*digits, layer) && tsr_glob_match(stages->head, before) && tsr_glob_match(stages->tail, after)) return true;
+        if (is_number(*digits, layer) && tsr_glob_match(stages->head, before) && tsr_glob_match(stages->tail, after))
+            return true;
         from = end + 1;
     }
     return false;
@@ -146,8 +147,8 @@ tsr_status tsr_shards_rename(const tsr_shards_stages *stages, uint32_t stage, ts
     return renumber(entry, digits, layer + stages->first[stage], arena, err);
 }
 
-tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry, bool *holds,
-                                  tsr_error *err)
+tsr_status tsr_shards_rename_back(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry,
+                                  bool *holds, tsr_error *err)
 {
     tsr_str digits;
     uint64_t layer;

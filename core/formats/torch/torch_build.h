@@ -15,7 +15,7 @@
 
 typedef struct tsr_torch_storage {
     tsr_str key;
-    tsr_dtype dtype;      /* the dtype of its class; uint8 for an untyped storage */
+    tsr_dtype dtype; /* the dtype of its class; uint8 for an untyped storage */
     uint64_t byte_length;
     uint64_t byte_offset; /* in the file; the container fills it in before tsr_torch_place */
     bool meta;            /* on the meta device: has no bytes */
@@ -24,9 +24,9 @@ typedef struct tsr_torch_storage {
 /* A dense tensor and what is needed to take a box out of it. `entry` first: a TENSOR value points to it. */
 typedef struct tsr_torch_dense {
     tsr_entry entry;
-    uint32_t storage;         /* index; UINT32_MAX: several chunks, made of other tensors */
-    uint64_t byte_offset;     /* in the storage */
-    const uint64_t *strides;  /* elements */
+    uint32_t storage;        /* index; UINT32_MAX: several chunks, made of other tensors */
+    uint64_t byte_offset;    /* in the storage */
+    const uint64_t *strides; /* elements */
     bool conj, neg;
 } tsr_torch_dense;
 

@@ -142,7 +142,8 @@ static const tsr_value *next_of_module(tsr_torch_level *top, tsr_path_item *item
 {
     for (;;) {
         size_t at = top->next++, which = 0;
-        while (which < TSR_MODULE_PARTS && at >= tsr_value_pairs(top->parts[which])) at -= tsr_value_pairs(top->parts[which++]);
+        while (which < TSR_MODULE_PARTS && at >= tsr_value_pairs(top->parts[which]))
+            at -= tsr_value_pairs(top->parts[which++]);
         if (which == TSR_MODULE_PARTS) return NULL;
         const tsr_value *key = top->parts[which]->items[2 * at], *value = top->parts[which]->items[2 * at + 1];
         if (value->kind == TSR_VALUE_NONE || !is_key(key)) continue;

@@ -36,12 +36,15 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
     const tsr_torch_source from = {tsr_whole_file(checkpoint->store, file), rank.hinted, rank.hint, NULL};
     tsr_status status = tsr_torch_item_open(&from, checkpoint->host, checkpoint->arena, checkpoint->findings, &item, err);
     if (status != TSR_OK) return status;
-    *out = (tsr_torch_file){file, item.root, item.storage_count,
+    *out = (tsr_torch_file){file,
+                            item.root,
+                            item.storage_count,
                             {item.rank_known, item.rank, item.world, rank.hinted, rank.hint},
                             item.pickle_bytes};
     for (uint32_t i = 0; i < item.zip.count; i++) {
         const tsr_zip_member *m = &item.zip.members[i];
-        TSR_TRY(push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, !item.zip.crc_absent, m->crc32, m->name}, err));
+        TSR_TRY(
+            push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, !item.zip.crc_absent, m->crc32, m->name}, err));
     }
     return TSR_OK;
 }
@@ -89,7 +92,8 @@ static const tsr_torch_run *run_around(const run_list *list, const tsr_chunk *ch
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         const tsr_torch_run *run = &list->runs[middle];
-        if (run->file < chunk->file || (run->file == chunk->file && run->byte_offset <= chunk->byte_offset)) low = middle + 1;
+        if (run->file < chunk->file || (run->file == chunk->file && run->byte_offset <= chunk->byte_offset))
+            low = middle + 1;
         else high = middle;
     }
     const tsr_torch_run *run = low ? &list->runs[low - 1] : NULL;
@@ -124,8 +128,8 @@ static int by_bytes(const void *a, const void *b)
     return (x->order > y->order) - (x->order < y->order);
 }
 
-static tsr_status add_fillings(tsr_vec *list, const tsr_entry *entry, uint64_t order, const tsr_chunk *chunks, uint64_t count,
-                               tsr_error *err)
+static tsr_status add_fillings(tsr_vec *list, const tsr_entry *entry, uint64_t order, const tsr_chunk *chunks,
+                               uint64_t count, tsr_error *err)
 {
     for (uint64_t i = 0; i < count; i++) {
         const tsr_view *view = chunks[i].view;
@@ -164,8 +168,12 @@ static tsr_status collect_fillings(const tsr_catalog *catalog, tsr_vec *list, ts
 
 static tsr_extent extent_of(const tsr_torch_run *run, const filling *fills)
 {
-    tsr_extent extent = {.file = run->file, .byte_offset = run->byte_offset, .byte_length = run->byte_length,
-                         .has_crc = run->has_crc, .crc32 = run->crc32, .member = run->member};
+    tsr_extent extent = {.file = run->file,
+                         .byte_offset = run->byte_offset,
+                         .byte_length = run->byte_length,
+                         .has_crc = run->has_crc,
+                         .crc32 = run->crc32,
+                         .member = run->member};
     if (!fills) return extent;
     extent.entry = fills->entry;
     extent.chunk = fills->chunk;
@@ -176,17 +184,21 @@ static tsr_extent extent_of(const tsr_torch_run *run, const filling *fills)
 
 /* Runs and fillings are both in file order: one pass over each. */
 static tsr_status visit_runs(const run_list *list, const tsr_vec *fillings,
-                             tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx, tsr_error *err)
+                             tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                             tsr_error *err)
 {
     const filling *items = fillings->items;
     size_t at = 0;
     for (size_t i = 0; i < list->count; i++) {
         const tsr_torch_run *run = &list->runs[i];
         const filling *fills = NULL;
-        while (at < fillings->count && (items[at].chunk->file < run->file || (items[at].chunk->file == run->file &&
-                                                                              items[at].chunk->byte_offset < run->byte_offset)))
+        while (at < fillings->count &&
+               (items[at].chunk->file < run->file ||
+                (items[at].chunk->file == run->file && items[at].chunk->byte_offset < run->byte_offset)))
             at++;
-        for (; at < fillings->count && items[at].chunk->file == run->file && items[at].chunk->byte_offset == run->byte_offset; at++)
+        for (;
+             at < fillings->count && items[at].chunk->file == run->file && items[at].chunk->byte_offset == run->byte_offset;
+             at++)
             if (!fills && items[at].chunk->byte_length == run->byte_length) fills = &items[at];
         tsr_extent extent = extent_of(run, fills);
         TSR_TRY(each(ctx, &extent, err));

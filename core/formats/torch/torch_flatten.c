@@ -10,13 +10,13 @@ typedef struct flatten {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_torch_survey survey;
-    uint64_t *room;  /* how many more bytes shared values may expand to */
-    tsr_vec levels;  /* tsr_torch_level */
-    tsr_vec path;    /* tsr_path_item, one per level */
-    tsr_vec entries; /* tsr_entry */
+    uint64_t *room;   /* how many more bytes shared values may expand to */
+    tsr_vec levels;   /* tsr_torch_level */
+    tsr_vec path;     /* tsr_path_item, one per level */
+    tsr_vec entries;  /* tsr_entry */
     tsr_vec mappings; /* tsr_mapping */
-    tsr_map *names;  /* FQN → entry */
-    tsr_map *inner;  /* containers inside leaves that were searched for tensors */
+    tsr_map *names;   /* FQN → entry */
+    tsr_map *inner;   /* containers inside leaves that were searched for tensors */
     tsr_error *err;
 } flatten;
 
@@ -47,7 +47,8 @@ static tsr_status join(flatten *f, const tsr_path_item *path, size_t count, cons
         char digits[24];
         size_t at = sizeof digits;
         uint64_t rest = path[i].integer < 0 ? 0 - (uint64_t)path[i].integer : (uint64_t)path[i].integer;
-        do digits[--at] = (char)('0' + rest % 10); while ((rest /= 10) > 0);
+        do digits[--at] = (char)('0' + rest % 10);
+        while ((rest /= 10) > 0);
         if (path[i].integer < 0) digits[--at] = '-';
         tsr_str item = path[i].kind == TSR_PATH_KEY ? path[i].key : (tsr_str){digits + at, sizeof digits - at};
         tsr_str parts[] = {tsr_str_from(i ? how->between : ""), tsr_str_from(how->open), item, tsr_str_from(how->close)};
@@ -68,8 +69,8 @@ static tsr_status refuse_twins(flatten *f, const tsr_entry *first, const tsr_ent
     tsr_str a, b;
     TSR_TRY(join(f, first->path, first->path_length, &in_brackets, &a));
     TSR_TRY(join(f, second->path, second->path_length, &in_brackets, &b));
-    return tsr_fail(f->err, TSR_E_FORMAT, "torch: the paths %.*s and %.*s both result in the name '%.*s'",
-                    TSR_STR_ARG(a), TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
+    return tsr_fail(f->err, TSR_E_FORMAT, "torch: the paths %.*s and %.*s both result in the name '%.*s'", TSR_STR_ARG(a),
+                    TSR_STR_ARG(b), TSR_STR_ARG(second->fqn));
 }
 
 typedef struct place {

@@ -37,6 +37,7 @@ tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map 
 /* torch_inner.c: gives the tensors inside an object their path in it as `fqn` ("0.weight", "indices"), where they have none
  * yet. `seen` keeps the containers looked into: one for all objects of a tree. Stops quietly where
  * names grow beyond a kilobyte. */
-tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_error *err);
+tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena,
+                                tsr_error *err);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct joining {
     tsr_weight_map map;
     tsr_torch_union entries;
     tsr_vec runs;
-    shard *shards;   /* one each of map.files */
+    shard *shards;      /* one each of map.files */
     uint32_t *shard_of; /* store file → its number in `shards` */
     uint64_t bytes;
     bool incomplete;
@@ -45,8 +45,8 @@ static tsr_status open_shard(joining *j, uint32_t number, uint32_t *storage_base
     s->storage_base = *storage_base;
     j->shard_of[s->file] = number;
     TSR_TRY(tsr_torch_file_open(checkpoint, s->file, (tsr_torch_rank){0}, &file, &j->runs, j->err));
-    tsr_status status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat,
-                                          j->err);
+    tsr_status status =
+        tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, j->err);
     if (status != TSR_OK) {
         tsr_error_context(j->err, "%.*s", TSR_STR_ARG(checkpoint->store->files[s->file].name));
         return status;
@@ -119,7 +119,8 @@ static tsr_status join_shards(joining *j)
 
 static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    joining j = {.checkpoint = checkpoint, .err = err, .runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run))};
+    joining j = {
+        .checkpoint = checkpoint, .err = err, .runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run))};
     TSR_TRY(tsr_weight_map_read(checkpoint, &j.map, err));
     j.shards = tsr_arena_array(checkpoint->arena, j.map.file_count, sizeof *j.shards, err);
     j.shard_of = tsr_arena_array(checkpoint->arena, checkpoint->store->file_count, sizeof *j.shard_of, err);

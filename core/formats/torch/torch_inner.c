@@ -40,7 +40,8 @@ static tsr_str step_name(const tsr_value *in, size_t index, char digits[24])
     if (in->kind == TSR_VALUE_DICT && in->items[index - 1]->kind == TSR_VALUE_STR) return in->items[index - 1]->text;
     if (in->kind == TSR_VALUE_OBJECT && index < sizeof parts / sizeof parts[0]) return tsr_str_from(parts[index]);
     size_t rest = in->kind == TSR_VALUE_DICT ? index / 2 : index, at = 24;
-    do digits[--at] = (char)('0' + rest % 10); while ((rest /= 10) > 0);
+    do digits[--at] = (char)('0' + rest % 10);
+    while ((rest /= 10) > 0);
     return (tsr_str){digits + at, 24 - at};
 }
 
@@ -90,7 +91,8 @@ static tsr_status visit(naming *n, const tsr_value *in, size_t index, size_t nam
     return entry->fqn.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_error *err)
+tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena,
+                                tsr_error *err)
 {
     naming n = {seen, tsr_vec_of(host->allocator, sizeof(level)), tsr_vec_of(host->allocator, 1), arena, err};
     tsr_status status = enter(&n, object);

@@ -52,7 +52,8 @@ static uint64_t leading_number(const char *text, size_t size)
 }
 
 /* PyTorch reads archives of the versions 1 to 10 only (kMinSupportedFileFormatVersion, kMaxSupportedFileFormatVersion). */
-static tsr_status judge_version(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip, tsr_error *err)
+static tsr_status judge_version(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip,
+                                tsr_error *err)
 {
     const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".data/version"));
     char text[24];
@@ -73,7 +74,8 @@ static tsr_status judge_version(const tsr_torch_build *build, const tsr_zip_wind
 }
 
 /* torch.load takes '.storage_alignment' for an int, whether or not it uses it. */
-static tsr_status judge_alignment(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip, tsr_error *err)
+static tsr_status judge_alignment(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip,
+                                  tsr_error *err)
 {
     const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".storage_alignment"));
     char text[24];

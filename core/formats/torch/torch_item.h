@@ -28,8 +28,8 @@ typedef struct tsr_torch_item {
     uint32_t storage_count; /* storage ids of its tensors are 1 … storage_count */
     bool rank_known;        /* a DTensor or ShardedTensor states the rank that wrote the file */
     uint32_t rank;
-    uint32_t world;         /* the number of ranks according to these; 0: unknown */
-    uint64_t pickle_bytes;  /* size of the pickle */
+    uint32_t world;        /* the number of ranks according to these; 0: unknown */
+    uint64_t pickle_bytes; /* size of the pickle */
 } tsr_torch_item;
 
 /* Adds to `findings` (may be NULL) unlisted classes (a warning if they are built, an error if they are called) and an

@@ -7,7 +7,8 @@
 static tsr_str class_name(const tsr_value *object)
 {
     const tsr_value *args = object->items[0];
-    bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) || tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
+    bool makes = tsr_str_ends(object->text, TSR_STR("._reconstruct")) ||
+                 tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
     bool names = makes && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
     return names ? args->items[0]->text : object->text;
 }
@@ -16,12 +17,14 @@ static tsr_str type_name(const tsr_value *value)
 {
     if (value->variant == TSR_VARIANT_FROZENSET) return TSR_STR("frozenset");
     if (value->variant == TSR_VARIANT_BYTEARRAY) return TSR_STR("bytearray");
+    /* clang-format off */
     static const char *const names[] = {
         [TSR_VALUE_NONE] = "NoneType", [TSR_VALUE_BOOL] = "bool", [TSR_VALUE_INT] = "int", [TSR_VALUE_BIGINT] = "int",
         [TSR_VALUE_FLOAT] = "float", [TSR_VALUE_COMPLEX] = "complex", [TSR_VALUE_STR] = "str", [TSR_VALUE_BYTES] = "bytes",
         [TSR_VALUE_LIST] = "list", [TSR_VALUE_TUPLE] = "tuple", [TSR_VALUE_SET] = "set", [TSR_VALUE_DICT] = "dict",
         [TSR_VALUE_SIZE] = "torch.Size", [TSR_VALUE_DTYPE] = "torch.dtype", [TSR_VALUE_DEVICE] = "torch.device",
         [TSR_VALUE_TENSOR] = "torch.Tensor", [TSR_VALUE_GLOBAL] = "type"};
+    /* clang-format on */
     return value->kind == TSR_VALUE_OBJECT ? class_name(value) : tsr_str_from(names[value->kind]);
 }
 
@@ -51,7 +54,8 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
     return TSR_OK;
 }
 
-tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry, tsr_error *err)
+tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
+                          tsr_error *err)
 {
     const tsr_str enum_class = tsr_enum_named(value);
     bool named = value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch."));

@@ -84,8 +84,8 @@ static tsr_torch_storage *listed(tsr_torch_build *build, const tsr_pickle *keys,
     return at == UINT32_MAX ? NULL : (tsr_torch_storage *)build->storages.items + at;
 }
 
-static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *build, tsr_torch_storage *storage, uint64_t *at,
-                                 tsr_vec *runs, tsr_error *err)
+static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *build, tsr_torch_storage *storage,
+                                 uint64_t *at, tsr_vec *runs, tsr_error *err)
 {
     uint8_t head[8];
     uint64_t size = checkpoint->store->files[build->file].size, left = size - *at;
@@ -163,9 +163,16 @@ tsr_status tsr_torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_
 {
     parts p;
     TSR_TRY(read_parts(checkpoint, file, &p, err));
-    tsr_torch_build build = {.pickle = p.pickles[OBJECT], .pickle_bytes = p.bytes, .host = checkpoint->host, .arena = checkpoint->arena,
-                             .findings = checkpoint->findings, .file_name = checkpoint->store->files[file].name, .file = file,
-                             .pickle_offset = p.at[OBJECT], .legacy = true, .rank = rank};
+    tsr_torch_build build = {.pickle = p.pickles[OBJECT],
+                             .pickle_bytes = p.bytes,
+                             .host = checkpoint->host,
+                             .arena = checkpoint->arena,
+                             .findings = checkpoint->findings,
+                             .file_name = checkpoint->store->files[file].name,
+                             .file = file,
+                             .pickle_offset = p.at[OBJECT],
+                             .legacy = true,
+                             .rank = rank};
     tsr_status status = tsr_torch_build_open(&build, err);
     if (status == TSR_OK) status = build_values(checkpoint, &build, &p, out, runs, err);
     tsr_torch_build_close(&build);

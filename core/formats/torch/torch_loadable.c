@@ -26,7 +26,8 @@ static bool is_no_member(const tsr_value *first, const tsr_value *second)
 {
     tsr_str module, name;
     if (!first || first->kind != TSR_VALUE_GLOBAL || second->kind != TSR_VALUE_STR) return true;
-    if (!tsr_torch_split_name(first->text, &module, &name) || second->text.size == 0 || second->text.data[0] == '_') return true;
+    if (!tsr_torch_split_name(first->text, &module, &name) || second->text.size == 0 || second->text.data[0] == '_')
+        return true;
     return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
 }
 
@@ -63,9 +64,11 @@ bool tsr_torch_may_be_called(const tsr_value *object)
 
 bool tsr_torch_is_plain_factory(tsr_str factory)
 {
+    /* clang-format off */
     static const char *const plain[] = {"", "builtins.list", "builtins.dict", "builtins.set", "builtins.int", "builtins.float",
                                         "builtins.str", "builtins.bool", "builtins.bytes", "builtins.tuple", "builtins.frozenset",
                                         "collections.OrderedDict", "collections.Counter", "collections.deque"};
+    /* clang-format on */
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         if (tsr_str_equal(factory, tsr_str_from(plain[i]))) return true;
     return false;
@@ -88,7 +91,8 @@ static bool is_known_class(tsr_str dotted)
     tsr_str module, name;
     if (!tsr_torch_split_name(dotted, &module, &name)) return false;
     bool known = false;
-    for (size_t i = 0; i < sizeof packages / sizeof *packages && !known; i++) known = tsr_str_starts(dotted, tsr_str_from(packages[i]));
+    for (size_t i = 0; i < sizeof packages / sizeof *packages && !known; i++)
+        known = tsr_str_starts(dotted, tsr_str_from(packages[i]));
     return known && (is_listed(module, name) || tsr_torch_names.other(module, name));
 }
 

@@ -7,7 +7,8 @@ tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char
 {
     if (tsr_pickle_kind_of(pickle, holder) == TSR_PICKLE_OBJECT) holder = tsr_pickle_state(pickle, holder);
     bool pair = tsr_pickle_kind_of(pickle, holder) == TSR_PICKLE_TUPLE;
-    tsr_ref dicts[] = {pair ? tsr_pickle_item(pickle, holder, 1) : holder, pair ? tsr_pickle_item(pickle, holder, 0) : TSR_REF_NONE};
+    tsr_ref dicts[] = {pair ? tsr_pickle_item(pickle, holder, 1) : holder,
+                       pair ? tsr_pickle_item(pickle, holder, 0) : TSR_REF_NONE};
     for (size_t i = 0; i < 2; i++) {
         bool found;
         if (tsr_pickle_count(pickle, dicts[i]) > ATTRIBUTES_MAX) continue;

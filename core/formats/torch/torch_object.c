@@ -160,7 +160,8 @@ static tsr_status note_mapping_class(tsr_torch_build *build, tsr_value *value, t
     value->variant = TSR_VARIANT_DEFAULTDICT;
     value->text = TSR_STR("");
     if (factory == TSR_REF_NONE || tsr_pickle_kind_of(build->pickle, factory) == TSR_PICKLE_NONE) return TSR_OK;
-    if (tsr_pickle_kind_of(build->pickle, factory) == TSR_PICKLE_GLOBAL) value->text = tsr_torch_class_text(build, factory, err);
+    if (tsr_pickle_kind_of(build->pickle, factory) == TSR_PICKLE_GLOBAL)
+        value->text = tsr_torch_class_text(build, factory, err);
     else value->text = TSR_STR("a factory that is not a class");
     return value->text.data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -174,7 +175,8 @@ static tsr_status fill_mapping(tsr_torch_build *build, tsr_ref ref, tsr_torch_fr
     bool listed = tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_LIST;
     size_t given_count = 0, set_count = 0;
     const tsr_ref *given = tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_DICT || listed
-                               ? tsr_pickle_items(pickle, first, &given_count) : NULL;
+                               ? tsr_pickle_items(pickle, first, &given_count)
+                               : NULL;
     const tsr_ref *set = tsr_pickle_items(pickle, tsr_pickle_dict_items(pickle, ref), &set_count);
     value->ordered_dict = tsr_pickle_class_id(pickle, ref) == TSR_TORCH_ORDERED_DICT;
     TSR_TRY(note_mapping_class(build, value, ref, err));
@@ -456,7 +458,8 @@ static tsr_status fill_container(tsr_torch_build *build, tsr_ref ref, tsr_torch_
     const tsr_pickle *pickle = build->pickle;
     tsr_ref appended = tsr_pickle_appended(pickle, ref), set = tsr_pickle_dict_items(pickle, ref);
     bool one = (appended == TSR_REF_NONE) != (set == TSR_REF_NONE), mapping = is_called_mapping(pickle, ref) && set;
-    bool plain = tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_BUILT && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
+    bool plain =
+        tsr_pickle_how_of(pickle, ref) == TSR_PICKLE_BUILT && tsr_pickle_count(pickle, tsr_pickle_args(pickle, ref)) == 0;
     if (!one || !(plain || mapping)) return fill_object(build, ref, out, err);
     size_t count = 0;
     const tsr_ref *items = tsr_pickle_items(pickle, set == TSR_REF_NONE ? appended : set, &count);
@@ -569,4 +572,3 @@ tsr_status tsr_torch_finish_object(tsr_torch_build *build, const tsr_torch_frame
     default: return TSR_OK;
     }
 }
-

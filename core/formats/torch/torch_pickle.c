@@ -247,8 +247,9 @@ static tsr_status put_leaf(emitter *e, const tsr_value *value)
 
 static bool is_storage(const tsr_value *value)
 {
-    return value->kind == TSR_VALUE_OBJECT && !value->called && value->count == 1 && value->items[0]->kind == TSR_VALUE_TENSOR &&
-           tsr_str_starts(value->text, TSR_STR("torch.")) && tsr_str_ends(value->text, TSR_STR("Storage"));
+    return value->kind == TSR_VALUE_OBJECT && !value->called && value->count == 1 &&
+           value->items[0]->kind == TSR_VALUE_TENSOR && tsr_str_starts(value->text, TSR_STR("torch.")) &&
+           tsr_str_ends(value->text, TSR_STR("Storage"));
 }
 
 /* A storage that is itself a value: its one part is a tensor of all its elements. torch.load gives it the type of the storage's class. */
@@ -256,7 +257,8 @@ static tsr_status put_bare_storage(emitter *e, const tsr_value *value)
 {
     const tsr_torch_new_tensor *tensor = tensor_of(e->tree, value->items[0]->as.tensor);
     const tsr_torch_new_storage *storage = tensor ? &e->tree->storages[tensor->storage] : NULL;
-    const bool is_whole = storage && tensor->ndim == 1 && !tensor->storage_offset && tensor->entry->dtype == storage->dtype &&
+    const bool is_whole = storage && tensor->ndim == 1 && !tensor->storage_offset &&
+                          tensor->entry->dtype == storage->dtype &&
                           tensor->sizes[0] * tsr_dtype_size(storage->dtype) == storage->byte_length;
     if (!is_whole) return refuse(e, "a storage of class", value->text);
     put_storage(&e->pickler, storage, tensor->storage, e->arena, e->err);
@@ -304,7 +306,8 @@ static tsr_status open_container(emitter *e, const tsr_value *value)
     case TSR_VALUE_LIST: tsr_pickler_empty_list(p); break;
     case TSR_VALUE_DICT: TSR_TRY(open_dict(e, value)); break;
     case TSR_VALUE_SET:
-        tsr_pickler_global(p, TSR_STR("__builtin__"), value->variant == TSR_VARIANT_FROZENSET ? TSR_STR("frozenset") : TSR_STR("set"));
+        tsr_pickler_global(p, TSR_STR("__builtin__"),
+                           value->variant == TSR_VARIANT_FROZENSET ? TSR_STR("frozenset") : TSR_STR("set"));
         tsr_pickler_empty_list(p);
         break;
     case TSR_VALUE_SIZE: tsr_pickler_global(p, TSR_STR("torch"), TSR_STR("Size")); break;
@@ -489,6 +492,7 @@ tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, ts
 bool tsr_torch_is_subclass(const tsr_value *value)
 {
     const tsr_value *parts = value->kind == TSR_VALUE_OBJECT && value->count == 1 ? value->items[0] : NULL;
-    const tsr_value *args = parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)) : NULL;
+    const tsr_value *args =
+        parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)) : NULL;
     return args && args->kind == TSR_VALUE_TUPLE && tsr_value_get(parts, TSR_STR("state"));
 }

@@ -47,7 +47,8 @@ static tsr_torch_rank number_in_name(const ranks *r, uint32_t i)
     uint64_t number = 0;
     while (at < name.size && at < other.size && name.data[at] == other.data[at]) at++;
     while (at && is_digit(name.data[at - 1])) at--;
-    for (; at < name.size && is_digit(name.data[at]) && number <= INT32_MAX; at++) number = number * 10 + (uint64_t)(name.data[at] - '0');
+    for (; at < name.size && is_digit(name.data[at]) && number <= INT32_MAX; at++)
+        number = number * 10 + (uint64_t)(name.data[at] - '0');
     return (tsr_torch_rank){.hinted = number <= INT32_MAX, .hint = (uint32_t)number};
 }
 
@@ -117,7 +118,8 @@ static tsr_status join_files(ranks *r)
 {
     uint32_t storage_base = 0;
     for (uint32_t i = 0; i < r->checkpoint->file_count; i++) {
-        TSR_TRY(tsr_torch_file_open(r->checkpoint, r->checkpoint->files[i], number_in_name(r, i), &r->files[i], &r->runs, r->err));
+        TSR_TRY(tsr_torch_file_open(r->checkpoint, r->checkpoint->files[i], number_in_name(r, i), &r->files[i], &r->runs,
+                                    r->err));
         if (r->files[i].rank.world > r->world) r->world = r->files[i].rank.world;
         if (r->files[i].rank.known) r->holders.sharded = true;
         tsr_status status = add_file(r, i, storage_base);
@@ -140,10 +142,7 @@ static tsr_status name_files(ranks *r)
     tsr_str *names = tsr_arena_array(r->checkpoint->arena, count, sizeof *names, r->err);
     if (!names) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < count; i++) names[i] = name_of(r, i);
-    r->holders = (tsr_rank_entries){.checkpoint = r->checkpoint,
-                                    .names = names,
-                                    .ranks = count,
-                                    .decide = tsr_torch_decide};
+    r->holders = (tsr_rank_entries){.checkpoint = r->checkpoint, .names = names, .ranks = count, .decide = tsr_torch_decide};
     return TSR_OK;
 }
 

@@ -20,7 +20,7 @@
 enum { MESH_DIMS_MAX = 32, CUTS_MAX = 4096 };
 
 typedef struct placement {
-    uint32_t id;   /* TSR_TORCH_SHARD, … */
+    uint32_t id; /* TSR_TORCH_SHARD, … */
     uint64_t dim;
     uint64_t split;
 } placement;
@@ -93,7 +93,8 @@ static bool read_coordinate(const tsr_pickle *pickle, tsr_ref ref, mesh *out)
     for (uint32_t i = 0; i < out->dims; i++) {
         tsr_ref item = tsr_pickle_item(pickle, ref, i);
         int64_t value = tsr_pickle_int(pickle, item);
-        if (tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value < 0 || (uint64_t)value >= out->sizes[i]) return false;
+        if (tsr_pickle_kind_of(pickle, item) != TSR_PICKLE_INT || value < 0 || (uint64_t)value >= out->sizes[i])
+            return false;
         out->coordinate[i] = (uint64_t)value;
     }
     return ref != TSR_REF_NONE;
@@ -182,7 +183,8 @@ static bool read_placement(const tsr_pickle *pickle, tsr_ref ref, uint32_t ndim,
     if (dim_ref == TSR_REF_NONE) dim_ref = tsr_torch_arg(pickle, ref, 0);
     int64_t dim = tsr_pickle_int(pickle, dim_ref);
     if (dim < 0) dim += ndim;
-    int64_t split = out->id == TSR_TORCH_SHARD ? 1 : tsr_pickle_int(pickle, tsr_torch_attribute(pickle, ref, "split_factor"));
+    int64_t split =
+        out->id == TSR_TORCH_SHARD ? 1 : tsr_pickle_int(pickle, tsr_torch_attribute(pickle, ref, "split_factor"));
     out->dim = (uint64_t)dim;
     out->split = (uint64_t)split;
     return tsr_pickle_kind_of(pickle, dim_ref) == TSR_PICKLE_INT && dim >= 0 && dim < (int64_t)ndim && split > 0;
@@ -285,7 +287,8 @@ static tsr_status charge(tsr_torch_build *build, uint64_t pieces, uint64_t bytes
 }
 
 /* Cuts the runs into `split` pieces, each into `pieces`, and keeps number `index` of each. */
-static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, uint64_t pieces, uint64_t index, tsr_error *err)
+static tsr_status cut_once(tsr_torch_build *build, cuts *runs, uint64_t split, uint64_t pieces, uint64_t index,
+                           tsr_error *err)
 {
     tsr_vec kept = tsr_vec_of(build->host->allocator, sizeof(cut));
     uint64_t total = total_of(runs), outer = chunk_size(total, split);
@@ -388,12 +391,12 @@ static tsr_str placements_text(tsr_torch_build *build, const mesh *of, tsr_error
         const char *comma = i ? "," : "";
         int before = (int)text.size;
         if (p->id == TSR_TORCH_SHARD)
-            text = tsr_arena_format(build->arena, err, "%.*s%sshard(%llu)", before, text.data, comma, (unsigned long long)p->dim);
+            text = tsr_arena_format(build->arena, err, "%.*s%sshard(%llu)", before, text.data, comma,
+                                    (unsigned long long)p->dim);
         else if (p->id == TSR_TORCH_STRIDED_SHARD)
             text = tsr_arena_format(build->arena, err, "%.*s%sstrided_shard(%llu,%llu)", before, text.data, comma,
                                     (unsigned long long)p->dim, (unsigned long long)p->split);
-        else
-            text = tsr_arena_format(build->arena, err, "%.*s%sreplicate", before, text.data, comma);
+        else text = tsr_arena_format(build->arena, err, "%.*s%sreplicate", before, text.data, comma);
     }
     return text;
 }
@@ -514,7 +517,8 @@ static tsr_status shard_chunk(tsr_torch_build *build, tsr_ref shard, const tsr_t
     bool fits = offset_count == global->ndim && size_count == global->ndim && local->entry.ndim == global->ndim &&
                 local->entry.dtype == global->dtype && local->storage != UINT32_MAX;
     for (uint32_t d = 0; d < global->ndim && fits; d++)
-        fits = sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
+        fits =
+            sizes[d] == local->entry.shape[d] && sizes[d] <= global->shape[d] && offsets[d] <= global->shape[d] - sizes[d];
     TSR_FAIL_AT(!fits, err, TSR_E_FORMAT, position,
                 "torch: a shard of a ShardedTensor does not match its metadata or reaches beyond the tensor");
     return tsr_torch_chunk(build, local, local->byte_offset, (tsr_box){global->ndim, offsets, sizes}, out, err);

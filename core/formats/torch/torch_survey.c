@@ -38,7 +38,8 @@ static counted *counted_at(const tsr_torch_survey *survey, uint32_t number)
 
 static bool is_container(const tsr_value *value)
 {
-    return value->count && (value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_OBJECT);
+    return value->count &&
+           (value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_OBJECT);
 }
 
 /* A path item, and its text in the name of an entry and in that of a module's key. */

@@ -191,8 +191,11 @@ tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, ui
     if (contiguous && !on->conj && !on->neg) return TSR_OK;
     placed->view = TSR_ARENA_NEW(build->arena, tsr_view, err);
     if (!placed->view) return TSR_E_NOMEM;
-    *placed->view = (tsr_view){.file = build->file, .byte_offset = byte_offset, .strides = contiguous ? NULL : on->strides,
-                               .conj = on->conj, .neg = on->neg};
+    *placed->view = (tsr_view){.file = build->file,
+                               .byte_offset = byte_offset,
+                               .strides = contiguous ? NULL : on->strides,
+                               .conj = on->conj,
+                               .neg = on->neg};
     out->view = placed->view;
     return TSR_OK;
 }

@@ -15,7 +15,8 @@ typedef struct joined_chunk {
 tsr_status tsr_torch_union_open(tsr_torch_union *u, tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
-    *u = (tsr_torch_union){.checkpoint = checkpoint, .entries = tsr_vec_of(allocator, sizeof(tsr_entry)),
+    *u = (tsr_torch_union){.checkpoint = checkpoint,
+                           .entries = tsr_vec_of(allocator, sizeof(tsr_entry)),
                            .chunks = tsr_vec_of(allocator, sizeof(joined_chunk))};
     u->names = tsr_map_new(allocator, 0, err);
     u->boxes = u->names ? tsr_map_new(allocator, 0, err) : NULL;

@@ -95,19 +95,30 @@ static tsr_status enter_global(walk *w, tsr_value *value, tsr_ref ref, tsr_error
 /* Starts the value of a node: scalars are complete at once, others get a frame with children. */
 static tsr_status enter(walk *w, tsr_value *value, tsr_ref ref, tsr_torch_frame *out, tsr_error *err)
 {
-    static const tsr_value_kind containers[] = {[TSR_PICKLE_LIST] = TSR_VALUE_LIST, [TSR_PICKLE_TUPLE] = TSR_VALUE_TUPLE,
-                                                [TSR_PICKLE_SET] = TSR_VALUE_SET, [TSR_PICKLE_DICT] = TSR_VALUE_DICT};
+    static const tsr_value_kind containers[] = {[TSR_PICKLE_LIST] = TSR_VALUE_LIST,
+                                                [TSR_PICKLE_TUPLE] = TSR_VALUE_TUPLE,
+                                                [TSR_PICKLE_SET] = TSR_VALUE_SET,
+                                                [TSR_PICKLE_DICT] = TSR_VALUE_DICT};
     const tsr_pickle *pickle = w->build->pickle;
     tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, ref);
     size_t count = 0;
     const tsr_ref *items;
     switch (kind) {
-    case TSR_PICKLE_BOOL: value->kind = TSR_VALUE_BOOL; value->as.boolean = tsr_pickle_bool(pickle, ref); return TSR_OK;
-    case TSR_PICKLE_INT: value->kind = TSR_VALUE_INT; value->as.integer = tsr_pickle_int(pickle, ref); return TSR_OK;
-    case TSR_PICKLE_FLOAT: value->kind = TSR_VALUE_FLOAT; value->as.real = tsr_pickle_float(pickle, ref); return TSR_OK;
+    case TSR_PICKLE_BOOL:
+        value->kind = TSR_VALUE_BOOL;
+        value->as.boolean = tsr_pickle_bool(pickle, ref);
+        return TSR_OK;
+    case TSR_PICKLE_INT:
+        value->kind = TSR_VALUE_INT;
+        value->as.integer = tsr_pickle_int(pickle, ref);
+        return TSR_OK;
+    case TSR_PICKLE_FLOAT:
+        value->kind = TSR_VALUE_FLOAT;
+        value->as.real = tsr_pickle_float(pickle, ref);
+        return TSR_OK;
     case TSR_PICKLE_BIGINT: value->kind = TSR_VALUE_BIGINT; return tsr_torch_keep_text(w->build, ref, &value->text, err);
     case TSR_PICKLE_STR: value->kind = TSR_VALUE_STR; return tsr_torch_keep_text(w->build, ref, &value->text, err);
-    case TSR_PICKLE_BYTES: 
+    case TSR_PICKLE_BYTES:
         value->kind = TSR_VALUE_BYTES;
         if (!tsr_pickle_is_hashable(pickle, ref)) value->variant = TSR_VARIANT_BYTEARRAY;
         return tsr_torch_keep_text(w->build, ref, &value->text, err);

@@ -1,11 +1,11 @@
 /* Known functions are harmless only with the arguments that PyTorch gives them: getattr reaches anything, copyreg's
  * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
  * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
+#include "formats/torch/torch_verdict.h"
 #include "formats/pickle/torch_fits.h"
 #include "formats/pickle/torch_signature.h"
 #include "formats/pickle/torch_states.h"
 #include "formats/pickle/torch_type.h"
-#include "formats/torch/torch_verdict.h"
 
 #include "formats/pickle/enum_names.h"
 #include "tessera/sys/try.h"
@@ -169,8 +169,9 @@ static tsr_status judge_from_type(const judge *j, tsr_error *err)
         return tsr_verdict_call_of(&j->verdict, j->position, function, err);
     tsr_ref args = tsr_torch_arg(j->verdict.pickle, j->object, 2);
     tsr_ref made = tsr_torch_arg(j->verdict.pickle, j->object, 1), state = tsr_torch_arg(j->verdict.pickle, j->object, 3);
-    bool fits = tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args) &&
-                (!takes_attributes(tsr_pickle_id(j->verdict.pickle, made)) || tsr_torch_are_attributes(j->verdict.pickle, state));
+    bool fits =
+        tsr_torch_accepts(j->verdict.pickle, function, args) && suits_dtype(j->verdict.pickle, id, args) &&
+        (!takes_attributes(tsr_pickle_id(j->verdict.pickle, made)) || tsr_torch_are_attributes(j->verdict.pickle, state));
     return fits ? TSR_OK
                 : tsr_verdict_unloadable(&j->verdict, j->position, "a tensor is rebuilt with invalid arguments", err);
 }
@@ -183,9 +184,11 @@ static tsr_status judge_numpy(const judge *j, tsr_error *err)
     tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, j->object));
     bool generator = tsr_str_equal(name, TSR_STR("__generator_ctor")) || tsr_str_equal(name, TSR_STR("__randomstate_ctor"));
     if (tsr_torch_type(pickle, first) == 'b') generator = false; /* what follows is not called then */
-    bool bits = tsr_str_equal(tsr_pickle_name_of(pickle, second), TSR_STR("__bit_generator_ctor")) && tsr_pickle_id(pickle, second);
+    bool bits =
+        tsr_str_equal(tsr_pickle_name_of(pickle, second), TSR_STR("__bit_generator_ctor")) && tsr_pickle_id(pickle, second);
     if (generator && second != TSR_REF_NONE && !bits) return tsr_verdict_call_of(&j->verdict, j->position, second, err);
-    bool calls = tsr_str_equal(name, TSR_STR("__bit_generator_ctor")) || tsr_str_equal(name, TSR_STR("__pyx_unpickle_SeedSequence"));
+    bool calls =
+        tsr_str_equal(name, TSR_STR("__bit_generator_ctor")) || tsr_str_equal(name, TSR_STR("__pyx_unpickle_SeedSequence"));
     bool global = tsr_pickle_kind_of(pickle, first) == TSR_PICKLE_GLOBAL;
     if (calls && global && !tsr_pickle_id(pickle, first)) return tsr_verdict_call_of(&j->verdict, j->position, first, err);
     if (!tsr_str_ends(name, TSR_STR("reconstruct"))) return TSR_OK;
@@ -234,8 +237,10 @@ static tsr_status judge_enum(const judge *j, tsr_error *err)
     const tsr_pickle *pickle = j->verdict.pickle;
     const tsr_ref class_ = tsr_pickle_class(pickle, j->object);
     const bool one = tsr_pickle_count(pickle, tsr_pickle_args(pickle, j->object)) == 1;
-    if (tsr_pickle_how_of(pickle, j->object) != TSR_PICKLE_CALLED) return tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
-    if (one && !is_changed(j) && tsr_enum_is_plain(tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0)))) return TSR_OK;
+    if (tsr_pickle_how_of(pickle, j->object) != TSR_PICKLE_CALLED)
+        return tsr_verdict_instance_of(&j->verdict, j->position, class_, err);
+    if (one && !is_changed(j) && tsr_enum_is_plain(tsr_pickle_kind_of(pickle, tsr_torch_arg(pickle, j->object, 0))))
+        return TSR_OK;
     return tsr_verdict_call_of(&j->verdict, j->position, class_, err);
 }
 
@@ -265,11 +270,13 @@ static bool is_tensor_state(const tsr_pickle *pickle, tsr_ref object, tsr_ref st
     size_t count = tsr_pickle_count(pickle, state);
     tsr_ref first = tsr_pickle_item(pickle, state, 0);
     if (kind == TSR_PICKLE_DICT) return count == 3 && is_gradient_flag(pickle, object, tsr_pickle_key(pickle, state, 0));
-    if (kind == TSR_PICKLE_OBJECT) return tsr_torch_is_one_of(pickle, state, "LD") && !tsr_torch_length(pickle, state, &count);
+    if (kind == TSR_PICKLE_OBJECT)
+        return tsr_torch_is_one_of(pickle, state, "LD") && !tsr_torch_length(pickle, state, &count);
     if (kind != TSR_PICKLE_TUPLE && kind != TSR_PICKLE_LIST) return false;
     if (count == 3) return is_gradient_flag(pickle, object, first);
     if (count == 5)
-        return tsr_torch_is_one_of(pickle, first, "X") && is_gradient_flag(pickle, object, tsr_pickle_item(pickle, state, 3));
+        return tsr_torch_is_one_of(pickle, first, "X") &&
+               is_gradient_flag(pickle, object, tsr_pickle_item(pickle, state, 3));
     return count == 4 && tsr_torch_is_one_of(pickle, first, "PX") &&
            tsr_torch_is_one_of(pickle, tsr_pickle_item(pickle, state, 1), "I");
 }
@@ -299,9 +306,10 @@ static bool makes_when_built(const tsr_pickle *pickle, tsr_ref object)
     tsr_str name = tsr_pickle_name_of(pickle, tsr_pickle_class(pickle, object));
     if (strchr("IFCSBHRqQhwzdpvV", tsr_torch_type(pickle, object))) return true;
     return tsr_str_equal(name, TSR_STR("tuple")) || tsr_str_equal(name, TSR_STR("frozenset")) ||
-           tsr_str_equal(name, TSR_STR("bytes")) || tsr_str_equal(name, TSR_STR("Size")) || tsr_str_equal(name, TSR_STR("ndarray")) ||
-           tsr_str_equal(name, TSR_STR("matrix")) || tsr_str_equal(name, TSR_STR("recarray")) ||
-           tsr_str_equal(name, TSR_STR("TensorMeta")) || tsr_str_equal(name, TSR_STR("ShardOrderEntry"));
+           tsr_str_equal(name, TSR_STR("bytes")) || tsr_str_equal(name, TSR_STR("Size")) ||
+           tsr_str_equal(name, TSR_STR("ndarray")) || tsr_str_equal(name, TSR_STR("matrix")) ||
+           tsr_str_equal(name, TSR_STR("recarray")) || tsr_str_equal(name, TSR_STR("TensorMeta")) ||
+           tsr_str_equal(name, TSR_STR("ShardOrderEntry"));
 }
 
 static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
@@ -313,7 +321,8 @@ static tsr_status judge_loadable(const judge *j, uint32_t id, tsr_error *err)
         reason = "is called or instantiated, but is neither a function nor a class";
     else if (!reason && !can_change(pickle, id, j->object))
         reason = "makes an object and gives it a state or items that it does not accept";
-    return reason ? tsr_verdict_unloadable_of(&j->verdict, j->position, tsr_pickle_class(pickle, j->object), reason, err) : TSR_OK;
+    return reason ? tsr_verdict_unloadable_of(&j->verdict, j->position, tsr_pickle_class(pickle, j->object), reason, err)
+                  : TSR_OK;
 }
 
 /* Modules are made by NEWOBJ, and none of their classes is on the list. */
@@ -400,7 +409,9 @@ static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
                          .findings = build->findings,
                          .file_name = build->file_name,
                          .pickle_offset = build->pickle_offset,
-                         .persistent = !resolves ? NULL : build->legacy ? judge_legacy_id : judge_id,
+                         .persistent = !resolves       ? NULL
+                                       : build->legacy ? judge_legacy_id
+                                                       : judge_id,
                          .named = true,
                          .is_data = is_data,
                          .is_class = resolves && build->legacy ? is_legacy_class : is_class};
@@ -408,7 +419,8 @@ static tsr_verdict verdict_on(const tsr_torch_build *build, bool resolves)
 
 tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err)
 {
-    judge j = {.verdict = verdict_on(build, resolves), .visits = VISITS_PER_BYTE * (uint64_t)build->pickle_bytes.size + LEAST_VISITS};
+    judge j = {.verdict = verdict_on(build, resolves),
+               .visits = VISITS_PER_BYTE * (uint64_t)build->pickle_bytes.size + LEAST_VISITS};
     if (!build->findings) return TSR_OK;
     TSR_TRY(tsr_verdict_on_pickle(&j.verdict, err));
     size_t count = tsr_pickle_object_count(build->pickle);

@@ -21,7 +21,7 @@ typedef struct tsr_torch_frame {
     tsr_value *value;
     tsr_ref ref;
     tsr_torch_then then;
-    tsr_ref args;  /* of the wrapper (DTENSOR, SHARDED) or the call (PARAMETER) */
+    tsr_ref args; /* of the wrapper (DTENSOR, SHARDED) or the call (PARAMETER) */
     tsr_ref state;
     const tsr_ref *children;
     const tsr_value **items;

@@ -37,11 +37,11 @@
  * the fields of the first version with this SOVERSION (tessera/version.h): {0} and designated initializers without a size keep
  * working. */
 #ifdef __cplusplus
-#define TSR_OPTIONS(type)        \
-    ([] {                        \
-        type options_{};         \
+#define TSR_OPTIONS(type) \
+    ([] { \
+        type options_{}; \
         options_.size = sizeof(type); \
-        return options_;         \
+        return options_; \
     }())
 #else
 #define TSR_OPTIONS(type) ((type){.size = sizeof(type)})

@@ -48,8 +48,8 @@ typedef enum tsr_entry_kind { TSR_ENTRY_TENSOR, TSR_ENTRY_OBJECT, TSR_ENTRY_OPAQ
 /* One key or index on the path from the root of the nested state dict to an entry. */
 typedef struct tsr_path_item {
     enum { TSR_PATH_KEY, TSR_PATH_INT_KEY, TSR_PATH_INDEX } kind; /* dict key str, dict key int, list position */
-    tsr_str key;     /* TSR_PATH_KEY */
-    int64_t integer; /* the others */
+    tsr_str key;                                                  /* TSR_PATH_KEY */
+    int64_t integer;                                              /* the others */
     const tsr_value *value; /* TSR_PATH_KEY: the key itself where it is not a str (True, None, 1.5, (1, 2)) and `key` its
                                str(); otherwise NULL */
 } tsr_path_item;
@@ -73,22 +73,22 @@ typedef struct tsr_per_rank {
 typedef struct tsr_entry {
     tsr_str fqn;
     tsr_entry_kind kind;
-    tsr_dtype dtype;           /* tensors; for opaque tensors the inner values' dtype where known */
-    const uint64_t *shape;     /* tensor size: the global shape, `ndim` numbers */
-    const tsr_chunk *chunks;   /* distinct boxes in the reader's order */
+    tsr_dtype dtype;         /* tensors; for opaque tensors the inner values' dtype where known */
+    const uint64_t *shape;   /* tensor size: the global shape, `ndim` numbers */
+    const tsr_chunk *chunks; /* distinct boxes in the reader's order */
     uint64_t chunk_count;
     const tsr_chunk *replicas; /* further copies of boxes that `chunks` already contains */
     uint64_t replica_count;
     const tsr_path_item *path; /* NULL: the FQN is one flat key */
     uint32_t path_length;
-    uint32_t ndim;             /* number of dimensions */
-    uint32_t storage_id;       /* equal and non-zero: tensors on one storage (tied, views) */
+    uint32_t ndim;       /* number of dimensions */
+    uint32_t storage_id; /* equal and non-zero: tensors on one storage (tied, views) */
     bool requires_grad;
-    bool is_parameter;         /* torch.nn.Parameter */
-    bool is_sharded;           /* a DTensor or ShardedTensor, which states where its chunks are */
+    bool is_parameter;                    /* torch.nn.Parameter */
+    bool is_sharded;                      /* a DTensor or ShardedTensor, which states where its chunks are */
     const tsr_distribution *distribution; /* or NULL */
     const tsr_value *value;               /* objects: the data; opaque: the data that could be kept (may be NULL) */
-    tsr_str type;              /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
+    tsr_str type;                 /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
     const tsr_per_rank *per_rank; /* or NULL; otherwise the kind is OPAQUE, because there is no single tensor to read */
 } tsr_entry;
 
@@ -121,8 +121,8 @@ typedef enum tsr_format {
     TSR_FORMAT_LIGHTNING_DIST,
     TSR_FORMAT_HF_TRAINER,
     TSR_FORMAT_TORCH_CHECKPOINTING,
-    TSR_FORMAT_JSON,  /* this and the next: parts of such directories */
-    TSR_FORMAT_PICKLE, /* without a container */
+    TSR_FORMAT_JSON,      /* this and the next: parts of such directories */
+    TSR_FORMAT_PICKLE,    /* without a container */
     TSR_FORMAT_ACCELERATE /* a directory like the others; accelerate without FSDP */
 } tsr_format;
 
@@ -133,8 +133,8 @@ const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch
 typedef struct tsr_part {
     tsr_str name;
     tsr_format format;
-    uint64_t files;        /* how many files it is in */
-    uint64_t first_entry;  /* of the catalog's entries */
+    uint64_t files;       /* how many files it is in */
+    uint64_t first_entry; /* of the catalog's entries */
     uint64_t entry_count;
     bool own_names; /* its stored names already begin with the part's name; otherwise the name was prepended */
 } tsr_part;

@@ -33,7 +33,7 @@ typedef enum tsr_purpose {
 } tsr_purpose;
 
 typedef struct tsr_open_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;       /* TSR_OPTIONS sets it */
     bool skip_objects; /* do not read object values that cost extra reads (DCP byte items); their entry.value is NULL */
     tsr_purpose purpose;
     /* Returns true for the entries that will be used; NULL: all. Tensors that differ between ranks are tolerated if they are
@@ -58,8 +58,8 @@ typedef struct tsr_open_options {
 /* Recognizes the format from content and reads the metadata. Borrows `store` and `host` until close. `options` may be
  * NULL. Errors: TSR_E_UNSUPPORTED (a container known by name that is not read, or an unknown one), TSR_E_FORMAT,
  * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM; each names the file and, where there is one, the byte. */
-tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
-                               tsr_checkpoint **out, tsr_error *err);
+tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                               tsr_error *err);
 void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* accepts NULL */
 
 /* The checkpoint's entries. Owned by the checkpoint and unchanged until it is closed. */

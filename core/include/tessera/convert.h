@@ -58,13 +58,13 @@ typedef struct tsr_convert_options {
     tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/sys/cast.h states the rounding) */
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
     uint64_t max_shard_size; /* safetensors: most bytes of tensors per file; 0: a single file named "" */
-    bool per_part; /* safetensors: a directory with a file PART.safetensors per part, with the part's name stripped */
-    size_t max_memory;       /* of the ring; 0: its default */
-    uint64_t unit_bytes;     /* of work (work.h); 0: the default. Part of what a record means */
+    bool per_part;       /* safetensors: a directory with a file PART.safetensors per part, with the part's name stripped */
+    size_t max_memory;   /* of the ring; 0: its default */
+    uint64_t unit_bytes; /* of work (work.h); 0: the default. Part of what a record means */
     const tsr_shards *shards; /* TSR_TO_RANKS: the map, which is not a built-in one */
     uint32_t world_size;      /* TSR_TO_RANKS: tensor-parallel ranks times pipeline stages */
     bool ignore_crc;          /* do not compare the bytes read with the CRCs that the source states */
-    bool dry_run;            /* decide everything, write nothing; the output may be NULL */
+    bool dry_run;             /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
     tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */
     /* NULL: the checkpoint as it is. Otherwise it is written as the ranks of the plan's target hold it (below). */
@@ -83,9 +83,9 @@ typedef struct tsr_converted {
     uint32_t file;   /* of tsr_conversion.files, for written tensors */
     bool written;
     bool cast;
-    bool copied;          /* it shares storage in the source and is an independent copy now */
-    bool replicated;      /* with a plan: the target's default cuts a dim that the tensor does not have, so it is whole there */
-    bool weights_only;    /* objects: torch.load(weights_only=True) will accept it */
+    bool copied;       /* it shares storage in the source and is an independent copy now */
+    bool replicated;   /* with a plan: the target's default cuts a dim that the tensor does not have, so it is whole there */
+    bool weights_only; /* objects: torch.load(weights_only=True) will accept it */
     const char *left_out; /* static text: why it was not written; NULL when it was */
 } tsr_converted;
 

@@ -48,7 +48,7 @@ typedef struct tsr_diff {
 } tsr_diff;
 
 typedef struct tsr_diff_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;       /* TSR_OPTIONS sets it */
     bool layout;       /* compare chunk boxes */
     bool skip_objects; /* do not compare object values */
     /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. If two

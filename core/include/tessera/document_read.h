@@ -13,9 +13,9 @@
 #ifndef TESSERA_DOCUMENT_READ_H
 #define TESSERA_DOCUMENT_READ_H
 
+#include "tessera/host.h"
 #include "tessera/shards.h"
 #include "tessera/validate.h"
-#include "tessera/host.h"
 
 TSR_API_BEGIN
 

@@ -22,10 +22,10 @@ typedef enum tsr_dtype {
     TSR_FLOAT8_E5M2,
     TSR_FLOAT8_E5M2FNUZ,
     TSR_FLOAT8_E8M0FNU,
-    TSR_FLOAT6_E2M3,     /* safetensors' F6_E2M3: 6 bits per element, not a torch dtype */
-    TSR_FLOAT6_E3M2,     /* safetensors' F6_E3M2 */
+    TSR_FLOAT6_E2M3,      /* safetensors' F6_E2M3: 6 bits per element, not a torch dtype */
+    TSR_FLOAT6_E3M2,      /* safetensors' F6_E3M2 */
     TSR_FLOAT4_E2M1FN_X2, /* torch: one element is a packed pair, one byte */
-    TSR_FLOAT4_E2M1FN,   /* safetensors' F4: 4 bits per element; same bytes, twice the last dimension, same printed name */
+    TSR_FLOAT4_E2M1FN,    /* safetensors' F4: 4 bits per element; same bytes, twice the last dimension, same printed name */
     TSR_INT64,
     TSR_INT32,
     TSR_INT16,
@@ -68,7 +68,7 @@ typedef struct tsr_dtype_info {
     const char *storage_class;    /* "FloatStorage": the typed storage of torch.save; NULL where only untyped */
     uint8_t bits;                 /* of one element: 8 × itemsize, except float6 (6) and safetensors' F4 (4) */
     tsr_dtype_class kind;
-    uint8_t swap_bytes;           /* unit of byte-order swapping: 8 for complex128, 4 for complex64 */
+    uint8_t swap_bytes; /* unit of byte-order swapping: 8 for complex128, 4 for complex64 */
 } tsr_dtype_info;
 
 /* Describes a dtype. Valid for every enumerator, including TSR_DTYPE_NONE (name "none"). The result is static. */

@@ -72,7 +72,7 @@ typedef struct tsr_host {
     const tsr_zstd_ops *zstd;                                       /* NULL: zstd items are refused */
     tsr_parallel_for *parallel_for;                                 /* NULL: the calling thread does everything */
     void *parallel_ctx;
-    uint32_t threads; /* how many bodies run at once at most; 0 counts as 1 */
+    uint32_t threads;  /* how many bodies run at once at most; 0 counts as 1 */
     uint32_t io_depth; /* requests to a server that are under way at once at most; 0 counts as TSR_IO_DEPTH */
     /* NULL: all code is there. Otherwise called before code that a program loads on demand, such as the readers of rare forms: an
      * error ends the call (the WebAssembly module is such a program). */

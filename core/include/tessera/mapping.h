@@ -25,13 +25,15 @@ typedef struct tsr_mapping_rules tsr_mapping_rules;
 
 /* Parses a `tessera.map/1` document. `text` may be freed afterwards. Errors: TSR_E_FORMAT, naming the rule and stating what
  * was expected there; TSR_E_NOMEM. */
-tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
+tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out,
+                             tsr_error *err);
 
 /* Makes the inverse map, which turns each name that the map produces back into its source's name. Opening the inverse over
  * a checkpoint fails for a name that the map does not produce, and for one that two rules produce if neither is an
  * exception to the other (TSR_E_FORMAT, naming the rules). Errors: TSR_E_UNSUPPORTED naming the rule and the step that has
  * no inverse. */
-tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out, tsr_error *err);
+tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, const tsr_mapping_rules **out,
+                              tsr_error *err);
 
 /* Opens the mapped checkpoint. It borrows `source` and `rules`, which must outlive it; close it with tsr_checkpoint_close
  * before the source. It has a store of its own, which is closed with it. Numbers such as "$num_attention_heads" come from
@@ -48,21 +50,23 @@ tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rul
  * computed in float32 and rounded once to `dtype`. TSR_DTYPE_NONE means the dtype that config.json states, or bfloat16 if
  * it states none. `*used` receives the dtype. All other tensors are unchanged, and so are quantized tensors that cannot be
  * multiplied: call tsr_mapping_check_dequantized before reading any data. In all other respects as tsr_mapping_open. */
-tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out, tsr_error *err);
+tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out,
+                                  tsr_error *err);
 /* Fails if a quantized tensor that tsr_mapping_dequantize could not multiply is used, that is, if an entry of `top` that
  * `options` select (NULL: any entry) is made from it. `layer` is the dequantized checkpoint; `top` is the same one, or was
  * opened over it by maps, adapters and the like.
  *
  * Errors: TSR_E_FORMAT if a scale's shape does not fit; TSR_E_UNSUPPORTED naming a tensor that has a zero point or whose
  * class is not supported, and if no tensor could be multiplied at all. */
-tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options, tsr_error *err);
+tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options,
+                                         tsr_error *err);
 /* Returns whether tsr_mapping_check_dequantized found that this entry of the layer is used. It can serve as `want` in
  * tsr_convert_options, with the layer as its context. */
 bool tsr_mapping_uses(void *layer, tsr_str fqn);
 
 typedef struct tsr_quantize_options {
-    size_t size;     /* TSR_OPTIONS sets it */
-    tsr_dtype dtype; /* cast every floating-point tensor to this first; TSR_DTYPE_NONE: cast none */
+    size_t size;                          /* TSR_OPTIONS sets it */
+    tsr_dtype dtype;                      /* cast every floating-point tensor to this first; TSR_DTYPE_NONE: cast none */
     bool (*want)(void *ctx, tsr_str fqn); /* returns true for entries that will be read; NULL: all are */
     void *want_ctx;
     bool (*quantize)(void *ctx, tsr_str fqn); /* returns false to keep a weight; NULL: keep embeddings, norms etc. only */

@@ -28,7 +28,8 @@ struct tsr_output {
      * (preallocation), or 0 when not known yet. */
     tsr_status (*create)(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
     /* Thread-safe for ranges that do not overlap. */
-    tsr_status (*write_at)(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err);
+    tsr_status (*write_at)(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size,
+                           tsr_error *err);
     /* Copies bytes of a store's file without passing them through this process; TSR_E_UNSUPPORTED when it cannot. NULL: it
      * never can. */
     tsr_status (*copy_range)(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,

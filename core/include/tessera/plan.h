@@ -31,7 +31,7 @@ struct tsr_storage;    /* tessera/sys/storage.h */
 typedef struct tsr_plan tsr_plan;
 
 typedef struct tsr_plan_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;                          /* TSR_OPTIONS sets it */
     bool (*want)(void *ctx, tsr_str fqn); /* NULL: every entry */
     void *want_ctx;
     /* NULL, or gives a tensor a layout of its own (tsr_layout_explicit; over the target's number of ranks and the tensor's

@@ -34,8 +34,8 @@ typedef enum tsr_status {
     TSR_E_CANCELLED    /* the caller asked to stop */
 } tsr_status;
 
-#define TSR_NO_POSITION UINT64_MAX
-#define TSR_NO_FILE UINT32_MAX /* number of a file of a store or output that is not there */
+#define TSR_NO_POSITION        UINT64_MAX
+#define TSR_NO_FILE            UINT32_MAX /* number of a file of a store or output that is not there */
 #define TSR_ERROR_MESSAGE_SIZE 768
 
 typedef struct tsr_error {

@@ -27,7 +27,7 @@ typedef struct tsr_target_rule {
     const tsr_placement *placements; /* one per mesh dim */
     const uint64_t *ranks;           /* only these ranks hold the tensor (experts), ascending; NULL: not limited */
     uint64_t rank_count;
-    const tsr_target_stage *stage;   /* or NULL */
+    const tsr_target_stage *stage; /* or NULL */
 } tsr_target_rule;
 
 /* Which ranks of a mesh hold a tensor: the listed ones, those at a coordinate of a mesh dim, or all. */

@@ -17,8 +17,7 @@
  *             const tsr_entry *entry = &catalog->entries[i];
  *             if (entry->kind != TSR_ENTRY_TENSOR) continue;
  *             printf("%.*s %s [", TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
- *             for (uint32_t d = 0; d < entry->ndim; d++)
- *                 printf("%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+ *             for (uint32_t d = 0; d < entry->ndim; d++) printf("%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
  *             printf("]\n");
  *         }
  *     }

@@ -20,10 +20,10 @@ typedef uint32_t tsr_torch_version;
 enum {
     TSR_TORCH_OLDEST = 3, /* the supported ones */
     TSR_TORCH_NEWEST = 15,
-    TSR_TORCH_WITH_STORAGE_META = 4, /* older ones refuse a `.metadata` with a StorageMeta */
+    TSR_TORCH_WITH_STORAGE_META = 4,  /* older ones refuse a `.metadata` with a StorageMeta */
     TSR_TORCH_WITH_SPLIT_OBJECTS = 4, /* older ones keep a dict without tensors as one object */
-    TSR_TORCH_WITH_MESH_LAYOUT = 13, /* older ones refuse the DTensors that newer ones pickle */
-    TSR_TORCH_WITH_STRIDES = 15      /* older ones refuse a `.metadata` with the strides of tensors */
+    TSR_TORCH_WITH_MESH_LAYOUT = 13,  /* older ones refuse the DTensors that newer ones pickle */
+    TSR_TORCH_WITH_STRIDES = 15       /* older ones refuse a `.metadata` with the strides of tensors */
 };
 
 /* Reads "2.15" and what `torch.__version__` holds, such as "2.15.0+cu132". TSR_E_USAGE for any other text, and for versions

@@ -48,9 +48,9 @@ typedef struct tsr_contract {
     size_t rule_count;
     bool (*match)(tsr_str glob, tsr_str name); /* needed where there are rules: tsr_glob_match */
     const char *called;                        /* in messages: "the layout" */
-    tsr_str prefix;    /* "model.": only names with this prefix count, and it is stripped */
-    uint32_t allow;    /* of tsr_leniency, for what no rule matches */
-    bool any_kind;     /* names only: tensors and objects are the same */
+    tsr_str prefix;                            /* "model.": only names with this prefix count, and it is stripped */
+    uint32_t allow;                            /* of tsr_leniency, for what no rule matches */
+    bool any_kind;                             /* names only: tensors and objects are the same */
     bool object_trees; /* an object stands for a value of any kind, or for entries below its name, as a module's extra
                         * state does; one of them has to be there */
 } tsr_contract;

@@ -66,7 +66,7 @@ struct tsr_value {
     } as;
     tsr_str text;
     const tsr_value *const *items;
-    size_t count; /* of items: a DICT of n pairs has 2n */
+    size_t count;      /* of items: a DICT of n pairs has 2n */
     uint64_t expanded; /* bytes, about, as a tree in which shared parts are written wherever they occur; 0: not counted */
 };
 

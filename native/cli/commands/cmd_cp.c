@@ -39,8 +39,8 @@ typedef struct copying {
     const char *from, *to;
     tsr_store *store;
     tsr_arena *arena;
-    uint32_t *files; /* file numbers in `store`, in the order in which they are created: markers last */
-    tsr_str *names;  /* the names of these files; "" for a single file */
+    uint32_t *files;        /* file numbers in `store`, in the order in which they are created: markers last */
+    tsr_str *names;         /* the names of these files; "" for a single file */
     uint32_t count, marker; /* index of the first marker in `files`, or `count` */
     bool is_remote;         /* the copy goes to an object store */
     /* The run that --resume continues had published it already, but was killed before it removed its journal. */
@@ -53,7 +53,7 @@ typedef struct copying {
     uint64_t byte_total, byte_done;
     tsr_object_resumed resumed;
     tsr_hidden_names hidden; /* files that the store does not list because of their names */
-    cli_copy_log log; /* for a copy to a disk: the digests of its chunks */
+    cli_copy_log log;        /* for a copy to a disk: the digests of its chunks */
     cli_progress progress;
 } copying;
 
@@ -82,13 +82,15 @@ static tsr_status list_deeply(copying *c, tsr_error *err)
     bool cut = false, deeper = false;
     if (c->store->primary != TSR_NO_FILE) return TSR_OK;
     if (tsr_is_address(c->from))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "a server lists no directories over HTTP; name a single file");
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "a server lists no directories over HTTP; name a single file");
     if (c->store->deepen) {
         const tsr_status status = c->store->deepen(c->store, LEVELS, &cut, &deeper, err);
         if (status != TSR_OK) return status;
     }
     if (cut || deeper)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "it holds too many files, or directories more than %d levels down", LEVELS);
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,
+                         "it holds too many files, or directories more than %d levels down", LEVELS);
     return TSR_OK;
 }
 
@@ -105,8 +107,10 @@ static tsr_status list_directory(copying *c, tsr_error *err)
 /* Their names are those of unfinished outputs. They may be another run's, so they are not copied, but they may also be the user's. */
 static void warn_hidden(const copying *c)
 {
-    cli_warn(c->program, "%s whose names begin with '.' and contain '.tessera-' %s not copied, such as '%s': unfinished outputs have such names",
-             cli_plural(c->hidden.count, "file").text, c->hidden.count == 1 ? "is" : "are", c->hidden.first);
+    cli_warn(
+        c->program,
+        "%s whose names begin with '.' and contain '.tessera-' %s not copied, such as '%s': unfinished outputs have such names",
+        cli_plural(c->hidden.count, "file").text, c->hidden.count == 1 ? "is" : "are", c->hidden.first);
 }
 
 /* Whether the name of a file is that of a marker, whose presence makes a checkpoint complete: 1 in a subdirectory, 2 in the
@@ -133,7 +137,8 @@ static tsr_status put_in_order(copying *c, tsr_error *err)
     for (uint32_t i = 0; i < c->count; i++) {
         c->names[i] = c->store->files[c->files[i]].name;
         if (!tsr_is_name_below(c->names[i], SIZE_MAX)) /* keys in object stores need not be valid file names */
-            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here", TSR_STR_ARG(c->names[i]));
+            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here",
+                             TSR_STR_ARG(c->names[i]));
     }
     return TSR_OK;
 }
@@ -244,7 +249,8 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     const bool may_copy = c->arguments->no_verify && c->output->copy_range;
     status = may_copy ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
     if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
-    if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
+    if (status != TSR_OK)
+        return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
     c->byte_done += size;
     return TSR_OK;
 }
@@ -255,10 +261,12 @@ static tsr_status replace_same_names(copying *c, tsr_error *err)
     tsr_replacement *r = &c->replacement;
     tsr_map *copied = tsr_map_new(cli_host(c->program)->allocator, c->count, err);
     tsr_status status = copied ? TSR_OK : TSR_E_NOMEM;
-    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) status = tsr_map_put(copied, c->names[i], i, NULL, NULL, err);
+    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++)
+        status = tsr_map_put(copied, c->names[i], i, NULL, NULL, err);
     size_t kept = 0;
     for (size_t k = 0; k < r->kept_count && status == TSR_OK; k++) {
-        if (tsr_map_get(copied, r->kept[k].name, UINT32_MAX) != UINT32_MAX) r->obsolete[r->obsolete_count++] = r->kept[k].name;
+        if (tsr_map_get(copied, r->kept[k].name, UINT32_MAX) != UINT32_MAX)
+            r->obsolete[r->obsolete_count++] = r->kept[k].name;
         else r->kept[kept++] = r->kept[k];
     }
     r->kept_count = kept;
@@ -308,7 +316,8 @@ static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
     for (uint32_t i = 0; i < c->count && c->replacement.exists; i++)
         if (memchr(c->names[i].data, '/', c->names[i].size))
             return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                             "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory", c->to);
+                             "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
+                             c->to);
     return TSR_OK;
 }
 
@@ -353,7 +362,8 @@ static tsr_status open_output(copying *c, tsr_error *err)
     if (c->is_remote) return open_remote_output(c, err);
     cli_signals_hold();
     tsr_status status = replace_directory(c, err);
-    if (status == TSR_OK) status = tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+    if (status == TSR_OK)
+        status = tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
     if (status == TSR_OK) status = open_log(c, err);
     const tsr_folder_output_options options = {.is_folder = is_folder,
                                                .overwrite = c->arguments->overwrite,
@@ -368,7 +378,8 @@ static tsr_status open_output(copying *c, tsr_error *err)
                                                .holes = !c->publication.continues && tsr_folder_store_has_holes(c->store),
                                                .source = tsr_is_url(c->from) ? NULL : c->from,
                                                .parent = tsr_journals_parent(&c->publication.journals)};
-    if (status == TSR_OK) status = tsr_folder_output_open(NULL, cli_host(c->program)->allocator, c->to, &options, &c->output, err);
+    if (status == TSR_OK)
+        status = tsr_folder_output_open(NULL, cli_host(c->program)->allocator, c->to, &options, &c->output, err);
     cli_signals_release();
     return status;
 }
@@ -392,7 +403,8 @@ static tsr_status copy_all(copying *c, tsr_error *err)
     if (status == TSR_OK && !c->arguments->no_verify) status = tsr_folder_output_verify(c->output, c->sums, c->count, err);
     if (status != TSR_OK) return status;
     cli_signals_hold();
-    status = tsr_publication_publish(&c->publication, c->output, c->names[0].size ? TSR_NO_FILE : 0, c->replacement.swap, err);
+    status =
+        tsr_publication_publish(&c->publication, c->output, c->names[0].size ? TSR_NO_FILE : 0, c->replacement.swap, err);
     cli_signals_release();
     return status;
 }
@@ -450,7 +462,8 @@ static tsr_status look_for_published(copying *c, tsr_error *err)
 static tsr_status check_destination(copying *c, tsr_error *err)
 {
     if (c->is_remote && tsr_urls_overlap(c->from, c->to))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", c->to, c->from);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
+                         c->to, c->from);
     if (c->is_remote) return TSR_OK;
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
@@ -520,19 +533,22 @@ static void report(const copying *c)
     if (c->arguments->resume && c->is_remote) cli_report_resumed(c->program, &c->resumed);
     else if (c->arguments->resume) cli_report_continued(&c->resumed);
     cli_put(stdout, tsr_str_from(c->to));
-    printf(": %s, %s%s\n", cli_plural(c->count, "file").text, cli_bytes(c->byte_total).text, c->arguments->no_verify ? "" : ", read back");
+    printf(": %s, %s%s\n", cli_plural(c->count, "file").text, cli_bytes(c->byte_total).text,
+           c->arguments->no_verify ? "" : ", read back");
 }
 
 static int run(cli *program, const void *given)
 {
-    copying c = {.program = program, .arguments = given, .from = program->operands.items[0], .to = program->operands.items[1]};
+    copying c = {
+        .program = program, .arguments = given, .from = program->operands.items[0], .to = program->operands.items[1]};
     c.is_remote = tsr_is_object_url(c.to);
     const tsr_host *host = cli_host(program);
     tsr_error err = {0};
     const char *at = c.from;
     c.arena = tsr_arena_new(host->allocator, 0, &err);
     c.buffer = c.arena ? tsr_alloc(host->allocator, BUFFER, 1, &err) : NULL;
-    tsr_status status = c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
+    tsr_status status =
+        c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = list_deeply(&c, &err);
     if (status == TSR_OK) status = cli_copy_check_complete(program, c.from, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);

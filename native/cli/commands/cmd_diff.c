@@ -196,7 +196,9 @@ static tsr_status report_findings(const comparison *c, const tsr_diff_document *
 
 static tsr_status report(const comparison *c, tsr_error *err)
 {
-    const unsigned format = c->arguments->json ? CLI_REPORT_JSON : c->arguments->format ? c->arguments->format : CLI_REPORT_TEXT;
+    const unsigned format = c->arguments->json     ? CLI_REPORT_JSON
+                            : c->arguments->format ? c->arguments->format
+                                                   : CLI_REPORT_TEXT;
     const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences,
                                         &c->left_out};
     tsr_json json;
@@ -243,8 +245,8 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = report(&c, &err);
     if (status == TSR_OK) status = cli_unchanged(&c.a, &err);
     if (status == TSR_OK) status = cli_unchanged(&c.b, &err);
-    const int result = status != TSR_OK ? cli_fail_error(program, path, &err)
-                                        : cli_totals_status(c.left_out.totals, c.arguments->fail_on);
+    const int result =
+        status != TSR_OK ? cli_fail_error(program, path, &err) : cli_totals_status(c.left_out.totals, c.arguments->fail_on);
     tsr_policy_free(c.policy);
     tsr_arena_free(c.arena);
     cli_close(&c.a);
@@ -256,16 +258,15 @@ static const cli_option options[] = {
     CLI_MAP_OPTIONS(diff_arguments, map),
     CLI_MULTIPLY_OPTION(diff_arguments, map, "of A "),
     {"values", 0, CLI_FLAG, NULL, "Compare values too, bit for bit", offsetof(diff_arguments, values)},
-    {"atol", 0, CLI_REAL, "X",
-     "Allow values to differ by X; NaN equals NaN (implies --values)", offsetof(diff_arguments, atol)},
-    {"rtol", 0, CLI_REAL, "X",
-     "Allow values to differ by X times the value in B (implies --values)", offsetof(diff_arguments, rtol)},
+    {"atol", 0, CLI_REAL, "X", "Allow values to differ by X; NaN equals NaN (implies --values)",
+     offsetof(diff_arguments, atol)},
+    {"rtol", 0, CLI_REAL, "X", "Allow values to differ by X times the value in B (implies --values)",
+     offsetof(diff_arguments, rtol)},
     {"layout", 0, CLI_FLAG, NULL, "Report different chunks as a difference", offsetof(diff_arguments, layout)},
     {"canonical", 0, CLI_FLAG, NULL, "Match names without wrapper prefixes (module, _orig_mod, …)",
      offsetof(diff_arguments, canonical)},
     {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
-     "Report in this format (default: text); json is the tessera.diff/1 document",
-     offsetof(diff_arguments, format)},
+     "Report in this format (default: text); json is the tessera.diff/1 document", offsetof(diff_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(diff_arguments, json)},
     {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for differences at or above this level (default: error)",
      offsetof(diff_arguments, fail_on)},

@@ -158,8 +158,8 @@ static void tell_gpu(facts *f, uint32_t ordinal)
     char text[160];
     if (ordinal >= sizeof keys / sizeof *keys) return;
     if (tsr_gpu_describe(ordinal, &info, &err) == TSR_OK) {
-        snprintf(text, sizeof text, "%.60s, sm_%u%u, %.30s, %.30s free", info.name, (unsigned)info.major, (unsigned)info.minor,
-                 cli_bytes(info.memory_bytes).text, cli_bytes(info.free_bytes).text);
+        snprintf(text, sizeof text, "%.60s, sm_%u%u, %.30s, %.30s free", info.name, (unsigned)info.major,
+                 (unsigned)info.minor, cli_bytes(info.memory_bytes).text, cli_bytes(info.free_bytes).text);
     } else {
         snprintf(text, sizeof text, "%.150s", err.message);
     }

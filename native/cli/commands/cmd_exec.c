@@ -47,8 +47,7 @@ static tsr_status find_word(const char *what, tsr_str word, const char *const *w
         *out = (unsigned)i;
         if (tsr_str_equal(word, tsr_str_from(words[i]))) return TSR_OK;
     }
-    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: unknown destination.%s '%.*s'", what,
-                     TSR_STR_ARG(word));
+    return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: unknown destination.%s '%.*s'", what, TSR_STR_ARG(word));
 }
 
 static tsr_status copy_list(const tsr_str *items, size_t count, tsr_arena *arena, cli_list *out, tsr_error *err)
@@ -88,7 +87,8 @@ static tsr_status find_source(const execution *e, const char *given, const char 
     *path = given ? given : cli_hide_secrets(e->program, e->planned.source_path.data);
     if (given || !tsr_is_url(*path) || !strstr(*path, "***")) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                     "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source", *path);
+                     "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source",
+                     *path);
 }
 
 static tsr_status open_source(execution *e, const char *given, tsr_error *err)

@@ -106,7 +106,8 @@ static tsr_status copy_keys(const tsr_catalog *catalog, tsr_str prefix, tsr_aren
     return status;
 }
 
-static tsr_status read_keys(cli *program, const char *path, const fqn_arguments *arguments, tsr_arena *arena, keys *out, tsr_error *err)
+static tsr_status read_keys(cli *program, const char *path, const fqn_arguments *arguments, tsr_arena *arena, keys *out,
+                            tsr_error *err)
 {
     cli_session session;
     const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
@@ -213,8 +214,8 @@ static tsr_status read_wanted(cli *program, const fqn_arguments *arguments, tsr_
 {
     const keys all = *have;
     const char *tree = program->operands.count ? program->operands.items[0] : NULL;
-    tsr_status status = tree ? tree_names(program, tree, arena, want, err)
-                             : read_keys(program, arguments->against, NULL, arena, want, err);
+    tsr_status status =
+        tree ? tree_names(program, tree, arena, want, err) : read_keys(program, arguments->against, NULL, arena, want, err);
     if (status != TSR_OK) tsr_error_context(err, "%s", tree ? tree : arguments->against);
     if (status != TSR_OK || !tree) return status;
     *have = (keys){0};
@@ -292,7 +293,9 @@ static void put_text_name(const cli *program, const tsr_name *name)
 static void put_text(const cli *program, const answer *a)
 {
     if (a->by_text)
-        cli_warn(program, "names alone cannot always distinguish a wrapper from a module with that name; pass MODULES.json to be certain");
+        cli_warn(
+            program,
+            "names alone cannot always distinguish a wrapper from a module with that name; pass MODULES.json to be certain");
     for (size_t i = 0; i < a->count && !a->compared; i++) put_text_name(program, &a->names[i]);
     for (size_t i = 0; i < a->collision_count; i++) {
         fputs("collision: ", stdout);
@@ -314,7 +317,8 @@ static int run(cli *program, const void *given)
     answer a = {0};
     if (arguments->against && !arguments->checkpoint) return cli_fail(program, "--against needs --checkpoint PATH");
     if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
-    if ((arguments->map.map || arguments->map.inverse) && !arguments->checkpoint) return cli_fail(program, "--map needs --checkpoint PATH");
+    if ((arguments->map.map || arguments->map.inverse) && !arguments->checkpoint)
+        return cli_fail(program, "--map needs --checkpoint PATH");
     if (!arguments->checkpoint && program->operands.count == 0)
         return cli_fail(program, "fqn needs MODULES.json or --checkpoint PATH; see tessera help fqn");
     if (arguments->checkpoint && program->operands.count + (arguments->against != NULL) > 1)

@@ -54,7 +54,8 @@ static tsr_status put_line(const cli_session *session, const inspect_arguments *
         const bool is_whole = kind == TSR_CLASS_INT || kind == TSR_CLASS_UINT || kind == TSR_CLASS_BOOL;
         put_extreme(extremes.kind, extremes.min, stats.min, is_whole, width);
         put_extreme(extremes.kind, extremes.max, stats.max, is_whole, width);
-        printf("%12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.mean, stats.std, stats.nan, stats.inf, stats.zero);
+        printf("%12.5g %12.5g %8" PRIu64 " %8" PRIu64 " %8" PRIu64 "  ", stats.mean, stats.std, stats.nan, stats.inf,
+               stats.zero);
     } else if (arguments->stats) {
         printf("%*s %*s %12s %12s %8s %8s %8s  ", width, "-", width, "-", "-", "-", "-", "-", "-");
     }
@@ -74,7 +75,8 @@ static tsr_status put_values(const cli_session *session, const inspect_arguments
     if (allowed != TSR_OK) return allowed;
     const int width = width_of(session, arguments);
     if (arguments->stats) {
-        printf("%*s %*s %12s %12s %8s %8s %8s  %s\n", width, "MIN", width, "MAX", "MEAN", "STD", "NAN", "INF", "ZERO", "TENSOR");
+        printf("%*s %*s %12s %12s %8s %8s %8s  %s\n", width, "MIN", width, "MAX", "MEAN", "STD", "NAN", "INF", "ZERO",
+               "TENSOR");
     }
     tsr_status status = TSR_OK;
     for (uint64_t i = 0; i < session->catalog->entry_count && status == TSR_OK; i++) {

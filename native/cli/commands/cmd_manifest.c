@@ -19,8 +19,8 @@ static int run(cli *program, const void *given)
 static const cli_option options[] = {
     {"output", 'o', CLI_TEXT, "FILE", "Write to FILE; - (the default) is standard output",
      offsetof(manifest_arguments, file.output)},
-    {"hash", 0, CLI_CHOICE, CLI_HASHES,
-     "Use this digest algorithm (default: xxh3)", offsetof(manifest_arguments, file.hash)},
+    {"hash", 0, CLI_CHOICE, CLI_HASHES, "Use this digest algorithm (default: xxh3)",
+     offsetof(manifest_arguments, file.hash)},
     {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)",
      offsetof(manifest_arguments, file.selection.include)},
     {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",

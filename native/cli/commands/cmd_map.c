@@ -34,7 +34,10 @@ static tsr_status print_suggestion(cli *program, const cli_session *sessions, bo
     if (status != TSR_OK) return status;
     fwrite(suggestion.document.data, 1, suggestion.document.size, stdout);
     for (size_t i = 0; i < suggestion.note_count; i++) cli_note(program, "%.*s", TSR_STR_ARG(suggestion.notes[i]));
-    if (!values) cli_note(program, "only names and shapes were compared; --values compares the values, which decides more and shows rows in another order");
+    if (!values)
+        cli_note(
+            program,
+            "only names and shapes were compared; --values compares the values, which decides more and shows rows in another order");
     return TSR_OK;
 }
 
@@ -63,12 +66,15 @@ static int run(cli *program, const void *given)
     if (!strcmp(what, "list") && words->count == 1) return list_maps();
     if (!strcmp(what, "show") && words->count == 2) return show_map(program, words->items[1]);
     if (!strcmp(what, "suggest") && words->count == 3) return suggest(program, given);
-    return cli_fail(program, "expected 'map list', 'map show NAME' or 'map suggest A B', found 'map %s' with %zu more; see tessera help map", what,
-                    words->count - 1);
+    return cli_fail(
+        program,
+        "expected 'map list', 'map show NAME' or 'map suggest A B', found 'map %s' with %zu more; see tessera help map",
+        what, words->count - 1);
 }
 
 static const cli_option options[] = {
-    {"values", 0, CLI_FLAG, NULL, "With suggest: compare the values of all tensors that fit, bit for bit", offsetof(map_arguments, values)},
+    {"values", 0, CLI_FLAG, NULL, "With suggest: compare the values of all tensors that fit, bit for bit",
+     offsetof(map_arguments, values)},
     CLI_EXPANSION_OPTION(map_arguments, allow_expansion),
     CLI_SOURCE_OPTIONS,
     {0},
@@ -80,10 +86,11 @@ const cli_command cli_map = {
     .operands = "list|show|suggest [NAME|A] [B]",
     .least = 1,
     .most = 3,
-    .examples = "tessera map list\nList the maps that --map takes by name\n"
-                "tessera map show torchtitan-llama3 > mine.json\nPrint a map, as a start for your own\n"
-                "tessera map suggest titan/ hf/ --values > map.json\n"
-                "Suggest the map that gives the first checkpoint the names and layouts of the second; check it before you use it\n",
+    .examples =
+        "tessera map list\nList the maps that --map takes by name\n"
+        "tessera map show torchtitan-llama3 > mine.json\nPrint a map, as a start for your own\n"
+        "tessera map suggest titan/ hf/ --values > map.json\n"
+        "Suggest the map that gives the first checkpoint the names and layouts of the second; check it before you use it\n",
     .options = options,
     .arguments_size = sizeof(map_arguments),
     .run = run,

@@ -45,12 +45,17 @@ static tsr_status choose_method(merging *m, tsr_error *err)
     const merge_arguments *a = m->arguments;
     if (!a->method && m->count > 1) return usage(err, "choose a method with --method linear, slerp or task-arithmetic");
     m->options.method = a->method ? (tsr_merge_method)(a->method - 1) : TSR_MERGE_LINEAR;
-    if (m->options.method != TSR_MERGE_LINEAR && a->no_normalize) return usage(err, "--no-normalize can only be used with --method linear");
-    if (m->options.method != TSR_MERGE_TASK_ARITHMETIC && a->base) return usage(err, "--base can only be used with --method task-arithmetic");
-    if (m->options.method == TSR_MERGE_TASK_ARITHMETIC && !a->base) return usage(err, "--method task-arithmetic needs --base PATH");
+    if (m->options.method != TSR_MERGE_LINEAR && a->no_normalize)
+        return usage(err, "--no-normalize can only be used with --method linear");
+    if (m->options.method != TSR_MERGE_TASK_ARITHMETIC && a->base)
+        return usage(err, "--base can only be used with --method task-arithmetic");
+    if (m->options.method == TSR_MERGE_TASK_ARITHMETIC && !a->base)
+        return usage(err, "--method task-arithmetic needs --base PATH");
     if (m->options.method != TSR_MERGE_SLERP && a->t.given) return usage(err, "--t can only be used with --method slerp");
-    if (m->options.method == TSR_MERGE_SLERP && !a->t.given) return usage(err, "--method slerp needs --t X, from 0 for the first checkpoint to 1 for the second");
-    if (m->options.method == TSR_MERGE_SLERP && a->weights.count) return usage(err, "--weight cannot be used with --method slerp; pass --t");
+    if (m->options.method == TSR_MERGE_SLERP && !a->t.given)
+        return usage(err, "--method slerp needs --t X, from 0 for the first checkpoint to 1 for the second");
+    if (m->options.method == TSR_MERGE_SLERP && a->weights.count)
+        return usage(err, "--weight cannot be used with --method slerp; pass --t");
     if (m->options.method == TSR_MERGE_SLERP && m->count != 2)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--method slerp merges 2 checkpoints, found %zu", m->count);
     m->options.no_normalize = a->no_normalize;
@@ -63,12 +68,15 @@ static tsr_status set_weights(merging *m, tsr_error *err)
 {
     const cli_list *given = &m->arguments->weights;
     if (given->count && given->count != m->count)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%zu checkpoints need as many --weight options, found %zu", m->count, given->count);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%zu checkpoints need as many --weight options, found %zu",
+                         m->count, given->count);
     for (size_t i = 0; i < m->count; i++) {
         char *end = NULL;
         m->inputs[i].weight = given->count ? strtod(given->items[i], &end) : 1;
-        const bool is_number = !given->count || (end != given->items[i] && !*end && m->inputs[i].weight - m->inputs[i].weight == 0);
-        if (!is_number) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--weight '%s' is not a number", given->items[i]);
+        const bool is_number =
+            !given->count || (end != given->items[i] && !*end && m->inputs[i].weight - m->inputs[i].weight == 0);
+        if (!is_number)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--weight '%s' is not a number", given->items[i]);
     }
     return TSR_OK;
 }
@@ -125,7 +133,8 @@ static tsr_status open_inputs(merging *m, tsr_error *err)
 static tsr_str recipe_of(const merging *m, tsr_error *err)
 {
     tsr_arena *arena = m->writing->arena;
-    tsr_str line = tsr_arena_format(arena, err, "%s%s", methods[m->options.method], m->options.no_normalize ? " as they are" : "");
+    tsr_str line =
+        tsr_arena_format(arena, err, "%s%s", methods[m->options.method], m->options.no_normalize ? " as they are" : "");
     for (size_t i = 0; i < m->count && line.data; i++)
         line = tsr_arena_format(arena, err, "%.*s %.17g", TSR_STR_ARG(line), m->inputs[i].weight);
     return line.data ? tsr_arena_format(arena, err, "%.*s %.17g", TSR_STR_ARG(line), m->options.t) : line;
@@ -193,7 +202,10 @@ static int run(cli *program, const void *given)
     const merge_arguments *arguments = given;
     tsr_error err = {0};
     cli_writing_options writing = arguments->writing;
-    cli_writing w = {.program = program, .options = &writing, .what = "merging", .destination = program->operands.items[0],
+    cli_writing w = {.program = program,
+                     .options = &writing,
+                     .what = "merging",
+                     .destination = program->operands.items[0],
                      .no_quantize = &arguments->maps.no_quantize};
     merging m = {.program = program, .arguments = arguments, .writing = &w, .count = program->operands.count - 1};
     tsr_status status = cli_quantize_dtype(&arguments->maps, writing.raw_cast, &writing.dtype, &err);
@@ -214,10 +226,14 @@ static const cli_option options[] = {
     {"method", 0, CLI_CHOICE, "linear|slerp|task-arithmetic",
      "Add weighted tensors; follow the arc between two; or add to --base the weighted differences from it",
      offsetof(merge_arguments, method)},
-    {"weight", 0, CLI_LIST, "X", "The weight of the next checkpoint, in their order (repeatable; default: 1 each)", offsetof(merge_arguments, weights)},
-    {"no-normalize", 0, CLI_FLAG, NULL, "With --method linear: do not divide by the sum of the weights", offsetof(merge_arguments, no_normalize)},
-    {"base", 0, CLI_TEXT, "PATH", "With --method task-arithmetic: the checkpoint that the others were trained from", offsetof(merge_arguments, base)},
-    {"t", 0, CLI_REAL, "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second", offsetof(merge_arguments, t)},
+    {"weight", 0, CLI_LIST, "X", "The weight of the next checkpoint, in their order (repeatable; default: 1 each)",
+     offsetof(merge_arguments, weights)},
+    {"no-normalize", 0, CLI_FLAG, NULL, "With --method linear: do not divide by the sum of the weights",
+     offsetof(merge_arguments, no_normalize)},
+    {"base", 0, CLI_TEXT, "PATH", "With --method task-arithmetic: the checkpoint that the others were trained from",
+     offsetof(merge_arguments, base)},
+    {"t", 0, CLI_REAL, "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second",
+     offsetof(merge_arguments, t)},
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal",
      "Write this format (default: inferred from the extension of OUT)", offsetof(merge_arguments, to)},
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
@@ -236,13 +252,14 @@ const cli_command cli_merge = {
     .operands = "OUT A [B…]",
     .least = 2,
     .most = 1000,
-    .examples = "tessera merge out.safetensors a/ b/ --method linear\nAverage two checkpoints, in a few MiB of memory\n"
-                "tessera merge out.safetensors a/ b/ --method linear --weight 0.7 --weight 0.3\nGive the first one more weight\n"
-                "tessera merge out.safetensors a/ b/ --method slerp --t 0.3\nInterpolate along the arc between two models\n"
-                "tessera merge hf/ math/ code/ --method task-arithmetic --base base/ --weight 0.6 --weight 0.4 --to safetensors "
-                "--max-shard-size 5GB\nAdd what two models learned to their base\n"
-                "tessera merge out.safetensors base/ --lora adapter/\nFold a LoRA adapter into its base model\n"
-                "tessera merge fp8/ a/ b/ --method linear --quantize fp8-block --max-shard-size 5GB\nQuantize the sum for inference\n",
+    .examples =
+        "tessera merge out.safetensors a/ b/ --method linear\nAverage two checkpoints, in a few MiB of memory\n"
+        "tessera merge out.safetensors a/ b/ --method linear --weight 0.7 --weight 0.3\nGive the first one more weight\n"
+        "tessera merge out.safetensors a/ b/ --method slerp --t 0.3\nInterpolate along the arc between two models\n"
+        "tessera merge hf/ math/ code/ --method task-arithmetic --base base/ --weight 0.6 --weight 0.4 --to safetensors "
+        "--max-shard-size 5GB\nAdd what two models learned to their base\n"
+        "tessera merge out.safetensors base/ --lora adapter/\nFold a LoRA adapter into its base model\n"
+        "tessera merge fp8/ a/ b/ --method linear --quantize fp8-block --max-shard-size 5GB\nQuantize the sum for inference\n",
     .options = options,
     .arguments_size = sizeof(merge_arguments),
     .run = run,

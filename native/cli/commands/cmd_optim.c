@@ -203,8 +203,8 @@ static const cli_option options[] = {
      offsetof(optim_arguments, rank)},
     {"at", 0, CLI_TEXT, "NAME", "Use this key of the file as the optimizer (default: the one that looks like an optimizer)",
      offsetof(optim_arguments, at)},
-    {"max-mem", 0, CLI_BYTES, "SIZE",
-     "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", offsetof(optim_arguments, max_memory)},
+    {"max-mem", 0, CLI_BYTES, "SIZE", "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)",
+     offsetof(optim_arguments, max_memory)},
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that it does not list",
      offsetof(optim_arguments, overwrite)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},
@@ -216,7 +216,8 @@ static const cli_option options[] = {
 };
 
 static const cli_absent absent[] = {
-    {"shards", "it reads the optimizer's state of one file; join the ranks with tessera convert PATH DIR --to torch --shards MAP first"},
+    {"shards",
+     "it reads the optimizer's state of one file; join the ranks with tessera convert PATH DIR --to torch --shards MAP first"},
     {0},
 };
 
@@ -226,16 +227,15 @@ const cli_command cli_optim = {
     .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
     .least = 3,
     .most = 3,
-    .examples =
-        "tessera optim flatten optim.pt flat.pt --modules modules.json\nFlatten {\"state\": …, "
-        "\"param_groups\": …} to \"state.fc.weight.exp_avg\", …\n"
-        "tessera optim to-fqn optim.pt named.pt --modules modules.json\nReplace parameter ids by names\n"
-        "tessera optim unshard ranks/ full.pt --flat-params flat.json\n"
-        "Join the raw FSDP1 states of all ranks to the full state\n"
-        "tessera optim unshard ranks/ sharded/ --flat-params flat.json --sharded\n"
-        "Write FSDP's sharded state, one file per rank\n"
-        "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\n"
-        "Shard the full state for any number of ranks\n",
+    .examples = "tessera optim flatten optim.pt flat.pt --modules modules.json\nFlatten {\"state\": …, "
+                "\"param_groups\": …} to \"state.fc.weight.exp_avg\", …\n"
+                "tessera optim to-fqn optim.pt named.pt --modules modules.json\nReplace parameter ids by names\n"
+                "tessera optim unshard ranks/ full.pt --flat-params flat.json\n"
+                "Join the raw FSDP1 states of all ranks to the full state\n"
+                "tessera optim unshard ranks/ sharded/ --flat-params flat.json --sharded\n"
+                "Write FSDP's sharded state, one file per rank\n"
+                "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\n"
+                "Shard the full state for any number of ranks\n",
     .options = options,
     .absent = absent,
     .arguments_size = sizeof(optim_arguments),

@@ -237,7 +237,8 @@ static int run(cli *program, const void *given)
     cli_map_options map = arguments->map;
     map.lists = true;
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &p.session, &err);
-    if (status == TSR_OK) status = cli_check_selection(program, &p.session, &arguments->selection, &p.job.target, true, &err);
+    if (status == TSR_OK)
+        status = cli_check_selection(program, &p.session, &arguments->selection, &p.job.target, true, &err);
     if (status == TSR_OK) status = make_plan(program, arguments, &p, &err);
     if (status == TSR_OK) status = report(program, arguments, &p, &err);
     if (status == TSR_OK) status = cli_unchanged(&p.session, &err);

@@ -67,7 +67,8 @@ static tsr_status refuse_sound(const repair *r, tsr_error *err)
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                            "there is nothing to repair: .metadata is present and agrees with the data files");
     else if (status == TSR_OK && catalog->format != TSR_FORMAT_DCP)
-        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "only DCP checkpoints have a .metadata; this is a checkpoint in the format %s",
+        status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                           "only DCP checkpoints have a .metadata; this is a checkpoint in the format %s",
                            tsr_format_name(catalog->format));
     tsr_checkpoint_close(checkpoint);
     return status;
@@ -78,9 +79,10 @@ static tsr_status salvage(repair *r, tsr_error *err)
     cli_progress progress;
     cli_progress_start(&progress, r->program, "reading");
     const tsr_salvage_progress step = {progress.base.step, progress.base.ctx};
-    const tsr_status status = tsr_salvage_dcp(r->store, cli_host(r->program),
-                                              &(tsr_salvage_options){.like = r->like.catalog, .findings = r->findings, .progress = &step},
-                                              r->arena, &r->salvage, err);
+    const tsr_status status =
+        tsr_salvage_dcp(r->store, cli_host(r->program),
+                        &(tsr_salvage_options){.like = r->like.catalog, .findings = r->findings, .progress = &step},
+                        r->arena, &r->salvage, err);
     cli_progress_end(&progress);
     return status;
 }
@@ -103,7 +105,8 @@ static tsr_status create_file(const repair *r, repaired_file *file, uint64_t siz
 {
     tsr_status status = tsr_publication_begin(&file->publication, JOB, 0, NULL, 0, err);
     if (status != TSR_OK) return status;
-    const tsr_folder_output_options options = {.tag = file->publication.tag, .parent = tsr_journals_parent(&file->publication.journals)};
+    const tsr_folder_output_options options = {.tag = file->publication.tag,
+                                               .parent = tsr_journals_parent(&file->publication.journals)};
     status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, &file->output, err);
     return status == TSR_OK ? file->output->create(file->output, TSR_STR(""), size, number, err) : status;
 }
@@ -229,7 +232,8 @@ static tsr_status put_json(const repair *r, tsr_error *err)
 
 static int run(cli *program, const void *given)
 {
-    repair r = {.program = program, .arguments = given, .path = program->operands.items[0], .dest = program->operands.items[1]};
+    repair r = {
+        .program = program, .arguments = given, .path = program->operands.items[0], .dest = program->operands.items[1]};
     const tsr_host *host = cli_host(program);
     tsr_error err = {0};
     const char *at = r.path;
@@ -261,7 +265,8 @@ static const cli_option options[] = {
     {"like", 0, CLI_TEXT, "PATH", "Take names and shards from a sound checkpoint of the same job, such as the previous step",
      offsetof(repair_arguments, like)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.repair/1 document", offsetof(repair_arguments, json)},
-    {"part", 0, CLI_TEXT, "NAME", "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories",
+    {"part", 0, CLI_TEXT, "NAME",
+     "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories",
      CLI_OF_SOURCE + offsetof(cli_source, part)},
     CLI_STEP_OPTION,
     CLI_ALSO_OPTION,
@@ -269,7 +274,8 @@ static const cli_option options[] = {
 };
 
 static const cli_absent absent[] = {
-    {"shards", "a .metadata lists whole tensors and their chunks, and plain tensors of several ranks have none; pass --shards to inspect or convert"},
+    {"shards",
+     "a .metadata lists whole tensors and their chunks, and plain tensors of several ranks have none; pass --shards to inspect or convert"},
     {0},
 };
 

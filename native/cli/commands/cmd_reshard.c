@@ -50,9 +50,11 @@ static int run(cli *program, const void *given)
     cli_writing_options writing = arguments->writing;
     tsr_target target;
     tsr_plan *plan = NULL;
-    cli_writing w = {
-        .program = program, .options = &writing, .what = "resharding", .destination = program->operands.items[1],
-        .no_quantize = &arguments->map.no_quantize};
+    cli_writing w = {.program = program,
+                     .options = &writing,
+                     .what = "resharding",
+                     .destination = program->operands.items[1],
+                     .no_quantize = &arguments->map.no_quantize};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = cli_quantize_dtype(&arguments->map, writing.raw_cast, &writing.dtype, &err);
     if (status == TSR_OK) status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
@@ -89,14 +91,15 @@ const cli_command cli_reshard = {
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,
-    .examples = "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nPrepare a checkpoint for 3 ranks, each "
-                "of which then loads a tensor with one read\n"
-                "tessera reshard ckpt/ ranks/ --to torch --target target.json\n"
-                "Write one torch.save file per rank, with DTensors\n"
-                "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nContinue an interrupted run: "
-                "write only what is missing\n"
-                "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nShare the work between eight "
-                "processes; the output is the same\n",
+    .examples =
+        "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nPrepare a checkpoint for 3 ranks, each "
+        "of which then loads a tensor with one read\n"
+        "tessera reshard ckpt/ ranks/ --to torch --target target.json\n"
+        "Write one torch.save file per rank, with DTensors\n"
+        "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)' --resume\nContinue an interrupted run: "
+        "write only what is missing\n"
+        "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nShare the work between eight "
+        "processes; the output is the same\n",
     .options = options,
     .arguments_size = sizeof(reshard_arguments),
     .run = run,

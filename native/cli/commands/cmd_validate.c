@@ -180,8 +180,8 @@ static const cli_option options[] = {
      offsetof(validate_arguments, prefix)},
     {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(validate_arguments, allow)},
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
-     "Report in this format (default: text)", offsetof(validate_arguments, format)},
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "Report in this format (default: text)",
+     offsetof(validate_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(validate_arguments, json)},
     {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for findings at or above this level (default: error)",
      offsetof(validate_arguments, fail_on)},
@@ -200,17 +200,18 @@ const cli_command cli_validate = {
     .operands = "PATH…",
     .least = 0,
     .most = UINT32_MAX,
-    .examples = "tessera validate ckpt/\nCheck metadata, headers and file sizes, which is quick\n"
-                "tessera validate --deep ckpt/\nRead and check every byte\n"
-                "mpirun -n 8 tessera validate --deep ckpt/\nShare that work between eight processes\n"
-                "tessera validate --layout layout.json ckpt/ --format github\nFail in CI when the layout has drifted\n"
-                "tessera validate --against modules.json --prefix model. ckpt/\nFind out whether a model would load it: "
-                "missing and unexpected names, different shapes\n"
-                "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nTreat NaN values as errors, and "
-                "report nothing about indexes\n"
-                "tessera validate ckpt/ --baseline known.json\n"
-                "Report only what is new since `tessera validate ckpt/ --json >known.json`\n"
-                "tessera validate --list-rules\nList what is checked; `tessera explain RULE` explains a rule\n",
+    .examples =
+        "tessera validate ckpt/\nCheck metadata, headers and file sizes, which is quick\n"
+        "tessera validate --deep ckpt/\nRead and check every byte\n"
+        "mpirun -n 8 tessera validate --deep ckpt/\nShare that work between eight processes\n"
+        "tessera validate --layout layout.json ckpt/ --format github\nFail in CI when the layout has drifted\n"
+        "tessera validate --against modules.json --prefix model. ckpt/\nFind out whether a model would load it: "
+        "missing and unexpected names, different shapes\n"
+        "tessera validate --deep ckpt/ --rule values/nan=error --rule 'index/*=off'\nTreat NaN values as errors, and "
+        "report nothing about indexes\n"
+        "tessera validate ckpt/ --baseline known.json\n"
+        "Report only what is new since `tessera validate ckpt/ --json >known.json`\n"
+        "tessera validate --list-rules\nList what is checked; `tessera explain RULE` explains a rule\n",
     .options = options,
     .arguments_size = sizeof(validate_arguments),
     .run = run,

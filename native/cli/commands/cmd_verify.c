@@ -21,8 +21,8 @@ static tsr_status open_manifest(cli *program, const char *path, const char *allo
     out->contract.allow |= bits;
     out->contract.called = "the manifest";
     if (status == TSR_OK && !out->contract.digests) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "'%s' has no hashes; write a manifest with `tessera manifest`", path);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' has no hashes; write a manifest with `tessera manifest`",
+                         path);
     }
     return status;
 }
@@ -57,8 +57,8 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
-     "Report in this format (default: text)", offsetof(verify_arguments, format)},
+    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "Report in this format (default: text)",
+     offsetof(verify_arguments, format)},
     {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(verify_arguments, json)},
     {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
      offsetof(verify_arguments, allow)},

@@ -36,7 +36,8 @@ static bool find_pages(char *out)
     if (!slash) return false;
     *slash = 0;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        if (snprintf(path, sizeof path, "%s/%s", program, places[i]) < (int)sizeof path && realpath(path, out) && has_index(out))
+        if (snprintf(path, sizeof path, "%s/%s", program, places[i]) < (int)sizeof path && realpath(path, out) &&
+            has_index(out))
             return true;
     }
     return false;
@@ -60,10 +61,12 @@ typedef struct viewed {
 /* With --part, the page opens the part itself, from the files of the whole checkpoint: it also needs files that do not
  * belong to the part's entries, to recognize what kind of directory this is. *part is NULL if the checkpoint has no
  * parts. */
-static tsr_status open_files(cli *program, const char *path, bool is_second, cli_session *out, const char **part, tsr_error *err)
+static tsr_status open_files(cli *program, const char *path, bool is_second, cli_session *out, const char **part,
+                             tsr_error *err)
 {
     const tsr_open_options options = {.skip_objects = true};
-    tsr_status (*open)(cli *, const char *, const tsr_open_options *, cli_session *, tsr_error *) = is_second ? cli_open_compared : cli_open;
+    tsr_status (*open)(cli *, const char *, const tsr_open_options *, cli_session *, tsr_error *) =
+        is_second ? cli_open_compared : cli_open;
     const cli_source given = program->source;
     tsr_status status = open(program, path, &options, out, err);
     *part = NULL;
@@ -100,15 +103,17 @@ static tsr_status read_shards(cli *program, viewed *side, tsr_str *out, tsr_erro
         return TSR_OK;
     }
     side->arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
-    return side->arena ? tsr_path_load(cli_given_address(program, given), cli_host(program), side->arena, out, err) : TSR_E_NOMEM;
+    return side->arena ? tsr_path_load(cli_given_address(program, given), cli_host(program), side->arena, out, err)
+                       : TSR_E_NOMEM;
 }
 
 static tsr_status open_side(cli *program, size_t number, viewed *side, view_side *out, tsr_error *err)
 {
     const char *path = program->operands.items[number];
     if (tsr_is_address(path))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "view serves files on this machine only; open the URL in the page itself, if its server allows that");
+        return tsr_raise(
+            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            "view serves files on this machine only; open the URL in the page itself, if its server allows that");
     const char *part;
     tsr_status status = open_files(program, path, number > 0, &side->session, &part, err);
     if (status != TSR_OK) return status;
@@ -139,7 +144,8 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     viewed sides[2] = {{.served = NULL}};
     view_server *server = NULL;
-    view_settings view = {.pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
+    view_settings view = {
+        .pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
     if (arguments->port > UINT16_MAX)
         return cli_fail(program, "--port expects a port number up to %u", (unsigned)UINT16_MAX);
     if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))

@@ -4,7 +4,8 @@
 #include "cli/writing/out_file.h"
 #include "tessera/sys/document.h"
 
-static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to, tsr_error *err)
+static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to,
+                               tsr_error *err)
 {
     tsr_json json;
     tsr_ring *ring = NULL;

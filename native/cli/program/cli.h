@@ -8,8 +8,8 @@
 #include <stdarg.h>
 
 #include "tessera/comm.h"
-#include "tessera/sys/json.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/json.h"
 #include "tessera/version.h"
 
 enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };
@@ -50,27 +50,35 @@ enum { CLI_OF_SOURCE = 1 << 20 };
 typedef struct cli_source {
     const char *part, *step; /* NULL: not given */
     cli_list also;
-    bool is_used; /* a checkpoint was opened, and `also` was applied to it */
+    bool is_used;       /* a checkpoint was opened, and `also` was applied to it */
     const char *shards; /* NULL: not given */
 } cli_source;
 
 /* Options of commands that open PATH with cli_open. `exec` has only the last two, because the plan states part and step.
  * Commands omit the options that are meaningless for them. */
 #define CLI_ALSO_OPTION \
-    {"also", 0, CLI_LIST, "PATH", \
-     "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks", \
-     CLI_OF_SOURCE + offsetof(cli_source, also)}
+    { \
+        "also", 0, CLI_LIST, "PATH", \
+            "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks", \
+            CLI_OF_SOURCE + offsetof(cli_source, also) \
+    }
 #define CLI_SHARDS_OPTION \
-    {"shards", 0, CLI_TEXT, "MAP", \
-     "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm", \
-     CLI_OF_SOURCE + offsetof(cli_source, shards)}
+    { \
+        "shards", 0, CLI_TEXT, "MAP", \
+            "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm", \
+            CLI_OF_SOURCE + offsetof(cli_source, shards) \
+    }
 #define CLI_PART_OPTION \
-    {"part", 0, CLI_TEXT, "NAME", "Open only this part of a checkpoint that is made of parts (inspect lists them)", \
-     CLI_OF_SOURCE + offsetof(cli_source, part)}
+    { \
+        "part", 0, CLI_TEXT, "NAME", "Open only this part of a checkpoint that is made of parts (inspect lists them)", \
+            CLI_OF_SOURCE + offsetof(cli_source, part) \
+    }
 #define CLI_STEP_OPTION \
-    {"step", 0, CLI_TEXT, "STEP", \
-     "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name", \
-     CLI_OF_SOURCE + offsetof(cli_source, step)}
+    { \
+        "step", 0, CLI_TEXT, "STEP", \
+            "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name", \
+            CLI_OF_SOURCE + offsetof(cli_source, step) \
+    }
 #define CLI_SOURCE_OPTIONS CLI_PART_OPTION, CLI_STEP_OPTION, CLI_ALSO_OPTION, CLI_SHARDS_OPTION
 
 typedef struct cli cli;
@@ -102,9 +110,9 @@ extern const char *const cli_overview_summary;
 typedef struct cli_globals {
     bool quiet;
     bool no_progress;
-    bool no_mpi; /* handled before the command line is parsed */
-    unsigned color;   /* choice: auto, always, never */
-    uint64_t threads; /* 0: as many as allowed */
+    bool no_mpi;       /* handled before the command line is parsed */
+    unsigned color;    /* choice: auto, always, never */
+    uint64_t threads;  /* 0: as many as allowed */
     uint64_t io_depth; /* 0: TSR_IO_DEPTH */
     bool help;
     bool version;
@@ -126,8 +134,8 @@ struct cli {
     cli_terminal out, err;
     tsr_native_host native; /* opened by cli_host */
     bool host_is_open;
-    uint32_t default_threads; /* 0: as many as allowed */
-    tsr_comm *ranks;          /* the processes that share this command; NULL: there is only this one */
+    uint32_t default_threads;        /* 0: as many as allowed */
+    tsr_comm *ranks;                 /* the processes that share this command; NULL: there is only this one */
     struct cli_addresses *addresses; /* used by cli_hide_secrets */
 };
 

@@ -102,8 +102,9 @@ int cli_refuse(const cli_launch *launch, const char *format, ...)
 
 int cli_refuse_unconnected(const cli_launch *launch)
 {
-    return cli_refuse(launch, "%" PRIu64 " processes were started (%s), but they are not connected, so each would do all of the work: %s",
-                      launch->processes, launch->sign,
-                      launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"
-                                      : "use the mpirun of the Open MPI that tessera-mpi was built with");
+    return cli_refuse(
+        launch, "%" PRIu64 " processes were started (%s), but they are not connected, so each would do all of the work: %s",
+        launch->processes, launch->sign,
+        launch->is_srun ? "use srun --mpi=pmix, or mpirun, or one process"
+                        : "use the mpirun of the Open MPI that tessera-mpi was built with");
 }

@@ -90,7 +90,8 @@ int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
     } else if (first[0] == '-' && strcmp(first, "--help") != 0 && strcmp(first, "-h") != 0) {
         status = cli_fail(&program, "the command must come first: tessera COMMAND [OPTION]…; see tessera help");
     } else {
-        program.command = first[0] == '-' ? cli_find_command(&program, "help") : cli_find_command(&program, cli_hide_secrets(&program, first));
+        program.command = first[0] == '-' ? cli_find_command(&program, "help")
+                                          : cli_find_command(&program, cli_hide_secrets(&program, first));
         status = program.command ? run_command(&program, argc - 2, argv + 2) : CLI_TROUBLE;
     }
     status = cli_finish_stdout(&program, status);

@@ -124,7 +124,8 @@ int main(int argc, char **argv)
     int size = 1;
     if (argc == 2 && strcmp(argv[1], "--mpi-facts") == 0) return print_mpi_properties();
     if (!cli_is_shared(argc, argv))
-        return cli_fail(&program, "tessera-mpi runs convert, reshard, merge and validate --deep; tessera does everything else");
+        return cli_fail(&program,
+                        "tessera-mpi runs convert, reshard, merge and validate --deep; tessera does everything else");
     if (launch.processes > 1 && !is_connected(&launch)) return cli_refuse_unconnected(&launch);
     cli_startup_begin(peer_limit(), launch.first);
     if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK) return cli_fail_error(&program, NULL, &err);

@@ -38,10 +38,11 @@ static int run_of_several(const cli_launch *launch, int argc, char **argv)
     if (cli_is_shared(argc, argv)) {
         return launch->has_pmi ? hand_over(launch, argv) : cli_refuse_unconnected(launch);
     }
-    return cli_refuse(launch,
-                      "%" PRIu64 " processes were started (%s), but '%s' runs as a single process; remove the launcher, or pass --no-mpi "
-                      "if only one of them runs this (convert, merge, reshard and validate --deep can share the work)",
-                      launch->processes, launch->sign, argv[1]);
+    return cli_refuse(
+        launch,
+        "%" PRIu64 " processes were started (%s), but '%s' runs as a single process; remove the launcher, or pass --no-mpi "
+        "if only one of them runs this (convert, merge, reshard and validate --deep can share the work)",
+        launch->processes, launch->sign, argv[1]);
 }
 
 int main(int argc, char **argv)

@@ -82,21 +82,24 @@ static void put_options(const cli_option *options)
 
 static void put_end(void)
 {
-    puts(".SH \"EXIT STATUS\"\n.TP\n.B 0\nsuccess; identical or valid\n.TP\n.B 1\ndifferences or findings\n.TP\n.B 2\nerror: "
-         "wrong usage, unreadable input, or a failed read or write");
-    puts(".SH URLS\nA PATH may be an http(s) URL, or one of an object store: s3://BUCKET/KEY, gs://BUCKET/KEY, az://ACCOUNT/CONTAINER/KEY or "
-         "hf://[datasets/]ORG/REPO[@REVISION][/PATH]. Keys are taken as they are, without percent\\-decoding.");
-    puts(".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nDisable colors if set and not empty\n.TP\n.B TERM\nDisable colors if dumb or "
-         "not set\n.TP\n.B COLUMNS\nUse this width when the output is not a terminal\n"
-         ".TP\n.B TESSERA_PEER_LIMIT\nUnder mpirun: treat a process as dead after so many seconds of silence (default: 20)\n"
-         ".TP\n.B TESSERA_HTTP_HEADERS\nSend these lines as headers to the server of an http(s) URL\n"
-         ".TP\n.BR AWS_ACCESS_KEY_ID \", \" AWS_SECRET_ACCESS_KEY \", \" AWS_SESSION_TOKEN \", \" AWS_PROFILE \", \" AWS_REGION \", \" AWS_ENDPOINT_URL\n"
-         "As AWS\\(aqs own tools use them, like its profiles and the metadata services of containers and instances\n"
-         ".TP\n.BR GOOGLE_OAUTH_ACCESS_TOKEN \", \" GOOGLE_HMAC_ACCESS_ID \", \" GOOGLE_HMAC_SECRET \", \" STORAGE_EMULATOR_HOST\nCredentials for gs:// "
-         "(otherwise the metadata server), and an emulator\n"
-         ".TP\n.BR AZURE_STORAGE_CONNECTION_STRING \", \" AZURE_STORAGE_SAS_TOKEN \", \" AZURE_STORAGE_SERVICE_ENDPOINT\nA shared access signature for az://, "
-         "and another endpoint\n"
-         ".TP\n.BR HF_TOKEN \", \" HF_HOME \", \" HF_ENDPOINT\nThe token for hf://, the directory that has it in a file, and another hub");
+    puts(
+        ".SH \"EXIT STATUS\"\n.TP\n.B 0\nsuccess; identical or valid\n.TP\n.B 1\ndifferences or findings\n.TP\n.B 2\nerror: "
+        "wrong usage, unreadable input, or a failed read or write");
+    puts(
+        ".SH URLS\nA PATH may be an http(s) URL, or one of an object store: s3://BUCKET/KEY, gs://BUCKET/KEY, az://ACCOUNT/CONTAINER/KEY or "
+        "hf://[datasets/]ORG/REPO[@REVISION][/PATH]. Keys are taken as they are, without percent\\-decoding.");
+    puts(
+        ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nDisable colors if set and not empty\n.TP\n.B TERM\nDisable colors if dumb or "
+        "not set\n.TP\n.B COLUMNS\nUse this width when the output is not a terminal\n"
+        ".TP\n.B TESSERA_PEER_LIMIT\nUnder mpirun: treat a process as dead after so many seconds of silence (default: 20)\n"
+        ".TP\n.B TESSERA_HTTP_HEADERS\nSend these lines as headers to the server of an http(s) URL\n"
+        ".TP\n.BR AWS_ACCESS_KEY_ID \", \" AWS_SECRET_ACCESS_KEY \", \" AWS_SESSION_TOKEN \", \" AWS_PROFILE \", \" AWS_REGION \", \" AWS_ENDPOINT_URL\n"
+        "As AWS\\(aqs own tools use them, like its profiles and the metadata services of containers and instances\n"
+        ".TP\n.BR GOOGLE_OAUTH_ACCESS_TOKEN \", \" GOOGLE_HMAC_ACCESS_ID \", \" GOOGLE_HMAC_SECRET \", \" STORAGE_EMULATOR_HOST\nCredentials for gs:// "
+        "(otherwise the metadata server), and an emulator\n"
+        ".TP\n.BR AZURE_STORAGE_CONNECTION_STRING \", \" AZURE_STORAGE_SAS_TOKEN \", \" AZURE_STORAGE_SERVICE_ENDPOINT\nA shared access signature for az://, "
+        "and another endpoint\n"
+        ".TP\n.BR HF_TOKEN \", \" HF_HOME \", \" HF_ENDPOINT\nThe token for hf://, the directory that has it in a file, and another hub");
 }
 
 static void put_command(const cli_command *command)

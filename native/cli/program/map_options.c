@@ -16,7 +16,8 @@ tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_st
 {
     *text = tsr_mapping_builtin(tsr_str_from(name));
     if (text->size) return TSR_OK;
-    if (access(name, R_OK) != 0) return tsr_mapping_unknown(tsr_str_from(name), err); /* opening a pipe twice would lose its text */
+    if (access(name, R_OK) != 0)
+        return tsr_mapping_unknown(tsr_str_from(name), err); /* opening a pipe twice would lose its text */
     return tsr_path_load(name, cli_host(program), arena, text, err);
 }
 

@@ -6,7 +6,7 @@
 #include "cli/program/session.h"
 
 typedef struct cli_map_options {
-    const char *map; /* name of a built-in map, or path of a document; NULL: none */
+    const char *map;  /* name of a built-in map, or path of a document; NULL: none */
     tsr_str document; /* text of a map to use instead of `map`; data NULL: none */
     bool inverse, dequantize;
     bool lists; /* the command reads no values: tensors that the map leaves out as copies are not compared with the others */
@@ -17,7 +17,10 @@ typedef struct cli_map_options {
 } cli_map_options;
 
 #define CLI_LORA_OPTION(type, field, what) \
-    {"lora", 0, CLI_TEXT, "DIRECTORY", "Fold a LoRA adapter of PEFT into " what ", as its merge_and_unload does", offsetof(type, field.lora)}
+    { \
+        "lora", 0, CLI_TEXT, "DIRECTORY", "Fold a LoRA adapter of PEFT into " what ", as its merge_and_unload does", \
+            offsetof(type, field.lora) \
+    }
 
 #define CLI_DEQUANTIZE_OPTION(type, field) \
     { \
@@ -30,23 +33,35 @@ typedef struct cli_map_options {
 #define CLI_MULTIPLY_OPTION(type, field, whose) \
     { \
         "dequantize", 0, CLI_FLAG, NULL, \
-            "Multiply float8, int8, MXFP4 and NVFP4 numbers " whose "by their scales, to the dtype in config.json, or bfloat16", \
+            "Multiply float8, int8, MXFP4 and NVFP4 numbers " whose \
+            "by their scales, to the dtype in config.json, or bfloat16", \
             offsetof(type, field.dequantize) \
     }
 
 /* Commands with these options must also call cli_quantize_dtype. */
 #define CLI_QUANTIZE_OPTIONS(type, field) \
-    {"quantize", 0, CLI_CHOICE, "fp8-block", \
+    {"quantize", \
+     0, \
+     CLI_CHOICE, \
+     "fp8-block", \
      "Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does", \
      offsetof(type, field.quantize)}, \
-        {"no-quantize", 0, CLI_LIST, "GLOB", \
-         "With --quantize: leave weights that match as they are, too (repeatable); embeddings, norms, output layers and routers always are", \
-         offsetof(type, field.no_quantize)}
+    { \
+        "no-quantize", 0, CLI_LIST, "GLOB", \
+            "With --quantize: leave weights that match as they are, too (repeatable); embeddings, norms, output layers and routers always are", \
+            offsetof(type, field.no_quantize) \
+    }
 
 #define CLI_MAP_OPTIONS(type, field) \
-    {"map", 0, CLI_TEXT, "MAP", "Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map", \
+    {"map", \
+     0, \
+     CLI_TEXT, \
+     "MAP", \
+     "Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map", \
      offsetof(type, field.map)}, \
-        {"inverse", 0, CLI_FLAG, NULL, "With --map: apply the map backwards", offsetof(type, field.inverse)}
+    { \
+        "inverse", 0, CLI_FLAG, NULL, "With --map: apply the map backwards", offsetof(type, field.inverse) \
+    }
 
 /* Like cli_open. Numbers are multiplied first, then an adapter is folded in, then a map is applied, and weights are
  * quantized last. With any of these, the session's checkpoint and catalog are the result, and `options->selects` is not used
@@ -55,7 +70,8 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
                            cli_session *out, tsr_error *err);
 /* quantize_option.c: replaces the session's checkpoint by one with quantized weights. Only the selection in `used`
  * matters. */
-tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open_options *used, cli_session *session, tsr_error *err);
+tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open_options *used, cli_session *session,
+                        tsr_error *err);
 /* With --quantize, the cast to --dtype comes first, and *dtype, to which the writer would cast, becomes NULL. TSR_E_USAGE if
  * the options cannot be combined. */
 tsr_status cli_quantize_dtype(const cli_map_options *map, bool raw_cast, const char **dtype, tsr_error *err);

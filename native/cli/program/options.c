@@ -9,12 +9,14 @@
 
 const cli_option cli_global_options[] = {
     {"quiet", 'q', CLI_FLAG, NULL, "Print nothing but errors and results", offsetof(cli_globals, quiet)},
-    {"no-progress", 0, CLI_FLAG, NULL,
-     "Do not show the progress line (shown only on a terminal)", offsetof(cli_globals, no_progress)},
-    {"color", 0, CLI_CHOICE, "auto|always|never",
-     "Use colors; auto respects NO_COLOR and TERM=dumb", offsetof(cli_globals, color)},
-    {"threads", 0, CLI_COUNT, "N", "Use N threads, at most 256 (default: one per available core; more help with slow files)", offsetof(cli_globals, threads)},
-    {"io-depth", 0, CLI_COUNT, "N", "Send up to N requests at once when reading from a server (default: 16)", offsetof(cli_globals, io_depth)},
+    {"no-progress", 0, CLI_FLAG, NULL, "Do not show the progress line (shown only on a terminal)",
+     offsetof(cli_globals, no_progress)},
+    {"color", 0, CLI_CHOICE, "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb",
+     offsetof(cli_globals, color)},
+    {"threads", 0, CLI_COUNT, "N", "Use N threads, at most 256 (default: one per available core; more help with slow files)",
+     offsetof(cli_globals, threads)},
+    {"io-depth", 0, CLI_COUNT, "N", "Send up to N requests at once when reading from a server (default: 16)",
+     offsetof(cli_globals, io_depth)},
     {"no-mpi", 0, CLI_FLAG, NULL, "Run as a single process, ignoring any MPI launcher", offsetof(cli_globals, no_mpi)},
     {"help", 'h', CLI_FLAG, NULL, "Show help for the command", offsetof(cli_globals, help)},
     {"version", 0, CLI_FLAG, NULL, "Show the version and the libraries it was built with", offsetof(cli_globals, version)},
@@ -190,6 +192,7 @@ bool cli_parse(cli *program, int argc, char **argv, void *arguments)
 void cli_free_lists(const cli_command *command, void *arguments)
 {
     for (const cli_option *o = command->options; o->name; o++) {
-        if (o->kind == CLI_LIST && o->field < CLI_OF_SOURCE) free(((cli_list *)(void *)((char *)arguments + o->field))->items);
+        if (o->kind == CLI_LIST && o->field < CLI_OF_SOURCE)
+            free(((cli_list *)(void *)((char *)arguments + o->field))->items);
     }
 }

@@ -36,9 +36,11 @@ static const char *left_out_text(const tsr_policy_result *result, char *out, siz
 {
     int used = 0;
     out[0] = '\0';
-    if (result->has_baseline) used = snprintf(out, capacity, "%s left out by the baseline", cli_number(result->left_out).text);
+    if (result->has_baseline)
+        used = snprintf(out, capacity, "%s left out by the baseline", cli_number(result->left_out).text);
     if (result->has_rules_off)
-        snprintf(out + used, capacity - (size_t)used, "%s%s turned off", used ? ", " : "", cli_number(result->turned_off).text);
+        snprintf(out + used, capacity - (size_t)used, "%s%s turned off", used ? ", " : "",
+                 cli_number(result->turned_off).text);
     return out;
 }
 

@@ -48,7 +48,8 @@ static tsr_str without_ending(tsr_str weight)
 static tsr_str end_of(tsr_str module)
 {
     size_t at = module.size;
-    for (unsigned dots = 0; at && (module.data[at - 1] != '.' || ++dots < 2); at--) {}
+    for (unsigned dots = 0; at && (module.data[at - 1] != '.' || ++dots < 2); at--) {
+    }
     return (tsr_str){module.data + at, module.size - at};
 }
 
@@ -120,8 +121,10 @@ static tsr_status tell_config(const quantizing *q, const tsr_catalog *catalog, c
     if (status == TSR_OK) {
         cli_note(q->program, "quantized to float8_e4m3fn: %s; other two-dimensional tensors, left as they are: %s",
                  cli_plural(made->count, "weight").text, cli_number(made->kept_count).text);
-        fputs("add this to config.json: \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
-              "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": [", stderr);
+        fputs(
+            "add this to config.json: \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
+            "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": [",
+            stderr);
         status = put_modules(&quantized, made, ends, err);
         fputs("]}\n", stderr);
     }
@@ -130,7 +133,8 @@ static tsr_status tell_config(const quantizing *q, const tsr_catalog *catalog, c
     return status;
 }
 
-tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open_options *used, cli_session *session, tsr_error *err)
+tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open_options *used, cli_session *session,
+                        tsr_error *err)
 {
     quantizing q = {.program = program, .map = map, .used = used, .left.exclude = map->no_quantize};
     tsr_quantize_options options = TSR_OPTIONS(tsr_quantize_options);
@@ -153,7 +157,8 @@ tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open
 
 tsr_status cli_quantize_dtype(const cli_map_options *map, bool raw_cast, const char **dtype, tsr_error *err)
 {
-    if (!map->quantize && map->no_quantize.count) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--no-quantize needs --quantize");
+    if (!map->quantize && map->no_quantize.count)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--no-quantize needs --quantize");
     if (!map->quantize) return TSR_OK;
     if (raw_cast) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast and --quantize cannot be used together");
     *dtype = NULL;

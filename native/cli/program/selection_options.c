@@ -26,8 +26,8 @@ tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str
     return TSR_OK;
 }
 
-tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena, tsr_name_choice *out,
-                           tsr_error *err)
+tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena,
+                           tsr_name_choice *out, tsr_error *err)
 {
     *out = (tsr_name_choice){.catalog = catalog};
     const tsr_status status = cli_list_globs(&selection->include, arena, &out->include, &out->include_count, err);

@@ -26,7 +26,8 @@ static tsr_status list_paths(cli *program, const char *path, cli_list *out, tsr_
     return TSR_OK;
 }
 
-static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
+static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
+                             tsr_error *err)
 {
     cli_list paths = {NULL, 0};
     tsr_status status = list_paths(program, path, &paths, err);
@@ -35,15 +36,18 @@ static tsr_status open_paths(cli *program, const char *path, const tsr_open_opti
     return status;
 }
 
-static tsr_status open_compared(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err)
+static tsr_status open_compared(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
+                                tsr_error *err)
 {
     const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = cli_host(program)};
     return tsr_path_open_compared(&opener, path, options, out, err);
 }
 
-typedef tsr_status open_fn(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err);
+typedef tsr_status open_fn(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
+                           tsr_error *err);
 
-static tsr_status open_session(cli *program, open_fn *open, const tsr_open_options *options, cli_session *out, tsr_error *err)
+static tsr_status open_session(cli *program, open_fn *open, const tsr_open_options *options, cli_session *out,
+                               tsr_error *err)
 {
     const char *given = out->is_remote ? cli_given_address(program, out->path) : out->path;
     tsr_open_options chosen = options ? *options : (tsr_open_options){0};
@@ -65,7 +69,8 @@ tsr_status cli_open(cli *program, const char *path, const tsr_open_options *opti
     return open_session(program, open_paths, options, out, err);
 }
 
-tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
+tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_options *options, cli_session *out,
+                             tsr_error *err)
 {
     *out = (cli_session){.path = path, .is_remote = tsr_is_url(path)};
     return open_session(program, open_compared, options, out, err);

@@ -22,13 +22,13 @@ typedef struct cli_session {
     tsr_checkpoint *source;
     tsr_checkpoint *layers[CLI_LAYERS]; /* layers over the source, each on top of the one before; the last is `checkpoint` */
     unsigned layer_count;
-    const char *dequantized_to;  /* with --dequantize: the resulting dtype */
-    tsr_str quantized;           /* with --quantize: what it does, in one line; data NULL: not used */
-    struct cli_session *others;  /* further checkpoints that are read, in calloc memory; closed with this session */
+    const char *dequantized_to; /* with --dequantize: the resulting dtype */
+    tsr_str quantized;          /* with --quantize: what it does, in one line; data NULL: not used */
+    struct cli_session *others; /* further checkpoints that are read, in calloc memory; closed with this session */
     size_t other_count;
     tsr_str recipe; /* other options that affect the values, in one line; data NULL: none */
     tsr_arena *map_arena;
-    tsr_str map_text; /* the map, and whether it is applied backwards; both affect what is written */
+    tsr_str map_text;     /* the map, and whether it is applied backwards; both affect what is written */
     const char *map_path; /* path of the map; NULL: a built-in map, or none */
     bool map_inverse;
 } cli_session;
@@ -46,7 +46,8 @@ void cli_add_layer(cli_session *session, tsr_checkpoint *layer);
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err);
 /* The same for the checkpoint to compare with: --also does not apply to it, and --part and --step apply only if it has parts
  * and steps (tsr_path_open_compared). */
-tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err);
+tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_options *options, cli_session *out,
+                             tsr_error *err);
 /* The same for a checkpoint that is neither of the two, such as an adapter: --part, --step, --also and --shards do not apply
  * to it. */
 tsr_status cli_open_apart(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err);
@@ -80,8 +81,8 @@ bool cli_selects(const void *selection, tsr_str fqn);
 /* Lists patterns in `arena`. */
 tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);
 /* Sets the catalog and the patterns of a selection. */
-tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena, tsr_name_choice *out,
-                           tsr_error *err);
+tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena,
+                           tsr_name_choice *out, tsr_error *err);
 /* Warns of each option that has no effect, and appends the warnings to `warnings`, a vec of tsr_str in `arena`. */
 tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,
                                 tsr_error *err);

@@ -20,7 +20,8 @@ tsr_status cli_read_shards(cli *program, const tsr_shards **out, tsr_error *err)
         program->shards = shards;
         if (shards) shards->arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
         if (!shards || !shards->arena) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-        const tsr_status status = tsr_path_load_shards(cli_given_address(program, given), cli_host(program), shards->arena, &shards->map, err);
+        const tsr_status status =
+            tsr_path_load_shards(cli_given_address(program, given), cli_host(program), shards->arena, &shards->map, err);
         if (status != TSR_OK) {
             cli_free_shards(program);
             return status;

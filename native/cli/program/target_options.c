@@ -39,10 +39,10 @@ tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_
                            tsr_target *out, tsr_error *err)
 {
     if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "pass either --target FILE or --mesh with --placements");
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "pass either --target FILE or --mesh with --placements");
     }
-    *texts = (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
+    *texts =
+        (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
     tsr_status status = options->target ? read_file(program, options->target, arena, read_target, texts, err) : TSR_OK;
     return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, arena, out, err) : status;
 }

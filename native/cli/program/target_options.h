@@ -11,8 +11,12 @@ typedef struct cli_target_options {
 } cli_target_options;
 
 #define CLI_TARGET_OPTIONS(type, field) \
-    {"target", 0, CLI_TEXT, "FILE", \
-     "Read mesh and placements from a tessera.target/1 document", offsetof(type, field.target)}, \
+    {"target", \
+     0, \
+     CLI_TEXT, \
+     "FILE", \
+     "Read mesh and placements from a tessera.target/1 document", \
+     offsetof(type, field.target)}, \
         {"mesh", 0, CLI_TEXT, "MESH", "Use this device mesh, such as dp=4,tp=2", offsetof(type, field.mesh)}, \
     { \
         "placements", 0, CLI_TEXT, "LIST", \

@@ -144,7 +144,8 @@ static void put_parts(const cli_view *v)
     for (uint32_t p = 0; p < catalog->part_count; p++) {
         const tsr_part *part = &catalog->parts[p];
         uint64_t tensors = 0;
-        for (uint64_t i = 0; i < part->entry_count; i++) tensors += catalog->entries[part->first_entry + i].kind == TSR_ENTRY_TENSOR;
+        for (uint64_t i = 0; i < part->entry_count; i++)
+            tensors += catalog->entries[part->first_entry + i].kind == TSR_ENTRY_TENSOR;
         const uint64_t objects = part->entry_count - tensors;
         fputs(p ? ", " : "  parts: ", stdout);
         cli_put(stdout, part->name.size ? part->name : TSR_STR("(without a name)"));

@@ -140,8 +140,7 @@ static void add_up(cli_listing *listing)
             node->mixed || (above->dtype != TSR_DTYPE_NONE && node->dtype != TSR_DTYPE_NONE && above->dtype != node->dtype);
         if (above->dtype == TSR_DTYPE_NONE) above->dtype = node->dtype;
         /* A sum, so the order of children does not matter. */
-        above->signature +=
-            mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature);
+        above->signature += mix(tsr_hash_bytes(node->name.data, node->name.size, 1), node->signature);
     }
 }
 

@@ -68,8 +68,9 @@ tsr_status cli_junit_end(cli_junit *junit, tsr_error *err)
 {
     const bool whole = junit->cases && !ferror(junit->cases);
     if (junit->cases && fclose(junit->cases) == 0 && whole) {
-        printf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera\" tests=\"%zu\" failures=\"%zu\" errors=\"%zu\">\n",
-               junit->tests, junit->failures, junit->errors);
+        printf(
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"tessera\" tests=\"%zu\" failures=\"%zu\" errors=\"%zu\">\n",
+            junit->tests, junit->failures, junit->errors);
         fwrite(junit->text, 1, junit->size, stdout);
         puts("</testsuite>");
     }

@@ -21,12 +21,13 @@ static tsr_status refuse(const tsr_checkpoint *checkpoint, tsr_str below, tsr_er
     const tsr_str *missing = tsr_checkpoint_missing(checkpoint, &count);
     if (!count) return TSR_OK;
     for (size_t i = 0; i < count && i < NAMED; i++) {
-        const int size = snprintf(names + used, sizeof names - used, "%s'%.*s%s%.*s'", i ? ", " : "", TSR_STR_ARG(below), below.size ? "/" : "",
-                                  TSR_STR_ARG(missing[i]));
+        const int size = snprintf(names + used, sizeof names - used, "%s'%.*s%s%.*s'", i ? ", " : "", TSR_STR_ARG(below),
+                                  below.size ? "/" : "", TSR_STR_ARG(missing[i]));
         if (size < 0 || (size_t)size >= sizeof names - used) break;
         used += (size_t)size;
     }
-    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                     "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
                      count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
 }
 
@@ -34,7 +35,8 @@ static bool has_marker(const tsr_store *store)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
-        if (tsr_str_equal(name, TSR_STR(".metadata")) || (tsr_str_ends(name, TSR_STR(".index.json")) && !memchr(name.data, '/', name.size)))
+        if (tsr_str_equal(name, TSR_STR(".metadata")) ||
+            (tsr_str_ends(name, TSR_STR(".index.json")) && !memchr(name.data, '/', name.size)))
             return true;
     }
     return false;
@@ -53,9 +55,11 @@ static tsr_status check(cli *program, tsr_store *store, tsr_str below, bool is_m
         tsr_checkpoint_close(checkpoint);
         return status;
     }
-    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED)
+        return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
     if (is_marked)
-        cli_warn(program, "'%.*s' cannot be opened as a checkpoint, so its files are copied without a check that none is missing: %s",
+        cli_warn(program,
+                 "'%.*s' cannot be opened as a checkpoint, so its files are copied without a check that none is missing: %s",
                  TSR_STR_ARG(below.size ? below : TSR_STR(".")), why.message);
     return TSR_OK;
 }

@@ -69,7 +69,8 @@ static tsr_status open_remote(cli_optim_output *o, tsr_error *err)
                                                .marker_count = r->marker_count,
                                                .is_unlike = r->swap};
     if (tsr_urls_overlap(o->source, o->destination))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", o->destination, o->source);
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
+                         o->destination, o->source);
     const tsr_status status = tsr_object_output_open(cli_host(o->program), o->destination, &options, &o->output, err);
     if (status != TSR_OK) return status;
     cli_note_other_parts(o->program, o->output, o->destination);
@@ -109,7 +110,8 @@ static tsr_status prepare(cli_optim_output *o, tsr_error *err)
     o->arena = tsr_arena_new(allocator, 0, err);
     o->is_remote = tsr_is_object_url(o->destination);
     tsr_status status = o->arena ? list_names(o, &names, &count, err) : TSR_E_NOMEM;
-    if (status == TSR_OK && !o->is_remote) status = tsr_publication_open(allocator, o->destination, JOB, &o->publication, err);
+    if (status == TSR_OK && !o->is_remote)
+        status = tsr_publication_open(allocator, o->destination, JOB, &o->publication, err);
     if (status == TSR_OK && o->overwrite && !o->is_remote) status = tsr_journals_hold(&o->publication.journals, err);
     if (status == TSR_OK) status = decide_replacement(o, names, count, err);
     return status == TSR_OK ? open_output(o, names, count, err) : status;

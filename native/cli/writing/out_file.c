@@ -41,8 +41,8 @@ static tsr_status refuse_source(const char *path, const cli_session *source, tsr
     const tsr_input *input = status == TSR_OK ? tsr_inputs_find(&inputs, AT_FDCWD, path) : NULL;
     if (input && !is_earlier_output(path))
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                           "the output '%s' is the file '%s' of the checkpoint that is being read; choose another name", path,
-                           input->name);
+                           "the output '%s' is the file '%s' of the checkpoint that is being read; choose another name",
+                           path, input->name);
     tsr_inputs_free(&inputs);
     return status;
 }
@@ -59,7 +59,8 @@ static FILE *create_beside(cli_out_file *out, bool exists)
     if (!out->temporary) return NULL;
     snprintf(out->temporary, room, "%.*s.%s.tessera-%s", folder, out->place, tsr_stem_of(out->place + folder, stem),
              out->publication.tag);
-    const int fd = open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, exists ? TSR_PRIVATE_FILE : 0666);
+    const int fd =
+        open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, exists ? TSR_PRIVATE_FILE : 0666);
     out->made = fd >= 0;
     return fd >= 0 ? fdopen(fd, "wb") : NULL;
 }

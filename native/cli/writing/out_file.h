@@ -12,9 +12,9 @@
 typedef struct cli_out_file {
     FILE *to;
     const char *path;
-    char *place;     /* path of the file itself, with symbolic links resolved; NULL: it is written directly */
-    char *temporary; /* path of the temporary file next to it */
-    bool made;       /* `temporary` exists */
+    char *place;                 /* path of the file itself, with symbolic links resolved; NULL: it is written directly */
+    char *temporary;             /* path of the temporary file next to it */
+    bool made;                   /* `temporary` exists */
     tsr_publication publication; /* lets the next run find what a killed one left */
     cli_cleanup cleanup;
 } cli_out_file;

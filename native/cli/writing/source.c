@@ -22,7 +22,8 @@ tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_are
     if (program->source.step) job->source_step = tsr_str_from(program->source.step);
     if (session->map_text.size) job->source_map = session->map_text;
     job->source_inverse = session->map_inverse;
-    tsr_status status = tsr_plan_job_source(tsr_checkpoint_catalog(cli_source_checkpoint(session)), cli_host(program), arena, job, err);
+    tsr_status status =
+        tsr_plan_job_source(tsr_checkpoint_catalog(cli_source_checkpoint(session)), cli_host(program), arena, job, err);
     for (uint64_t i = 0; i < job->file_count && status == TSR_OK; i++) {
         tsr_plan_file *file = &job->files[i];
         file->modified = version_of(session, tsr_store_find(session->store, file->name), arena, err);

@@ -24,8 +24,10 @@ typedef struct cli_writing_options {
 #define CLI_RAW_CAST_HELP "Let --dtype cast quantized numbers and their scales as stored, without applying the scales"
 
 #define CLI_DISCARD_PARTS_OPTION(type, field) \
-    {"discard-parts", 0, CLI_FLAG, NULL, \
-     "Remove what unfinished parts of another plan (exec --part) left at DEST", offsetof(type, field)}
+    { \
+        "discard-parts", 0, CLI_FLAG, NULL, "Remove what unfinished parts of another plan (exec --part) left at DEST", \
+            offsetof(type, field) \
+    }
 
 #define CLI_WRITING_OPTIONS(type, field) \
     {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(type, field.selection.include)}, \
@@ -49,8 +51,12 @@ typedef struct cli_writing_options {
          "keep|drop|sidecar|refuse", \
          "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON", \
          offsetof(type, field.objects)}, \
-        {"max-mem", 0, CLI_BYTES, "SIZE", \
-         "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", offsetof(type, field.max_memory)}, \
+        {"max-mem", \
+         0, \
+         CLI_BYTES, \
+         "SIZE", \
+         "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", \
+         offsetof(type, field.max_memory)}, \
         {"ignore-crc", \
          0, \
          CLI_FLAG, \
@@ -99,16 +105,16 @@ typedef struct cli_writing {
     const tsr_rename *renames; /* may be NULL */
     size_t rename_count;
     const cli_list *no_quantize; /* may be NULL */
-    const tsr_plan *plan; /* NULL: convert; otherwise reshard */
-    tsr_plan_job job;     /* what the plan was made for; a conversion has no `target` */
-    tsr_storage storage;  /* parsed from job.storage; only if that lists servers */
-    uint64_t part, parts; /* exec: the part, counted from 1; 0 of 0: all that is left */
-    uint32_t generation;  /* of the output, once it is decided */
-    bool joins;           /* the files of an earlier run or another part are continued */
+    const tsr_plan *plan;        /* NULL: convert; otherwise reshard */
+    tsr_plan_job job;            /* what the plan was made for; a conversion has no `target` */
+    tsr_storage storage;         /* parsed from job.storage; only if that lists servers */
+    uint64_t part, parts;        /* exec: the part, counted from 1; 0 of 0: all that is left */
+    uint32_t generation;         /* of the output, once it is decided */
+    bool joins;                  /* the files of an earlier run or another part are continued */
     bool is_exec;
     bool finish; /* all parts must be done: write what surrounds their units, and publish */
     tsr_arena *arena;
-    const char *against;      /* path of what the result must fit; NULL: none */
+    const char *against;         /* path of what the result must fit; NULL: none */
     const char *documents[3];    /* paths of other documents that are read; may be NULL */
     tsr_str notes;               /* exec to an object store: the common beginning of the names of its parts' notes */
     tsr_replacement replacement; /* set on the rank that prints messages; `swap` on all */
@@ -117,7 +123,7 @@ typedef struct cli_writing {
     tsr_journals journals;
     tsr_journal *journal;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    uint64_t units_found; /* units that earlier runs and other processes have done */
+    uint64_t units_found;       /* units that earlier runs and other processes have done */
     tsr_object_resumed resumed; /* what was continued in an object store, with --resume */
     bool published;
     tsr_work *work;

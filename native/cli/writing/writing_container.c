@@ -12,9 +12,10 @@ static tsr_status infer(cli_writing *w, tsr_error *err)
     size_t i = 0;
     while (i < count && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
     if (i == count)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
-                         w->destination);
+        return tsr_raise(
+            err, TSR_E_USAGE, TSR_NO_POSITION,
+            "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
+            w->destination);
     w->to = suffixes[i].to;
     return TSR_OK;
 }
@@ -27,9 +28,10 @@ tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_
     if (max_shard_size && w->to != TSR_TO_SAFETENSORS)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
     if (w->to == TSR_TO_DEEPSPEED_UNIVERSAL && w->options->overwrite)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
-                         w->destination);
+        return tsr_raise(
+            err, TSR_E_USAGE, TSR_NO_POSITION,
+            "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
+            w->destination);
     w->max_shard_size = max_shard_size;
     w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
     w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL || w->to == TSR_TO_RANKS;

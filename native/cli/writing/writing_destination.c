@@ -33,11 +33,15 @@ tsr_status cli_note_kept(cli_writing *w, tsr_error *err)
     const tsr_replacement *r = &w->replacement;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < r->kept_count && i < MOST_KEPT_NAMED && status == TSR_OK; i++)
-        status = note(w, tsr_arena_format(w->arena, err, "'%.*s' in '%s' is not listed by the replaced checkpoint; it is kept",
-                                          TSR_STR_ARG(r->kept[i].name), w->destination), err);
+        status = note(w,
+                      tsr_arena_format(w->arena, err, "'%.*s' in '%s' is not listed by the replaced checkpoint; it is kept",
+                                       TSR_STR_ARG(r->kept[i].name), w->destination),
+                      err);
     if (status == TSR_OK && r->kept_count > MOST_KEPT_NAMED)
-        status = note(w, tsr_arena_format(w->arena, err, "%zu more files in '%s' are kept", r->kept_count - MOST_KEPT_NAMED,
-                                          w->destination), err);
+        status = note(w,
+                      tsr_arena_format(w->arena, err, "%zu more files in '%s' are kept", r->kept_count - MOST_KEPT_NAMED,
+                                       w->destination),
+                      err);
     return status;
 }
 
@@ -104,7 +108,9 @@ tsr_status cli_write_sidecar(cli_writing *w, tsr_error *err)
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
-        const tsr_folder_output_options options = {.overwrite = w->options->overwrite, .tag = w->tag, .join = w->joins,
+        const tsr_folder_output_options options = {.overwrite = w->options->overwrite,
+                                                   .tag = w->tag,
+                                                   .join = w->joins,
                                                    .parent = tsr_journals_parent(&w->journals)};
         if (!path.data) return TSR_E_NOMEM;
         tsr_status status =

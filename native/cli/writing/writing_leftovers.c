@@ -48,7 +48,8 @@ static tsr_status clear_one(cli_writing *w, const cli_start *b, const tsr_leftov
                  w->destination, parts, w->journals.name, l->tag);
         return TSR_OK;
     }
-    if (!parts && w->options->resume && run && run->text.size && !b->resumed) return refuse_other(w, run->text, b->text, err);
+    if (!parts && w->options->resume && run && run->text.size && !b->resumed)
+        return refuse_other(w, run->text, b->text, err);
     cli_warn(w->program, "removing the remains of an interrupted run for '%s'", w->destination);
     return tsr_journals_discard(&w->journals, l->tag, err);
 }

@@ -19,22 +19,25 @@
 static tsr_status refuse_source(const cli_writing *w, const char *source, tsr_error *err)
 {
     if (!tsr_urls_overlap(source, w->destination)) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'", w->destination, source);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
+                     w->destination, source);
 }
 
 static tsr_status refuse_sources(const cli_writing *w, tsr_error *err)
 {
     tsr_status status = refuse_source(w, w->source.path, err);
-    for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++) status = refuse_source(w, w->source.others[i].path, err);
+    for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++)
+        status = refuse_source(w, w->source.others[i].path, err);
     return status;
 }
 
 static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
 {
     if (w->is_folder || !tsr_work_conversion(w->work)->sidecar.size) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "cannot write '%s': a file of objects next to a single object is not supported; pass --max-shard-size, or --objects drop",
-                     w->destination);
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "cannot write '%s': a file of objects next to a single object is not supported; pass --max-shard-size, or --objects drop",
+        w->destination);
 }
 
 static tsr_status open_output(cli_writing *w, tsr_error *err)

@@ -97,7 +97,8 @@ tsr_status cli_keep_others(cli_writing *w, tsr_error *err)
     tsr_status status = cli_list_files(w, &names, &count, err);
     tsr_map *of_new = status == TSR_OK ? tsr_map_new(cli_host(w->program)->allocator, count, err) : NULL;
     if (!of_new) return status == TSR_OK ? TSR_E_NOMEM : status;
-    for (size_t n = 0; n < count && status == TSR_OK; n++) status = tsr_map_put(of_new, names[n], (uint32_t)n, NULL, NULL, err);
+    for (size_t n = 0; n < count && status == TSR_OK; n++)
+        status = tsr_map_put(of_new, names[n], (uint32_t)n, NULL, NULL, err);
     for (size_t i = 0; status == TSR_OK && i < r->kept_count; i++)
         if (tsr_map_get(of_new, r->kept[i].name, UINT32_MAX) == UINT32_MAX) r->kept[kept++] = r->kept[i];
     if (status == TSR_OK) r->kept_count = kept;
@@ -126,7 +127,8 @@ static tsr_status make_note(cli_writing *w, const part_output *o, tsr_vec *note,
     tsr_vec records = tsr_vec_of(note->allocator, 1);
     tsr_status status = tsr_work_records(w->work, &records, err);
     if (status == TSR_OK)
-        status = tsr_object_output_hand_over(w->output, o->written, o->count, (tsr_str){records.items, records.count}, note, err);
+        status =
+            tsr_object_output_hand_over(w->output, o->written, o->count, (tsr_str){records.items, records.count}, note, err);
     tsr_vec_free(&records);
     return status;
 }

@@ -79,7 +79,8 @@ static void put_run(void *ctx, tsr_json *json)
 static tsr_status report_json(const cli_writing *w, tsr_error *err)
 {
     tsr_json json;
-    const tsr_conversion_document document = {.schema = w->is_exec ? TSR_STR("tessera.exec/1") : TSR_STR("tessera.convert/1"),
+    const tsr_conversion_document document = {.schema =
+                                                  w->is_exec ? TSR_STR("tessera.exec/1") : TSR_STR("tessera.convert/1"),
                                               .source = tsr_str_from(w->source.path),
                                               .destination = tsr_str_from(w->destination),
                                               .to = w->to,

@@ -38,7 +38,7 @@ TSR_API_BEGIN
 #define TSR_MPI_PEER_LIMIT       20.0 /* seconds */
 
 typedef struct tsr_comm_mpi_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;        /* TSR_OPTIONS sets it */
     size_t round_bytes; /* most bytes of one MPI call, up to TSR_MPI_MOST_ROUND_BYTES; 0: TSR_MPI_ROUND_BYTES */
     double peer_limit;  /* seconds; 0: TSR_MPI_PEER_LIMIT; negative: no watchdog */
 } tsr_comm_mpi_options;

@@ -87,9 +87,9 @@ typedef struct tsr_fsdp_unit {
     bool no_shard;         /* NO_SHARD: `slice` is the whole flat parameter; implied if `comm` has one rank */
     const tsr_mesh *mesh;  /* FSDP's device_mesh: one dim (shard) or two (replicate, shard); NULL: none */
     tsr_dtype dtype;
-    tsr_device *device; /* NULL: host */
-    void *slice;        /* tsr_flat_layout.slice_numel elements, padding at the end */
-    bool cast_buffers;  /* MixedPrecision(buffer_dtype): save buffers in the dtype that the tree gives */
+    tsr_device *device;                    /* NULL: host */
+    void *slice;                           /* tsr_flat_layout.slice_numel elements, padding at the end */
+    bool cast_buffers;                     /* MixedPrecision(buffer_dtype): save buffers in the dtype that the tree gives */
     const tsr_fsdp_extensions *extensions; /* or NULL */
     const tsr_fsdp_transforms *transforms; /* or NULL */
     /* FSDP over tensor parallelism: the mesh that `mesh` is a slice of. It has the dims of `mesh` followed by the tensor

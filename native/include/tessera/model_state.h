@@ -121,7 +121,8 @@ tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call
  * Errors: TSR_E_USAGE, stating both sides, for a tensor whose shape or dtype is not the model's (PyTorch converts dtypes)
  * or that is whole on one side only; TSR_E_FORMAT for an empty state dict where one is needed; TSR_E_UNSUPPORTED for meta
  * tensors outside the units of a model that has FSDP1 units. */
-tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call, tsr_error *err);
+tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call,
+                                    tsr_error *err);
 
 TSR_API_END
 

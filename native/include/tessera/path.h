@@ -32,10 +32,10 @@ tsr_status tsr_paths_open(const char *const *paths, size_t count, const tsr_host
 void tsr_path_close(tsr_checkpoint *checkpoint);
 
 typedef struct tsr_path_write_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;                        /* TSR_OPTIONS sets it */
     const tsr_convert_options *convert; /* the format to write (`to`), and everything else that tsr_convert can do */
-    bool overwrite;       /* replace the checkpoint at the destination; files that it does not list stay */
-    tsr_comm *comm;       /* NULL: this process works alone. Otherwise its ranks share the work */
+    bool overwrite;                     /* replace the checkpoint at the destination; files that it does not list stay */
+    tsr_comm *comm;                     /* NULL: this process works alone. Otherwise its ranks share the work */
 } tsr_path_write_options;
 
 /* Writes a checkpoint to `path`, completely or not at all: a single file, or a directory for DCP, for a reshard, and for

@@ -24,8 +24,8 @@
 TSR_API_BEGIN
 
 typedef struct tsr_save_options {
-    size_t size; /* TSR_OPTIONS sets it */
-    bool overwrite;      /* replace an existing checkpoint; readers see either the old one or the new one */
+    size_t size;    /* TSR_OPTIONS sets it */
+    bool overwrite; /* replace an existing checkpoint; readers see either the old one or the new one */
     /* Size of the buffer for memory that is not contiguous or is on a device, for which it is page-locked; 0: 16 MiB. */
     size_t buffer_bytes;
     tsr_warnings warnings;
@@ -42,8 +42,8 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                                const tsr_host *host, tsr_error *err);
 
 typedef struct tsr_load_options {
-    size_t size; /* TSR_OPTIONS sets it */
-    bool allow_missing;  /* a name that the checkpoint does not have keeps its value; otherwise it is an error that names the
+    size_t size;        /* TSR_OPTIONS sets it */
+    bool allow_missing; /* a name that the checkpoint does not have keeps its value; otherwise it is an error that names the
                             first */
     /* Size of the buffer for boxes that are not contiguous or are on a device, for which it is page-locked; 0: 16 MiB. */
     size_t buffer_bytes;

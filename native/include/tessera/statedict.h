@@ -70,7 +70,7 @@ tsr_status tsr_state_dict_allocate(tsr_state_dict *dict, const tsr_tensor *tenso
 #define TSR_ROUND_BYTES_MOST    ((size_t)1 << 30)
 
 typedef struct tsr_gather_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;                /* TSR_OPTIONS sets it */
     const tsr_value *companion; /* receives on the chosen ranks; nothing is allocated for what it has */
     const uint32_t *ranks_only;
     size_t ranks_only_count;
@@ -108,7 +108,7 @@ tsr_status tsr_state_dict_copy(const tsr_value *state, const tsr_value *target, 
                                tsr_error *err);
 
 typedef struct tsr_create_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;     /* TSR_OPTIONS sets it */
     tsr_device *pin; /* page-locks the memory for copies of this device; TSR_E_UNSUPPORTED if the device cannot do that */
     /* Allocates memory that other processes of this machine can access: those of all ranks of `share`, which must run on one
      * machine. Each rank has its own tensors, and accesses those of other ranks with tsr_state_dict_peer

@@ -320,8 +320,8 @@ tsr_status tsr_fsdp_cut_whole(const tsr_tensor *whole, const tsr_tensor *part, t
     return to ? tsr_state_dict_distribute(from, to, out, err) : TSR_E_NOMEM;
 }
 
-tsr_status tsr_fsdp_gather_2d(const tsr_fsdp_node *node, uint32_t original, const tsr_tensor *given,
-                              tsr_fsdp_moves *moves, const void **local, tsr_error *err)
+tsr_status tsr_fsdp_gather_2d(const tsr_fsdp_node *node, uint32_t original, const tsr_tensor *given, tsr_fsdp_moves *moves,
+                              const void **local, tsr_error *err)
 {
     tsr_state_dict *passing = moves->passing;
     static const tsr_placement replicate = {.kind = TSR_REPLICATE};

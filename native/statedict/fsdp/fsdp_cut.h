@@ -72,7 +72,7 @@ tsr_status tsr_fsdp_chunk_2d(const tsr_fsdp_node *node, uint32_t original, const
 /* The opposite direction: `*local` is what FSDP would flatten of `given`, which is a whole tensor of the parameter's
  * shape or a DTensor over the root mesh. It has the dtype of `given`, and host memory that moves->passing owns. Complete
  * once the moves have been made. */
-tsr_status tsr_fsdp_gather_2d(const tsr_fsdp_node *node, uint32_t original, const tsr_tensor *given,
-                              tsr_fsdp_moves *moves, const void **local, tsr_error *err);
+tsr_status tsr_fsdp_gather_2d(const tsr_fsdp_node *node, uint32_t original, const tsr_tensor *given, tsr_fsdp_moves *moves,
+                              const void **local, tsr_error *err);
 
 #endif

@@ -188,7 +188,8 @@ static tsr_status add_node(tsr_agreement *agreement, const tsr_fsdp_node *node, 
     const tsr_str words = tsr_arena_format(
         agreement->arena, err, "%s%.*s, %s of %" PRIu64 " in %" PRIu64 " slices%s%s%s%s", type_name(node->settings.type),
         TSR_STR_ARG(settings_text(&node->settings)), unit ? tsr_dtype_describe(unit->dtype)->name : "nothing",
-        unit && tsr_fsdp_tp_size(unit) > 1 ? 0 : node->layout.flat_numel, /* with uneven tensor parallelism, less is flattened */
+        unit && tsr_fsdp_tp_size(unit) > 1 ? 0
+                                           : node->layout.flat_numel, /* with uneven tensor parallelism, less is flattened */
         node->layout.ranks, unit && unit->no_shard ? ", NO_SHARD" : "", unit && unit->mesh ? ", mesh" : "",
         unit && unit->root_mesh ? ", tensor parallelism" : "",
         unit && (unit->extensions || unit->transforms) ? ", extensions" : "");

@@ -310,7 +310,8 @@ static tsr_status send_tensors(const sharing *s, tsr_error *err)
     for (size_t i = 0; i < s->tensors.count; i++) {
         const tsr_tensor *tensor = ((const tsr_tensor *const *)s->tensors.items)[i];
         uint64_t bytes;
-        TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED, "the tensor's elements are not whole bytes");
+        TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED,
+                    "the tensor's elements are not whole bytes");
         if (bytes) TSR_TRY(s->comm->broadcast(s->comm, tensor->data, (size_t)bytes, 0, err));
     }
     return TSR_OK;

@@ -209,8 +209,8 @@ static tsr_status add_own(forming *f, const tsr_map *given, const tsr_value **na
     }
     const tsr_value *all = tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);
     const tsr_value *groups = tsr_value_get(*native, TSR_STR("param_groups"));
-    *native = groups ? tsr_value_dict(arena, 2, "state", all, "param_groups", groups)
-                     : tsr_value_dict(arena, 1, "state", all);
+    *native =
+        groups ? tsr_value_dict(arena, 2, "state", all, "param_groups", groups) : tsr_value_dict(arena, 1, "state", all);
     return *native ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for the state of a named optimizer");
 }
 

@@ -202,8 +202,8 @@ static tsr_status find_group_place(const tsr_fsdp_optimizers *f, group_place *ou
         const bool same = !known || (leader == out->leader && node->unit->comm->rank == out->slice &&
                                      node->unit->comm->size == f->flat.shard_size);
         if (!same && mine == TSR_OK)
-            mine = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "unit '%.*s' is split over different ranks than other units",
-                             TSR_STR_ARG(node->fqn));
+            mine = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                             "unit '%.*s' is split over different ranks than other units", TSR_STR_ARG(node->fqn));
         *out = (group_place){leader, node->unit->comm->rank};
         known = true;
     }

@@ -514,7 +514,8 @@ void tsr_model_setting_close(tsr_model_setting *s)
     tsr_call_close(&s->call);
 }
 
-tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call, tsr_error *err)
+tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call,
+                                    tsr_error *err)
 {
     tsr_model_setting s;
     tsr_status status = tsr_model_setting_open(&s, model, state, call, err);

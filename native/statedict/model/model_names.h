@@ -4,8 +4,8 @@
 #define TSR_STATEDICT_MODEL_NAMES_H
 
 #include "statedict/tensor/state_dict.h"
-#include "tessera/sys/map.h"
 #include "tessera/model_state.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"

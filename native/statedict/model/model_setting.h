@@ -25,7 +25,7 @@ typedef struct tsr_model_setting {
     tsr_move *moves;          /* tensors with different layouts in the state dict and in the model */
     size_t move_count;
     bool any_moves; /* on any rank */
-    bool nothing;             /* no rank has anything to load */
+    bool nothing;   /* no rank has anything to load */
     tsr_state_dict *scratch;
 } tsr_model_setting;
 

@@ -132,7 +132,8 @@ tsr_status tsr_model_verify(const tsr_state_options *options, const tsr_value *s
     tsr_str *keys = tsr_arena_array(arena, count, sizeof *keys, err);
     if (!keys) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) {
-        TSR_FAIL_IF(state->items[2 * i]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT, "a key of the model state is not a string");
+        TSR_FAIL_IF(state->items[2 * i]->kind != TSR_VALUE_STR, err, TSR_E_FORMAT,
+                    "a key of the model state is not a string");
         keys[i] = state->items[2 * i]->text;
     }
     const tsr_state_request request = {

@@ -140,7 +140,8 @@ static tsr_status check_held(const loading *l, size_t o, const tsr_name_list *na
 }
 
 /* What this rank's optimizers take of a flat state dict, nested, once it has all that they need. `own`: those of its keys. */
-static tsr_status unflatten_own(loading *l, const tsr_value *all, const tsr_value **own, const tsr_value **out, tsr_error *err)
+static tsr_status unflatten_own(loading *l, const tsr_value *all, const tsr_value **own, const tsr_value **out,
+                                tsr_error *err)
 {
     tsr_name_list *lists;
     size_t count;

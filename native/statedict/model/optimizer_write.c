@@ -26,7 +26,8 @@ tsr_status tsr_optimizer_check_groups(const tsr_model_optimizer *optimizer, cons
 {
     const tsr_value *groups = tsr_value_get(loaded, TSR_STR("param_groups"));
     const tsr_value *state = tsr_value_get(loaded, TSR_STR("state"));
-    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "optim: 'state' of the state dict is not a dict");
+    TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT,
+                "optim: 'state' of the state dict is not a dict");
     TSR_FAIL_IF(!groups || groups->count != optimizer->group_count, err, TSR_E_FORMAT,
                 "optim: %zu param groups in the state dict, %zu in the optimizer", groups ? groups->count : 0,
                 optimizer->group_count);

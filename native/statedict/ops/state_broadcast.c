@@ -157,7 +157,8 @@ static tsr_status plan_one(spreading *s, size_t at, const tsr_value *whole, tsr_
         s->values[at] = local;
         return TSR_OK;
     }
-    if (mine && !replaced(full, mine) && !s->shared[at]) TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
+    if (mine && !replaced(full, mine) && !s->shared[at])
+        TSR_TRY(tsr_full_target(full, mine, s->options->offload, s->out, &target, err));
     else TSR_TRY(fresh_target(s, full, mine, &target, err));
     s->values[at] = target == mine ? local : tsr_state_dict_leaf(s->out, target, err);
     pair *p = tsr_vec_push(target->spread == TSR_WHOLE ? &s->wholes : &s->moves, err);

@@ -15,7 +15,7 @@ typedef struct tsr_halves {
     tsr_device *device; /* the device whose copies may be in progress; NULL: none */
     bool is_pinned;
     unsigned now;
-    size_t used;     /* bytes of the current half that are in use */
+    size_t used; /* bytes of the current half that are in use */
     /* The current half has just been switched to: no copy from it was begun, but copies from the other may be in
      * progress. */
     bool is_changed;

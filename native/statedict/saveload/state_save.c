@@ -6,14 +6,14 @@
 
 #include "publish/publication.h"
 #include "statedict/saveload/halves.h"
+#include "statedict/saveload/state_save_plan.h"
 #include "statedict/tensor/pack.h"
 #include "statedict/tensor/state_dict.h"
-#include "statedict/saveload/state_save_plan.h"
-#include "tessera/sys/folder.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/options.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/options.h"
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define JOB                  TSR_STR("a state dict of several ranks\n")
@@ -30,7 +30,7 @@ typedef struct saving {
     tsr_str *names;  /* by rank, followed by the marker */
     uint32_t generation;
     tsr_halves halves; /* of the buffer */
-    uint32_t content; /* CRC of the CRCs of everything that this rank has written */
+    uint32_t content;  /* CRC of the CRCs of everything that this rank has written */
     /* only on rank 0 */
     tsr_replacement replacement;
     tsr_publication publication;
@@ -96,7 +96,8 @@ static tsr_status open_output(saving *s, const place *where, tsr_error *err)
 {
     const tsr_folder_output_options options = {.is_folder = true,
                                                .overwrite = s->options.overwrite,
-                                               .absent = s->options.overwrite && s->comm->rank == 0 && !s->replacement.exists,
+                                               .absent =
+                                                   s->options.overwrite && s->comm->rank == 0 && !s->replacement.exists,
                                                .tag = where->tag,
                                                .join = s->comm->rank != 0,
                                                .keep = s->comm->rank != 0,
@@ -319,7 +320,8 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     const tsr_str id = tsr_dcp_save_id(entries, s->plan.flat.count, content, s->arena, err);
     if (!id.data) return TSR_E_NOMEM;
     tsr_vec text = tsr_vec_of(s->host->allocator, 1);
-    tsr_status status = tsr_dcp_metadata_write(&(tsr_dcp_new_metadata){entries, s->plan.flat.count, id, 0}, s->host, &text, err);
+    tsr_status status =
+        tsr_dcp_metadata_write(&(tsr_dcp_new_metadata){entries, s->plan.flat.count, id, 0}, s->host, &text, err);
     if (status == TSR_OK) status = s->output->create(s->output, TSR_STR(".metadata"), text.count, marker, err);
     if (status == TSR_OK) status = s->output->write_at(s->output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);
@@ -338,8 +340,7 @@ static tsr_status publish(saving *s, tsr_error *err)
     for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, all[r]);
     if (s->comm->rank == 0) {
         status = write_metadata(s, content, &marker, err);
-        if (status == TSR_OK)
-            status = tsr_publication_publish(&s->publication, s->output, marker, s->replacement.swap, err);
+        if (status == TSR_OK) status = tsr_publication_publish(&s->publication, s->output, marker, s->replacement.swap, err);
     }
     return tsr_comm_agree(s->comm, status, err);
 }
@@ -370,10 +371,7 @@ static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
 tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const char *path, const tsr_save_options *options,
                                const tsr_host *host, tsr_error *err)
 {
-    saving s = {.comm = comm,
-                .host = host,
-                .path = path,
-                .arena = tsr_arena_new(host->allocator, 0, err)};
+    saving s = {.comm = comm, .host = host, .path = path, .arena = tsr_arena_new(host->allocator, 0, err)};
     const tsr_status given = TSR_OPTIONS_COPY(&s.options, options, tsr_save_options, err);
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
     /* So that each half has room for one element of any type. */

@@ -14,7 +14,7 @@ typedef struct tsr_save_piece {
     uint64_t number; /* index among the pieces of the tensor on the owner (tsr_tensor_pieces) */
     const uint64_t *offsets;
     const uint64_t *sizes;
-    uint64_t bytes;                                 /* size of the elements */
+    uint64_t bytes; /* size of the elements */
     /* Position of the item in the owner's file, its size, and that of its head. */
     uint64_t byte_offset, byte_length, head_length;
 } tsr_save_piece;

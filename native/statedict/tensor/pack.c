@@ -198,8 +198,8 @@ tsr_status tsr_link_copy_some(tsr_link_copying *c, uint64_t bytes, tsr_error *er
     for (uint64_t done = 0; w->runs_left && done < bytes;) {
         const uint64_t before = w->runs_left * run - c->run_done;
         if (c->from->device || c->to->device) {
-            TSR_TRY(copy_run(c->from, c->from->data + w->index_a * itemsize, c->to, c->to->data + w->index_b * itemsize,
-                             run, err));
+            TSR_TRY(copy_run(c->from, c->from->data + w->index_a * itemsize, c->to, c->to->data + w->index_b * itemsize, run,
+                             err));
             tsr_box_walk_next(w);
         } else {
             copy_in_row(c, bytes - done);

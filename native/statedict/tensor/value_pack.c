@@ -14,7 +14,8 @@ enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, FLAG_WHOLE = 8, MOST_DE
 static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
 {
     uint64_t bytes;
-    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED, "the tensor's elements are not whole bytes");
+    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED,
+                "the tensor's elements are not whole bytes");
     TSR_FAIL_IF(tensor->meta || (bytes && !tensor->data), err, TSR_E_USAGE, "the tensor has no memory");
     if (!tensor->device || !bytes) return tsr_vec_append(out, tensor->data, (size_t)bytes, err);
     TSR_TRY(tsr_vec_reserve(out, (size_t)bytes, err));

@@ -16,14 +16,14 @@ typedef struct finder {
     const tsr_transfer *transfer;
     uint32_t number, own, ranks;
     const tsr_route *route;
-    bool passes; /* what meets moves in the other phase: it is only counted */
+    bool passes;        /* what meets moves in the other phase: it is only counted */
     tsr_arena *passing; /* boxes of other ranks */
     tsr_links *out;
     const tsr_piece *from, *to; /* this rank's memory: piece i is box i of its shard */
     uint64_t from_count, to_count;
-    bool reads, writes;                    /* `from` or `to` of other ranks, directly */
+    bool reads, writes;                     /* `from` or `to` of other ranks, directly */
     const tsr_shard *from_shard, *to_shard; /* that meet */
-    uint64_t found; /* elements received or kept */
+    uint64_t found;                         /* elements received or kept */
 } finder;
 
 /* ---- who holds what ---- */
@@ -234,8 +234,7 @@ static tsr_status meet(finder *f, uint32_t peer, const tsr_shard *from, const ts
 
 static tsr_status send_common(finder *f, const common *c, tsr_error *err)
 {
-    if (f->route->phase == TSR_PHASE_SPREAD)
-        return add_link(f, &f->out->sends, c, &f->transfer->to, &f->to[c->to], err);
+    if (f->route->phase == TSR_PHASE_SPREAD) return add_link(f, &f->out->sends, c, &f->transfer->to, &f->to[c->to], err);
     if (f->reads) return TSR_OK;
     if (f->writes) {
         const tsr_piece there = shared_piece(f, &f->transfer->to, f->to_shard, c->peer, c->to);
@@ -353,7 +352,8 @@ tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, con
     TSR_FAIL_IF(transfers.count > UINT32_MAX, err, TSR_E_LIMIT, "too many tensors");
     for (size_t i = 0; i < transfers.count; i++) {
         const tsr_transfer *t = &transfers.items[i];
-        finder f = {.transfer = t, .number = (uint32_t)i, .own = comm->rank, .ranks = comm->size, .route = route, .out = out};
+        finder f = {
+            .transfer = t, .number = (uint32_t)i, .own = comm->rank, .ranks = comm->size, .route = route, .out = out};
         f.reads = route->direct && shared_of(&t->from, comm->rank, comm->size);
         f.writes = route->direct && !f.reads && shared_of(&t->to, comm->rank, comm->size);
         TSR_TRY(find_one(&f, err));

@@ -31,7 +31,7 @@
 
 enum { LINE = 64, SPINS = 500, NAP_NS = 20000000, MOST_SECONDS = 60 };
 enum { SLOTS = 4, TRIALS = 8 + SLOTS, LEAST_SLOT = 32, SHORT_RUN = 1024, STAGE = 4096, LEAST_PART = 32 << 10 };
-#define NEVER     (UINT64_MAX / 4) /* sums of it do not wrap */
+#define NEVER     (UINT64_MAX / 4)      /* sums of it do not wrap */
 #define BEST_SLOT ((uint64_t)256 << 10) /* to look at each other's counts costs as much as to copy a few KiB */
 
 /* What either end writes is on a cache line of its own. */
@@ -63,7 +63,7 @@ struct tsr_window {
     const tsr_allocator *allocator;
     uint64_t slot_bytes;
     uint64_t slots; /* for each reader */
-    pace *paces; /* by reader */
+    pace *paces;    /* by reader */
 };
 
 static bell *bell_of(const tsr_window *w, uint32_t rank)

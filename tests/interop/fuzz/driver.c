@@ -74,16 +74,18 @@ static tsr_status get_job(subject *s, const tsr_state_options *o, outcome *out, 
     TSR_TRY(submodules_of(s, &submodules, &count, err));
     out->with_model = !subject_is(s->job, "op", "get_optimizer");
     out->with_optimizer = !subject_is(s->job, "op", "get_model");
-    if (!out->with_optimizer) return tsr_get_model_state_dict(&s->model,
-                                                              &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count},
-                                                              out->model, err);
+    if (!out->with_optimizer)
+        return tsr_get_model_state_dict(
+            &s->model, &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count},
+            out->model, err);
     out->with_now = true; /* initial states were created */
-    if (!out->with_model) return tsr_get_optimizer_state_dict(&s->model, (tsr_optimizers){s->at, s->count},
-                                                              &(tsr_state_call){.comm = s->comm, .options = o},
-                                                              out->optimizer, err);
-    return tsr_get_state_dict(&s->model, (tsr_optimizers){s->at, s->count},
-                              &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count},
-                              out->model, out->optimizer, err);
+    if (!out->with_model)
+        return tsr_get_optimizer_state_dict(&s->model, (tsr_optimizers){s->at, s->count},
+                                            &(tsr_state_call){.comm = s->comm, .options = o}, out->optimizer, err);
+    return tsr_get_state_dict(
+        &s->model, (tsr_optimizers){s->at, s->count},
+        &(tsr_state_call){.comm = s->comm, .options = o, .submodules = submodules, .submodule_count = count}, out->model,
+        out->optimizer, err);
 }
 
 static tsr_status set_job(subject *s, const tsr_state_options *o, outcome *out, tsr_error *err)
@@ -95,12 +97,13 @@ static tsr_status set_job(subject *s, const tsr_state_options *o, outcome *out, 
         return tsr_set_optimizer_state_dict(&s->model, (tsr_optimizers){s->at, s->count}, optimizer,
                                             &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host}, err);
     if (subject_is(s->job, "op", "set_model"))
-        return tsr_set_model_state_dict(&s->model, model,
-                                        &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host, .arena = s->arena, .unmatched = &out->keys},
-                                        err);
-    return tsr_set_state_dict(&s->model, (tsr_optimizers){s->at, s->count}, model, optimizer,
-                              &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host, .arena = s->arena, .unmatched = &out->keys},
-                              err);
+        return tsr_set_model_state_dict(
+            &s->model, model,
+            &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host, .arena = s->arena, .unmatched = &out->keys},
+            err);
+    return tsr_set_state_dict(
+        &s->model, (tsr_optimizers){s->at, s->count}, model, optimizer,
+        &(tsr_state_call){.comm = s->comm, .options = o, .host = &s->host, .arena = s->arena, .unmatched = &out->keys}, err);
 }
 
 /* ---- FSDP1's calls ---- */
@@ -122,7 +125,8 @@ static tsr_status raw_job(subject *s, outcome *out, tsr_error *err)
     out->with_optimizer = subject_is(s->job, "op", "raw_get");
     if (out->with_optimizer) return tsr_fsdp_optim_state_dict(&raw, NULL, &settings, out->optimizer, err);
     TSR_TRY(tsr_fsdp_optim_state_dict_to_load(&raw, subject_get(s, "optimizer_state"), &settings, out->optimizer, err));
-    return tsr_comm_agree(s->comm, tsr_optimizer_load_state_dict(&raw, tsr_state_dict_root(out->optimizer), &s->host, err), err);
+    return tsr_comm_agree(s->comm, tsr_optimizer_load_state_dict(&raw, tsr_state_dict_root(out->optimizer), &s->host, err),
+                          err);
 }
 
 /* ---- only state dicts ---- */

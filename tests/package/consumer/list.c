@@ -2,8 +2,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include <tessera/sys/folder.h>
 #include <tessera/native_host.h>
+#include <tessera/sys/folder.h>
 #include <tessera/sys/host_calls.h>
 #include <tessera/tessera.h>
 

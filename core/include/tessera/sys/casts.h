@@ -26,7 +26,8 @@ tsr_status tsr_dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequan
 /* Once all layers are open: refuses scaled numbers that could not be multiplied, where they are used. `top` is the layer itself or was
  * opened over it; of `selection` (NULL: everything) `selects` counts. Errors: those of tsr_mapping_check_dequantized and
  * tsr_check_casts. */
-tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection, tsr_error *err);
+tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
+                                tsr_error *err);
 /* The version of --for-torch (data NULL: not given, 0). TSR_E_USAGE for a text that is none, and with safetensors, whose files are
  * the same for every version. */
 tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err);

@@ -46,7 +46,8 @@ tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr
 typedef struct tsr_check_part {
     uint32_t number, count;
 } tsr_check_part;
-tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, tsr_ring *ring, tsr_vec *out, tsr_error *err);
+tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, tsr_ring *ring, tsr_vec *out,
+                               tsr_error *err);
 /* Ends the check with what all `count` parts found, one behind the other in their order: the findings are those that tsr_check_deep
  * adds. The parts must have been made by the same build of this library, for the same checkpoint. Tensors that must be gathered, and
  * copies that must be compared, are read here. TSR_E_USAGE: `parts` is too short. */

@@ -37,13 +37,13 @@ typedef struct tsr_extent {
     uint64_t byte_offset;
     uint64_t byte_length;
     bool has_crc;
-    uint32_t crc32;          /* of the bytes as stored */
-    const tsr_entry *entry;  /* whose elements these are, or NULL (pickles, padding) */
+    uint32_t crc32;         /* of the bytes as stored */
+    const tsr_entry *entry; /* whose elements these are, or NULL (pickles, padding) */
     const tsr_chunk *chunk;
-    tsr_view view;           /* with entry */
-    tsr_str member;          /* name of the zip member, or empty */
-    uint64_t before;         /* where it begins in its item; 0 where it is one by itself */
-    bool *skips;             /* NULL, except between items, where it is not an extent: `each` may set it to true to leave out the
+    tsr_view view;   /* with entry */
+    tsr_str member;  /* name of the zip member, or empty */
+    uint64_t before; /* where it begins in its item; 0 where it is one by itself */
+    bool *skips;     /* NULL, except between items, where it is not an extent: `each` may set it to true to leave out the
                               * item that begins at byte_offset, if one follows, and the checks of its structure */
 } tsr_extent;
 
@@ -60,8 +60,8 @@ tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err);
 /* Both at once, with one opening of a DCP's item. Otherwise as tsr_checkpoint_locate. */
-tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
-                               tsr_found *out, tsr_error *err);
+tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                               tsr_arena *scratch, tsr_found *out, tsr_error *err);
 
 TSR_API_END
 

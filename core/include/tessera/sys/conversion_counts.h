@@ -31,8 +31,8 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
 /* For a conversion to torch.save: appends a warning about the dicts of the state dict that were a collections.defaultdict. As
  * containers of entries they are written as dict, so that torch.load can load the rest by its default. `selection` is what was
  * selected. TSR_E_NOMEM. */
-tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion, const tsr_selection *selection,
-                                        tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
+tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
+                                        const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
 TSR_API_END
 

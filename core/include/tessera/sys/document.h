@@ -28,7 +28,7 @@
 TSR_API_BEGIN
 
 typedef struct tsr_inspect_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;  /* TSR_OPTIONS sets it */
     tsr_str path; /* as the user gave it */
     tsr_selection selection;
     tsr_digest_algorithm hash; /* 0: none */
@@ -48,8 +48,8 @@ typedef struct tsr_layout_options {
     size_t size; /* TSR_OPTIONS sets it */
     tsr_selection selection;
     bool no_chunks;
-    tsr_digest_algorithm hash;    /* 0: none. Otherwise of every tensor, and of every object without tensors or sets in it */
-    tsr_checkpoint *checkpoint;   /* these three are needed for hash only */
+    tsr_digest_algorithm hash;  /* 0: none. Otherwise of every tensor, and of every object without tensors or sets in it */
+    tsr_checkpoint *checkpoint; /* these three are needed for hash only */
     tsr_ring *ring;
     const tsr_progress *progress; /* may be NULL */
 } tsr_layout_options;
@@ -61,7 +61,7 @@ typedef struct tsr_fqn_document {
     size_t count;
     const tsr_collision *collisions;
     size_t collision_count;
-    bool by_text; /* without a module tree */
+    bool by_text;                            /* without a module tree */
     void (*more)(void *ctx, tsr_json *json); /* puts further members behind these; may be NULL */
     void *more_ctx;
 } tsr_fqn_document;

@@ -29,8 +29,7 @@ typedef struct tsr_place {
 /* Adds a finding, whose message is formatted as by printf. Copies what it is given, of a name at most 4096 bytes. `rule_id`
  * must be in the table. The first form takes the rule's usual level. */
 tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,
-                           ...)
-    TSR_PRINTF_LIKE(5, 6);
+                           ...) TSR_PRINTF_LIKE(5, 6);
 
 /* A rule, and how bad it is this time. */
 typedef struct tsr_rated_rule {

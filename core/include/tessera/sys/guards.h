@@ -29,8 +29,8 @@ typedef struct tsr_guards_lock {
 } tsr_guards_lock;
 
 /* Borrows `ctx`. `lock`: copied, and freed with the guards, or here on failure; NULL where one thread reads. */
-tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, const tsr_guards_lock *lock, tsr_guards **out,
-                          tsr_error *err);
+tsr_status tsr_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, const tsr_guards_lock *lock,
+                          tsr_guards **out, tsr_error *err);
 void tsr_guards_free(tsr_guards *guards); /* takes NULL */
 /* Removes all guards, because the numbers of files have changed. No thread may read meanwhile. */
 void tsr_guards_forget(tsr_guards *guards);

@@ -26,9 +26,9 @@ typedef struct tsr_json {
     tsr_write_fn *write;
     void *ctx;
     tsr_error *err;
-    tsr_status status;  /* sticky: the first failure; later calls do nothing */
+    tsr_status status; /* sticky: the first failure; later calls do nothing */
     uint32_t depth;
-    uint8_t pretty;     /* 0: compact; 1: one line per member of the outermost two levels */
+    uint8_t pretty; /* 0: compact; 1: one line per member of the outermost two levels */
     bool after_key;
     uint64_t has_items; /* bit per depth (≤ 63) */
     uint64_t is_object;

@@ -108,8 +108,8 @@ bool tsr_placement_dim(const tsr_placement *placement, uint32_t ndim, uint32_t *
 
 /* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
  * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
-tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate,
-                          tsr_vec *spans, tsr_error *err);
+tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate, tsr_vec *spans,
+                          tsr_error *err);
 
 /* `coordinate` has room for dim_count numbers; `rank` < tsr_mesh_ranks. And back. */
 void tsr_mesh_coordinate(const tsr_mesh *mesh, uint64_t rank, uint64_t *coordinate);

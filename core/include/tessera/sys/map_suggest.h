@@ -13,7 +13,7 @@
 TSR_API_BEGIN
 
 typedef struct tsr_map_suggestion {
-    tsr_str document;     /* tessera.map/1: the rules that could be decided; its `refuse` makes names without a rule an error */
+    tsr_str document; /* tessera.map/1: the rules that could be decided; its `refuse` makes names without a rule an error */
     const tsr_str *notes; /* the names that could not be decided, one line each, with the candidates */
     size_t note_count;
     uint64_t rule_count;
@@ -26,7 +26,8 @@ typedef struct tsr_map_suggestion {
  * stay undecided are not in the document but in the notes. Everything lives in `arena`.
  *
  * Errors: TSR_E_LIMIT beyond 1,024 patterns; those of reading. */
-tsr_status tsr_map_suggest(tsr_checkpoint *a, tsr_checkpoint *b, bool values, tsr_arena *arena, tsr_map_suggestion *out, tsr_error *err);
+tsr_status tsr_map_suggest(tsr_checkpoint *a, tsr_checkpoint *b, bool values, tsr_arena *arena, tsr_map_suggestion *out,
+                           tsr_error *err);
 
 TSR_API_END
 

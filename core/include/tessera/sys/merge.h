@@ -20,8 +20,8 @@ TSR_API_BEGIN
 /* How values x of the inputs make one. Sums are in float64 where a tensor is float64 and in float32 otherwise, and are
  * rounded once. */
 typedef enum tsr_merge_method {
-    TSR_MERGE_LINEAR,          /* Σ weight·x / Σ weight; Σ weight·x with `no_normalize` */
-    TSR_MERGE_SLERP,           /* between two inputs along the arc, as mergekit has it: along the line where |cos| > 0.9995 */
+    TSR_MERGE_LINEAR, /* Σ weight·x / Σ weight; Σ weight·x with `no_normalize` */
+    TSR_MERGE_SLERP,  /* between two inputs along the arc, as mergekit has it: along the line where |cos| > 0.9995 */
     TSR_MERGE_TASK_ARITHMETIC, /* base + Σ weight·(x − base) */
     TSR_MERGE_METHODS
 } tsr_merge_method;
@@ -39,8 +39,8 @@ typedef struct tsr_merge_options {
     bool no_normalize;           /* linear */
     double t;                    /* slerp: 0 is the first input, 1 the second */
     tsr_dtype dtype;             /* of the merged tensors; TSR_DTYPE_NONE: their own, the same in all inputs */
-    tsr_selection selection;     /* only these entries are compared and merged; the others stay as the first input has them */
-    bool skip_objects;           /* objects are not compared: they stay as the first input has them, for callers that drop them */
+    tsr_selection selection; /* only these entries are compared and merged; the others stay as the first input has them */
+    bool skip_objects; /* objects are not compared: they stay as the first input has them, for callers that drop them */
 } tsr_merge_options;
 
 /* The merge of `count` checkpoints (1 or more), with the order and the nesting of the first one. Floating-point tensors are
@@ -50,8 +50,8 @@ typedef struct tsr_merge_options {
  * Errors: TSR_E_FORMAT naming the entry and both inputs if names, kinds, dtypes, shapes, or entries that cannot be summed
  * differ; TSR_E_USAGE for options that do not fit the method; TSR_E_UNSUPPORTED for quantized, sparse and other opaque
  * tensors; those of reading. */
-tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const tsr_merge_options *options, tsr_checkpoint **out,
-                          tsr_error *err);
+tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const tsr_merge_options *options,
+                          tsr_checkpoint **out, tsr_error *err);
 
 /* slerp needs the angle between whole tensors before the first element. Reads the selected tensors whose number modulo `parts` is
  * `part` and remembers their angles, with the host's threads; tensors that were not measured are read once more for every run of
@@ -72,8 +72,8 @@ typedef struct tsr_lora_options {
  * does not fit; TSR_E_UNSUPPORTED for anything but plain LoRA (DoRA, other methods of PEFT, adapters that change the base
  * when loaded), for a square matrix that may or may not be transposed, and for an embedding whose tied output layer would
  * not change with it in PEFT. */
-tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options, tsr_checkpoint **out,
-                         tsr_error *err);
+tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options,
+                         tsr_checkpoint **out, tsr_error *err);
 
 TSR_API_END
 

@@ -62,10 +62,11 @@ typedef struct tsr_state_spec {
     double value;
     tsr_state_source source;
     double decay, weight;
-    double beta;    /* 1 - weight */
+    double beta; /* 1 - weight */
     bool fused;
-    bool beta_cast; /* the beta was a tensor: it, and then 1 - beta in place of weight, are rounded to the state's real type */
-    bool scalar;    /* not of the parameter's shape: "step" */
+    bool
+        beta_cast; /* the beta was a tensor: it, and then 1 - beta in place of weight, are rounded to the state's real type */
+    bool scalar;   /* not of the parameter's shape: "step" */
     bool on_device; /* a scalar on the parameter's device; otherwise on the host */
 } tsr_state_spec;
 typedef struct tsr_first_step {

@@ -21,7 +21,7 @@ TSR_API_BEGIN
 /* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. */
 typedef struct tsr_target_rule_text {
     tsr_str match;
-    tsr_str placements; /* "shard(0),replicate"; empty with `ranks` or `stage`: replicate */
+    tsr_str placements;    /* "shard(0),replicate"; empty with `ranks` or `stage`: replicate */
     const uint64_t *ranks; /* NULL: none are listed */
     uint64_t rank_count;
     tsr_str stage_dim, stage_capture; /* "pp", "layers.{n}."; empty: no stage */
@@ -74,8 +74,8 @@ typedef struct tsr_plan_job {
     tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
     tsr_plan_file *files;             /* those that hold tensors */
     uint64_t file_count;
-    tsr_target_texts target;     /* the default spelled out */
-    tsr_str to, objects, dtype;  /* as --to, --objects, --dtype have them; the latter two may be empty */
+    tsr_target_texts target;    /* the default spelled out */
+    tsr_str to, objects, dtype; /* as --to, --objects, --dtype have them; the latter two may be empty */
     bool raw_cast;
     const tsr_str *include, *exclude;
     size_t include_count, exclude_count;

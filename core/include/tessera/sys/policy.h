@@ -50,8 +50,8 @@ typedef struct tsr_policy_result {
 
 /* Adds the findings of `from` that remain to `to`, with their new levels. The baseline lists a finding if rule, file and
  * name are equal. Findings that neither side lists, because a rule had too many, are compared by number. */
-tsr_status tsr_policy_findings(const tsr_policy *policy, const tsr_findings *from, tsr_findings *to, tsr_policy_result *result,
-                               tsr_error *err);
+tsr_status tsr_policy_findings(const tsr_policy *policy, const tsr_findings *from, tsr_findings *to,
+                               tsr_policy_result *result, tsr_error *err);
 
 /* The differences of a diff that remain. The baseline lists a difference if its name and its kind are equal. `to` lives in
  * `arena` and borrows `from`; its pairs keep their positions. */

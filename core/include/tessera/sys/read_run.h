@@ -31,7 +31,7 @@ tsr_status tsr_entry_must_tile(const tsr_entry *entry, const tsr_host *host, tsr
 typedef tsr_status tsr_settle_tiles(void *ctx, tsr_error *err);
 
 typedef struct tsr_tile_sink {
-    tsr_each_tile *each; /* with the `ctx` of the tile's box */
+    tsr_each_tile *each;      /* with the `ctx` of the tile's box */
     tsr_settle_tiles *settle; /* or NULL */
     void *ctx;                /* for settle */
 } tsr_tile_sink;

@@ -23,7 +23,7 @@ typedef struct tsr_fsdp1_unit {
     tsr_str match;                   /* the GLOB that claimed its parameters; "" for the root unit */
     const tsr_entry *const *entries; /* in the catalog's order */
     uint64_t count;
-    tsr_dtype dtype;      /* of all of them */
+    tsr_dtype dtype; /* of all of them */
     bool use_orig_params;
     tsr_flat_layout flat; /* index i is entries[i] */
     uint64_t slice_bytes; /* what every rank holds, padding included */

@@ -18,8 +18,8 @@ typedef struct tsr_trees {
     tsr_checkpoint *checkpoint;    /* reads the tensors of all trees; its catalog is empty when `raw` */
     const tsr_value *const *roots; /* one per file, in the order asked for */
     uint32_t count;
-    bool raw;            /* chunks have the locations of the bytes */
-    uint32_t zeros_file; /* raw: a file of 16 zero bytes, which follows the others in the store */
+    bool raw;                /* chunks have the locations of the bytes */
+    uint32_t zeros_file;     /* raw: a file of 16 zero bytes, which follows the others in the store */
     tsr_checkpoint *entered; /* NULL, or the checkpoint that keeps the store of a step open */
 } tsr_trees;
 
@@ -34,7 +34,8 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
  * the tree is also `raw`. Errors as tsr_checkpoint_open and tsr_checkpoint_locate. */
 tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err);
 /* The same for a part of the checkpoint (tsr_open_options.part), or, with NULL data, for all of it. */
-tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out, tsr_error *err);
+tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out,
+                             tsr_error *err);
 void tsr_trees_close(tsr_trees *trees); /* accepts a zeroed one */
 
 TSR_API_END

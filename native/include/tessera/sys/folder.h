@@ -83,9 +83,9 @@ typedef struct tsr_folder_output_options {
     bool join;
     bool whole; /* with `join`: files that do not exist in their full size are refused, because records mention them */
     bool sums;  /* with a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_folder_output_verify */
-    bool publishing;     /* with a tag: an earlier run ended while renaming, so files may already have their final names */
-    bool keep;           /* close keeps unpublished files, for other processes with the same tag */
-    bool chosen;         /* `generation` is given; otherwise the next one is taken (tsr_folder_next_generation) */
+    bool publishing; /* with a tag: an earlier run ended while renaming, so files may already have their final names */
+    bool keep;       /* close keeps unpublished files, for other processes with the same tag */
+    bool chosen;     /* `generation` is given; otherwise the next one is taken (tsr_folder_next_generation) */
     uint32_t generation;
     /* Blocks of zeros become holes, and no space is reserved: for sources with holes. A full disk is then noticed only when
      * it is full. */
@@ -157,7 +157,8 @@ tsr_status tsr_folder_output_sum(tsr_output *output, uint32_t file, tsr_file_ran
 tsr_status tsr_folder_output_verify(tsr_output *output, const uint64_t *sums, uint32_t count, tsr_error *err);
 /* Describes as text what publishing will do (native/publish/record.h). After a kill this shows how far it came. `companion`
  * is NULL or another output that is published after this one. */
-tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_output *companion, tsr_vec *text, tsr_error *err);
+tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_output *companion, tsr_vec *text,
+                                    tsr_error *err);
 /* Whether files are published in an existing folder, which takes several renames. */
 bool tsr_folder_output_replaces(const tsr_output *output);
 

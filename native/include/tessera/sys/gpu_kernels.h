@@ -33,7 +33,7 @@ tsr_status tsr_gpu_move_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, si
  * unpacking a shard, transposing, filling and casting can all be described in this way. */
 typedef struct tsr_gpu_box {
     void *to;
-    const void *from;               /* NULL: every element becomes `fill` */
+    const void *from; /* NULL: every element becomes `fill` */
     /* If they differ, both are floating types, and elements are cast as by tsr_cast; elements have 1 to 16 whole bytes. */
     tsr_dtype to_dtype, from_dtype;
     uint32_t ndim;

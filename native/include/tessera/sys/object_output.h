@@ -63,13 +63,14 @@ typedef struct tsr_object_resumed {
  * exist. An object that could not be published is removed again, and its upload is aborted. Keeps `host`. Errors:
  * TSR_E_EXISTS, TSR_E_UNSUPPORTED (a read-only store; with `resume`, a server that does not list unfinished uploads),
  * TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (an object of more than 312 GiB), TSR_E_NOMEM. */
-tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options, tsr_output **out,
-                                  tsr_error *err);
+tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options,
+                                  tsr_output **out, tsr_error *err);
 
 /* Creates a file whose size is not yet known, about `expected` bytes. It is written from front to back, and uploaded while
  * it is written. The caller must end it before anything else is done with the output. A file has at most 10,000 parts: from
  * 78 to 312 GiB, depending on `expected`. */
-tsr_status tsr_object_output_create_stream(tsr_output *output, tsr_str name, uint64_t expected, uint32_t *file, tsr_error *err);
+tsr_status tsr_object_output_create_stream(tsr_output *output, tsr_str name, uint64_t expected, uint32_t *file,
+                                           tsr_error *err);
 tsr_status tsr_object_output_end_stream(tsr_output *output, uint32_t file, uint64_t size, tsr_error *err);
 
 /* Calls `each` for the names of all objects that were below the URL when the output was opened. */
@@ -129,8 +130,8 @@ typedef struct tsr_object_replacing {
     const tsr_str *others; /* all other objects directly below the URL, except notes: of the new checkpoint, or of neither */
     size_t other_count;
 } tsr_object_replacing;
-tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_str notes, tsr_arena *arena, tsr_object_replacing *out,
-                                     tsr_error *err);
+tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_str notes, tsr_arena *arena,
+                                     tsr_object_replacing *out, tsr_error *err);
 
 /* How many notes of other jobs are kept at the destination, and the name of the first. */
 size_t tsr_object_output_other_parts(const tsr_output *output, tsr_str *first);

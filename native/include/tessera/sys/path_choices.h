@@ -18,7 +18,8 @@ TSR_API_BEGIN
 tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *paths, size_t count,
                              const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err);
 /* The store with the files of all `paths`, without opening a checkpoint. The caller closes it. */
-tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out, tsr_error *err);
+tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out,
+                                tsr_error *err);
 /* Like tsr_paths_open_by, for a checkpoint that another one is compared with. The part and the step in `options` were chosen
  * for the other one, so here they are used only if this one has parts or steps: a checkpoint without parts is opened as it
  * is despite a part, and a file despite a step. */

@@ -60,7 +60,7 @@ tsr_status tsr_state_dict_similar(const tsr_value *state, const tsr_value *other
 /* ---- from a full state to the parts of ranks ---- */
 
 typedef struct tsr_broadcast_options {
-    size_t size; /* TSR_OPTIONS sets it */
+    size_t size;        /* TSR_OPTIONS sets it */
     bool strict;        /* keys that only `local` has are left out of the result */
     bool offload;       /* new tensors are on the host instead of the local tensor's device */
     size_t round_bytes; /* bytes that are in flight at the same time; 0: the default */
