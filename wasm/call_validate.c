@@ -136,11 +136,24 @@ static tsr_status put_remaining(call *c, const tsr_policy *policy, tsr_json *jso
     return status;
 }
 
+/* Refuses options about a contract that was not given. */
+static tsr_status check_options(const request *r, tsr_error *err)
+{
+    const bool against = tessera_option_given(r, "against") || tessera_option_given(r, "against-names") ||
+                         tessera_option_given(r, "against-checkpoint");
+    if (tessera_option_given(r, "prefix") && !against)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--prefix needs --against FILE");
+    if (tessera_option_given(r, "allow") && !against && !tessera_option_given(r, "layout"))
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--allow needs --layout FILE or --against FILE");
+    return TSR_OK;
+}
+
 tsr_status tessera_write_validate(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_contract layout = {.digests = NULL};
     tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &c->host, err);
-    tsr_status status = policy ? read_policy(&c->request, c->arena, policy, err) : TSR_E_NOMEM;
+    tsr_status status = policy ? check_options(&c->request, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = read_policy(&c->request, c->arena, policy, err);
     if (status == TSR_OK) status = check_layout(c, &layout, tessera_option_given(&c->request, "layout"), err);
     if (status == TSR_OK) status = check_against(c, err);
     if (status == TSR_OK && tessera_option_given(&c->request, "deep")) status = check_deep(c, &layout, err);

@@ -65,7 +65,7 @@ export function testCalls({ tessera, native, root, targets, withOpened }) {
     compare(a, (c) => c.validate({ against: index, prefix: "model." }), ["validate", a, "--json", "--against", put("index.json", index), "--prefix", "model."]);
     compare(a, (c) => withOpened(sample("safetensors_model"), (other) => c.validate({ against: other, allow: "extra" })), ["validate", a, "--json", "--against", sample("safetensors_model"), "--allow", "extra"]);
     withOpened(a, (c) => check(c.validate({ against: names }).findings.some((f) => f.message.includes("# odd") || f.fqn === "# odd"), "a name that looks like a comment is passed over"));
-    for (const [options, args] of [[{ allow: "mising" }, ["--allow", "mising"]], [{ rule: ["layout/hole"] }, ["--rule", "layout/hole"]], [{ rule: ["nosuch=off"] }, ["--rule", "nosuch=off"]], [{ layout: "{" }, ["--layout", put("broken.json", "{")]]])
+    for (const [options, args] of [[{ allow: "missing" }, ["--allow", "missing"]], [{ prefix: "model." }, ["--prefix", "model."]], [{ layout, allow: "mising" }, ["--layout", file, "--allow", "mising"]], [{ rule: ["layout/hole"] }, ["--rule", "layout/hole"]], [{ rule: ["nosuch=off"] }, ["--rule", "nosuch=off"]], [{ layout: "{" }, ["--layout", put("broken.json", "{")]]])
       compare(a, (c) => c.validate(options), ["validate", a, "--json", ...args]);
   });
 
