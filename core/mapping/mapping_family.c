@@ -131,7 +131,7 @@ tsr_status tsr_required_check(tsr_matcher *s)
     memset(used, 0, rules->count * sizeof *used);
     for (size_t i = 0; i < s->matches.count; i++) used[matches[i].rule] = true;
     for (uint32_t r = 0; r < rules->count && rules->unmatched != TSR_UNMATCHED_DROP; r++)
-        if (!used[r]) TSR_TRY(check_required(s, used, &rules->rules[r]));
+        if (!used[r] && rules->rules[r].from_count) TSR_TRY(check_required(s, used, &rules->rules[r]));
     return TSR_OK;
 }
 

@@ -51,9 +51,9 @@ static tsr_status check_folds(const tsr_map_rule *rule, tsr_step_kind kind, uint
 
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
 {
+    const bool says_more = rule->required || rule->required_with.size || rule->one_way || rule->alike || rule->with.count;
     TSR_FAIL_IF(
-        !rule->from_count && (!rule->to_count || rule->required || rule->required_with.size || rule->one_way), err,
-        TSR_E_FORMAT,
+        !rule->from_count && (!rule->to_count || says_more), err, TSR_E_FORMAT,
         "a rule has an empty 'from'; only one that drops names in the inverse has none, with nothing but 'to' and 'about'");
     TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
     TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));

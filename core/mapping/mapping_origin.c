@@ -35,7 +35,7 @@ bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str
 
 tsr_status tsr_match_shift(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values)
 {
-    for (uint32_t c = 0; c < rule->capture_count; c++) {
+    for (uint32_t c = 0; c < rule->capture_count && rule->to_count; c++) {
         const tsr_map_number *from = tsr_pattern_plus(&rule->from[0], c), *to = tsr_pattern_plus(&rule->to[0], c);
         uint64_t number, before, after;
         if (!from || !to || (!tsr_map_number_given(from) && !tsr_map_number_given(to))) continue;
@@ -81,7 +81,7 @@ static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, con
     memcpy(values, found, sizeof values);
     if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
     TSR_TRY(applies_here(s, rule, values, does));
-    if (rule->to_count) TSR_TRY(tsr_match_shift(s, rule, values));
+    TSR_TRY(tsr_match_shift(s, rule, values));
     for (uint32_t i = 0; i < rule->to_count && *does; i++) {
         const tsr_str made = tsr_pattern_expand(&rule->to[i], values, rule->to[i].count, s->arena, s->err);
         if (!made.data) return TSR_E_NOMEM;
