@@ -1,5 +1,4 @@
-/* See tsr_conversion_changed_dicts in tessera/sys/conversion_counts.h. Apart from document_conversion.c, because only the command
- * prints it. */
+/* See tsr_conversion_changed_dicts in tessera/sys/conversion_counts.h. */
 #include <inttypes.h>
 
 #include "tessera/sys/conversion_counts.h"

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
@@ -52,13 +53,6 @@ static size_t next_component(tsr_str name, size_t at)
 {
     const char *dot = at < name.size ? memchr(name.data + at, '.', name.size - at) : NULL;
     return dot ? (size_t)(dot - name.data) + 1 : name.size + 1;
-}
-
-static size_t last_component(tsr_str name)
-{
-    size_t at = name.size;
-    while (at > 0 && name.data[at - 1] != '.') at--;
-    return at;
 }
 
 /* Adds whole names of one side, and the dotted tails of the names of the other side, as keys. */
@@ -107,7 +101,7 @@ static tsr_status key_last(search *s, bool whole_side, tsr_error *err)
         for (size_t i = 0; i < s->sides[side].count; i++) {
             tsr_str name = s->sides[side].items[i].name, none = {NULL, 0};
             if (s->sides[side].items[i].taken) continue;
-            TSR_TRY(add_key(s, side, i, none, from(name, last_component(name)), err));
+            TSR_TRY(add_key(s, side, i, none, tsr_last_component(name), err));
         }
     }
     return TSR_OK;
@@ -141,8 +135,8 @@ static tsr_str explain_component(search *s, tsr_str a, tsr_str b, tsr_error *err
 
 static tsr_str explain_last(search *s, tsr_str a, tsr_str b, tsr_error *err)
 {
-    tsr_str last = from(a, last_component(a));
-    if (!tsr_str_equal(last, from(b, last_component(b)))) return (tsr_str){NULL, 0};
+    tsr_str last = tsr_last_component(a);
+    if (!tsr_str_equal(last, tsr_last_component(b))) return (tsr_str){NULL, 0};
     return tsr_arena_format(s->arena, err, "it is the only '%.*s' of this dtype and shape that was removed and added",
                             TSR_STR_ARG(last));
 }

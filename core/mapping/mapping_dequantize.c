@@ -4,6 +4,7 @@
  * out to be used (mapping_used.c). */
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
@@ -230,13 +231,6 @@ static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
 
 /* ---- scales that are missing ---- */
 
-static tsr_str last_component(tsr_str name)
-{
-    size_t at = name.size;
-    while (at && name.data[at - 1] != '.') at--;
-    return (tsr_str){name.data + at, name.size - at};
-}
-
 static tsr_status refuse_unscaled(finder *f, const tsr_entry *entry, const tsr_mapped_row *other)
 {
     tsr_error why = {.status = TSR_OK};
@@ -253,10 +247,10 @@ static tsr_status find_unscaled(finder *f, tsr_map *scaled)
     const tsr_mapped_row *rows = f->m->rows.items;
     for (size_t i = 0; i < f->m->rows.count; i++)
         if (rows[i].source_count > 1)
-            TSR_TRY(tsr_map_put(scaled, last_component(rows[i].sources[0]->fqn), (uint32_t)i, NULL, NULL, f->err));
+            TSR_TRY(tsr_map_put(scaled, tsr_last_component(rows[i].sources[0]->fqn), (uint32_t)i, NULL, NULL, f->err));
     for (size_t i = 0; i < f->m->rows.count; i++) {
         const tsr_entry *entry = rows[i].sources[0];
-        const uint32_t other = tsr_map_get(scaled, last_component(entry->fqn), UINT32_MAX);
+        const uint32_t other = tsr_map_get(scaled, tsr_last_component(entry->fqn), UINT32_MAX);
         if (rows[i].source_count > 1 || entry->kind != TSR_ENTRY_TENSOR || other == UINT32_MAX) continue;
         if (rows[other].sources[0]->dtype == entry->dtype) TSR_TRY(refuse_unscaled(f, entry, &rows[other]));
     }

@@ -2,6 +2,7 @@
 #include "mapping/mapping_quantize.h"
 
 #include "tessera/sys/cast.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 
@@ -17,14 +18,6 @@ typedef struct quantizer {
     tsr_error *err;
 } quantizer;
 
-/* Returns the last dotted component of the module's name. */
-static tsr_str last_component(tsr_str module)
-{
-    size_t at = module.size;
-    while (at && module.data[at - 1] != '.') at--;
-    return (tsr_str){module.data + at, module.size - at};
-}
-
 static bool contains(tsr_str text, tsr_str part)
 {
     for (size_t i = 0; i + part.size <= text.size; i++)
@@ -39,7 +32,7 @@ static bool is_delicate(tsr_str module)
     static const char *const parts[] = {"embed", "norm"};
     static const char *const names[] = {"lm_head", "score", "classifier", "wte",
                                         "wpe",     "gate",  "router",     "shared_expert_gate"};
-    const tsr_str last = last_component(module);
+    const tsr_str last = tsr_last_component(module);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (contains(last, tsr_str_from(parts[i]))) return true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "suggest/map_suggest_parts.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
@@ -121,19 +122,12 @@ static bool has_word(tsr_str name, tsr_str word)
     return false;
 }
 
-static tsr_str last_component(tsr_str name)
-{
-    size_t at = name.size;
-    while (at && name.data[at - 1] != '.') at--;
-    return (tsr_str){name.data + at, name.size - at};
-}
-
 /* The component before the last one, such as "wq" of "attention.wq.weight". */
 static tsr_str module_of(tsr_str name)
 {
-    const tsr_str last = last_component(name);
+    const tsr_str last = tsr_last_component(name);
     const size_t size = name.size - last.size;
-    return last_component((tsr_str){name.data, size ? size - 1 : 0});
+    return tsr_last_component((tsr_str){name.data, size ? size - 1 : 0});
 }
 
 /* The length of the longest common subsequence of two short texts. */
@@ -165,7 +159,7 @@ int tsr_families_likeness(const tsr_name_family *a, const tsr_name_family *b)
     tsr_str word;
     if (tsr_str_equal(a->key, b->key)) return 2 * TSR_SAME_NAME;
     if (ends_with(a->key, b->key) || ends_with(b->key, a->key)) return TSR_SAME_NAME;
-    if (tsr_str_equal(last_component(a->key), last_component(b->key))) score += 10;
+    if (tsr_str_equal(tsr_last_component(a->key), tsr_last_component(b->key))) score += 10;
     for (size_t at = next_word(a->key, 0, &word); word.size; at = next_word(a->key, at, &word))
         score += has_word(b->key, word) ? 4 : 0;
     return score + common_letters(module_of(a->key), module_of(b->key));
@@ -181,7 +175,7 @@ static bool is_shared(tsr_name_family *const *parts, uint32_t count, uint32_t in
 
 size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *parts, uint32_t count, uint32_t index)
 {
-    const tsr_str key = parts[index]->key, name = last_component(whole->key);
+    const tsr_str key = parts[index]->key, name = tsr_last_component(whole->key);
     const tsr_str words =
         has_word(name, TSR_STR("weight")) || has_word(name, TSR_STR("bias")) ? module_of(whole->key) : name;
     tsr_str own, word;

@@ -35,7 +35,8 @@ tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *con
 
 /* Statistics of a tensor. The real and imaginary parts of complex numbers count separately, so `count` is twice the number of
  * elements. min, max, mean and std are over the finite values (0 when there are none); std uses the divisor n − 1, as torch.std
- * does (0 for fewer than two values). NaNs and infinities are only counted. int64 and uint64 beyond 2^53 are rounded (tsr_tensor_extremes has exact ones). */
+ * does (0 for fewer than two values). NaNs and infinities are only counted. int64 and uint64 beyond 2^53 are rounded
+ * (tsr_tensor_extremes has exact ones). */
 typedef struct tsr_stats {
     uint64_t count;
     uint64_t nan, inf, zero; /* zero: both signs */

@@ -22,13 +22,6 @@ static uint64_t hash(tsr_str text, uint64_t seed)
     return tsr_hash_bytes(text.data, text.size, seed);
 }
 
-static tsr_str last_component(tsr_str name)
-{
-    size_t at = name.size;
-    while (at > 0 && name.data[at - 1] != '.') at--;
-    return (tsr_str){name.data + at, name.size - at};
-}
-
 static tsr_str first_component(tsr_str name)
 {
     const char *dot = name.size ? memchr(name.data, '.', name.size) : NULL;
@@ -62,7 +55,7 @@ static void per_rank_text(const tsr_per_rank *ranks, char *out, size_t capacity)
 static uint64_t key_of(const tsr_entry *entry)
 {
     char text[4 * CLI_CELL];
-    uint64_t key = hash(entry->type, hash(last_component(entry->fqn), hash(first_component(entry->fqn), 1)));
+    uint64_t key = hash(entry->type, hash(tsr_last_component(entry->fqn), hash(first_component(entry->fqn), 1)));
     if (entry->per_rank) {
         per_rank_text(entry->per_rank, text, sizeof text);
         return hash(tsr_str_from(text), key);
@@ -129,7 +122,7 @@ static void group(tsr_vec *rows)
 static tsr_str label_of(const object_row *row, char *buffer, size_t capacity)
 {
     if (row->times == 1) return row->entry->fqn.size ? row->entry->fqn : TSR_STR("(root)");
-    tsr_str last = last_component(row->entry->fqn);
+    tsr_str last = tsr_last_component(row->entry->fqn);
     snprintf(buffer, capacity, "%.*s**.%.*s", TSR_STR_ARG(row->prefix), TSR_STR_ARG(last));
     return tsr_str_from(buffer);
 }

@@ -31,13 +31,17 @@ static tsr_status refuse(const tsr_checkpoint *checkpoint, tsr_str below, tsr_er
                      count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
 }
 
+static bool is_marker(tsr_str name)
+{
+    return tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR("/.metadata")) ||
+           tsr_str_ends(name, TSR_STR(".index.json"));
+}
+
 static bool has_marker(const tsr_store *store)
 {
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
-        if (tsr_str_equal(name, TSR_STR(".metadata")) ||
-            (tsr_str_ends(name, TSR_STR(".index.json")) && !memchr(name.data, '/', name.size)))
-            return true;
+        if (is_marker(name) && !memchr(name.data, '/', name.size)) return true;
     }
     return false;
 }
@@ -75,11 +79,6 @@ static tsr_status check_below(cli *program, const char *source, tsr_str below, t
     status = check(program, store, below, true, err);
     store->close(store);
     return status;
-}
-
-static bool is_marker(tsr_str name)
-{
-    return tsr_str_ends(name, TSR_STR("/.metadata")) || tsr_str_ends(name, TSR_STR(".index.json"));
 }
 
 static tsr_status add_directory(tsr_str name, tsr_map *known, tsr_arena *arena, tsr_vec *steps, tsr_error *err)

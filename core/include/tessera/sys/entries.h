@@ -1,4 +1,4 @@
-/* Small questions about entries, views and selections, which readers and writers ask everywhere.
+/* Small questions about entries, their names, views and selections, which readers and writers ask everywhere.
  *
  * Example:
  *
@@ -27,6 +27,14 @@ static inline bool tsr_catalog_has(const tsr_catalog *catalog, const tsr_entry *
 TSR_INLINE bool tsr_selection_keeps(const tsr_selection *selection, tsr_str fqn)
 {
     return !selection->keeps || selection->keeps(selection->ctx, fqn);
+}
+
+/* The part of a name after its last dot, such as "weight" of "layers.0.weight"; all of it if it has no dot. */
+TSR_INLINE tsr_str tsr_last_component(tsr_str name)
+{
+    size_t at = name.size;
+    while (at && name.data[at - 1] != '.') at--;
+    return TSR_LITERAL(tsr_str){name.data + at, name.size - at};
 }
 
 /* Whether two shapes have the same number of dimensions and the same sizes. */
