@@ -6,6 +6,8 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 
+#define PREFIX "base_model.model."
+
 typedef struct folding {
     tsr_checkpoint *adapter;
     tsr_lora_options options;
@@ -34,12 +36,14 @@ static bool contains(tsr_str name, tsr_str part, size_t *at)
 /* The name of the base's tensor or module: `name` without PEFT's prefix and without the names of PEFT's wrapper modules. */
 static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
 {
-    static const char *const wrappers[] = {".base_layer", ".modules_to_save"};
-    const tsr_str prefix = TSR_STR("base_model.model.");
+    /* The name of the adapter is left in the biases of nested modules, such as CLASSIFIER.modules_to_save.default.dense.bias. */
+    static const char *const wrappers[] = {".base_layer", ".modules_to_save.default", ".modules_to_save",
+                                           ".original_module"};
+    const tsr_str prefix = TSR_STR(PREFIX);
     size_t at;
     *out = name;
     if (tsr_str_starts(name, prefix)) out->data += prefix.size, out->size -= prefix.size;
-    for (unsigned i = 0; i < 2; i++) {
+    for (unsigned i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
         const tsr_str wrapper = tsr_str_from(wrappers[i]);
         if (!contains(*out, wrapper, &at)) continue;
         const tsr_str head = {out->data, at}, tail = {out->data + at + wrapper.size, out->size - at - wrapper.size};
@@ -151,12 +155,29 @@ static bool same_shape(const tsr_entry *a, const tsr_entry *b)
     return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
 }
 
+/* Whether the adapter stores a tensor a second time, under the plain name. With bias="all" PEFT saves the biases of a module
+ * of modules_to_save three times: as CLASSIFIER.bias, as CLASSIFIER.modules_to_save.bias, which has the same value, and as
+ * CLASSIFIER.original_module.bias, which is the base's. When PEFT loads and merges such an adapter, only the first one
+ * counts. */
+static tsr_status is_repeated(const folding *f, tsr_str name, tsr_str target, bool *out)
+{
+    size_t at;
+    *out = contains(name, TSR_STR(".modules_to_save."), &at) || contains(name, TSR_STR(".original_module."), &at);
+    if (!*out) return TSR_OK;
+    const tsr_str plain = tsr_arena_format(f->m->own->arena, f->err, PREFIX "%.*s", TSR_STR_ARG(target));
+    *out = plain.data && tsr_checkpoint_entry(f->adapter, plain);
+    return plain.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* Adds a tensor that replaces the base's: from modules_to_save, or a bias or an embedding that the adapter stores whole. */
 static tsr_status add_whole(folding *f, const tsr_entry *entry)
 {
     tsr_str target;
     tsr_fold *fold = NULL;
+    bool repeated;
     TSR_TRY(base_name(f, entry->fqn, &target));
+    TSR_TRY(is_repeated(f, entry->fqn, target, &repeated));
+    if (repeated) return TSR_OK;
     TSR_TRY(fold_of(f, entry, target, &fold));
     TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
                 TSR_STR_ARG(fold->start->fqn), TSR_STR_ARG(entry->fqn), TSR_STR_ARG(fold->weight->fqn));

@@ -1,0 +1,136 @@
+"""Writes tests/golden/adapters: LoRA adapters of models with tied embeddings or with a classifier, and what PEFT merges them to.
+
+Usage: python tests/golden/make_adapters.py    in an environment that has the versions below.
+
+Made with torch 2.13.0, transformers 5.23.0, peft 0.21.2.
+
+  base/NAME                  config.json and model.safetensors of a small model
+  adapter/NAME               adapter_config.json and adapter_model.safetensors
+  merged/NAME.safetensors    what merge_and_unload and save_pretrained make of it
+  cases.json                 for each adapter its base, whether PEFT's result ties the embeddings, and whether it computes what the adapter does
+
+All weights are small multiples of 1/4, so products and sums are exact in float32 whatever the order in which they are added.
+"""
+import json
+import pathlib
+import shutil
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+
+HERE = pathlib.Path(__file__).resolve().parent / "adapters"
+SIZES = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+         "max_position_embeddings": 16}
+BERT = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16,
+        "type_vocab_size": 1, "num_labels": 3, "pad_token_id": 0}
+LABELS = {"num_labels": 3, "pad_token_id": 0}
+
+
+def fill(parameters):
+    with torch.no_grad():
+        for p in parameters:
+            p.copy_(torch.randint(-6, 7, p.shape).to(p.dtype) / 4)
+
+
+def bases():
+    import transformers as t
+    return {
+        "llama": (t.LlamaForCausalLM, t.LlamaConfig(**SIZES, tie_word_embeddings=True), torch.bfloat16),
+        "qwen2": (t.Qwen2ForCausalLM, t.Qwen2Config(**SIZES, tie_word_embeddings=True), torch.float32),
+        "gpt2": (t.GPT2LMHeadModel, t.GPT2Config(vocab_size=24, n_embd=8, n_layer=1, n_head=2, n_positions=16), torch.float32),
+        "llama_classes": (t.LlamaForSequenceClassification, t.LlamaConfig(**SIZES, **LABELS, tie_word_embeddings=True), torch.bfloat16),
+        "qwen2_tokens": (t.Qwen2ForTokenClassification, t.Qwen2Config(**SIZES, **LABELS), torch.bfloat16),
+        "bert": (t.BertForSequenceClassification, t.BertConfig(**BERT), torch.float32),
+        "roberta": (t.RobertaForSequenceClassification, t.RobertaConfig(**BERT), torch.float32),
+    }
+
+
+def cases():
+    q, head, words = ["q_proj"], ["lm_head"], ["embed_tokens"]
+    plain, root = {"r": 2, "lora_alpha": 3}, {"r": 4, "lora_alpha": 6, "use_rslora": True}
+    patterns = {"r": 2, "lora_alpha": 3, "rank_pattern": {"lm_head": 3, "embed_tokens": 5}, "alpha_pattern": {"lm_head": 7}}
+    ensure = {"ensure_weight_tying": True}
+    # LoRA matrices of the output layer, of the embedding, and of both
+    for base, more in (("llama", plain), ("qwen2", root)):
+        yield f"{base}_head", base, {**more, "target_modules": q + head}
+        yield f"{base}_words", base, {**more, "target_modules": q + words}
+        yield f"{base}_both", base, {**more, "target_modules": q + head + words}
+        yield f"{base}_ensured", base, {**more, **ensure, "target_modules": q + (head if base == "llama" else words)}
+    yield "llama_patterns", "llama", {**patterns, "target_modules": q + head + words}
+    yield "qwen2_regular", "qwen2", {**patterns, "target_modules": ".*(q_proj|lm_head)"}
+    # whole modules
+    for base in ("llama", "qwen2"):
+        yield f"{base}_saved_head", base, {**plain, "target_modules": q, "modules_to_save": head}
+        yield f"{base}_saved_words", base, {**plain, "target_modules": q, "modules_to_save": words}
+    yield "llama_saved_both", "llama", {**plain, "target_modules": q, "modules_to_save": head + words}
+    yield "llama_ensured_head", "llama", {**plain, **ensure, "target_modules": q, "modules_to_save": head}
+    yield "qwen2_ensured_words", "qwen2", {**plain, **ensure, "target_modules": q, "modules_to_save": words}
+    yield "gpt2_saved_words", "gpt2", {**plain, "target_modules": ["c_attn"], "modules_to_save": ["wte"]}
+    yield "gpt2_head", "gpt2", {**plain, "target_modules": ["c_attn", "lm_head"]}
+    # one of each
+    yield "llama_head_saved_words", "llama", {**plain, "target_modules": q + head, "modules_to_save": words}
+    yield "qwen2_words_saved_head", "qwen2", {**root, "target_modules": q + words, "modules_to_save": head}
+    # classifiers, with biases
+    yield "llama_classes_words", "llama_classes", {**plain, "target_modules": q, "modules_to_save": words + ["score"], "bias": "all"}
+    for base, targets in (("qwen2_tokens", q), ("bert", ["query"]), ("roberta", ["query"])):
+        yield f"{base}_all", base, {**plain, "target_modules": targets, "bias": "all"}
+        yield f"{base}_lora_only", base, {**plain, "target_modules": targets, "bias": "lora_only"}
+    yield "qwen2_tokens_keys", "qwen2_tokens", {**root, "target_modules": q, "modules_to_save": ["k_proj"], "bias": "all"}
+
+
+def task(base):
+    return "TOKEN_CLS" if base.endswith("_tokens") else "SEQ_CLS" if base in ("bert", "roberta", "llama_classes") else "CAUSAL_LM"
+
+
+def make_base(name, kind, config, dtype):
+    torch.manual_seed(len(name))
+    model = kind(config).to(dtype)
+    fill(model.parameters())
+    model.save_pretrained(HERE / "base" / name)
+    (HERE / "base" / name / "generation_config.json").unlink(missing_ok=True)
+
+
+def make_case(number, name, kind, base, options):
+    """What tests need to know about the case; its files are written."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    at, here, ids = HERE / "base" / base, HERE / "adapter" / name, torch.arange(1, 9)[None]
+    torch.manual_seed(100 + number)
+    wrapped = get_peft_model(kind.from_pretrained(at, dtype="auto"), LoraConfig(task_type=task(base), **options))
+    fill(p for p in wrapped.parameters() if p.requires_grad)
+    wrapped.save_pretrained(here)
+    for extra in here.glob("*"):
+        if extra.name not in ("adapter_config.json", "adapter_model.safetensors"):
+            extra.unlink()
+    text = json.loads((here / "adapter_config.json").read_text())
+    text.update(base_model_name_or_path="base", target_modules=text["target_modules"] if isinstance(text["target_modules"], str) else sorted(text["target_modules"]))
+    (here / "adapter_config.json").write_text(json.dumps(text, indent=2) + "\n")
+    adapted = PeftModel.from_pretrained(kind.from_pretrained(at, dtype="auto"), here).eval()
+    before = adapted(ids).logits.double()
+    merged = adapted.merge_and_unload()
+    after = merged(ids).logits.double()
+    with tempfile.TemporaryDirectory() as folder:
+        merged.save_pretrained(folder)
+        config = json.loads((pathlib.Path(folder) / "config.json").read_text())
+        tensors = load_file(pathlib.Path(folder) / "model.safetensors")
+    save_file(tensors, HERE / "merged" / f"{name}.safetensors")
+    apart = float((before - after).abs().max() / before.abs().max())
+    assert apart < 0.1 or apart > 0.3, (name, apart)
+    return {"base": base, "tied": config.get("tie_word_embeddings"), "faithful": apart < 0.1}
+
+
+def main():
+    shutil.rmtree(HERE, ignore_errors=True)
+    for part in ("base", "adapter", "merged"):
+        (HERE / part).mkdir(parents=True)
+    kinds, made = bases(), {}
+    for name, (kind, config, dtype) in kinds.items():
+        make_base(name, kind, config, dtype)
+    for number, (name, base, options) in enumerate(cases()):
+        made[name] = make_case(number, name, kinds[base][0], base, options)
+        print(name, made[name])
+    (HERE / "cases.json").write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
