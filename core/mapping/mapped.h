@@ -48,8 +48,8 @@ typedef struct tsr_mapped_row {
     tsr_str other;
 } tsr_mapped_row;
 
-/* A tensor of the source that the map leaves out, and the one that is the same in a model that ties them. Both are NULL if
- * there is none. */
+/* A tensor of the source that the map leaves out or replaces, and the one that is the same in a model that ties them. Both
+ * are NULL if there is none. */
 typedef struct tsr_tied {
     const tsr_entry *left_out, *kept;
 } tsr_tied;

@@ -15,6 +15,8 @@ typedef struct folding {
     tsr_mapped *m;
     tsr_map *targets; /* name in the base → index in `folds` */
     tsr_vec folds;    /* of tsr_fold * */
+    tsr_lora_tied tied;
+    uint32_t tied_file; /* the computed file of both; 0: not computed yet */
     tsr_error *err;
 } folding;
 
@@ -64,6 +66,19 @@ static tsr_status misfit(const folding *f, const tsr_entry *entry, const tsr_ent
                     TSR_STR_ARG(entry->fqn), tsr_shape_of(&a).text, TSR_STR_ARG(weight->fqn), tsr_shape_of(&b).text);
 }
 
+/* Whether `target`, which the base does not have, is an output layer that shares the input embedding. */
+static bool is_tied_output(const folding *f, tsr_str target)
+{
+    return !f->tied.output && tsr_lora_is_output(target) && (!f->tied.out || tsr_str_equal(f->tied.out->name, target));
+}
+
+static void place_tied(tsr_lora_tied *tied, tsr_fold *fold)
+{
+    if (!tied->embedding) return;
+    if (fold->weight == tied->output || !tsr_str_equal(fold->weight->fqn, fold->name)) tied->out = fold;
+    else if (fold->weight == tied->embedding || (tied->unsure && tsr_lora_is_input(fold->name))) tied->in = fold;
+}
+
 /* Returns the fold of the base's tensor `target`, and creates it if this is the first tensor of the adapter that changes it.
  * `entry` is that tensor of the adapter. */
 static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, tsr_fold **out)
@@ -71,6 +86,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
     uint32_t *number;
     bool inserted;
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
+    if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
     TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
                 "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn),
                 TSR_STR_ARG(target));
@@ -78,7 +94,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
     TSR_FAIL_IF(!floats && weight->dtype != entry->dtype, f->err, TSR_E_FORMAT,
                 "'%.*s' is %s in the adapter, but '%.*s' of the base is %s", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(weight->fqn), tsr_dtype_describe(weight->dtype)->name);
-    TSR_TRY(tsr_map_put(f->targets, weight->fqn, (uint32_t)f->folds.count, &number, &inserted, f->err));
+    TSR_TRY(tsr_map_put(f->targets, target, (uint32_t)f->folds.count, &number, &inserted, f->err));
     if (!inserted) {
         *out = ((tsr_fold **)f->folds.items)[*number];
         return TSR_OK;
@@ -86,9 +102,10 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
     tsr_fold **place = tsr_vec_push(&f->folds, f->err),
              *fold = place ? TSR_ARENA_NEW(f->m->own->arena, tsr_fold, f->err) : NULL;
     if (!fold) return TSR_E_NOMEM;
-    *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .scale = 1};
+    *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .name = target, .scale = 1};
     fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
     *place = *out = fold;
+    place_tied(&f->tied, fold);
     return TSR_OK;
 }
 
@@ -224,22 +241,53 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 
 /* ---- the base ---- */
 
+/* Returns the fold of an entry of the base, or NULL if it stays as it is. */
+static const tsr_fold *fold_at(const folding *f, const tsr_entry *entry)
+{
+    tsr_fold *const *folds = f->folds.items;
+    if (f->tied.embedding && entry == f->tied.embedding) return f->tied.in;
+    if (f->tied.output && entry == f->tied.output) return f->tied.out;
+    const uint32_t number = tsr_map_get(f->targets, entry->fqn, UINT32_MAX);
+    return number == UINT32_MAX ? NULL : folds[number];
+}
+
+/* Adds a row for the fold. Tied tensors share the computed file. */
+static tsr_status compute(folding *f, const tsr_fold *fold, const tsr_entry *like, uint64_t order)
+{
+    const tsr_computed by = {.dtype = fold->dtype, .compute = tsr_lora_sum, .ctx = fold};
+    const bool tied = fold == f->tied.in && fold == f->tied.out;
+    uint32_t file;
+    if (!tied) return tsr_mapped_compute(f->m, like, order, &by, &file, f->err);
+    if (f->tied_file) TSR_TRY(tsr_mapped_share(f->m, like, order, by.dtype, f->tied_file, f->err));
+    else TSR_TRY(tsr_mapped_compute(f->m, like, order, &by, &f->tied_file, f->err));
+    if (tsr_lora_one_storage(&f->tied))
+        ((tsr_mapped_row *)f->m->rows.items)[f->m->rows.count - 1].entry.storage_id = like->storage_id;
+    return TSR_OK;
+}
+
+/* Adds the output layer of a base that had no tensor for it, because it was the embedding. */
+static tsr_status add_output(folding *f, uint64_t order)
+{
+    const tsr_fold *fold = f->tied.out;
+    tsr_entry *like = TSR_ARENA_NEW(f->m->own->arena, tsr_entry, f->err);
+    if (!like) return TSR_E_NOMEM;
+    *like = *fold->weight;
+    like->fqn = fold->name;
+    like->path = NULL;
+    like->path_length = 0;
+    return compute(f, fold, like, order);
+}
+
 static tsr_status fill_rows(folding *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
-    tsr_fold *const *folds = f->folds.items;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
-        const uint32_t number = tsr_map_get(f->targets, entry->fqn, UINT32_MAX);
-        uint32_t file;
-        if (number == UINT32_MAX) {
-            TSR_TRY(tsr_mapped_keep(f->m, entry, i, f->err));
-            continue;
-        }
-        const tsr_computed by = {.dtype = folds[number]->dtype, .compute = tsr_lora_sum, .ctx = folds[number]};
-        TSR_TRY(tsr_mapped_compute(f->m, entry, i, &by, &file, f->err));
+        const tsr_fold *fold = fold_at(f, entry);
+        TSR_TRY(fold ? compute(f, fold, entry, i) : tsr_mapped_keep(f->m, entry, i, f->err));
     }
-    return TSR_OK;
+    const bool adds = f->tied.embedding && !f->tied.output && f->tied.out && f->tied.out != f->tied.in;
+    return adds ? add_output(f, catalog->entry_count) : TSR_OK;
 }
 
 /* Notes settings that PEFT 0.21 does not have. PEFT also warns about them and ignores them. */
@@ -287,8 +335,10 @@ static tsr_status fold_all(folding *f)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
     TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
+    tsr_lora_find_tied(f->m, &f->config, &f->tied);
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
-    TSR_TRY(tsr_lora_check(f->m, &f->config, f->folds.items, f->folds.count, f->err));
+    TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
+    TSR_TRY(tsr_lora_check(f->m, f->config.fan_in_fan_out, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));
     TSR_TRY(note_unknown(f));
     return fill_rows(f);

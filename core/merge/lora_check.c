@@ -1,16 +1,17 @@
 /* Refuses adapters with which PEFT would also change tensors that they do not name, or whose files do not determine the
  * result. */
-#include "codec/json.h"
 #include "merge/lora_parts.h"
 #include "tessera/sys/try.h"
 
 /* In PEFT, a tensor that shares memory with a changed one changes with it. The files do not show whether that is intended,
- * so such a base is refused. */
-static tsr_status check_shared(const tsr_catalog *catalog, const tsr_fold *fold, tsr_error *err)
+ * so such a base is refused, unless the tensors are the input embedding and the output layer. */
+static tsr_status check_shared(const tsr_catalog *catalog, const tsr_lora_tied *tied, const tsr_fold *fold, tsr_error *err)
 {
     const tsr_entry *weight = fold->weight;
+    const bool is_tied = weight == tied->embedding || weight == tied->output;
     for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
         const tsr_entry *other = &catalog->entries[e];
+        if (is_tied && (other == tied->embedding || other == tied->output)) continue;
         TSR_FAIL_IF(
             other != weight && other->storage_id == weight->storage_id, err, TSR_E_UNSUPPORTED,
             "'%.*s', which the adapter changes, shares its memory with '%.*s'; convert the base to safetensors first",
@@ -82,63 +83,10 @@ static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fo
     return TSR_OK;
 }
 
-/* ---- tied embeddings ---- */
-
-static bool is_saved_module(const tsr_lora_config *config, tsr_str module)
-{
-    return tsr_lora_lists(cJSON_GetObjectItemCaseSensitive(config->tree, "modules_to_save"), module);
-}
-
-static bool is_input_embedding(tsr_str module)
-{
-    static const char *const names[] = {"embed_tokens", "wte", "word_embeddings"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (tsr_lora_ends(module, tsr_str_from(names[i]))) return true;
-    return false;
-}
-
-/* If the base has no config.json, a causal language model counts as having tied embeddings. */
-static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config)
-{
-    const cJSON *task = cJSON_GetObjectItemCaseSensitive(config->tree, "task_type");
-    if (!m->config) return cJSON_IsString(task) && !strcmp(task->valuestring, "CAUSAL_LM");
-    return cJSON_IsTrue(tsr_mapped_setting(m, "tie_word_embeddings")) ||
-           cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(tsr_mapped_setting(m, "text_config"), "tie_word_embeddings"));
-}
-
-static bool has_output_layer(const tsr_catalog *catalog)
-{
-    static const char *const names[] = {"lm_head.weight", "embed_out.weight", "output.weight"};
-    for (uint64_t e = 0; e < catalog->entry_count; e++)
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-            if (tsr_lora_ends(catalog->entries[e].fqn, tsr_str_from(names[i]))) return true;
-    return false;
-}
-
-/* modules_to_save replaces the embedding module. In PEFT the output layer then keeps the weight that both had shared. If the
- * base does not store that weight for the output layer, the folded checkpoint would give it the new one. */
-static tsr_status check_embedding(const tsr_mapped *m, const tsr_lora_config *config, const tsr_fold *fold, tsr_error *err)
-{
-    const tsr_str fqn = fold->weight->fqn, ending = TSR_STR(".weight");
-    if (!fold->start || !tsr_str_ends(fqn, ending) ||
-        cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(config->tree, "ensure_weight_tying")))
-        return TSR_OK;
-    const tsr_str module = {fqn.data, fqn.size - ending.size};
-    if (!is_input_embedding(module) || !is_saved_module(config, module) || !ties_words(m, config)) return TSR_OK;
-    TSR_FAIL_IF(
-        !has_output_layer(&m->source->catalog), err, TSR_E_UNSUPPORTED,
-        "modules_to_save replaces '%.*s', which the output layer shares; PEFT keeps the old weight there, but the base has no "
-        "tensor for it; save the base with its lm_head.weight first",
-        TSR_STR_ARG(fqn));
-    return TSR_OK;
-}
-
-tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count,
+tsr_status tsr_lora_check(const tsr_mapped *m, bool fan_in_fan_out, const tsr_lora_tied *tied, const tsr_vec *folds,
                           tsr_error *err)
 {
-    for (size_t i = 0; i < count; i++) {
-        TSR_TRY(check_shared(&m->source->catalog, folds[i], err));
-        TSR_TRY(check_embedding(m, config, folds[i], err));
-    }
-    return check_squares(m, config->fan_in_fan_out, folds, count, err);
+    tsr_fold *const *all = folds->items;
+    for (size_t i = 0; i < folds->count; i++) TSR_TRY(check_shared(&m->source->catalog, tied, all[i], err));
+    return check_squares(m, fan_in_fan_out, all, folds->count, err);
 }

@@ -42,7 +42,8 @@ bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module);
 /* How one tensor of the result is computed: the base's tensor, or the adapter's replacement, plus a change. */
 typedef struct tsr_fold {
     tsr_checkpoint *base, *adapter;
-    const tsr_entry *weight; /* in the base; the result has its position and shape */
+    const tsr_entry *weight; /* in the base; the result has its shape */
+    tsr_str name;            /* of the result: that of `weight`, or of an output layer that shares it */
     const tsr_entry *start;  /* in the adapter: its replacement for `weight`, or NULL */
     /* Both are in the adapter. The change is scale·(B·A), or scale·b if `a` is NULL, or nothing if `b` is NULL. */
     const tsr_entry *a, *b;
@@ -51,13 +52,33 @@ typedef struct tsr_fold {
     bool embedding;  /* of an embedding layer: if W is square, the change is transposed */
     double scale;
     uint64_t rank;
-    tsr_dtype dtype; /* of the result */
+    tsr_dtype dtype;               /* of the result */
+    const struct tsr_fold *before; /* the change is added to the result of this fold instead of `weight`; or NULL */
 } tsr_fold;
 
-/* lora_check.c: checks that the folds have the same effect on the whole model as PEFT. Otherwise fails with
+/* The input embedding and the output layer of a base that has one tensor for both. All are NULL for any other base. */
+typedef struct tsr_lora_tied {
+    const tsr_entry *embedding, *output; /* in the base; `output` is NULL if the base stores the tensor only once */
+    tsr_fold *in, *out;                  /* their folds; NULL: unchanged */
+    bool unsure; /* the base has several input embeddings, one of which may be tied; `embedding` is any of them */
+} tsr_lora_tied;
+
+/* lora_check.c: checks that the folds, a vector of tsr_fold *, have the same effect on the whole model as PEFT. Otherwise fails with
  * TSR_E_UNSUPPORTED and a message that says what to do. */
-tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, tsr_fold *const *folds, size_t count,
+tsr_status tsr_lora_check(const tsr_mapped *m, bool fan_in_fan_out, const tsr_lora_tied *tied, const tsr_vec *folds,
                           tsr_error *err);
+/* lora_tied.c: finds the tied tensors of the base. */
+void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *out);
+/* Whether a tensor has the name of an input embedding, or of an output layer. */
+bool tsr_lora_is_input(tsr_str weight);
+bool tsr_lora_is_output(tsr_str weight);
+/* Whether the base stores them as two names of one storage, as torch.save does. */
+bool tsr_lora_one_storage(const tsr_lora_tied *tied);
+/* Replaces tied->in and tied->out, the folds that the adapter's tensors name, by those with the result of PEFT, and notes
+ * what that means for the model. If the base stores the tensor once, but the result needs it twice, tied->out is the fold of
+ * a tensor to add. Errors: TSR_E_UNSUPPORTED where PEFT's result is not the model that was trained because of a mistake, or
+ * where the files do not determine it. */
+tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 

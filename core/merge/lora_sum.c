@@ -108,6 +108,11 @@ static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtyp
                               tsr_error *err)
 {
     const tsr_stored_tensor start = {fold->adapter, fold->start}, weight = {fold->base, fold->weight};
+    if (fold->before) {
+        TSR_TRY(tsr_lora_sum(fold->before, run->first, (size_t)run->count, r->bytes, err));
+        tsr_cast(fold->before->dtype, dtype, r->bytes, (size_t)run->count, out);
+        return TSR_OK;
+    }
     return tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, err);
 }
 

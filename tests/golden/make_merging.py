@@ -133,36 +133,29 @@ def refused():
 
 
 def ambiguous():
-    """Adapters whose files do not say what PEFT does with them, to be refused by name. What it does is checked here."""
+    """An adapter whose files do not say what PEFT does with it, to be refused by name. What it does is checked here."""
     from peft import LoraConfig, PeftModel, get_peft_model
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-    gpt2 = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=8, tie_word_embeddings=False)
-    llama = LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-                        tie_word_embeddings=True)
-    square, tied = "transformer.h.0.attn.c_proj", "model.embed_tokens.weight"
-    for name, make, options in (("square", lambda: GPT2LMHeadModel(gpt2), {"r": 2, "target_modules": ["c_proj", "lm_head"]}),
-                                ("tied", lambda: LlamaForCausalLM(llama), {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]})):
-        here = HERE / "lora" / name
-        torch.manual_seed(len(name))
-        here.mkdir(parents=True)
-        make().save_pretrained(here / "base")
-        for extra in (here / "base").glob("generation_config.json"):
-            extra.unlink()
-        wrapped = get_peft_model(type(make()).from_pretrained(here / "base"), LoraConfig(**options, task_type="CAUSAL_LM"))
-        with torch.no_grad():
-            for key, p in wrapped.named_parameters():
-                if p.requires_grad:
-                    p.copy_(torch.randn_like(p) * 0.2)
-        wrapped.save_pretrained(here / "adapter")
-        clean(here / "adapter")
-        base, adapter = load_file(here / "base" / "model.safetensors"), load_file(here / "adapter" / "adapter_model.safetensors")
-        merged = PeftModel.from_pretrained(type(make()).from_pretrained(here / "base"), here / "adapter").merge_and_unload().state_dict()
-        if name == "tied":
-            assert "lm_head.weight" not in base and torch.equal(merged["lm_head.weight"], base[tied]) and not torch.equal(merged[tied], base[tied])
-        else:  # a Conv1D, although fan_in_fan_out was saved as what holds for lm_head
-            a, b = (adapter[f"base_model.model.{square}.lora_{x}.weight"] for x in "AB")
-            assert not json.loads((here / "adapter" / "adapter_config.json").read_text())["fan_in_fan_out"] and a.shape[1] == b.shape[0]
-            torch.testing.assert_close(merged[f"{square}.weight"] - base[f"{square}.weight"], (b @ a).T * 8 / 2)
+    from transformers import GPT2Config, GPT2LMHeadModel
+    config = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=8, tie_word_embeddings=False)
+    here, square, load = HERE / "lora" / "square", "transformer.h.0.attn.c_proj", GPT2LMHeadModel.from_pretrained
+    torch.manual_seed(6)
+    here.mkdir(parents=True)
+    GPT2LMHeadModel(config).save_pretrained(here / "base")
+    for extra in (here / "base").glob("generation_config.json"):
+        extra.unlink()
+    wrapped = get_peft_model(load(here / "base"), LoraConfig(r=2, target_modules=["c_proj", "lm_head"], task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for key, p in wrapped.named_parameters():
+            if p.requires_grad:
+                p.copy_(torch.randn_like(p) * 0.2)
+    wrapped.save_pretrained(here / "adapter")
+    clean(here / "adapter")
+    base, adapter = load_file(here / "base" / "model.safetensors"), load_file(here / "adapter" / "adapter_model.safetensors")
+    merged = PeftModel.from_pretrained(load(here / "base"), here / "adapter").merge_and_unload().state_dict()
+    a, b = (adapter[f"base_model.model.{square}.lora_{x}.weight"] for x in "AB")
+    # a Conv1D, although fan_in_fan_out was saved as what holds for lm_head
+    assert not json.loads((here / "adapter" / "adapter_config.json").read_text())["fan_in_fan_out"] and a.shape[1] == b.shape[0]
+    torch.testing.assert_close(merged[f"{square}.weight"] - base[f"{square}.weight"], (b @ a).T * 8 / 2)
 
 
 def main():

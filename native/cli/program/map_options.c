@@ -93,7 +93,7 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
     if (status == TSR_OK && map->lora) status = fold_adapter(program, map, out, err);
     if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
     if (status == TSR_OK && map->dequantize) status = tsr_dequantize_check(&done, out->checkpoint, options, err);
-    if (status == TSR_OK && mapped && !map->lists) status = tsr_mapping_check_tied(out->checkpoint, err);
+    if (status == TSR_OK && (mapped || map->lora) && !map->lists) status = tsr_mapping_check_tied(out->checkpoint, err);
     if (status == TSR_OK && map->quantize) status = cli_quantize(program, map, options, out, err);
     for (size_t i = 0; status == TSR_OK && tsr_mapping_note(out->checkpoint, i).size; i++)
         cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(out->checkpoint, i)));

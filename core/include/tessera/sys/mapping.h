@@ -17,14 +17,14 @@ TSR_API_BEGIN
 /* Returns note `index` that users should read about a mapped checkpoint and those that it was opened over: a sentence in
  * that checkpoint's memory, or an empty text after the last one. An inverse names the first entry that may also come from
  * another name, because the map makes it by a rule and its exception, or may have kept it (tsr_mapping_write_table lists
- * them all). An adapter names a module that its configuration selects but for which it has no tensors, and a setting that
- * PEFT does not have. */
+ * them all). An adapter names a module that its configuration selects but for which it has no tensors, a setting that PEFT
+ * does not have, and an embedding that is also the output layer, with what became of both. */
 tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
 /* Appends all of them to `out`, a vector of tsr_str. */
 tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err);
 
-/* Fails if a tensor that a map left out as the same one as another (its "tied_to", where config.json ties them) has other
- * values. Reads both tensors. `mapped` may have been opened over the mapped checkpoint. Errors: TSR_E_FORMAT naming both
+/* Fails if a tensor that a map left out as the same one as another (its "tied_to", where config.json ties them), or that an
+ * adapter changes together with another, has other values. Reads both tensors. `mapped` may have been opened over the mapped checkpoint. Errors: TSR_E_FORMAT naming both
  * tensors and the first row that differs; those of tsr_read_box. */
 tsr_status tsr_mapping_check_tied(const tsr_checkpoint *mapped, tsr_error *err);
 

@@ -1,0 +1,157 @@
+/* Adapters of models whose output layer and input embedding are the same tensor. Source: what merge_and_unload of PEFT 0.21
+ * computes, and what save_pretrained of transformers 5.23 then stores. */
+#include "codec/json.h"
+#include "merge/lora_parts.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/try.h"
+
+static tsr_str module_of(tsr_str weight)
+{
+    const tsr_str ending = TSR_STR(".weight");
+    return tsr_str_ends(weight, ending) ? (tsr_str){weight.data, weight.size - ending.size} : TSR_STR("");
+}
+
+static bool is_among(tsr_str weight, const char *const names[3])
+{
+    const tsr_str module = module_of(weight);
+    for (unsigned i = 0; i < 3; i++)
+        if (tsr_lora_ends(module, tsr_str_from(names[i]))) return true;
+    return false;
+}
+
+bool tsr_lora_is_input(tsr_str weight)
+{
+    static const char *const names[] = {"embed_tokens", "wte", "word_embeddings"};
+    return is_among(weight, names);
+}
+
+/* Layers of a transformer may have an "output", too, but not as a matrix of the embedding's shape, which is checked. */
+bool tsr_lora_is_output(tsr_str weight)
+{
+    static const char *const names[] = {"lm_head", "embed_out", "output"};
+    return is_among(weight, names);
+}
+
+/* ---- whether the base ties them ---- */
+
+static const cJSON *setting(const tsr_lora_config *config, const char *name)
+{
+    return cJSON_GetObjectItemCaseSensitive(config->tree, name);
+}
+
+/* Whether the adapter was made for a model with an output layer, and not for one with a classifier in its place. */
+static bool has_output_layer(const tsr_lora_config *config)
+{
+    const cJSON *task = setting(config, "task_type");
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(setting(config, "auto_mapping"), "base_model_class");
+    if (cJSON_IsString(task)) return !strcmp(task->valuestring, "CAUSAL_LM");
+    return !cJSON_IsString(model) || !strstr(model->valuestring, "Classification");
+}
+
+bool tsr_lora_one_storage(const tsr_lora_tied *tied)
+{
+    return tied->output && tied->output->storage_id && tied->output->storage_id == tied->embedding->storage_id;
+}
+
+/* If no config.json states it, a causal language model without an output layer counts as one with tied embeddings. */
+static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_tied *tied)
+{
+    const char *name = "tie_word_embeddings";
+    const cJSON *stated = tsr_mapped_setting(m, name);
+    if (!stated) stated = cJSON_GetObjectItemCaseSensitive(tsr_mapped_setting(m, "text_config"), name);
+    if (tsr_lora_one_storage(tied)) return true;
+    return stated ? cJSON_IsTrue(stated) : !tied->output && cJSON_IsString(setting(config, "task_type"));
+}
+
+static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+{
+    return a->dtype == b->dtype && a->ndim == 2 && b->ndim == 2 && !memcmp(a->shape, b->shape, 2 * sizeof *a->shape);
+}
+
+void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *out)
+{
+    const tsr_catalog *catalog = &m->source->catalog;
+    const tsr_entry *end = catalog->entries + catalog->entry_count;
+    *out = (tsr_lora_tied){.embedding = NULL};
+    for (const tsr_entry *entry = catalog->entries; entry < end; entry++) {
+        if (!tsr_lora_is_input(entry->fqn)) continue;
+        out->unsure = out->embedding != NULL;
+        out->embedding = entry;
+    }
+    for (const tsr_entry *entry = catalog->entries; out->embedding && entry < end; entry++)
+        if (tsr_lora_is_output(entry->fqn) && same_shape(entry, out->embedding)) out->output = entry;
+    if (!out->embedding || !has_output_layer(config) || !ties_words(m, config, out))
+        *out = (tsr_lora_tied){.embedding = NULL};
+}
+
+/* ---- what becomes of them ---- */
+
+static bool is_saved(const tsr_lora_config *config, const tsr_fold *fold)
+{
+    return fold && fold->start && tsr_lora_lists(setting(config, "modules_to_save"), module_of(fold->name));
+}
+
+static tsr_status add_note(tsr_mapped *m, const char *format, tsr_str output, const tsr_entry *embedding, tsr_error *err)
+{
+    return tsr_mapped_add_note(
+        m, tsr_arena_format(m->own->arena, err, format, TSR_STR_ARG(output), TSR_STR_ARG(embedding->fqn)), err);
+}
+
+/* A module of modules_to_save has a tensor of its own. The other module keeps the tensor that both had shared, which
+ * therefore needs a second name if the base stores it only once. */
+static tsr_status untie(tsr_mapped *m, tsr_lora_tied *tied, tsr_error *err)
+{
+    const tsr_entry *embedding = tied->embedding;
+    const tsr_str inner = TSR_STR("language_model.");
+    if (!tied->output && !tied->out) {
+        tsr_fold *copy = TSR_ARENA_NEW(m->own->arena, tsr_fold, err);
+        if (!copy) return TSR_E_NOMEM;
+        *copy = (tsr_fold){.base = m->source, .weight = embedding, .dtype = embedding->dtype};
+        copy->name = tsr_arena_format(m->own->arena, err, "%slm_head.weight",
+                                      tsr_str_starts(embedding->fqn, inner) ? inner.data : "");
+        if (!copy->name.data) return TSR_E_NOMEM;
+        tied->out = copy;
+    }
+    return add_note(
+        m, "'%.*s' is no longer the same tensor as '%.*s'; set tie_word_embeddings to false in config.json, as PEFT does",
+        tied->output ? tied->output->fqn : tied->out->name, embedding, err);
+}
+
+/* Makes one fold of both. PEFT loads the replacement of the output layer last, and adds the change of the embedding first. */
+static void join(tsr_fold *in, tsr_fold *out, tsr_lora_tied *tied)
+{
+    tsr_fold *last = out && (out->b || !in) ? out : in;
+    if (in && out && out->start) in->start = out->start;
+    if (in && last == out) {
+        if (in->dtype != in->weight->dtype) in->dtype = in->weight->dtype == TSR_FLOAT64 ? TSR_FLOAT64 : TSR_FLOAT32;
+        out->start = NULL;
+        out->before = in;
+    }
+    tied->in = tied->out = last;
+}
+
+tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err)
+{
+    tsr_fold *in = tied->in, *out = tied->out;
+    const bool ensure = cJSON_IsTrue(setting(config, "ensure_weight_tying"));
+    const bool changes = (in && in->b) || (out && out->b);
+    if (!in && !out) return TSR_OK;
+    TSR_FAIL_IF(tied->unsure, err, TSR_E_UNSUPPORTED,
+                "the base has several input embeddings, one of them tied to the output layer; fold this adapter with PEFT");
+    TSR_FAIL_IF(
+        ensure && changes, err, TSR_E_UNSUPPORTED,
+        "PEFT's merge adds twice what ensure_weight_tying trains; to add it once, remove the output layer's tensors from the "
+        "adapter and set ensure_weight_tying to false");
+    if (!ensure && (is_saved(config, in) || is_saved(config, out))) return untie(m, tied, err);
+    join(in, out, tied);
+    if (tied->output && !tsr_lora_one_storage(tied)) m->tied = (tsr_tied){tied->output, tied->embedding};
+    if (!changes) return TSR_OK;
+    return add_note(
+        m,
+        "'%.*s' and '%.*s' are tied and both change, as in PEFT's merge, so the result does not compute what the adapter "
+        "does; to prevent that, first save the base with both tensors and tie_word_embeddings false",
+        tied->output ? tied->output->fqn
+        : out        ? out->name
+                     : TSR_STR("the output layer"),
+        tied->embedding, err);
+}
