@@ -331,12 +331,31 @@ static tsr_status note_left_out(folding *f)
         f->err);
 }
 
-static tsr_status fold_all(folding *f)
+/* Adds the tensors of adapter_model.safetensors. Notes that its directory has others, such as those of a model that was saved
+ * there, too: PEFT does not read them. */
+static tsr_status add_tensors(folding *f)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
-    TSR_FAIL_IF(!catalog->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
+    const uint32_t file = tsr_store_find(f->adapter->store, TSR_STR("adapter_model.safetensors"));
+    const tsr_entry *other = NULL;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (file == TSR_NO_FILE || !entry->chunk_count || entry->chunks[0].file == file) TSR_TRY(add_tensor(f, entry));
+        else other = entry;
+    }
+    if (!other) return TSR_OK;
+    return tsr_mapped_add_note(f->m,
+                               tsr_arena_format(f->m->own->arena, f->err,
+                                                "tensors next to adapter_model.safetensors are ignored, such as '%.*s'",
+                                                TSR_STR_ARG(other->fqn)),
+                               f->err);
+}
+
+static tsr_status fold_all(folding *f)
+{
+    TSR_FAIL_IF(!tsr_checkpoint_catalog(f->adapter)->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     tsr_lora_find_tied(f->m, &f->config, &f->tied);
-    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_tensor(f, &catalog->entries[i]));
+    TSR_TRY(add_tensors(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
     TSR_TRY(tsr_lora_check(f->m, f->config.fan_in_fan_out, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));

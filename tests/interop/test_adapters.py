@@ -75,6 +75,17 @@ def test_adapters_of_tied_models_as_peft(t):
     check_cases(t, {"llama", "qwen2", "gpt2", "llama_classes"})
 
 
+def test_other_files_next_to_an_adapter(t):
+    """PEFT reads adapter_model.safetensors alone. A merged model that was saved to the same directory has names of the base."""
+    name = "llama_head"
+    case = read_json("cases.json")[name]
+    shutil.copytree(os.path.join(GOLDEN, "adapter", name), t.at("adapter"))
+    save_file({k: v + 1 for k, v in load_file(os.path.join(base_of(case), "model.safetensors")).items()}, t.at("adapter/model.safetensors"))
+    doc = t.json("convert", base_of(case), t.at("out.safetensors"), "--lora", t.at("adapter"), "--json")
+    same(load_file(t.at("out.safetensors")), load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors")), name)
+    need([w for w in doc["warnings"] if "are ignored, such as 'model." in w], doc["warnings"])
+
+
 def save_in_two(folder, tensors, config):
     os.makedirs(folder)
     files = {f"model-0000{i + 1}-of-00002.safetensors": {k: v for n, (k, v) in enumerate(tensors.items()) if n % 2 == i} for i in range(2)}
