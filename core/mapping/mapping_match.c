@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/line.h"
+#include "codec/json.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
@@ -272,20 +273,23 @@ static tsr_status match_alike(tsr_matcher *s)
 }
 
 /* Layers that differ cannot be stacked. Where rules say "alike", the inverse leaves every layer its own names, as
- * Megatron-Core does. */
+ * Megatron-Core does. It also does so whenever its moe_layer_freq is a list, even if that is the same for all layers. */
 static tsr_status compare_layers(tsr_matcher *s)
 {
     const tsr_name_match *matches = s->matches.items;
+    const bool listed = cJSON_IsArray(tsr_mapped_setting(s->m, "moe_layer_freq"));
     uint64_t layers = 0;
     for (size_t i = 0; i < s->matches.count; i++)
         if (matches[i].index >= layers) layers = matches[i].index + 1;
     for (size_t i = 0, next; i < s->matches.count && !s->layers_differ; i = next) {
         next = next_binding(s, i);
-        if (next - i == layers * s->m->rules->rules[matches[i].rule].from_count) continue;
+        if (!listed && next - i == layers * s->m->rules->rules[matches[i].rule].from_count) continue;
         s->layers_differ = true;
-        const tsr_str note = tsr_arena_format(
-            s->m->own->arena, s->err, "layers are numbered, not stacked, because not all of them have a tensor like '%.*s'",
-            TSR_STR_ARG(matches[i].entry->fqn));
+        const tsr_str note =
+            tsr_arena_format(s->m->own->arena, s->err,
+                             listed ? "layers are numbered, not stacked, because moe_layer_freq is a list"
+                                    : "layers are numbered, not stacked, because not all of them have a tensor like '%.*s'",
+                             TSR_STR_ARG(matches[i].entry->fqn));
         TSR_TRY(tsr_mapped_add_note(s->m, note, s->err));
     }
     s->matches.count = 0;

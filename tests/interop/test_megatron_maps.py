@@ -100,6 +100,14 @@ def norms_of_te(tensors):
     return {k.replace(norm, "pre_mlp_layernorm.weight") if k.endswith(norm) and k.replace("linear_fc1.layer_norm_weight", "") in moe else k: v for k, v in tensors.items()}
 
 
+def with_two_dense_layers(tensors):
+    """Layer 1, which has experts, becomes one without, with twice the numbers of layer 0."""
+    norm = "decoder.layers.1.pre_mlp_layernorm.weight"
+    made = {k: v for k, v in tensors.items() if ".layers.1.mlp." not in k and k != norm}
+    made |= {k.replace("layers.0", "layers.1", 1): v * 2 for k, v in tensors.items() if ".layers.0.mlp." in k and "norm" not in k}
+    return made | ({norm.replace("pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"): tensors[norm]} if norm in tensors else {})
+
+
 def test_back_to_layers_that_differ(t):
     """Megatron-Core numbers the layers of a model of which some have no experts, wherever these are; a weight that is lost is still named."""
     source, out, map_name = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors"), MODELS["qwen3_moe"]
@@ -107,23 +115,63 @@ def test_back_to_layers_that_differ(t):
     stored, config = hf(golden), json.load(open(os.path.join(golden, "hf", "config.json")))
     own = norms_of_te(without_padding(tensors_of(t, os.path.join(golden, "stacked")), config))
     os.makedirs(source)
-    for order in ("012", "102", "120"):  # where the dense layer is
+    more = [with_two_dense_layers(m) for m in (stored, own)]
+    for order, count in ((o, n) for o in ("012", "102", "120") for n in (1, 2)):  # where the dense layers are
         def moved(tensors):
             return {".".join(order[int(c)] if at and words[at - 1] == "layers" else c for at, c in enumerate(words)): v for words, v in ((k.split("."), v) for k, v in tensors.items())}
 
-        write(source, "config.json", {**config, "mlp_only_layers": [int(order[0])]})
-        save_file(moved(stored), os.path.join(source, "model.safetensors"))
+        model, its = (stored, own) if count == 1 else more
+        write(source, "config.json", {**config, "mlp_only_layers": [int(o) for o in order[:count]]})
+        save_file(moved(model), os.path.join(source, "model.safetensors"))
         t.run("convert", source, out, "--map", map_name, "--inverse", "--overwrite")
-        same(load_file(out), moved(own), f"dense layer {order[0]}")
+        same(load_file(out), moved(its), f"dense layers {order[:count]}")
         shutil.move(out, os.path.join(source, "model.safetensors"))
         t.run("convert", source, out, "--map", map_name)
-        same(load_file(out), moved(stored), f"dense layer {order[0]}, there and back")
+        same(load_file(out), moved(model), f"dense layers {order[:count]}, there and back")
     for lost in stored:
         save_file({k: v for k, v in stored.items() if k != lost}, os.path.join(source, "model.safetensors"))
         write(source, "config.json", {k: v for k, v in config.items() if k != "tie_word_embeddings"} | {"tie_word_embeddings": False})
         os.path.exists(out) and os.remove(out)
         said = t.run("convert", source, out, "--map", map_name, "--inverse", status=2).stderr.decode()
         words = lost.split(".")
+        need(lost in said or ".".join(["model.layers.{layer}", *words[3:]]) in said or ".experts." in lost and (f"experts.{words[5]}." in said or f"expert {words[5]} " in said),
+             f"without {lost}: {said}")
+
+
+def test_back_to_numbered_layers(t):
+    """Megatron-Core 0.16.1 numbers the layers wherever moe_layer_freq is a list, such as [1, 1], and a list in config.json says that it is one."""
+    source, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(source)
+    for name, freq in (("mixtral", [1, 1]), ("qwen2_moe", [1, 1]), ("mixtral", 1), ("qwen2_moe", 1)):
+        golden = os.path.join(FORMS, name)
+        config = json.load(open(os.path.join(golden, "hf", "config.json")))
+        want = norms_of_te(without_padding(tensors_of(t, os.path.join(golden, "stacked")), config))
+        if freq != 1:
+            stacked = {k: v for k, v in want.items() if k.startswith("decoder.layers.")}
+            want = {k: v for k, v in want.items() if k not in stacked}
+            want |= {k.replace("layers.", f"layers.{i}.", 1): v[i].contiguous() for k, v in stacked.items() for i in range(len(v))}
+        if freq != 1 and name == "mixtral":
+            same(want, norms_of_te(without_padding(tensors_of(t, os.path.join(golden, "numbered")), config)), "what Megatron-Core numbers")
+        write(source, "config.json", {**config, "moe_layer_freq": freq})
+        shutil.copy(os.path.join(golden, "hf", "model.safetensors"), source)
+        said = t.run("convert", source, out, "--map", MODELS[name], "--inverse", "--overwrite").stderr.decode()
+        same(load_file(out), want, f"{name} {freq}")
+        need(("because moe_layer_freq is a list" in said) == (freq != 1), said)
+        shutil.move(out, os.path.join(source, "model.safetensors"))
+        t.run("convert", source, out, "--map", MODELS[name])
+        same(load_file(out), hf(golden), f"{name} {freq}, there and back")
+
+
+def test_losses_of_mixtral_show(t):
+    """A weight that is lost is named, and does not become layers that differ."""
+    source, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    golden = os.path.join(FORMS, "mixtral")
+    shutil.copytree(os.path.join(golden, "hf"), source)
+    for lost in (stored := hf(golden)):
+        save_file({k: v for k, v in stored.items() if k != lost}, os.path.join(source, "model.safetensors"))
+        said = t.run("convert", source, out, "--map", MODELS["mixtral"], "--inverse", status=2).stderr.decode()
+        words = lost.split(".")
+        need(not os.path.exists(out), f"without {lost}")
         need(lost in said or ".".join(["model.layers.{layer}", *words[3:]]) in said or ".experts." in lost and (f"experts.{words[5]}." in said or f"expert {words[5]} " in said),
              f"without {lost}: {said}")
 
