@@ -173,6 +173,19 @@ def test_ensured_change_added_once(t):
     need(set(got) == set(tensors) and torch.equal(got["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"] + (b @ a).T * (6 / 2)), "embed_tokens")
 
 
+def test_two_changes_of_one_tensor_in_another_dtype(t):
+    """--dtype rounds once: what the base's dtype would lose between the changes of both layers stays."""
+    name = "llama_patterns"
+    case = read_json("cases.json")[name]
+    adapter, words = load_file(os.path.join(GOLDEN, "adapter", name, "adapter_model.safetensors")), load_file(os.path.join(base_of(case), "model.safetensors"))["model.embed_tokens.weight"]
+    head, embedding = ([adapter[f"base_model.model.{stem}_{x}{end}"] for x in "AB"] for stem, end in (("lm_head.lora", ".weight"), ("model.embed_tokens.lora_embedding", "")))
+    sums = words.float() + (embedding[1] @ embedding[0]).T * (3 / 5) + (head[1] @ head[0]) * (7 / 3)
+    for dtype in (torch.float32, torch.float16):
+        got, _ = folded(t, base_of(case), name, "--dtype", str(dtype).removeprefix("torch."))
+        need(torch.equal(got["model.embed_tokens.weight"], sums.to(dtype)), f"{dtype}")
+    need(not torch.equal(sums.to(torch.bfloat16), load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors"))["model.embed_tokens.weight"]), "nothing is lost in bfloat16")
+
+
 def test_several_embeddings(t):
     """Nothing shows which of two embeddings the output layer shares."""
     case = read_json("cases.json")["qwen2_saved_words"]

@@ -95,8 +95,8 @@ static tsr_status open_input(merging *m, size_t i, tsr_error *err)
     cli_session *source = &m->writing->source, opened = {0};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};
     cli_map_options options = {.dequantize = m->arguments->maps.dequantize, .lora = m->arguments->maps.lora};
-    options.dtype = options.dequantize ? m->arguments->writing.dtype : NULL;
     if (i) options.lora = NULL;
+    options.dtype = options.dequantize || options.lora ? m->arguments->writing.dtype : NULL;
     m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
     tsr_status status = cli_open_mapped(m->program, m->path, &used, &options, &opened, err);
     if (status != TSR_OK) return status;
