@@ -12,6 +12,7 @@
 #include "tessera/sys/vec.h"
 
 #define MOST_KEPT 8192u /* in chunks; they take less than 2 MiB */
+enum { PREFETCHED_AT_ONCE = 32, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
 
 typedef struct place {
     const tsr_chunk *chunk; /* the key */
@@ -60,7 +61,7 @@ tsr_status tsr_ahead_new(tsr_checkpoint *checkpoint, tsr_ahead **out, tsr_error 
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     *out = NULL;
-    if (!checkpoint->reader->find || tsr_checkpoint_store(checkpoint)->prefetch) return TSR_OK;
+    if (!checkpoint->reader->find) return TSR_OK;
     tsr_ahead *ahead = tsr_alloc(allocator, 1, sizeof *ahead, err);
     if (!ahead) return TSR_E_NOMEM;
     *ahead = (tsr_ahead){.checkpoint = checkpoint, .places = tsr_vec_of(allocator, sizeof(place *))};
@@ -126,11 +127,32 @@ static void seek_one(void *arg, size_t index)
     tsr_arena_free(scratch);
 }
 
+/* To find a tensor in a DCP item, both ends of the item are read (codec/zip.c). This tells a store that fetches ahead about
+ * the ends of the next `count` chunks, at most PREFETCHED_AT_ONCE. */
+static void prefetch_ends(const tsr_ahead *ahead, size_t count)
+{
+    tsr_store *store = tsr_checkpoint_store(ahead->checkpoint);
+    tsr_store_place places[2 * PREFETCHED_AT_ONCE];
+    size_t used = 0;
+    for (size_t i = 0; i < count; i++) {
+        const tsr_chunk *c = place_at(ahead, ahead->sought + i)->chunk;
+        const bool is_small = c->byte_length <= WHOLE_ARCHIVE;
+        places[used++] = (tsr_store_place){c->file, c->byte_offset, is_small ? c->byte_length : 1};
+        if (!is_small)
+            places[used++] = (tsr_store_place){c->file, c->byte_offset + c->byte_length - TAIL_OF_ARCHIVE, TAIL_OF_ARCHIVE};
+    }
+    if (used > 1) store->prefetch(store, places, used);
+}
+
 void tsr_ahead_seek(tsr_ahead *ahead)
 {
-    if (!tsr_ahead_waiting(ahead)) return;
-    tsr_parallel(tsr_checkpoint_host(ahead->checkpoint), tsr_ahead_waiting(ahead), seek_one, ahead);
-    ahead->sought = ahead->places.count;
+    if (!ahead) return;
+    const bool fetches = tsr_checkpoint_store(ahead->checkpoint)->prefetch;
+    for (size_t count; (count = tsr_ahead_waiting(ahead)) > 0; ahead->sought += count) {
+        if (fetches && count > PREFETCHED_AT_ONCE) count = PREFETCHED_AT_ONCE;
+        if (fetches) prefetch_ends(ahead, count);
+        tsr_parallel(tsr_checkpoint_host(ahead->checkpoint), count, seek_one, ahead);
+    }
 }
 
 size_t tsr_ahead_waiting(const tsr_ahead *ahead)

@@ -1,5 +1,6 @@
 /* Finds chunks of DCP items, and the CRCs that the items state, in threads before they are needed. Each chunk takes a few
- * small reads that depend on each other, which take longer than the data itself on a file server.
+ * small reads that depend on each other, which take longer than the data itself on a file server. A store that fetches ahead is
+ * told of them first.
  *
  * Chunks that cannot be found here are left to tsr_checkpoint_locate and tsr_checkpoint_crc, which report the reason. A
  * tsr_ahead is used by one thread, but gathers of all threads may look chunks up between two calls of tsr_ahead_seek. */
@@ -12,7 +13,7 @@
 
 typedef struct tsr_ahead tsr_ahead;
 
-/* *out is NULL if this would not help: the chunks have views, or the store fetches ahead itself. Errors: TSR_E_NOMEM. */
+/* *out is NULL if the chunks have views, so that nothing must be found. Errors: TSR_E_NOMEM. */
 tsr_status tsr_ahead_new(tsr_checkpoint *checkpoint, tsr_ahead **out, tsr_error *err);
 void tsr_ahead_free(tsr_ahead *ahead); /* accepts NULL, as do all functions below, unless stated otherwise */
 

@@ -31,7 +31,7 @@
 #include "tessera/validate.h"
 
 #define READ_COST UINT64_C(16384) /* the cost of starting a read, as the number of bytes copied in that time */
-enum { PREFETCHED_AT_ONCE = 32, FOUND_AT_ONCE = 256, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
+enum { FOUND_AT_ONCE = 256 };
 
 /* ---- opening ---- */
 
@@ -203,25 +203,7 @@ static bool is_sought(const tsr_gather *gather, const tsr_chunk *chunk, const ts
     return !box || gather->dtype != gather->entry->dtype || tsr_box_intersect(own, *box, offsets, sizes);
 }
 
-/* To find a tensor in a DCP item, both ends of the item are read (codec/zip.c), by small reads that depend on each other.
- * This tells a store that fetches ahead about the ends of `count` chunks, at most PREFETCHED_AT_ONCE. */
-static void prefetch_ends(const tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box)
-{
-    tsr_store *store = tsr_checkpoint_store(gather->checkpoint);
-    tsr_store_place places[2 * PREFETCHED_AT_ONCE];
-    size_t used = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        const tsr_chunk *c = &chunks[i];
-        const bool is_small = c->byte_length <= WHOLE_ARCHIVE;
-        if (!is_sought(gather, c, box)) continue;
-        places[used++] = (tsr_store_place){c->file, c->byte_offset, is_small ? c->byte_length : 1};
-        if (!is_small)
-            places[used++] = (tsr_store_place){c->file, c->byte_offset + c->byte_length - TAIL_OF_ARCHIVE, TAIL_OF_ARCHIVE};
-    }
-    if (used > 1) store->prefetch(store, places, used);
-}
-
-/* For other stores, threads find the chunks, each a different one. */
+/* Finds the chunks together, as far as own_ahead can. */
 static tsr_status find_together(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box,
                                 tsr_error *err)
 {
@@ -235,13 +217,9 @@ static tsr_status find_together(tsr_gather *gather, const tsr_chunk *chunks, uin
 
 static tsr_status add_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
-    const bool in_items = tsr_checkpoint_catalog(gather->checkpoint)->format == TSR_FORMAT_DCP;
-    const bool fetches = in_items && tsr_checkpoint_store(gather->checkpoint)->prefetch;
-    const uint64_t at_once = fetches ? PREFETCHED_AT_ONCE : FOUND_AT_ONCE;
     for (uint64_t i = 0; i < count;) {
-        const uint64_t end = count - i < at_once ? count : i + at_once;
-        if (fetches) prefetch_ends(gather, &chunks[i], end - i, box);
-        else TSR_TRY(find_together(gather, &chunks[i], end - i, box, err));
+        const uint64_t end = count - i < FOUND_AT_ONCE ? count : i + FOUND_AT_ONCE;
+        TSR_TRY(find_together(gather, &chunks[i], end - i, box, err));
         for (; i < end; i++) TSR_TRY(add_part(gather, &chunks[i], box, err));
     }
     return TSR_OK;
@@ -249,7 +227,8 @@ static tsr_status add_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_
 
 static tsr_status fill_parts(tsr_gather *gather, const tsr_chunk *chunks, uint64_t count, const tsr_box *box, tsr_error *err)
 {
-    const bool together = count > 1 && tsr_threads(tsr_checkpoint_host(gather->checkpoint)) > 1;
+    const bool fetches = tsr_checkpoint_store(gather->checkpoint)->prefetch;
+    const bool together = count > 1 && (fetches || tsr_threads(tsr_checkpoint_host(gather->checkpoint)) > 1);
     gather->parts = tsr_arena_array(gather->arena, count, sizeof *gather->parts, err);
     gather->furthest = tsr_arena_array(gather->arena, count, sizeof *gather->furthest, err);
     if (!gather->parts || !gather->furthest) return TSR_E_NOMEM;

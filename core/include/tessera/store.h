@@ -66,7 +66,7 @@ struct tsr_store {
     /* Optional, for the same stores: callers that read tensors announce the bytes of a chunk before they read it. Reading ahead
      * stops at the end of the chunk. Thread-safe. */
     void (*expect)(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size);
-    /* Optional, for the same stores: these places will be read soon, by small reads; fetches them together as far as there is
+    /* Optional, for stores whose small reads are slow: these places will be read soon, by small reads; fetches them together as far as there is
      * room. Bytes that cannot be fetched are left to the reads, which report why. Thread-safe. */
     void (*prefetch)(tsr_store *store, const tsr_store_place *places, size_t count);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
