@@ -10,6 +10,7 @@ const NO_POSITION = 0xffffffffffffffffn;
 /** Whether the engine can suspend a call of the module until a promise is settled (JavaScript Promise Integration). */
 const CAN_WAIT = typeof WebAssembly.Suspending === "function";
 const WAIT = 2;
+const PLACE = 24; // bytes
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
@@ -62,6 +63,20 @@ export class Instance {
       this.cause = e;
       return 1;
     }
+  }
+
+  /** The module calls this with `count` places (tsr_store_place in store.h) that it will read soon. */
+  prefetch(store, pointer, count) {
+    if (!this.#mayWait) return 0;
+    const places = new DataView(this.x.memory.buffer, pointer), ranges = new Map();
+    for (let at = 0; at < PLACE * count; at += PLACE) {
+      const file = places.getUint32(at, true), range = { offset: Number(places.getBigUint64(at + 8, true)), size: Number(places.getBigUint64(at + 16, true)) };
+      ranges.set(file, [...ranges.get(file) ?? [], range]);
+    }
+    const pending = [...ranges].map(([file, those]) => this.stores.get(store)[file].prefetch?.(those)).filter(Boolean);
+    if (!pending.length) return 0;
+    this.#fetching = Promise.all(pending).finally(() => { this.#fetching = undefined; });
+    return WAIT;
   }
 
   async wait() {
@@ -295,6 +310,7 @@ export async function instantiated(source) {
   const u64 = (value) => BigInt.asUintN(64, value);
   const env = {
     tsr_read: (store, file, offset, pointer, size) => instance.read(store >>> 0, file >>> 0, u64(offset), pointer >>> 0, size >>> 0),
+    tsr_prefetch: (store, places, count) => instance.prefetch(store >>> 0, places >>> 0, count >>> 0),
     tsr_wait: CAN_WAIT ? new WebAssembly.Suspending(() => instance.wait()) : () => {},
     tsr_create: (sink, file, name, nameSize, size, marker) =>
       instance.toSink(sink >>> 0, (to) => to.create(file >>> 0, instance.text(name, nameSize), Number(u64(size)), marker !== 0)),

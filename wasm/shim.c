@@ -155,6 +155,11 @@ static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void
                      : read_unguarded(s, file, offset, buffer, size, err);
 }
 
+static void prefetch(tsr_store *store, const tsr_store_place *places, size_t count)
+{
+    if (tsr_prefetch(((host_store *)store)->number, places, (uint32_t)count) == TESSERA_WAIT) tsr_wait();
+}
+
 static tsr_status add_guard(tsr_store *store, const tsr_store_guard *guard, tsr_error *err)
 {
     return tsr_guards_add(((host_store *)store)->guards, guard, err);
@@ -180,10 +185,12 @@ static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t 
 tsr_status tessera_host_store_open(host_store *out, uint32_t number, const tessera_file *files, uint32_t count,
                                    uint32_t primary, tsr_error *err)
 {
-    *out =
-        (host_store){.store = {.file_count = count, .primary = primary < count ? primary : TSR_NO_FILE, .read_at = read_at},
-                     .number = number,
-                     .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
+    *out = (host_store){.store = {.file_count = count,
+                                  .primary = primary < count ? primary : TSR_NO_FILE,
+                                  .read_at = read_at,
+                                  .prefetch = prefetch},
+                        .number = number,
+                        .names = tsr_arena_new(&tsr_allocator_libc, 0, err)};
     return out->names ? list_files(out, files, count, err) : TSR_E_NOMEM;
 }
 

@@ -25,6 +25,9 @@
 #define TESSERA_READ_BYTES ((size_t)4 << 20)
 #define TESSERA_WAIT       2u
 __attribute__((import_module("env"), import_name("tsr_wait"))) extern void tsr_wait(void);
+/* Announces places that will be read soon. TESSERA_WAIT if the host fetches them first; tsr_wait then returns when they are there. */
+__attribute__((import_module("env"), import_name("tsr_prefetch"))) extern uint32_t tsr_prefetch(
+    uint32_t store, const tsr_store_place *places, uint32_t count);
 __attribute__((import_module("env"), import_name("tsr_read"))) extern uint32_t tsr_read(uint32_t store, uint32_t file,
                                                                                         uint64_t offset, void *pointer,
                                                                                         uint32_t size);

@@ -20,6 +20,9 @@ export interface SourceFile {
    *  promise, the call waits for it, and `read` is expected to find the bytes then. Meanwhile, other calls of the same Tessera
    *  that may read throw an error. */
   fetch?(offset: number, size: number): Promise<void> | undefined;
+  /** Called by the same calls with ranges that will be read soon, such as both ends of items of a DCP, before many small reads
+   *  that depend on each other. If it returns a promise, the call waits for it. It need not fetch them. */
+  prefetch?(ranges: readonly { readonly offset: number; readonly size: number }[]): Promise<void> | undefined;
 }
 
 /** An error of the core, with the name of its status ("malformed", "unsupported", …) and the byte position, if there is
