@@ -1,14 +1,13 @@
 /** Compares the shard map's gaps and overlaps with a count of every element; also tests numbers as text. */
-import fs from "node:fs";
 import path from "node:path";
 import { createRequire } from "node:module";
 import { root } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 
 export async function load(file) {
-  const { transformSync } = createRequire(createRequire(path.join(root, "web/package.json")).resolve("vite"))("esbuild");
-  const { code } = transformSync(fs.readFileSync(path.join(root, "web/src", file), "utf8"), { loader: "ts", format: "esm" });
-  return import(`data:text/javascript,${encodeURIComponent(code)}`);
+  const { buildSync } = createRequire(createRequire(path.join(root, "web/package.json")).resolve("vite"))("esbuild");
+  const { outputFiles: [{ text }] } = buildSync({ entryPoints: [path.join(root, "web/src", file)], bundle: true, format: "esm", write: false });
+  return import(`data:text/javascript,${encodeURIComponent(text)}`);
 }
 
 function random(seed) {

@@ -160,6 +160,66 @@ async function testStreams() {
   });
 }
 
+/** Streams of ranges, which are listed in `seen`. */
+const opening = (bytes, seen, next) => (at, size = bytes.length) => (seen.push([at, size]), streamOf(bytes.subarray(0, at + size), at, next));
+
+async function testAnnounced() {
+  const { ReadAhead, forgetReads } = await load("read_ahead.ts"), bytes = noise(96 * MIB, 9), next = random(10);
+  const refused = () => { throw new Error("a read of its own"); };
+  const rangesOf = (at, each) => [{ offset: at, size: 1 }, { offset: at + each - 16384, size: 16384 }];
+  /** Reads an item as the module does: its end, its beginning, and the bytes of its tensor. */
+  const readItem = (file, at, each) => {
+    for (const [offset, size] of [[each - 16384, 16384], [0, 4096], [704, each - 2000]]) {
+      const into = new Uint8Array(size);
+      file.read(at + offset, into);
+      check(Buffer.compare(into, bytes.subarray(at + offset, at + offset + size)) === 0, `${size} bytes at ${at + offset}`);
+    }
+  };
+  await test("items that were announced are read as a whole, each once, and make room when their tensors were read", async () => {
+    forgetReads();
+    const each = 3 * MIB, seen = [], files = Array.from({ length: 4 }, () => new ReadAhead(bytes.length, refused, false, opening(bytes, seen, next)));
+    for (let at = 0; at < bytes.length; at += 2 * each) {
+      await Promise.all(files.map((file) => file.prefetch([...rangesOf(at, each), ...rangesOf(at + each, each)])));
+      for (const first of [at, at + each]) for (const file of files) readItem(file, first, each);
+    }
+    check(seen.length === files.length * bytes.length / (2 * each) && seen.every(([, size]) => size === 2 * each), `${seen.length} reads: ${seen.slice(0, 5)}`);
+  });
+  await test("of large items, and of items for which there is no room, only the ends are read", async () => {
+    for (const [each, count] of [[12 * MIB, 8], [4 * MIB, 24]]) {
+      forgetReads();
+      const seen = [], reads = [], file = new ReadAhead(bytes.length, (at, size) => (reads.push(size), bytes.slice(at, at + size)), false, opening(bytes, seen, next));
+      for (let i = 0; i < count; i++) await file.prefetch(rangesOf(i * each, each));
+      check(seen.reduce((sum, [, size]) => sum + size, 0) <= 33 * MIB && seen.filter(([, size]) => size <= 16384).length >= 16, `${seen}`);
+      for (let i = 0; i < count; i++) readItem(file, i * each, each);
+      check(reads.every((size) => size > 65536), `read again: ${reads.filter((size) => size <= 65536)}`);
+    }
+  });
+  await test("items that nobody reads make room in the end", async () => {
+    forgetReads();
+    const each = 4 * MIB, seen = [], file = new ReadAhead(bytes.length, (at, size) => bytes.slice(at, at + size), false, opening(bytes, seen, next));
+    for (let n = 0; n < 600; n++) await file.prefetch(rangesOf((n % 16) * each, each));
+    const whole = seen.map(([, size], n) => (size === each ? n : 0));
+    check(Math.max(...whole) > 500, `the last whole item was read number ${Math.max(...whole)} of ${seen.length}`);
+  });
+  await test("what is announced is read otherwise if its stream ends early, and again after it was forgotten", async () => {
+    forgetReads();
+    let seen = bytes;
+    const each = 3 * MIB, file = new ReadAhead(bytes.length, (at, size) => seen.slice(at, at + size), false, (at, size = bytes.length) => streamOf(seen.subarray(0, at + (at ? size : 5000)), at, next));
+    await file.prefetch(rangesOf(0, each));
+    readItem(file, 0, each);
+    await file.prefetch(rangesOf(each, each));
+    const late = file.prefetch(rangesOf(2 * each, each));
+    seen = bytes.map((b) => b ^ 255);
+    forgetReads();
+    await late;
+    for (const at of [each, 2 * each]) {
+      const into = new Uint8Array(100);
+      file.read(at, into);
+      check(Buffer.compare(into, seen.subarray(at, at + 100)) === 0, `the bytes at ${at} are those of before`);
+    }
+  });
+}
+
 /** Makes a model of 48 MiB as a DCP of eight ranks, and the same with one flipped bit. */
 function makeCheckpoints(folder) {
   const each = 6 * MIB, header = Buffer.from(JSON.stringify(Object.fromEntries(Array.from({ length: 8 }, (_, i) => [`layers.${i}.w`, { dtype: "I32", shape: [each / 4], data_offsets: [i * each, (i + 1) * each] }]))));
@@ -212,6 +272,7 @@ async function testWork({ page, url, made, folder }) {
 export async function testReading({ context, url, broken }) {
   await testBytes();
   await testStreams();
+  await testAnnounced();
   const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-reading-"));
   try {
     const made = makeCheckpoints(folder);

@@ -21,7 +21,7 @@ function prepare(listed) {
   };
   t.bytesOf = async (sample) => Promise.all(listed[sample].map(async (name) => [name, new Uint8Array(await (await fetch(`/${sample}/${name}`)).arrayBuffer())]));
   t.open = async (module, sample, { fetches = true, fails } = {}) => {
-    const state = { fetched: 0 };
+    const state = { fetched: 0, announced: [] };
     const files = (await t.bytesOf(sample)).map(([name, bytes]) => {
       let isPending = false;
       const read = (offset, into) => {
@@ -36,7 +36,11 @@ function prepare(listed) {
         if (fails) throw new Error("the server is gone");
         isPending = false;
       };
-      return { name, size: bytes.length, read, ...(fetches ? { fetch: wait } : {}) };
+      const prefetch = (ranges) => {
+        state.announced.push(...ranges.map((range) => ({ ...range, name })));
+        return fails ? Promise.reject(new Error("the server is gone")) : wait();
+      };
+      return { name, size: bytes.length, read, ...(fetches ? { fetch: wait, prefetch } : {}) };
     });
     return { checkpoint: module.open(files), state };
   };
@@ -89,6 +93,18 @@ async function testResults(page, folder) {
     }, SAMPLES);
     check(found[0].fetched > 3 && found[1].fetched === 0, JSON.stringify(found));
     check(found[0].text === found[1].text, `${found[0].text} where ${found[1].text} was expected`);
+  });
+}
+
+async function testAnnounced(page) {
+  await test("items are announced before they are read, at both ends", async () => {
+    const [ranges, sizes] = await page.evaluate(async ([name, options]) => {
+      const module = await tessera.load(), { checkpoint, state } = await tessera.open(module, name);
+      await checkpoint.convert(options, tessera.sink());
+      return [state.announced, (await tessera.bytesOf(name)).map(([file, bytes]) => [file, bytes.length])];
+    }, [SAMPLES[0], RANGES]);
+    const ends = new Map(sizes);
+    check(ranges.length > 3 && ranges.every(({ name, offset, size }) => /distcp$/.test(name) && size > 0 && offset + size <= ends.get(name)), JSON.stringify(ranges));
   });
 }
 
@@ -145,6 +161,7 @@ export async function testWaiting({ page }) {
     await page.evaluate(prepare, Object.fromEntries(SAMPLES.map((name) => [name, fs.readdirSync(path.join(samples, name))])));
     await test("the engine can wait", async () => check(await page.evaluate(() => typeof WebAssembly.Suspending === "function"), "it has no WebAssembly.Suspending"));
     await testResults(page, folder);
+    await testAnnounced(page);
     await testMeanwhile(page);
   } finally {
     served.stop();

@@ -1,5 +1,6 @@
 /** Makes larger reads for callers that read a file in order, because reading a few bytes of a dropped file takes the browser
  *  about as long as reading a mebibyte. */
+import { announce, announcedAt, endOf, filled, forgetAnnounced, holds, releaseAnnounced, type Block, type Range } from "./announced";
 
 /** The number of bytes read ahead: for one file, for all files that are read at the same time, and where each read is a
  *  request. */
@@ -15,7 +16,7 @@ const SHORT = 16 << 10, SHORT_REQUEST = 64 << 10, MOST_SHORT = 64 << 10, KEPT = 
 const REACH = 2;
 /** The files that hold blocks, so that thousands of files need no more memory than a few. The one that was read last comes
  *  last. */
-const holders: ReadAhead[] = [], MOST_HOLDERS = 8;
+const holders: ReadAhead[] = [], MOST_HOLDERS = 24;
 const mostAhead = (): number => Math.min(MOST, Math.floor(MOST_OF_ALL / Math.max(1, holders.length)));
 function letGo(holder: ReadAhead): void {
   const known = holders.indexOf(holder);
@@ -33,28 +34,12 @@ let generation = 0;
 /** Forgets what was read ahead in all files, because they may have changed since then. */
 export function forgetReads(): void {
   generation++;
+  forgetAnnounced();
   for (const holder of [...holders]) holder.drop();
 }
 
-/** Bytes of a file that were read. */
-interface Block {
-  readonly at: number;
-  readonly bytes: Uint8Array;
-}
-
-const endOf = ({ at, bytes }: Block): number => at + bytes.length;
-const holds = ({ at, bytes }: Block, offset: number): boolean => offset >= at && offset < at + bytes.length;
-
-async function blockOf(reader: ReadableStreamBYOBReader, size: number): Promise<Uint8Array> {
-  let buffer = spare.pop() ?? new ArrayBuffer(STREAMED);
-  for (let done = 0; done < size;) {
-    const { value } = await reader.read(new Uint8Array(buffer, done, size - done));
-    if (!value?.length) throw new Error("the stream ended early");
-    done += value.length;
-    buffer = value.buffer;
-  }
-  return new Uint8Array(buffer, 0, size);
-}
+/** Returns the bytes from a position on as a stream, which costs a fraction of reads of the same size. */
+type Open = (at: number, size?: number) => ReadableStreamBYOBReader;
 
 /** Scattered reads, such as those of a zip's records, fetch only what they ask for. They do not affect the blocks of the
  *  sequence that is read in order. */
@@ -68,8 +53,8 @@ export class ReadAhead {
   #generation = generation;
   #stream: { readonly reader: ReadableStreamBYOBReader; at: number } | undefined;
 
-  /** `open` returns the bytes from a position on as a stream, which costs a fraction of reads of the same size. */
-  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean, private open?: (at: number) => ReadableStreamBYOBReader) {
+
+  constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean, private open?: Open) {
     this.#least = Math.min(size, remote ? SHORT_REQUEST : SHORT);
   }
 
@@ -81,6 +66,7 @@ export class ReadAhead {
       into.set(bytes, at - offset);
       at += bytes.length;
     }
+    releaseAnnounced(this, offset, end);
     this.#candidate = end;
     if (isInOrder) this.#advance(end);
   }
@@ -98,6 +84,11 @@ export class ReadAhead {
     return undefined;
   }
 
+  /** Reads ranges that will be needed soon. */
+  prefetch(ranges: readonly Range[]): Promise<void> | undefined {
+    return this.open && announce(this, ranges, this.size, this.open);
+  }
+
   async #streamTo(at: number, end: number): Promise<void> {
     let from = this.#end ?? at;
     this.#hold();
@@ -107,7 +98,7 @@ export class ReadAhead {
       if (reader) this.#stream = { reader, at: from };
     }
     for (const stream = this.#stream; stream && from < end; from = stream.at) {
-      const bytes = await blockOf(stream.reader, Math.min(STREAMED, this.size - from));
+      const bytes = await filled(stream.reader, spare.pop() ?? new ArrayBuffer(STREAMED), Math.min(STREAMED, this.size - from));
       if (stream !== this.#stream) return; // what was read ahead was dropped
       this.#blocks.push({ at: from, bytes });
       stream.at += bytes.length;
@@ -159,7 +150,7 @@ export class ReadAhead {
 
   #blockAt(at: number): Block | undefined {
     const here = (b: Block) => holds(b, at);
-    return this.#blocks.find(here) ?? this.#short.find(here);
+    return this.#blocks.find(here) ?? this.#short.find(here) ?? announcedAt(this, at);
   }
 
   #readShort(at: number, wanted: number): Uint8Array {

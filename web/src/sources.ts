@@ -30,8 +30,11 @@ export const isRemote = (source: Source): source is Source & { readonly url: str
 export function sourceFile(source: Source): SourceFile {
   const { name, size } = source, remote = isRemote(source);
   const ahead = remote ? new ReadAhead(size, (offset, count) => readRange(source.url, size, offset, count), true)
-    : new ReadAhead(size, (offset, count) => readFile(source.file, offset, count), false, (at) => source.file.slice(at).stream().getReader({ mode: "byob" }));
-  return { name, size, remote, read: (offset, into) => { if (into.length) ahead.read(offset, into); }, fetch: (offset, count) => ahead.fetch(offset, count) };
+    : new ReadAhead(size, (offset, count) => readFile(source.file, offset, count), false, (at, count = size) => source.file.slice(at, at + count).stream().getReader({ mode: "byob" }));
+  return {
+    name, size, remote, read: (offset, into) => { if (into.length) ahead.read(offset, into); },
+    fetch: (offset, count) => ahead.fetch(offset, count), prefetch: (ranges) => ahead.prefetch(ranges),
+  };
 }
 
 /** Returns the options that select the checkpoint among its files. */

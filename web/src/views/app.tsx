@@ -12,7 +12,6 @@ import { Header } from "./header";
 import { useModel, useView } from "./hooks";
 import { Listing } from "./listing";
 import { Later } from "./later";
-import { OptimizerView } from "./optimizer";
 import { Bar, TroubleBox } from "./parts";
 import { Problems, problemCount } from "./problems";
 import { Share } from "./share";
@@ -42,6 +41,7 @@ const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
   reshard: async () => (await import("./reshard")).Reshard,
   load: async () => (await import("./load")).Load,
   names: async () => (await import("./names")).NamesView,
+  optimizer: async () => (await import("./optimizer")).OptimizerView,
 };
 
 function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Element {
@@ -53,7 +53,6 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
     <div id="panel" {...(isTab ? { role: "tabpanel", "aria-labelledby": `tab-${view}` } : {})} class={model.selected ? "panel chosen" : "panel"}>
       {view === "contents" && <Listing />}
       {view === "files" && <Files showFile={showFile} show={show} />}
-      {view === "optimizer" && <OptimizerView show={show} />}
       {view === "problems" && <Problems show={show} />}
       {view === "compare" && <Compare />}
       {LATER[view] && <Later key={view} load={LATER[view]} />}

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import type { Optimizer, ParameterStates } from "../protocol";
 import { exactText, plural, shapeText, visible } from "../text";
 import { useModel } from "./hooks";
-import { Later } from "./later";
+import { OptimizerForms } from "./optimizer_forms";
 
 const MOST = 1000, MOST_GROUPS = 16, MOST_TEXT = 80;
 
@@ -73,16 +73,14 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
   );
 }
 
-const loadForms = async () => (await import("./optimizer_forms")).OptimizerForms;
-
-export function OptimizerView({ show }: { show: (fqn: string) => void }): JSX.Element {
+export function OptimizerView(): JSX.Element {
   const model = useModel(), list = model.optimizers;
   useEffect(() => { if (!list) void model.loadOptimizers(); }, [list]);
   return (
     <section class="view" aria-label="Optimizer">
       {list?.length === 0 && <p class="fine">This checkpoint holds no optimizer state: no entry is in param groups or is named like one (state.PARAMETER.exp_avg).</p>}
-      {list?.map((o) => <Table key={o.optimizer} optimizer={o} show={show} />)}
-      {list && list.length > 0 && <Later load={loadForms} />}
+      {list?.map((o) => <Table key={o.optimizer} optimizer={o} show={(fqn) => { void model.reveal(fqn); }} />)}
+      {list && list.length > 0 && <OptimizerForms />}
     </section>
   );
 }
