@@ -480,7 +480,7 @@ def p24_deep(bench):
     missing = no_browser()
     if missing:
         return missing
-    d = bench.sample("large_dcp_rows")
+    d = rows_of_eight(bench)
     return Job("P24", "the page: check every byte", mib(d),
                [Side("page", browser("deep", d)), *browser_reads("read", d),
                 Side("tessera validate --deep", [bench.tessera, "validate", d, "--deep", "--quiet"])], "≤ 1.5 × the browser's fastest read")
@@ -490,7 +490,7 @@ def p24_diff(bench):
     missing = no_browser()
     if missing:
         return missing
-    a = bench.sample("large_dcp_rows")
+    a = rows_of_eight(bench)
     b, _ = bench.fresh("other_dcp")
     if not os.path.exists(b):
         shutil.copytree(a, b)
@@ -503,7 +503,7 @@ def p27(bench):
     missing = no_browser()
     if missing:
         return missing
-    d = bench.sample("large_dcp_rows")
+    d = rows_of_eight(bench)
     out, remove = bench.fresh("out.safetensors")
     return Job("P27", "the page: convert a DCP to one safetensors file of the origin", mib(d),
                [Side("page", browser("convert", d)), *browser_reads("copy", d),

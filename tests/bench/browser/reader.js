@@ -11,7 +11,7 @@ const methods = {
   },
   /** One buffer is filled again and again, a part of STEP at a time: more is slower. */
   async *byob(blob) {
-    const from = blob.stream().getReader({ mode: "byob" });
+    const from = globalThis.reading = blob.stream().getReader({ mode: "byob" }); // if nothing refers to it, it is collected as garbage, and its reads never end
     for (let buffer = new ArrayBuffer(STEP >> 4); ;) {
       const { done, value } = await from.read(new Uint8Array(buffer));
       if (done) return;
