@@ -12,7 +12,7 @@
 #include "tessera/check.h"
 #include "tessera/native_host.h"
 
-enum { MOST = 300 }; /* elements: more than two blocks of any type, and a remainder */
+enum { MOST = 300, MANY = 20000 }; /* elements: more than two blocks that are looked at, or counted, and a remainder */
 
 static const tsr_dtype types[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOAT16,
                                   TSR_BFLOAT16,    TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ,
@@ -22,7 +22,7 @@ static tsr_native_host native;
 
 static void expect_counts_by(const tsr_host *host, tsr_dtype dtype, const uint8_t *bytes, size_t count)
 {
-    double values[MOST];
+    static double values[MANY];
     uint64_t nan = 0, inf = 0, want_nan = 0, want_inf = 0;
     tsr_decode(dtype, bytes, count, values);
     for (size_t i = 0; i < count; i++) {
@@ -78,11 +78,29 @@ static void test_stream_numeric__many_special_values_are_all_counted(void **stat
     }
 }
 
+static void test_stream_numeric__special_values_far_apart_are_all_counted(void **state)
+{
+    (void)state;
+    static uint8_t bytes[MANY * 8];
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+        const size_t size = tsr_dtype_size(types[t]);
+        memset(bytes, 0, sizeof bytes);
+        for (size_t i = 3; i < MANY; i += 1 + i) { /* few blocks have one */
+            memset(bytes + i * size, 0xff, size);
+            if (i % 3) bytes[i * size] = 0x80;
+        }
+        bytes[(MANY - 1) * size] = 0x80;
+        expect_counts(types[t], bytes, MANY);
+        expect_counts(types[t], bytes, MANY - 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stream_numeric__one_special_value_is_found_wherever_it_is),
         cmocka_unit_test(test_stream_numeric__many_special_values_are_all_counted),
+        cmocka_unit_test(test_stream_numeric__special_values_far_apart_are_all_counted),
     };
     tsr_native_host_open(&native, 1);
     print_message("wide scan: %s\n", native.host.carries ? "yes" : "none on this machine");
