@@ -194,6 +194,17 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
 tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err);
 /* Returns a member of config.json, or its counterpart in params.json; NULL if it is missing. */
 const struct cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name);
+/* Returns it from there or from text_config, which describes the language model inside another model; NULL if it is missing or
+ * null. */
+const struct cJSON *tsr_mapped_stated(const tsr_mapped *m, const char *name);
+/* mapping_dims.c: what config.json says of a dim. `text` is empty at first, and becomes the numbers that it follows from, such
+ * as "num_attention_heads 4, head_dim 16"; its data is NULL if config.json does not state them all. `inside` is false.
+ * TSR_E_FORMAT if one of them is not a size; TSR_E_NOMEM. */
+typedef struct tsr_dim_size {
+    uint64_t value;
+    tsr_str text;
+} tsr_dim_size;
+tsr_status tsr_dim_evaluate(const tsr_mapped *m, const tsr_map_dim *dim, bool inside, tsr_dim_size *out, tsr_error *err);
 /* Returns the dtype of products if neither an option nor a step states it: that of config.json, or bfloat16. */
 tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 /* Reads two numbers, quantization_config.weight_block_size, which are 128 and 128 if it is missing. */

@@ -213,16 +213,14 @@ static tsr_status check_experts(const counter *c)
 
 /* ---- comparison with config.json ---- */
 
-/* Finds the first of `names` that config.json states as a number, there or in its text_config, which describes the language
- * model inside another model. */
+/* Finds the first of `names` that config.json states as a number. */
 static bool find_number(const tsr_mapped *m, const char *const *names, const char **name, uint64_t *out)
 {
-    const cJSON *text = tsr_mapped_setting(m, "text_config");
     for (; *names; names++) {
-        const cJSON *item = tsr_mapped_setting(m, *names);
-        if (!item) item = cJSON_GetObjectItemCaseSensitive(text, *names);
-        if (item) *name = item->string;
-        if (cJSON_IsNumber(item) && tsr_json_to_u64(item, *names, out, NULL) == TSR_OK) return true;
+        const cJSON *item = tsr_mapped_stated(m, *names);
+        if (!cJSON_IsNumber(item) || tsr_json_to_u64(item, *names, out, NULL) != TSR_OK) continue;
+        *name = item->string;
+        return true;
     }
     return false;
 }

@@ -184,8 +184,12 @@ static tsr_status invert_rules(const tsr_mapping_rules *rules, tsr_arena *arena,
     tsr_mapping_rules *back = *out = TSR_ARENA_NEW(arena, tsr_mapping_rules, err);
     tsr_map_rule *list = tsr_arena_array(arena, rules->count, sizeof *list, err);
     if (!back || !list) return TSR_E_NOMEM;
-    *back =
-        (tsr_mapping_rules){.rules = list, .unmatched = rules->unmatched, .forward = rules, .normalizes = rules->normalizes};
+    *back = (tsr_mapping_rules){.rules = list,
+                                .unmatched = rules->unmatched,
+                                .forward = rules,
+                                .dims = rules->dims,
+                                .dim_count = rules->dim_count,
+                                .normalizes = rules->normalizes};
     for (uint32_t i = 0; i < rules->count; i++) {
         /* What a rule dropped is not in the target, so it has no inverse. */
         if (rules->rules[i].to_count && !rules->rules[i].one_way)

@@ -48,6 +48,13 @@ const cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name)
     return cJSON_GetObjectItemCaseSensitive(m->config, name);
 }
 
+const cJSON *tsr_mapped_stated(const tsr_mapped *m, const char *name)
+{
+    const cJSON *item = tsr_mapped_setting(m, name);
+    if (!item || cJSON_IsNull(item)) item = cJSON_GetObjectItemCaseSensitive(tsr_mapped_setting(m, "text_config"), name);
+    return cJSON_IsNull(item) ? NULL : item;
+}
+
 tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, uint64_t *out, tsr_error *err)
 {
     *out = number->value;

@@ -33,8 +33,7 @@ static tsr_status read_number(const parser *p, const cJSON *item, tsr_map_number
     if (!cJSON_IsString(item)) return tsr_json_to_u64(item, p->where, &out->value, p->err);
     TSR_TRY(copy_text(p, item, &out->config));
     TSR_FAIL_IF(out->config.size < 2 || out->config.data[0] != '$', p->err, TSR_E_FORMAT,
-                "%s: '%.*s' is not a number; a number of config.json is written \"$name\"", p->where,
-                TSR_STR_ARG(out->config));
+                "%s: '%s' is not a number; a number of config.json is written \"$name\"", p->where, item->valuestring);
     out->config = (tsr_str){out->config.data + 1, out->config.size - 1};
     return TSR_OK;
 }
@@ -464,7 +463,7 @@ static tsr_status read_before(parser *p, const cJSON *root, tsr_mapping_rules *o
 
 static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules *out)
 {
-    static const char *const members[] = {"schema", "before", "rules", "unmatched", "about", NULL};
+    static const char *const members[] = {"schema", "before", "rules", "unmatched", "dims", "about", NULL};
     const cJSON *schema;
     TSR_TRY(tsr_json_expect(root, TSR_JSON_OBJECT, "", p->err));
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, p->err));
@@ -473,7 +472,8 @@ static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules 
     TSR_TRY(check_members(p, root, members));
     TSR_TRY(read_unmatched(p, root, &out->unmatched));
     TSR_TRY(read_before(p, root, out));
-    return read_rules(p, root, "rules", out);
+    TSR_TRY(read_rules(p, root, "rules", out));
+    return tsr_dims_parse(root, p->arena, out, p->err);
 }
 
 tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *arena, const tsr_mapping_rules **out,

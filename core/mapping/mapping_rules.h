@@ -94,6 +94,22 @@ typedef struct tsr_map_shape {
     uint32_t count;
 } tsr_map_shape;
 
+enum { TSR_MOST_TERMS = 8 }; /* per dim */
+
+/* What a dim is in terms of config.json: a product, of which some factors are sums. */
+typedef struct tsr_map_term {
+    enum tsr_term_operation { TSR_TERM_TIMES, TSR_TERM_DIVIDE, TSR_TERM_PLUS, TSR_TERM_END_OF_SUM } operation;
+    uint64_t value;
+    tsr_str config; /* "$name"; if empty, `value` is the number */
+} tsr_map_term;
+
+typedef struct tsr_map_dim {
+    const char *where; /* "dims." and the name */
+    tsr_str name;      /* of a dim in shapes; "$name": of a number that config.json may leave out */
+    tsr_map_term terms[TSR_MOST_TERMS];
+    uint32_t count;
+} tsr_map_dim;
+
 typedef struct tsr_map_rule {
     const tsr_name_pattern *from, *to;
     uint32_t from_count, to_count;
@@ -131,6 +147,8 @@ struct tsr_mapping_rules {
     tsr_unmatched unmatched;
     const struct tsr_mapping_rules *forward; /* the map that this one inverts, or NULL */
     const struct tsr_mapping_rules *before;  /* rules that are applied first, to the source, or NULL */
+    const tsr_map_dim *dims;                 /* their names are those of shapes in `rules` */
+    uint32_t dim_count;
     bool normalizes; /* these rules are a map's "before": the names that they make and those that they keep mean the same */
 };
 
@@ -157,6 +175,10 @@ bool tsr_pattern_match(const tsr_name_pattern *pattern, tsr_str name, tsr_str *v
  * memory. */
 tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *values, uint32_t components, tsr_arena *arena,
                            tsr_error *err);
+/* mapping_dims.c: reads "dims" of a document whose rules were read. TSR_E_FORMAT also for a name that the rules do not use;
+ * TSR_E_NOMEM. */
+struct cJSON;
+tsr_status tsr_dims_parse(const struct cJSON *root, tsr_arena *arena, tsr_mapping_rules *rules, tsr_error *err);
 /* mapping_invert.c: sets the folded and the unfolded capture of a rule, and checks that its steps agree with them.
  * TSR_E_FORMAT otherwise. */
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err);

@@ -1,5 +1,5 @@
-/* Checks that tensors have the shapes that rules state. If dims are in the wrong order, a square matrix does not show it,
- * but other tensors with the same named dim do. */
+/* Checks that tensors have the shapes that rules state, and the sizes that config.json states. If dims are in the wrong order, a
+ * square matrix does not show it, but other tensors with the same named dim do. */
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 
@@ -25,10 +25,17 @@ static tsr_shape_text shape_of(const tsr_entry *entry)
     return tsr_shape_of(&tensor);
 }
 
-static tsr_status check_named(checker *c, named_dim here)
+/* Returns c->count if no dim has the name. */
+static uint32_t find_named(const checker *c, tsr_str name)
 {
     uint32_t i = 0;
-    while (i < c->count && !tsr_str_equal(c->first[i].name, here.name)) i++;
+    while (i < c->count && !tsr_str_equal(c->first[i].name, name)) i++;
+    return i;
+}
+
+static tsr_status check_named(checker *c, named_dim here)
+{
+    const uint32_t i = find_named(c, here.name);
     TSR_FAIL_IF(i == MOST_NAMES, c->err, TSR_E_FORMAT, "the map names more than %u dims", (unsigned)MOST_NAMES);
     named_dim *there = &c->first[i];
     if (i == c->count) c->count++, *there = here;
@@ -54,7 +61,8 @@ static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim 
 static tsr_status check_entry(checker *c, const tsr_map_rule *rule, uint64_t pattern, const tsr_entry *entry)
 {
     const tsr_map_shape *shape = &rule->shapes[rule->shape_count > 1 ? pattern : 0];
-    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim != shape->count, c->err, TSR_E_FORMAT,
+    if (entry->kind == TSR_ENTRY_OPAQUE && !entry->shape) return TSR_OK; /* its shape is not known */
+    TSR_FAIL_IF(entry->kind == TSR_ENTRY_OBJECT || entry->ndim != shape->count, c->err, TSR_E_FORMAT,
                 "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text,
                 (unsigned)shape->count);
     for (uint32_t d = 0; d < entry->ndim; d++)
@@ -125,8 +133,7 @@ static bool is_expert(const tsr_map_rule *rule, uint32_t capture)
 static tsr_status check_members(const checker *c)
 {
     const tsr_mapped_row *rows = c->m->rows.items;
-    uint32_t named = 0;
-    while (named < c->count && !tsr_str_equal(c->first[named].name, TSR_STR("experts"))) named++;
+    const uint32_t named = find_named(c, TSR_STR("experts"));
     if (named == c->count) return TSR_OK;
     const named_dim *there = &c->first[named];
     for (size_t i = 0, next; i < c->m->rows.count; i = next) {
@@ -144,11 +151,31 @@ static tsr_status check_members(const checker *c)
     return TSR_OK;
 }
 
+/* Compares dims with config.json, after those of one name were compared with each other. */
+static tsr_status check_stated(const checker *c)
+{
+    for (uint32_t d = 0; d < c->m->rules->dim_count; d++) {
+        const tsr_map_dim *dim = &c->m->rules->dims[d];
+        const uint32_t named = find_named(c, dim->name);
+        tsr_dim_size stated = {.text = TSR_STR("")};
+        if (named == c->count) continue;
+        const named_dim *there = &c->first[named];
+        const uint64_t size = there->entry->shape[there->dim];
+        TSR_TRY(tsr_dim_evaluate(c->m, dim, false, &stated, c->err));
+        TSR_FAIL_IF(stated.text.data && stated.value != size, c->err, TSR_E_FORMAT,
+                    "the map's '%.*s' is %llu in %s (%.*s), but %llu in '%.*s' %s, dim %u", TSR_STR_ARG(dim->name),
+                    (unsigned long long)stated.value, c->m->config_name, TSR_STR_ARG(stated.text), (unsigned long long)size,
+                    TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim);
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err)
 {
     checker c = {.m = m, .err = err};
     const tsr_mapped_row *rows = m->rows.items;
     for (size_t i = 0; i < m->rows.count; i++) TSR_TRY(check_row(&c, &rows[i]));
     TSR_TRY(check_members(&c));
-    return check_experts(m, err);
+    TSR_TRY(check_experts(m, err));
+    return check_stated(&c);
 }

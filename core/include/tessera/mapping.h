@@ -39,10 +39,11 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
  * before the source. It has a store of its own, which is closed with it. Numbers such as "$num_attention_heads" come from
  * the config.json in the source's store or, if there is none, from the params.json of Meta's Llamas.
  *
- * Errors: TSR_E_FORMAT, naming the tensors, where sizes do not fit or contradict a rule's "shape", where a target would be
- * written twice, where one of several tensors is missing, where a layer lacks what the "layers" of rules state, and, under
- * `refuse`, for a name that no rule matches; TSR_E_UNSUPPORTED for a step on something that is not a dense tensor;
- * TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for more boxes than limits.entries allows. */
+ * Errors: TSR_E_FORMAT, naming the tensors, where sizes do not fit, contradict a rule's "shape", or are not what the map's
+ * "dims" compute from config.json, where a target would be written twice, where one of several tensors is missing, where a
+ * layer lacks what the "layers" of rules state, and, under `refuse`, for a name that no rule matches; TSR_E_UNSUPPORTED for a
+ * step on something that is not a dense tensor; TSR_E_NOT_FOUND for a number that config.json does not have; TSR_E_LIMIT for
+ * more boxes than limits.entries allows. */
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
 /* Opens the checkpoint with quantized tensors multiplied by their scales; the scales are left out. Supported are float8 and
