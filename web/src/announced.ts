@@ -14,7 +14,7 @@ const TOGETHER = 33 << 18;
 /** The least size of a read, which is also more than what follows the bytes of a tensor in an item. */
 const LEAST = 16 << 10;
 /** The number of bytes kept for all files, and after how many announcements those that nobody read make room. */
-const MOST = 32 << 20, LONG = 256, MOST_SPARE = 16 << 20;
+const MOST = 24 << 20, LONG = 256, MOST_SPARE = 16 << 20;
 
 /** Memory is used again, because the browser frees it much later than it could. Its sizes are multiples of LEAST. */
 let spare: ArrayBuffer[] = [];
