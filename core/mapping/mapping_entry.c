@@ -3,6 +3,7 @@
 #include "tessera/box.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
 static tsr_chunk_origin *origin_of(const tsr_chunk *chunk)
@@ -89,12 +90,17 @@ static tsr_status locate_box(const tsr_mapped *m, const tsr_entry *entry, const 
     return TSR_OK;
 }
 
+/* Whether the map made the entry's chunks. Objects keep the source's, and so do the tensors inside them, which no catalog lists. */
+static bool is_mapped(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), entry);
+}
+
 tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err)
 {
     const tsr_mapped *m = checkpoint->state;
-    /* Entries that are not tensors have the source's chunks. */
-    if (entry->kind != TSR_ENTRY_TENSOR) return tsr_checkpoint_locate(m->source, entry, chunk, scratch, out, err);
+    if (!is_mapped(checkpoint, entry)) return tsr_checkpoint_locate(m->source, entry, chunk, scratch, out, err);
     const tsr_chunk_origin *origin = origin_of(chunk);
     if (origin->box.whole) return tsr_checkpoint_locate(m->source, origin->box.entry, origin->box.chunk, scratch, out, err);
     return locate_box(m, entry, origin, scratch, out, err);
@@ -109,7 +115,7 @@ tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
                           tsr_stated_crc *out, tsr_error *err)
 {
     const tsr_mapped *m = checkpoint->state;
-    if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
+    if (!is_mapped(checkpoint, entry)) return tsr_checkpoint_crc(m->source, entry, chunk, scratch, out, err);
     const tsr_source_box *box = &origin_of(chunk)->box;
     if (!box->whole) return TSR_OK;
     return tsr_checkpoint_crc(m->source, box->entry, box->chunk, scratch, out, err);
@@ -119,6 +125,7 @@ tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
                            tsr_found *out, tsr_error *err)
 {
     const tsr_mapped *m = checkpoint->state;
+    if (!is_mapped(checkpoint, entry)) return tsr_checkpoint_find(m->source, entry, chunk, scratch, out, err);
     const tsr_source_box *box = &origin_of(chunk)->box;
     if (box->whole) return tsr_checkpoint_find(m->source, box->entry, box->chunk, scratch, out, err);
     *out = (tsr_found){0};

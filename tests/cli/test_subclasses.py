@@ -41,6 +41,19 @@ def test_subclasses_are_written_again(t):
 
 
 @test
+def test_a_map_renames_subclasses_and_keeps_what_they_hold(t):
+    names = t.at("names.json")
+    with open(names, "w") as f:
+        json.dump({"schema": "tessera.map/1", "unmatched": "keep", "rules": [{"from": ["first"], "to": ["a"]}, {"from": ["norm"], "to": ["n"]}]}, f)
+    for source in ("model.pt", "dcp"):
+        path, mapped, renamed = os.path.join(GOLDEN, source), t.at(f"mapped of {source}"), t.at(f"renamed of {source}")
+        t.run("convert", path, mapped, "--to", "torch", "--map", names)
+        t.run("convert", path, renamed, "--to", "torch", "--rename", "first=a", "--rename", "norm=n")
+        with open(mapped, "rb") as one, open(renamed, "rb") as other:
+            need(one.read() == other.read(), source)
+
+
+@test
 def test_subclasses_are_refused_by_name_for_safetensors(t):
     for source in ("model.pt", "dcp"):
         path = os.path.join(GOLDEN, source)
