@@ -9,7 +9,7 @@ export interface Block { readonly at: number; readonly bytes: Uint8Array }
 export const endOf = ({ at, bytes }: Block): number => at + bytes.length;
 export const holds = ({ at, bytes }: Block, offset: number): boolean => offset >= at && offset < at + bytes.length;
 
-/** Ranges within this many bytes are read as one: with both ends of an item comes the item. */
+/** Ranges within this many bytes are read as one: with both ends of an item of up to 8 MiB comes the item. */
 const TOGETHER = 33 << 18;
 /** The least size of a read, which is also more than what follows the bytes of a tensor in an item. */
 const LEAST = 16 << 10;

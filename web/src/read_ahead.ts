@@ -53,7 +53,6 @@ export class ReadAhead {
   #generation = generation;
   #stream: { readonly reader: ReadableStreamBYOBReader; at: number } | undefined;
 
-
   constructor(private readonly size: number, private readonly readAt: (at: number, size: number) => Uint8Array, private readonly remote: boolean, private open?: Open) {
     this.#least = Math.min(size, remote ? SHORT_REQUEST : SHORT);
   }
