@@ -99,13 +99,13 @@ test("an interrupted save is opened and judged, and listed nowhere", () => {
   });
 });
 
-test("the first file exports what the lists say, the second imports from the first, and five functions are asked of the host", () => {
+test("the first file exports what the lists say, the second imports from the first, and seven functions are asked of the host", () => {
   const second = new WebAssembly.Module(writers), listed = ["exports.txt", "exports_writers.txt"].flatMap((list) =>
     fs.readFileSync(path.join(root, "wasm", list), "utf8").split("\n").filter((l) => /^[a-z]/.test(l))).sort();
   const exported = WebAssembly.Module.exports(module).map((e) => e.name).filter((n) => n.startsWith("tessera_")).sort();
   same(listed.join(" "), exported.join(" "), "exports");
   const imports = [module, second].flatMap((m) => WebAssembly.Module.imports(m)).filter((i) => !["primary", "placeholder"].includes(i.module));
-  same("emscripten_notify_memory_growth tsr_create tsr_parse_real tsr_print_real tsr_read tsr_wait tsr_write", [...new Set(imports.map((i) => i.name))].sort().join(" "), "imports");
+  same("emscripten_notify_memory_growth tsr_create tsr_parse_real tsr_prefetch tsr_print_real tsr_read tsr_wait tsr_write", [...new Set(imports.map((i) => i.name))].sort().join(" "), "imports");
 });
 
 test("the modules are small enough to load", () => {
