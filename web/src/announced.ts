@@ -14,13 +14,14 @@ const TOGETHER = 33 << 18;
 /** The least size of a read, which is also more than what follows the bytes of a tensor in an item. */
 const LEAST = 16 << 10;
 /** The number of bytes kept for all files, and after how many announcements those that nobody read make room. */
-const MOST = 24 << 20, LONG = 256, MOST_SPARE = 16 << 20;
+const MOST = 24 << 20, LONG = 256;
 
-/** Memory is used again, because the browser frees it much later than it could. Its sizes are multiples of LEAST. */
+/** Memory is used again, because the browser frees it much later than it could: keeping less would take more. Its sizes are
+ *  multiples of LEAST. */
 let spare: ArrayBuffer[] = [];
 function recycle(buffer: ArrayBuffer): void {
   spare.push(buffer);
-  while (spare.reduce((sum, { byteLength }) => sum + byteLength, 0) > MOST_SPARE) spare.shift();
+  while (spare.reduce((sum, { byteLength }) => sum + byteLength, 0) > MOST) spare.shift();
 }
 function memoryFor(wanted: number): ArrayBuffer {
   const all = Math.ceil(wanted / LEAST) * LEAST, at = spare.findIndex(({ byteLength }) => byteLength === all);
