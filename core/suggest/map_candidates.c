@@ -59,13 +59,13 @@ static bool folds(const tsr_name_family *apart, const tsr_name_family *whole, ui
     return true;
 }
 
-static tsr_status add(tsr_vec *out, const tsr_map_candidate *like, tsr_pairing how, uint64_t heads, tsr_error *err)
+static tsr_status add(tsr_vec *out, const tsr_map_candidate *like, tsr_pairing how, uint64_t number, tsr_error *err)
 {
     tsr_map_candidate *added = tsr_vec_push(out, err);
     if (!added) return TSR_E_NOMEM;
     *added = *like;
     added->how = how;
-    added->heads = heads;
+    added->number = number;
     return TSR_OK;
 }
 
@@ -76,6 +76,19 @@ static tsr_status add_ropes(tsr_vec *out, const tsr_map_candidate *like, tsr_err
     for (uint64_t heads = 1; like->a->uniform && heads <= MOST_HEADS && heads * 4 <= rows; heads++)
         if (rows % (2 * heads) == 0) TSR_TRY(add(out, like, TSR_PAIR_ROPE, heads, err));
     return TSR_OK;
+}
+
+/* A single tensor whose rows are those of the other one and some more, such as a padded vocabulary. */
+static tsr_status add_rows(tsr_vec *out, const tsr_map_candidate *like, tsr_error *err)
+{
+    const tsr_entry *a = members_of(like->a)->entry, *b = members_of(like->b)->entry;
+    if (like->a->members.count != 1 || like->b->members.count != 1 || like->a->numbers != like->b->numbers ||
+        !same_numbers(members_of(like->a), members_of(like->b), like->a->numbers, TSR_MOST_NUMBERS))
+        return TSR_OK;
+    if (!a->ndim || a->ndim != b->ndim || a->shape[0] == b->shape[0] || !a->shape[0] || !b->shape[0] ||
+        !same_shape(a->shape + 1, b->shape + 1, a->ndim - 1, false))
+        return TSR_OK;
+    return add(out, like, a->shape[0] > b->shape[0] ? TSR_PAIR_TRIM : TSR_PAIR_PAD, b->shape[0], err);
 }
 
 static tsr_status add_folds(tsr_vec *out, const tsr_map_candidate *like, bool values, tsr_error *err)
@@ -91,8 +104,8 @@ static tsr_status add_folds(tsr_vec *out, const tsr_map_candidate *like, bool va
     return TSR_OK;
 }
 
-/* Adds the ways in which a pair may belong together. A square matrix may be transposed, and any matrix may be permuted; only
- * values can show this. */
+/* Adds the ways in which a pair may belong together. A square matrix may be transposed, any matrix may be permuted, and rows may be
+ * left out or added; only values can show this. */
 static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, tsr_error *err)
 {
     const bool plain = pairs(like->a, like->b, false), turned = pairs(like->a, like->b, true);
@@ -100,6 +113,7 @@ static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, t
     if (plain) TSR_TRY(add(out, like, TSR_PAIR_PLAIN, 0, err));
     if (turned && (values || !plain)) TSR_TRY(add(out, like, TSR_PAIR_TRANSPOSE, 0, err));
     if (plain && values) TSR_TRY(add_ropes(out, like, err));
+    if (values) TSR_TRY(add_rows(out, like, err));
     return add_folds(out, like, values, err);
 }
 

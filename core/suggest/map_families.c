@@ -59,8 +59,6 @@ static tsr_status add_entry(tsr_map *index, const tsr_allocator *allocator, cons
     TSR_TRY(make_key(entry->fqn, arena, &member, &like, err));
     TSR_TRY(tsr_map_put(index, like.key, (uint32_t)out->count, &number, &inserted, err));
     if (inserted) {
-        TSR_FAIL_IF(out->count == TSR_MOST_PATTERNS, err, TSR_E_LIMIT, "more than %d different patterns of names",
-                    TSR_MOST_PATTERNS);
         tsr_name_family *added = tsr_vec_push(out, err);
         if (!added) return TSR_E_NOMEM;
         *added = like;
@@ -81,13 +79,13 @@ static int by_numbers(const void *a, const void *b)
     return 0;
 }
 
-tsr_status tsr_families_find(const tsr_catalog *catalog, tsr_arena *arena, tsr_vec *out, tsr_error *err)
+tsr_status tsr_families_find(const tsr_catalog *catalog, bool tensors, tsr_arena *arena, tsr_vec *out, tsr_error *err)
 {
     const tsr_allocator *allocator = out->allocator;
     tsr_map *index = tsr_map_new(allocator, 0, err);
     tsr_status status = index ? TSR_OK : TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++)
-        if (catalog->entries[i].kind == TSR_ENTRY_TENSOR)
+        if ((catalog->entries[i].kind == TSR_ENTRY_TENSOR) == tensors)
             status = add_entry(index, allocator, &catalog->entries[i], arena, out, err);
     tsr_name_family *families = out->items;
     for (size_t i = 0; i < out->count && status == TSR_OK; i++)

@@ -1,54 +1,33 @@
-/* Chooses among the candidates, and writes notes about the tensors that are left. */
-#include "base/line.h"
+/* Chooses among the candidates, and writes the document. */
 #include "suggest/map_suggest_parts.h"
+#include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
-
-enum { NAMED = 4 };
-
-typedef struct suggester {
-    tsr_checkpoint *a, *b;
-    tsr_arena *arena;
-    tsr_vec of_a, of_b;   /* of tsr_name_family */
-    tsr_vec candidates;   /* of tsr_map_candidate; `b` is NULL for those that were ruled out */
-    tsr_vec rules, notes; /* of tsr_str */
-    bool values;
-    uint64_t squares; /* chosen by shape, which does not show whether they are transposed */
-    tsr_str square;   /* the first one, of B */
-    tsr_error *err;
-} suggester;
-
-static tsr_str shown(const suggester *s, const tsr_name_family *family)
-{
-    static const char *const any[TSR_MOST_NUMBERS] = {"*", "*", "*", "*"};
-    return tsr_family_pattern(family, any, s->arena, s->err);
-}
 
 static bool is_open(const tsr_map_candidate *c)
 {
     return c->b && !c->a->decided && !c->b->decided;
 }
 
-static tsr_status count_square(suggester *s, const tsr_map_candidate *c)
+static void count_square(tsr_suggester *s, const tsr_map_candidate *c)
 {
     const tsr_entry *entry = ((const tsr_pattern_member *)c->b->members.items)->entry;
     const uint32_t ndim = entry->ndim;
-    if (s->values || ndim < 2 || entry->shape[ndim - 1] != entry->shape[ndim - 2] || entry->shape[ndim - 1] == 1)
-        return TSR_OK;
-    if (!s->squares++) s->square = shown(s, c->b);
-    return s->square.data ? TSR_OK : TSR_E_NOMEM;
+    if (s->values || ndim < 2 || entry->shape[ndim - 1] != entry->shape[ndim - 2] || entry->shape[ndim - 1] == 1) return;
+    if (!s->squares++) s->square = c->b;
 }
 
-static tsr_status choose(suggester *s, tsr_map_candidate *c, const char *about)
+static tsr_status choose(tsr_suggester *s, tsr_map_candidate *c, const char *about)
 {
     tsr_str *rule = tsr_vec_push(&s->rules, s->err);
     if (!rule) return TSR_E_NOMEM;
-    TSR_TRY(count_square(s, c));
+    count_square(s, c);
+    if (c->how == TSR_PAIR_TRIM) TSR_TRY(tsr_note_trimmed(s, c));
     c->a->decided = c->b->decided = true;
     return tsr_candidate_rule(c, about, s->arena, rule, s->err);
 }
 
 /* Among the open candidates that share a family with `c`: the best score, and how many there are. */
-static size_t rivals_of(const suggester *s, const tsr_map_candidate *c, int *best)
+static size_t rivals_of(const tsr_suggester *s, const tsr_map_candidate *c, int *best)
 {
     const tsr_map_candidate *all = s->candidates.items;
     size_t count = 0;
@@ -62,7 +41,7 @@ static size_t rivals_of(const suggester *s, const tsr_map_candidate *c, int *bes
     return count;
 }
 
-static const char *reason_of(const suggester *s, const tsr_map_candidate *c, size_t rivals)
+static const char *reason_of(const tsr_suggester *s, const tsr_map_candidate *c, size_t rivals)
 {
     if (s->values) return rivals ? "equal values, which several have; the most alike name" : "equal values";
     if (rivals) return "the shape and the name fit";
@@ -72,7 +51,7 @@ static const char *reason_of(const suggester *s, const tsr_map_candidate *c, siz
 /* One pass over all candidates: chooses those without rivals and, with by_name, those that are more similar than every
  * rival. Equal values make this safe; without them, the names must also be similar in that one ends with the whole other
  * name. */
-static tsr_status choose_some(suggester *s, bool by_name, bool *any)
+static tsr_status choose_some(tsr_suggester *s, bool by_name, bool *any)
 {
     tsr_map_candidate *all = s->candidates.items;
     for (size_t i = 0; i < s->candidates.count; i++) {
@@ -88,7 +67,7 @@ static tsr_status choose_some(suggester *s, bool by_name, bool *any)
     return TSR_OK;
 }
 
-static tsr_status choose_all(suggester *s)
+static tsr_status choose_all(tsr_suggester *s)
 {
     bool any = true;
     int best;
@@ -102,18 +81,36 @@ static tsr_status choose_all(suggester *s)
     return TSR_OK;
 }
 
+/* Whether the other rows, which no zeros can replace, are all that A lacks. */
+static tsr_status check_first_rows(tsr_suggester *s, tsr_map_candidate *c, tsr_ring *ring)
+{
+    const tsr_map_candidate swapped = {.a = c->b,
+                                       .b = c->a,
+                                       .how = TSR_PAIR_TRIM,
+                                       .number = ((const tsr_pattern_member *)c->a->members.items)->entry->shape[0]};
+    bool holds = false;
+    TSR_TRY(tsr_candidate_holds(s->b, s->a, &swapped, ring, &holds, s->err));
+    if (holds) c->b->begins_with = c->a;
+    return TSR_OK;
+}
+
 /* Rules out candidates whose values differ. Once one of them is confirmed, other ways to combine the same two families need
  * no check. */
-static tsr_status check_values(suggester *s)
+static tsr_status check_values(tsr_suggester *s)
 {
     tsr_ring *ring = NULL;
     tsr_map_candidate *all = s->candidates.items;
+    const tsr_selection all_tensors = {0};
+    TSR_TRY(tsr_repeats_check_catalog(s->a, &all_tensors, s->err));
+    TSR_TRY(tsr_repeats_check_catalog(s->b, &all_tensors, s->err));
     tsr_status status = tsr_ring_new(tsr_checkpoint_host(s->a), 0, &ring, s->err);
     const tsr_map_candidate *held = NULL;
     for (size_t i = 0; i < s->candidates.count && status == TSR_OK; i++) {
         bool holds = false;
         const bool needless = held && held->a == all[i].a && held->b == all[i].b;
         if (!needless) status = tsr_candidate_holds(s->a, s->b, &all[i], ring, &holds, s->err);
+        if (status == TSR_OK && !needless && !holds && all[i].how == TSR_PAIR_PAD)
+            status = check_first_rows(s, &all[i], ring);
         if (holds) held = &all[i];
         else all[i].b = NULL;
     }
@@ -123,20 +120,15 @@ static tsr_status check_values(suggester *s)
 
 /* ---- parts ---- */
 
-static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits, const char *about)
+static tsr_status choose_fused(tsr_suggester *s, const tsr_fused *f, bool splits, const char *about)
 {
     tsr_str parts[TSR_MOST_PARTS];
     tsr_str *rule = tsr_vec_push(&s->rules, s->err);
-    const tsr_fused_rule how = {.parts = parts,
-                                .sizes = f->sizes,
-                                .count = f->count,
-                                .dim = f->dim,
-                                .folded = f->folded,
-                                .splits = splits,
-                                .whole = tsr_family_pattern(f->whole, tsr_captures, s->arena, s->err),
-                                .about = about,
-                                .turned =
-                                    f->turned ? ((const tsr_pattern_member *)f->parts[0]->members.items)->entry->ndim : 0};
+    tsr_fused_rule how = tsr_fused_rule_of(f, splits, s->arena, s->err);
+    how.parts = parts;
+    how.sizes = f->sizes;
+    how.count = f->count;
+    how.about = about;
     if (!rule || !how.whole.data) return TSR_E_NOMEM;
     f->whole->decided = true;
     for (uint32_t i = 0; i < f->count; i++) {
@@ -148,12 +140,11 @@ static tsr_status choose_fused(suggester *s, const tsr_fused *f, bool splits, co
 }
 
 /* Tries the families that are still open as parts of each other. With `splits`, the whole is in A. */
-static tsr_status find_fused(suggester *s, bool splits, tsr_ring *ring)
+static tsr_status find_fused(tsr_suggester *s, bool splits)
 {
     const tsr_fused_search search = {.of_whole = splits ? s->a : s->b,
                                      .of_parts = splits ? s->b : s->a,
                                      .parts = splits ? &s->of_b : &s->of_a,
-                                     .ring = ring,
                                      .err = s->err};
     const tsr_vec *wholes = splits ? &s->of_a : &s->of_b;
     for (size_t i = 0; i < wholes->count; i++) {
@@ -167,94 +158,16 @@ static tsr_status find_fused(suggester *s, bool splits, tsr_ring *ring)
     return TSR_OK;
 }
 
-static tsr_status find_all_fused(suggester *s)
-{
-    tsr_ring *ring = NULL;
-    tsr_status status = tsr_ring_new(tsr_checkpoint_host(s->a), 0, &ring, s->err);
-    if (status == TSR_OK) status = find_fused(s, false, ring);
-    if (status == TSR_OK) status = find_fused(s, true, ring);
-    tsr_ring_free(ring);
-    return status;
-}
-
-/* ---- notes ---- */
-
-static tsr_status add_note(suggester *s, tsr_str text)
-{
-    tsr_str *note = text.data ? tsr_vec_push(&s->notes, s->err) : NULL;
-    if (!note) return TSR_E_NOMEM;
-    *note = text;
-    return TSR_OK;
-}
-
-/* Notes a family of B that is not decided, and the tensors of A that would fit. */
-static tsr_status note_wanted(suggester *s, const tsr_name_family *b)
-{
-    char names[400];
-    tsr_line line = tsr_line_on(names, sizeof names);
-    const tsr_map_candidate *all = s->candidates.items;
-    size_t fitting = 0;
-    for (size_t i = 0; i < s->candidates.count; i++) {
-        if (all[i].b != b || all[i].a->decided) continue;
-        const tsr_str name = shown(s, all[i].a);
-        if (!name.data) return TSR_E_NOMEM;
-        if (fitting++ < NAMED) tsr_line_format(&line, "%s'%.*s'", fitting > 1 ? ", " : "", TSR_STR_ARG(name));
-    }
-    const tsr_str name = shown(s, b);
-    if (!name.data) return TSR_E_NOMEM;
-    if (fitting == 1)
-        return add_note(s, tsr_arena_format(s->arena, s->err,
-                                            "'%.*s' of B could be %s of A, which fits other tensors of B as well",
-                                            TSR_STR_ARG(name), names));
-    if (fitting)
-        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be any of %zu: %s%s", TSR_STR_ARG(name),
-                                            fitting, names, fitting > NAMED ? ", …" : ""));
-    return add_note(s, tsr_arena_format(s->arena, s->err, "nothing in A %s '%.*s' of B",
-                                        s->values ? "has the values of" : "fits", TSR_STR_ARG(name)));
-}
-
-/* The names of the parts, in quotes. Its data is NULL if there is no memory. */
-static tsr_str shown_parts(const suggester *s, const tsr_fused *f)
-{
-    tsr_str parts = TSR_STR("");
-    for (uint32_t i = 0; i < f->count && parts.data; i++) {
-        const tsr_str part = shown(s, f->parts[i]);
-        if (!part.data) return part;
-        parts = tsr_arena_format(s->arena, s->err, "%.*s%s'%.*s'", TSR_STR_ARG(parts), i ? ", " : "", TSR_STR_ARG(part));
-    }
-    return parts;
-}
+/* ---- by shapes ---- */
 
 /* Chooses a joined tensor whose name shows the order of its parts. The note says that nothing else does. */
-static tsr_status choose_joined(suggester *s, const tsr_fused *f, bool splits)
+static tsr_status choose_joined(tsr_suggester *s, const tsr_fused *f, bool splits)
 {
-    const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
-    if (!whole.data || !parts.data) return TSR_E_NOMEM;
     TSR_TRY(choose_fused(s, f, splits, "the shapes fit, and the name has this order"));
-    return add_note(
-        s, tsr_arena_format(
-               s->arena, s->err,
-               "'%.*s' of %s is taken to be these of %s joined%s, in the order of its name, which shapes do not show: %.*s",
-               TSR_STR_ARG(whole), splits ? "A" : "B", splits ? "B" : "A", f->turned ? " and transposed" : "",
-               TSR_STR_ARG(parts)));
+    return tsr_note_joined(s, f, splits);
 }
 
-static tsr_status note_joined(suggester *s, const tsr_fused *f, unsigned ways, bool splits)
-{
-    const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
-    if (!whole.data || !parts.data) return TSR_E_NOMEM;
-    const bool all = tsr_joined_size(f) == tsr_fused_total(f);
-    f->whole->noted = true;
-    for (uint32_t i = 0; i < f->count; i++) f->parts[i]->noted = all;
-    return add_note(
-        s, tsr_arena_format(s->arena, s->err,
-                            "'%.*s' of %s could be %sthese of %s joined%s, but only values show in which order%s: %.*s",
-                            TSR_STR_ARG(whole), splits ? "A" : "B", all ? "" : "some of ", splits ? "B" : "A",
-                            f->turned && ways == 1 ? " and transposed" : "",
-                            ways > 1 ? ", along which dim and whether transposed" : "", TSR_STR_ARG(parts)));
-}
-
-static bool has_candidates(const suggester *s, const tsr_name_family *family)
+static bool has_candidates(const tsr_suggester *s, const tsr_name_family *family)
 {
     const tsr_map_candidate *all = s->candidates.items;
     for (size_t i = 0; i < s->candidates.count; i++)
@@ -263,7 +176,7 @@ static bool has_candidates(const suggester *s, const tsr_name_family *family)
 }
 
 /* Looks for joined tensors. With `notes`, notes those whose names do not show the order; otherwise chooses the others. */
-static tsr_status find_joined(suggester *s, bool splits, bool notes)
+static tsr_status find_joined(tsr_suggester *s, bool splits, bool notes)
 {
     const tsr_vec *wholes = splits ? &s->of_a : &s->of_b;
     for (size_t i = 0; i < wholes->count; i++) {
@@ -274,13 +187,13 @@ static tsr_status find_joined(suggester *s, bool splits, bool notes)
         if (whole->decided || has_candidates(s, whole)) continue;
         tsr_joined_find(whole, splits ? &s->of_b : &s->of_a, &found, &ways, &ordered);
         if (ordered && !notes) TSR_TRY(choose_joined(s, &found, splits));
-        if (ways && notes) TSR_TRY(note_joined(s, &found, ways, splits));
+        if (ways && notes) TSR_TRY(tsr_note_joinable(s, &found, ways, splits));
     }
     return TSR_OK;
 }
 
 /* What is chosen leaves less for the others, so that more of them may have no rivals. */
-static tsr_status find_all_joined(suggester *s)
+static tsr_status find_all_joined(tsr_suggester *s)
 {
     TSR_TRY(find_joined(s, false, false));
     TSR_TRY(find_joined(s, true, false));
@@ -289,49 +202,9 @@ static tsr_status find_all_joined(suggester *s)
     return find_joined(s, true, true);
 }
 
-static tsr_status note_squares(suggester *s)
-{
-    if (s->squares == 1)
-        return add_note(s, tsr_arena_format(s->arena, s->err,
-                                            "'%.*s' of B is square, so its shape does not show whether it is transposed",
-                                            TSR_STR_ARG(s->square)));
-    if (!s->squares) return TSR_OK;
-    return add_note(
-        s, tsr_arena_format(s->arena, s->err,
-                            "'%.*s' of B and %llu more are square, so their shapes do not show whether they are transposed",
-                            TSR_STR_ARG(s->square), (unsigned long long)s->squares - 1));
-}
-
-static tsr_status note_open(suggester *s)
-{
-    const tsr_name_family *of_a = s->of_a.items, *of_b = s->of_b.items;
-    for (size_t i = 0; i < s->of_b.count; i++)
-        if (!of_b[i].decided && !of_b[i].noted) TSR_TRY(note_wanted(s, &of_b[i]));
-    for (size_t i = 0; i < s->of_a.count; i++) {
-        if (of_a[i].decided || of_a[i].noted) continue;
-        const tsr_str name = shown(s, &of_a[i]);
-        if (!name.data) return TSR_E_NOMEM;
-        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A", TSR_STR_ARG(name))));
-    }
-    return TSR_OK;
-}
-
 /* ---- the document ---- */
 
-/* Notes objects. Maps can rename them, too, but nothing shows which object of B corresponds. */
-static tsr_status add_objects(suggester *s)
-{
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(s->a);
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        if (entry->kind == TSR_ENTRY_TENSOR) continue;
-        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A, which is not a tensor",
-                                             TSR_STR_ARG(entry->fqn))));
-    }
-    return TSR_OK;
-}
-
-static tsr_status write_document(suggester *s, tsr_map_suggestion *out)
+static tsr_status write_document(tsr_suggester *s, tsr_map_suggestion *out)
 {
     tsr_vec text = tsr_vec_of(s->rules.allocator, 1);
     const tsr_str
@@ -356,18 +229,19 @@ static tsr_status write_document(suggester *s, tsr_map_suggestion *out)
     return status == TSR_OK && !out->document.data ? TSR_E_NOMEM : status;
 }
 
-static tsr_status suggest(suggester *s, tsr_map_suggestion *out)
+static tsr_status suggest(tsr_suggester *s, tsr_map_suggestion *out)
 {
-    TSR_TRY(tsr_families_find(tsr_checkpoint_catalog(s->a), s->arena, &s->of_a, s->err));
-    TSR_TRY(tsr_families_find(tsr_checkpoint_catalog(s->b), s->arena, &s->of_b, s->err));
+    TSR_TRY(tsr_families_find(tsr_checkpoint_catalog(s->a), true, s->arena, &s->of_a, s->err));
+    TSR_TRY(tsr_families_find(tsr_checkpoint_catalog(s->b), true, s->arena, &s->of_b, s->err));
+    TSR_FAIL_IF(s->of_a.count > TSR_MOST_PATTERNS || s->of_b.count > TSR_MOST_PATTERNS, s->err, TSR_E_LIMIT,
+                "more than %d different patterns of names", TSR_MOST_PATTERNS);
     TSR_TRY(tsr_candidates_find(&s->of_a, &s->of_b, s->values, &s->candidates, s->err));
     if (s->values) TSR_TRY(check_values(s));
     TSR_TRY(choose_all(s));
-    if (s->values) TSR_TRY(find_all_fused(s));
+    if (s->values) TSR_TRY(find_fused(s, false));
+    if (s->values) TSR_TRY(find_fused(s, true));
     if (!s->values) TSR_TRY(find_all_joined(s));
-    TSR_TRY(note_open(s));
-    TSR_TRY(note_squares(s));
-    TSR_TRY(add_objects(s));
+    TSR_TRY(tsr_note_open(s));
     TSR_TRY(write_document(s, out));
     tsr_str *notes = tsr_arena_array(s->arena, s->notes.count, sizeof *notes, s->err);
     if (!notes) return TSR_E_NOMEM;
@@ -382,16 +256,16 @@ tsr_status tsr_map_suggest(tsr_checkpoint *a, tsr_checkpoint *b, bool values, ts
                            tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(a)->allocator;
-    suggester s = {.a = a,
-                   .b = b,
-                   .arena = arena,
-                   .of_a = tsr_vec_of(allocator, sizeof(tsr_name_family)),
-                   .of_b = tsr_vec_of(allocator, sizeof(tsr_name_family)),
-                   .candidates = tsr_vec_of(allocator, sizeof(tsr_map_candidate)),
-                   .rules = tsr_vec_of(allocator, sizeof(tsr_str)),
-                   .notes = tsr_vec_of(allocator, sizeof(tsr_str)),
-                   .values = values,
-                   .err = err};
+    tsr_suggester s = {.a = a,
+                       .b = b,
+                       .arena = arena,
+                       .of_a = tsr_vec_of(allocator, sizeof(tsr_name_family)),
+                       .of_b = tsr_vec_of(allocator, sizeof(tsr_name_family)),
+                       .candidates = tsr_vec_of(allocator, sizeof(tsr_map_candidate)),
+                       .rules = tsr_vec_of(allocator, sizeof(tsr_str)),
+                       .notes = tsr_vec_of(allocator, sizeof(tsr_str)),
+                       .values = values,
+                       .err = err};
     *out = (tsr_map_suggestion){.note_count = 0};
     const tsr_status status = suggest(&s, out);
     tsr_families_free(&s.of_a);

@@ -14,15 +14,17 @@ typedef struct tsr_pattern_member {
     uint64_t numbers[TSR_MOST_NUMBERS];
 } tsr_pattern_member;
 
-/* The tensors of a checkpoint whose names differ only in their numbers. */
-typedef struct tsr_name_family {
+/* The tensors, or objects, of a checkpoint whose names differ only in their numbers. */
+typedef struct tsr_name_family tsr_name_family;
+struct tsr_name_family {
     tsr_str key;      /* the name, with TSR_NUMBER_MARK in place of each number */
     uint32_t numbers; /* how many numbers a name has */
     bool uniform;     /* all members have the same shape and dtype */
     tsr_vec members;  /* of tsr_pattern_member, sorted by their numbers */
     bool decided;
-    bool noted; /* a note says what it may belong to */
-} tsr_name_family;
+    bool noted;                         /* a note says what it may belong to */
+    const tsr_name_family *begins_with; /* of the other checkpoint: the same rows, but fewer */
+};
 
 typedef enum tsr_pairing {
     TSR_PAIR_PLAIN,
@@ -31,7 +33,9 @@ typedef enum tsr_pairing {
     TSR_PAIR_UNSTACK,
     TSR_PAIR_TURN_AND_STACK, /* each matrix is transposed */
     TSR_PAIR_UNSTACK_AND_TURN,
-    TSR_PAIR_ROPE
+    TSR_PAIR_ROPE,
+    TSR_PAIR_TRIM, /* of the last rows, such as those of a padded vocabulary */
+    TSR_PAIR_PAD   /* with rows of zeros */
 } tsr_pairing;
 
 /* A family of A and a family of B that could belong together. */
@@ -39,13 +43,14 @@ typedef struct tsr_map_candidate {
     tsr_name_family *a, *b;
     tsr_pairing how;
     uint32_t folded; /* for stack and unstack: the number that only one side has */
-    uint64_t heads;  /* for rope */
+    uint64_t number; /* for rope: the heads; for trim and pad: the rows of B */
     int score;       /* similarity of the names */
     bool contested;  /* one of the two families also fits others */
 } tsr_map_candidate;
 
-/* map_families.c: the families of a checkpoint's tensors; `out` is a vector of tsr_name_family, freed by tsr_families_free. */
-tsr_status tsr_families_find(const tsr_catalog *catalog, tsr_arena *arena, tsr_vec *out, tsr_error *err);
+/* map_families.c: the families of a checkpoint's tensors, or of its objects; `out` is a vector of tsr_name_family, freed by
+ * tsr_families_free. */
+tsr_status tsr_families_find(const tsr_catalog *catalog, bool tensors, tsr_arena *arena, tsr_vec *out, tsr_error *err);
 void tsr_families_free(tsr_vec *families);
 /* Similarity of two names, from 0. TSR_SAME_NAME or more if one name ends with the whole other one. */
 enum { TSR_SAME_NAME = 1000 };
@@ -66,11 +71,12 @@ tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *cap
 
 extern const char *const tsr_captures[TSR_MOST_NUMBERS];
 
-/* map_fused.c: a tensor and its parts, which are concatenated along `dim`. */
+/* map_fused.c: a tensor and its parts, which are concatenated along `dim`; or, with more than one run, cut into that many
+ * equal runs, of which the first ones of all parts come first, then the second ones. Sizes are those of one run. */
 enum { TSR_MOST_PARTS = 8 };
 typedef struct tsr_fused {
     tsr_name_family *whole, *parts[TSR_MOST_PARTS];
-    uint64_t sizes[TSR_MOST_PARTS];
+    uint64_t sizes[TSR_MOST_PARTS], runs;
     uint32_t count, dim;
     bool folded; /* the last number of the parts is the first dim of the whole, before `dim` */
     bool turned; /* the last two dims of the parts are exchanged in the whole; `dim` is the whole's */
@@ -80,27 +86,60 @@ bool tsr_fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t le
 /* The size that the part has in the whole, and the size that all parts have together. */
 uint64_t tsr_fused_size(const tsr_fused *f, const tsr_name_family *part);
 uint64_t tsr_fused_total(const tsr_fused *f);
-/* Sets *f to way number `index` in which parts may be joined, from 0. Returns false if there are no more. */
+/* Sets *f to way number `index` in which parts may be joined, from 0, with one run. Returns false if there are no more. */
 bool tsr_fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f);
 /* The same for patterns of names. */
 typedef struct tsr_fused_rule {
     const tsr_str *parts;
-    const uint64_t *sizes;
-    uint32_t count, dim;
+    const uint64_t *sizes, *shape; /* shape: of the whole, without the first dim if folded */
+    uint64_t runs;
+    uint32_t count, dim, ndim;
     tsr_str whole;
-    bool folded, splits; /* splits: from the whole to its parts; otherwise from the parts to the whole */
-    uint32_t turned;     /* the number of dims of the parts if the last two are exchanged, otherwise 0 */
+    bool folded, turned, splits; /* splits: from the whole to its parts; otherwise from the parts to the whole */
     const char *about;
 } tsr_fused_rule;
+/* The rule without `parts` and `sizes`. The data of its `whole` is NULL if there is no memory. */
+tsr_fused_rule tsr_fused_rule_of(const tsr_fused *f, bool splits, tsr_arena *arena, tsr_error *err);
 tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr_str *out, tsr_error *err);
 typedef struct tsr_fused_search {
     tsr_checkpoint *of_whole, *of_parts;
     const tsr_vec *parts; /* of tsr_name_family; those that are decided are ignored */
-    tsr_ring *ring;
     tsr_error *err;
 } tsr_fused_search;
 /* Finds the parts of `whole` by comparing values bitwise. */
 tsr_status tsr_fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found);
+
+/* Where a part may be in a whole: `size` elements from `offset` on in each run of `total` elements along dim `dim`, which is
+ * counted without the first dim of the whole if folded. */
+typedef struct tsr_fused_place {
+    tsr_checkpoint *of_whole, *of_parts;
+    uint64_t runs, total, size, offset;
+    uint32_t dim;
+    bool folded, turned;
+} tsr_fused_place;
+/* The dim that becomes dim `d` if the last two of `ndim` dims are exchanged, or `d` if they are not. */
+static inline uint32_t tsr_turned_dim(bool turned, uint32_t ndim, uint32_t d)
+{
+    return turned && d + 2 >= ndim ? 2 * ndim - 3 - d : d;
+}
+
+/* map_fused_lines.c: the first elements along one dim of a tensor, whose comparison rules out most places at little cost. */
+typedef struct tsr_line_of {
+    const unsigned char *data;
+    uint64_t count;
+    uint32_t item;
+} tsr_line_of;
+/* Whether the tensor has elements, of whole bytes each. */
+bool tsr_entry_is_dense(const tsr_entry *entry);
+/* The line along dim `dim` through the first element; its count is 0 if the tensor is not dense. Errors: those of
+ * tsr_read_box. */
+tsr_status tsr_line_read(tsr_checkpoint *checkpoint, const tsr_entry *entry, uint32_t dim, tsr_arena *arena,
+                         tsr_line_of *out, tsr_error *err);
+/* Whether the lines allow the part to be there. */
+bool tsr_lines_agree(const tsr_line_of *whole, const tsr_line_of *part, const tsr_fused_place *at);
+/* map_fused_values.c: whether all values of the part are there, bit for bit, in bounded memory. */
+tsr_status tsr_fused_holds(const tsr_fused_place *at, const tsr_name_family *whole, const tsr_name_family *part, bool *same,
+                           tsr_error *err);
 
 /* map_joined.c: finds the open families of `parts` that by their shapes may be parts of the whole. *ways is in how many ways
  * some or all of them could make it up, and `out` is the first one. *ordered is whether it is the only one, needs all of them,
@@ -113,5 +152,27 @@ uint64_t tsr_joined_size(const tsr_fused *f);
 /* map_suggest_values.c: whether applying the candidate to A gives B's values. */
 tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring,
                                bool *holds, tsr_error *err);
+
+/* A suggestion in the making. */
+typedef struct tsr_suggester {
+    tsr_checkpoint *a, *b;
+    tsr_arena *arena;
+    tsr_vec of_a, of_b;   /* of tsr_name_family */
+    tsr_vec candidates;   /* of tsr_map_candidate; `b` is NULL for those that were ruled out */
+    tsr_vec rules, notes; /* of tsr_str */
+    bool values;
+    uint64_t squares;              /* chosen by shape, which does not show whether they are transposed */
+    const tsr_name_family *square; /* the first one, of B */
+    tsr_error *err;
+} tsr_suggester;
+
+/* map_suggest_notes.c: the notes. Errors: TSR_E_NOMEM. */
+tsr_status tsr_note_trimmed(tsr_suggester *s, const tsr_map_candidate *c);
+/* A joined tensor whose parts were chosen because its name has their order. */
+tsr_status tsr_note_joined(tsr_suggester *s, const tsr_fused *f, bool splits);
+/* A tensor that could be joined in `ways` ways. */
+tsr_status tsr_note_joinable(tsr_suggester *s, const tsr_fused *f, unsigned ways, bool splits);
+/* What is not decided: tensors, square matrices and objects. */
+tsr_status tsr_note_open(tsr_suggester *s);
 
 #endif

@@ -51,6 +51,24 @@ static void put_rope(tsr_json *json, uint64_t heads)
     tsr_json_object_end(json);
 }
 
+/* The inverse of a trim is not stated, since the rows that it leaves out need not be zeros. */
+static void put_rows(tsr_json *json, const tsr_map_candidate *c)
+{
+    const bool pads = c->how == TSR_PAIR_PAD;
+    tsr_json_object(json);
+    tsr_json_key(json, pads ? "pad" : "trim");
+    tsr_json_uint(json, 0);
+    tsr_json_key(json, "to");
+    tsr_json_uint(json, c->number);
+    if (pads) {
+        tsr_json_key(json, "from");
+        tsr_json_uint(json, ((const tsr_pattern_member *)c->a->members.items)->entry->shape[0]);
+        tsr_json_key(json, "value");
+        tsr_json_uint(json, 0);
+    }
+    tsr_json_object_end(json);
+}
+
 static void put_steps(tsr_json *json, const tsr_map_candidate *c)
 {
     if (c->how == TSR_PAIR_PLAIN) return;
@@ -61,7 +79,8 @@ static void put_steps(tsr_json *json, const tsr_map_candidate *c)
     if (c->how == TSR_PAIR_STACK || c->how == TSR_PAIR_TURN_AND_STACK) put_fold(json, "stack");
     if (c->how == TSR_PAIR_UNSTACK || c->how == TSR_PAIR_UNSTACK_AND_TURN) put_fold(json, "unstack");
     if (c->how == TSR_PAIR_UNSTACK_AND_TURN) put_transpose(json, 2);
-    if (c->how == TSR_PAIR_ROPE) put_rope(json, c->heads);
+    if (c->how == TSR_PAIR_ROPE) put_rope(json, c->number);
+    if (c->how == TSR_PAIR_TRIM || c->how == TSR_PAIR_PAD) put_rows(json, c);
     tsr_json_array_end(json);
 }
 
@@ -95,21 +114,59 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
 
 /* ---- concatenated parts ---- */
 
+/* A shape of the whole or of a part: size `at` is `rest`, or comes as `runs` and `rest`. */
+static void put_shape(tsr_json *json, const char *key, const tsr_fused_rule *rule, bool in_runs)
+{
+    tsr_json_key(json, key);
+    tsr_json_array(json);
+    for (uint32_t d = 0; d < rule->ndim; d++) {
+        if (d == rule->dim && in_runs) tsr_json_uint(json, rule->runs);
+        if (d == rule->dim) tsr_json_int(json, -1);
+        else tsr_json_uint(json, rule->shape[d]);
+    }
+    tsr_json_array_end(json);
+}
+
+/* Cuts the dim into its runs, or makes them one dim again. */
+static void put_reshape(tsr_json *json, const tsr_fused_rule *rule, bool into_runs)
+{
+    if (rule->runs == 1) return;
+    tsr_json_object(json);
+    put_shape(json, "reshape", rule, into_runs);
+    put_shape(json, "from", rule, !into_runs);
+    tsr_json_object_end(json);
+}
+
 static void put_fused_steps(tsr_json *json, const tsr_fused_rule *rule)
 {
     tsr_json_key(json, "do");
     tsr_json_array(json);
     if (rule->folded && rule->splits) put_fold(json, "unstack");
-    if (rule->turned && !rule->splits) put_transpose(json, rule->turned);
+    if (rule->turned && !rule->splits) put_transpose(json, rule->ndim);
+    put_reshape(json, rule, true);
     tsr_json_object(json);
     tsr_json_key(json, rule->splits ? "split" : "concat");
-    tsr_json_uint(json, rule->dim);
+    tsr_json_uint(json, rule->dim + (rule->runs > 1));
     tsr_json_key(json, "sizes");
     tsr_json_u64s(json, rule->sizes, rule->count);
     tsr_json_object_end(json);
-    if (rule->turned && rule->splits) put_transpose(json, rule->turned);
+    put_reshape(json, rule, false);
+    if (rule->turned && rule->splits) put_transpose(json, rule->ndim);
     if (rule->folded && !rule->splits) put_fold(json, "stack");
     tsr_json_array_end(json);
+}
+
+tsr_fused_rule tsr_fused_rule_of(const tsr_fused *f, bool splits, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_entry *whole = ((const tsr_pattern_member *)f->whole->members.items)->entry;
+    return (tsr_fused_rule){.whole = tsr_family_pattern(f->whole, tsr_captures, arena, err),
+                            .shape = whole->shape + f->folded,
+                            .ndim = whole->ndim - f->folded,
+                            .dim = f->dim,
+                            .runs = f->runs,
+                            .folded = f->folded,
+                            .turned = f->turned,
+                            .splits = splits};
 }
 
 tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr_str *out, tsr_error *err)

@@ -21,8 +21,8 @@ typedef struct tsr_map_suggestion {
 
 /* Names that differ only in numbers are one pattern. Patterns of A and B are paired if the numbers and the shapes fit:
  * unchanged, transposed, stacked along a new first dim, or the reverse. If several candidates fit, `values` decides by equal
- * values: all candidates are read and compared bit for bit, including rope permutations, and then tensors that are parts of
- * another one, such as q, k and v. Without `values` a name that is the end of the other name is preferred. Patterns that
+ * values: all candidates are read and compared bit for bit, including rope permutations and padded rows, and then tensors
+ * that are parts of another one, such as q, k and v, which may be joined head by head. Without `values` a name that is the end of the other name is preferred. Patterns that
  * stay undecided are not in the document but in the notes. Everything lives in `arena`.
  *
  * Errors: TSR_E_LIMIT beyond 1,024 patterns; those of reading. */
