@@ -217,27 +217,31 @@ static tsr_status bind_all(tsr_matcher *s)
     return TSR_OK;
 }
 
-/* Users easily miss that a map drops numbers, which the target does not have and which no inverse restores, so this is
- * noted. */
+/* Users easily miss that a map drops numbers, which the target does not have, so this is noted. */
 static tsr_status note_dropped(const tsr_matcher *s)
 {
     const tsr_entry *const *dropped = s->m->dropped.items;
     const size_t count = s->m->dropped.count - (s->m->tied.left_out != NULL);
-    if (count && dropped[0] == s->m->tied.left_out) dropped++; /* it has its own note */
+    if (!count) return TSR_OK;
+    if (dropped[0] == s->m->tied.left_out) dropped++; /* it has its own note */
     tsr_arena *arena = s->m->own->arena;
-    if (count == 1)
-        return tsr_mapped_add_note(
-            s->m, tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn)), s->err);
-    if (count)
-        return tsr_mapped_add_note(s->m,
-                                   tsr_arena_format(arena, s->err, "the map leaves out %zu entries, such as '%.*s'", count,
-                                                    TSR_STR_ARG(dropped[0]->fqn)),
-                                   s->err);
-    for (uint32_t r = 0; s->m->rules->forward && r < s->m->rules->forward->count; r++) {
-        const tsr_map_rule *rule = &s->m->rules->forward->rules[r];
+    return tsr_mapped_add_note(
+        s->m,
+        count == 1 ? tsr_arena_format(arena, s->err, "the map leaves out '%.*s'", TSR_STR_ARG(dropped[0]->fqn))
+                   : tsr_arena_format(arena, s->err, "the map leaves out %zu entries, such as '%.*s'", count,
+                                      TSR_STR_ARG(dropped[0]->fqn)),
+        s->err);
+}
+
+/* Nor does the inverse restore what the map drops. */
+static tsr_status note_not_restored(const tsr_matcher *s)
+{
+    const tsr_mapping_rules *forward = s->m->rules->forward;
+    for (uint32_t r = 0; forward && r < forward->count; r++) {
+        const tsr_map_rule *rule = &forward->rules[r];
         if (rule->to_count) continue;
         return tsr_mapped_add_note(s->m,
-                                   tsr_arena_format(arena, s->err,
+                                   tsr_arena_format(s->m->own->arena, s->err,
                                                     "the inverse does not bring back what the map drops, '%.*s'",
                                                     TSR_STR_ARG(rule->from[0].text)),
                                    s->err);
@@ -326,6 +330,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_required_check(&s);
     if (status == TSR_OK) status = tsr_origin_check(&s);
     if (status == TSR_OK) status = note_dropped(&s);
+    if (status == TSR_OK) status = note_not_restored(&s);
     tsr_map_free(s.members);
     tsr_vec_free(&s.families);
     tsr_vec_free(&s.matches);

@@ -35,6 +35,8 @@ def models():
     for name, shows in FORMS.items():
         folder = os.path.join(GOLDEN, "megatron_maps", name)
         yield MEGATRON.get(name, f"megatron-{name}"), os.path.join(folder, "stacked"), os.path.join(folder, "hf"), os.path.join(folder, "hf", "config.json"), shows
+    titan_02 = os.path.join(GOLDEN, "titan_02", "llama4-dense")
+    yield "torchtitan-llama4", f"{titan_02}.safetensors", f"{titan_02}.hf.safetensors", f"{titan_02}.json", [*LLAMA, "intermediate_size_mlp", "num_local_experts", "vocab_size"]
     for name in ("llama1", "llama3"):
         yield "meta-llama", os.path.join(GOLDEN, "meta", name), os.path.join(GOLDEN, "meta", f"{name}.safetensors"), os.path.join(GOLDEN, "meta", f"{name}.config.json"), [*LLAMA, "vocab_size"]
 
@@ -67,6 +69,7 @@ def test_settings_of_another_model_are_refused(t):
     for number, (name, source, made, config, shows) in enumerate(models()):
         seen.add(name)
         settings = json.load(open(config))
+        settings |= settings.pop("text_config", {})
         for options, model in (([], source), (["--inverse"], made)):
             folder = place(model, os.path.join(t.scratch, f"{number}{''.join(options)}"))
             write(folder, "config.json", settings)
