@@ -104,8 +104,8 @@ static tsr_status add_folds(tsr_vec *out, const tsr_map_candidate *like, bool va
     return TSR_OK;
 }
 
-/* Adds the ways in which a pair may belong together. A square matrix may be transposed, any matrix may be permuted, and rows may be
- * left out or added; only values can show this. */
+/* Adds the ways in which a pair may belong together. A square matrix may be transposed, and any matrix may be permuted; only
+ * values can show this. */
 static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, tsr_error *err)
 {
     const bool plain = pairs(like->a, like->b, false), turned = pairs(like->a, like->b, true);
@@ -113,7 +113,6 @@ static tsr_status add_pair(tsr_vec *out, tsr_map_candidate *like, bool values, t
     if (plain) TSR_TRY(add(out, like, TSR_PAIR_PLAIN, 0, err));
     if (turned && (values || !plain)) TSR_TRY(add(out, like, TSR_PAIR_TRANSPOSE, 0, err));
     if (plain && values) TSR_TRY(add_ropes(out, like, err));
-    if (values) TSR_TRY(add_rows(out, like, err));
     return add_folds(out, like, values, err);
 }
 
@@ -124,6 +123,19 @@ tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, 
         for (size_t i = 0; i < a->count; i++) {
             tsr_map_candidate like = {.a = &of_a[i], .b = &of_b[j], .score = tsr_families_likeness(&of_a[i], &of_b[j])};
             TSR_TRY(add_pair(out, &like, values, err));
+        }
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_candidates_find_rows(const tsr_vec *a, const tsr_vec *b, tsr_vec *out, tsr_error *err)
+{
+    tsr_name_family *of_a = a->items, *of_b = b->items;
+    for (size_t j = 0; j < b->count; j++) {
+        for (size_t i = 0; i < a->count && !of_b[j].decided; i++) {
+            const tsr_map_candidate like = {
+                .a = &of_a[i], .b = &of_b[j], .score = tsr_families_likeness(&of_a[i], &of_b[j])};
+            if (!of_a[i].decided) TSR_TRY(add_rows(out, &like, err));
         }
     }
     return TSR_OK;

@@ -94,18 +94,15 @@ static tsr_status check_first_rows(tsr_suggester *s, tsr_map_candidate *c, tsr_r
     return TSR_OK;
 }
 
-/* Rules out candidates whose values differ. Once one of them is confirmed, other ways to combine the same two families need
+/* Rules out the candidates from number `first` on whose values differ. Once one of them is confirmed, other ways to combine the same two families need
  * no check. */
-static tsr_status check_values(tsr_suggester *s)
+static tsr_status check_values(tsr_suggester *s, size_t first)
 {
     tsr_ring *ring = NULL;
     tsr_map_candidate *all = s->candidates.items;
-    const tsr_selection all_tensors = {0};
-    TSR_TRY(tsr_repeats_check_catalog(s->a, &all_tensors, s->err));
-    TSR_TRY(tsr_repeats_check_catalog(s->b, &all_tensors, s->err));
     tsr_status status = tsr_ring_new(tsr_checkpoint_host(s->a), 0, &ring, s->err);
     const tsr_map_candidate *held = NULL;
-    for (size_t i = 0; i < s->candidates.count && status == TSR_OK; i++) {
+    for (size_t i = first; i < s->candidates.count && status == TSR_OK; i++) {
         bool holds = false;
         const bool needless = held && held->a == all[i].a && held->b == all[i].b;
         if (!needless) status = tsr_candidate_holds(s->a, s->b, &all[i], ring, &holds, s->err);
@@ -158,6 +155,22 @@ static tsr_status find_fused(tsr_suggester *s, bool splits)
     return TSR_OK;
 }
 
+/* A part of a joined tensor may be its first rows, so rows are left out only of what is not joined. */
+static tsr_status decide_by_values(tsr_suggester *s)
+{
+    const tsr_selection all_tensors = {0};
+    TSR_TRY(tsr_repeats_check_catalog(s->a, &all_tensors, s->err));
+    TSR_TRY(tsr_repeats_check_catalog(s->b, &all_tensors, s->err));
+    TSR_TRY(check_values(s, 0));
+    TSR_TRY(choose_all(s));
+    TSR_TRY(find_fused(s, false));
+    TSR_TRY(find_fused(s, true));
+    const size_t checked = s->candidates.count;
+    TSR_TRY(tsr_candidates_find_rows(&s->of_a, &s->of_b, &s->candidates, s->err));
+    TSR_TRY(check_values(s, checked));
+    return choose_all(s);
+}
+
 /* ---- by shapes ---- */
 
 /* Chooses a joined tensor whose name shows the order of its parts. The note says that nothing else does. */
@@ -193,8 +206,9 @@ static tsr_status find_joined(tsr_suggester *s, bool splits, bool notes)
 }
 
 /* What is chosen leaves less for the others, so that more of them may have no rivals. */
-static tsr_status find_all_joined(tsr_suggester *s)
+static tsr_status decide_by_shapes(tsr_suggester *s)
 {
+    TSR_TRY(choose_all(s));
     TSR_TRY(find_joined(s, false, false));
     TSR_TRY(find_joined(s, true, false));
     TSR_TRY(choose_all(s));
@@ -236,11 +250,7 @@ static tsr_status suggest(tsr_suggester *s, tsr_map_suggestion *out)
     TSR_FAIL_IF(s->of_a.count > TSR_MOST_PATTERNS || s->of_b.count > TSR_MOST_PATTERNS, s->err, TSR_E_LIMIT,
                 "more than %d different patterns of names", TSR_MOST_PATTERNS);
     TSR_TRY(tsr_candidates_find(&s->of_a, &s->of_b, s->values, &s->candidates, s->err));
-    if (s->values) TSR_TRY(check_values(s));
-    TSR_TRY(choose_all(s));
-    if (s->values) TSR_TRY(find_fused(s, false));
-    if (s->values) TSR_TRY(find_fused(s, true));
-    if (!s->values) TSR_TRY(find_all_joined(s));
+    TSR_TRY(s->values ? decide_by_values(s) : decide_by_shapes(s));
     TSR_TRY(tsr_note_open(s));
     TSR_TRY(write_document(s, out));
     tsr_str *notes = tsr_arena_array(s->arena, s->notes.count, sizeof *notes, s->err);

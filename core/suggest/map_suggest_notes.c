@@ -23,11 +23,11 @@ tsr_status tsr_note_trimmed(tsr_suggester *s, const tsr_map_candidate *c)
 {
     const tsr_entry *a = ((const tsr_pattern_member *)c->a->members.items)->entry,
                     *b = ((const tsr_pattern_member *)c->b->members.items)->entry;
-    return add_note(s,
-                    tsr_arena_format(s->arena, s->err,
-                                     "'%.*s' of B has the first %llu rows of '%.*s' of A; the rule leaves out the last %llu",
-                                     TSR_STR_ARG(b->fqn), (unsigned long long)b->shape[0], TSR_STR_ARG(a->fqn),
-                                     (unsigned long long)(a->shape[0] - b->shape[0])));
+    return add_note(
+        s, tsr_arena_format(s->arena, s->err,
+                            "'%.*s' of B has the first %llu of the %llu rows of '%.*s' of A; the rule leaves out the others",
+                            TSR_STR_ARG(b->fqn), (unsigned long long)b->shape[0], (unsigned long long)a->shape[0],
+                            TSR_STR_ARG(a->fqn)));
 }
 
 /* ---- joined tensors ---- */

@@ -62,6 +62,8 @@ size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *pa
 /* map_candidates.c: collects all pairs whose numbers and shapes fit into a vector of tsr_map_candidate. With `values`,
  * includes those that only values could confirm. */
 tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, tsr_vec *out, tsr_error *err);
+/* Adds the pairs of open families of one tensor each, of which one may have more rows than the other. */
+tsr_status tsr_candidates_find_rows(const tsr_vec *a, const tsr_vec *b, tsr_vec *out, tsr_error *err);
 
 /* map_suggest_rule.c: the candidate as a rule of a map, one JSON object. */
 tsr_status tsr_candidate_rule(const tsr_map_candidate *candidate, const char *about, tsr_arena *arena, tsr_str *out,
