@@ -183,11 +183,12 @@ def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
     with open(os.path.join(out, "notes.txt"), "w") as f:
         f.write("root's")
     os.chmod(t.folder, 0o755)
+    program = shutil.copy(t.path, t.at("tessera"))  # the other user may not reach the build directory
     before = tree(out)
     command, *options = FORMS["ranks"]
-    p = subprocess.run([t.path, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
+    p = subprocess.run([program, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
     need(p.returncode == 2 and "'notes.txt' in 'out'" in p.stderr and "Operation not permitted" in p.stderr, f"{p.returncode} {p.stderr}")
     need(tree(out) == before and os.listdir(t.at("place")) == ["out"], f"{os.listdir(t.at('place'))}")
     os.chown(os.path.join(out, "notes.txt"), nobody, nobody)
-    p = subprocess.run([t.path, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
+    p = subprocess.run([program, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
     need(p.returncode == 0 and tree(out)["notes.txt"] == b"root's", p.stderr)
