@@ -4,6 +4,9 @@
 
 #include "check/check_share.h"
 #include "tessera/check.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/finding_add.h"
 
 typedef struct tsr_deep_counts {
     uint64_t nan, inf;
@@ -26,10 +29,10 @@ typedef struct tsr_deep {
     uint64_t most;           /* the largest size of a piece in bytes, the same on all ranks */
     uint64_t extents;        /* the number of the next extent */
     tsr_share share;         /* findings are first added to share.found */
-    tsr_share
-        *walked; /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the
-                         * walk itself are added here */
-    tsr_vec partials;   /* of partial */
+    /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the walk itself are
+     * added here. */
+    tsr_share *walked;
+    tsr_vec partials;   /* what this rank read of extents that several ranks read parts of (check_extents.c) */
     uint32_t crc;       /* CRC of the current extent up to the last drained piece */
     uint64_t crc_bytes; /* number of bytes in that CRC */
     bool damaged;       /* that extent could not be read completely, because of: */
@@ -41,6 +44,15 @@ typedef struct tsr_deep {
 /* `c` has the checkpoint, the ring and perhaps `progress` and `walked`; the rest is zero. Must be closed even if this fails. */
 tsr_status tsr_deep_open(tsr_deep *c, tsr_comm *comm, tsr_error *err);
 void tsr_deep_close(tsr_deep *c);
+
+/* The place of a finding in a file, or in none if no file has that number. */
+tsr_place tsr_deep_place(const tsr_deep *c, uint32_t file, uint64_t offset, tsr_str fqn);
+/* Turns an error of one tensor or range into a finding. Errors that stop the whole check are passed on. */
+tsr_status tsr_deep_failure(tsr_deep *c, tsr_place place, const tsr_error *failure, tsr_error *err);
+/* Adds what `bytes` bytes of whole elements of `dtype` contain to *out. */
+void tsr_deep_count(const tsr_host *host, tsr_dtype dtype, const uint8_t *data, size_t bytes, tsr_deep_counts *out);
+void tsr_deep_counts_add(tsr_deep_counts *sum, const tsr_deep_counts *more);
+
 /* Appends the counts of all entries that have some, in the form in which they are sent. */
 tsr_status tsr_deep_list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err);
 /* Adds counts that were sent. TSR_E_USAGE if they are not of this checkpoint. */
@@ -49,6 +61,11 @@ tsr_status tsr_deep_add_tallies(tsr_deep *c, tsr_str sent, tsr_error *err);
 uint64_t tsr_deep_piece(uint64_t best);
 /* Reads the extents in this rank's share, and counts their values in `tallies`. */
 tsr_status tsr_deep_extents(tsr_deep *c, tsr_error *err);
+/* Appends what this rank found of extents that several ranks read parts of, in the form in which it is sent. */
+tsr_status tsr_deep_list_partials(const tsr_deep *c, tsr_vec *out, tsr_error *err);
+/* Judges those extents from what all ranks have sent. An error is reported by the first rank that could not read its part. If
+ * there is none, the rank that read the end of the extent checks the CRC. */
+tsr_status tsr_deep_judge_partials(tsr_deep *c, const tsr_comm_blobs *all, tsr_error *err);
 /* Checks the entries in this rank's share, once `tallies` has the counts of all ranks. */
 tsr_status tsr_deep_entries(tsr_deep *c, tsr_error *err);
 

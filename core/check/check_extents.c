@@ -1,0 +1,335 @@
+/* The first pass of a deep check, which reads every byte once, in file order. An extent (a zip member, a tensor's bytes) is
+ * split into pieces, which threads read, checksum and scan. The CRCs of the pieces are combined in order.
+ *
+ *   file:   … | member data/0 ··················· | …
+ *             [piece 0      ][piece 1      ][pc 2]        boundaries at whole elements of the tensor inside */
+#include "base/cursor.h"
+#include "check/check_deep.h"
+#include "stream/numeric.h"
+#include "stream/ring.h"
+#include "tessera/sys/box.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
+
+#define MEMBER_CHARS 96u
+#define ITEM_BITS    32                  /* of an extent's number: which one of its item it is */
+#define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
+
+typedef tsr_deep_counts counts;
+typedef tsr_deep_tally tally;
+typedef tsr_deep check;
+
+typedef struct piece {
+    uint32_t file;
+    uint64_t byte_offset;
+    uint8_t *memory; /* for a single slice */
+    size_t size;
+    bool first, last; /* of the extent's pieces that this rank reads */
+    bool partial;     /* this rank does not read the whole extent, */
+    bool ends;        /* but it reads the end */
+    bool has_crc;
+    uint32_t expected_crc; /* of the whole extent */
+    uint64_t extent_offset, extent_number;
+    uint32_t crc;              /* of this piece */
+    tsr_dtype scan;            /* type of the numbers to scan for NaN, or TSR_DTYPE_NONE */
+    size_t scan_from, scan_to; /* range to scan, in bytes of this piece */
+    counts counts;
+    tally *tally;
+    tsr_str fqn;
+    tsr_error failure;
+    size_t member_size;
+    char member[MEMBER_CHARS];
+} piece;
+
+static bool is_scanned(tsr_dtype part)
+{
+    return tsr_float_form_of(part) || part == TSR_BOOL;
+}
+
+/* Where the slice that begins at `at` ends: after a whole number of elements. */
+static size_t slice_end(const piece *p, size_t at)
+{
+    if (p->size - at <= SLICE_BYTES) return p->size;
+    size_t end = at + SLICE_BYTES;
+    if (end > p->scan_from && end < p->scan_to) end -= (end - p->scan_from) % 16;
+    return end;
+}
+
+static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
+{
+    (void)err;
+    const check *c = ctx;
+    const tsr_host *host = tsr_checkpoint_host(c->checkpoint);
+    piece *p = job;
+    for (size_t at = 0, end; at < p->size; at = end) {
+        end = slice_end(p, at);
+        uint8_t *data = tsr_place_for_copy(p->memory, p->byte_offset + at, TSR_NO_POSITION);
+        tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+        if (tsr_store_read(store, p->file, p->byte_offset + at, data, end - at, &p->failure) != TSR_OK) return TSR_OK;
+        if (p->has_crc) p->crc = tsr_crc32(host, p->crc, data, end - at);
+        const size_t low = p->scan_from > at ? p->scan_from : at, high = p->scan_to < end ? p->scan_to : end;
+        if (p->scan != TSR_DTYPE_NONE && low < high)
+            tsr_deep_count(host, p->scan, data + (low - at), high - low, &p->counts);
+    }
+    return TSR_OK;
+}
+
+/* The result for an extent of which this rank read only a part. */
+typedef struct partial {
+    piece last; /* the last of its pieces */
+    uint32_t crc;
+    uint64_t crc_bytes;
+    bool damaged;
+    tsr_error damage;
+} partial;
+
+static tsr_place place_of_piece(const check *c, const piece *p)
+{
+    return tsr_deep_place(c, p->file, p->extent_offset, p->fqn);
+}
+
+static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
+{
+    if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
+    return tsr_finding_add(c->share.found, "zip/crc", place_of_piece(c, p), err,
+                           "the bytes of member '%.*s' have CRC-32 %08x, but the archive states %08x", (int)p->member_size,
+                           p->member, (unsigned)crc, (unsigned)p->expected_crc);
+}
+
+/* Called when all pieces of an extent that this rank reads have been drained. */
+static tsr_status end_extent(check *c, const piece *p, tsr_error *err)
+{
+    if (p->partial) {
+        partial *own = tsr_vec_push(&c->partials, err);
+        if (!own) return TSR_E_NOMEM;
+        *own = (partial){*p, c->crc, c->crc_bytes, c->damaged, c->damage};
+        return TSR_OK;
+    }
+    if (c->damaged) TSR_TRY(tsr_deep_failure(c, place_of_piece(c, p), &c->damage, err));
+    else TSR_TRY(judge(c, p, c->crc, err));
+    return tsr_share_order(&c->share, p->extent_number, err);
+}
+
+static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
+{
+    check *c = ctx;
+    const piece *p = job;
+    if (p->first) {
+        c->crc = 0;
+        c->crc_bytes = 0;
+        c->damaged = false;
+    }
+    c->byte_done += p->size;
+    if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->share.byte_total)) {
+        return tsr_fail(err, TSR_E_CANCELLED, "the check was cancelled");
+    }
+    if (p->failure.status != TSR_OK && !c->damaged) {
+        c->damaged = true;
+        c->damage = p->failure;
+    }
+    if (p->tally && p->failure.status == TSR_OK) tsr_deep_counts_add(&p->tally->counts, &p->counts);
+    c->crc = tsr_crc32_join(c->crc, p->crc, p->size);
+    c->crc_bytes += p->size;
+    return p->last ? end_extent(c, p, err) : TSR_OK;
+}
+
+/* Whether a view's elements are exactly the bytes of one contiguous range, in any order. */
+static bool is_dense(const tsr_extent *extent, uint64_t *elements)
+{
+    const tsr_chunk *chunk = extent->chunk;
+    const uint32_t ndim = extent->entry->ndim;
+    uint64_t reach = 1, step;
+    if (!tsr_box_volume((tsr_box){ndim, NULL, chunk->sizes}, elements)) return false;
+    for (uint32_t d = 0; extent->view.strides && d < ndim; d++) {
+        if (chunk->sizes[d] > 1 && extent->view.strides[d] == 0) return false;
+        if (!tsr_mul_u64(chunk->sizes[d] - (chunk->sizes[d] > 0), extent->view.strides[d], &step)) return false;
+        if (!tsr_add_u64(reach, step, &reach)) return false;
+    }
+    return !extent->view.strides || reach == *elements;
+}
+
+static bool is_replica(const tsr_extent *extent)
+{
+    const tsr_entry *entry = extent->entry;
+    return entry->replica_count && extent->chunk >= entry->replicas &&
+           extent->chunk < entry->replicas + entry->replica_count;
+}
+
+/* Finds the byte range of the numbers to scan, relative to the extent. TSR_DTYPE_NONE if there are none. */
+static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, uint64_t *to)
+{
+    *from = *to = 0;
+    const tsr_entry *entry = extent->entry;
+    const tsr_dtype part = entry && extent->chunk ? tsr_dtype_part(entry->dtype) : TSR_DTYPE_NONE;
+    uint64_t elements, bytes;
+    if (!is_scanned(part) || is_replica(extent)) return TSR_DTYPE_NONE;
+    if (entry->per_rank) { /* one rank's tensor, which is the whole extent */
+        *to = extent->byte_length;
+        return part;
+    }
+    const bool simple = !extent->view.zstd && !(extent->view.swap && tsr_dtype_describe(part)->swap_bytes > 1);
+    if (!simple || !is_dense(extent, &elements)) {
+        c->tallies[entry - tsr_checkpoint_catalog(c->checkpoint)->entries].gather = true;
+        return TSR_DTYPE_NONE;
+    }
+    if (!tsr_dtype_bytes(entry->dtype, elements, &bytes) || extent->view.byte_offset < extent->byte_offset)
+        return TSR_DTYPE_NONE;
+    *from = extent->view.byte_offset - extent->byte_offset;
+    if (*from > extent->byte_length || bytes > extent->byte_length - *from) return TSR_DTYPE_NONE;
+    *to = *from + bytes;
+    return part;
+}
+
+/* A part of an extent that becomes a piece of this rank. */
+typedef struct part {
+    uint64_t at, end; /* bytes of the extent */
+    tsr_dtype scan;
+    uint64_t scan_from, scan_to;
+    bool first, last, partial;
+} part;
+
+static tsr_status add_piece(check *c, const tsr_extent *extent, const part *n, tsr_error *err)
+{
+    void *job;
+    uint8_t *memory;
+    const size_t slice = n->end - n->at < SLICE_BYTES ? (size_t)(n->end - n->at) : SLICE_BYTES;
+    TSR_TRY(tsr_ring_job(c->ring, slice + TSR_COPY_SLACK, &job, &memory, err));
+    piece *p = job;
+    p->file = extent->file;
+    p->byte_offset = extent->byte_offset + n->at;
+    p->memory = memory;
+    p->size = (size_t)(n->end - n->at);
+    p->first = n->first;
+    p->last = n->last;
+    p->partial = n->partial;
+    p->ends = n->end == extent->byte_length;
+    p->has_crc = extent->has_crc;
+    p->expected_crc = extent->crc32;
+    p->extent_offset = extent->byte_offset;
+    p->extent_number = c->extents;
+    const uint64_t low = n->scan_from > n->at ? n->scan_from : n->at, high = n->scan_to < n->end ? n->scan_to : n->end;
+    if (n->scan != TSR_DTYPE_NONE && low < high) {
+        p->scan = n->scan;
+        p->scan_from = (size_t)(low - n->at);
+        p->scan_to = (size_t)(high - n->at);
+        p->tally = &c->tallies[extent->entry - tsr_checkpoint_catalog(c->checkpoint)->entries];
+    }
+    if (extent->entry) p->fqn = extent->entry->fqn;
+    p->member_size = extent->member.size < MEMBER_CHARS ? extent->member.size : MEMBER_CHARS;
+    if (p->member_size) memcpy(p->member, extent->member.data, p->member_size);
+    return TSR_OK;
+}
+
+static bool is_mine(const check *c, const tsr_extent *extent, uint64_t at)
+{
+    const uint64_t from = c->walked ? extent->byte_offset - extent->before : extent->byte_offset + at;
+    return tsr_share_owner(&c->share, extent->file, from) == c->share.comm->rank;
+}
+
+/* Items of others are skipped where nothing but this rank's own items is walked. Extents are numbered so that those of an item
+ * have the same numbers whoever skips other items. */
+static tsr_status take_item(check *c, const tsr_extent *item, tsr_error *err)
+{
+    if (c->walked) TSR_TRY(tsr_share_order(c->walked, c->extents, err));
+    c->extents = ((c->extents >> ITEM_BITS) + 1) << ITEM_BITS;
+    *item->skips = c->walked && !is_mine(c, item, 0);
+    return TSR_OK;
+}
+
+/* Splits an extent at the same positions on every rank. Each rank reads the parts that begin in its share. */
+static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    check *c = ctx;
+    part n = {.at = 0};
+    if (extent->skips) return take_item(c, extent, err);
+    n.scan = scan_range(c, extent, &n.scan_from, &n.scan_to);
+    const uint64_t most = c->most;
+    const uint64_t head = most + (n.scan == TSR_DTYPE_NONE ? 0 : n.scan_from % tsr_dtype_size(n.scan));
+    const uint64_t length = extent->byte_length;
+    const uint64_t tail = length <= head ? 0 : head + (length - head - 1) / most * most; /* where the last part begins */
+    bool before = false;
+    n.partial = !is_mine(c, extent, 0) || !is_mine(c, extent, tail);
+    c->extents++;
+    for (;; n.at = n.end) {
+        n.end = n.at == tail ? length : n.at + (n.at == 0 ? head : most);
+        const bool mine = is_mine(c, extent, n.at);
+        n.first = mine && !before;
+        n.last = mine && (n.at == tail || !is_mine(c, extent, n.end));
+        if (mine) TSR_TRY(add_piece(c, extent, &n, err));
+        before = mine;
+        if (n.at == tail) return TSR_OK;
+    }
+}
+
+tsr_status tsr_deep_extents(check *c, tsr_error *err)
+{
+    const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
+    /* Eight pieces per thread and round: with fewer, waiting for the slowest thread takes noticeable time. */
+    const size_t enough = 16 * (threads ? threads : 1) * (SLICE_BYTES + TSR_COPY_SLACK);
+    const tsr_ring_work work = {
+        .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
+    c->partials = tsr_vec_of(c->share.allocator, sizeof(partial));
+    TSR_TRY(tsr_ring_begin(c->ring, &work, err));
+    TSR_TRY(tsr_ring_reserve(c->ring, enough / 2, err));
+    TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
+    return tsr_ring_end(c->ring, err);
+}
+
+uint64_t tsr_deep_piece(uint64_t best)
+{
+    return (best - 2 * TSR_COPY_SLACK) / 16 * 16;
+}
+
+/* ---- extents that several ranks read parts of ---- */
+
+/* A `partial` in the form in which it is sent. */
+typedef struct sent_partial {
+    uint64_t number, crc_bytes;
+    uint32_t crc, damaged;
+} sent_partial;
+
+/* Combines all ranks' parts of one extent, in order. Returns the CRC of the whole extent. *sound_before is set if all parts
+ * of the ranks before `mine` could be read, *sound if all parts could. */
+static uint32_t join_parts(const tsr_comm_blobs *all, uint64_t number, uint32_t mine, bool *sound_before, bool *sound)
+{
+    uint32_t crc = 0;
+    *sound_before = *sound = true;
+    for (uint32_t r = 0; r < all->count; r++) {
+        sent_partial s;
+        for (size_t at = 0; at < all->blobs[r].size; at += sizeof s) {
+            memcpy(&s, all->blobs[r].data + at, sizeof s);
+            if (s.number != number) continue;
+            crc = tsr_crc32_join(crc, s.crc, s.crc_bytes);
+            if (s.damaged) *sound = false;
+            if (s.damaged && r < mine) *sound_before = false;
+        }
+    }
+    return crc;
+}
+
+tsr_status tsr_deep_judge_partials(check *c, const tsr_comm_blobs *all, tsr_error *err)
+{
+    for (size_t i = 0; i < c->partials.count; i++) {
+        const partial *own = (const partial *)c->partials.items + i;
+        bool sound_before, sound;
+        const uint32_t crc = join_parts(all, own->last.extent_number, c->share.comm->rank, &sound_before, &sound);
+        if (own->damaged && sound_before) TSR_TRY(tsr_deep_failure(c, place_of_piece(c, &own->last), &own->damage, err));
+        if (own->last.ends && sound) TSR_TRY(judge(c, &own->last, crc, err));
+        TSR_TRY(tsr_share_order(&c->share, own->last.extent_number, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_deep_list_partials(const check *c, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; i < c->partials.count; i++) {
+        const partial *own = (const partial *)c->partials.items + i;
+        const sent_partial s = {own->last.extent_number, own->crc_bytes, own->crc, own->damaged};
+        TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
+    }
+    return TSR_OK;
+}
