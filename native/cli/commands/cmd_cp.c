@@ -8,6 +8,7 @@
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
 #include "cli/writing/copy_complete.h"
+#include "cli/writing/copy_files.h"
 #include "cli/writing/copy_log.h"
 #include "cli/writing/copy_published.h"
 #include "cli/writing/copy_source.h"
@@ -27,7 +28,7 @@
 
 #define JOB TSR_STR("a copy\n")
 
-enum { BUFFER = 8 << 20, LEVELS = 64 };
+enum { BUFFER = 8 << 20 };
 
 typedef struct cp_arguments {
     bool no_verify, overwrite, resume, json;
@@ -39,21 +40,18 @@ typedef struct copying {
     const char *from, *to;
     tsr_store *store;
     tsr_arena *arena;
-    uint32_t *files;        /* file numbers in `store`, in the order in which they are created: markers last */
-    tsr_str *names;         /* the names of these files; "" for a single file */
-    uint32_t count, marker; /* index of the first marker in `files`, or `count` */
-    bool is_remote;         /* the copy goes to an object store */
+    cli_copy_files files;
+    bool is_remote; /* the copy goes to an object store */
     /* The run that --resume continues had published it already, but was killed before it removed its journal. */
     bool was_published;
     tsr_replacement replacement;
     tsr_publication publication;
     tsr_output *output;
     char *buffer;
-    uint64_t *sums, *sizes;
-    uint64_t byte_total, byte_done;
+    uint64_t *sums; /* digests of the files, as far as they were copied or kept */
+    uint64_t byte_done;
     tsr_object_resumed resumed;
-    tsr_hidden_names hidden; /* files that the store does not list because of their names */
-    cli_copy_log log;        /* for a copy to a disk: the digests of its chunks */
+    cli_copy_log log; /* for a copy to a disk: the digests of its chunks */
     cli_progress progress;
 } copying;
 
@@ -75,96 +73,31 @@ static void remove_unfinished(void *ctx)
     tsr_publication_discard(&c->publication);
 }
 
-/* ---- what is copied ---- */
-
-static tsr_status list_deeply(copying *c, tsr_error *err)
-{
-    bool cut = false, deeper = false;
-    if (c->store->primary != TSR_NO_FILE) return TSR_OK;
-    if (tsr_is_address(c->from))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "a server lists no directories over HTTP; name a single file");
-    if (c->store->deepen) {
-        const tsr_status status = c->store->deepen(c->store, LEVELS, &cut, &deeper, err);
-        if (status != TSR_OK) return status;
-    }
-    if (cut || deeper)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION,
-                         "it holds too many files, or directories more than %d levels down", LEVELS);
-    return TSR_OK;
-}
-
-static tsr_status list_directory(copying *c, tsr_error *err)
-{
-    const tsr_status status = list_deeply(c, err);
-    if (status != TSR_OK) return status;
-    c->hidden = tsr_path_store_hidden(c->store);
-    c->count = c->store->file_count;
-    if (!c->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
-    return TSR_OK;
-}
-
-/* Their names are those of unfinished outputs. They may be another run's, so they are not copied, but they may also be the user's. */
-static void warn_hidden(const copying *c)
-{
-    cli_warn(
-        c->program,
-        "%s whose names begin with '.' and contain '.tessera-' %s not copied, such as '%s': unfinished outputs have such names",
-        cli_plural(c->hidden.count, "file").text, c->hidden.count == 1 ? "is" : "are", c->hidden.first);
-}
-
-/* Whether the name of a file is that of a marker, whose presence makes a checkpoint complete: 1 in a subdirectory, 2 in the
- * root; 0: it is not. */
-static unsigned marker_rank(tsr_str name)
-{
-    size_t start = name.size;
-    while (start && name.data[start - 1] != '/') start--;
-    const tsr_str base = {name.data + start, name.size - start};
-    const bool is_marker = tsr_str_ends(base, TSR_STR(".metadata")) || tsr_str_ends(base, TSR_STR(".index.json")) ||
-                           tsr_str_equal(base, TSR_STR("metadata.json")) || tsr_str_equal(base, TSR_STR("latest"));
-    return !is_marker ? 0 : start ? 1 : 2;
-}
-
-/* Orders the files of a directory: markers last, and those of the root after those of subdirectories. */
-static tsr_status put_in_order(copying *c, tsr_error *err)
-{
-    uint32_t count = 0;
-    for (unsigned rank = 0; rank <= 2; rank++) {
-        if (rank == 1) c->marker = count;
-        for (uint32_t f = 0; f < c->count; f++)
-            if (marker_rank(c->store->files[f].name) == rank) c->files[count++] = f;
-    }
-    for (uint32_t i = 0; i < c->count; i++) {
-        c->names[i] = c->store->files[c->files[i]].name;
-        if (!tsr_is_name_below(c->names[i], SIZE_MAX)) /* keys in object stores need not be valid file names */
-            return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "'%.*s' cannot be the name of a file here",
-                             TSR_STR_ARG(c->names[i]));
-    }
-    return TSR_OK;
-}
-
 static tsr_status list_files(copying *c, tsr_error *err)
 {
-    tsr_status status = TSR_OK;
-    const bool is_single = c->store->primary != TSR_NO_FILE;
-    c->count = 1;
-    if (!is_single) status = list_directory(c, err);
+    const tsr_status status = cli_copy_list(c->store, c->from, c->arena, &c->files, err);
     if (status != TSR_OK) return status;
-    c->files = tsr_arena_array(c->arena, c->count, sizeof *c->files, err);
-    c->names = tsr_arena_array(c->arena, c->count, sizeof *c->names, err);
-    c->sums = tsr_arena_array(c->arena, c->count, sizeof *c->sums, err);
-    c->sizes = tsr_arena_array(c->arena, c->count, sizeof *c->sizes, err);
-    if (!c->files || !c->names || !c->sums || !c->sizes) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < c->count; i++) c->sums[i] = 0;
-    if (is_single) {
-        c->files[0] = c->store->primary;
-        c->names[0] = TSR_STR("");
-    } else {
-        status = put_in_order(c, err);
-    }
-    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++)
-        c->byte_total += c->sizes[i] = c->store->files[c->files[i]].size;
-    return status;
+    c->sums = tsr_arena_array(c->arena, c->files.count, sizeof *c->sums, err);
+    for (uint32_t i = 0; i < c->files.count && c->sums; i++) c->sums[i] = 0;
+    return c->sums ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Whether the copy is a directory; otherwise it is a single file. */
+static bool is_directory(const copying *c)
+{
+    return c->files.names[0].size > 0;
+}
+
+/* The names that a directory will have, for the journal. */
+static tsr_publication_job job_of(const copying *c)
+{
+    return (tsr_publication_job){JOB, is_directory(c) ? c->files.names : NULL, is_directory(c) ? c->files.count : 0};
+}
+
+static tsr_status begin_journal(copying *c, tsr_error *err)
+{
+    const tsr_publication_job job = job_of(c);
+    return tsr_publication_begin(&c->publication, JOB, 0, job.names, job.count, err);
 }
 
 /* ---- copying ---- */
@@ -172,7 +105,7 @@ static tsr_status list_files(copying *c, tsr_error *err)
 static void step(copying *c, uint64_t bytes)
 {
     c->byte_done += bytes;
-    c->progress.base.step(c->progress.base.ctx, c->byte_done, c->byte_total);
+    c->progress.base.step(c->progress.base.ctx, c->byte_done, c->files.byte_total);
 }
 
 static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_file_range range, tsr_error *err)
@@ -209,7 +142,7 @@ static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, boo
 
 static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, tsr_error *err)
 {
-    const tsr_status status = copy_range(c, index, c->files[index], range, err);
+    const tsr_status status = copy_range(c, index, c->files.numbers[index], range, err);
     if (status != TSR_OK) return status;
     const uint64_t sum = tsr_folder_output_take_sum(c->output, index);
     c->sums[index] = tsr_sum_add(c->sums[index], sum);
@@ -237,11 +170,11 @@ static tsr_status continue_file(copying *c, uint32_t index, uint64_t size, tsr_e
 /* Without verification, the file system may copy the data itself or share the blocks (XFS, btrfs). */
 static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
 {
-    const uint32_t file = c->files[index];
+    const uint32_t file = c->files.numbers[index];
     const uint64_t size = c->store->files[file].size;
     uint32_t number;
     cli_signals_hold();
-    tsr_status status = c->output->create(c->output, c->names[index], size, &number, err);
+    tsr_status status = c->output->create(c->output, c->files.names[index], size, &number, err);
     cli_signals_release();
     if (status != TSR_OK || !size) return status;
     if (c->log.first) return continue_file(c, index, size, err);
@@ -250,7 +183,7 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     status = may_copy ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
     if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
     if (status != TSR_OK)
-        return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->names[index]));
+        return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->files.names[index]));
     c->byte_done += size;
     return TSR_OK;
 }
@@ -259,10 +192,10 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
 static tsr_status replace_same_names(copying *c, tsr_error *err)
 {
     tsr_replacement *r = &c->replacement;
-    tsr_map *copied = tsr_map_new(cli_host(c->program)->allocator, c->count, err);
+    tsr_map *copied = tsr_map_new(cli_host(c->program)->allocator, c->files.count, err);
     tsr_status status = copied ? TSR_OK : TSR_E_NOMEM;
-    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++)
-        status = tsr_map_put(copied, c->names[i], i, NULL, NULL, err);
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
+        status = tsr_map_put(copied, c->files.names[i], i, NULL, NULL, err);
     size_t kept = 0;
     for (size_t k = 0; k < r->kept_count && status == TSR_OK; k++) {
         if (tsr_map_get(copied, r->kept[k].name, UINT32_MAX) != UINT32_MAX)
@@ -276,12 +209,12 @@ static tsr_status replace_same_names(copying *c, tsr_error *err)
 
 static tsr_status decide_replacement(copying *c, tsr_error *err)
 {
-    const bool is_folder = c->names[0].size > 0;
-    const char *marker = is_folder && c->marker < c->count ? c->names[c->count - 1].data : NULL;
+    const char *marker =
+        is_directory(c) && c->files.marker < c->files.count ? c->files.names[c->files.count - 1].data : NULL;
     tsr_inputs inputs = tsr_inputs_of(cli_host(c->program)->allocator);
     const tsr_replacement_request request = {.host = cli_host(c->program),
                                              .path = c->to,
-                                             .is_folder = is_folder,
+                                             .is_folder = is_directory(c),
                                              .overwrite = c->arguments->overwrite,
                                              .marker = marker,
                                              .inputs = &inputs};
@@ -295,7 +228,7 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
 {
     tsr_status status = decide_replacement(c, err);
     const tsr_replacement *r = &c->replacement;
-    const tsr_object_output_options options = {.is_folder = c->names[0].size > 0,
+    const tsr_object_output_options options = {.is_folder = is_directory(c),
                                                .overwrite = c->arguments->overwrite,
                                                .verify = !c->arguments->no_verify,
                                                .obsolete = r->obsolete,
@@ -303,8 +236,8 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
                                                .marker_count = r->marker_count,
                                                .is_unlike = r->swap,
                                                .resume = c->arguments->resume,
-                                               .names = c->names,
-                                               .name_count = c->count};
+                                               .names = c->files.names,
+                                               .name_count = c->files.count};
     if (status == TSR_OK) status = tsr_object_output_open(cli_host(c->program), c->to, &options, &c->output, err);
     if (status == TSR_OK) cli_note_other_parts(c->program, c->output, c->to);
     return status;
@@ -313,8 +246,8 @@ static tsr_status open_remote_output(copying *c, tsr_error *err)
 /* Refuses before anything is copied: with --resume, what was copied would stay, for a run that can never end well. */
 static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
 {
-    for (uint32_t i = 0; i < c->count && c->replacement.exists; i++)
-        if (memchr(c->names[i].data, '/', c->names[i].size))
+    for (uint32_t i = 0; i < c->files.count && c->replacement.exists; i++)
+        if (memchr(c->files.names[i].data, '/', c->files.names[i].size))
             return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                              "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
                              c->to);
@@ -328,20 +261,19 @@ static tsr_status replace_directory(copying *c, tsr_error *err)
     tsr_status status = tsr_journals_hold(&c->publication.journals, err);
     if (status == TSR_OK) status = decide_replacement(c, err);
     if (status == TSR_OK) status = refuse_subdirectories(c, err);
-    c->replacement.swap = c->names[0].size && c->replacement.exists;
+    c->replacement.swap = is_directory(c) && c->replacement.exists;
     return status;
 }
 
 /* Continues the records of an interrupted run; starts over if they are about another source. */
 static tsr_status open_log(copying *c, tsr_error *err)
 {
-    const bool is_folder = c->names[0].size > 0;
     tsr_publication *p = &c->publication;
     tsr_str source;
     bool fits = false;
     if ((c->arguments->no_verify && !c->arguments->resume) || !p->journal) return TSR_OK;
-    tsr_status status = cli_copy_source(c->store, c->files, c->count, c->arena, &source, err);
-    if (status == TSR_OK) status = cli_copy_log_new(c->arena, c->sizes, c->count, &c->log, err);
+    tsr_status status = cli_copy_source(&c->files, c->arena, &source, err);
+    if (status == TSR_OK) status = cli_copy_log_new(c->arena, &c->files, &c->log, err);
     if (status == TSR_OK && p->continues) status = cli_copy_log_load(&c->log, p->journal, source, &fits, err);
     if (status != TSR_OK || fits) return status;
     if (p->continues) {
@@ -349,25 +281,22 @@ static tsr_status open_log(copying *c, tsr_error *err)
             c->program,
             "the source changed since the interrupted copy, or nothing shows that it did not; everything is copied again");
         status = tsr_publication_start_over(p, err);
-        if (status == TSR_OK)
-            status = tsr_publication_begin(p, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+        if (status == TSR_OK) status = begin_journal(c, err);
     }
     return status == TSR_OK && p->journal ? cli_copy_log_begin(&c->log, p->journal, source, err) : status;
 }
 
 static tsr_status open_output(copying *c, tsr_error *err)
 {
-    const bool is_folder = c->names[0].size > 0;
     const tsr_replacement *r = &c->replacement;
     if (c->is_remote) return open_remote_output(c, err);
     cli_signals_hold();
     tsr_status status = replace_directory(c, err);
-    if (status == TSR_OK)
-        status = tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
+    if (status == TSR_OK) status = begin_journal(c, err);
     if (status == TSR_OK) status = open_log(c, err);
-    const tsr_folder_output_options options = {.is_folder = is_folder,
+    const tsr_folder_output_options options = {.is_folder = is_directory(c),
                                                .overwrite = c->arguments->overwrite,
-                                               .absent = is_folder && c->arguments->overwrite && !r->exists,
+                                               .absent = is_directory(c) && c->arguments->overwrite && !r->exists,
                                                .swap = r->swap,
                                                .obsolete = r->obsolete,
                                                .obsolete_count = r->obsolete_count,
@@ -386,7 +315,7 @@ static tsr_status open_output(copying *c, tsr_error *err)
 
 static tsr_status publish_remote(copying *c, tsr_error *err)
 {
-    const tsr_status status = c->output->publish(c->output, c->marker, err);
+    const tsr_status status = c->output->publish(c->output, c->files.marker, err);
     if (status == TSR_OK) c->resumed = tsr_object_output_resumed(c->output);
     return status;
 }
@@ -394,17 +323,18 @@ static tsr_status publish_remote(copying *c, tsr_error *err)
 static tsr_status copy_all(copying *c, tsr_error *err)
 {
     tsr_status status = open_output(c, err);
-    for (uint32_t i = 0; i < c->count && status == TSR_OK; i++) status = copy_file(c, i, err);
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++) status = copy_file(c, i, err);
     if (status == TSR_OK) status = c->output->sync(c->output, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, err);
     if (status == TSR_OK && c->is_remote) return publish_remote(c, err);
-    for (uint32_t i = 0; i < c->count && status == TSR_OK && !c->arguments->no_verify; i++)
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK && !c->arguments->no_verify; i++)
         c->sums[i] = tsr_sum_add(c->sums[i], tsr_folder_output_take_sum(c->output, i));
-    if (status == TSR_OK && !c->arguments->no_verify) status = tsr_folder_output_verify(c->output, c->sums, c->count, err);
+    if (status == TSR_OK && !c->arguments->no_verify)
+        status = tsr_folder_output_verify(c->output, c->sums, c->files.count, err);
     if (status != TSR_OK) return status;
     cli_signals_hold();
     status =
-        tsr_publication_publish(&c->publication, c->output, c->names[0].size ? TSR_NO_FILE : 0, c->replacement.swap, err);
+        tsr_publication_publish(&c->publication, c->output, is_directory(c) ? TSR_NO_FILE : 0, c->replacement.swap, err);
     cli_signals_release();
     return status;
 }
@@ -418,13 +348,11 @@ static tsr_status refuse_existing(const copying *c, tsr_error *err)
 /* Loads what the interrupted run recorded. *fits is false if it copied another source. */
 static tsr_status load_log(copying *c, bool *fits, tsr_error *err)
 {
-    const bool is_folder = c->names[0].size > 0;
     tsr_str source;
     *fits = false;
-    tsr_status status =
-        tsr_publication_begin(&c->publication, JOB, 0, is_folder ? c->names : NULL, is_folder ? c->count : 0, err);
-    if (status == TSR_OK) status = cli_copy_source(c->store, c->files, c->count, c->arena, &source, err);
-    if (status == TSR_OK) status = cli_copy_log_new(c->arena, c->sizes, c->count, &c->log, err);
+    tsr_status status = begin_journal(c, err);
+    if (status == TSR_OK) status = cli_copy_source(&c->files, c->arena, &source, err);
+    if (status == TSR_OK) status = cli_copy_log_new(c->arena, &c->files, &c->log, err);
     return status == TSR_OK && c->publication.journal ? cli_copy_log_load(&c->log, c->publication.journal, source, fits, err)
                                                       : status;
 }
@@ -433,22 +361,15 @@ static tsr_status load_log(copying *c, bool *fits, tsr_error *err)
  * contents that would be copied. */
 static tsr_status look_for_published(copying *c, tsr_error *err)
 {
-    const cli_published_copy copy = {.from = c->store,
-                                     .files = c->files,
-                                     .names = c->names,
-                                     .sizes = c->sizes,
-                                     .count = c->count,
-                                     .log = &c->log,
-                                     .tag = c->publication.tag,
-                                     .buffer = c->buffer,
-                                     .buffer_size = BUFFER / 2};
+    const cli_published_copy copy = {
+        .files = &c->files, .log = &c->log, .tag = c->publication.tag, .buffer = c->buffer, .buffer_size = BUFFER / 2};
     bool fits = false;
     tsr_status status = c->publication.continues ? load_log(c, &fits, err) : TSR_OK;
     if (status == TSR_OK && fits) status = cli_copy_is_published(&copy, cli_host(c->program), c->to, &c->was_published, err);
     if (status == TSR_OK && !c->was_published) status = refuse_existing(c, err);
     if (c->was_published) {
         cli_warn(c->program, "'%s' is already complete", c->to);
-        c->resumed = (tsr_object_resumed){.objects = c->count, .bytes = c->byte_total};
+        c->resumed = (tsr_object_resumed){.objects = c->files.count, .bytes = c->files.byte_total};
         tsr_publication_close(&c->publication);
     } else {
         /* Keep what the interrupted run left: the user may remove the destination and resume. */
@@ -469,8 +390,7 @@ static tsr_status check_destination(copying *c, tsr_error *err)
     if (status != TSR_OK) return status;
     const bool exists = !c->arguments->overwrite && access(c->to, F_OK) == 0;
     if (exists && !c->arguments->resume) return refuse_existing(c, err);
-    const bool is_folder = c->names[0].size > 0;
-    const tsr_publication_job job = {JOB, is_folder ? c->names : NULL, is_folder ? c->count : 0};
+    const tsr_publication_job job = job_of(c);
     if (!c->arguments->resume)
         return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
     const tsr_status reopened = tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
@@ -517,9 +437,9 @@ static tsr_status put_json(const copying *c, tsr_error *err)
     tsr_json_key(&json, "destination");
     tsr_json_text(&json, c->to);
     tsr_json_key(&json, "files");
-    tsr_json_uint(&json, c->count);
+    tsr_json_uint(&json, c->files.count);
     tsr_json_key(&json, "bytes");
-    tsr_json_uint(&json, c->byte_total);
+    tsr_json_uint(&json, c->files.byte_total);
     tsr_json_key(&json, "verified");
     tsr_json_bool(&json, !c->arguments->no_verify);
     if (c->arguments->resume) cli_put_resumed(&json, &c->resumed);
@@ -533,8 +453,17 @@ static void report(const copying *c)
     if (c->arguments->resume && c->is_remote) cli_report_resumed(c->program, &c->resumed);
     else if (c->arguments->resume) cli_report_continued(&c->resumed);
     cli_put(stdout, tsr_str_from(c->to));
-    printf(": %s, %s%s\n", cli_plural(c->count, "file").text, cli_bytes(c->byte_total).text,
+    printf(": %s, %s%s\n", cli_plural(c->files.count, "file").text, cli_bytes(c->files.byte_total).text,
            c->arguments->no_verify ? "" : ", read back");
+}
+
+/* Their names are those of unfinished outputs. They may be another run's, so they are not copied, but they may also be the user's. */
+static void warn_hidden(const copying *c)
+{
+    cli_warn(
+        c->program,
+        "%s whose names begin with '.' and contain '.tessera-' %s not copied, such as '%s': unfinished outputs have such names",
+        cli_plural(c->files.hidden.count, "file").text, c->files.hidden.count == 1 ? "is" : "are", c->files.hidden.first);
 }
 
 static int run(cli *program, const void *given)
@@ -549,10 +478,10 @@ static int run(cli *program, const void *given)
     c.buffer = c.arena ? tsr_alloc(host->allocator, BUFFER, 1, &err) : NULL;
     tsr_status status =
         c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = list_deeply(&c, &err);
+    if (status == TSR_OK) status = cli_copy_list_all_levels(c.store, c.from, &err);
     if (status == TSR_OK) status = cli_copy_check_complete(program, c.from, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);
-    if (status == TSR_OK && c.hidden.count) warn_hidden(&c);
+    if (status == TSR_OK && c.files.hidden.count) warn_hidden(&c);
     if (status == TSR_OK) status = write_copy(&c, &err);
     if (status == TSR_OK && c.arguments->json) status = put_json(&c, &err);
     else if (status == TSR_OK) report(&c);

@@ -6,14 +6,14 @@
 
 enum { RECORD = 16 };
 
-tsr_status cli_copy_log_new(tsr_arena *arena, const uint64_t *sizes, uint32_t count, cli_copy_log *out, tsr_error *err)
+tsr_status cli_copy_log_new(tsr_arena *arena, const cli_copy_files *files, cli_copy_log *out, tsr_error *err)
 {
     *out = (cli_copy_log){.pending = tsr_vec_of(&tsr_allocator_libc, 1)};
-    out->first = tsr_arena_array(arena, count, sizeof *out->first, err);
+    out->first = tsr_arena_array(arena, files->count, sizeof *out->first, err);
     if (!out->first) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < files->count; i++) {
         out->first[i] = out->chunk_count;
-        out->chunk_count += sizes[i] / CLI_COPY_CHUNK + (sizes[i] % CLI_COPY_CHUNK != 0);
+        out->chunk_count += files->sizes[i] / CLI_COPY_CHUNK + (files->sizes[i] % CLI_COPY_CHUNK != 0);
     }
     out->sums = tsr_arena_array(arena, (size_t)out->chunk_count, sizeof *out->sums, err);
     out->is_recorded = tsr_arena_array(arena, (size_t)out->chunk_count, sizeof *out->is_recorded, err);

@@ -6,6 +6,7 @@
 #define TSR_CLI_WRITING_COPY_LOG_H
 
 #include "cli/program/cli.h"
+#include "cli/writing/copy_files.h"
 #include "publish/journal.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/vec.h"
@@ -23,8 +24,8 @@ typedef struct cli_copy_log {
     bool has_chunks; /* chunks are recorded, which a later run can continue */
 } cli_copy_log;
 
-/* `sizes` are those of the files. Memory is taken from `arena`, except for what cli_copy_log_free frees. */
-tsr_status cli_copy_log_new(tsr_arena *arena, const uint64_t *sizes, uint32_t count, cli_copy_log *out, tsr_error *err);
+/* For a copy of `files`. Memory is taken from `arena`, except for what cli_copy_log_free frees. */
+tsr_status cli_copy_log_new(tsr_arena *arena, const cli_copy_files *files, cli_copy_log *out, tsr_error *err);
 void cli_copy_log_free(cli_copy_log *log); /* accepts a zeroed one */
 /* Reads what an interrupted run recorded. If it copied another source, *fits is false, and nothing is taken from it. An
  * incomplete record at the end is removed. */

@@ -12,11 +12,11 @@ enum { LEVELS = 64 };
 /* Finds the copy's files, in the order of the source's; false unless they are exactly these files with the same sizes. */
 static bool find_files(const cli_published_copy *c, const tsr_store *at, uint32_t *found)
 {
-    const bool is_single = c->count == 1 && !c->names[0].size;
-    if (is_single != (at->primary != TSR_NO_FILE) || (!is_single && at->file_count != c->count)) return false;
-    for (uint32_t i = 0; i < c->count; i++) {
-        found[i] = is_single ? at->primary : tsr_store_find(at, c->names[i]);
-        if (found[i] == TSR_NO_FILE || at->files[found[i]].size != c->sizes[i]) return false;
+    const bool is_single = c->files->count == 1 && !c->files->names[0].size;
+    if (is_single != (at->primary != TSR_NO_FILE) || (!is_single && at->file_count != c->files->count)) return false;
+    for (uint32_t i = 0; i < c->files->count; i++) {
+        found[i] = is_single ? at->primary : tsr_store_find(at, c->files->names[i]);
+        if (found[i] == TSR_NO_FILE || at->files[found[i]].size != c->files->sizes[i]) return false;
     }
     return true;
 }
@@ -50,7 +50,8 @@ static tsr_status is_source_chunk(const cli_published_copy *c, tsr_store *at, ui
     for (uint64_t done = 0; done < of.size && *equal;) {
         const size_t some = of.size - done < c->buffer_size ? (size_t)(of.size - done) : c->buffer_size;
         tsr_status status = tsr_store_read(at, file, of.offset + done, c->buffer, some, err);
-        if (status == TSR_OK) status = tsr_store_read(c->from, c->files[of.index], of.offset + done, other, some, err);
+        if (status == TSR_OK)
+            status = tsr_store_read(c->files->from, c->files->numbers[of.index], of.offset + done, other, some, err);
         if (status != TSR_OK) return status;
         *equal = memcmp(c->buffer, other, some) == 0;
         done += some;
@@ -61,7 +62,7 @@ static tsr_status is_source_chunk(const cli_published_copy *c, tsr_store *at, ui
 static tsr_status compare_file(const cli_published_copy *c, tsr_store *at, uint32_t index, uint32_t file, bool *equal,
                                tsr_error *err)
 {
-    const uint64_t size = c->sizes[index];
+    const uint64_t size = c->files->sizes[index];
     *equal = true;
     for (uint64_t offset = 0; offset < size && *equal; offset += CLI_COPY_CHUNK) {
         const chunk of = {index, offset, size - offset < CLI_COPY_CHUNK ? size - offset : CLI_COPY_CHUNK};
@@ -78,7 +79,7 @@ static tsr_status compare_files(const cli_published_copy *c, tsr_store *at, uint
     bool cut = false, deeper = false;
     tsr_status status = at->primary == TSR_NO_FILE && at->deepen ? at->deepen(at, LEVELS, &cut, &deeper, err) : TSR_OK;
     *equal = status == TSR_OK && !cut && !deeper && find_files(c, at, found);
-    for (uint32_t i = 0; i < c->count && status == TSR_OK && *equal; i++)
+    for (uint32_t i = 0; i < c->files->count && status == TSR_OK && *equal; i++)
         status = compare_file(c, at, i, found[i], equal, err);
     return status;
 }
@@ -89,7 +90,7 @@ tsr_status cli_copy_is_published(const cli_published_copy *c, const tsr_host *ho
     tsr_store *at = NULL;
     *is_whole = false;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
-    uint32_t *found = arena ? tsr_arena_array(arena, c->count, sizeof *found, err) : NULL;
+    uint32_t *found = arena ? tsr_arena_array(arena, c->files->count, sizeof *found, err) : NULL;
     tsr_status status = found ? tsr_path_store_open(host, to, &at, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = compare_files(c, at, found, is_whole, err);
     if (at) at->close(at);

@@ -4,14 +4,9 @@
 #define TSR_CLI_WRITING_COPY_PUBLISHED_H
 
 #include "cli/writing/copy_log.h"
-#include "tessera/store.h"
 
 typedef struct cli_published_copy {
-    tsr_store *from;
-    const uint32_t *files; /* file numbers in `from`, in the order of the copy */
-    const tsr_str *names;  /* names of these files; "" for a single file */
-    const uint64_t *sizes;
-    uint32_t count;
+    const cli_copy_files *files;
     const cli_copy_log *log; /* of the interrupted run */
     const char *tag;         /* the tag of its journal, which is the key of the digests */
     char *buffer;            /* has 2 × buffer_size bytes */

@@ -24,15 +24,14 @@ static bool describe(tsr_store *store, uint32_t file, char *line, size_t room)
     return *version && length > 0 && (size_t)length < room;
 }
 
-tsr_status cli_copy_source(tsr_store *store, const uint32_t *files, uint32_t count, tsr_arena *arena, tsr_str *out,
-                           tsr_error *err)
+tsr_status cli_copy_source(const cli_copy_files *files, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     char line[512];
     bool is_known = true;
     tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
     tsr_status status = tsr_text_add(&text, TSR_STR("source\n"), err);
-    for (uint32_t i = 0; i < count && status == TSR_OK && is_known; i++) {
-        is_known = describe(store, files[i], line, sizeof line);
+    for (uint32_t i = 0; i < files->count && status == TSR_OK && is_known; i++) {
+        is_known = describe(files->from, files->numbers[i], line, sizeof line);
         status = tsr_text_add(&text, tsr_str_from(line), err);
     }
     *out = (tsr_str){"", 0};
