@@ -1,7 +1,7 @@
 /* One `.metadata` file of torch.distributed.checkpoint as records: the contents of its pickle, before they are checked for
  * consistency. The classes of which a large file has millions of objects are folded while the pickle is parsed:
  *
- *   dims      [ rank | 1 + what followed << 32 ] [ values… ]   torch.Size: sizes and offsets, equal ones mostly shared
+ *   dims      [ ndim | 1 + what followed << 32 ] [ values… ]   torch.Size: sizes and offsets, equal ones mostly shared
  *   records   CHUNK   [ kind | offsets << 4 | sizes << 32 ]               ChunkStorageMetadata; dims ids
  *             INDEX   [ kind | fqn << 32 ] [ hint | offset dims << 32 ]   MetadataIndex; fqn: number in `fqns`
  *             STORAGE [ kind | zstd << 8 | path << 32 ] [ offset ] [ length ]   _StorageInfo; path: number in `paths`
@@ -19,7 +19,7 @@
 
 #define TSR_DCP_NO_DIMS   UINT32_MAX
 #define TSR_DCP_DIMS_FLAG 0x8000000u /* in a folded index: it is an id of dims, not of a record */
-#define TSR_DCP_MAX_RANK  64         /* PyTorch's own limit on the number of dimensions */
+#define TSR_DCP_MAX_NDIM  64         /* PyTorch's own limit on the number of dimensions */
 
 typedef enum tsr_dcp_kind {
     TSR_DCP_NOTE,

@@ -8,9 +8,9 @@
 #include "tessera/sys/try.h"
 
 /* The sizes in a tuple or a torch.Size, and their number; -1 for any other value. */
-static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_RANK])
+static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t sizes[TSR_DCP_MAX_NDIM])
 {
-    int64_t ints[TSR_DCP_MAX_RANK];
+    int64_t ints[TSR_DCP_MAX_NDIM];
     uint32_t ndim;
     const uint32_t folded =
         tsr_pickle_kind_of(metadata->pickle, ref) == TSR_PICKLE_FOLDED ? tsr_pickle_folded_index(ref) : 0;
@@ -19,7 +19,7 @@ static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t size
         for (uint32_t d = 0; d < ndim; d++) sizes[d] = dims[d];
         return (int)ndim;
     }
-    const int count = tsr_pickle_ints(metadata->pickle, ref, ints, TSR_DCP_MAX_RANK);
+    const int count = tsr_pickle_ints(metadata->pickle, ref, ints, TSR_DCP_MAX_NDIM);
     for (int d = 0; d < count; d++) {
         if (ints[d] < 0) return -1;
         sizes[d] = (uint64_t)ints[d];
@@ -30,7 +30,7 @@ static int sizes_of(const tsr_dcp_metadata *metadata, tsr_ref ref, uint64_t size
 static tsr_status keep_one(tsr_checkpoint *checkpoint, const tsr_dcp_metadata *metadata, tsr_str fqn, tsr_ref facts,
                            tsr_dcp_original *out, tsr_error *err)
 {
-    uint64_t sizes[TSR_DCP_MAX_RANK];
+    uint64_t sizes[TSR_DCP_MAX_NDIM];
     const int ndim =
         sizes_of(metadata, tsr_pickle_get(metadata->pickle, facts, "nd_reformulated_orig_global_shape", NULL), sizes);
     TSR_FAIL_IF(ndim < 0, err, TSR_E_FORMAT, "dcp: mcore_data has no valid shape for '%.*s'", TSR_STR_ARG(fqn));

@@ -1,5 +1,5 @@
 /* Judges the objects in a `.metadata` file that were not folded. Those of which a file has millions are folded and judged
- * while it is parsed (dcp_metadata.c). Source: torch/distributed/checkpoint/planner.py of PyTorch 2.13, Lib/pathlib.py. */
+ * while it is parsed (dcp_fold.c). Source: torch/distributed/checkpoint/planner.py of PyTorch 2.13, Lib/pathlib.py. */
 #include "formats/dcp/dcp_verdict.h"
 
 #include "formats/pickle/pickle_verdict.h"
@@ -97,7 +97,7 @@ static bool is_dtype(const tsr_pickle *pickle, tsr_ref global)
     return tsr_torch_dtype(pickle, global) != TSR_DTYPE_NONE;
 }
 
-/* Reports what dcp_metadata.c found while parsing. */
+/* Reports what dcp_fold.c found while parsing. */
 static tsr_status judge_folded(const tsr_verdict *verdict, const tsr_dcp_metadata *metadata, tsr_error *err)
 {
     if (metadata->odd_enum != TSR_NO_POSITION)
