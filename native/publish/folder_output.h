@@ -1,5 +1,6 @@
-/* The state of an output to a directory or a single file. It is shared by the code that creates and writes files
- * (folder_output.c), keeps descriptors (output_files.c) and publishes (folder_publish.c). */
+/* The state of an output to a directory or a single file. It is shared by the code that opens and closes it
+ * (folder_output.c), creates files (folder_create.c), writes them (folder_write.c), keeps descriptors (output_files.c) and
+ * publishes (folder_publish.c). */
 #ifndef TSR_NATIVE_FOLDER_OUTPUT_H
 #define TSR_NATIVE_FOLDER_OUTPUT_H
 
@@ -77,7 +78,20 @@ void tsr_output_make_room(folder_output *output);
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
 void tsr_output_give(folder_output *output, uint32_t file);
 
-/* One more than the generation in a data file's name; 0 if it is not the name of a data file. */
+/* folder_create.c: gives the output the next tag that this process has not tried. The first one is the process id. */
+#define TSR_MAX_TRIES 1000 /* how many temporary names are tried */
+void tsr_output_next_tag(folder_output *output);
+/* TSR_E_EXISTS: something that no run of this job created has a name that the output needs. */
+tsr_status tsr_output_refuse_foreign(const folder_output *output, const char *name, tsr_error *err);
+/* The function `create` of the output. */
+tsr_status tsr_output_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
+/* folder_write.c: the functions `write_at` and `copy_range` of the output. */
+tsr_status tsr_output_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size,
+                               tsr_error *err);
+tsr_status tsr_output_copy_range(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,
+                                 tsr_error *err);
+
+/* generation.c: one more than the generation in a data file's name; 0 if it is not the name of a data file. */
 uint32_t tsr_generation_after(const char *name);
 
 /* folder_changed.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
