@@ -126,7 +126,8 @@ typedef enum tsr_format {
     TSR_FORMAT_ACCELERATE /* a directory like the others; accelerate without FSDP */
 } tsr_format;
 
-const char *tsr_format_name(tsr_format format); /* as in contract: "dcp", "torch-zip", … */
+/* The name of a format in documents and on the command line: "dcp", "torch-zip", …. Static text. */
+const char *tsr_format_name(tsr_format format);
 
 /* A component of a checkpoint that several files make up: a model, an optimizer, random states. Its entries follow each other
  * in the catalog. */

@@ -49,8 +49,9 @@ tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
 
 /* Reads every byte of a checkpoint that matters, once and in file order, and adds these findings: `zip/crc` (a member's bytes
  * do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor holds),
- * `layout/replica-differs` (copies of one box are not equal; these are read a second time), and the findings of
- * tsr_checkpoint_extents. A file that cannot be read to its end is a finding too (`file/unreadable`). Returns an error only
+ * `values/bool` (bytes of bools that are neither 0 nor 1), `layout/replica-differs` (copies of one box are not equal; these are
+ * read a second time), `limits/expansion` (warning: a tensor repeats stored elements so often that not every value was read), and
+ * those about the structure of archives and pickles. A file that cannot be read to its end is a finding too (`file/unreadable`). Returns an error only
  * when the check cannot continue: out of memory, cancelled, or input that cannot be walked. */
 tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
 

@@ -48,7 +48,7 @@ typedef struct tsr_value_comparison {
     size_t size; /* TSR_OPTIONS sets it */
     const tsr_tolerance *tolerance;
     tsr_ring *ring;
-    const tsr_progress *progress; /* or NULL; tsr_diff_values alone */
+    const tsr_progress *progress; /* of tsr_diff_values; may be NULL */
 } tsr_value_comparison;
 
 /* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has one

@@ -1,4 +1,5 @@
-/* Compares two catalogs by name. This does not read tensor bytes: the exec module compares values and sets TSR_DIFF_VALUE.
+/* Compares two catalogs by name. This does not read tensor bytes: tsr_diff_values (tessera/compare.h) compares
+ * values and sets TSR_DIFF_VALUE.
  *
  * Example:
  *
@@ -18,7 +19,7 @@ TSR_API_BEGIN
 enum {
     TSR_DIFF_DTYPE = 1,
     TSR_DIFF_SHAPE = 2,
-    TSR_DIFF_VALUE = 4,  /* set by the comparison of bytes */
+    TSR_DIFF_VALUE = 4,  /* set by tsr_diff_values */
     TSR_DIFF_LAYOUT = 8, /* other chunk boxes; only when asked for */
     TSR_DIFF_OBJECT = 16 /* object values, or kinds (tensor and object), differ or cannot be compared */
 };

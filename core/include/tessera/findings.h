@@ -18,7 +18,7 @@ const char *tsr_level_name(tsr_level level); /* "note", "warning", "error" */
 
 typedef struct tsr_rule {
     const char *id;      /* "layout/hole" */
-    tsr_level level;     /* the usual level; a finding may differ where the contract says so */
+    tsr_level level;     /* the usual level; that of a finding may be another */
     const char *summary; /* one line: what the rule checks */
     const char *help;    /* cause and cure, a sentence or two */
 } tsr_rule;
@@ -34,11 +34,12 @@ typedef struct tsr_finding {
 
 typedef struct tsr_findings tsr_findings;
 
-/* Creates an empty list. At most `max_per_rule` findings of one rule are stored (0: 1000); the others are only counted. */
+/* Creates an empty list. At most `max_per_rule` findings of one rule are stored (0: 1000); the others are only counted.
+ * Borrows `allocator`. NULL and TSR_E_NOMEM on failure. */
 tsr_findings *tsr_findings_new(const tsr_allocator *allocator, uint32_t max_per_rule, tsr_error *err);
-void tsr_findings_free(tsr_findings *findings);
+void tsr_findings_free(tsr_findings *findings); /* accepts NULL */
 
-/* Stored findings in order of discovery. */
+/* Stored findings in order of discovery, owned by the list. `index` is below the count. */
 size_t tsr_findings_count(const tsr_findings *findings);
 const tsr_finding *tsr_findings_at(const tsr_findings *findings, size_t index);
 /* The number of findings of a level, including those that were not stored. */

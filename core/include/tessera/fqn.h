@@ -25,17 +25,17 @@ typedef struct tsr_removed {
 
 typedef struct tsr_name {
     tsr_str raw;
-    const tsr_str *fqns; /* one; several where the name is a flat parameter's */
+    const tsr_str *fqns; /* one, or several if the name is a flat parameter's */
     size_t fqn_count;
     const tsr_removed *removed; /* in the order of the name */
     size_t removed_count;
-    const tsr_module_flat *flat; /* of which the FQNs are the originals, in its order; NULL: no flat parameter */
-    tsr_str ambiguity;           /* text form: what else the name could mean (static text); empty: nothing */
+    const tsr_module_flat *flat; /* the FQNs are its originals, in its order; NULL: not a flat parameter */
+    tsr_str ambiguity;           /* tsr_fqn_from_text: what else the name could mean (static text); empty: nothing */
 } tsr_name;
 
-/* Canonical names of a checkpoint's keys by text alone. `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` always
- * go; `module` (DDP) and `_orig_mod` (torch.compile) go where they are their parent's only child over all keys, as a
- * wrapper's is; the last component always stays. `names` (one per raw name) is filled by the call; everything in it lives in
+/* Canonical names of a checkpoint's keys by text alone. `_fsdp_wrapped_module` and `_checkpoint_wrapped_module` are
+ * always removed. `module` (DDP) and `_orig_mod` (torch.compile) are removed where they are their parent's only child in all
+ * keys, as a wrapper's child is. The last component always stays. `names` (one per raw name) is filled by the call; everything in it lives in
  * `arena` or borrows `raws`. Time is linear in the text. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
 tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_allocator *allocator, tsr_arena *arena,
                              tsr_name *names, tsr_error *err);
@@ -62,8 +62,8 @@ typedef struct tsr_state_item {
 } tsr_state_item;
 
 /* All of a model's state in PyTorch's order: children first (a shared module once), then persistent buffers, parameters,
- * extra state; within a module one tensor comes once. Originals of a flat parameter are not listed, their `_flat_param`
- * is. Results live in `arena`. Errors: TSR_E_NOMEM. */
+ * extra state; a module lists each tensor once. The originals of a flat parameter are not listed, but its
+ * `_flat_param` is. Results live in `arena`. Errors: TSR_E_NOMEM. */
 tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                            size_t *count, tsr_error *err);
 

@@ -34,7 +34,7 @@ typedef struct tsr_arena tsr_arena;
 
 /* `max_bytes` bounds all allocations together (0: no bound). NULL and TSR_E_NOMEM on failure. */
 tsr_arena *tsr_arena_new(const tsr_allocator *allocator, size_t max_bytes, tsr_error *err);
-void tsr_arena_free(tsr_arena *arena);
+void tsr_arena_free(tsr_arena *arena); /* accepts NULL */
 
 /* `count` items of `item_size` bytes, aligned for any type, zeroed; never NULL on success, even for 0 bytes.
  * NULL and TSR_E_NOMEM in `err` when memory or the arena's bound is exhausted. Freed with the arena. */

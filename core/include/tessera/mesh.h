@@ -59,7 +59,7 @@ typedef struct tsr_placement {
  * position in `text`, for a syntax error, a size of 0, a repeated name, or too many dims or ranks. */
 tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_error *err);
 /* Parses placements such as "shard(0),replicate", separated by top-level commas. Each is replicate, partial, shard(d) or
- * strided_shard(d, f). */
+ * strided_shard(d, f). The result lives in `arena`. Errors: TSR_E_USAGE, with the byte position in `text`. */
 tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
 
 /* The number of ranks of a mesh: the product of its sizes. */

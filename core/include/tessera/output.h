@@ -1,5 +1,5 @@
 /* An output is a named set of files being written: a directory or one file, published as a whole or not at all. Nothing is
- * visible under its final name before `publish`; `discard` leaves an earlier checkpoint in that place as it was.
+ * visible under its final name before `publish`; closing an output without it leaves an earlier checkpoint as it was.
  *
  * Example:
  *

@@ -73,7 +73,8 @@ struct tsr_store {
     bool unsummed;
 };
 
-/* A store over memory, for tests, the browser and items that are themselves archives. Borrows `contents`. */
+/* A store over memory, for tests, the browser and items that are themselves archives. Borrows the names and contents until it is
+ * closed. Errors: TSR_E_NOMEM. */
 typedef struct tsr_memory_file {
     tsr_str name;
     tsr_str content;

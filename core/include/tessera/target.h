@@ -49,7 +49,8 @@ typedef struct tsr_target {
     bool (*match)(tsr_str glob, tsr_str name); /* required if there are rules; usually tsr_glob_match */
 } tsr_target;
 
-/* Parses and checks a target given as --mesh and --placements. Its mesh, rules and placements live in `arena`. */
+/* Parses and checks a target given as --mesh and --placements. Its mesh, rules and placements live in `arena`.
+ * Errors: TSR_E_USAGE, with the byte position in the text, and if there is not one placement per mesh dim. */
 tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
 /* Makes the target that PyTorch's API of that name produces. It lives in `arena`.

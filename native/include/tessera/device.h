@@ -26,6 +26,8 @@ struct tsr_device {
     /* `bytes` > 0. Contents are undefined. Errors: TSR_E_NOMEM. */
     tsr_status (*alloc)(tsr_device *device, uint64_t bytes, void **out, tsr_error *err);
     void (*free)(tsr_device *device, void *data, uint64_t bytes);
+    /* Copy `bytes` bytes from the device to the host, from the host to the device, and from the device to itself. Errors that
+     * occur later are those of `synchronize`. */
     tsr_status (*to_host)(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
     tsr_status (*from_host)(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);
     tsr_status (*within)(tsr_device *device, void *to, const void *from, uint64_t bytes, tsr_error *err);

@@ -72,9 +72,9 @@ tsr_status tsr_state_dict_allocate(tsr_state_dict *dict, const tsr_tensor *tenso
 typedef struct tsr_gather_options {
     size_t size;                /* TSR_OPTIONS sets it */
     const tsr_value *companion; /* receives on the chosen ranks; nothing is allocated for what it has */
-    const uint32_t *ranks_only;
+    const uint32_t *ranks_only; /* the chosen ranks, in any order; none: all ranks */
     size_t ranks_only_count;
-    bool any_type;
+    bool any_type;      /* keep values of types that DCP cannot save; otherwise they are TSR_E_UNSUPPORTED ("type_check") */
     bool offload;       /* results are on the host; otherwise on the device of the tensor */
     size_t round_bytes; /* 0: the default; at most TSR_ROUND_BYTES_MOST */
     tsr_warnings warnings;

@@ -12,12 +12,12 @@
 
 TSR_API_BEGIN
 
-/* Digest of an object's value: of its compact JSON, or of a form of our own where JSON cannot hold it. `there` is false for one
- * with tensors or sets in it, and beyond 48 containers or limits.expansion. */
+/* Computes the digest of an object's value: that of its compact JSON or, if JSON cannot hold it, of another form. *there is false
+ * for an object that contains tensors or sets, that is nested more than 48 deep, or that exceeds limits.expansion. */
 tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
                              tsr_digest *out, tsr_error *err);
-/* Digests of many tensors, which are read ahead of the one that is asked for: each by one thread, or by all threads where they
- * would otherwise wait for the last ones. `entries`, which is borrowed, may hold objects too; they are passed over. */
+/* Digests of many tensors, which are read ahead of the one that is asked for. Each is read by one thread; the last ones, for which
+ * the other threads would wait, by all threads. `entries` is borrowed. It may contain objects, which are skipped. */
 typedef struct tsr_digest_list {
     const tsr_entry *const *entries;
     size_t count;
@@ -26,31 +26,32 @@ typedef struct tsr_digest_list {
 typedef struct tsr_digests tsr_digests;
 tsr_status tsr_digests_open(tsr_checkpoint *checkpoint, const tsr_digest_list *list, tsr_ring *ring, tsr_digests **out,
                             tsr_error *err);
-/* The digest of tensor number `index` of the list, as tsr_tensor_digest. To be asked for in rising order. Errors are those of
- * the first tensor, from this one on, that cannot be read. */
+/* Gets the digest of tensor number `index` of the list, as tsr_tensor_digest computes it. Ask for them in ascending order. The error is
+ * that of the first tensor, from this one on, that cannot be read. */
 tsr_status tsr_digests_get(tsr_digests *digests, size_t index, tsr_digest *out, tsr_error *err);
-void tsr_digests_close(tsr_digests *digests); /* takes NULL */
+void tsr_digests_close(tsr_digests *digests); /* accepts NULL */
 
-/* The same as tsr_check_digests, shared by ranks that have opened the same checkpoint and contract: each reads some of the entries, and all end
- * with the findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
+/* Does what tsr_check_digests does, with the work shared by ranks that have opened the same checkpoint and contract. Each reads some of
+ * the entries, and all get the findings that a single process would get, in the same order. Collective; if one rank fails, all do. */
 tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
                                     const tsr_progress *progress, tsr_error *err);
 
-/* The same, shared by ranks that have opened the same checkpoint: each reads its part of the bytes, and all end with the
- * findings, in their order, that one alone would have. Collective; a failure of one is a failure of all. */
+/* Does what tsr_check_deep does, with the work shared by ranks that have opened the same checkpoint. Each reads its part of the bytes,
+ * and all get the findings that a single process would get, in the same order. Collective; if one rank fails, all do. */
 tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
                                  tsr_error *err);
 
-/* The same in parts, for programs that share nothing but messages: part `number` of `count`, about the same bytes each. What one found
- * is appended to `out`, of bytes, and the checkpoint's own findings do not change. */
+/* One of `count` parts of a deep check. All parts read about the same number of bytes. */
 typedef struct tsr_check_part {
     uint32_t number, count;
 } tsr_check_part;
+/* Does one part of a deep check, for programs that can only send each other messages. Appends what it found to `out`, a vector of
+ * bytes; the checkpoint's own findings do not change. Errors: those of tsr_check_deep. */
 tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, tsr_ring *ring, tsr_vec *out,
                                tsr_error *err);
-/* Ends the check with what all `count` parts found, one behind the other in their order: the findings are those that tsr_check_deep
- * adds. The parts must have been made by the same build of this library, for the same checkpoint. Tensors that must be gathered, and
- * copies that must be compared, are read here. TSR_E_USAGE: `parts` is too short. */
+/* Ends a deep check from what its `count` parts found, concatenated in their order in `parts`, and adds the findings that
+ * tsr_check_deep adds. The parts must have been made by the same build of this library, for the same checkpoint. Tensors that must be
+ * gathered, and copies that must be compared, are read here. Errors: also TSR_E_USAGE if `parts` is not complete. */
 tsr_status tsr_check_deep_join(tsr_checkpoint *checkpoint, tsr_str parts, size_t count, tsr_ring *ring, tsr_error *err);
 
 TSR_API_END

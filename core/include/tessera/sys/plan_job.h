@@ -90,7 +90,8 @@ tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host,
                                tsr_error *err);
 /* TSR_E_CHANGED if the source of a plan has changed; the message has the difference, found and expected. */
 tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *found, tsr_error *err);
-/* Reads the job of a tessera.plan/1 document, and ignores its totals. In `arena`. Errors as tsr_layout_read. */
+/* Reads the job of a tessera.plan/1 document, and ignores its totals. The job lives in `arena`. Errors: those of
+ * tsr_contract_read. */
 tsr_status tsr_plan_job_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out, tsr_error *err);
 
 /* tessera.plan/1: a job, and what it would read, send and hold. With `items`, every read item of every rank. */

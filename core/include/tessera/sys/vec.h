@@ -40,7 +40,7 @@ tsr_status tsr_vec_append(tsr_vec *vec, const void *items, size_t count, tsr_err
 tsr_status tsr_vec_write(void *vec, const char *data, size_t size, tsr_error *err);
 /* Forgets the items from `count` on and gives back the memory behind them, as far as the allocator can. Items may move. */
 void tsr_vec_cut(tsr_vec *vec, size_t count);
-void tsr_vec_free(tsr_vec *vec); /* takes an empty one */
+void tsr_vec_free(tsr_vec *vec); /* accepts a zeroed one */
 
 /* Takes the next piece off bytes that processes of one program exchange: [uint64_t size][bytes]…. False if none is left, or if it is
  * not complete. */
