@@ -98,9 +98,8 @@ static const cli_option options[] = {
     {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
      offsetof(convert_arguments, max_shard_size)},
     {"against", 0, CLI_TEXT, "FILE",
-     "Write only what would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a "
-     "list "
-     "of names",
+     "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, "
+     "or a list of names",
      offsetof(convert_arguments, against)},
     CLI_MAP_OPTIONS(convert_arguments, map),
     CLI_DEQUANTIZE_OPTION(convert_arguments, map),
