@@ -59,6 +59,7 @@ typedef struct folder_store {
     bool bounded; /* for a listing of several levels: visits_left limits it */
     uint32_t visits_left;
     tsr_hidden_names hidden;
+    tsr_unlisted unlisted;
     bool cut;    /* the limit was reached */
     bool deeper; /* there are directories below the last level */
 } folder_store;
@@ -107,9 +108,9 @@ static bool is_temporary(const folder_store *store, const char *name)
     return name[0] == '.' && strstr(name, ".tessera-") && !(store->primary && strcmp(store->primary, name) == 0);
 }
 
-static void count_hidden(folder_store *store, const char *prefix, const char *name)
+static void count_name(tsr_hidden_names *names, const char *prefix, const char *name)
 {
-    if (store->hidden.count++ == 0) snprintf(store->hidden.first, sizeof store->hidden.first, "%s%s", prefix, name);
+    if (names->count++ == 0) snprintf(names->first, sizeof names->first, "%s%s", prefix, name);
 }
 
 /* Not listed: a dangling link, a file that is gone by now, or one that this user cannot access. Other errors (a failing
@@ -117,6 +118,11 @@ static void count_hidden(folder_store *store, const char *prefix, const char *na
 static bool is_passed_over(int error)
 {
     return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
+}
+
+static void count_passed_over(folder_store *store, const char *prefix, const char *name, int error)
+{
+    count_name(error == EACCES ? &store->unlisted.unreadable : &store->unlisted.special, prefix, name);
 }
 
 /* A directory that is being listed. */
@@ -135,14 +141,20 @@ static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in,
     char below[PATH_MAX];
     const tsr_sys *sys = store->sys;
     const int flags = O_RDONLY | O_DIRECTORY;
-    if ((size_t)snprintf(below, sizeof below, "%s%s/", in.prefix, name) >= sizeof below) return TSR_OK;
+    if ((size_t)snprintf(below, sizeof below, "%s%s/", in.prefix, name) >= sizeof below) {
+        count_name(&store->unlisted.unreadable, in.prefix, name);
+        return TSR_OK;
+    }
     int sub = sys->open_at(sys, in.fd, name, in.levels > 1 || *in.prefix ? flags | O_NOFOLLOW : flags, 0);
     if (sub < 0 && (errno == ELOOP || errno == ENOTDIR) && in.levels > 1 && !*in.prefix) {
         in.levels = 1;
         sub = sys->open_at(sys, in.fd, name, flags, 0);
     }
     if (sub >= 0) return list_folder(store, list, (open_folder){sub, below, in.levels - 1}, err);
-    return is_passed_over(errno) ? TSR_OK : tsr_sys_raise(err, "open", name);
+    const int error = errno;
+    if (!is_passed_over(error)) return tsr_sys_raise(err, "open", name);
+    count_passed_over(store, in.prefix, name, error);
+    return TSR_OK;
 }
 
 /* Takes ownership of `folder.fd`. */
@@ -161,7 +173,7 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
         struct stat info;
         if (is_dots(item->d_name)) continue;
         if (is_temporary(store, item->d_name)) {
-            count_hidden(store, prefix, item->d_name);
+            count_name(&store->hidden, prefix, item->d_name);
             continue;
         }
         if (store->bounded && store->visits_left-- == 0) {
@@ -170,13 +182,17 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
             break;
         }
         if (sys->stat_at(sys, fd, item->d_name, &info) != 0) {
-            if (!is_passed_over(errno)) status = tsr_sys_raise(err, "look at", item->d_name);
+            const int error = errno;
+            if (!is_passed_over(error)) status = tsr_sys_raise(err, "look at", item->d_name);
+            else count_passed_over(store, prefix, item->d_name, error);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
         } else if (S_ISDIR(info.st_mode) && folder.levels) {
             status = list_below(store, list, folder, item->d_name, err);
         } else if (S_ISDIR(info.st_mode) && store->bounded) {
             store->deeper = true;
+        } else if (!S_ISDIR(info.st_mode)) {
+            count_name(&store->unlisted.special, prefix, item->d_name);
         }
     }
     if (status == TSR_OK && errno != 0 && !store->cut) status = tsr_sys_raise(err, "list", *prefix ? prefix : ".");
@@ -317,6 +333,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     store->bounded = true;
     store->deeper = false;
     store->hidden.count = 0;
+    store->unlisted = (tsr_unlisted){0};
     store->visits_left = MAX_VISITS;
     tsr_status status = list_folder(store, &list, (open_folder){again, "", levels}, err);
     if (status == TSR_OK) {
@@ -479,6 +496,11 @@ static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, t
 tsr_hidden_names tsr_folder_store_hidden(const tsr_store *base)
 {
     return base->read_at == folder_read_at ? ((const folder_store *)base)->hidden : (tsr_hidden_names){.count = 0};
+}
+
+tsr_unlisted tsr_folder_store_unlisted(const tsr_store *base)
+{
+    return base->read_at == folder_read_at ? ((const folder_store *)base)->unlisted : (tsr_unlisted){0};
 }
 
 bool tsr_folder_store_has_holes(const tsr_store *base)

@@ -101,6 +101,30 @@ def test_cp_names_what_it_could_not_check(t):
 
 
 @test
+def test_cp_names_what_it_does_not_copy(t):
+    """What is not a file cannot be copied as one. Files that may not be read would be missing from the copy."""
+    files = {**files_below(sample("dcp_fsdp2")[0]), "runs/1/notes.txt": b"notes"}
+    source = write_all(t.at("source"), files)
+    write_all(t.at("linked"), {"model.bin": b"weights"})
+    os.symlink(t.at("linked"), t.at("source/first"))
+    os.symlink("nowhere", t.at("source/runs/lost"))
+    os.symlink("notes.txt", t.at("source/runs/1/again"))
+    os.symlink(t.at("linked"), t.at("source/runs/1/below"))
+    os.mkfifo(t.at("source/pipe"))
+    p = t.run("cp", source, t.at("copy"))
+    need(b"warning: 3 names are not copied, such as " in p.stderr and p.stderr.count(b"warning") == 1, p.stderr)
+    need(files_below(t.at("copy")) == {**files, "first/model.bin": b"weights", "runs/1/again": b"notes"}, files_below(t.at("copy")).keys())
+    os.mkdir(t.at("source/runs/closed"), 0)
+    for folder, _, names in [(t.folder, [], []), *os.walk(t.folder)]:
+        os.chmod(folder, 0o777 if folder != t.at("source/runs/closed") else 0)
+    as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    p = subprocess.run([*as_user, t.path, "cp", source, t.at("second")], capture_output=True)
+    need(p.returncode == 2 and b"such as 'runs/closed'" in p.stderr and b"nothing was copied" in p.stderr, p.stderr)
+    need(not os.path.exists(t.at("second")), "a copy without some of the files")
+    os.chmod(t.at("source/runs/closed"), 0o700)
+
+
+@test
 def test_cp_leaves_nothing_when_it_fails(t):
     data = os.urandom(3 << 20)
     for objects, trouble, words in (({"d/a": data, "d/b": data}, lambda h, key, count: key == "d/b" and h.error(403, "AccessDenied"), "AccessDenied"),

@@ -466,6 +466,15 @@ static void warn_hidden(const copying *c)
         cli_plural(c->files.hidden.count, "file").text, c->files.hidden.count == 1 ? "is" : "are", c->files.hidden.first);
 }
 
+static void warn_special(const copying *c)
+{
+    const tsr_hidden_names *special = &c->files.special;
+    cli_warn(
+        c->program, "%s %s not copied, such as '%s': %s", cli_plural(special->count, "name").text,
+        special->count == 1 ? "is" : "are", special->first,
+        "pipes, sockets, devices, links that lead nowhere, and links to directories below the first level are not copied");
+}
+
 static int run(cli *program, const void *given)
 {
     copying c = {
@@ -482,6 +491,7 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = cli_copy_check_complete(program, c.from, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);
     if (status == TSR_OK && c.files.hidden.count) warn_hidden(&c);
+    if (status == TSR_OK && c.files.special.count) warn_special(&c);
     if (status == TSR_OK) status = write_copy(&c, &err);
     if (status == TSR_OK && c.arguments->json) status = put_json(&c, &err);
     else if (status == TSR_OK) report(&c);

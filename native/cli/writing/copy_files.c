@@ -1,7 +1,9 @@
 /* See copy_files.h. */
 #include "cli/writing/copy_files.h"
 
+#include "cli/program/term.h"
 #include "io/file_name.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/remote.h"
 
 enum { LEVELS = 64 };
@@ -28,6 +30,12 @@ static tsr_status list_directory(cli_copy_files *files, const char *path, tsr_er
     const tsr_status status = cli_copy_list_all_levels(files->from, path, err);
     if (status != TSR_OK) return status;
     files->hidden = tsr_path_store_hidden(files->from);
+    files->special = tsr_folder_store_unlisted(files->from).special;
+    const tsr_hidden_names unreadable = tsr_folder_store_unlisted(files->from).unreadable;
+    if (unreadable.count)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION,
+                         "%s cannot be read, such as '%s': permission denied, or the path is too long; nothing was copied",
+                         cli_plural(unreadable.count, "name").text, unreadable.first);
     files->count = files->from->file_count;
     if (!files->count) return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "it contains no files");
     return TSR_OK;

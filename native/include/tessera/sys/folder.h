@@ -54,6 +54,13 @@ typedef struct tsr_hidden_names {
     char first[256]; /* one of the names, perhaps cut off */
 } tsr_hidden_names;
 tsr_hidden_names tsr_folder_store_hidden(const tsr_store *store);
+/* What else a store does not list, after its levels were listed with `deepen`. Both are empty for stores of other kinds. */
+typedef struct tsr_unlisted {
+    tsr_hidden_names
+        special; /* pipes, sockets, devices, and links that lead nowhere or to directories that are not followed */
+    tsr_hidden_names unreadable; /* directories and links that this user may not access */
+} tsr_unlisted;
+tsr_unlisted tsr_folder_store_unlisted(const tsr_store *store);
 /* Whether files take at least 1 MiB less space than they have bytes. Reading their holes costs nothing. */
 bool tsr_folder_store_has_holes(const tsr_store *store);
 /* When a file was last changed, according to its state when the store was opened: seconds since 1970 and nanoseconds. */
