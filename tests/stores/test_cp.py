@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 
-from checks import SAMPLES, need, test
+from checks import ROOT, SAMPLES, need, test
 from fake_s3 import serving
 from harness import sample
 from test_s3 import files_below
@@ -98,6 +98,23 @@ def test_cp_names_what_it_could_not_check(t):
         need(files_below(t.at("copy")) == files_below(source), "another copy")
         shutil.rmtree(source)
         shutil.rmtree(t.at("copy"))
+
+
+@test
+def test_cp_uploads_last_what_the_training_loop_writes_last(t):
+    """Until this file is there, what is at the destination is an interrupted save, or not yet the latest checkpoint."""
+    trainer = files_below(os.path.join(ROOT, "tests/golden/folders/trainer"))
+    lightning = files_below(os.path.join(ROOT, "tests/golden/folders/lightning"))
+    for files, last in ((trainer, "trainer_state.json"), ({f"checkpoint-3/{n}": d for n, d in trainer.items()}, "checkpoint-3/trainer_state.json"),
+                        (lightning, "meta.pt"), ({"latest_checkpointed_iteration.txt": b"3", "iter_0000003/x.bin": b"x"}, "latest_checkpointed_iteration.txt"),
+                        ({"latest_universal": b"tag", "tag/zero/w/fp32.pt": b"x"}, "latest_universal")):
+        source = write_all(t.at("source"), {**files, "zz.bin": b"the last name"})
+        with serving({}) as s:
+            t.run("cp", source, "s3://b/run", env=s.env())
+            made = [key for operation, key in s.done if operation in ("PutObject", "CompleteMultipartUpload")]
+            need(len(made) == len(files) + 1 and made[-1] == f"run/{last}", made)
+            need({k[4:]: d for k, d in s.objects.items()} == files_below(source), "another copy")
+        shutil.rmtree(source)
 
 
 @test

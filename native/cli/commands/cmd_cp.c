@@ -209,8 +209,7 @@ static tsr_status replace_same_names(copying *c, tsr_error *err)
 
 static tsr_status decide_replacement(copying *c, tsr_error *err)
 {
-    const char *marker =
-        is_directory(c) && c->files.marker < c->files.count ? c->files.names[c->files.count - 1].data : NULL;
+    const char *marker = is_directory(c) ? cli_copy_last_list(&c->files) : NULL;
     tsr_inputs inputs = tsr_inputs_of(cli_host(c->program)->allocator);
     const tsr_replacement_request request = {.host = cli_host(c->program),
                                              .path = c->to,

@@ -41,15 +41,30 @@ static tsr_status list_directory(cli_copy_files *files, const char *path, tsr_er
     return TSR_OK;
 }
 
-/* 0 if the name of a file is not that of a marker; 1 for a marker in a subdirectory, 2 for one in the root. */
-static unsigned marker_level(tsr_str name)
+static tsr_str base_name(tsr_str name)
 {
     size_t start = name.size;
     while (start && name.data[start - 1] != '/') start--;
-    const tsr_str base = {name.data + start, name.size - start};
-    const bool is_marker = tsr_str_ends(base, TSR_STR(".metadata")) || tsr_str_ends(base, TSR_STR(".index.json")) ||
-                           tsr_str_equal(base, TSR_STR("metadata.json")) || tsr_str_equal(base, TSR_STR("latest"));
-    return !is_marker ? 0 : start ? 1 : 2;
+    return (tsr_str){name.data + start, name.size - start};
+}
+
+/* Whether a file lists the files of a checkpoint, or of several: it makes them a checkpoint. */
+static bool is_list(tsr_str base)
+{
+    return tsr_str_ends(base, TSR_STR(".metadata")) || tsr_str_ends(base, TSR_STR(".index.json")) ||
+           tsr_str_equal(base, TSR_STR("metadata.json")) || tsr_str_equal(base, TSR_STR("latest"));
+}
+
+/* 0 if the name of a file is not that of a marker; 1 for a marker in a subdirectory, 2 for one in the root. Besides lists,
+ * markers are the files that the Trainer, Lightning, Megatron and DeepSpeed write last. */
+static unsigned marker_level(tsr_str name)
+{
+    static const char *const last[] = {"trainer_state.json", "meta.pt", "latest_checkpointed_iteration.txt",
+                                       "latest_universal"};
+    const tsr_str base = base_name(name);
+    bool is_marker = is_list(base);
+    for (size_t i = 0; i < sizeof last / sizeof *last; i++) is_marker |= tsr_str_equal(base, tsr_str_from(last[i]));
+    return !is_marker ? 0 : base.size < name.size ? 1 : 2;
 }
 
 /* Orders the files of a directory: markers last, and those of the root after those of subdirectories. */
@@ -90,4 +105,11 @@ tsr_status cli_copy_list(tsr_store *from, const char *path, tsr_arena *arena, cl
     for (uint32_t i = 0; i < out->count && status == TSR_OK; i++)
         out->byte_total += out->sizes[i] = from->files[out->numbers[i]].size;
     return status;
+}
+
+const char *cli_copy_last_list(const cli_copy_files *files)
+{
+    for (uint32_t i = files->count; i-- > files->marker;)
+        if (is_list(base_name(files->names[i]))) return files->names[i].data;
+    return NULL;
 }

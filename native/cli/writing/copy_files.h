@@ -23,5 +23,8 @@ tsr_status cli_copy_list_all_levels(tsr_store *from, const char *path, tsr_error
 /* Lists the files in all levels. The arrays are in `arena`, and `from` is borrowed. Errors: those of the function above;
  * TSR_E_IO for names that cannot be read; TSR_E_NOT_FOUND if there are no files; TSR_E_UNSUPPORTED for a key in an object store that cannot be a file name. */
 tsr_status cli_copy_list(tsr_store *from, const char *path, tsr_arena *arena, cli_copy_files *out, tsr_error *err);
+/* The name of the last file among the markers that lists the files of a checkpoint, which decides what a replacement may keep;
+ * NULL if there is none. */
+const char *cli_copy_last_list(const cli_copy_files *files);
 
 #endif
