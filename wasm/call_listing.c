@@ -45,7 +45,7 @@ tsr_status tessera_write_layout(call *c, tsr_json *json, tsr_error *err)
 
 tsr_status tessera_write_manifest(call *c, tsr_json *json, tsr_error *err)
 {
-    tsr_layout_options options = {.no_chunks = true};
+    tsr_layout_options options = {.no_chunks = true, .is_manifest = true};
     const tsr_status status = read_hash(c, &options.hash, err);
     if (!options.hash) options.hash = TSR_DIGEST_XXH3;
     return status == TSR_OK ? write_layout(c, &options, json, err) : status;

@@ -172,6 +172,37 @@ export type LayoutDocument = {
   }[];
 };
 
+/** tessera.manifest/1: Checksums of all values of a checkpoint, which no resharding changes. */
+export type ManifestDocument = {
+  readonly schema: "tessera.manifest/1";
+  readonly entries: readonly (({
+    readonly fqn: string;
+    readonly kind: "tensor";
+    readonly dtype: string;
+    readonly shape: readonly number[];
+    readonly hash?: {
+      readonly algorithm: "sha256" | "xxh3";
+      readonly digest: string;
+    };
+    readonly type?: undefined;
+  }) | ({
+    readonly fqn: string;
+    readonly kind: "object" | "opaque";
+    readonly type?: string;
+    readonly hash?: {
+      readonly algorithm: "sha256" | "xxh3";
+      readonly digest: string;
+    };
+    readonly dtype?: undefined;
+    readonly shape?: undefined;
+  }))[];
+  readonly rules?: readonly {
+    readonly match: string;
+    readonly allow?: readonly ("missing" | "extra" | "dtype" | "shape" | "chunks" | "value")[];
+    readonly dtypes?: readonly string[];
+  }[];
+};
+
 /** tessera.findings/1: Findings about checkpoints. */
 export type FindingsDocument = {
   readonly schema: "tessera.findings/1";

@@ -1,5 +1,5 @@
 import type {
-  ConvertDocument, DiffDocument, FindingsDocument, FqnDocument, InspectDocument, LayoutDocument, PlanDocument,
+  ConvertDocument, DiffDocument, FindingsDocument, FqnDocument, InspectDocument, LayoutDocument, ManifestDocument, PlanDocument,
 } from "./documents.js";
 export type * from "./documents.js";
 
@@ -283,7 +283,7 @@ export class Checkpoint {
   /** Previews what each rank of a reshard would read, hold and send, like `tessera plan`. */
   plan(options: PlanOptions): PlanDocument;
   /** Returns checksums of all values, which do not depend on sharding or format, like `tessera manifest`. */
-  manifest(options?: Selection & Hashing & SourceOptions): LayoutDocument;
+  manifest(options?: Selection & Hashing & SourceOptions): ManifestDocument;
   /** Compares all values with a manifest, like `tessera verify`. */
   verify(manifest: DocumentOrText, options?: SourceOptions & Expansion & { allow?: string | undefined }): FindingsDocument;
   /** Writes the checkpoint in another format, like `tessera convert`. Needs `Tessera.prepare`. */

@@ -5,7 +5,7 @@ import { fileURLToPath } from "node:url";
 
 const schemas = fileURLToPath(new URL("../native/cli/schemas/", import.meta.url));
 const target = fileURLToPath(new URL("documents.d.ts", import.meta.url));
-const NAMES = ["inspect", "layout", "findings", "diff", "plan", "fqn", "convert", "target", "storage", "modules", "flat-params"];
+const NAMES = ["inspect", "layout", "manifest", "findings", "diff", "plan", "fqn", "convert", "target", "storage", "modules", "flat-params"];
 const PLAIN = { string: "string", integer: "number", number: "number", boolean: "boolean", null: "null" };
 
 const isName = (key) => /^[A-Za-z_]\w*$/.test(key);

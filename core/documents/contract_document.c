@@ -372,8 +372,10 @@ static tsr_status read_json(const contract_reader *r, tsr_str text, const cJSON 
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
     const char *name = schema->valuestring;
     if (strcmp(name, "tessera.modules/1") == 0) return read_modules(r, text, list, out);
-    TSR_FAIL_IF(strcmp(name, "tessera.layout/1") != 0 && strcmp(name, "tessera.inspect/1") != 0, r->err, TSR_E_FORMAT,
-                "layout: unexpected schema '%s'; expected tessera.layout/1 or tessera.modules/1", name);
+    TSR_FAIL_IF(strcmp(name, "tessera.layout/1") != 0 && strcmp(name, "tessera.manifest/1") != 0 &&
+                    strcmp(name, "tessera.inspect/1") != 0,
+                r->err, TSR_E_FORMAT,
+                "layout: unexpected schema '%s'; expected tessera.layout/1, tessera.manifest/1 or tessera.modules/1", name);
     return read_layout(r, root, out);
 }
 

@@ -109,7 +109,7 @@ static tsr_status put_entries(layout_writer *w, const tsr_entry **entries, size_
     }
     tsr_json_object(w->json);
     tsr_json_key(w->json, "schema");
-    tsr_json_text(w->json, "tessera.layout/1");
+    tsr_json_text(w->json, w->options->is_manifest ? "tessera.manifest/1" : "tessera.layout/1");
     tsr_json_key(w->json, "entries");
     tsr_json_array(w->json);
     for (size_t i = 0; i < count; i++) TSR_TRY(put_entry(w, entries[i], i));

@@ -35,6 +35,20 @@ def test_manifest_is_the_same_for_other_shardings_and_containers(t):
 
 
 @test
+def test_a_manifest_has_a_schema_of_its_own(t):
+    """Manifests written before it had one are called layouts, and are still read."""
+    path, _ = sample("dcp_fsdp2")
+    doc = t.json("manifest", path)
+    need(doc["schema"] == "tessera.manifest/1", doc["schema"])
+    need(t.json("layout", path, "--no-chunks", "--hash", "sha256")["schema"] == "tessera.layout/1", "a layout with hashes")
+    for schema in ("tessera.manifest/1", "tessera.layout/1"):
+        m = write(t.at("m.json"), {**doc, "schema": schema})
+        need(rules(t.json("verify", path, m, "--json")) == rules(t.json("validate", path, "--layout", m, "--deep", "--json")) == [], schema)
+    p = t.run("verify", path, write(t.at("m.json"), {**doc, "schema": "tessera.manifest/2"}), status=2)
+    need(b"'tessera.manifest/2'" in p.stderr and b"tessera.manifest/1" in p.stderr, p.stderr)
+
+
+@test
 def test_verify_finds_what_changed(t):
     path, _ = sample("dcp_fsdp2")
     doc = t.json("manifest", path)

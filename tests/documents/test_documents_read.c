@@ -91,8 +91,9 @@ static void test_documents_read__layouts_are_complete_or_refused(void **state)
     const edit edits[] = {
         NEEDED("schema", "\"tessera.layout/1\"", "a string", "schema"),
         {"tessera.layout/1", "tessera.layout/2", TSR_E_FORMAT,
-         "schema 'tessera.layout/2'; expected tessera.layout/1 or tessera.modules/1"},
+         "schema 'tessera.layout/2'; expected tessera.layout/1, tessera.manifest/1 or tessera.modules/1"},
         {"tessera.layout/1", "tessera.inspect/1", TSR_OK, ""},
+        {"tessera.layout/1", "tessera.manifest/1", TSR_OK, ""},
 
         {"{\"fqn\":\"w\"", "7,{\"fqn\":\"w\"", TSR_E_FORMAT, "expected an object at entries[0]"},
         NEEDED("fqn", "\"w\"", "a string", "entries[0]"),

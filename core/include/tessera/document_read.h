@@ -22,7 +22,8 @@ TSR_API_BEGIN
 /* Reads a document that states what a checkpoint should hold. The result lives in `arena`; the caller sets `match`. The
  * document is one of these:
  *
- *   tessera.layout/1, tessera.inspect/1   everything in them; digests if all are of one algorithm; "rules"
+ *   tessera.layout/1, tessera.manifest/1,
+ *   tessera.inspect/1                     everything in them; digests if all are of one algorithm; "rules"
  *   tessera.modules/1                     what the model's state dict would hold: names, shapes, dtypes where given
  *   an index file with a weight_map       names
  *   text that is not JSON                  names, one per line; empty lines and those that begin with # do not count

@@ -1,5 +1,5 @@
-/* `tessera manifest`: writes checksums of a checkpoint's values. They do not depend on its sharding or format: the file is a
- * layout without chunks but with hashes. */
+/* `tessera manifest`: writes checksums of a checkpoint's values. They do not depend on its sharding or format: the file is
+ * like a layout without chunks but with hashes. */
 #include "cli/commands/commands.h"
 #include "cli/commands/layout_file.h"
 
@@ -11,7 +11,7 @@ typedef struct manifest_arguments {
 static int run(cli *program, const void *given)
 {
     cli_layout_file file = ((const manifest_arguments *)given)->file;
-    file.no_chunks = true;
+    file.no_chunks = file.is_manifest = true;
     if (!file.hash) file.hash = cli_host(program)->xxh3 ? TSR_DIGEST_XXH3 : TSR_DIGEST_SHA256;
     return cli_write_layout(program, program->operands.items[0], &file);
 }

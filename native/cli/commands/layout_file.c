@@ -15,6 +15,7 @@ static tsr_status write_layout(cli *program, const cli_session *session, const c
     cli_progress_start(&progress, program, "hashing");
     const tsr_layout_options options = {.selection = {cli_selects, &file->selection},
                                         .no_chunks = file->no_chunks,
+                                        .is_manifest = file->is_manifest,
                                         .hash = (tsr_digest_algorithm)file->hash,
                                         .checkpoint = session->checkpoint,
                                         .ring = ring,

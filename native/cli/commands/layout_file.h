@@ -7,7 +7,7 @@
 
 typedef struct cli_layout_file {
     const char *output; /* NULL: standard output */
-    bool no_chunks, allow_expansion;
+    bool no_chunks, is_manifest, allow_expansion;
     unsigned hash; /* a tsr_digest_algorithm (the choice of CLI_HASHES); 0: none */
     cli_selection selection;
     cli_map_options map;
@@ -15,7 +15,7 @@ typedef struct cli_layout_file {
 
 #define CLI_HASHES "sha256|xxh3"
 
-/* Writes the tessera.layout/1 document of PATH. Returns the exit status. */
+/* Writes the tessera.layout/1 or tessera.manifest/1 document of PATH. Returns the exit status. */
 int cli_write_layout(cli *program, const char *path, const cli_layout_file *file);
 
 #endif

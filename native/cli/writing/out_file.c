@@ -24,14 +24,15 @@ static tsr_status refuse(const char *what, const char *path, tsr_error *err)
 static bool is_earlier_output(const char *path)
 {
     char head[128] = {0};
+    char kind[16];
     int matched = 0;
     FILE *file = fopen(path, "rb");
     if (!file) return false;
     const size_t size = fread(head, 1, sizeof head - 1, file);
     fclose(file);
     if (tsr_str_starts((tsr_str){head, size}, TSR_STR("\x93NUMPY"))) return true;
-    (void)sscanf(head, " { \"schema\" : \"tessera.layout/1\"%n", &matched);
-    return matched > 0;
+    if (sscanf(head, " { \"schema\" : \"tessera.%15[a-z]/1\"%n", kind, &matched) != 1 || !matched) return false;
+    return strcmp(kind, "layout") == 0 || strcmp(kind, "manifest") == 0;
 }
 
 static tsr_status refuse_source(const char *path, const cli_session *source, tsr_error *err)

@@ -1,4 +1,4 @@
-/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, findings/1, diff/1 and fqn/1 (their schemas are in
+/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, manifest/1, findings/1, diff/1 and fqn/1 (their schemas are in
  * native/cli/schemas). The command line and the browser call these, so both report the same results. Everything is streamed:
  * no function here holds a document. Thread rule: as the checkpoint.
  *
@@ -43,7 +43,8 @@ typedef struct tsr_inspect_options {
 tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_options *options, tsr_json *json,
                                 tsr_error *err);
 
-/* tessera.layout/1. Entries are sorted by FQN and chunks by offsets, so the order in a container does not matter. */
+/* tessera.layout/1, or tessera.manifest/1, which has no chunks. Entries are sorted by FQN and chunks by offsets, so the order in a
+ * container does not matter. */
 typedef struct tsr_layout_options {
     size_t size; /* TSR_OPTIONS sets it */
     tsr_selection selection;
@@ -52,6 +53,7 @@ typedef struct tsr_layout_options {
     tsr_checkpoint *checkpoint; /* these three are needed for hash only */
     tsr_ring *ring;
     const tsr_progress *progress; /* may be NULL */
+    bool is_manifest;
 } tsr_layout_options;
 tsr_status tsr_document_layout(const tsr_catalog *catalog, const tsr_layout_options *options, const tsr_host *host,
                                tsr_json *json, tsr_error *err);
