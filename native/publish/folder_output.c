@@ -5,6 +5,7 @@
 #include "publish/stem.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -243,8 +244,9 @@ static tsr_status make_key(folder_output *output, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
-                                  const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
+/* Decides how the destination is written; nothing is created there yet. */
+static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
+                             const tsr_folder_output_options *options, folder_output **out, tsr_error *err)
 {
     folder_output *output = tsr_alloc(allocator, 1, sizeof *output, err);
     tsr_destination place;
@@ -268,11 +270,27 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
     if (status == TSR_OK && (!output->name || !output->parent_path)) status = TSR_E_NOMEM;
     if (status == TSR_OK && options->sums) status = make_key(output, err);
     if (status == TSR_OK) status = choose_mode(output, path, place.parent, err);
-    if (status == TSR_OK) status = make_work(output, path, err);
-    if (status != TSR_OK) {
-        output_close(&output->base);
-        return status;
-    }
-    *out = &output->base;
+    if (status == TSR_OK) *out = output;
+    else output_close(&output->base);
+    return status;
+}
+
+tsr_status tsr_folder_output_check(const tsr_allocator *allocator, const char *path,
+                                   const tsr_folder_output_options *options, tsr_error *err)
+{
+    folder_output *output;
+    TSR_TRY(new_output(NULL, allocator, path, options, &output, err));
+    output_close(&output->base);
     return TSR_OK;
+}
+
+tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
+                                  const tsr_folder_output_options *options, tsr_output **out, tsr_error *err)
+{
+    folder_output *output;
+    TSR_TRY(new_output(sys, allocator, path, options, &output, err));
+    const tsr_status status = make_work(output, path, err);
+    if (status == TSR_OK) *out = &output->base;
+    else output_close(&output->base);
+    return status;
 }

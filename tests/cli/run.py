@@ -413,11 +413,16 @@ def test_convert_refuses_and_replaces(t):
     need(b"step" in p.stderr and not os.path.exists(out), f"objects are not refused by name: {p.stderr}")
     doc = t.json("convert", path, out, "--objects", "drop", "--json", "--dry-run")
     need(doc["dry_run"] and not os.path.exists(out), "--dry-run wrote")
+    p = t.run("convert", path, t.at("absent", "m.safetensors"), "--objects", "drop", "--dry-run", status=2)
+    need(b"'" + t.at("absent").encode() in p.stderr, p.stderr)
     doc = t.json("convert", path, out, "--objects", "drop", "--json")
     need([e["fqn"] for e in doc["entries"] if "left_out" in e] == ["step"] and doc["summary"]["tensors"] == 2, doc)
     p = t.run("convert", path, out, "--objects", "drop", status=2)
     need(b"exists" in p.stderr, p.stderr)
     before = open(out, "rb").read()
+    for args in ((path, out, "--objects", "drop"), (path, path, "--to", "dcp"), (path, out, "--to", "dcp", "--overwrite"), (out, out, "--overwrite")):
+        said = [t.run("convert", *args, *more, status=2).stderr for more in ((), ("--dry-run",))]
+        need(said[0] == said[1], f"a dry run says what the run does not: {said}")
     t.run("convert", path, out, "--objects", "drop", "--overwrite", "-q")
     need(open(out, "rb").read() == before, "the same conversion gave other bytes")
     p = t.run("convert", path, os.path.join(path, "x.safetensors"), "--objects", "drop", status=2)

@@ -11,6 +11,7 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/glob.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/path_store.h"
 
 /* ---- options ---- */
 
@@ -83,17 +84,27 @@ static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr
     return status == TSR_OK && w->against ? cli_check_against(w, err) : status;
 }
 
+/* For --dry-run: refuses the destination where the run itself would. */
+static tsr_status check_destination(cli_writing *w, tsr_error *err)
+{
+    if (!cli_speaks(w->program)) return TSR_OK;
+    tsr_status status = cli_decide_replacement(w, NULL, 0, err);
+    const tsr_folder_output_options options = {.is_folder = w->is_folder,
+                                               .overwrite = w->options->overwrite,
+                                               .swap = w->replacement.swap,
+                                               .source = w->source.path};
+    if (status == TSR_OK && !tsr_is_url(w->destination))
+        status = tsr_folder_output_check(cli_host(w->program)->allocator, w->destination, &options, err);
+    return status == TSR_OK ? cli_note_kept(w, err) : status;
+}
+
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
 {
     tsr_convert_options options;
     tsr_status status = check_names(w, err);
     if (status == TSR_OK) status = make_options(w, progress, &options, err);
     if (status == TSR_OK) status = decide(w, &options, err);
-    if (status == TSR_OK && w->options->dry_run) {
-        if (status == TSR_OK && cli_speaks(w->program)) status = cli_decide_replacement(w, NULL, 0, err);
-        if (status == TSR_OK && cli_speaks(w->program)) status = cli_note_kept(w, err);
-        return cli_agree(w->program, status, err);
-    }
+    if (status == TSR_OK && w->options->dry_run) return cli_agree(w->program, check_destination(w, err), err);
     status = cli_agree(w->program, status, err);
     if (status != TSR_OK) return status;
     if (tsr_is_object_url(w->destination)) return cli_agree(w->program, cli_carry_out_remote(w, &options, err), err);

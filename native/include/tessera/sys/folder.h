@@ -133,6 +133,10 @@ typedef struct tsr_folder_output_options {
  * has subfolders), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
                                   const tsr_folder_output_options *options, tsr_output **out, tsr_error *err);
+/* Whether tsr_folder_output_open would refuse the destination because of what is there, or because its parent is not. Creates
+ * nothing. Errors: as tsr_folder_output_open. */
+tsr_status tsr_folder_output_check(const tsr_allocator *allocator, const char *path,
+                                   const tsr_folder_output_options *options, tsr_error *err);
 
 /* Removes the unpublished files of an output to which other threads still write, for a process that is about to end. Nothing
  * can be created in the output afterwards, and it must not be closed. An output with `keep` is not removed. */
