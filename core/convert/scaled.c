@@ -202,10 +202,19 @@ static tsr_status run_search(tsr_checkpoint *checkpoint, search *s)
     return status;
 }
 
+tsr_status tsr_check_cast_target(tsr_dtype dtype, tsr_error *err)
+{
+    const bool known = dtype == TSR_DTYPE_NONE || tsr_cast_possible(dtype, dtype);
+    TSR_FAIL_IF(!known, err, TSR_E_USAGE, "tensors can only be cast to floating-point types, not to %s",
+                tsr_dtype_describe(dtype)->name);
+    return TSR_OK;
+}
+
 tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_convert_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_convert_options, err));
+    TSR_TRY(tsr_check_cast_target(own.dtype, err));
     search s = {.options = &own, .err = err};
     if (own.dtype == TSR_DTYPE_NONE || own.raw_cast) return TSR_OK;
     return run_search(checkpoint, &s);

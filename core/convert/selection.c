@@ -160,9 +160,7 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
                       const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    const bool known = options->dtype == TSR_DTYPE_NONE || tsr_cast_possible(options->dtype, options->dtype);
-    TSR_FAIL_IF(!known, err, TSR_E_USAGE, "tensors can only be cast to floating-point types, not to %s",
-                tsr_dtype_describe(options->dtype)->name);
+    TSR_TRY(tsr_check_cast_target(options->dtype, err));
     TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, "too many entries to convert");
     tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);
     if (!rows) return TSR_E_NOMEM;

@@ -121,6 +121,14 @@ def test_tensors_without_the_dim_of_the_default_are_said_to_be_replicated(t):
 
 
 @test
+def test_plan_refuses_a_dtype_that_exec_refuses(t):
+    path, target = sample("dcp_fsdp2")[0], ("--mesh", "dp=2", "--placements", "shard(0)")
+    for dtype in ("int8", "complex64", "bool"):
+        said = [t.run(*command, *target, "--dtype", dtype, status=2).stderr for command in (("plan", path), ("plan", path, "--json"), ("reshard", path, t.at("out")))]
+        need(said[0] == said[1] == said[2] and dtype.encode() in said[0], said)
+
+
+@test
 def test_exec_refuses_stale_plans(t):
     source = t.at("source")
     shutil.copytree(sample("dcp_fsdp2")[0], source)
