@@ -16,6 +16,7 @@
 #include "cli/commands/commands.h"
 #include "cli/program/launch.h"
 #include "cli/program/term.h"
+#include "io/sys.h"
 #include "tessera/gpu.h"
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/native_host.h"
@@ -210,11 +211,11 @@ static const char *file_system_name(long magic)
 }
 
 /* Tries each operation on unnamed files, which vanish when their descriptors are closed. */
-static void tell_file_system(facts *f, const char *folder)
+static tsr_status tell_file_system(facts *f, const char *folder, tsr_error *err)
 {
     struct statfs info;
     tell(f, "files", "folder", folder);
-    if (statfs(folder, &info) != 0) return;
+    if (statfs(folder, &info) != 0) return tsr_sys_raise(err, "look at", folder);
     tell(f, "files", "file_system", file_system_name((long)info.f_type));
     tell_number(f, "files", "free_bytes", (uint64_t)info.f_bavail * (uint64_t)info.f_bsize);
     int from = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), to = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -230,6 +231,7 @@ static void tell_file_system(facts *f, const char *folder)
     }
     if (from >= 0) close(from);
     if (to >= 0) close(to);
+    return TSR_OK;
 }
 
 static void put_text(const cli *program, const facts *f)
@@ -280,13 +282,14 @@ static tsr_status put_json(const facts *f, tsr_error *err)
 static int run(cli *program, const void *given)
 {
     const doctor_arguments *arguments = given;
+    const char *directory = program->operands.count ? program->operands.items[0] : ".";
     facts f = {.count = 0};
     tsr_error err = {0};
     tell_program(&f, cli_host(program));
     tell_cpu(&f);
     tell_mpi(&f);
     tell_cuda(&f);
-    tell_file_system(&f, program->operands.count ? program->operands.items[0] : ".");
+    if (tell_file_system(&f, directory, &err) != TSR_OK) return cli_fail_error(program, NULL, &err);
     if (!arguments->json) {
         put_text(program, &f);
         return CLI_DONE;
