@@ -45,7 +45,7 @@ bool tsr_size_parse(const char *text, uint64_t *bytes)
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         if (strcmp(end, units[i].suffix) != 0) continue;
         const double value = number * units[i].factor;
-        if (value >= 9.2e18) return false;
+        if (value < 1 || value >= 9.2e18) return false;
         *bytes = (uint64_t)value;
         return true;
     }

@@ -21,7 +21,8 @@ const char *tsr_number_text(uint64_t number, char out[TSR_NUMBER_TEXT]);
 enum { TSR_REAL_TEXT = 40 };
 const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT]);
 
-/* A size in bytes as options have it: "64MB" is decimal, "64MiB" binary, a bare number bytes. false: `text` is not one. */
+/* A size in bytes as options have it: "64MB" is decimal, "64MiB" binary, a bare number bytes. false: `text` is not one, or less than
+ * one byte. */
 bool tsr_size_parse(const char *text, uint64_t *bytes);
 
 TSR_API_END
