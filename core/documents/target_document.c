@@ -177,7 +177,7 @@ static tsr_status read_strategy(const target_reader *r, const cJSON *strategy, t
 static tsr_status read_target(const target_reader *r, const cJSON *root, tsr_target_texts *out)
 {
     const cJSON *schema, *mesh, *rules, *others, *strategy;
-    *out = (tsr_target_texts){.default_placements = TSR_STR("")};
+    *out = (tsr_target_texts){0};
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
     TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.target/1") != 0, r->err, TSR_E_FORMAT,
                 "target: unexpected schema '%s'; expected tessera.target/1", schema->valuestring);

@@ -105,8 +105,7 @@ tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str 
 {
     *out = (tsr_target){.rule_count = texts->rule_count, .match = match};
     TSR_TRY(tsr_mesh_parse(texts->mesh, arena, &out->mesh, err));
-    if (texts->default_placements.size == 0)
-        texts->default_placements = replicate_everywhere(out->mesh.dim_count, arena, err);
+    if (!texts->default_placements.data) texts->default_placements = replicate_everywhere(out->mesh.dim_count, arena, err);
     if (!texts->default_placements.data) return TSR_E_NOMEM;
     TSR_TRY(parse_list(&out->mesh, texts->default_placements, TSR_STR("default"), arena, &out->default_placements, err));
     tsr_target_rule *rules = tsr_arena_array(arena, texts->rule_count, sizeof *rules, err);

@@ -121,6 +121,16 @@ def test_tensors_without_the_dim_of_the_default_are_said_to_be_replicated(t):
 
 
 @test
+def test_a_default_without_placements_is_not_taken_for_replicate(t):
+    path, target = sample("dcp_fsdp2")[0], {"schema": "tessera.target/1", "mesh": {"shape": [2], "dim_names": ["dp"]}}
+    for more, status in (({}, 0), ({"default": []}, 2)):
+        with open(t.at("target.json"), "w") as f:
+            json.dump({**target, **more}, f)
+        p = t.run("plan", path, "--target", t.at("target.json"), status=status)
+        need(b"replicate" in (p.stderr if status else p.stdout), f"{more}: {p}")
+
+
+@test
 def test_plan_refuses_a_dtype_that_exec_refuses(t):
     path, target = sample("dcp_fsdp2")[0], ("--mesh", "dp=2", "--placements", "shard(0)")
     for dtype in ("int8", "complex64", "bool"):

@@ -32,7 +32,7 @@ typedef struct tsr_target_texts {
     tsr_str mesh; /* "dp=4,tp=2" */
     tsr_target_rule_text *rules;
     uint32_t rule_count;
-    tsr_str default_placements; /* empty when the document has none: replicate */
+    tsr_str default_placements; /* data NULL when the document has none: replicate */
     bool fsdp1;                 /* "strategy": {"name": "fsdp1", …}: flat ranges in place of placements (target.h) */
     bool use_orig_params;
     const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first */
