@@ -363,8 +363,7 @@ static tsr_status open_file(remote_store *store, const char *address, tsr_str na
     if (kept) *kept = file;
     else if (file.whole) tsr_free(store->allocator, file.whole, (size_t)file.size + 1, 1);
     if (status == TSR_OK) status = kept ? list_files(store, err) : TSR_E_NOMEM;
-    if (status == TSR_OK && (tsr_str_equal(file.name, TSR_STR(".metadata")) || tsr_str_ends(file.name, TSR_STR(".json"))))
-        store->base.primary = 0;
+    if (status == TSR_OK) store->base.primary = 0;
     return status;
 }
 

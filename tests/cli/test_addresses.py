@@ -72,6 +72,26 @@ def test_addresses_read_as_files_do(t):
 
 
 @test
+def test_addresses_of_files_are_copied(t):
+    """A server lists no directories, so a directory cannot be copied, and a file can."""
+    data = os.urandom(3 << 20)
+    with open(t.at("large.bin"), "wb") as f:
+        f.write(data)
+    with serving(t.folder) as s:
+        for more in ("large.bin", "large.bin?X-Amz-Signature=secret"):
+            t.run("cp", s.url + more, t.at("copy.bin"), "--overwrite")
+            with open(t.at("copy.bin"), "rb") as f:
+                need(f.read() == data, "other bytes")
+        p = t.run("cp", s.url + "large.bin", t.at("copy.bin"), status=2)
+        need(b"already exists" in p.stderr, p.stderr)
+        p = t.run("cp", s.url + "absent.bin", t.at("absent.bin"), status=2)
+        need(b"404" in p.stderr and sorted(os.listdir(t.folder)) == ["copy.bin", "large.bin"], p.stderr)
+    with serving(SAMPLES) as s:
+        p = t.run("cp", s.url + "dcp_fsdp2/", t.at("copy"), status=2)
+        need(b"lists no directories" in p.stderr, p.stderr)
+
+
+@test
 def test_addresses_read_only_what_is_needed(t):
     size = 32 << 20
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
