@@ -50,7 +50,7 @@ typedef struct tsr_journals {
     char name[NAME_MAX + 1]; /* name of the destination in it */
     int held;                /* descriptor of the destination, locked by tsr_journals_hold; or -1 */
 } tsr_journals;
-/* `sys` NULL: the real calls. TSR_E_NOT_FOUND if the parent directory does not exist. */
+/* `sys` NULL: the real calls. TSR_E_NOT_FOUND if the parent directory does not exist, TSR_E_IO if this user cannot write to it. */
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err);
 void tsr_journals_close(tsr_journals *journals); /* accepts a zeroed one */

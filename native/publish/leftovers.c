@@ -21,6 +21,18 @@ static const char note[] = ".publishing";
 
 /* ---- the place ---- */
 
+/* Whether files can be created in the destination's parent. The first of them would be a hidden one, whose name means nothing to the
+ * user. */
+static tsr_status check_parent(const tsr_journals *j, const char *parent, tsr_error *err)
+{
+    struct stat info;
+    if (faccessat(j->folder, ".", W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS)) return TSR_OK;
+    const char *why = errno == EROFS ? "the file system is read-only" : "permission denied";
+    const bool exists = j->sys->link_stat_at(j->sys, j->folder, j->name, &info) == 0;
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write to the directory '%s'%s%s%s: %s", parent,
+                     exists ? ", where '" : "", exists ? j->name : "", exists ? "' exists" : "", why);
+}
+
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err)
 {
@@ -30,7 +42,7 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
     if (status != TSR_OK) return status;
     memcpy(out->name, place.name, sizeof place.name);
     out->folder = out->sys->open_at(out->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
-    return out->folder >= 0 ? TSR_OK : tsr_sys_raise(err, "open the directory", place.parent);
+    return out->folder >= 0 ? check_parent(out, place.parent, err) : tsr_sys_raise(err, "open the directory", place.parent);
 }
 
 /* Locks the directory that has the destination's name now. Sets *again if another job has locked it, or has replaced it in

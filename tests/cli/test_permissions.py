@@ -168,6 +168,27 @@ def test_access_lists_stay(t):
 
 
 @test
+def test_a_directory_that_may_not_be_written_is_named(t):
+    """Not the hidden file that would be created in it. A destination that exists there is said to exist."""
+    if os.geteuid() != 0:
+        raise Skip("needs root, to run the program as another user")
+    path, mesh = source(t, "source", 1), ("--mesh", "dp=2", "--placements", "shard(0)")
+    os.mkdir(t.at("closed"))
+    os.chmod(t.folder, 0o755)
+    for out, options in (("m.safetensors", ()), ("m.pt", ()), ("d", ("--to", "dcp"))):
+        for command in (("convert", path), ("cp", path), ("reshard", path, *mesh)):
+            for exists in (False, True):
+                if exists:
+                    os.mkdir(t.at("closed", out))
+                args = [*command[:2], t.at("closed", out), *command[2:], *(options if command[0] == "convert" else ())]
+                p = subprocess.run([t.path, *args], capture_output=True, text=True, user=65534, group=65534, extra_groups=[])
+                need(p.returncode == 2 and t.at("closed") in p.stderr and ".tessera-" not in p.stderr, f"{args}: {p.stderr}")
+                need(("exists" in p.stderr) == exists, f"{args}: {p.stderr}")
+                if exists:
+                    os.rmdir(t.at("closed", out))
+
+
+@test
 def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
     """fs.protected_hardlinks: a user cannot link to a file of someone else that it may not write."""
     with open("/proc/sys/fs/protected_hardlinks") as f:
