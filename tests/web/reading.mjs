@@ -89,13 +89,15 @@ async function testBytes() {
   });
 }
 
-/** The bytes from a position on, as a file's stream gives them: in parts of any size, into the reader's memory. */
-const streamOf = (bytes, at, next) => new ReadableStream({
+/** The bytes from a position on, as a file's stream gives them: in parts of any size, into the reader's memory. `tell` hears their
+ *  sizes. */
+const streamOf = (bytes, at, next, tell = () => undefined) => new ReadableStream({
   type: "bytes",
   pull(controller) {
     const { byobRequest } = controller, size = Math.min(byobRequest.view.byteLength, 1 + next(300_000), bytes.length - at);
     byobRequest.view.set(bytes.subarray(at, at + size));
     at += size;
+    tell(size);
     if (size === 0) controller.close();
     byobRequest.respond(size);
   },
@@ -161,7 +163,7 @@ async function testStreams() {
 }
 
 /** Streams of ranges, which are listed in `seen`. */
-const opening = (bytes, seen, next) => (at, size = bytes.length) => (seen.push([at, size]), streamOf(bytes.subarray(0, at + size), at, next));
+const opening = (bytes, seen, next, tell) => (at, size = bytes.length) => (seen.push([at, size]), streamOf(bytes.subarray(0, at + size), at, next, tell));
 
 async function testAnnounced() {
   const { ReadAhead, forgetReads } = await load("read_ahead.ts"), bytes = noise(96 * MIB, 9), next = random(10);
@@ -182,14 +184,86 @@ async function testAnnounced() {
       await Promise.all(files.map((file) => file.prefetch([...rangesOf(at, each), ...rangesOf(at + each, each)])));
       for (const first of [at, at + each]) for (const file of files) readItem(file, first, each);
     }
-    check(seen.length === files.length * bytes.length / (2 * each) && seen.every(([, size]) => size === 2 * each), `${seen.length} reads: ${seen.slice(0, 5)}`);
+    const [whole, continued] = [2 * each, bytes.length].map((wanted) => seen.filter(([, size]) => size === wanted));
+    check(whole.length === 2 * files.length && continued.length === files.length && seen.length === 3 * files.length, `${seen.length} streams: ${seen}`);
+    check(continued.every(([at]) => at === 4 * each), `${continued}`);
+  });
+  await test("items that do not follow each other, of many files or announced together, are read by streams that end with them", async () => {
+    forgetReads();
+    const each = 3 * MIB, counts = [], announce = async (files, at) => {
+      for (const file of files) await file.prefetch(rangesOf(at, each));
+      for (const file of files) readItem(file, at, each);
+    };
+    for (const [places, count] of [[[0, 1, 3, 4, 6, 7], 1], [[0, 1, 2, 3, 4], 11]]) {
+      const seen = [], files = Array.from({ length: count }, () => new ReadAhead(bytes.length, refused, false, opening(bytes, seen, next)));
+      for (const place of places) for (let at = 0; at < files.length; at += 4) await announce(files.slice(at, at + 4), place * each);
+      counts.push(seen.filter(([, size]) => size === bytes.length).length);
+    }
+    check(counts[0] === 0 && counts[1] === 8, `${counts} streams went on`);
+    forgetReads();
+    const seen = [];
+    for (let n = 0; n < 9; n++) {
+      const file = new ReadAhead(bytes.length, refused, false, opening(bytes, seen, next));
+      for (let at = 0; at < bytes.length; at += each) await announce([file], at);
+    }
+    check(seen.filter(([, size]) => size === bytes.length).length === 9, "a file that was read to its end keeps its stream");
+  });
+  await test("a stream that goes on is not read by two ranges at a time, nor after it failed, nor after it was forgotten", async () => {
+    const each = 3 * MIB, expect = (file, at, size, wanted) => {
+      const into = new Uint8Array(size);
+      file.read(at, into);
+      check(Buffer.compare(into, wanted.subarray(at, at + size)) === 0, `${size} bytes at ${at}`);
+    };
+    const start = async (read, open) => {
+      forgetReads();
+      const file = new ReadAhead(bytes.length, read, false, open);
+      for (let at = 0; at < 4 * each; at += each) {
+        await file.prefetch(rangesOf(at, each));
+        readItem(file, at, each);
+      }
+      return file;
+    };
+    const two = await start(refused, opening(bytes, [], next)), at = 4 * each;
+    await two.prefetch([{ offset: at, size: 8 * MIB }, { offset: at + 8 * MIB, size: MIB }]);
+    expect(two, at, 8 * MIB, bytes);
+    expect(two, at + 8 * MIB, MIB, bytes);
+    let streams = 0;
+    const reads = [], broken = await start((from, size) => (reads.push(from), bytes.slice(from, from + size)), (from, size) => streamOf(size ? bytes.subarray(0, from + size) : bytes.subarray(0, (streams++ ? 32 : 4.5) * each), from, next));
+    for (let i = 4; i < 8; i++) {
+      await broken.prefetch(rangesOf(i * each, each));
+      readItem(broken, i * each, each);
+    }
+    check(reads.length > 0 && reads.every((from) => from < 5 * each), `reads at ${reads}`);
+    let now = bytes;
+    const changed = await start(refused, (from, size = bytes.length) => streamOf(now.subarray(0, from + size), from, next));
+    now = bytes.map((b) => b ^ 255);
+    forgetReads();
+    await changed.prefetch(rangesOf(at, each));
+    expect(changed, at, 1000, now);
+  });
+  await test("announced items have the file's bytes in whatever order they come, with streams that fail and reads that are forgotten", async () => {
+    forgetReads();
+    const each = 2 * MIB, items = bytes.length / each, files = Array.from({ length: 3 }, () => new ReadAhead(bytes.length, (at, size) => bytes.slice(at, at + size), false,
+      (at, size = bytes.length) => streamOf(bytes.subarray(0, next(6) ? at + size : at + next(size)), at, next)));
+    for (let round = 0; round < 60; round++) {
+      let item = next(items);
+      for (let n = next(9); n >= 0 && item < items; n--, item += next(7) ? 1 : 2) {
+        const count = Math.min(next(8) ? 1 : 7, items - item), large = count * each; // seven are too large to be read as a whole
+        const pending = files.map((file) => file.prefetch(rangesOf(item * each, large)));
+        if (next(12) === 0) forgetReads();
+        await Promise.all(pending);
+        for (const file of files) readItem(file, item * each, large);
+        item += count - 1;
+      }
+    }
   });
   await test("of large items, and of items for which there is no room, only the ends are read", async () => {
     for (const [each, count] of [[12 * MIB, 8], [4 * MIB, 24]]) {
       forgetReads();
-      const seen = [], reads = [], file = new ReadAhead(bytes.length, (at, size) => (reads.push(size), bytes.slice(at, at + size)), false, opening(bytes, seen, next));
+      let streamed = 0;
+      const seen = [], reads = [], file = new ReadAhead(bytes.length, (at, size) => (reads.push(size), bytes.slice(at, at + size)), false, opening(bytes, seen, next, (size) => { streamed += size; }));
       for (let i = 0; i < count; i++) await file.prefetch(rangesOf(i * each, each));
-      check(seen.reduce((sum, [, size]) => sum + size, 0) <= 33 * MIB && seen.filter(([, size]) => size <= 16384).length >= 16, `${seen}`);
+      check(streamed <= 33 * MIB && seen.filter(([, size]) => size <= 16384).length >= 16, `${streamed} bytes: ${seen}`);
       for (let i = 0; i < count; i++) readItem(file, i * each, each);
       check(reads.every((size) => size > 65536), `read again: ${reads.filter((size) => size <= 65536)}`);
     }

@@ -28,6 +28,36 @@ function memoryFor(wanted: number): ArrayBuffer {
   return spare.splice(at, at < 0 ? 0 : 1)[0] ?? new ArrayBuffer(all);
 }
 
+/** Returns the bytes from a position on, or `size` of them, as a stream. */
+export type Open = (at: number, size?: number) => ReadableStreamBYOBReader;
+
+/** Streams to the ends of files whose announced ranges follow each other. While the module computes, the browser reads on in each
+ *  of them, up to 2 MiB, and one stream costs less than many. */
+const continued = new Map<object, { readonly reader: ReadableStreamBYOBReader; at: number }>(), MOST_CONTINUED = 8;
+/** Where the last range of a file ended, and how many ranges before it followed each other. If only two do, what the browser
+ *  reads on is often not needed. */
+let sequences = new WeakMap<object, { readonly end: number; readonly count: number }>();
+const LEAST_COUNT = 2;
+
+function discontinue(owner: object): void {
+  continued.get(owner)?.reader.cancel().catch(() => undefined);
+  continued.delete(owner);
+}
+
+/** A stream must not be read by two ranges at the same time. */
+function streamAt(owner: object, at: number, size: number, open: Open): ReadableStreamBYOBReader {
+  const last = sequences.get(owner), count = last?.end === at ? last.count + 1 : 0;
+  sequences.set(owner, { end: at + size, count });
+  let stream = continued.get(owner);
+  if (stream?.at !== at) {
+    discontinue(owner);
+    if (count < LEAST_COUNT || continued.size === MOST_CONTINUED) return open(at, size);
+    continued.set(owner, stream = { reader: open(at), at });
+  }
+  stream.at += size;
+  return stream.reader;
+}
+
 /** A stream that nothing refers to is collected as garbage, and its reads then never end. */
 const reading = new Set<ReadableStreamBYOBReader>();
 
@@ -52,6 +82,8 @@ interface Kept { readonly owner: object; readonly block: Block; readonly since: 
 let kept: Kept[] = [], size = 0, calls = 0;
 
 export function forgetAnnounced(): void {
+  for (const owner of continued.keys()) discontinue(owner);
+  sequences = new WeakMap();
   kept = [];
   spare = [];
   size = 0;
@@ -80,11 +112,13 @@ function hasRoom(wanted: number): boolean {
 
 /** Reads ranges of the file that `owner` reads, and where there is room, what is between them. If this fails, the reads that
  *  follow find out why. */
-export async function announce(owner: object, ranges: readonly Range[], fileSize: number, open: (at: number, size: number) => ReadableStreamBYOBReader): Promise<void> {
+export async function announce(owner: object, ranges: readonly Range[], fileSize: number, open: Open): Promise<void> {
   const runs = joined(ranges), all = kept, since = ++calls, isRoomy = hasRoom(runs.reduce((sum, run) => sum + run.size, 0));
   await Promise.all((isRoomy ? runs : ranges).map(async (range) => {
     const at = Math.max(0, Math.min(range.offset, fileSize - LEAST)), wanted = Math.min(fileSize, Math.max(range.offset + range.size, at + LEAST)) - at;
-    const bytes = await filled(open(at, wanted), memoryFor(wanted), wanted);
+    const stream = isRoomy && runs.length === 1 ? streamAt(owner, at, wanted, open) : open(at, wanted);
+    const bytes = await filled(stream, memoryFor(wanted), wanted).catch((e) => { discontinue(owner); throw e; });
+    if (at + wanted === fileSize) discontinue(owner);
     if (all !== kept) return; // forgotten meanwhile
     kept.push({ owner, block: { at, bytes }, since });
     size += bytes.length;

@@ -1,6 +1,6 @@
 /** Makes larger reads for callers that read a file in order, because reading a few bytes of a dropped file takes the browser
  *  about as long as reading a mebibyte. */
-import { announce, announcedAt, endOf, filled, forgetAnnounced, holds, releaseAnnounced, type Block, type Range } from "./announced";
+import { announce, announcedAt, endOf, filled, forgetAnnounced, holds, releaseAnnounced, type Block, type Open, type Range } from "./announced";
 
 /** The number of bytes read ahead: for one file, for all files that are read at the same time, and where each read is a
  *  request. */
@@ -37,9 +37,6 @@ export function forgetReads(): void {
   forgetAnnounced();
   for (const holder of [...holders]) holder.drop();
 }
-
-/** Returns the bytes from a position on as a stream, which costs a fraction of reads of the same size. */
-type Open = (at: number, size?: number) => ReadableStreamBYOBReader;
 
 /** Scattered reads, such as those of a zip's records, fetch only what they ask for. They do not affect the blocks of the
  *  sequence that is read in order. */
