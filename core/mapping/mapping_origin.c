@@ -123,7 +123,10 @@ static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_st
          next.rule++) {
         TSR_TRY(comes_from(s, &rules[next.rule], others, &other, &does));
         if (!does) continue;
-        TSR_FAIL_IF(*sure && !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]),
+        /* A rule that needs another name "with" its own is an exception to those that do not. */
+        const bool needs = rules[like->rule].with.count && !rules[next.rule].with.count;
+        TSR_FAIL_IF(*sure && !needs &&
+                        !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]),
                     s->err, TSR_E_FORMAT,
                     "'%.*s' may come from '%.*s' or from '%.*s': the map makes it by two rules, so it has no inverse here",
                     TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(*name), TSR_STR_ARG(other));

@@ -209,9 +209,11 @@ def test_names_that_two_rules_make(t):
         return {"from": [a], "to": [b]}
 
     source, there, back = (os.path.join(t.scratch, f"{n}.safetensors") for n in ("source", "there", "back"))
+    two_towers = [{**rule("a.v.{r...}", "t.{r...}"), "inverse": {"with": "t.deep.w"}}, rule("a.{r...}", "t.{r...}")]
     for rules, names in (([rule("b", "t.b"), rule("a.{x}", "t.{x}")], ["b", "a.c"]),  # an exception, then what holds for the others
                          ([rule("b", "t.b"), rule("{rest...}", "t.{rest...}")], ["b", "a.c"]),
-                         ([rule("a.b", "z"), rule("a.{x}", "t.{x}"), rule("c", "t.b")], ["a.b", "a.d", "c"])):  # a.b is not made of t.b
+                         ([rule("a.b", "z"), rule("a.{x}", "t.{x}"), rule("c", "t.b")], ["a.b", "a.d", "c"]),  # a.b is not made of t.b
+                         (two_towers, ["a.v.deep.w", "a.v.b"]), (two_towers, ["a.flat.w", "a.b"])):  # where t.deep.w is, from a.v
         stored = {n: torch.randn(3, 2) for n in names}
         save_file(stored, source)
         path = write(t.scratch, "map.json", {"schema": "tessera.map/1", "rules": rules})
@@ -219,6 +221,7 @@ def test_names_that_two_rules_make(t):
         t.run("convert", there, back, "--map", path, "--inverse", "--overwrite")
         same(load_file(back), stored, f"{rules}")
     x = torch.zeros(2)
+    refused(t, {"t.b": x, "t.deep.w": x + 1}, [rule("a.v.{r...}", "t.{r...}"), two_towers[1]], "'t.b' may come from 'a.v.b' or from 'a.b'", inverse=True)
     refused(t, {"t.b": x}, [rule("a.{x}", "t.{x}"), rule("b", "t.b")], "'t.b' may come from 'a.b' or from 'b'", inverse=True)
     refused(t, {"n.1.x.w": x}, [rule("{r...}.u", "n.1.{r...}"), rule("{r...}.v", "n.{r...}.w")], "'n.1.x.w' may come from 'x.w.u' or from '1.x.v'", inverse=True)
 
