@@ -24,7 +24,7 @@ class SinkCalls {
     if (!file) {
       file = { name, isMarker, held: [] };
       this.#byName.set(name, file);
-      if (!isMarker) this.#pending.push(this.#sink.create(name, size));
+      if (!isMarker) this.#add(this.#sink.create(name, size));
     }
     this.#files[number] = file;
   }
@@ -32,7 +32,14 @@ class SinkCalls {
   write(number, offset, bytes) {
     const file = this.#files[number];
     if (file.isMarker) file.held.push({ offset, bytes: bytes.slice() });
-    else this.#pending.push(this.#sink.write(file.name, offset, bytes));
+    else this.#add(this.#sink.write(file.name, offset, bytes));
+  }
+
+  /** A promise that is rejected while the module waits for a file must not end the process. */
+  #add(result) {
+    const pending = Promise.resolve(result);
+    pending.catch(() => {});
+    this.#pending.push(pending);
   }
 
   async settle() {

@@ -49,6 +49,7 @@ export class Instance {
 
   /** The module calls this to read a file. If the source fetches the bytes, the module calls `wait` and then this again. */
   read(store, file, offset, pointer, size) {
+    this.#isWaiting = false;
     try {
       const source = this.stores.get(store)[file];
       this.#fetching = this.#mayWait && !this.#fetching ? source.fetch?.(Number(offset), size) : undefined;
@@ -73,20 +74,28 @@ export class Instance {
       const file = places.getUint32(at, true), range = { offset: Number(places.getBigUint64(at + 8, true)), size: Number(places.getBigUint64(at + 16, true)) };
       ranges.set(file, [...ranges.get(file) ?? [], range]);
     }
-    const pending = [...ranges].map(([file, those]) => this.stores.get(store)[file].prefetch?.(those)).filter(Boolean);
+    const announce = ([file, those]) => {
+      try {
+        return this.stores.get(store)[file].prefetch?.(those);
+      } catch {
+        return undefined; // the reads that follow report what is wrong
+      }
+    };
+    const pending = [...ranges].map(announce).filter(Boolean);
     if (!pending.length) return 0;
     this.#fetching = Promise.all(pending).finally(() => { this.#fetching = undefined; });
     return WAIT;
   }
 
+  /** The module goes on some time after this is settled, so it counts as waiting until it calls a function. */
   async wait() {
     this.#isWaiting = true;
     await Promise.resolve(this.#fetching).catch(() => {}); // the read that follows reports what is wrong
-    this.#isWaiting = false;
   }
 
   /** The module calls this to write to the sink of a conversion. After a failure the sink is not called again. */
   toSink(number, act) {
+    this.#isWaiting = false;
     if (this.cause instanceof HostFailure) return 1;
     try {
       act(this.sinks.get(number));
@@ -156,12 +165,13 @@ export class Instance {
   /** Calls `call` with the address of an error. If it returns 0, throws that error. */
   checked(call) {
     if (this.#isWaiting) throw new TesseraError("another call is waiting for a file; await its result first", "usage", undefined);
-    const mayWait = this.#mayWait, err = this.#begin();
+    const { cause } = this, mayWait = this.#mayWait, err = this.#begin(); // of a call that has ended, but whose error was not thrown yet
     this.#mayWait = false;
     try {
       return this.#resultOf(call(err), err);
     } finally {
       this.#mayWait = mayWait;
+      this.cause = cause;
       this.x.tessera_release(err);
     }
   }
