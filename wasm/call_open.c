@@ -87,6 +87,13 @@ uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t
     return tessera_add_view(&view, handle, err);
 }
 
+/* Returns whether the tensors that a map leaves out as copies of others are equal to them: 1, or 0 with the reason. */
+TSR_EXPORT(tessera_tied) uint32_t tessera_tied(uint32_t handle, tsr_error *err)
+{
+    const opened *item = tessera_checkpoint_of(handle, err);
+    return item && tsr_mapping_check_tied(item->checkpoint, err) == TSR_OK;
+}
+
 /* ---- the built-in maps ---- */
 
 static tsr_status write_names(void *ctx, tsr_json *json, tsr_error *err)

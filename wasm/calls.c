@@ -1,22 +1,24 @@
 /* The command line's documents that depend on options. Each call opens the checkpoint again, as the command does. */
 #include "request.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/mapping.h"
 
 typedef struct call_kind {
     const char *name;
     tsr_purpose purpose;
     bool whole;        /* examines every entry, whatever is selected */
     bool skip_objects; /* unless --hash was given */
+    bool reads_values;
     tsr_status (*write)(call *call, tsr_json *json, tsr_error *err);
 } call_kind;
 
 static const call_kind kinds[] = {
-    {"inspect", TSR_FOR_NAMES, true, false, tessera_write_inspect},
-    {"layout", TSR_FOR_VALUES, false, true, tessera_write_layout},
-    {"manifest", TSR_FOR_VALUES, false, false, tessera_write_manifest},
-    {"validate", TSR_FOR_FINDINGS, true, false, tessera_write_validate},
-    {"verify", TSR_FOR_VALUES, true, false, tessera_write_verify},
-    {"plan", TSR_FOR_VALUES, false, true, tessera_write_plan},
+    {"inspect", TSR_FOR_NAMES, true, false, false, tessera_write_inspect},
+    {"layout", TSR_FOR_VALUES, false, true, false, tessera_write_layout},
+    {"manifest", TSR_FOR_VALUES, false, false, true, tessera_write_manifest},
+    {"validate", TSR_FOR_FINDINGS, true, false, false, tessera_write_validate},
+    {"verify", TSR_FOR_VALUES, true, false, true, tessera_write_verify},
+    {"plan", TSR_FOR_VALUES, false, true, false, tessera_write_plan},
 };
 
 typedef struct writing {
@@ -39,7 +41,9 @@ static document *make(const call_kind *kind, uint32_t handle, request asked, tsr
                                      .selects = kind->whole ? NULL : tessera_selects,
                                      .selects_ctx = &asked};
     document *made = NULL;
-    if (tessera_call_open(&c, handle, &wanted, err) == TSR_OK) made = tessera_make_document(write_call, &w, err);
+    tsr_status status = tessera_call_open(&c, handle, &wanted, err);
+    if (status == TSR_OK && kind->reads_values) status = tsr_mapping_check_tied(c.checkpoint, err);
+    if (status == TSR_OK) made = tessera_make_document(write_call, &w, err);
     tessera_call_close(&c);
     return made;
 }

@@ -295,7 +295,7 @@ export class Checkpoint extends Handle {
     let diff;
     try {
       const a = layered(this, pairsOf({ ...layers, allowExpansion: allowExpansion ?? false })), b = layered(right, pairsOf({ allowExpansion: allowExpansion ?? false }));
-      diff = new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(a, b, flags, atol ?? 0, rtol ?? 0, err)), own);
+      diff = new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(a, b, flags, atol ?? 0, rtol ?? 0, err)), own, layers.map === undefined ? 0 : a);
       if (judged.length) this.m.withTable(judged, ([table, count]) => this.m.checked((err) => this.m.x.tessera_judge_diff(diff.handle, table, count / 2, err)));
       return diff;
     } catch (e) {

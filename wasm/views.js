@@ -95,15 +95,31 @@ export class Twins extends Job {
 
 export class Diff extends Job {
   #own; // handles of A and B with the options of the comparison
+  #mapped; // A with a map, until its tensors that are copies of others are compared with them; otherwise 0
 
-  constructor(instance, handle, own = []) {
+  constructor(instance, handle, own = [], mapped = 0) {
     super(instance, handle);
     this.#own = own;
+    this.#mapped = mapped;
+  }
+
+  #checkTied() {
+    if (this.#mapped) this.m.checked((err) => this.m.x.tessera_tied(this.#mapped, err));
+    this.#mapped = 0;
+  }
+
+  step() {
+    this.#checkTied();
+    return super.step();
   }
 
   stepOnce(err) { return this.m.x.tessera_diff_step(this.handle, err); }
   /** Like `step`, and fetches bytes of sources that have `fetch`. */
-  async stepAsync() { return await this.m.checkedAsync("tessera_diff_step", this.handle) === MORE; }
+  async stepAsync() {
+    this.#checkTied();
+    return await this.m.checkedAsync("tessera_diff_step", this.handle) === MORE;
+  }
+
   /** Restricts the following steps to part `number` of `count` parts, which read about the same number of bytes. */
   part(number, count) { this.#records(number, count); }
   /** Returns the results of the steps for a part, as bytes. */

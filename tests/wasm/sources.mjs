@@ -215,6 +215,26 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   }
   await testAsync("inverse without a map", () => files(source, {}, ["convert", { to: "torch", inverse: true }], ["--to", "torch", "--inverse"]));
 
+  test("tensors that config.json ties are compared before a map leaves one out", () => {
+    const titan = path.join(root, "tests/golden/titan"), bytes = fs.readFileSync(path.join(titan, "llama3-tied.safetensors"));
+    const size = Number(bytes.readBigUInt64LE()), [begin] = JSON.parse(bytes.toString("utf8", 8, 8 + size))["lm_head.weight"].data_offsets;
+    bytes[8 + size + begin] ^= 1;
+    put("tied/config.json", fs.readFileSync(path.join(titan, "llama3-tied.json")));
+    const target = path.dirname(put("tied/model.safetensors", bytes)), map = "torchtitan-llama3", args = ["--map", map];
+    const manifest = run(["manifest", target]).stdout, at = put("manifest.json", manifest);
+    check(/'lm_head.weight' and 'tok_embeddings.weight' differ/.test(run(["manifest", target, ...args]).stderr), "native takes it");
+    documents(target, {}, (c) => c.manifest({ map }), ["manifest", target, ...args]);
+    documents(target, {}, (c) => c.verify(manifest, { map }), ["verify", target, at, "--json", ...args]);
+    documents(target, {}, (c) => c.plan({ map, mesh: "dp=2", placements: "shard(0)" }), ["plan", target, "--json", ...args, "--mesh", "dp=2", "--placements", "shard(0)"]);
+    const compared = (isWhole) => (c) => {
+      const diff = c.diff(c, { map });
+      while (isWhole && diff.step());
+      return { ...diff.result(), a: target, b: target };
+    };
+    documents(target, {}, compared(false), ["diff", target, target, "--json", ...args]);
+    documents(target, {}, compared(true), ["diff", target, target, "--json", "--values", ...args]);
+  });
+
   test("the built-in maps are listed and shown", () => {
     const names = run(["map", "list"]).stdout.trim().split("\n");
     same(JSON.stringify(names), JSON.stringify(tessera.mapList()), "names");
