@@ -66,8 +66,8 @@ void tessera_call_close(call *c)
 
 /* ---- as a separate checkpoint ---- */
 
-/* Opens the checkpoint with the layers that the options of a comparison ask for. It is closed together with `handle`.
- * Returns a handle. */
+/* Opens the checkpoint with the layers that the options of a call ask for; with the option "names", for a list of names only.
+ * It is closed together with `handle`. Returns a handle. */
 TSR_EXPORT(tessera_mapped)
 uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t count, tsr_error *err)
 {
@@ -77,7 +77,8 @@ uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t
         return 0;
     }
     c->request = (request){options, count};
-    if (tessera_call_open(c, handle, NULL, err) != TSR_OK) {
+    const tsr_open_options wanted = {.purpose = tessera_option_given(&c->request, "names") ? TSR_FOR_NAMES : TSR_FOR_VALUES};
+    if (tessera_call_open(c, handle, &wanted, err) != TSR_OK) {
         release_call(c);
         return 0;
     }

@@ -317,7 +317,7 @@ export class Checkpoint extends Handle {
   canonicalize(options = {}) {
     const { prefix = "", ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), { m } = this;
     m.needsPrepared();
-    const mapped = this.#layered(pairsOf(map));
+    const pairs = pairsOf(map), mapped = this.#layered(pairs.length ? [...pairs, "names", ""] : []);
     try {
       return JSON.parse(m.withTexts([prefix], (text) => m.document((err) => m.x.tessera_names(mapped ?? this.handle, ...text, err))));
     } finally {

@@ -235,6 +235,15 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     documents(target, {}, compared(true), ["diff", target, target, "--json", "--values", ...args]);
   });
 
+  test("names are mapped where values could not be", () => {
+    const keep = { schema: "tessera.map/1", unmatched: "keep", rules: [{ from: ["{r...}.weight"], to: ["{r...}.w"] }] }, at = put("names.json", JSON.stringify(keep));
+    for (const name of ["broken_ranks_differ", "broken_index_missing_key"]) {
+      const target = path.join(root, "samples/checkpoints", name), args = ["fqn", "--checkpoint", target, "--json", "--map", at];
+      check(run(args).status === 0, `native refuses ${name}`);
+      documents(target, {}, (c) => c.canonicalize({ map: keep }), args);
+    }
+  });
+
   test("the built-in maps are listed and shown", () => {
     const names = run(["map", "list"]).stdout.trim().split("\n");
     same(JSON.stringify(names), JSON.stringify(tessera.mapList()), "names");
