@@ -102,6 +102,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   await each(ranks, {}, [], "ranks without a map");
   for (const [options, args] of [[{ to: "ranks", worldSize: 2 }, ["--world-size", "2"]], [{ to: "ranks", worldSize: 4 }, ["--world-size", "4"]], [{ to: "ranks" }, []]])
     await testAsync(`ranks to ranks ${args.join(" ")}`, () => files(ranks, { shards }, ["convert", options], ["--to", "ranks", "--shards", map, ...args]));
+  await testAsync("a worldSize of 0", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "torch", worldSize: 0 }], ["--to", "torch", "--world-size", "0"]));
   await testAsync("--to ranks without a map", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "ranks" }], ["--to", "ranks"]));
   test("shards that are neither a document nor a built-in map are refused", () => {
     const { files: listed } = environment.sourceOf(ranks);
