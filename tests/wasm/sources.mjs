@@ -245,6 +245,11 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     }
   });
 
+  test("an unknown map is named once", () => {
+    const p = run(["convert", source, path.join(folder, "unknown.pt"), "--map", "nosuch"]), e = errorOf(() => withOpened(source, (c) => c.manifest({ map: "nosuch" })));
+    check(p.stderr.trim() === `tessera: ${source}: ${e.message}`, `native: ${p.stderr}; wasm: ${e.message}`);
+  });
+
   test("the built-in maps are listed and shown", () => {
     const names = run(["map", "list"]).stdout.trim().split("\n");
     same(JSON.stringify(names), JSON.stringify(tessera.mapList()), "names");

@@ -24,14 +24,15 @@ tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_st
 static tsr_status parse_map(cli *program, const cli_map_options *map, cli_session *session, const tsr_mapping_rules **rules,
                             tsr_error *err)
 {
-    tsr_status status = TSR_OK;
+    tsr_status status;
     session->map_inverse = map->inverse;
     session->map_text = map->document;
     if (map->map) {
         session->map_path = tsr_mapping_builtin(tsr_str_from(map->map)).size ? NULL : map->map;
         status = cli_load_map(program, map->map, session->map_arena, &session->map_text, err);
+        if (status != TSR_OK) return status; /* the message names the map */
     }
-    if (status == TSR_OK) status = tsr_mapping_parse(session->map_text, cli_host(program), session->map_arena, rules, err);
+    status = tsr_mapping_parse(session->map_text, cli_host(program), session->map_arena, rules, err);
     if (status == TSR_OK && map->inverse) status = tsr_mapping_invert(*rules, session->map_arena, rules, err);
     if (status != TSR_OK && map->map) tsr_error_context(err, "--map %s", map->map);
     else if (status != TSR_OK) tsr_error_context(err, "source.map");
