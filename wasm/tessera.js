@@ -284,7 +284,7 @@ export class Checkpoint extends Handle {
   diff(other, options = {}) {
     const { layout, canonical, atol, rtol, rule, baseline, allowExpansion, ...layers } = optionsOf("diff", options, OPTIONS.diff);
     const right = this.#other("diff", "other", other), flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (atol !== undefined || rtol !== undefined ? DIFF.tolerant : 0);
-    const judged = pairsOf({ ...(rule && { rule }), ...(baseline && { baseline }) });
+    const judged = pairsOf({ rule: rule ?? [], baseline: baseline ?? [] });
     if (judged.length) this.m.needsPrepared();
     const own = [];
     const layered = (checkpoint, pairs) => {
