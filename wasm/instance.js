@@ -133,7 +133,7 @@ export class Instance {
 
   /** Calls `call` with the address of a copy of the array's bytes, which is freed afterwards. */
   withBytes(array, call) {
-    const pointer = this.put(new Uint8Array(array.buffer));
+    const pointer = this.put(new Uint8Array(array.buffer, array.byteOffset, array.byteLength));
     try {
       return call(pointer);
     } finally {

@@ -147,6 +147,15 @@ test("every call on a closed checkpoint is refused, and arguments of open are ch
   }
 });
 
+test("results of a shared check are taken from the middle of a buffer", () => {
+  withOpened(path.join(samples, "dcp_fsdp2"), (opened) => {
+    const found = opened.checkPart(0, 1), around = new Uint8Array(found.length + 8);
+    around.set(found, 8);
+    opened.checkJoin(around.subarray(8), 1);
+    check(JSON.parse(opened.document("findings")).findings.length >= 0, "no findings");
+  });
+});
+
 test("a handle that was closed is refused when its slot holds another thing of the same kind", () => {
   withOpened(path.join(samples, "safetensors_model"), (opened) => {
     const stale = opened.tally(0), number = stale.handle;
