@@ -256,6 +256,8 @@ export class Instance {
    *  number. */
   open(files, { primary, part, step, shards }) {
     const listing = sorted(files), number = this.nextNumber++;
+    const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
+    if (at < 0) throw new TesseraError(`there is no file '${primary}'`, "usage", undefined);
     const names = listing.map((f) => this.put(f.key));
     const table = new DataView(new ArrayBuffer(16 * listing.length));
     listing.forEach(({ file, key }, i) => {
@@ -264,7 +266,6 @@ export class Instance {
       table.setBigUint64(16 * i + 8, BigInt(file.size), true);
     });
     const pointer = this.put(new Uint8Array(table.buffer));
-    const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
     const choice = [part, step, shards === undefined ? undefined : documentText(shards)];
     this.stores.set(number, listing.map((f) => f.file));
     try {

@@ -174,8 +174,7 @@ static tsr_status list_files(host_store *s, const tessera_file *files, uint32_t 
         listing[i] = (tsr_store_file){tsr_arena_str(s->names, name, err), files[i].size};
         if (!listing[i].name.data) return TSR_E_NOMEM;
         if (i && tsr_str_compare(listing[i - 1].name, listing[i].name) >= 0) {
-            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                             "the files of a store must be sorted by name, without twins");
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "two files have the name '%.*s'", TSR_STR_ARG(name));
         }
     }
     s->store.files = listing;
