@@ -11,7 +11,7 @@ const OFFERED = [
   ["dcp_hsdp", "The same model under HSDP: compare it with dcp_fsdp2"],
   ["broken_dcp_hole", "A part of a tensor was lost; PyTorch loads it without a word"],
   ["broken_dcp_overlap", "Two chunks hold the same elements"],
-  ["torch_ranks_tp_fsdp2", "One torch.save file a rank, DTensors inside"],
+  ["torch_ranks_tp_fsdp2", "One torch.save file per rank, with DTensors"],
   ["torch_train_state", "A training script's torch.save: model, optimizer, scheduler"],
   ["safetensors_index", "Three safetensors files and their index"],
 ];

@@ -63,6 +63,7 @@ export async function testPure() {
     check(text.visible("a\u0000b\u202ec") === "a\\u0000b\\u202ec", text.visible("a\u0000b\u202ec"));
     check(text.visible("") === "(empty name)", "an empty name is not visible");
     check(text.countText(7_241_732_096) === "7.24 billion", text.countText(7_241_732_096));
+    check(text.countText(999_999) === "1 million" && text.countText(999_499) === "999 thousand", text.countText(999_999));
   });
   await test("slices cover every element once, and none is larger than asked", async () => {
     const { slicesOf } = await load("tensor_equality.ts"), { elementsOfSlice } = await load("slice.ts"), next = random(11);

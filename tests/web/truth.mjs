@@ -110,6 +110,44 @@ async function testCounts(page, made) {
   });
 }
 
+/** Writes a safetensors file of float32 tensors: their values by name. */
+function small(scratch, name, tensors) {
+  let at = 0;
+  const header = Buffer.from(JSON.stringify(Object.fromEntries(Object.entries(tensors).map(([key, values]) => [key, { dtype: "F32", shape: [values.length], data_offsets: [at, (at += 4 * values.length)] }])))), size = Buffer.alloc(8), file = path.join(scratch, `${name}.safetensors`);
+  size.writeBigUInt64LE(BigInt(header.length));
+  fs.writeFileSync(file, Buffer.concat([size, header, Buffer.from(Float32Array.from(Object.values(tensors).flat()).buffer)]));
+  return file;
+}
+
+async function testFew(page, scratch) {
+  await test("one is not written as several", async () => {
+    await open(page, small(scratch, "one", { w: [1.5] }));
+    check(/1 parameter(?!s)/.test(await page.locator(".chips").textContent()), await page.locator(".chips").textContent());
+    await page.getByRole("navigation", { name: "Actions" }).getByRole("button", { name: "Names" }).click();
+    await page.getByText("The name is canonical already.").waitFor();
+    await open(page, small(scratch, "twins", { a: [1, 2], b: [1, 2], c: [3] }));
+    await goTo(page, "Files");
+    await page.getByRole("button", { name: /^Look for tensors/ }).click();
+    await page.getByText("1 group of tensors holds equal bytes, 8 B more than once").waitFor();
+  });
+  await test("a checkpoint without entries asks nobody to choose one", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, small(scratch, "none", {}));
+    await page.getByText("0 tensors in 1 file.").waitFor();
+    check(await page.getByText("Choose an entry").count() === 0, "it does");
+  });
+  await test("a file that is not recognized is not called recognized", async () => {
+    const picture = path.join(scratch, "picture.jpg");
+    fs.writeFileSync(picture, Buffer.from([0xff, 0xd8, 0xff, 0xe0, 0, 16, 74, 70]));
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, picture);
+    const alert = page.getByRole("alert").filter({ hasText: "is not in a recognized checkpoint format" });
+    await alert.waitFor();
+    check(!/recognizes/.test(await alert.textContent()), await alert.textContent());
+    await page.getByRole("button", { name: "Dismiss" }).click();
+  });
+}
+
 async function testOptimizer(page, made) {
   await test("optimizer state without param groups is an optimizer", async () => {
     await open(page, path.join(made, "optimizer_without_groups"));
@@ -221,6 +259,7 @@ export async function testTruth({ page, url, broken }) {
   try {
     await page.goto(url);
     await testMetadataOnly(page, scratch);
+    await testFew(page, scratch);
     await testPlaces(page, url, scratch);
     const made = path.join(scratch, "made");
     fs.mkdirSync(made);

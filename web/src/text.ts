@@ -12,7 +12,7 @@ const SCALES: readonly (readonly [number, string])[] = [[1e12, "trillion"], [1e9
 /** "7.24 billion", for parameters and elements. Unit letters are only used for bytes. */
 export function countText(count: number): string {
   for (const [scale, word] of SCALES) {
-    if (count >= scale) return `${Number((count / scale).toPrecision(3))} ${word}`;
+    if (count >= 0.9995 * scale) return `${Number((count / scale).toPrecision(3))} ${word}`;
   }
   return String(count);
 }

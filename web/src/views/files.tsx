@@ -42,7 +42,7 @@ function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
     <section aria-label="Duplicates">
       <h2>Duplicates</h2>
       {!groups && <p class="buttons"><button type="button" onClick={() => void model.findTwins()}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
-      {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors hold equal bytes, ${bytesText(wasted)} more than once; tied tensors are stored once.` : "No two tensors hold equal bytes."}</p>}
+      {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors ${groups.length === 1 ? "holds" : "hold"} equal bytes, ${bytesText(wasted)} more than once; tied tensors are stored once.` : "No two tensors hold equal bytes."}</p>}
       {groups && <ul class="names">{groups.slice(0, MOST).map((g) => (
         <li key={g.fqns[0]}>{bytesText(g.bytes)}: {g.fqns.slice(0, MOST_NAMES).map((n) => <><button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> </>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
       ))}</ul>}

@@ -28,7 +28,7 @@ export function Header({ view, go }: { view: View; go: (view: View) => void }): 
       <h1>{visible(model.opening?.title ?? "")}</h1>
       <ul class="chips" aria-label="Summary">
         <li class="chip"><strong>{overview.format}</strong></li>
-        {weights.elements > 0 && <li class="chip">{countText(weights.elements)} parameters</li>}
+        {weights.elements > 0 && <li class="chip">{countText(weights.elements)} {weights.elements === 1 ? "parameter" : "parameters"}</li>}
         {weights.bytes > 0 && <li class="chip">{bytesText(weights.bytes)} weights</li>}
         {optimizer.bytes > 0 && <li class="chip">{bytesText(optimizer.bytes)} optimizer</li>}
       </ul>

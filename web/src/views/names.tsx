@@ -42,7 +42,7 @@ export function NamesView(): JSX.Element {
       <h2>Canonical names</h2>
       <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. Judged here by the text of the names.</p>
       {names && <>
-        <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} change.` : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
+        <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} ${changed.length === 1 ? "changes" : "change"}.` : names.names.length === 1 ? "The name is canonical already." : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
         <Collisions collisions={names.collisions} />
         <Removed names={names.names} />
         <p class="buttons">

@@ -38,7 +38,7 @@ function Groups({ optimizer: { groups, hasGroups } }: { optimizer: Optimizer }):
         <thead><tr><th>Hyper-parameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</tr></thead>
         <tbody>{keys.map((k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]}>{visible(g.values[k] ?? "–").slice(0, MOST_TEXT)}</td>)}</tr>)}</tbody>
       </table>
-      {groups.length > MOST_GROUPS && <p class="quiet">… and {exactText(groups.length - MOST_GROUPS)} more groups.</p>}
+      {groups.length > MOST_GROUPS && <p class="quiet">… and {plural(groups.length - MOST_GROUPS, "more group")}.</p>}
     </div>
   );
 }

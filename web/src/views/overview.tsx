@@ -72,7 +72,7 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
   return (
     <>
       <h2>Overview</h2>
-      <p class="quiet">{plural(overview.tensors, "tensor")}{objects > 0 && `, ${plural(objects, "object")}`} in {plural(overview.files.length, "file")}. Choose an entry to see how it is stored.</p>
+      <p class="quiet">{plural(overview.tensors, "tensor")}{objects > 0 && `, ${plural(objects, "object")}`} in {plural(overview.files.length, "file")}.{overview.tensors + objects > 0 && " Choose an entry to see how it is stored."}</p>
       <TopProblems go={go} />
       <Bars title="Bytes by dtype" list={overview.dtypes} />
       <Bars title="Bytes by rank" list={byRank(files)} />

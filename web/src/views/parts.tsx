@@ -6,7 +6,6 @@ import { exactText, visible } from "../text";
 
 const ADVICE: Record<string, string> = {
   malformed: "The file is damaged or is not what its name says. Copy it again, or run tessera validate on the machine that wrote it.",
-  unsupported: "Tessera recognizes this but does not read it here.",
   "input/output": "Drop the files again: they may have been moved, changed or removed since.",
   limit: "The input exceeds a limit that protects against damaged or hostile files.",
   "out of memory": "Close other tabs, or use the tessera command: it streams.",
