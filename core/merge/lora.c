@@ -1,6 +1,6 @@
 /* Folds a LoRA adapter into its base: matches the adapter's tensors to the tensors of the base that they change. */
 #include "mapping/mapping_boxes.h"
-#include "merge/lora_parts.h"
+#include "merge/lora_sum.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
@@ -144,6 +144,8 @@ static tsr_status set_sizes(const folding *f, tsr_fold *fold, bool transposed)
     const bool turned = w->shape[1] == b->shape[0] && w->shape[0] == a->shape[1];
     if (!plain && !turned) return misfit(f, b, w);
     fold->transposed = turned && (transposed || !plain);
+    fold->rows = w->shape[0];
+    fold->columns = w->shape[1];
     return TSR_OK;
 }
 
@@ -214,11 +216,41 @@ static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
     return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
 }
 
+static tsr_status add_magnitude(folding *f, const tsr_entry *entry, size_t ending)
+{
+    tsr_str module, target;
+    tsr_fold *fold = NULL;
+    TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, &module));
+    TSR_TRY(join(f, module, ".weight", &target));
+    TSR_TRY(fold_of(f, entry, target, &fold));
+    fold->magnitude = entry;
+    return TSR_OK;
+}
+
+/* Completes the folds when all tensors of the adapter are known. */
+static tsr_status complete(folding *f)
+{
+    tsr_fold *const *folds = f->folds.items;
+    for (size_t i = 0; i < f->folds.count; i++) {
+        tsr_fold *fold = folds[i];
+        TSR_FAIL_IF(fold->magnitude && !(fold->a && f->config.dora), f->err, TSR_E_FORMAT, "the adapter has '%.*s', but %s",
+                    TSR_STR_ARG(fold->magnitude->fqn),
+                    fold->a ? "use_dora of adapter_config.json is not set" : "no matrices for its module");
+        TSR_FAIL_IF(fold->a && f->config.dora && !fold->magnitude, f->err, TSR_E_NOT_FOUND,
+                    "use_dora is set, but the adapter has no lora_magnitude_vector for '%.*s'", TSR_STR_ARG(fold->name));
+        if (!fold->magnitude) continue;
+        fold->rounds = false;
+        TSR_TRY(tsr_dora_open(f->m->own->arena, fold, f->err));
+    }
+    return TSR_OK;
+}
+
 /* Adds one tensor of the adapter. A matrix A is only checked for its B here; the product is added when B is. */
 static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 {
     static const char a[] = ".lora_A.weight", b[] = ".lora_B.weight", bias[] = ".lora_B.bias";
     static const char embedding_a[] = ".lora_embedding_A", embedding_b[] = ".lora_embedding_B";
+    static const char magnitude[] = ".lora_magnitude_vector";
     const tsr_str name = entry->fqn;
     const tsr_entry *pair;
     size_t at;
@@ -232,8 +264,7 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
     if (tsr_str_ends(name, TSR_STR(".lora_embedding_A")))
         return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
     if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
-    TSR_FAIL_IF(contains(name, TSR_STR("lora_magnitude_vector"), &at), f->err, TSR_E_UNSUPPORTED,
-                "'%.*s' is of a DoRA adapter, which is not supported", TSR_STR_ARG(name));
+    if (tsr_str_ends(name, tsr_str_from(magnitude))) return add_magnitude(f, entry, sizeof magnitude - 1);
     TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err,
                 TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
     return add_whole(f, entry);
@@ -356,6 +387,7 @@ static tsr_status fold_all(folding *f)
     TSR_FAIL_IF(!tsr_checkpoint_catalog(f->adapter)->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     tsr_lora_find_tied(f->m, &f->config, &f->tied);
     TSR_TRY(add_tensors(f));
+    TSR_TRY(complete(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
     TSR_TRY(tsr_lora_check(f->m, f->config.fan_in_fan_out, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));

@@ -11,14 +11,14 @@
  * Source: peft.LoraConfig. */
 /* clang-format off */
 static const char *const settings[] = {
-    "use_dora",        "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
+    "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
     "use_bdlora",      "arrow_config", "velora_config",     "monteclora_config", "kasa_config",             "megatron_config"};
 /* clang-format on */
 /* The other settings of PEFT 0.21. They are used here, or do not affect the result. */
 /* clang-format off */
 static const char *const understood[] = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
-    "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save",
+    "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "use_dora", "modules_to_save",
     "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
 /* clang-format on */
@@ -67,6 +67,7 @@ static tsr_status read_numbers(tsr_lora_config *c, tsr_error *err)
     TSR_TRY(tsr_json_find(c->tree, "rank_pattern", TSR_JSON_OBJECT, "", &c->rank_pattern, err));
     c->alpha = alpha->valuedouble;
     c->rslora = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "use_rslora"));
+    c->dora = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "use_dora"));
     c->fan_in_fan_out = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "fan_in_fan_out"));
     return tsr_json_to_u64(rank, "r", &c->rank, err);
 }

@@ -13,7 +13,7 @@ typedef struct tsr_lora_config {
     const struct cJSON *alpha_pattern, *rank_pattern; /* objects, or NULL */
     double alpha;
     uint64_t rank;
-    bool rslora, fan_in_fan_out;
+    bool rslora, dora, fan_in_fan_out;
 } tsr_lora_config;
 
 /* lora_config.c: reads adapter_config.json from the adapter's store. Release *out with tsr_lora_config_free; on failure
@@ -52,6 +52,10 @@ typedef struct tsr_fold {
     bool embedding;  /* of an embedding layer: if W is square, the change is transposed */
     double scale;
     uint64_t rank;
+    uint64_t rows, columns; /* of W, if `a` is not NULL */
+    /* DoRA: the norm that each output has in the result; or NULL. `factors` is set if the fold is transposed. */
+    const tsr_entry *magnitude;
+    struct tsr_dora_factors *factors;
     tsr_dtype dtype;               /* of the result */
     const struct tsr_fold *before; /* the change is added to the result of this fold instead of `weight`; or NULL */
 } tsr_fold;

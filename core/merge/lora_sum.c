@@ -1,22 +1,11 @@
 /* Computes W + scale·(B·A), in blocks of bounded size. */
-#include "merge/lora_parts.h"
+#include "merge/lora_sum.h"
 #include "merge/merge_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 
-enum { RANKS = 128, ROWS = 128, COLUMNS = 1024 };
-
-/* Working memory for one run. */
-typedef struct room {
-    double *sums;   /* the run's sums; LOADED elements */
-    double *left;   /* ROWS × RANKS */
-    double *right;  /* RANKS × COLUMNS */
-    double *loaded; /* LOADED elements: as many as the larger of the two above */
-    uint8_t *bytes; /* room for the elements of `loaded` as they are stored */
-} room;
-
-enum { LOADED = RANKS * COLUMNS, ROOM = ROWS * RANKS + 3 * LOADED };
+enum { ROOM = TSR_LORA_ROWS * TSR_LORA_RANKS + 3 * TSR_LORA_RUN }; /* doubles, without the bytes */
 
 /* The part of a product that is computed in one go: rows [row, row + rows) and columns [column, column + columns) of W,
  * summed over [rank, rank + ranks) of the inner dimension. */
@@ -26,8 +15,8 @@ typedef struct block {
 
 /* Reads the box [box[0], box[0] + box[1]) × [box[2], box[2] + box[3]) of a matrix as float64, and transposes it if the fold
  * is transposed. */
-static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], const room *r, double *out,
-                       tsr_error *err)
+static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], const tsr_lora_room *r,
+                       double *out, tsr_error *err)
 {
     const bool turned = fold->transposed;
     const uint64_t offsets[] = {box[0], box[2]}, sizes[] = {box[1], box[3]};
@@ -42,13 +31,13 @@ static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint6
     return TSR_OK;
 }
 
-static tsr_status load_left(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
+static tsr_status load_left(const tsr_fold *fold, const block *b, const tsr_lora_room *r, tsr_error *err)
 {
     const uint64_t plain[] = {b->row, b->rows, b->rank, b->ranks}, turned[] = {b->rank, b->ranks, b->row, b->rows};
     return load(fold, fold->transposed ? fold->a : fold->b, fold->transposed ? turned : plain, r, r->left, err);
 }
 
-static tsr_status load_right(const tsr_fold *fold, const block *b, const room *r, tsr_error *err)
+static tsr_status load_right(const tsr_fold *fold, const block *b, const tsr_lora_room *r, tsr_error *err)
 {
     const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns},
                    turned[] = {b->column, b->columns, b->rank, b->ranks};
@@ -56,9 +45,9 @@ static tsr_status load_right(const tsr_fold *fold, const block *b, const room *r
 }
 
 /* Adds the block's products to the sums of the elements that are in the run. */
-static void add_block(const tsr_fold *fold, const block *b, const tsr_run *run, const room *r)
+static void add_block(const tsr_fold *fold, const block *b, const tsr_run *run, const tsr_lora_room *r)
 {
-    const uint64_t width = fold->weight->shape[1], end = run->first + run->count;
+    const uint64_t width = fold->columns, end = run->first + run->count;
     for (uint64_t i = 0; i < b->rows; i++) {
         const uint64_t at = (b->row + i) * width + b->column;
         const uint64_t from = at < run->first ? run->first - at : 0, to = at >= end               ? 0
@@ -78,34 +67,34 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-static tsr_status add_rows(const tsr_fold *fold, block *b, const tsr_run *run, const room *r, tsr_error *err)
+static tsr_status add_rows(const tsr_fold *fold, block *b, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
-    const uint64_t width = fold->weight->shape[1], last = (run->first + run->count - 1) / width;
+    const uint64_t width = fold->columns, last = (run->first + run->count - 1) / width;
     TSR_TRY(load_right(fold, b, r, err));
     for (b->row = run->first / width; b->row <= last; b->row += b->rows) {
-        b->rows = least(ROWS, last + 1 - b->row);
+        b->rows = least(TSR_LORA_ROWS, last + 1 - b->row);
         TSR_TRY(load_left(fold, b, r, err));
         add_block(fold, b, run, r);
     }
     return TSR_OK;
 }
 
-static tsr_status add_products(const tsr_fold *fold, const tsr_run *run, const room *r, tsr_error *err)
+static tsr_status add_products(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
-    const uint64_t width = fold->weight->shape[1];
+    const uint64_t width = fold->columns;
     block b = {.rank = 0};
     for (; b.rank < fold->rank; b.rank += b.ranks) {
-        b.ranks = least(RANKS, fold->rank - b.rank);
+        b.ranks = least(TSR_LORA_RANKS, fold->rank - b.rank);
         for (b.column = 0; b.column < width; b.column += b.columns) {
-            b.columns = least(COLUMNS, width - b.column);
+            b.columns = least(TSR_LORA_COLUMNS, width - b.column);
             TSR_TRY(add_rows(fold, &b, run, r, err));
         }
     }
     return TSR_OK;
 }
 
-static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const room *r, uint8_t *out,
-                              tsr_error *err)
+static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const tsr_lora_room *r,
+                              uint8_t *out, tsr_error *err)
 {
     const tsr_stored_tensor start = {fold->adapter, fold->start}, weight = {fold->base, fold->weight};
     if (fold->before) {
@@ -117,7 +106,7 @@ static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtyp
 }
 
 /* Computes the change to the run's elements, without the scale, in r->sums. */
-static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const room *r, tsr_error *err)
+static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
     const tsr_stored_tensor change = {fold->adapter, fold->b};
     if (!fold->a) return tsr_merge_read(change, run, TSR_FLOAT64, r->bytes, r->sums, err);
@@ -126,7 +115,7 @@ static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const ro
 }
 
 /* Scales r->sums and rounds them to the weight's dtype; they stay stored as float64. */
-static void round_change(const tsr_fold *fold, size_t count, const room *r)
+static void round_change(const tsr_fold *fold, size_t count, const tsr_lora_room *r)
 {
     const tsr_dtype dtype = fold->weight->dtype;
     for (size_t i = 0; i < count; i++) r->sums[i] *= fold->scale;
@@ -135,20 +124,27 @@ static void round_change(const tsr_fold *fold, size_t count, const room *r)
     tsr_cast(dtype, TSR_FLOAT64, r->bytes, count, (uint8_t *)r->sums);
 }
 
-/* Computes at most LOADED elements. Rounds as PyTorch does: every operation gives float32, unless one of the tensors is
- * float64. */
-static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const room *r, uint8_t *out, tsr_error *err)
+/* Rounds as PyTorch does: every operation gives float32, unless one of the tensors is float64. */
+static tsr_status values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
     const size_t count = (size_t)run->count;
-    const bool wide = fold->weight->dtype == TSR_FLOAT64, precise = fold->b->dtype == TSR_FLOAT64;
+    const bool wide = fold->weight->dtype == TSR_FLOAT64, precise = wide || fold->b->dtype == TSR_FLOAT64;
     TSR_TRY(read_change(fold, run, r, err));
     TSR_TRY(read_weight(fold, run, TSR_FLOAT64, r, (uint8_t *)r->loaded, err));
     if (fold->rounds) round_change(fold, count, r);
     for (size_t i = 0; i < count; i++) {
         const double scale = fold->rounds ? 1 : fold->scale;
         const double change = precise ? r->sums[i] * scale : (double)((float)r->sums[i] * (float)scale);
-        r->loaded[i] = wide || precise ? r->loaded[i] + change : (double)((float)r->loaded[i] + (float)change);
+        r->loaded[i] = precise ? r->loaded[i] + change : (double)((float)r->loaded[i] + (float)change);
     }
+    return TSR_OK;
+}
+
+static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, uint8_t *out, tsr_error *err)
+{
+    const size_t count = (size_t)run->count;
+    if (fold->magnitude) TSR_TRY(tsr_dora_values(fold, run, r, err));
+    else TSR_TRY(values(fold, run, r, err));
     if (fold->dtype == TSR_FLOAT64) memcpy(out, r->loaded, count * sizeof *r->loaded);
     else tsr_cast(TSR_FLOAT64, fold->dtype, (const uint8_t *)r->loaded, count, out);
     return TSR_OK;
@@ -159,16 +155,21 @@ tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *
     const tsr_fold *fold = ctx;
     const tsr_allocator *allocator = tsr_checkpoint_host(fold->base)->allocator;
     tsr_status status = TSR_OK;
-    double *memory = tsr_alloc(allocator, ROOM + LOADED, sizeof *memory, err);
+    double *memory = tsr_alloc(allocator, ROOM + TSR_LORA_RUN, sizeof *memory, err);
     if (!memory) return TSR_E_NOMEM;
-    const room r = {memory, memory + LOADED, memory + LOADED + ROWS * RANKS, memory + 2 * LOADED + ROWS * RANKS,
-                    (uint8_t *)(memory + 3 * LOADED + ROWS * RANKS)};
+    const tsr_lora_room r = {memory,
+                             memory + TSR_LORA_RUN,
+                             memory + TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS,
+                             memory + 2 * TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS,
+                             (uint8_t *)(memory + 3 * TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS),
+                             values};
     for (tsr_run run = {.first = first}; count && status == TSR_OK; run.first += run.count, count -= (size_t)run.count) {
-        run.count = least(LOADED, count);
+        run.count = least(TSR_LORA_RUN, count);
+        if (fold->magnitude) run.count = tsr_dora_step(fold, run.first, run.count);
         if (!fold->b) status = read_weight(fold, &run, fold->dtype, &r, out, err);
         else status = sum_run(fold, &run, &r, out, err);
         out += (size_t)run.count * tsr_dtype_size(fold->dtype);
     }
-    tsr_free(allocator, memory, ROOM + LOADED, sizeof *memory);
+    tsr_free(allocator, memory, ROOM + TSR_LORA_RUN, sizeof *memory);
     return status;
 }

@@ -1,4 +1,5 @@
-"""Writes tests/golden/adapters: LoRA adapters of models with tied embeddings or with a classifier, and what PEFT merges them to.
+"""Writes tests/golden/adapters: LoRA adapters and what PEFT merges them to. They are of models with tied embeddings, with a classifier that
+the base may lack, and with fused experts; DoRA adapters; and adapters with trained tokens.
 
 Usage: python tests/golden/make_adapters.py    in an environment that has the versions below.
 
@@ -9,7 +10,8 @@ Made with torch 2.13.0, transformers 5.23.0, peft 0.21.2.
   merged/NAME.safetensors    what merge_and_unload and save_pretrained make of it
   cases.json                 for each adapter its base, whether PEFT's result ties the embeddings, and whether it computes what the adapter does
 
-All weights are small multiples of 1/4, so products and sums are exact in float32 whatever the order in which they are added.
+All weights are small multiples of 1/4, so products and sums, and the sums of squares in DoRA's norms, are exact in float32 whatever the order
+in which they are added. Everything else that DoRA computes (the root, the quotient and the product) is rounded once in float32.
 """
 import json
 import pathlib
@@ -43,6 +45,7 @@ def bases():
         "qwen2_tokens": (t.Qwen2ForTokenClassification, t.Qwen2Config(**SIZES, **LABELS), torch.bfloat16),
         "bert": (t.BertForSequenceClassification, t.BertConfig(**BERT), torch.float32),
         "roberta": (t.RobertaForSequenceClassification, t.RobertaConfig(**BERT), torch.float32),
+        "llama_untied": (t.LlamaForCausalLM, t.LlamaConfig(**SIZES, **LABELS), torch.float16),
     }
 
 
@@ -77,10 +80,34 @@ def cases():
         yield f"{base}_all", base, {**plain, "target_modules": targets, "bias": "all"}
         yield f"{base}_lora_only", base, {**plain, "target_modules": targets, "bias": "lora_only"}
     yield "qwen2_tokens_keys", "qwen2_tokens", {**root, "target_modules": q, "modules_to_save": ["k_proj"], "bias": "all"}
+    yield from dora_cases(plain, root)
 
 
-def task(base):
-    return "TOKEN_CLS" if base.endswith("_tokens") else "SEQ_CLS" if base in ("bert", "roberta", "llama_classes") else "CAUSAL_LM"
+def dora_cases(plain, root):
+    plain, root = {**plain, "use_dora": True}, {**root, "use_dora": True}
+    patterns = {"rank_pattern": {"down_proj": 5}, "alpha_pattern": {"self_attn.q_proj": 7}}
+    yield "llama_untied_dora", "llama_untied", {**plain, **patterns, "target_modules": ["q_proj", "down_proj", "lm_head", "embed_tokens"]}
+    yield "qwen2_dora_words", "qwen2", {**root, "target_modules": ["v_proj", "embed_tokens"]}
+    yield "llama_dora_both", "llama", {**plain, "target_modules": ["q_proj", "lm_head", "embed_tokens"]}
+    yield "llama_dora_head", "llama", {**root, "target_modules": ["q_proj", "lm_head"]}
+    yield "qwen2_tokens_dora", "qwen2_tokens", {**root, "target_modules": ["q_proj", "up_proj"], "bias": "all"}
+    yield "gpt2_dora", "gpt2", {**root, "target_modules": ["c_attn", "mlp.c_proj"], "bias": "lora_only", "fan_in_fan_out": True}
+
+
+def task(name, base):
+    if name.endswith("_spans"):
+        return "QUESTION_ANS"
+    if name.endswith(("_classes", "_score")) or base in ("bert", "roberta", "llama_classes"):
+        return "SEQ_CLS"
+    return "TOKEN_CLS" if base.endswith("_tokens") else None if base == "vit" else "CAUSAL_LM"
+
+
+def outputs(model, base):
+    """What the model computes: scores, or those of the starts and ends of answers."""
+    torch.manual_seed(3)
+    given = {"pixel_values": torch.randn(1, 3, 4, 4, dtype=model.dtype)} if base == "vit" else {"input_ids": torch.arange(1, 9)[None]}
+    made = model(**given)
+    return (made.logits if "logits" in made else torch.cat([made.start_logits, made.end_logits])).double()
 
 
 def make_base(name, kind, config, dtype):
@@ -94,9 +121,11 @@ def make_base(name, kind, config, dtype):
 def make_case(number, name, kind, base, options):
     """What tests need to know about the case; its files are written."""
     from peft import LoraConfig, PeftModel, get_peft_model
-    at, here, ids = HERE / "base" / base, HERE / "adapter" / name, torch.arange(1, 9)[None]
+    import transformers
+    at, here, of = HERE / "base" / base, HERE / "adapter" / name, options.pop("of", None)
+    kind = getattr(transformers, of) if of else kind
     torch.manual_seed(100 + number)
-    wrapped = get_peft_model(kind.from_pretrained(at, dtype="auto"), LoraConfig(task_type=task(base), **options))
+    wrapped = get_peft_model(kind.from_pretrained(at, dtype="auto"), LoraConfig(task_type=task(name, base), **options))
     fill(p for p in wrapped.parameters() if p.requires_grad)
     wrapped.save_pretrained(here)
     for extra in here.glob("*"):
@@ -106,9 +135,9 @@ def make_case(number, name, kind, base, options):
     text.update(base_model_name_or_path="base", target_modules=text["target_modules"] if isinstance(text["target_modules"], str) else sorted(text["target_modules"]))
     (here / "adapter_config.json").write_text(json.dumps(text, indent=2) + "\n")
     adapted = PeftModel.from_pretrained(kind.from_pretrained(at, dtype="auto"), here).eval()
-    before = adapted(ids).logits.double()
+    before = outputs(adapted, base)
     merged = adapted.merge_and_unload()
-    after = merged(ids).logits.double()
+    after = outputs(merged, base)
     with tempfile.TemporaryDirectory() as folder:
         merged.save_pretrained(folder)
         config = json.loads((pathlib.Path(folder) / "config.json").read_text())

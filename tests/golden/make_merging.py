@@ -89,6 +89,7 @@ def adapters(folder):
                                                        "rank_pattern": {"q_proj": 5}, "alpha_pattern": {"layers.0.mlp.up_proj": 7}}),
         "saved": (lambda: model(9, torch.bfloat16), {"r": 2, "lora_alpha": 3, "target_modules": ["o_proj", "embed_tokens"], "modules_to_save": ["lm_head", "norm"]}),
         "conv1d": (lambda: GPT2LMHeadModel(gpt2), {"r": 2, "lora_alpha": 3, "target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "lora_bias": True}),
+        "dora": (lambda: model(11, torch.float32), {"r": 3, "lora_alpha": 4, "use_dora": True, "target_modules": ["q_proj", "down_proj"]}),
         "half": (lambda: model(10, torch.float16), {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]}),
     }
     for name, (make, options) in cases.items():
@@ -101,7 +102,7 @@ def adapters(folder):
         with torch.no_grad():
             for key, p in wrapped.named_parameters():
                 if p.requires_grad:
-                    p.copy_(torch.randn_like(p) * 0.2)
+                    p.copy_(torch.randn_like(p) * 0.2 + (p if "magnitude" in key else 0))
         if name == "half":
             wrapped.half()
         wrapped.save_pretrained(here / "adapter")
@@ -110,7 +111,6 @@ def adapters(folder):
         merged.save_pretrained(work / "merged")
         shutil.copy(work / "merged" / "model.safetensors", here / "merged.safetensors")
         clean(here / "adapter")
-    refused()
     ambiguous()
 
 
@@ -121,15 +121,6 @@ def clean(adapter):
             extra.unlink()
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "base"}, indent=2) + "\n")
-
-
-def refused():
-    """An adapter that is not plain LoRA, to be refused by name."""
-    from peft import LoraConfig, get_peft_model
-    here = HERE / "lora" / "dora"
-    wrapped = get_peft_model(model(11, torch.float32), LoraConfig(r=2, use_dora=True, target_modules=["q_proj"]))
-    wrapped.save_pretrained(here / "adapter")
-    clean(here / "adapter")
 
 
 def ambiguous():

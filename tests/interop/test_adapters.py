@@ -1,4 +1,4 @@
-"""--lora with adapters of models whose output layer is their embedding, and of classifiers: bit for bit what PEFT merges them to.
+"""--lora with adapters of models whose output layer is their embedding, of classifiers, and with DoRA: bit for bit what PEFT merges them to.
 
 tests/golden/adapters has the adapters, their bases and PEFT's results (make_adapters.py).
 """
@@ -42,8 +42,9 @@ def folded(t, base, name, *options):
     out, again = t.at("out.safetensors"), t.at("again.safetensors")
     doc = t.json("convert", base, out, "--lora", os.path.join(GOLDEN, "adapter", name), "--overwrite", "--json", *options)
     t.run("merge", again, base, "--lora", os.path.join(GOLDEN, "adapter", name), "--overwrite", *options)
-    need(open(out, "rb").read() == open(again, "rb").read(), f"{name}: merge and convert write other bytes")
-    return load_file(out), " ".join(doc["warnings"])
+    got = load_file(out)
+    same(load_file(again), got, f"{name}, merge and convert")  # but for the sign of zeros, which sums lose
+    return got, " ".join(doc["warnings"])
 
 
 def check_notes(name, case, said):
@@ -73,6 +74,66 @@ def test_adapters_of_classifiers_as_peft(t):
 
 def test_adapters_of_tied_models_as_peft(t):
     check_cases(t, {"llama", "qwen2", "gpt2", "llama_classes"})
+
+
+def test_dora_as_peft(t):
+    check_cases(t, {"llama_untied"})
+    need({c["base"] for name, c in read_json("cases.json").items() if "_dora" in name} >= {"llama", "llama_untied", "qwen2", "qwen2_tokens", "gpt2"}, "an untested base")
+
+
+def dora_of_sizes(t, sizes):
+    """A bfloat16 base and a DoRA adapter with linear layers and an embedding of these sizes. Returns what DoRA is: every output has its magnitude."""
+    torch.manual_seed(9)
+    base, adapter, want = {}, {}, {}
+    for number, (name, (rows, columns)) in enumerate(sizes.items()):
+        embedding, rank = name == "embed_tokens", 3
+        weight = torch.randn(rows, columns).to(torch.bfloat16)
+        outputs, inputs = (columns, rows) if embedding else (rows, columns)
+        a, b, magnitude = torch.randn(rank, inputs) / 4, torch.randn(outputs, rank) / 4, torch.rand(outputs) + number
+        ends = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A.weight", "lora_B.weight")
+        base[f"model.{name}.weight"] = weight
+        adapter |= {f"base_model.model.model.{name}.{end}": v for end, v in zip((*ends, "lora_magnitude_vector"), (a, b, magnitude))}
+        changed = (weight.T if embedding else weight).float() + (b @ a) * (5 / rank)
+        scaled = (magnitude / changed.norm(dim=1))[:, None] * changed
+        want[f"model.{name}.weight"] = scaled.T if embedding else scaled
+    os.makedirs(t.at("adapter"))
+    save_file(base, t.at("base.safetensors"))
+    save_file(adapter, t.at("adapter/adapter_model.safetensors"))
+    with open(t.at("adapter/adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 3, "lora_alpha": 5, "use_dora": True, "target_modules": list(sizes)}, f)
+    return want
+
+
+def test_dora_of_large_matrices(t):
+    """Rows that are longer than what is computed at a time, rows that are cut, and columns, of which all rows are needed first."""
+    want = dora_of_sizes(t, {"long": (3, 140000), "many": (700, 301), "thin": (90001, 2), "embed_tokens": (1501, 307)})
+    lora = ("--lora", t.at("adapter"))
+    for dtype in (torch.bfloat16, torch.float32):
+        t.run("convert", t.at("base.safetensors"), t.at("out.safetensors"), *lora, "--overwrite", "--dtype", str(dtype).removeprefix("torch."), "--max-mem", "64MiB")
+        got = load_file(t.at("out.safetensors"))
+        for k, w in want.items():
+            need(got[k].dtype == dtype, f"{k} is {got[k].dtype}")
+            apart = (got[k].double() - w.double()).abs()
+            allowed = w.double().abs() * (2.0 ** -8 if dtype == torch.bfloat16 else 2.0 ** -19) + w.double().abs().max() * 2.0 ** -19
+            need(bool((apart <= allowed).all()), f"{dtype} {k}: {apart.max()} apart")
+
+
+def test_dora_that_is_incomplete(t):
+    dora_of_sizes(t, {"q": (4, 6), "v": (5, 6)})
+    tensors, config = load_file(t.at("adapter/adapter_model.safetensors")), json.load(open(t.at("adapter/adapter_config.json")))
+    magnitude = "base_model.model.model.v.lora_magnitude_vector"
+
+    def refused(says, tensors, **more):
+        save_file(tensors, t.at("adapter/adapter_model.safetensors"))
+        with open(t.at("adapter/adapter_config.json"), "w") as f:
+            json.dump({**config, **more}, f)
+        text = t.run("convert", t.at("base.safetensors"), t.at("out.safetensors"), "--lora", t.at("adapter"), status=2).stderr.decode()
+        need(says in text and not os.path.exists(t.at("out.safetensors")), text)
+
+    refused("no lora_magnitude_vector for 'model.v.weight'", {k: v for k, v in tensors.items() if k != magnitude})
+    refused("use_dora of adapter_config.json is not set", tensors, use_dora=False)
+    refused("no matrices for its module", {k: v for k, v in tensors.items() if "model.v.lora_A" not in k and "model.v.lora_B" not in k})
+    refused("each of the 5 outputs of 'model.v.weight'", {**tensors, magnitude: torch.ones(6)})
 
 
 def test_other_files_next_to_an_adapter(t):

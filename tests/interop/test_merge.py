@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from test_maps import need, save_sharded
 
 GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "merging")
-REFUSED = {"dora": ("a32.safetensors", "use_dora"),
-           "square": ("lora/square/base", "'transformer.h.0.attn.c_proj.weight' is square")}
+REFUSED = {"square": ("lora/square/base", "'transformer.h.0.attn.c_proj.weight' is square")}
 INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
@@ -58,7 +57,8 @@ def test_adapters_as_peft(t):
             continue
         base, adapter = os.path.join(folder, "base.safetensors"), os.path.join(folder, "adapter")
         t.run("convert", base, out, "--lora", adapter)
-        close(load_file(out), load_file(os.path.join(folder, "merged.safetensors")), name)
+        # PyTorch adds DoRA's squares in an order that depends on the processor, and in float32
+        close(load_file(out), load_file(os.path.join(folder, "merged.safetensors")), name, 2.0 ** -21 if name == "dora" else 2.0 ** -22)
         again = os.path.join(t.scratch, f"{name}-merge.safetensors")
         t.run("merge", again, base, "--lora", adapter)
         need(open(again, "rb").read() == open(out, "rb").read(), f"{name}: merge and convert write other bytes")

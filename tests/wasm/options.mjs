@@ -93,7 +93,7 @@ export async function testNewOptions(environment) {
   }
   await testAsync("adapters that are refused, and what is not an adapter", async () => {
     const base = golden("merging", "lora", "plain", "base.safetensors");
-    for (const directory of [golden("merging", "lora", "dora", "adapter"), golden("merging", "lora", "rslora", "adapter"), path.join(root, "samples/checkpoints/dcp_fsdp2")]) {
+    for (const directory of [golden("merging", "lora", "square", "adapter"), golden("merging", "lora", "rslora", "adapter"), path.join(root, "samples/checkpoints/dcp_fsdp2")]) {
       const source = sourceOf(directory), lora = tessera.open(source.files, source.options);
       await files(base, {}, ["convert", { to: "safetensors", lora }], ["--to", "safetensors", "--lora", directory], (text) => text.replace(/adapter \S+: /, "adapter: "));
       lora.close();

@@ -60,8 +60,8 @@ tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t par
 
 /* A LoRA adapter of PEFT (adapter_config.json and adapter_model.safetensors), folded into its base as PEFT's merge_and_unload does:
  * W + B·A·alpha/r, by rank_pattern, alpha_pattern and use_rslora, transposed for embeddings and fan_in_fan_out, and with the tensors
- * of modules_to_save in place of the base's. Products are float32 (float64 where a tensor is), rounded once to `dtype`
- * (TSR_DTYPE_NONE: the base's). If the output layer of the base is its input embedding, a change of one changes both, and
+ * of modules_to_save in place of the base's. With use_dora, each output is scaled to the norm that the adapter has for it.
+ * Products are float32 (float64 where a tensor is), rounded once to `dtype` (TSR_DTYPE_NONE: the base's). If the output layer of the base is its input embedding, a change of one changes both, and
  * modules_to_save makes two tensors of them; notes (tsr_mapping_note) say so. If such a base stores both, they must be the
  * same: tsr_mapping_check_tied reads them. Borrows both checkpoints, which must outlive *out. */
 typedef struct tsr_lora_options {
@@ -71,7 +71,7 @@ typedef struct tsr_lora_options {
 } tsr_lora_options;
 
 /* Errors: TSR_E_NOT_FOUND where adapter_config.json or a tensor of the base or adapter is missing; TSR_E_FORMAT where a size
- * does not fit; TSR_E_UNSUPPORTED for anything but plain LoRA (DoRA, other methods of PEFT, adapters that change the base
+ * does not fit; TSR_E_UNSUPPORTED for anything but LoRA and DoRA (other methods of PEFT, adapters that change the base
  * when loaded), for a square matrix that may or may not be transposed, for a change that PEFT adds twice because of
  * ensure_weight_tying, and for a base in which several embeddings may be tied to the output layer. */
 tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options,

@@ -1,0 +1,39 @@
+/* Computing the elements of folded tensors, in runs of bounded size. */
+#ifndef TSR_MERGE_LORA_SUM_H
+#define TSR_MERGE_LORA_SUM_H
+
+#include "merge/lora_parts.h"
+#include "tessera/sys/read_run.h"
+
+/* The largest blocks of the matrices that are in memory at a time, and how many elements are computed at a time. */
+enum {
+    TSR_LORA_RANKS = 128,
+    TSR_LORA_ROWS = 128,
+    TSR_LORA_COLUMNS = 1024,
+    TSR_LORA_RUN = TSR_LORA_RANKS * TSR_LORA_COLUMNS
+};
+
+/* Working memory for one run, and what computes with it. */
+typedef struct tsr_lora_room tsr_lora_room;
+struct tsr_lora_room {
+    double *sums;   /* the run's sums; TSR_LORA_RUN elements */
+    double *left;   /* TSR_LORA_ROWS × TSR_LORA_RANKS */
+    double *right;  /* TSR_LORA_RANKS × TSR_LORA_COLUMNS */
+    double *loaded; /* TSR_LORA_RUN elements: as many as the larger of the two above */
+    uint8_t *bytes; /* room for the elements of `loaded` as they are stored */
+    /* Computes the run's elements of W plus the change in r->loaded, rounded only to float32, in which PyTorch computes. The
+     * fold must have a change, and the run at most TSR_LORA_RUN elements. */
+    tsr_status (*values)(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err);
+};
+
+/* lora_dora.c: does the same, and scales every row (column, if the fold is transposed) to the magnitude that the adapter has
+ * for it. Errors: those of reading; TSR_E_NOMEM. */
+tsr_status tsr_dora_values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err);
+/* How many of the `count` elements from `first` on, at most TSR_LORA_RUN, should be one run: whole rows where possible, so
+ * that they need not be computed twice. */
+uint64_t tsr_dora_step(const tsr_fold *fold, uint64_t first, uint64_t count);
+/* Makes the fold a DoRA fold with these magnitudes; the matrices must be set. Errors: TSR_E_FORMAT if it has another number
+ * of outputs; TSR_E_NOMEM. */
+tsr_status tsr_dora_open(tsr_arena *arena, tsr_fold *fold, tsr_error *err);
+
+#endif
