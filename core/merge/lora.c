@@ -80,13 +80,15 @@ static void place_tied(tsr_lora_tied *tied, tsr_fold *fold)
 }
 
 /* Returns the fold of the base's tensor `target`, and creates it if this is the first tensor of the adapter that changes it.
- * `entry` is that tensor of the adapter. */
-static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, tsr_fold **out)
+ * `entry` is that tensor of the adapter; `whole` means that it replaces the base's, so that the base need not have it. */
+static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bool whole, tsr_fold **out)
 {
     uint32_t *number;
     bool inserted;
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
     if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
+    const bool added = !weight && whole && tsr_lora_adds(&f->config, f->m->source, target);
+    if (added) weight = entry;
     TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
                 "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn),
                 TSR_STR_ARG(target));
@@ -104,6 +106,8 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, ts
     if (!fold) return TSR_E_NOMEM;
     *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .name = target, .scale = 1};
     fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
+    fold->added = added;
+    if (added && floats && !f->options.dtype) fold->dtype = tsr_lora_base_dtype(f->m->source);
     *place = *out = fold;
     place_tied(&f->tied, fold);
     return TSR_OK;
@@ -158,7 +162,7 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
     TSR_TRY(find_pair(f, stem, a_ending, b, &a));
     TSR_TRY(base_name(f, stem, &module));
     TSR_TRY(join(f, module, ".weight", &target));
-    TSR_TRY(fold_of(f, b, target, &fold));
+    TSR_TRY(fold_of(f, b, target, false, &fold));
     TSR_TRY(set_change(f, fold, b));
     fold->a = a;
     fold->embedding = embedding;
@@ -197,7 +201,7 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     TSR_TRY(base_name(f, entry->fqn, &target));
     TSR_TRY(is_repeated(f, entry->fqn, target, &repeated));
     if (repeated) return TSR_OK;
-    TSR_TRY(fold_of(f, entry, target, &fold));
+    TSR_TRY(fold_of(f, entry, target, true, &fold));
     TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
                 TSR_STR_ARG(fold->start->fqn), TSR_STR_ARG(entry->fqn), TSR_STR_ARG(fold->weight->fqn));
     fold->start = entry;
@@ -210,7 +214,7 @@ static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
     tsr_fold *fold = NULL;
     TSR_TRY(base_name(f, (tsr_str){b->fqn.data, b->fqn.size - ending}, &module));
     TSR_TRY(join(f, module, ".bias", &target));
-    TSR_TRY(fold_of(f, b, target, &fold));
+    TSR_TRY(fold_of(f, b, target, false, &fold));
     TSR_TRY(set_change(f, fold, b));
     if (!same_shape(b, fold->weight)) return misfit(f, b, fold->weight);
     return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
@@ -222,7 +226,7 @@ static tsr_status add_magnitude(folding *f, const tsr_entry *entry, size_t endin
     tsr_fold *fold = NULL;
     TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, &module));
     TSR_TRY(join(f, module, ".weight", &target));
-    TSR_TRY(fold_of(f, entry, target, &fold));
+    TSR_TRY(fold_of(f, entry, target, false, &fold));
     fold->magnitude = entry;
     return TSR_OK;
 }
@@ -296,10 +300,9 @@ static tsr_status compute(folding *f, const tsr_fold *fold, const tsr_entry *lik
     return TSR_OK;
 }
 
-/* Adds the output layer of a base that had no tensor for it, because it was the embedding. */
-static tsr_status add_output(folding *f, uint64_t order)
+/* Adds a tensor that the base does not have: of an added module, or the output layer, where that was the embedding. */
+static tsr_status add_new(folding *f, const tsr_fold *fold, uint64_t order)
 {
-    const tsr_fold *fold = f->tied.out;
     tsr_entry *like = TSR_ARENA_NEW(f->m->own->arena, tsr_entry, f->err);
     if (!like) return TSR_E_NOMEM;
     *like = *fold->weight;
@@ -309,16 +312,32 @@ static tsr_status add_output(folding *f, uint64_t order)
     return compute(f, fold, like, order);
 }
 
+static tsr_status leave_out(folding *f, const tsr_entry *entry)
+{
+    const tsr_entry **place = tsr_vec_push(&f->m->dropped, f->err);
+    if (place) *place = entry;
+    return place ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status fill_rows(folding *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
+    tsr_fold *const *folds = f->folds.items;
+    const tsr_fold *added = NULL;
+    for (size_t i = f->folds.count; i; i--)
+        if (folds[i - 1]->added) added = folds[i - 1];
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         const tsr_fold *fold = fold_at(f, entry);
-        TSR_TRY(fold ? compute(f, fold, entry, i) : tsr_mapped_keep(f->m, entry, i, f->err));
+        if (fold) TSR_TRY(compute(f, fold, entry, i));
+        else if (added && tsr_lora_leaves_out(&f->config, entry->fqn)) TSR_TRY(leave_out(f, entry));
+        else TSR_TRY(tsr_mapped_keep(f->m, entry, i, f->err));
     }
-    const bool adds = f->tied.embedding && !f->tied.output && f->tied.out && f->tied.out != f->tied.in;
-    return adds ? add_output(f, catalog->entry_count) : TSR_OK;
+    if (f->tied.embedding && !f->tied.output && f->tied.out && f->tied.out != f->tied.in)
+        TSR_TRY(add_new(f, f->tied.out, catalog->entry_count));
+    for (size_t i = 0; i < f->folds.count; i++)
+        if (folds[i]->added) TSR_TRY(add_new(f, folds[i], catalog->entry_count));
+    return added ? tsr_lora_note_added(f->m, added->name, f->err) : TSR_OK;
 }
 
 /* Notes settings that PEFT 0.21 does not have. PEFT also warns about them and ignores them. */

@@ -9,7 +9,7 @@ static tsr_status check_shared(const tsr_catalog *catalog, const tsr_lora_tied *
 {
     const tsr_entry *weight = fold->weight;
     const bool is_tied = weight == tied->embedding || weight == tied->output;
-    for (uint64_t e = 0; weight->storage_id && e < catalog->entry_count; e++) {
+    for (uint64_t e = 0; !fold->added && weight->storage_id && e < catalog->entry_count; e++) {
         const tsr_entry *other = &catalog->entries[e];
         if (is_tied && (other == tied->embedding || other == tied->output)) continue;
         TSR_FAIL_IF(

@@ -42,7 +42,8 @@ bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module);
 /* How one tensor of the result is computed: the base's tensor, or the adapter's replacement, plus a change. */
 typedef struct tsr_fold {
     tsr_checkpoint *base, *adapter;
-    const tsr_entry *weight; /* in the base; the result has its shape */
+    const tsr_entry *weight; /* in the base; the result has its shape. If `added`, it is `start` instead */
+    bool added;              /* the base does not have the tensor: it is of a module that the adapter has whole */
     tsr_str name;            /* of the result: that of `weight`, or of an output layer that shares it */
     const tsr_entry *start;  /* in the adapter: its replacement for `weight`, or NULL */
     /* Both are in the adapter. The change is scale·(B·A), or scale·b if `a` is NULL, or nothing if `b` is NULL. */
@@ -83,6 +84,16 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied);
  * a tensor to add. Errors: TSR_E_UNSUPPORTED where PEFT's result is not the model that was trained because of a mistake, or
  * where the files do not determine it. */
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
+/* lora_added.c: whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
+ * not have at all. */
+bool tsr_lora_adds(const tsr_lora_config *config, const tsr_checkpoint *base, tsr_str target);
+/* The dtype of the base's floating-point tensors, which added ones receive; TSR_DTYPE_NONE if it has none. */
+tsr_dtype tsr_lora_base_dtype(const tsr_checkpoint *base);
+/* Whether an entry of the base is left out of a model to which modules are added: a classifier is in place of the output
+ * layer. */
+bool tsr_lora_leaves_out(const tsr_lora_config *config, tsr_str name);
+/* Notes that tensors were added, such as `first`, and which entries of the base are left out (m->dropped). */
+tsr_status tsr_lora_note_added(tsr_mapped *m, tsr_str first, tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 

@@ -46,6 +46,8 @@ def bases():
         "bert": (t.BertForSequenceClassification, t.BertConfig(**BERT), torch.float32),
         "roberta": (t.RobertaForSequenceClassification, t.RobertaConfig(**BERT), torch.float32),
         "llama_untied": (t.LlamaForCausalLM, t.LlamaConfig(**SIZES, **LABELS), torch.float16),
+        "bert_words": (t.BertForPreTraining, t.BertConfig(**BERT), torch.float32),
+        "roberta_words": (t.RobertaForMaskedLM, t.RobertaConfig(**{**BERT, "num_labels": 2}), torch.bfloat16),
     }
 
 
@@ -81,6 +83,7 @@ def cases():
         yield f"{base}_lora_only", base, {**plain, "target_modules": targets, "bias": "lora_only"}
     yield "qwen2_tokens_keys", "qwen2_tokens", {**root, "target_modules": q, "modules_to_save": ["k_proj"], "bias": "all"}
     yield from dora_cases(plain, root)
+    yield from other_cases(plain, root)
 
 
 def dora_cases(plain, root):
@@ -92,6 +95,16 @@ def dora_cases(plain, root):
     yield "llama_dora_head", "llama", {**root, "target_modules": ["q_proj", "lm_head"]}
     yield "qwen2_tokens_dora", "qwen2_tokens", {**root, "target_modules": ["q_proj", "up_proj"], "bias": "all"}
     yield "gpt2_dora", "gpt2", {**root, "target_modules": ["c_attn", "mlp.c_proj"], "bias": "lora_only", "fan_in_fan_out": True}
+
+
+def other_cases(plain, root):
+    q = ["q_proj"]
+    # a classifier that the base does not have
+    yield "llama_score", "llama", {**plain, "target_modules": q, "of": "LlamaForSequenceClassification"}
+    yield "llama_untied_score", "llama_untied", {**plain, "target_modules": q, "of": "LlamaForSequenceClassification", "use_dora": True}
+    yield "bert_words_classes", "bert_words", {**plain, "target_modules": ["query"], "of": "BertForSequenceClassification"}
+    yield "roberta_words_classes", "roberta_words", {**plain, "target_modules": ["query"], "of": "RobertaForSequenceClassification"}
+    yield "roberta_words_spans", "roberta_words", {**root, "target_modules": ["query"], "of": "RobertaForQuestionAnswering"}
 
 
 def task(name, base):

@@ -51,6 +51,10 @@ def check_notes(name, case, said):
     was_tied = read_json("base", case["base"], "config.json").get("tie_word_embeddings")
     need((UNTIED in said) == bool(was_tied and not case["tied"]), f"{name}: {said}")
     need((SHARED in said) == (not case["faithful"]), f"{name}: {said}")
+    base, merged = (set(load_file(p)) for p in (os.path.join(base_of(case), "model.safetensors"), os.path.join(GOLDEN, "merged", f"{name}.safetensors")))
+    added = merged - base - {"lm_head.weight"}
+    need(("'%s'; state the class" % min(added, default="") in said) == bool(added), f"{name}: {said}")
+    need(("output layer of the base is left out" in said) == bool(base - merged), f"{name}: {said}")
 
 
 def check_cases(t, bases):
@@ -74,6 +78,29 @@ def test_adapters_of_classifiers_as_peft(t):
 
 def test_adapters_of_tied_models_as_peft(t):
     check_cases(t, {"llama", "qwen2", "gpt2", "llama_classes"})
+
+
+def test_classifiers_that_the_base_lacks(t):
+    """PEFT's model has the classifier in place of the output layer, and in the dtype of the other weights."""
+    check_cases(t, {"bert_words", "roberta_words"})
+    name = "roberta_words_classes"
+    base, adapter = base_of(read_json("cases.json")[name]), os.path.join(GOLDEN, "adapter", name)
+    want = load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors"))
+    torch.save(load_file(os.path.join(base, "model.safetensors")), t.at("base.pt"))
+    t.run("convert", t.at("base.pt"), t.at("out.pt"), "--lora", adapter, "--dtype", "float32")
+    got = torch.load(t.at("out.pt"))
+    need(all(v.dtype == torch.float32 for v in got.values()), "--dtype")
+    same({k: v.to(torch.bfloat16) for k, v in got.items()}, want, "from torch to torch")
+    rows = t.json("convert", base, t.at("out.safetensors"), "--lora", adapter, "--dry-run", "--json")["map"]
+    need([r["fqn"] for r in rows] == [r["fqn"] for r in rows if r["fqn"] in want] and len(rows) == len(want), f"{rows}")
+    # a name inside a module of the base is a mistake, not a new module
+    shutil.copytree(adapter, t.at("adapter"))
+    tensors = load_file(os.path.join(adapter, "adapter_model.safetensors"))
+    for old, new, says in (("classifier.dense", "roberta.classifier.dense", "'roberta.classifier.dense.bias', which the base does not have"),
+                           ("classifier.dense", "other.dense", "'other.dense.bias', which the base does not have")):
+        save_file({k.replace(old, new): v for k, v in tensors.items()}, t.at("adapter/adapter_model.safetensors"))
+        text = t.run("convert", base, t.at("out.safetensors"), "--lora", t.at("adapter"), status=2).stderr.decode()
+        need(says in text, text)
 
 
 def test_dora_as_peft(t):
