@@ -231,12 +231,24 @@ static tsr_status add_magnitude(folding *f, const tsr_entry *entry, size_t endin
     return TSR_OK;
 }
 
+static tsr_status add_tokens(folding *f, const tsr_entry *entry, size_t ending)
+{
+    tsr_str module, target;
+    tsr_fold *fold = NULL;
+    TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, &module));
+    TSR_TRY(join(f, module, ".weight", &target));
+    TSR_TRY(fold_of(f, entry, target, false, &fold));
+    return tsr_lora_set_tokens(f->m, &f->config, entry, module, fold, f->err);
+}
+
 /* Completes the folds when all tensors of the adapter are known. */
 static tsr_status complete(folding *f)
 {
     tsr_fold *const *folds = f->folds.items;
     for (size_t i = 0; i < f->folds.count; i++) {
         tsr_fold *fold = folds[i];
+        TSR_FAIL_IF(fold->tokens && (fold->b || fold->start), f->err, TSR_E_FORMAT,
+                    "the adapter has both rows of '%.*s' and a change of all of it", TSR_STR_ARG(fold->name));
         TSR_FAIL_IF(fold->magnitude && !(fold->a && f->config.dora), f->err, TSR_E_FORMAT, "the adapter has '%.*s', but %s",
                     TSR_STR_ARG(fold->magnitude->fqn),
                     fold->a ? "use_dora of adapter_config.json is not set" : "no matrices for its module");
@@ -254,7 +266,7 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 {
     static const char a[] = ".lora_A.weight", b[] = ".lora_B.weight", bias[] = ".lora_B.bias";
     static const char embedding_a[] = ".lora_embedding_A", embedding_b[] = ".lora_embedding_B";
-    static const char magnitude[] = ".lora_magnitude_vector";
+    static const char magnitude[] = ".lora_magnitude_vector", tokens[] = ".token_adapter.trainable_tokens_delta";
     const tsr_str name = entry->fqn;
     const tsr_entry *pair;
     size_t at;
@@ -269,6 +281,7 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
         return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
     if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
     if (tsr_str_ends(name, tsr_str_from(magnitude))) return add_magnitude(f, entry, sizeof magnitude - 1);
+    if (tsr_str_ends(name, tsr_str_from(tokens))) return add_tokens(f, entry, sizeof tokens - 1);
     TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err,
                 TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
     return add_whole(f, entry);

@@ -11,14 +11,14 @@
  * Source: peft.LoraConfig. */
 /* clang-format off */
 static const char *const settings[] = {
-    "use_qalora",   "layer_replication", "target_parameters", "trainable_token_indices", "alora_invocation_tokens",
-    "use_bdlora",      "arrow_config", "velora_config",     "monteclora_config", "kasa_config",             "megatron_config"};
+    "use_qalora", "layer_replication", "target_parameters", "alora_invocation_tokens", "use_bdlora", "arrow_config",
+    "velora_config", "monteclora_config", "kasa_config", "megatron_config"};
 /* clang-format on */
 /* The other settings of PEFT 0.21. They are used here, or do not affect the result. */
 /* clang-format off */
 static const char *const understood[] = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
-    "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "use_dora", "modules_to_save",
+    "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "use_dora", "trainable_token_indices", "modules_to_save",
     "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
     "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
 /* clang-format on */

@@ -4,6 +4,7 @@
 
 #include "mapping/mapped.h"
 #include "tessera/sys/merge.h"
+#include "tessera/sys/read_run.h"
 
 struct cJSON;
 
@@ -48,9 +49,11 @@ typedef struct tsr_fold {
     const tsr_entry *start;  /* in the adapter: its replacement for `weight`, or NULL */
     /* Both are in the adapter. The change is scale·(B·A), or scale·b if `a` is NULL, or nothing if `b` is NULL. */
     const tsr_entry *a, *b;
-    bool rounds;     /* round the change to the weight's dtype before adding it, as PEFT does for embeddings */
-    bool transposed; /* W is [columns of A, rows of B]: the change is transposed */
-    bool embedding;  /* of an embedding layer: if W is square, the change is transposed */
+    bool rounds;                /* round the change to the weight's dtype before adding it, as PEFT does for embeddings */
+    bool transposed;            /* W is [columns of A, rows of B]: the change is transposed */
+    bool embedding;             /* of an embedding layer: if W is square, the change is transposed */
+    const tsr_entry *tokens;    /* in the adapter: rows that replace those of `weight`; or NULL */
+    const uint64_t *token_rows; /* their numbers */
     double scale;
     uint64_t rank;
     uint64_t rows, columns; /* of W, if `a` is not NULL */
@@ -94,6 +97,12 @@ tsr_dtype tsr_lora_base_dtype(const tsr_checkpoint *base);
 bool tsr_lora_leaves_out(const tsr_lora_config *config, tsr_str name);
 /* Notes that tensors were added, such as `first`, and which entries of the base are left out (m->dropped). */
 tsr_status tsr_lora_note_added(tsr_mapped *m, tsr_str first, tsr_error *err);
+/* lora_tokens.c: sets fold->tokens to `entry`. Errors: TSR_E_FORMAT if the configuration or the base does not have its rows. */
+tsr_status tsr_lora_set_tokens(const tsr_mapped *m, const tsr_lora_config *config, const tsr_entry *entry, tsr_str module,
+                               tsr_fold *fold, tsr_error *err);
+/* Replaces those elements of a run, which `out` has in `dtype`. `bytes` has room for the run as it is stored. */
+tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes, uint8_t *out,
+                               tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
 

@@ -3,7 +3,6 @@
 #define TSR_MERGE_LORA_SUM_H
 
 #include "merge/lora_parts.h"
-#include "tessera/sys/read_run.h"
 
 /* The largest blocks of the matrices that are in memory at a time, and how many elements are computed at a time. */
 enum {

@@ -142,6 +142,10 @@ tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, ts
         ensure && changes, err, TSR_E_UNSUPPORTED,
         "PEFT's merge adds twice what ensure_weight_tying trains; to add it once, remove the output layer's tensors from the "
         "adapter and set ensure_weight_tying to false");
+    TSR_FAIL_IF(
+        in && out && (in->tokens || out->tokens), err, TSR_E_UNSUPPORTED,
+        "trainable_token_indices and another change of the tied embedding: PEFT's merge applies both to both layers; "
+        "fold this adapter with PEFT");
     if (!ensure && (is_saved(config, in) || is_saved(config, out))) return untie(m, tied, err);
     join(in, out, tied);
     if (tied->output && !tsr_lora_one_storage(tied)) m->tied = (tsr_tied){tied->output, tied->embedding};

@@ -105,6 +105,9 @@ def other_cases(plain, root):
     yield "bert_words_classes", "bert_words", {**plain, "target_modules": ["query"], "of": "BertForSequenceClassification"}
     yield "roberta_words_classes", "roberta_words", {**plain, "target_modules": ["query"], "of": "RobertaForSequenceClassification"}
     yield "roberta_words_spans", "roberta_words", {**root, "target_modules": ["query"], "of": "RobertaForQuestionAnswering"}
+    # rows of the embedding
+    yield "llama_rows", "llama", {**plain, "target_modules": q, "trainable_token_indices": [20, 3, 7]}
+    yield "llama_untied_rows", "llama_untied", {**plain, "target_modules": q, "trainable_token_indices": {"embed_tokens": [23, 0], "lm_head": [5]}}
 
 
 def task(name, base):

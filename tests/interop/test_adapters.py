@@ -108,6 +108,36 @@ def test_dora_as_peft(t):
     need({c["base"] for name, c in read_json("cases.json").items() if "_dora" in name} >= {"llama", "llama_untied", "qwen2", "qwen2_tokens", "gpt2"}, "an untested base")
 
 
+def test_rows_of_embeddings(t):
+    """test_adapters_of_tied_models_as_peft and test_dora_as_peft compare them with PEFT's results; here are adapters whose rows do not fit."""
+    name = "llama_untied_rows"
+    base = base_of(read_json("cases.json")[name])
+    tensors, config = load_file(os.path.join(GOLDEN, "adapter", name, "adapter_model.safetensors")), read_json("adapter", name, "adapter_config.json")
+    words = next(k for k in tensors if "embed_tokens.token_adapter" in k)
+    refused = refusals(t, base, tensors, config)
+    refused("has 24, but 'model.embed_tokens.weight' of the base has 24 rows", trainable_token_indices={"embed_tokens": [23, 24], "lm_head": [5]})
+    refused("each of the 1 trainable_token_indices", trainable_token_indices={"embed_tokens": [23], "lm_head": [5]})
+    refused("each of the 0 trainable_token_indices", trainable_token_indices={"lm_head": [5]})
+    refused("each of the 2 trainable_token_indices", {**tensors, words: tensors[words][:, :5].contiguous()})
+    lora = {f"base_model.model.model.embed_tokens.lora_embedding_{x}": torch.ones(s) for x, s in (("A", (2, 24)), ("B", (8, 2)))}
+    refused("both rows of 'model.embed_tokens.weight' and a change of all of it", {**tensors, **lora})
+    refused("and another change of the tied embedding", base=base_of({"base": "llama"}))
+
+
+def refusals(t, base, tensors, config):
+    """Checks what `tessera convert` says about an adapter with other tensors, or another configuration."""
+    os.makedirs(t.at("adapter"), exist_ok=True)
+
+    def refused(says, tensors=tensors, base=base, **more):
+        save_file(tensors, t.at("adapter/adapter_model.safetensors"))
+        with open(t.at("adapter/adapter_config.json"), "w") as f:
+            json.dump({**config, **more}, f)
+        text = t.run("convert", base, t.at("refused.safetensors"), "--lora", t.at("adapter"), status=2).stderr.decode()
+        need(says in text and not os.path.exists(t.at("refused.safetensors")), text)
+
+    return refused
+
+
 def dora_of_sizes(t, sizes):
     """A bfloat16 base and a DoRA adapter with linear layers and an embedding of these sizes. Returns what DoRA is: every output has its magnitude."""
     torch.manual_seed(9)
@@ -149,16 +179,9 @@ def test_dora_that_is_incomplete(t):
     dora_of_sizes(t, {"q": (4, 6), "v": (5, 6)})
     tensors, config = load_file(t.at("adapter/adapter_model.safetensors")), json.load(open(t.at("adapter/adapter_config.json")))
     magnitude = "base_model.model.model.v.lora_magnitude_vector"
-
-    def refused(says, tensors, **more):
-        save_file(tensors, t.at("adapter/adapter_model.safetensors"))
-        with open(t.at("adapter/adapter_config.json"), "w") as f:
-            json.dump({**config, **more}, f)
-        text = t.run("convert", t.at("base.safetensors"), t.at("out.safetensors"), "--lora", t.at("adapter"), status=2).stderr.decode()
-        need(says in text and not os.path.exists(t.at("out.safetensors")), text)
-
+    refused = refusals(t, t.at("base.safetensors"), tensors, config)
     refused("no lora_magnitude_vector for 'model.v.weight'", {k: v for k, v in tensors.items() if k != magnitude})
-    refused("use_dora of adapter_config.json is not set", tensors, use_dora=False)
+    refused("use_dora of adapter_config.json is not set", use_dora=False)
     refused("no matrices for its module", {k: v for k, v in tensors.items() if "model.v.lora_A" not in k and "model.v.lora_B" not in k})
     refused("each of the 5 outputs of 'model.v.weight'", {**tensors, magnitude: torch.ones(6)})
 
