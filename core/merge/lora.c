@@ -1,4 +1,5 @@
 /* Folds a LoRA adapter into its base: matches the adapter's tensors to the tensors of the base that they change. */
+#include "codec/json.h"
 #include "mapping/mapping_boxes.h"
 #include "merge/lora_sum.h"
 #include "tessera/sys/cast.h"
@@ -47,10 +48,11 @@ static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
     if (tsr_str_starts(name, prefix)) out->data += prefix.size, out->size -= prefix.size;
     for (unsigned i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
         const tsr_str wrapper = tsr_str_from(wrappers[i]);
-        if (!contains(*out, wrapper, &at)) continue;
-        const tsr_str head = {out->data, at}, tail = {out->data + at + wrapper.size, out->size - at - wrapper.size};
-        *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
-        if (!out->data) return TSR_E_NOMEM;
+        while (contains(*out, wrapper, &at)) { /* parameters of one module are wrapped several times */
+            const tsr_str head = {out->data, at}, tail = {out->data + at + wrapper.size, out->size - at - wrapper.size};
+            *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
+            if (!out->data) return TSR_E_NOMEM;
+        }
     }
     return TSR_OK;
 }
@@ -134,43 +136,106 @@ static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, 
     return TSR_OK;
 }
 
-static tsr_status set_sizes(const folding *f, tsr_fold *fold, bool transposed)
+/* Whether the adapter selects the tensor by target_parameters. PEFT then rounds the change as it does for embeddings. */
+static bool is_parameter(const folding *f, tsr_str target)
+{
+    return tsr_lora_lists(tsr_lora_parameters(&f->config), target);
+}
+
+static uint64_t elements_of_row(const tsr_entry *entry)
+{
+    uint64_t count = 1;
+    for (uint32_t i = 1; i < entry->ndim; i++) count *= entry->shape[i]; /* less than the entry's, which were counted */
+    return count;
+}
+
+/* Whether the three are matrices, or A is a convolution like W and B one with a kernel of size 1, which are then read as
+ * matrices. */
+static bool are_matrices(const tsr_fold *fold)
 {
     const tsr_entry *a = fold->a, *b = fold->b, *w = fold->weight;
-    TSR_FAIL_IF(w->ndim != 2, f->err, TSR_E_UNSUPPORTED,
-                "'%.*s' is not a matrix; adapters of convolutions and of other layers are not supported",
-                TSR_STR_ARG(w->fqn));
-    if (a->ndim != 2) return misfit(f, a, w);
-    if (b->ndim != 2 || b->shape[1] != a->shape[0]) return misfit(f, b, w);
-    TSR_FAIL_IF(a->shape[0] != fold->rank, f->err, TSR_E_FORMAT, "'%.*s' has rank %llu, but adapter_config.json states %llu",
-                TSR_STR_ARG(a->fqn), (unsigned long long)a->shape[0], (unsigned long long)fold->rank);
-    const bool plain = w->shape[0] == b->shape[0] && w->shape[1] == a->shape[1];
-    const bool turned = w->shape[1] == b->shape[0] && w->shape[0] == a->shape[1];
+    if (fold->experts || w->ndim < 3)
+        return w->ndim == (fold->experts && w->ndim == 3 ? 3u : 2u) && a->ndim == 2 && b->ndim == 2;
+    return a->ndim == w->ndim && b->ndim == w->ndim &&
+           !memcmp(a->shape + 1, w->shape + 1, (w->ndim - 1) * sizeof *w->shape) && elements_of_row(b) == b->shape[1];
+}
+
+static tsr_status set_sizes(const folding *f, tsr_fold *fold, uint64_t outputs, bool transposed)
+{
+    const tsr_entry *a = fold->a, *b = fold->b, *w = fold->weight;
+    const uint64_t each = fold->experts ? fold->experts : 1;
+    if (!are_matrices(fold) || b->shape[1] != a->shape[0]) return misfit(f, b, w);
+    TSR_FAIL_IF(each > TSR_LORA_COLUMNS, f->err, TSR_E_LIMIT, "'%.*s' is of too many experts", TSR_STR_ARG(b->fqn));
+    TSR_FAIL_IF(a->shape[0] % each || a->shape[0] / each != fold->rank, f->err, TSR_E_FORMAT,
+                "'%.*s' has rank %llu, but adapter_config.json states %llu", TSR_STR_ARG(a->fqn),
+                (unsigned long long)(a->shape[0] / each), (unsigned long long)fold->rank);
+    const bool fused = fold->experts && w->ndim == 3;
+    fold->rows = w->shape[fused ? 1 : 0];
+    fold->columns = fused ? w->shape[2] : elements_of_row(w);
+    const uint64_t inputs = elements_of_row(a);
+    const bool plain = fold->rows == outputs && fold->columns == inputs;
+    const bool turned = (fused || w->ndim == 2) && fold->columns == outputs && fold->rows == inputs;
     if (!plain && !turned) return misfit(f, b, w);
     fold->transposed = turned && (transposed || !plain);
-    fold->rows = w->shape[0];
-    fold->columns = w->shape[1];
     return TSR_OK;
+}
+
+static tsr_status set_product(folding *f, tsr_fold *fold, const tsr_lora_pair *pair)
+{
+    TSR_TRY(set_change(f, fold, pair->b));
+    fold->a = pair->a;
+    TSR_FAIL_IF(!tsr_cast_possible(pair->a->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, "'%.*s' is %s",
+                TSR_STR_ARG(pair->a->fqn), tsr_dtype_describe(pair->a->dtype)->name);
+    return TSR_OK;
+}
+
+static tsr_status add_experts(folding *f, const tsr_lora_pair *pair, const tsr_lora_places *found)
+{
+    const tsr_lora_place *places = found->places.items;
+    for (size_t i = 0; i < found->places.count; i++) {
+        tsr_fold *fold = NULL;
+        const tsr_lora_place *place = &places[i];
+        const uint64_t parts = found->places.count > 1 ? found->places.count / place->experts : 1;
+        TSR_TRY(fold_of(f, pair->b, place->target, false, &fold));
+        TSR_TRY(set_product(f, fold, pair));
+        fold->experts = place->experts;
+        fold->expert = place->expert;
+        fold->first_output = place->first_output;
+        fold->rounds = fold->dtype == fold->weight->dtype;
+        TSR_TRY(tsr_lora_scale(&f->config, found->parameter, &fold->scale, &fold->rank, f->err));
+        TSR_TRY(set_sizes(f, fold, place->outputs / parts, false));
+    }
+    return TSR_OK;
+}
+
+/* Adds the product of matrices of a parameter that is not the weight of its module. */
+static tsr_status add_parameter(folding *f, const tsr_lora_pair *pair, tsr_str module)
+{
+    tsr_lora_places found = {.places = tsr_vec_of(f->m->own->host->allocator, sizeof(tsr_lora_place))};
+    tsr_status status = tsr_lora_find_places(f->m, &f->config, pair, module, &found, f->err);
+    if (status == TSR_OK) status = add_experts(f, pair, &found);
+    tsr_vec_free(&found.places);
+    return status;
 }
 
 static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_ending, size_t b_ending, bool embedding)
 {
     const tsr_str stem = {b->fqn.data, b->fqn.size - b_ending};
-    const tsr_entry *a;
+    tsr_lora_pair pair = {.b = b};
     tsr_str module, target;
     tsr_fold *fold = NULL;
-    TSR_TRY(find_pair(f, stem, a_ending, b, &a));
+    TSR_TRY(find_pair(f, stem, a_ending, b, &pair.a));
     TSR_TRY(base_name(f, stem, &module));
     TSR_TRY(join(f, module, ".weight", &target));
+    if (cJSON_IsArray(tsr_lora_parameters(&f->config)) && !tsr_checkpoint_entry(f->m->source, target) &&
+        !is_tied_output(f, target))
+        return add_parameter(f, &pair, module);
     TSR_TRY(fold_of(f, b, target, false, &fold));
-    TSR_TRY(set_change(f, fold, b));
-    fold->a = a;
+    TSR_TRY(set_product(f, fold, &pair));
     fold->embedding = embedding;
-    fold->rounds = embedding && fold->dtype == fold->weight->dtype;
-    TSR_FAIL_IF(!tsr_cast_possible(a->dtype, TSR_FLOAT32), f->err, TSR_E_UNSUPPORTED, "'%.*s' is %s", TSR_STR_ARG(a->fqn),
-                tsr_dtype_describe(a->dtype)->name);
-    TSR_TRY(tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err));
-    return set_sizes(f, fold, embedding || f->config.fan_in_fan_out);
+    fold->rounds = (embedding || is_parameter(f, target)) && fold->dtype == fold->weight->dtype;
+    TSR_TRY(tsr_lora_scale(&f->config, is_parameter(f, target) ? target : module, &fold->scale, &fold->rank, f->err));
+    return set_sizes(f, fold, b->ndim ? b->shape[0] : 0, embedding || f->config.fan_in_fan_out);
 }
 
 static bool same_shape(const tsr_entry *a, const tsr_entry *b)
@@ -419,6 +484,7 @@ static tsr_status fold_all(folding *f)
     TSR_FAIL_IF(!tsr_checkpoint_catalog(f->adapter)->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     tsr_lora_find_tied(f->m, &f->config, &f->tied);
     TSR_TRY(add_tensors(f));
+    TSR_TRY(tsr_lora_turn_experts(f->m, &f->folds, f->err));
     TSR_TRY(complete(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
     TSR_TRY(tsr_lora_check(f->m, f->config.fan_in_fan_out, &f->tied, &f->folds, f->err));

@@ -22,6 +22,12 @@ static tsr_status check_shared(const tsr_catalog *catalog, const tsr_lora_tied *
 
 /* ---- matrices that may be transposed ---- */
 
+/* Whether the fold is of a Linear or a Conv1D. */
+static bool is_layer(const tsr_fold *fold)
+{
+    return fold->a && !fold->embedding && !fold->experts && fold->weight->ndim == 2;
+}
+
 static bool is_square(const tsr_entry *weight)
 {
     return weight->shape[0] == weight->shape[1];
@@ -53,8 +59,7 @@ static tsr_status find_contradiction(const tsr_mapped *m, bool fan_in_fan_out, t
     *out = NULL;
     for (size_t i = 0; i < count && !*out; i++) {
         const tsr_fold *fold = folds[i];
-        if (fold->a && !fold->embedding && !is_square(fold->weight) && fold->transposed != fan_in_fan_out)
-            *out = fold->weight;
+        if (is_layer(fold) && !is_square(fold->weight) && fold->transposed != fan_in_fan_out) *out = fold->weight;
     }
     for (uint64_t e = 0; e < catalog->entry_count && !*out; e++) {
         bool known, turned = false;
@@ -72,7 +77,7 @@ static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fo
 {
     size_t first = 0;
     const tsr_entry *other;
-    while (first < count && !(folds[first]->a && !folds[first]->embedding && is_square(folds[first]->weight))) first++;
+    while (first < count && !(is_layer(folds[first]) && is_square(folds[first]->weight))) first++;
     if (first == count) return TSR_OK;
     TSR_TRY(find_contradiction(m, fan_in_fan_out, folds, count, &other, err));
     TSR_FAIL_IF(

@@ -11,16 +11,17 @@
  * Source: peft.LoraConfig. */
 /* clang-format off */
 static const char *const settings[] = {
-    "use_qalora", "layer_replication", "target_parameters", "alora_invocation_tokens", "use_bdlora", "arrow_config",
-    "velora_config", "monteclora_config", "kasa_config", "megatron_config"};
+    "use_qalora", "layer_replication", "alora_invocation_tokens", "use_bdlora", "arrow_config", "velora_config",
+    "monteclora_config", "kasa_config", "megatron_config"};
 /* clang-format on */
 /* The other settings of PEFT 0.21. They are used here, or do not affect the result. */
 /* clang-format off */
 static const char *const understood[] = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode", "r",
-    "target_modules", "exclude_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "use_dora", "trainable_token_indices", "modules_to_save",
-    "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config",
-    "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
+    "target_modules", "target_parameters", "exclude_modules", "trainable_token_indices", "lora_alpha", "lora_dropout", "bias",
+    "fan_in_fan_out", "use_rslora", "use_dora", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern",
+    "rank_pattern", "alpha_pattern", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"};
 /* clang-format on */
 /* Initializations that change the base when the adapter is created and when it is loaded. Letter case does not matter here,
  * because PEFT also accepts OLoRA for olora. */
@@ -48,7 +49,7 @@ static tsr_status refuse_others(const cJSON *tree, tsr_error *err)
                 cJSON_IsString(type) ? type->valuestring : "missing");
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         TSR_FAIL_IF(is_set(cJSON_GetObjectItemCaseSensitive(tree, settings[i])), err, TSR_E_UNSUPPORTED,
-                    "the adapter has %s, which is not supported; only plain LoRA can be folded into a base", settings[i]);
+                    "the adapter has %s, which is not supported; only LoRA and DoRA can be folded into a base", settings[i]);
     for (size_t i = 0; cJSON_IsString(start) && i < sizeof changed_bases / sizeof *changed_bases; i++)
         TSR_FAIL_IF(starts_in_any_case(start->valuestring, changed_bases[i]), err, TSR_E_UNSUPPORTED,
                     "init_lora_weights is %s, which changes the base; save the adapter with "
@@ -174,6 +175,11 @@ bool tsr_lora_lists(const struct cJSON *list, tsr_str module)
         if (tsr_lora_ends(module, tsr_str_from(item->valuestring))) return true;
     }
     return false;
+}
+
+const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config)
+{
+    return cJSON_GetObjectItemCaseSensitive(config->tree, "target_parameters");
 }
 
 bool tsr_lora_selects(const tsr_lora_config *config, tsr_str module)

@@ -56,13 +56,30 @@ typedef struct tsr_fold {
     const uint64_t *token_rows; /* their numbers */
     double scale;
     uint64_t rank;
-    uint64_t rows, columns; /* of W, if `a` is not NULL */
+    uint64_t rows, columns; /* of W, if `a` is not NULL; for fused experts, of the W of one of them */
+    /* A and B have the matrices of this many experts, of which `expert` is the first in W. 0: they are of no experts. The rows
+     * of W are the outputs from `first_output` on. */
+    uint64_t experts, expert, first_output;
     /* DoRA: the norm that each output has in the result; or NULL. `factors` is set if the fold is transposed. */
     const tsr_entry *magnitude;
     struct tsr_dora_factors *factors;
     tsr_dtype dtype;               /* of the result */
     const struct tsr_fold *before; /* the change is added to the result of this fold instead of `weight`; or NULL */
 } tsr_fold;
+
+/* Where the products of a pair of matrices belong. */
+typedef struct tsr_lora_pair {
+    const tsr_entry *a, *b;
+} tsr_lora_pair;
+typedef struct tsr_lora_place {
+    tsr_str target;                         /* a tensor of the base */
+    uint64_t experts, expert, first_output; /* as in tsr_fold */
+    uint64_t outputs;                       /* of B */
+} tsr_lora_place;
+typedef struct tsr_lora_places {
+    tsr_str parameter; /* as target_parameters has it: with the name of its module */
+    tsr_vec places;    /* of tsr_lora_place */
+} tsr_lora_places;
 
 /* The input embedding and the output layer of a base that has one tensor for both. All are NULL for any other base. */
 typedef struct tsr_lora_tied {
@@ -87,6 +104,15 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied);
  * a tensor to add. Errors: TSR_E_UNSUPPORTED where PEFT's result is not the model that was trained because of a mistake, or
  * where the files do not determine it. */
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
+/* lora_config.c: the list target_parameters, or NULL. */
+const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config);
+/* lora_experts.c: finds the tensors of the base that a pair of the module's matrices changes: a parameter that target_parameters
+ * selects, or the tensors that it consists of in a checkpoint. out->places must be an empty vector. Errors: TSR_E_NOT_FOUND if
+ * there is none; TSR_E_UNSUPPORTED if there are several. */
+tsr_status tsr_lora_find_places(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_pair *pair,
+                                tsr_str module, tsr_lora_places *out, tsr_error *err);
+/* Decides for square matrices of experts whether they are transposed. TSR_E_UNSUPPORTED if nothing shows it. */
+tsr_status tsr_lora_turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err);
 /* lora_added.c: whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
  * not have at all. */
 bool tsr_lora_adds(const tsr_lora_config *config, const tsr_checkpoint *base, tsr_str target);

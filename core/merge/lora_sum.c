@@ -10,37 +10,56 @@ enum { ROOM = TSR_LORA_ROWS * TSR_LORA_RANKS + 3 * TSR_LORA_RUN }; /* doubles, w
 /* The part of a product that is computed in one go: rows [row, row + rows) and columns [column, column + columns) of W,
  * summed over [rank, rank + ranks) of the inner dimension. */
 typedef struct block {
-    uint64_t row, rows, column, columns, rank, ranks;
+    uint64_t row, rows, column, columns, rank, ranks, expert;
 } block;
 
+/* Reads a box of a tensor as if it were a matrix whose rows have all elements of its other dims. */
+static tsr_status read_box(const tsr_fold *fold, const tsr_entry *entry, const uint64_t offsets[2], const uint64_t sizes[2],
+                           uint8_t *out, tsr_error *err)
+{
+    const size_t size = (size_t)sizes[1] * tsr_dtype_size(entry->dtype);
+    uint64_t width = 1;
+    if (entry->ndim == 2)
+        return tsr_read_box(fold->adapter, entry, (tsr_box){2, offsets, sizes}, out, (size_t)sizes[0] * size, err);
+    for (uint32_t i = 1; i < entry->ndim; i++) width *= entry->shape[i];
+    for (uint64_t row = offsets[0]; row < offsets[0] + sizes[0]; row++, out += size) {
+        const tsr_run run = {.first = row * width + offsets[1], .count = sizes[1]};
+        TSR_TRY(tsr_read_run(fold->adapter, entry, &run, out, size, err));
+    }
+    return TSR_OK;
+}
+
 /* Reads the box [box[0], box[0] + box[1]) × [box[2], box[2] + box[3]) of a matrix as float64, and transposes it if the fold
- * is transposed. */
-static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[4], const tsr_lora_room *r,
+ * is transposed. The matrix may be that of one expert: A has its rows, and B its columns at intervals. */
+static tsr_status load(const tsr_fold *fold, const tsr_entry *entry, const uint64_t box[5], const tsr_lora_room *r,
                        double *out, tsr_error *err)
 {
-    const bool turned = fold->transposed;
-    const uint64_t offsets[] = {box[0], box[2]}, sizes[] = {box[1], box[3]};
+    const bool turned = fold->transposed, is_b = entry == fold->b;
+    const uint64_t every = is_b && fold->experts ? fold->experts : 1, skip = is_b ? box[4] : 0;
+    const uint64_t offsets[] = {box[0] + (is_b ? fold->first_output : box[4] * fold->rank), box[2] * every},
+                   sizes[] = {box[1], box[3] * every};
     const size_t count = (size_t)(sizes[0] * sizes[1]);
-    TSR_TRY(tsr_read_box(fold->adapter, entry, (tsr_box){2, offsets, sizes}, r->bytes, count * tsr_dtype_size(entry->dtype),
-                         err));
-    double *to = turned ? r->loaded : out;
+    TSR_TRY(read_box(fold, entry, offsets, sizes, r->bytes, err));
+    double *to = turned || every > 1 ? r->loaded : out;
     if (entry->dtype == TSR_FLOAT64) memcpy(to, r->bytes, count * sizeof *to);
     else tsr_cast(entry->dtype, TSR_FLOAT64, r->bytes, count, (uint8_t *)to);
-    for (uint64_t x = 0; turned && x < sizes[0]; x++)
-        for (uint64_t y = 0; y < sizes[1]; y++) out[y * sizes[0] + x] = to[x * sizes[1] + y];
+    for (uint64_t x = 0; to != out && x < box[1]; x++)
+        for (uint64_t y = 0; y < box[3]; y++)
+            out[turned ? y * box[1] + x : x * box[3] + y] = to[x * sizes[1] + y * every + skip];
     return TSR_OK;
 }
 
 static tsr_status load_left(const tsr_fold *fold, const block *b, const tsr_lora_room *r, tsr_error *err)
 {
-    const uint64_t plain[] = {b->row, b->rows, b->rank, b->ranks}, turned[] = {b->rank, b->ranks, b->row, b->rows};
+    const uint64_t plain[] = {b->row, b->rows, b->rank, b->ranks, b->expert},
+                   turned[] = {b->rank, b->ranks, b->row, b->rows, b->expert};
     return load(fold, fold->transposed ? fold->a : fold->b, fold->transposed ? turned : plain, r, r->left, err);
 }
 
 static tsr_status load_right(const tsr_fold *fold, const block *b, const tsr_lora_room *r, tsr_error *err)
 {
-    const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns},
-                   turned[] = {b->column, b->columns, b->rank, b->ranks};
+    const uint64_t plain[] = {b->rank, b->ranks, b->column, b->columns, b->expert},
+                   turned[] = {b->column, b->columns, b->rank, b->ranks, b->expert};
     return load(fold, fold->transposed ? fold->b : fold->a, fold->transposed ? turned : plain, r, r->right, err);
 }
 
@@ -67,28 +86,53 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* How many rows or columns of B are in memory with these ranks: the columns of other experts are read with them. */
+static uint64_t outputs_at_once(const tsr_fold *fold, uint64_t ranks)
+{
+    const uint64_t most = TSR_LORA_RUN / (ranks * (fold->experts ? fold->experts : 1));
+    return most ? most : 1;
+}
+
 static tsr_status add_rows(const tsr_fold *fold, block *b, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
     const uint64_t width = fold->columns, last = (run->first + run->count - 1) / width;
+    const uint64_t most = least(TSR_LORA_ROWS, outputs_at_once(fold, b->ranks));
     TSR_TRY(load_right(fold, b, r, err));
     for (b->row = run->first / width; b->row <= last; b->row += b->rows) {
-        b->rows = least(TSR_LORA_ROWS, last + 1 - b->row);
+        b->rows = least(most, last + 1 - b->row);
         TSR_TRY(load_left(fold, b, r, err));
         add_block(fold, b, run, r);
     }
     return TSR_OK;
 }
 
-static tsr_status add_products(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
+static tsr_status add_products(const tsr_fold *fold, uint64_t expert, const tsr_run *run, const tsr_lora_room *r,
+                               tsr_error *err)
 {
     const uint64_t width = fold->columns;
-    block b = {.rank = 0};
+    block b = {.expert = expert};
     for (; b.rank < fold->rank; b.rank += b.ranks) {
         b.ranks = least(TSR_LORA_RANKS, fold->rank - b.rank);
+        if (fold->experts) b.ranks = least(b.ranks, TSR_LORA_RUN / fold->experts);
+        const uint64_t most = least(TSR_LORA_COLUMNS, outputs_at_once(fold, b.ranks));
         for (b.column = 0; b.column < width; b.column += b.columns) {
-            b.columns = least(TSR_LORA_COLUMNS, width - b.column);
+            b.columns = least(most, width - b.column);
             TSR_TRY(add_rows(fold, &b, run, r, err));
         }
+    }
+    return TSR_OK;
+}
+
+/* Splits the run where the matrix of the next expert starts. */
+static tsr_status add_matrices(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
+{
+    const uint64_t size = fold->rows * fold->columns, end = run->first + run->count;
+    tsr_run part;
+    for (uint64_t at = run->first; at < end; at += part.count) {
+        tsr_lora_room here = *r;
+        here.sums += at - run->first;
+        part = (tsr_run){.first = at % size, .count = least(end - at, size - at % size)};
+        TSR_TRY(add_products(fold, fold->expert + at / size, &part, &here, err));
     }
     return TSR_OK;
 }
@@ -112,7 +156,7 @@ static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const ts
     const tsr_stored_tensor change = {fold->adapter, fold->b};
     if (!fold->a) return tsr_merge_read(change, run, TSR_FLOAT64, r->bytes, r->sums, err);
     memset(r->sums, 0, (size_t)run->count * sizeof *r->sums);
-    return add_products(fold, run, r, err);
+    return add_matrices(fold, run, r, err);
 }
 
 /* Scales r->sums and rounds them to the weight's dtype; they stay stored as float64. */

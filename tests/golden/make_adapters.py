@@ -27,6 +27,8 @@ SIZES = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 12, "num_hidde
 BERT = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16,
         "type_vocab_size": 1, "num_labels": 3, "pad_token_id": 0}
 LABELS = {"num_labels": 3, "pad_token_id": 0}
+EXPERTS = {"vocab_size": 24, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 16}
+IMAGES = {"image_size": 4, "patch_size": 2, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
 
 
 def fill(parameters):
@@ -48,6 +50,11 @@ def bases():
         "llama_untied": (t.LlamaForCausalLM, t.LlamaConfig(**SIZES, **LABELS), torch.float16),
         "bert_words": (t.BertForPreTraining, t.BertConfig(**BERT), torch.float32),
         "roberta_words": (t.RobertaForMaskedLM, t.RobertaConfig(**{**BERT, "num_labels": 2}), torch.bfloat16),
+        "mixtral": (t.MixtralForCausalLM, t.MixtralConfig(**EXPERTS, intermediate_size=16, num_local_experts=2, num_experts_per_tok=1), torch.bfloat16),
+        "vit": (t.ViTForImageClassification, t.ViTConfig(**IMAGES), torch.float32),
+        "gpt_oss": (t.GptOssForCausalLM, t.GptOssConfig(**EXPERTS, intermediate_size=8, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"]), torch.bfloat16),
+        "llama4": (t.Llama4ForCausalLM, t.Llama4TextConfig(**EXPERTS, intermediate_size=12, intermediate_size_mlp=12, num_local_experts=3, interleave_moe_layer_step=1), torch.float32),
+        "qwen3_moe": (t.Qwen3MoeForCausalLM, t.Qwen3MoeConfig(**EXPERTS, moe_intermediate_size=12, num_experts=3, num_experts_per_tok=2, decoder_sparse_step=1), torch.float32),
     }
 
 
@@ -98,7 +105,7 @@ def dora_cases(plain, root):
 
 
 def other_cases(plain, root):
-    q = ["q_proj"]
+    q, fused = ["q_proj"], ["experts.gate_up_proj", "experts.down_proj"]
     # a classifier that the base does not have
     yield "llama_score", "llama", {**plain, "target_modules": q, "of": "LlamaForSequenceClassification"}
     yield "llama_untied_score", "llama_untied", {**plain, "target_modules": q, "of": "LlamaForSequenceClassification", "use_dora": True}
@@ -108,6 +115,16 @@ def other_cases(plain, root):
     # rows of the embedding
     yield "llama_rows", "llama", {**plain, "target_modules": q, "trainable_token_indices": [20, 3, 7]}
     yield "llama_untied_rows", "llama_untied", {**plain, "target_modules": q, "trainable_token_indices": {"embed_tokens": [23, 0], "lm_head": [5]}}
+    # parameters of experts
+    yield "gpt_oss_experts", "gpt_oss", {**plain, "target_modules": q, "target_parameters": ["mlp." + f for f in fused]}
+    yield "gpt_oss_down", "gpt_oss", {**plain, "target_modules": q, "target_parameters": ["0.mlp.experts.down_proj"]}
+    yield "llama4_experts", "llama4", {**root, "target_modules": q, "target_parameters": fused, "rank_pattern": {"experts.down_proj": 1}}
+    yield "qwen3_moe_experts", "qwen3_moe", {**root, "target_modules": q, "target_parameters": fused}
+    yield "qwen3_moe_router", "qwen3_moe", {**plain, "target_modules": q, "target_parameters": ["gate.weight"]}
+    yield "mixtral_experts", "mixtral", {**plain, "target_modules": q, "target_parameters": fused}
+    # convolutions
+    yield "vit_convolution", "vit", {**root, "target_modules": ["projection"], "modules_to_save": ["classifier"], "lora_bias": True}
+    yield "vit_dora", "vit", {**plain, "use_dora": True, "target_modules": ["projection"], "modules_to_save": ["classifier"]}
 
 
 def task(name, base):

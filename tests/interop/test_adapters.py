@@ -1,4 +1,4 @@
-"""--lora with adapters of models whose output layer is their embedding, of classifiers, and with DoRA: bit for bit what PEFT merges them to.
+"""--lora with adapters of models whose output layer is their embedding, of classifiers, of experts, of convolutions, and with DoRA: bit for bit what PEFT merges them to.
 
 tests/golden/adapters has the adapters, their bases and PEFT's results (make_adapters.py).
 """
@@ -136,6 +136,59 @@ def refusals(t, base, tensors, config):
         need(says in text and not os.path.exists(t.at("refused.safetensors")), text)
 
     return refused
+
+
+def test_experts_as_peft(t):
+    """transformers fuses the experts of Mixtral and Qwen3-MoE when it loads them, and separates them again when it saves them."""
+    check_cases(t, {"gpt_oss", "llama4", "qwen3_moe", "mixtral"})
+    name = "gpt_oss_experts"
+    base = base_of(read_json("cases.json")[name])
+    tensors, config = load_file(os.path.join(GOLDEN, "adapter", name, "adapter_model.safetensors")), read_json("adapter", name, "adapter_config.json")
+    refused = refusals(t, base, tensors, config)
+    refused("does not fit any tensor of the base that target_parameters selects", target_parameters=["mlp.experts.down_proj"])
+    refused("does not fit any tensor of the base that target_parameters selects", target_parameters=["other.mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    refused("has rank 2, but adapter_config.json states 4", r=4)
+    down = {k: v for k, v in tensors.items() if ".base_layer." not in k}
+    weights = load_file(os.path.join(base, "model.safetensors"))
+    save_file({k: v for k, v in weights.items() if not k.endswith("gate_up_proj_bias")}, t.at("base.safetensors"))
+    refused("'model.layers.0.mlp.experts.down_proj' are square", down, t.at("base.safetensors"), target_parameters=["mlp.experts.down_proj"])
+    twin = "model.layers.0.mlp.experts.twin"
+    save_file({**weights, twin: weights["model.layers.0.mlp.experts.down_proj"] + 1}, t.at("base.safetensors"))
+    refused("fits both", tensors, t.at("base.safetensors"), target_parameters=[*config["target_parameters"], "mlp.experts.twin"])
+
+
+def test_many_experts(t):
+    """More columns of B, and larger matrices, than are in memory at a time."""
+    torch.manual_seed(5)
+    experts, rank, sizes = 96, 20, {"up": (31, 1100), "down": (700, 17)}
+    base, adapter, want = {}, {}, {}
+    for (name, (outputs, inputs)), level in zip(sizes.items(), (".base_layer", "")):
+        for turned in (False, True):
+            key = f"m{int(turned)}.{name}"
+            a, b = torch.randn(experts, rank, inputs) / 4, torch.randn(experts, outputs, rank) / 4
+            w = torch.randn(experts, outputs, inputs).to(torch.bfloat16)
+            changes = ((b @ a) * (7 / rank)).to(torch.bfloat16)
+            base[key], want[key] = ((v.transpose(1, 2) if turned else v).contiguous() for v in (w, w + changes))
+            adapter[f"base_model.model.m{int(turned)}{level}.lora_A.weight"] = a.reshape(experts * rank, inputs)
+            adapter[f"base_model.model.m{int(turned)}{level}.lora_B.weight"] = b.permute(1, 2, 0).reshape(outputs, rank * experts).contiguous()
+    os.makedirs(t.at("adapter"))
+    save_file(base, t.at("base.safetensors"))
+    save_file(adapter, t.at("adapter/adapter_model.safetensors"))
+    with open(t.at("adapter/adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": 7, "target_parameters": list(sizes)}, f)
+    t.run("convert", t.at("base.safetensors"), t.at("out.safetensors"), "--lora", t.at("adapter"))
+    for k, got in load_file(t.at("out.safetensors")).items():
+        apart = (got.double() - want[k].double()).abs()
+        need(bool((apart <= want[k].double().abs() * 2.0 ** -7 + 2.0 ** -8).all()) and float((apart > 0).double().mean()) < 0.01, f"{k}: {apart.max()}")
+
+
+def test_convolutions_as_peft(t):
+    check_cases(t, {"vit"})
+    name = "vit_convolution"
+    tensors, config = load_file(os.path.join(GOLDEN, "adapter", name, "adapter_model.safetensors")), read_json("adapter", name, "adapter_config.json")
+    a = next(k for k in tensors if k.endswith("lora_A.weight"))
+    refused = refusals(t, base_of(read_json("cases.json")[name]), tensors, config)
+    refused("does not fit 'vit.embeddings.patch_embeddings.projection.weight'", {**tensors, a: tensors[a].reshape(4, 12, 1, 1)})
 
 
 def dora_of_sizes(t, sizes):

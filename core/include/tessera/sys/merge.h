@@ -60,11 +60,15 @@ tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t par
 
 /* A LoRA adapter of PEFT (adapter_config.json and adapter_model.safetensors), folded into its base as PEFT's merge_and_unload does:
  * W + B·A·alpha/r, by rank_pattern, alpha_pattern and use_rslora, transposed for embeddings and fan_in_fan_out, and with the tensors
- * of modules_to_save in place of the base's. Rows of trainable_token_indices replace those of the base. With
- * use_dora, each output is scaled to the norm that the adapter has for it. Products are float32 (float64 where a tensor is), rounded once to `dtype` (TSR_DTYPE_NONE: the base's). If the output layer of the base is its input embedding, a change of one changes both, and
- * modules_to_save makes two tensors of them; notes (tsr_mapping_note) say so. If such a base stores both, they must be the
- * same: tsr_mapping_check_tied reads them. A whole module that the base lacks, such as a classifier, is added to the result; a
- * classifier takes the place of the base's output layer, which is then left out. Borrows both checkpoints, which must outlive *out. */
+ * of modules_to_save in place of the base's. With use_dora, each output is scaled to the norm that the adapter has for it. Rows of
+ * trainable_token_indices replace those of the base. Matrices of target_parameters change each expert, whether the base has
+ * experts fused, as transformers does, or one by one. Products are float32 (float64 where a tensor is), rounded once to `dtype`
+ * (TSR_DTYPE_NONE: the base's).
+ *
+ * If the output layer of the base is its input embedding, a change of one changes both, and modules_to_save makes two tensors of
+ * them; notes (tsr_mapping_note) say so. If such a base stores both, they must be the same: tsr_mapping_check_tied reads them. A
+ * whole module that the base lacks, such as a classifier, is added to the result; a classifier takes the place of the base's output
+ * layer, which is then left out. Borrows both checkpoints, which must outlive *out. */
 typedef struct tsr_lora_options {
     size_t size; /* TSR_OPTIONS sets it */
     tsr_dtype dtype;
