@@ -1,4 +1,4 @@
-/* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbours). */
+/* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbors). */
 #include "tessera/sys/suggest.h"
 #include "tessera/str.h"
 

@@ -7,7 +7,7 @@
  * length is compared with the remaining bytes before memory is allocated for it, and a large memo index costs no more than a
  * small one.
  *
- * Source of the behaviour: CPython's pickletools and Lib/pickle.py (the meaning of opcodes),
+ * Source of the behavior: CPython's pickletools and Lib/pickle.py (the meaning of opcodes),
  * torch/_weights_only_unpickler.py. */
 #ifndef TSR_CODEC_PICKLE_H
 #define TSR_CODEC_PICKLE_H

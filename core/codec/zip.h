@@ -5,7 +5,7 @@
  *
  *   [local header | name | extra (FB padding) | data | descriptor]… [central directory] [zip64 end + locator] [end record]
  *
- * Source of the behaviour: APPNOTE.TXT 6.3.10 §4, and files that torch 1.x to 2.13 wrote. */
+ * Source of the behavior: APPNOTE.TXT 6.3.10 §4, and files that torch 1.x to 2.13 wrote. */
 #ifndef TSR_CODEC_ZIP_H
 #define TSR_CODEC_ZIP_H
 

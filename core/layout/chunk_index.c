@@ -1,4 +1,4 @@
-/* Recognizes grids. Sharding usually produces one, in which every chunk is a cell between neighbouring cuts.
+/* Recognizes grids. Sharding usually produces one, in which every chunk is a cell between neighboring cuts.
  *
  *   cuts of dim 1:   0     3   5          a chunk [0, 3) × [3, 5) is cell (0, 1) of 2 × 2;
  *   cuts of dim 0: 0 +-----+---+          the list is a grid if the chunks fill all cells, each once

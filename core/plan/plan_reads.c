@@ -1,4 +1,4 @@
-/* Turns items into byte ranges of files, and joins neighbouring ranges into single reads. */
+/* Turns items into byte ranges of files, and joins neighboring ranges into single reads. */
 #include "base/cursor.h"
 #include "plan/plan_room.h"
 #include "tessera/sys/try.h"

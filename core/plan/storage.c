@@ -91,7 +91,7 @@ static int by_server(const void *left, const void *right)
     return (a->number > b->number) - (a->number < b->number);
 }
 
-/* The server at which a reader begins, as a fraction from 0 to below 1. Neighbouring readers begin far apart, because they
+/* The server at which a reader begins, as a fraction from 0 to below 1. Neighboring readers begin far apart, because they
  * often read the same files. All readers together are evenly spread. */
 static double turn_of(const tsr_storage *storage, tsr_storage_reader reader)
 {

@@ -15,7 +15,7 @@ size_t tsr_tile_memory(size_t bytes)
     return bytes + TSR_COPY_SLACK + scratch_of(bytes);
 }
 
-/* Whether elements that are neighbours in the tensor are far apart in storage, as those of a transposed matrix are. */
+/* Whether elements that are neighbors in the tensor are far apart in storage, as those of a transposed matrix are. */
 static bool is_transposed(const tsr_gather *gather)
 {
     const tsr_located *part = gather->parts;

@@ -3,7 +3,7 @@
  *   [ tensor by tensor: those that are not read in rows ][ group 0 of files ][ group 1 ][ group 2 ]…
  *
  * Writers of the same file wait for its lock, on any node and file system, so each process and thread should have its own
- * files. If a box is not a contiguous run of rows, reading it also reads bytes of its neighbours, so its tensor is kept
+ * files. If a box is not a contiguous run of rows, reading it also reads bytes of its neighbors, so its tensor is kept
  * together. */
 #ifndef TSR_WRITE_BLIT_ORDER_H
 #define TSR_WRITE_BLIT_ORDER_H

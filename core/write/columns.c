@@ -9,7 +9,7 @@ static bool is_as_stored(const tsr_blit *blit, const tsr_gather *gather)
 }
 
 /* The only dim in which the offsets differ, if `b` begins where `a` ends; otherwise ndim. */
-static uint32_t neighbour_dim(const tsr_blit *a, const tsr_blit *b, uint32_t ndim)
+static uint32_t neighbor_dim(const tsr_blit *a, const tsr_blit *b, uint32_t ndim)
 {
     uint32_t dim = ndim;
     for (uint32_t d = 0; d < ndim; d++) {
@@ -27,7 +27,7 @@ void tsr_columns_find(const tsr_blit *blits, size_t count, const tsr_gather *gat
     const uint32_t ndim = gather->ndim;
     *out = (tsr_column_set){.count = 1, .itemsize = gather->itemsize, .inner = 1};
     if (gather->serial || count < 2 || !is_as_stored(blits, gather) || !is_as_stored(blits + 1, gather)) return;
-    const uint32_t dim = out->dim = neighbour_dim(blits, blits + 1, ndim);
+    const uint32_t dim = out->dim = neighbor_dim(blits, blits + 1, ndim);
     if (dim == 0 || dim == ndim) return;
     for (uint32_t d = 0; d < ndim; d++) out->offsets[d] = blits->offsets[d];
     for (uint32_t d = 0; d < ndim; d++) out->sizes[d] = blits->sizes[d];
@@ -35,7 +35,7 @@ void tsr_columns_find(const tsr_blit *blits, size_t count, const tsr_gather *gat
     size_t n = 1;
     uint64_t size = blits->sizes[dim];
     while (n < count && n < MOST_COLUMNS && is_as_stored(&blits[n], gather) &&
-           neighbour_dim(&blits[n - 1], &blits[n], ndim) == dim && (size + blits[n].sizes[dim]) * out->inner <= most)
+           neighbor_dim(&blits[n - 1], &blits[n], ndim) == dim && (size + blits[n].sizes[dim]) * out->inner <= most)
         size += blits[n++].sizes[dim];
     out->sizes[dim] = size;
     out->row = size * out->inner;

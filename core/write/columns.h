@@ -1,5 +1,5 @@
 /* Blits that are adjacent columns of one tensor: a band of rows is read once for all of them, because reading each one alone
- * would also read the bytes of its neighbours.
+ * would also read the bytes of its neighbors.
  *
  *   band of rows   [ a a b b c c ][ a a b b c c ][ … ]      one read
  *   columns        [ a a a a … ]  [ b b b b … ]  [ c c c c … ]   a contiguous run in each file */

@@ -1,9 +1,9 @@
-/* A ring of heartbeats: rank r tells rank r − 1 that it is alive, and listens to rank r + 1. If a rank dies, the neighbour
+/* A ring of heartbeats: rank r tells rank r − 1 that it is alive, and listens to rank r + 1. If a rank dies, the neighbor
  * that no longer hears it ends the job for all ranks.
  *
  *     0 ◀── 1 ◀── 2 ◀── 3 ◀── 0
  *
- * If both are processes of the same machine, the neighbour also checks whether the process exists, because a process
+ * If both are processes of the same machine, the neighbor also checks whether the process exists, because a process
  * on an overloaded machine may fall silent without being dead.
  *
  * Time is counted in turns of the thread. A job that was suspended as a whole therefore does not find all ranks dead when it
@@ -39,7 +39,7 @@ typedef struct identity {
 
 struct tsr_pulse {
     MPI_Comm ranks;
-    identity neighbour; /* process 0: its process cannot be looked up here */
+    identity neighbor; /* process 0: its process cannot be looked up here */
     int rank, watched, listener;
     double limit;
     const tsr_allocator *allocator;
@@ -124,23 +124,23 @@ static identity own_identity(void)
 static tsr_status exchange_identities(tsr_pulse *p, tsr_error *err)
 {
     const identity own = own_identity();
-    if (MPI_Sendrecv(&own, sizeof own, MPI_BYTE, p->listener, 0, &p->neighbour, sizeof own, MPI_BYTE, p->watched, 0,
-                     p->ranks, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the watchdog cannot reach its neighbour");
-    const identity *other = &p->neighbour;
+    if (MPI_Sendrecv(&own, sizeof own, MPI_BYTE, p->listener, 0, &p->neighbor, sizeof own, MPI_BYTE, p->watched, 0, p->ranks,
+                     MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "comm: the watchdog cannot reach its neighbor");
+    const identity *other = &p->neighbor;
     if (!own.process || strcmp(own.machine, other->machine) != 0 || own.pid_namespace != other->pid_namespace)
-        p->neighbour.process = 0;
+        p->neighbor.process = 0;
     return TSR_OK;
 }
 
 typedef enum state { UNKNOWN, RUNNING, STOPPED, DEAD } life;
 
-static life neighbour_state(const tsr_pulse *p)
+static life neighbor_state(const tsr_pulse *p)
 {
     uint64_t started = 0;
-    if (!p->neighbour.process) return UNKNOWN;
-    const char state = process_state(p->neighbour.process, &started);
-    if (!state || started != p->neighbour.started || state == 'Z' || state == 'X') return DEAD;
+    if (!p->neighbor.process) return UNKNOWN;
+    const char state = process_state(p->neighbor.process, &started);
+    if (!state || started != p->neighbor.started || state == 'Z' || state == 'X') return DEAD;
     return state == 'T' || state == 't' ? STOPPED : RUNNING;
 }
 
@@ -190,14 +190,14 @@ static bool sleep_one_turn(tsr_pulse *p)
 static void check_silence(const tsr_pulse *p)
 {
     if (p->heard_goodbye || p->silence < (p->limit < GRACE_SECONDS ? p->limit : GRACE_SECONDS)) return;
-    const life neighbour = neighbour_state(p);
-    if (neighbour == DEAD) tsr_mpi_abort(p->ranks, "rank %d is dead", p->watched);
-    if (neighbour == RUNNING || p->silence < p->limit) return;
+    const life neighbor = neighbor_state(p);
+    if (neighbor == DEAD) tsr_mpi_abort(p->ranks, "rank %d is dead", p->watched);
+    if (neighbor == RUNNING || p->silence < p->limit) return;
     tsr_mpi_abort(p->ranks, "rank %d has not been heard of for %.0f s: it is %s", p->watched, p->silence,
-                  neighbour == STOPPED ? "stopped" : "dead or cut off");
+                  neighbor == STOPPED ? "stopped" : "dead or cut off");
 }
 
-/* When the communicator is freed, no message may be in flight, so both neighbours say goodbye. */
+/* When the communicator is freed, no message may be in flight, so both neighbors say goodbye. */
 static void exchange_goodbyes(tsr_pulse *p)
 {
     const struct timespec nap = {0, 1000000};

@@ -1,4 +1,4 @@
-/* Serves small reads of remote files from blocks of 64 KiB. Neighbouring values cost a single request, and no block is
+/* Serves small reads of remote files from blocks of 64 KiB. Neighboring values cost a single request, and no block is
  * fetched twice at the same time, however many threads need it. Must not be used for reads of more than 256 KiB. */
 #ifndef TSR_IO_BLOCK_CACHE_H
 #define TSR_IO_BLOCK_CACHE_H

@@ -256,7 +256,7 @@ static tsr_str parent_of(tsr_str key)
 
 /* If other files in the directory may belong to this file, lists them, too. If listing is not allowed, the file is shown
  * alone. */
-static tsr_status add_neighbours(object_store *store, tsr_str key, tsr_error *err)
+static tsr_status add_neighbors(object_store *store, tsr_str key, tsr_error *err)
 {
     tsr_object_list list = {0};
     tsr_error unused = {0};
@@ -275,7 +275,7 @@ static tsr_status open_object(object_store *store, tsr_str key, tsr_error *err)
 {
     bool deeper;
     TSR_TRY(store->service->stat(store->service, key, &store->objects, err));
-    TSR_TRY(add_neighbours(store, key, err));
+    TSR_TRY(add_neighbors(store, key, err));
     const tsr_str parent = parent_of(key), name = {key.data + parent.size, key.size - parent.size};
     store->root = parent.size;
     TSR_TRY(show(store, 0, &deeper, err));

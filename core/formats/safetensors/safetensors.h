@@ -7,7 +7,7 @@
  * accepts become findings. A file that is too short or too long is an error finding, and the data that it has can still be
  * read.
  *
- * Source: the safetensors format description and the behaviour of safetensors 0.8 (tests/golden/safetensors_verdicts). */
+ * Source: the safetensors format description and the behavior of safetensors 0.8 (tests/golden/safetensors_verdicts). */
 #ifndef TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 #define TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 

@@ -2,7 +2,7 @@
  * flatten, lists only where they hold tensors or mappings (at any depth of lists), tuples are leaves, an empty mapping
  * gives no entry. A pickled nn.Module counts as the mapping that its state_dict() would give.
  *
- * Source of the behaviour: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; nn/modules/module.py. */
+ * Source of the behavior: torch/distributed/checkpoint/_nested_dict.py, _traverse.py; nn/modules/module.py. */
 #ifndef TSR_FORMATS_TORCH_TORCH_FLATTEN_H
 #define TSR_FORMATS_TORCH_TORCH_FLATTEN_H
 

@@ -3,7 +3,7 @@
  * where they are not contiguous raw bytes). A DTensor or ShardedTensor is a tensor of the global size whose chunks are the
  * boxes that its rank holds. Quantized, sparse, nested and other tensors are TSR_VALUE_OBJECT with a DICT of named parts.
  *
- * Source of the behaviour: torch/serialization.py, torch/_utils.py, torch/_tensor.py of PyTorch 2.13. */
+ * Source of the behavior: torch/serialization.py, torch/_utils.py, torch/_tensor.py of PyTorch 2.13. */
 #ifndef TSR_FORMATS_TORCH_TORCH_ITEM_H
 #define TSR_FORMATS_TORCH_TORCH_ITEM_H
 

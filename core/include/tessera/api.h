@@ -32,7 +32,7 @@
  *   tsr_open_options options = TSR_OPTIONS(tsr_open_options);
  *   options.purpose = TSR_FOR_FINDINGS;
  *
- * New options are added at the end of their struct, and 0 keeps the earlier behaviour. Programs compiled without them therefore
+ * New options are added at the end of their struct, and 0 keeps the earlier behavior. Programs compiled without them therefore
  * keep working. A library returns TSR_E_UNSUPPORTED when the program sets an option that it does not know. A size of 0 means
  * the fields of the first version with this SOVERSION (tessera/version.h): {0} and designated initializers without a size keep
  * working. */

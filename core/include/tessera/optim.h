@@ -10,7 +10,7 @@
  * that contradict each other, TSR_E_UNSUPPORTED for values that the target form cannot hold, TSR_E_LIMIT and TSR_E_NOMEM;
  * messages name the parameter. Thread rule: one arena, one thread.
  *
- * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13.
+ * Source of the behavior: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13.
  *
  * Example:
  *

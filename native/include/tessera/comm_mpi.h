@@ -11,8 +11,8 @@
  * MPI itself the ranks can no longer agree: the call returns TSR_E_IO, and `close` of such a communicator ends the job with
  * MPI_Abort.
  *
- * The watchdog is a thread on each rank. It reports to the rank's neighbour every second that the process is alive, even while
- * the rank is busy. A neighbour that has been silent for `peer_limit` seconds is dead or cut off, and MPI_Abort then ends the
+ * The watchdog is a thread on each rank. It reports to the rank's neighbor every second that the process is alive, even while
+ * the rank is busy. A neighbor that has been silent for `peer_limit` seconds is dead or cut off, and MPI_Abort then ends the
  * job with a message. On the same machine a running process never counts as dead, and one that has ended is noticed after three
  * seconds. Under Slurm, `srun --kill-on-bad-exit=1` notices a dead rank of another node immediately. The watchdog needs
  * MPI_THREAD_MULTIPLE, which tsr_mpi_start requests, and is off without it.

@@ -12,7 +12,7 @@
  * that none of them has failed, and all return the same status. NULL is a communicator of one rank. Thread rule: one thread
  * per rank.
  *
- * Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are described at each
+ * Source of the behavior: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13. Differences are described at each
  * function.
  *
  * Example:

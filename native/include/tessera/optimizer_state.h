@@ -3,7 +3,7 @@
  *   {"state": {"fc.weight": {"step": t, "exp_avg": t}}, "param_groups": [{"lr": 0.1, …, "params": ["fc.weight"]}]}
  *
  * or flat (flatten_optimizer_state_dict): {"state.fc.weight.step": t, "param_groups.fc.weight.lr": 0.1, …}. Ranks, threads
- * and `comm` are as in model_state.h. Source of the behaviour: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13.
+ * and `comm` are as in model_state.h. Source of the behavior: torch/distributed/checkpoint/state_dict.py of PyTorch 2.13.
  *
  * Example:
  *

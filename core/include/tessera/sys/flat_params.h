@@ -7,7 +7,7 @@
  * With use_orig_params the spans between originals are aligned (padding spans) and optimizers see each original's slice as
  * a parameter of its own. All numbers are elements ("numel"); ranges are half-open.
  *
- * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and _flat_param.py of PyTorch 2.13.
+ * Source of the behavior: torch/distributed/fsdp/_optim_utils.py and _flat_param.py of PyTorch 2.13.
  *
  * Example:
  *

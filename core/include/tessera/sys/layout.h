@@ -107,7 +107,7 @@ uint32_t tsr_range_boxes(uint32_t ndim, const uint64_t *shape, tsr_span range, u
 bool tsr_placement_dim(const tsr_placement *placement, uint32_t ndim, uint32_t *dim);
 
 /* The runs along one tensor dim of `size` that a rank at `coordinate` holds, ascending and disjoint, appended to `spans`
- * (of tsr_span). Neighbouring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
+ * (of tsr_span). Neighboring runs are joined. Pieces of tsr_mesh_shard, for layouts that tabulate them. */
 tsr_status tsr_mesh_spans(const tsr_sharding *how, tsr_shape shape, uint32_t dim, const uint64_t *coordinate, tsr_vec *spans,
                           tsr_error *err);
 

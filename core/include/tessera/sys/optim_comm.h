@@ -8,7 +8,7 @@
  *   spread        every rank's own full state, or rows of it ──▶ every rank's raw state
  *
  * Collective: every rank of call->comm calls. An error of one rank (memory, a tensor that cannot be sent) or of the states
- * (flat_params.h lists them) is the same error on all. Source of the behaviour: _optim_state_dict, _allgather_state_info,
+ * (flat_params.h lists them) is the same error on all. Source of the behavior: _optim_state_dict, _allgather_state_info,
  * _convert_all_state_info, _all_gather_optim_state, _broadcast_processed_state and _broadcast_state of
  * torch/distributed/fsdp/_optim_utils.py, PyTorch 2.13. Thread rule: one thread a rank.
  *

@@ -4,7 +4,7 @@
  *   NamedOptimizer          {"state": {"module.fc.weight": …}, …}                           names, of named_parameters()
  *   rekeyed                 {"state": {"fc.weight": …}, …}                                  names, without wrappers
  *
- * Results live in `arena` and share what did not change. Errors of all: TSR_E_NOMEM. Source of the behaviour:
+ * Results live in `arena` and share what did not change. Errors of all: TSR_E_NOMEM. Source of the behavior:
  * torch/distributed/fsdp/_optim_utils.py (_get_param_id_to_param_from_optim_input, _is_named_optimizer,
  * _get_param_key_to_param) and FullyShardedDataParallel.rekey_optim_state_dict of PyTorch 2.13.
  *

@@ -36,7 +36,7 @@ void tsr_tally_progress(const tsr_tally *tally, uint64_t *byte_done, uint64_t *b
 /* Of what was read so far; as tsr_tensor_stats has them. */
 void tsr_tally_stats(const tsr_tally *tally, tsr_stats *out);
 /* How many finite values are in each of `count` (1 to TSR_TALLY_BINS_MOST) equal parts of [min, max]; a value may be
- * counted in the neighbouring part when it is within 1/1000 of the range from the border. */
+ * counted in the neighboring part when it is within 1/1000 of the range from the border. */
 void tsr_tally_histogram(const tsr_tally *tally, uint64_t *counts, size_t count);
 
 TSR_API_END

@@ -8,7 +8,7 @@
  * have numbers as keys, named ones (NamedOptimizer, KeyedOptimizer) have the names of model.named_parameters()
  * (tessera/sys/optim_keys.h). A state dict without "param_groups", as KeyedOptimizer has it, is converted to one without.
  *
- * Source of the behaviour: torch/distributed/fsdp/_optim_utils.py and fully_sharded_data_parallel.py,
+ * Source of the behavior: torch/distributed/fsdp/_optim_utils.py and fully_sharded_data_parallel.py,
  * torch/optim/optimizer.py and torch/distributed/optim/named_optimizer.py of PyTorch 2.13. Thread rule: one thread per rank.
  *
  * Example:
