@@ -147,6 +147,24 @@ test("every call on a closed checkpoint is refused, and arguments of open are ch
   }
 });
 
+test("a primary file that is not there, and two files with one name, are refused", () => {
+  const source = filesOf(path.join(samples, "safetensors_model")), [file] = source.files;
+  for (const [files, options, message] of [[[file], { primary: "nosuch" }, "there is no file 'nosuch'"], [[file, file], {}, `two files have the name '${file.name}'`]]) {
+    const e = errorOf(() => tessera.open(files, options));
+    check(e.status === "usage" && e.message === message, `${e}`);
+  }
+  source.close();
+});
+
+test("results of a shared check are taken from the middle of a buffer", () => {
+  withOpened(path.join(samples, "dcp_fsdp2"), (opened) => {
+    const found = opened.checkPart(0, 1), around = new Uint8Array(found.length + 8);
+    around.set(found, 8);
+    opened.checkJoin(around.subarray(8), 1);
+    check(JSON.parse(opened.document("findings")).findings.length >= 0, "no findings");
+  });
+});
+
 test("a handle that was closed is refused when its slot holds another thing of the same kind", () => {
   withOpened(path.join(samples, "safetensors_model"), (opened) => {
     const stale = opened.tally(0), number = stale.handle;
