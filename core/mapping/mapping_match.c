@@ -125,11 +125,17 @@ static tsr_status drop_all(tsr_matcher *s, const tsr_name_match *first, size_t c
 
 /* ---- tied tensors ---- */
 
+/* Whether the rule leaves out a tied tensor; the rule of the opposite direction restores it. */
+static bool leaves_out(const tsr_matcher *s, const tsr_map_rule *rule)
+{
+    return (s->m->rules->forward != NULL) == rule->tied_by_inverse;
+}
+
 /* Finds the tensor that config.json ties to this one, so that this one is left out; *other is NULL if it is not tied. */
 static tsr_status find_tied(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, const tsr_entry **other)
 {
     *other = NULL;
-    if (!rule->tied_to.size || s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
+    if (!rule->tied_to.size || !leaves_out(s, rule) || !tsr_mapped_ties(s->m)) return TSR_OK;
     *other = tsr_checkpoint_entry(s->m->source, rule->tied_to);
     if (!*other) return TSR_OK;
     const bool alike = entry->kind == TSR_ENTRY_TENSOR && (*other)->kind == TSR_ENTRY_TENSOR &&
@@ -149,18 +155,18 @@ static tsr_status note_tied(const tsr_matcher *s, tsr_str name, const char *what
                                s->err);
 }
 
-/* In an inverse: restores the tensor that the map left out as tied, if the source does not have it either. */
+/* Restores the tensor that the opposite direction leaves out as tied, if the source does not have it either. */
 static tsr_status restore_tied(const tsr_matcher *s, uint32_t number)
 {
     const tsr_map_rule *rule = &s->m->rules->rules[number];
     const tsr_name_match *matches = s->matches.items;
     const tsr_mapped_row *rows = s->m->rows.items;
-    if (!rule->tied_to.size || rule->step_count || !s->m->rules->forward || !tsr_mapped_ties(s->m)) return TSR_OK;
+    if (!rule->tied_to.size || rule->step_count || leaves_out(s, rule) || !tsr_mapped_ties(s->m)) return TSR_OK;
     for (size_t i = 0; i < s->matches.count; i++)
         if (matches[i].rule == number) return TSR_OK;
     for (size_t i = 0; i < s->m->rows.count; i++) {
-        if (!tsr_str_equal(rows[i].entry.fqn, rule->tied_to) || rows[i].source_count != 1 || !rows[i].rule ||
-            rows[i].rule->step_count)
+        if (!tsr_str_equal(rows[i].entry.fqn, rule->tied_to) || rows[i].source_count != 1 ||
+            (rows[i].rule && rows[i].rule->step_count))
             continue;
         const tsr_map_binding binding = {
             .rule = rule, .sources = (const tsr_entry **)(uintptr_t)rows[i].sources, .members = 1, .order = rows[i].order};

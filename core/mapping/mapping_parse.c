@@ -342,13 +342,14 @@ static tsr_status read_layers(const parser *p, const cJSON *rule, tsr_map_rule *
 }
 
 /* Reads a name such as "tok_embeddings.weight". The rule must take one tensor, and have no captures. */
-static tsr_status read_tied(const parser *p, const cJSON *rule, tsr_map_rule *out)
+static tsr_status read_tied(const parser *p, const cJSON *rule, const char *member, tsr_map_rule *out)
 {
     const cJSON *item;
-    TSR_TRY(tsr_json_find(rule, "tied_to", TSR_JSON_STRING, p->where, &item, p->err));
+    TSR_TRY(tsr_json_find(rule, member, TSR_JSON_STRING, p->where, &item, p->err));
     if (!item) return TSR_OK;
-    TSR_FAIL_IF(out->capture_count || out->from_count != 1 || out->to_count != 1, p->err, TSR_E_FORMAT,
-                "%s: \"tied_to\" is for rules from one tensor to one, without captures", p->where);
+    TSR_FAIL_IF(out->capture_count || out->from_count != 1 || out->to_count != 1 || out->tied_to.size, p->err, TSR_E_FORMAT,
+                "%s: \"%s\" is for rules from one tensor to one, without captures and tied to no other", p->where, member);
+    out->tied_by_inverse = !strcmp(member, "copy_of");
     return copy_text(p, item, &out->tied_to);
 }
 
@@ -398,8 +399,8 @@ static tsr_status read_required(const parser *p, const cJSON *rule, tsr_map_rule
 
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
-    static const char *const members[] = {"from",    "to",       "do",      "shape", "layers",
-                                          "tied_to", "required", "inverse", "about", NULL};
+    static const char *const members[] = {"from",    "to",       "do",      "shape", "layers", "tied_to",
+                                          "copy_of", "required", "inverse", "about", NULL};
     tsr_name_pattern *from, *to;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, p->where, p->err));
     TSR_TRY(check_members(p, item, members));
@@ -416,7 +417,8 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     rule->capture_count = captures.count;
     TSR_TRY(read_shapes(p, item, rule));
     TSR_TRY(read_layers(p, item, rule));
-    TSR_TRY(read_tied(p, item, rule));
+    TSR_TRY(read_tied(p, item, "tied_to", rule));
+    TSR_TRY(read_tied(p, item, "copy_of", rule));
     TSR_TRY(read_required(p, item, rule));
     TSR_TRY(read_inverse(p, item, &captures, rule));
     return tsr_map_rule_check(rule, p->err);

@@ -127,6 +127,8 @@ typedef struct tsr_map_rule {
     /* In a model that ties tensors: the tensor of the map's source that is the same as that of `from`. Empty if not
      * stated. */
     tsr_str tied_to;
+    /* It is a tensor of the map's target instead, which has both: the map copies it, and the inverse leaves the copy out. */
+    bool tied_by_inverse;
     bool required; /* the rule takes something in every model */
     /* The rule takes something wherever another rule with the same word does, or for "untied", where config.json does not tie
      * the output layer. Empty if not stated. */

@@ -536,6 +536,31 @@ def test_counts_are_those_of_config(t):
     refused_as({"num_attention_heads": 2, "head_dim": 4}, one, "'a' [12, 4] has 6 rows for each of 2 heads, but config.json says 4", rules=rope_rule)
 
 
+def test_a_tensor_that_only_the_target_has_twice(t):
+    """As the embedding of a model in memory, which its output layer is too: the map writes both, and the inverse one, of the same values."""
+    folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
+    os.makedirs(folder)
+
+    def convert(rules, settings, tensors, *options, status=0):
+        save_file(tensors, os.path.join(folder, "model.safetensors"))
+        write(folder, "config.json", settings)
+        document = write(t.scratch, "map.json", {"schema": "tessera.map/1", "unmatched": "keep", "rules": rules})
+        said = t.run("convert", folder, out, "--map", document, "--overwrite", *options, status=status).stderr.decode()
+        return said if status else load_file(out)
+    tied, head, e, w = {"tie_word_embeddings": True}, {"from": ["head"], "to": ["lm.head"], "copy_of": "lm.embed"}, torch.randn(3, 2), torch.randn(2)
+    for rules, name in (([head, {"from": ["embed"], "to": ["lm.embed"]}], "embed"), ([head, {"from": ["w"], "to": ["w"]}], "lm.embed")):  # mapped, and kept
+        once, twice, other = {name: e, "w": w}, {"lm.embed": e, "lm.head": e.clone(), "w": w}, {"lm.embed": e, "lm.head": e + 1, "w": w}
+        same(convert(rules, tied, once), twice, name)
+        same(convert(rules, tied, twice, "--inverse"), once, f"{name} --inverse")
+        same(convert(rules, tied, {**once, "head": e + 1}), other, "a head of its own")
+        need("'lm.head' and 'lm.embed' differ, first in row 0" in convert(rules, tied, other, "--inverse", status=2), "a head of its own back")
+        for settings in ({}, {"tie_word_embeddings": False}):
+            same(convert(rules, settings, once), {"lm.embed": e, "w": w}, f"{settings}")
+            same(convert(rules, settings, other, "--inverse"), {**once, "head": e + 1}, f"{settings} --inverse")
+    for rule, says in (({"from": ["{a}"], "to": ["{a}"], "copy_of": "b"}, '"copy_of" is for rules from one tensor to one'), ({**head, "tied_to": "b"}, "tied to no other")):
+        need(says in convert([rule], tied, once, status=2), says)
+
+
 def more_layers(tensors):
     """Layers that have a router."""
     return {n.split(".")[2] for n in tensors if n.endswith(".gate.weight")}
