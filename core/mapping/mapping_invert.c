@@ -189,6 +189,7 @@ static tsr_status invert_rules(const tsr_mapping_rules *rules, tsr_arena *arena,
                                 .forward = rules,
                                 .dims = rules->dims,
                                 .dim_count = rules->dim_count,
+                                .text = rules->text,
                                 .normalizes = rules->normalizes};
     for (uint32_t i = 0; i < rules->count; i++) {
         /* What a rule dropped is not in the target, so it has no inverse. */

@@ -324,6 +324,7 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     s.arena = tsr_arena_new(allocator, 0, err);
     s.members = tsr_map_new(allocator, 0, err);
     tsr_status status = s.arena && s.members ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_model_check(m, s.arena, err);
     if (status == TSR_OK) status = match_source(&s);
     if (status == TSR_OK) status = refuse_unmatched(&s);
     if (status == TSR_OK) status = tsr_parted_check(&s);

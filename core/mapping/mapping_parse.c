@@ -465,7 +465,7 @@ static tsr_status read_before(parser *p, const cJSON *root, tsr_mapping_rules *o
 
 static tsr_status read_document(parser *p, const cJSON *root, tsr_mapping_rules *out)
 {
-    static const char *const members[] = {"schema", "before", "rules", "unmatched", "dims", "about", NULL};
+    static const char *const members[] = {"schema", "before", "rules", "unmatched", "dims", "models", "about", NULL};
     const cJSON *schema;
     TSR_TRY(tsr_json_expect(root, TSR_JSON_OBJECT, "", p->err));
     TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, p->err));
@@ -487,6 +487,7 @@ tsr_status tsr_mapping_parse(tsr_str text, const tsr_host *host, tsr_arena *aren
     if (!rules) return TSR_E_NOMEM;
     TSR_TRY(tsr_json_parse(text, host, &root, err));
     const tsr_status status = read_document(&p, root, rules);
+    rules->text = text.data;
     cJSON_Delete(root);
     *out = rules;
     return status;

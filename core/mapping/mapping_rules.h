@@ -151,7 +151,8 @@ struct tsr_mapping_rules {
     const struct tsr_mapping_rules *before;  /* rules that are applied first, to the source, or NULL */
     const tsr_map_dim *dims;                 /* their names are those of shapes in `rules` */
     uint32_t dim_count;
-    bool normalizes; /* these rules are a map's "before": the names that they make and those that they keep mean the same */
+    const void *text; /* of the document: it shows which built-in map this is, and is not read */
+    bool normalizes;  /* these rules are a map's "before": the names that they make and those that they keep mean the same */
 };
 
 /* The captures of a rule while its patterns are parsed; `names` has room for `room` names. */
