@@ -12,5 +12,5 @@ def maps_fit_their_schema(t):
     rules = documents["megatron-llama"]
     for bad in ({"before": {}}, {"before": [{"from": []}]}, {"rules": [{"from": ["a"], "to": [], "required": 1}]}, {"rules": [{"from": ["a"], "to": [], "required": ""}]},
                 {"rules": [{"from": ["a"], "to": [], "inverse": "no"}]}, {"rules": [{"from": ["a"], "to": [], "inverse": {}}]}, {"after": []},
-                {"dims": []}, {"dims": {"hidden": "$hidden_size"}}, {"dims": {"hidden": []}}, {"dims": {"hidden": ["hidden_size"]}}, {"dims": {"hidden": [["/$a"]]}}):
+                {"models": {}}, {"models": [1]}, {"rules": [{"from": ["a"], "to": ["a"], "copy_of": ""}]}, {"dims": []}, {"dims": {"hidden": "$hidden_size"}}, {"dims": {"hidden": []}}, {"dims": {"hidden": ["hidden_size"]}}, {"dims": {"hidden": [["/$a"]]}}):
         need(list(schema.problems({**rules, **bad}, SCHEMAS["tessera.map/1"])), f"the schema allows {bad}")
