@@ -91,7 +91,7 @@ def test_classifiers_that_the_base_lacks(t):
     got = torch.load(t.at("out.pt"))
     need(all(v.dtype == torch.float32 for v in got.values()), "--dtype")
     same({k: v.to(torch.bfloat16) for k, v in got.items()}, want, "from torch to torch")
-    rows = t.json("convert", base, t.at("out.safetensors"), "--lora", adapter, "--dry-run", "--json")["map"]
+    rows = t.json("convert", base, t.at("out.safetensors"), "--lora", adapter, "--overwrite", "--dry-run", "--json")["map"]
     need([r["fqn"] for r in rows] == [r["fqn"] for r in rows if r["fqn"] in want] and len(rows) == len(want), f"{rows}")
     # a name inside a module of the base is a mistake, not a new module
     shutil.copytree(adapter, t.at("adapter"))
