@@ -38,7 +38,7 @@ SIZES = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 7, "num_hidde
 FAMILIES = {
     "afmoe": {"tie_word_embeddings": True}, "axk1": {}, "axk2": {}, "bailing_hybrid": {}, "beam": {"num_hidden_layers": 5}, "cohere2_moe": {"tie_word_embeddings": True},
     "deepseek_v2": {"q_lora_rank": None}, "deepseek_v3": {"tie_word_embeddings": True}, "deepseek_v32": {},
-    "dots1": {"tie_word_embeddings": True},
+    "deepseek_v4": {"o_lora_rank": 2, "o_groups": 3, "num_key_value_heads": 1, "hc_mult": 2}, "dots1": {"tie_word_embeddings": True},
     "ernie4_5_moe": {"use_bias": True}, "exaone_moe": {"tie_word_embeddings": True}, "flex_olmo": {"num_key_value_heads": 1}, "flint": {"num_hidden_layers": 4},
     "glm4_moe": {"attention_bias": True, "use_qk_norm": True}, "glm4_moe_lite": {}, "glm_moe_dsa": {}, "granitemoe": {"tie_word_embeddings": True}, "granitemoehybrid": {},
     "granitemoeshared": {}, "hunyuan_v1_moe": {"num_experts": 1, "num_local_experts": 1, "moe_topk": 1}, "hy_v3": {}, "jamba": {"layer_types": ..., "layers_block_type": ..., "attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4},

@@ -156,6 +156,15 @@ def test_layers_that_predict_further_tokens(t):
         same({k: x for k, x in made.items() if k in other}, other, name)
 
 
+def test_the_first_names_of_deepseek_v4(t):
+    """DeepSeek's own names, which transformers loads as well as those that it saves (seen with 5.23): the same model."""
+    config, stored, held, kept = family("deepseek_v4")
+    first = {"model.embed_tokens.weight": "embed.weight", **{f"model.hc_head.hc_{x}": f"hc_head_{x}" for x in ("fn", "base", "scale")}}
+    own = {first.get(k, k.removeprefix("model.")): x for k, x in stored.items()}
+    need(not any(k.startswith("model.") for k in own), "names")
+    check_held("deepseek_v4", convert(t, config, own, "transformers-deepseek_v4"), stored, held, kept)
+
+
 def test_dense_layers_of_kimi_linear(t):
     """Stored under "mlp" by their makers, and under "block_sparse_moe" by transformers (seen with 5.23)."""
     config, stored, held, kept = family("kimi_linear")
