@@ -10,6 +10,7 @@
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/glob.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
@@ -82,9 +83,9 @@ static tsr_status choose_ranks(conversion *c, tsr_error *err)
 {
     uint64_t world = 0;
     const tsr_shards *shards = c->call.chosen.shards;
-    if (tessera_option_size(&c->call.request, "world-size", &world, err) != TSR_OK) return err->status;
-    if (!world && tessera_option_given(&c->call.request, "world-size"))
-        return tsr_fail(err, TSR_E_USAGE, "--world-size takes a whole number of 1 or more, not '0'");
+    const tsr_str given = tessera_option_text(&c->call.request, "world-size");
+    if (given.data && !tsr_size_parse(given.data, &world))
+        return tsr_fail(err, TSR_E_USAGE, "--world-size takes a whole number of 1 or more, not '%.*s'", TSR_STR_ARG(given));
     if (c->options.to != TSR_TO_RANKS && world)
         return tsr_fail(err, TSR_E_USAGE, "--world-size can only be used with --to ranks");
     if (c->options.to != TSR_TO_RANKS) return TSR_OK;

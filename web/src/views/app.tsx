@@ -7,7 +7,6 @@ import { TABS, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
 import { Compare } from "./compare";
 import { closeEntry, SidePane } from "./detail";
-import { Files } from "./files";
 import { Header } from "./header";
 import { useModel, useView } from "./hooks";
 import { Listing } from "./listing";
@@ -44,6 +43,8 @@ const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
   optimizer: async () => (await import("./optimizer")).OptimizerView,
 };
 
+const loadFiles = async () => (await import("./files")).Files;
+
 function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Element {
   const model = useModel();
   const show = (fqn: string) => { void model.reveal(fqn); };
@@ -52,7 +53,7 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
   return (
     <div id="panel" {...(isTab ? { role: "tabpanel", "aria-labelledby": `tab-${view}` } : {})} class={model.selected ? "panel chosen" : "panel"}>
       {view === "contents" && <Listing />}
-      {view === "files" && <Files showFile={showFile} show={show} />}
+      {view === "files" && <Later load={loadFiles} showFile={showFile} show={show} />}
       {view === "problems" && <Problems show={show} />}
       {view === "compare" && <Compare />}
       {LATER[view] && <Later key={view} load={LATER[view]} />}
