@@ -1,4 +1,5 @@
 """The formatting of C files, which .clang-format defines."""
+import pathlib
 import re
 import shutil
 import subprocess
@@ -15,7 +16,6 @@ def checks():
     if not version or int(version[1]) != VERSION:
         print(f"SKIP formatting of C files: needs clang-format {VERSION}, found {version[1] if version else 'none'}")
         return []
-    files = subprocess.run(["git", "-C", ROOT, "ls-files", *(f"{folder}/*.{end}" for folder in FOLDERS for end in ("c", "h", "cu"))],
-                           capture_output=True, text=True, check=True).stdout.splitlines()
+    files = sorted(str(f.relative_to(ROOT)) for folder in FOLDERS for end in ("c", "h", "cu") for f in pathlib.Path(ROOT, folder).rglob(f"*.{end}"))
     said = subprocess.run([tool, "--dry-run", *files], cwd=ROOT, capture_output=True, text=True, check=True).stderr
     return [("formatting of C files", sorted({f"{m[1]}:{m[2]}: run clang-format -i {m[1]}" for m in re.finditer(r"^([^:\n]+):(\d+):\d+: warning", said, re.M)}))]
