@@ -81,7 +81,7 @@ static tsr_status choose_all(tsr_suggester *s)
     return TSR_OK;
 }
 
-/* Whether the other rows, which no zeros can replace, are all that A lacks. */
+/* Checks whether B has A's rows and then others that are not zeros; if so, a note will say it. */
 static tsr_status check_first_rows(tsr_suggester *s, tsr_map_candidate *c, tsr_ring *ring)
 {
     const tsr_map_candidate swapped = {.a = c->b,
@@ -94,8 +94,8 @@ static tsr_status check_first_rows(tsr_suggester *s, tsr_map_candidate *c, tsr_r
     return TSR_OK;
 }
 
-/* Rules out the candidates from number `first` on whose values differ. Once one of them is confirmed, other ways to combine the same two families need
- * no check. */
+/* Checks the candidates from index `first` on, and rules out those whose values differ. Once one of them is confirmed, other
+ * ways to combine the same two families need no check. */
 static tsr_status check_values(tsr_suggester *s, size_t first)
 {
     tsr_ring *ring = NULL;

@@ -32,7 +32,7 @@ tsr_status tsr_note_trimmed(tsr_suggester *s, const tsr_map_candidate *c)
 
 /* ---- joined tensors ---- */
 
-/* The names of the parts, in quotes. Its data is NULL if there is no memory. */
+/* Returns the names of the parts, in quotes. If memory runs out, its data is NULL. */
 static tsr_str shown_parts(const tsr_suggester *s, const tsr_fused *f)
 {
     tsr_str parts = TSR_STR("");

@@ -88,7 +88,7 @@ bool tsr_fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t le
 /* The size that the part has in the whole, and the size that all parts have together. */
 uint64_t tsr_fused_size(const tsr_fused *f, const tsr_name_family *part);
 uint64_t tsr_fused_total(const tsr_fused *f);
-/* Sets *f to way number `index` in which parts may be joined, from 0, with one run. Returns false if there are no more. */
+/* There are several ways to join parts. Sets *f to the one with this index, with one run. Returns false if there is none. */
 bool tsr_fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f);
 /* The same for patterns of names. */
 typedef struct tsr_fused_rule {
@@ -100,7 +100,7 @@ typedef struct tsr_fused_rule {
     bool folded, turned, splits; /* splits: from the whole to its parts; otherwise from the parts to the whole */
     const char *about;
 } tsr_fused_rule;
-/* The rule without `parts` and `sizes`. The data of its `whole` is NULL if there is no memory. */
+/* Returns the rule without its `parts` and `sizes`. If memory runs out, the data of its `whole` is NULL. */
 tsr_fused_rule tsr_fused_rule_of(const tsr_fused *f, bool splits, tsr_arena *arena, tsr_error *err);
 tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr_str *out, tsr_error *err);
 typedef struct tsr_fused_search {

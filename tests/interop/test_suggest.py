@@ -221,7 +221,7 @@ def test_suggested_parts_in_turns(t):
 
 
 def test_suggested_maps_of_megatron(t):
-    """Megatron-Core's names to Hugging Face's: q, k and v by groups of heads, padded rows, and what is no tensor."""
+    """Megatron-Core's names to Hugging Face's: q, k and v by groups of heads, padded rows, and entries that are not tensors."""
     for model, form in (("llama", "numbered"), ("mixtral", "numbered"), ("qwen3_moe", "single"), ("gpt_neox", "numbered")):
         megatron, hf = os.path.join(GOLDEN, "megatron_maps", model, form), os.path.join(GOLDEN, "megatron_maps", model, "hf")
         found = t.run("map", "suggest", megatron, hf, "--values")
