@@ -253,7 +253,8 @@ static tsr_status add_to_queue(object_output *output, queued_part of, tsr_error 
     *added = of;
     of.object->parts[of.number].state = PART_QUEUED;
     pthread_cond_broadcast(&output->changed);
-    if (output->idle || output->thread_count == TSR_UPLOADERS) return TSR_OK;
+    /* A thread that was woken counts as idle until it takes its part. */
+    if (output->queue.count - output->queue_at <= output->idle || output->thread_count == TSR_UPLOADERS) return TSR_OK;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are to be handled by other threads */
     output->thread_count += pthread_create(&output->threads[output->thread_count], NULL, upload, output) == 0;
