@@ -6,7 +6,7 @@ import select
 import shlex
 import time
 
-from harness import ROOT, SAMPLES
+from harness import ROOT, SAMPLES, Skip
 
 import safetensors_file
 from shell import check
@@ -42,7 +42,10 @@ class Shell:
     """An interactive shell on a terminal of its own."""
 
     def __init__(self, arguments, env):
-        self.pid, self.fd = pty.fork()
+        try:
+            self.pid, self.fd = pty.fork()
+        except OSError as e:
+            raise Skip(f"this machine gives no terminal: {e}") from e
         if self.pid == 0:
             os.environ.update({**env, "TERM": "dumb", "COLUMNS": "200"})
             os.execvp(arguments[0], arguments)
