@@ -1,4 +1,4 @@
-/* The table of all rules, sorted by id, which `validate --list-rules` and `explain` print. */
+/* The table of all rules, sorted by id, which `explain` prints; `validate --list-rules` and `diff --list-rules` print their own. */
 #include "tessera/findings.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/suggest.h"

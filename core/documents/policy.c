@@ -35,9 +35,9 @@ void tsr_policy_free(tsr_policy *policy)
 
 /* ---- rules ---- */
 
-static bool is_in_scope(const tsr_policy *policy, const tsr_rule *rule)
+bool tsr_policy_has_rule(tsr_policy_scope scope, const tsr_rule *rule)
 {
-    return (strncmp(rule->id, diff_area, sizeof diff_area - 1) == 0) == (policy->scope == TSR_POLICY_DIFF);
+    return (strncmp(rule->id, diff_area, sizeof diff_area - 1) == 0) == (scope == TSR_POLICY_DIFF);
 }
 
 static bool fits(tsr_str pattern, const char *id)
@@ -57,7 +57,7 @@ static tsr_status refuse_rule(const tsr_policy *policy, tsr_str pattern, tsr_err
     if (rule) {
         return tsr_fail(err, TSR_E_USAGE, "--rule: '%s' is not a rule of %s", id, command);
     }
-    if (meant && is_in_scope(policy, meant) && !tsr_str_ends(pattern, TSR_STR("*"))) {
+    if (meant && tsr_policy_has_rule(policy->scope, meant) && !tsr_str_ends(pattern, TSR_STR("*"))) {
         return tsr_fail(err, TSR_E_USAGE, "--rule: there is no rule '%.*s'; did you mean '%s'?", shown, pattern.data,
                         meant->id);
     }
@@ -89,7 +89,7 @@ tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err)
     TSR_TRY(read_level(equals + 1, &level, err));
     const tsr_str pattern = {text, (size_t)(equals - text)};
     for (size_t i = 0; i < count; i++) {
-        if (!fits(pattern, rules[i].id) || !is_in_scope(policy, &rules[i])) continue;
+        if (!fits(pattern, rules[i].id) || !tsr_policy_has_rule(policy->scope, &rules[i])) continue;
         policy->levels[i] = level;
         found = true;
     }

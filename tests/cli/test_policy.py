@@ -110,6 +110,21 @@ def test_policy_unknown_rules_and_levels_are_usage_errors(t):
     t.run("validate", CKPT, "--rule", status=2)
 
 
+def listed(t, *command):
+    return [line.split()[0] for line in t.text(*command).splitlines() if line[0] != " "]
+
+
+@test
+def test_policy_each_command_lists_exactly_the_rules_that_it_accepts(t):
+    known = listed(t, "explain")
+    lists = {"validate": listed(t, "validate", "--list-rules"), "diff": listed(t, "diff", "--list-rules")}
+    need(sorted(lists["validate"] + lists["diff"]) == known and "diff/value" in known and "values/nan" in known, "a rule is in no list or in both")
+    for command, paths in (("validate", (CKPT,)), ("diff", (CKPT, CKPT))):
+        for rule in known:
+            p = t.run(command, *paths, "--rule", f"{rule}=note", status=0 if rule in lists[command] else 2)
+            need(p.returncode == 0 or f"not a rule of {command}".encode() in p.stderr, p.stderr)
+
+
 @test
 def test_policy_a_baseline_leaves_out_what_it_lists(t):
     path = two_kinds(t)

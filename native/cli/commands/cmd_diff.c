@@ -224,7 +224,8 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     const char *path = NULL;
     if (c.arguments->list_rules) {
-        cli_put_rules(&program->out, "diff/");
+        const tsr_policy_scope scope = TSR_POLICY_DIFF;
+        cli_put_rules(&program->out, &scope);
         return CLI_DONE;
     }
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");

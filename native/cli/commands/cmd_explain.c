@@ -7,7 +7,7 @@
 
 #include "tessera/sys/finding_add.h"
 
-void cli_put_rules(const cli_terminal *terminal, const char *prefix)
+void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope)
 {
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
@@ -16,7 +16,7 @@ void cli_put_rules(const cli_terminal *terminal, const char *prefix)
         if (strlen(rules[i].id) > width) width = (unsigned)strlen(rules[i].id);
     }
     for (size_t i = 0; i < count; i++) {
-        if (strncmp(rules[i].id, prefix, strlen(prefix)) != 0) continue;
+        if (scope && !tsr_policy_has_rule(*scope, &rules[i])) continue;
         printf("%-*s  %-8s", (int)width, rules[i].id, tsr_level_name(rules[i].level));
         cli_put_wrapped(stdout, tsr_str_from(rules[i].summary), width + 10, width + 10, terminal->columns);
     }
@@ -26,7 +26,7 @@ static int run(cli *program, const void *given)
 {
     (void)given;
     if (program->operands.count == 0) {
-        cli_put_rules(&program->out, "");
+        cli_put_rules(&program->out, NULL);
         return CLI_DONE;
     }
     const char *id = program->operands.items[0];
@@ -34,7 +34,7 @@ static int run(cli *program, const void *given)
     if (!rule) {
         const tsr_rule *meant = tsr_rule_suggest(id);
         if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant->id);
-        return cli_fail(program, "there is no rule '%s'; see tessera validate --list-rules", id);
+        return cli_fail(program, "there is no rule '%s'; `tessera explain` lists all rules", id);
     }
     cli_on(&program->out, stdout, CLI_BOLD);
     fputs(rule->id, stdout);
@@ -50,11 +50,12 @@ static const cli_option options[] = {{0}};
 
 const cli_command cli_explain = {
     .name = "explain",
-    .summary = "Explain a rule of validate",
+    .summary = "Explain a rule of validate or diff",
     .operands = "[RULE]",
     .least = 0,
     .most = 1,
-    .examples = "tessera explain layout/hole\nPrint what it means, why it happens and what to do\n",
+    .examples = "tessera explain\nList all rules with their levels\n"
+                "tessera explain layout/hole\nPrint what it means, why it happens and what to do\n",
     .options = options,
     .run = run,
 };

@@ -141,7 +141,8 @@ static int run(cli *program, const void *given)
     contracts all = {0};
     const char *path = NULL;
     if (arguments->list_rules) {
-        cli_put_rules(&program->out, "");
+        const tsr_policy_scope scope = TSR_POLICY_VALIDATE;
+        cli_put_rules(&program->out, &scope);
         return CLI_DONE;
     }
     if (program->operands.count == 0) return cli_fail(program, "validate needs PATH…; see tessera help validate");
@@ -189,7 +190,8 @@ static const cli_option options[] = {
     {"baseline", 0, CLI_TEXT, "FILE",
      "Leave out findings that an earlier --json document lists with the same rule, file and name",
      offsetof(validate_arguments, policy.baseline)},
-    {"list-rules", 0, CLI_FLAG, NULL, "List all rules with their levels", offsetof(validate_arguments, list_rules)},
+    {"list-rules", 0, CLI_FLAG, NULL, "List the rules of validate with their levels",
+     offsetof(validate_arguments, list_rules)},
     CLI_SOURCE_OPTIONS,
     {0},
 };

@@ -26,6 +26,9 @@ typedef enum tsr_policy_scope {
     TSR_POLICY_DIFF      /* the rules diff/…; a baseline is a tessera.diff/1 document */
 } tsr_policy_scope;
 
+/* Whether policies of the scope accept the rule. Each rule belongs to exactly one scope. */
+bool tsr_policy_has_rule(tsr_policy_scope scope, const tsr_rule *rule);
+
 /* A policy that changes nothing yet. Borrows the host. NULL: no memory. */
 tsr_policy *tsr_policy_new(tsr_policy_scope scope, const tsr_host *host, tsr_error *err);
 void tsr_policy_free(tsr_policy *policy); /* accepts NULL */
