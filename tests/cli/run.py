@@ -25,6 +25,7 @@ import test_contracts  # noqa: F401
 import test_copies  # noqa: F401
 import test_enums  # noqa: F401
 import test_deepspeed  # noqa: F401
+import test_extensions  # noqa: F401
 import test_folders  # noqa: F401
 import test_forms  # noqa: F401
 import test_expansion  # noqa: F401

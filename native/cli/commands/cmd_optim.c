@@ -7,9 +7,11 @@
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "cli/writing/optim_output.h"
+#include "cli/writing/writing.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/optim_request.h"
+#include "tessera/sys/try.h"
 
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;
@@ -97,6 +99,27 @@ static tsr_status read_request(job *j, tsr_error *err)
     return status;
 }
 
+/* The forms that names such as out.safetensors ask for are not written here. */
+static tsr_status check_name(const job *j, tsr_error *err)
+{
+    tsr_container named;
+    const char *name = j->output.destination;
+    const char *action = tsr_optim_action_names[j->request.action];
+    const bool directory =
+        j->request.action == TSR_OPTIM_SHARD || (j->request.action == TSR_OPTIM_UNSHARD && j->request.sharded);
+    if (!cli_container_of_name(name, &named)) return TSR_OK;
+    TSR_FAIL_IF(
+        directory, err, TSR_E_USAGE,
+        "'%s' is the name of a single file, but optim %s writes a directory with one file per rank; leave out the extension",
+        name, j->request.sharded ? "unshard --sharded" : action);
+    TSR_FAIL_IF(
+        named == TSR_TO_SAFETENSORS, err, TSR_E_USAGE,
+        "optim %s writes a torch file, because safetensors cannot hold param_groups; name it .pt instead of '%s', and "
+        "run tessera convert with --objects sidecar on it if you need safetensors",
+        action, name);
+    return TSR_OK;
+}
+
 /* ---- command ---- */
 
 static tsr_status write_output(job *j, tsr_error *err)
@@ -116,6 +139,7 @@ static tsr_status run_job(job *j, tsr_error *err)
     const tsr_host *host = cli_host(j->program);
     tsr_status status = read_request(j, err);
     if (status == TSR_OK) status = tsr_optim_request_check(&j->request, err);
+    if (status == TSR_OK) status = check_name(j, err);
     if (status == TSR_OK) status = cli_files_open(j->program, j->output.source, &j->files, err);
     if (status == TSR_OK) status = tsr_optim_open(j->files.store, host, &j->request, &j->optim, err);
     return status == TSR_OK ? write_output(j, err) : status;

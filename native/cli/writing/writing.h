@@ -133,6 +133,8 @@ typedef struct cli_writing {
 
 /* writing_job.c: the words of --to and --objects, indexed by tsr_container and tsr_objects. */
 extern const char *const cli_containers[6], *const cli_objects[5];
+/* writing_container.c: sets *out to the format whose files have the extension of `path`. Returns false if none does. */
+bool cli_container_of_name(const char *path, tsr_container *out);
 /* writing_container.c: sets the format of DEST. `to` is the value of --to; 0: decided by the extension. The sizes are as in
  * cli_writing. */
 tsr_status cli_choose_container(cli_writing *writing, unsigned to, uint64_t max_shard_size, tsr_error *err);

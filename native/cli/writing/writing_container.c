@@ -1,22 +1,28 @@
 /* Decides which files DEST will consist of, for commands that write whole checkpoints. */
 #include "cli/writing/writing.h"
 
-static tsr_status infer(cli_writing *w, tsr_error *err)
+bool cli_container_of_name(const char *path, tsr_container *out)
 {
     static const struct {
         const char *suffix;
         tsr_container to;
     } suffixes[] = {
         {".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
-    const size_t count = sizeof suffixes / sizeof *suffixes;
-    size_t i = 0;
-    while (i < count && !tsr_str_ends(tsr_str_from(w->destination), tsr_str_from(suffixes[i].suffix))) i++;
-    if (i == count)
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        if (!tsr_str_ends(tsr_str_from(path), tsr_str_from(suffixes[i].suffix))) continue;
+        *out = suffixes[i].to;
+        return true;
+    }
+    return false;
+}
+
+static tsr_status infer(cli_writing *w, tsr_error *err)
+{
+    if (!cli_container_of_name(w->destination, &w->to))
         return tsr_raise(
             err, TSR_E_USAGE, TSR_NO_POSITION,
             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
             w->destination);
-    w->to = suffixes[i].to;
     return TSR_OK;
 }
 
