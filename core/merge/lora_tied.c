@@ -53,14 +53,20 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied)
     return tied->output && tied->output->storage_id && tied->output->storage_id == tied->embedding->storage_id;
 }
 
-/* If no config.json states it, a causal language model without an output layer counts as one with tied embeddings. */
-static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_tied *tied)
+static const cJSON *stated_tie(const tsr_mapped *m)
 {
     const char *name = "tie_word_embeddings";
     const cJSON *stated = tsr_mapped_setting(m, name);
-    if (!stated) stated = cJSON_GetObjectItemCaseSensitive(tsr_mapped_setting(m, "text_config"), name);
+    return stated ? stated : cJSON_GetObjectItemCaseSensitive(tsr_mapped_setting(m, "text_config"), name);
+}
+
+/* If no config.json states it, a causal language model without an output layer counts as one with tied embeddings. */
+static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_tied *tied)
+{
+    const cJSON *stated = stated_tie(m);
     if (tsr_lora_one_storage(tied)) return true;
-    return stated ? cJSON_IsTrue(stated) : !tied->output && cJSON_IsString(setting(config, "task_type"));
+    if (stated) return cJSON_IsTrue(stated);
+    return !tied->output && cJSON_IsString(setting(config, "task_type"));
 }
 
 static bool same_shape(const tsr_entry *a, const tsr_entry *b)
