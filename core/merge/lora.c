@@ -273,13 +273,22 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     return same_shape(entry, fold->weight) ? TSR_OK : misfit(f, entry, fold->weight);
 }
 
+/* Finds the base's tensor that `entry` changes. Its name is that of the module followed by `parameter`, and the name of
+ * `entry` is that of the module followed by `ending` characters. */
+static tsr_status find_changed(folding *f, const tsr_entry *entry, size_t ending, const char *parameter, tsr_str *module,
+                               tsr_fold **out)
+{
+    tsr_str target;
+    TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, module));
+    TSR_TRY(join(f, *module, parameter, &target));
+    return fold_of(f, entry, target, false, out);
+}
+
 static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
 {
-    tsr_str module, target;
+    tsr_str module;
     tsr_fold *fold = NULL;
-    TSR_TRY(base_name(f, (tsr_str){b->fqn.data, b->fqn.size - ending}, &module));
-    TSR_TRY(join(f, module, ".bias", &target));
-    TSR_TRY(fold_of(f, b, target, false, &fold));
+    TSR_TRY(find_changed(f, b, ending, ".bias", &module, &fold));
     TSR_TRY(set_change(f, fold, b));
     if (!same_shape(b, fold->weight)) return misfit(f, b, fold->weight);
     return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
@@ -287,22 +296,18 @@ static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
 
 static tsr_status add_magnitude(folding *f, const tsr_entry *entry, size_t ending)
 {
-    tsr_str module, target;
+    tsr_str module;
     tsr_fold *fold = NULL;
-    TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, &module));
-    TSR_TRY(join(f, module, ".weight", &target));
-    TSR_TRY(fold_of(f, entry, target, false, &fold));
+    TSR_TRY(find_changed(f, entry, ending, ".weight", &module, &fold));
     fold->magnitude = entry;
     return TSR_OK;
 }
 
 static tsr_status add_tokens(folding *f, const tsr_entry *entry, size_t ending)
 {
-    tsr_str module, target;
+    tsr_str module;
     tsr_fold *fold = NULL;
-    TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, &module));
-    TSR_TRY(join(f, module, ".weight", &target));
-    TSR_TRY(fold_of(f, entry, target, false, &fold));
+    TSR_TRY(find_changed(f, entry, ending, ".weight", &module, &fold));
     return tsr_lora_set_tokens(f->m, &f->config, entry, module, fold, f->err);
 }
 
