@@ -3,6 +3,7 @@
 #include "mapping/mapping_boxes.h"
 #include "merge/lora_sum.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
@@ -238,11 +239,6 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
     return set_sizes(f, fold, b->ndim ? b->shape[0] : 0, embedding || f->config.fan_in_fan_out);
 }
 
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
-{
-    return a->ndim == b->ndim && (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
-}
-
 /* Whether the adapter stores a tensor a second time, under the plain name. With bias="all" PEFT saves the biases of a module
  * of modules_to_save three times: as CLASSIFIER.bias, as CLASSIFIER.modules_to_save.bias, which has the same value, and as
  * CLASSIFIER.original_module.bias, which is the base's. When PEFT loads and merges such an adapter, only the first one
@@ -270,7 +266,7 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
                 TSR_STR_ARG(fold->start->fqn), TSR_STR_ARG(entry->fqn), TSR_STR_ARG(fold->weight->fqn));
     fold->start = entry;
-    return same_shape(entry, fold->weight) ? TSR_OK : misfit(f, entry, fold->weight);
+    return tsr_entry_same_shape(entry, fold->weight) ? TSR_OK : misfit(f, entry, fold->weight);
 }
 
 /* Finds the base's tensor that `entry` changes. Its name is that of the module followed by `parameter`, and the name of
@@ -290,7 +286,7 @@ static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
     tsr_fold *fold = NULL;
     TSR_TRY(find_changed(f, b, ending, ".bias", &module, &fold));
     TSR_TRY(set_change(f, fold, b));
-    if (!same_shape(b, fold->weight)) return misfit(f, b, fold->weight);
+    if (!tsr_entry_same_shape(b, fold->weight)) return misfit(f, b, fold->weight);
     return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
 }
 

@@ -3,6 +3,7 @@
 #include "codec/json.h"
 #include "merge/lora_parts.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
 static tsr_str module_of(tsr_str weight)
@@ -69,9 +70,10 @@ static bool ties_words(const tsr_mapped *m, const tsr_lora_config *config, const
     return !tied->output && cJSON_IsString(setting(config, "task_type"));
 }
 
-static bool same_shape(const tsr_entry *a, const tsr_entry *b)
+/* Whether both are matrices of the same shape and dtype. */
+static bool alike(const tsr_entry *a, const tsr_entry *b)
 {
-    return a->dtype == b->dtype && a->ndim == 2 && b->ndim == 2 && !memcmp(a->shape, b->shape, 2 * sizeof *a->shape);
+    return a->dtype == b->dtype && a->ndim == 2 && tsr_entry_same_shape(a, b);
 }
 
 void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *out)
@@ -85,7 +87,7 @@ void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_
         out->embedding = entry;
     }
     for (const tsr_entry *entry = catalog->entries; out->embedding && entry < end; entry++)
-        if (tsr_lora_is_output(entry->fqn) && same_shape(entry, out->embedding)) out->output = entry;
+        if (tsr_lora_is_output(entry->fqn) && alike(entry, out->embedding)) out->output = entry;
     if (!out->embedding || !has_output_layer(config) || !ties_words(m, config, out))
         *out = (tsr_lora_tied){.embedding = NULL};
 }
