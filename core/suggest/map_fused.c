@@ -115,11 +115,12 @@ static tsr_status find_next(const tsr_fused_search *s, const lines *l, tsr_fused
     return TSR_OK;
 }
 
-/* Looks for parts in f->runs runs. */
-static tsr_status find_runs(const tsr_fused_search *s, const lines *l, tsr_fused *f, bool *found)
+/* Looks for parts in this number of runs. */
+static tsr_status find_runs(const tsr_fused_search *s, const lines *l, uint64_t runs, tsr_fused *f, bool *found)
 {
     uint64_t offset = 0;
     bool more = true;
+    f->runs = runs;
     f->count = 0;
     while (more && offset < tsr_fused_total(f)) {
         TSR_TRY(find_next(s, l, f, offset, &more));
@@ -129,18 +130,20 @@ static tsr_status find_runs(const tsr_fused_search *s, const lines *l, tsr_fused
     return TSR_OK;
 }
 
-/* Tries all numbers of runs, fewest first. A run has at least one element of two parts. */
+/* Tries all numbers of runs that divide the total, fewest first. A run has at least one element of two parts, so the total
+ * itself is left out. Divisors up to the square root are tried directly, and the others as quotients by those. */
 static tsr_status find_way(const tsr_fused_search *s, tsr_fused *f, bool *found)
 {
     const uint64_t total = tsr_fused_total(f);
+    uint64_t low = 1;
     lines l;
+    if (total < 2) return TSR_OK;
     tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(s->of_whole)->allocator, 0, s->err);
     tsr_status status = arena ? read_lines(s, f, arena, &l) : TSR_E_NOMEM;
-    for (uint64_t runs = 1; status == TSR_OK && !*found && runs <= total / 2; runs++) {
-        if (total % runs) continue;
-        f->runs = runs;
-        status = find_runs(s, &l, f, found);
-    }
+    for (; status == TSR_OK && !*found && low <= total / low; low++)
+        if (total % low == 0) status = find_runs(s, &l, low, f, found);
+    for (low--; status == TSR_OK && !*found && low > 1; low--)
+        if (total % low == 0 && total / low != low) status = find_runs(s, &l, total / low, f, found);
     tsr_arena_free(arena);
     return status;
 }
