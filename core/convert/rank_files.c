@@ -101,20 +101,22 @@ static tsr_status cut_tensor(const tsr_rank_files *f, const tsr_converted *row, 
 {
     tsr_shard shard;
     const tsr_entry *entry = row->entry;
-    tsr_entry packed = *entry;
-    uint64_t shape[TSR_MAX_NDIM], elements;
+    tsr_entry whole = *entry;
+    tsr_packed packed;
     const tsr_tensor_rank of = {.rank = rank, .ranks = f->tensor_ranks};
     const tsr_shards_rule *rule = tsr_shards_rule_of(f->job->options->shards, row->name);
-    packed.fqn = row->name;
-    TSR_TRY(tsr_gather_geometry(entry, &packed.dtype, &packed.ndim, shape, &elements, err));
-    packed.shape = shape;
-    TSR_TRY(tsr_shards_holds(rule, &packed, of, &out->held, err));
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    whole.fqn = row->name;
+    whole.dtype = packed.dtype;
+    whole.ndim = packed.ndim;
+    whole.shape = packed.shape;
+    TSR_TRY(tsr_shards_holds(rule, &whole, of, &out->held, err));
     if (!out->held) return TSR_OK;
-    TSR_TRY(tsr_shards_cut(rule, &packed, of, arena, &shard, err));
+    TSR_TRY(tsr_shards_cut(rule, &whole, of, arena, &shard, err));
     TSR_TRY(tsr_localize(f->job->checkpoint, entry, &shard, arena, &out->local, err));
     out->local.requires_grad = entry->requires_grad;
     out->local.is_parameter = entry->is_parameter;
-    return rule && rule->kind == TSR_SHARDS_STACK ? drop_dim(&out->local, tsr_shards_dim(rule, packed.ndim), arena, err)
+    return rule && rule->kind == TSR_SHARDS_STACK ? drop_dim(&out->local, tsr_shards_dim(rule, whole.ndim), arena, err)
                                                   : TSR_OK;
 }
 

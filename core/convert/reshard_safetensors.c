@@ -91,14 +91,12 @@ static tsr_status emit_offsets(const tsr_safetensors_output *pieces, size_t coun
     tsr_json_start(&json, tsr_vec_write, text, 0, err);
     tsr_json_object(&json);
     for (size_t i = 0; i < count; i++) {
-        tsr_dtype dtype;
-        uint32_t ndim;
-        uint64_t shape[TSR_MAX_NDIM], elements;
-        TSR_TRY(tsr_gather_geometry(pieces[i].entry, &dtype, &ndim, shape, &elements, err));
+        tsr_packed packed;
+        TSR_TRY(tsr_gather_pack(pieces[i].entry, &packed, err));
         tsr_json_key_str(&json, pieces[i].name);
         tsr_json_object(&json);
         tsr_json_key(&json, "saved_offsets");
-        tsr_json_u64s(&json, pieces[i].offsets, ndim);
+        tsr_json_u64s(&json, pieces[i].offsets, packed.ndim);
         tsr_json_object_end(&json);
     }
     tsr_json_object_end(&json);

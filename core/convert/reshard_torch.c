@@ -45,13 +45,12 @@ static tsr_status make_mesh(rank_file *f, const tsr_mesh *mesh, tsr_error *err)
 
 static tsr_status find_rows(const tsr_entry *entry, const tsr_shard *shard, tsr_rows *out, tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements, length;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
+    tsr_packed packed;
+    uint64_t length;
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
     if (shard->box_count != 1) return TSR_OK;
-    const tsr_box whole = {ndim, NULL, shape}, box = {ndim, shard->boxes->offsets, shard->boxes->sizes};
-    if (tsr_find_run(dtype, whole, box, &out->byte_first, &length)) out->entry = entry;
+    const tsr_box whole = {packed.ndim, NULL, packed.shape}, box = {packed.ndim, shard->boxes->offsets, shard->boxes->sizes};
+    if (tsr_find_run(packed.dtype, whole, box, &out->byte_first, &length)) out->entry = entry;
     return TSR_OK;
 }
 

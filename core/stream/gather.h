@@ -37,17 +37,23 @@ typedef struct tsr_gather {
     bool serial;            /* there are compressed parts: gather boxes in rising order, from one thread at a time */
 } tsr_gather;
 
-/* Computes the dtype and shape that a gather of this entry has, without locating anything. `shape` has TSR_MAX_NDIM places.
- * Errors: TSR_E_UNSUPPORTED if the entry is not a dense tensor; TSR_E_LIMIT for too many dims; TSR_E_FORMAT for a size that
- * is too large or not a whole number of bytes. */
-tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *ndim, uint64_t *shape, uint64_t *elements,
-                               tsr_error *err);
+/* The dtype and shape of a tensor as they are in a gather: float4 is counted in pairs, and float6 is uint8 in one dim. */
+typedef struct tsr_packed {
+    tsr_dtype dtype;
+    uint32_t ndim;
+    uint64_t elements;
+    uint64_t shape[TSR_MAX_NDIM];
+} tsr_packed;
+/* Computes the dtype and shape that a gather of this entry has, without locating anything. Errors: TSR_E_UNSUPPORTED if the
+ * entry is not a dense tensor; TSR_E_LIMIT for too many dims; TSR_E_FORMAT for a size that is too large or not a whole
+ * number of bytes. */
+tsr_status tsr_gather_pack(const tsr_entry *entry, tsr_packed *out, tsr_error *err);
 /* Computes where a box of `whole` is in the bytes of `whole` in row-major order. Returns false if it is not contiguous
  * there. */
 bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length);
 /* Locates the chunks of `entry` that intersect `box`. If it is NULL, locates all chunks, which must tile the tensor exactly.
  * Close *out with tsr_gather_close; on failure it is NULL. Errors: TSR_E_FORMAT for chunks that overlap, do not tile, or
- * reach beyond the tensor or the file; those of tsr_gather_geometry and of locating. */
+ * reach beyond the tensor or the file; those of tsr_gather_pack and of locating. */
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err);
 /* Like tsr_gather_open, with chunks that were found in advance (NULL: none). `ahead` must be kept until the gather is

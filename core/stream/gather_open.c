@@ -19,24 +19,24 @@ enum { FOUND_AT_ONCE = 256 };
 
 /* ---- dtype and shape ---- */
 
-tsr_status tsr_gather_geometry(const tsr_entry *entry, tsr_dtype *dtype, uint32_t *ndim, uint64_t *shape, uint64_t *elements,
-                               tsr_error *err)
+tsr_status tsr_gather_pack(const tsr_entry *entry, tsr_packed *out, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, err, TSR_E_UNSUPPORTED, "'%.*s' is not a dense tensor (%.*s)",
                 TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type));
     TSR_FAIL_IF(entry->ndim > TSR_MAX_NDIM, err, TSR_E_LIMIT, "'%.*s' has %u dimensions; at most %u are supported",
                 TSR_STR_ARG(entry->fqn), (unsigned)entry->ndim, (unsigned)TSR_MAX_NDIM);
-    *dtype = entry->dtype;
-    *ndim = entry->ndim;
-    for (uint32_t d = 0; d < entry->ndim; d++) shape[d] = entry->shape[d];
-    bool whole = *ndim == 0 ? *dtype != TSR_FLOAT4_E2M1FN : tsr_dtype_pack(dtype, &shape[*ndim - 1]);
-    if (tsr_dtype_describe(*dtype)->bits == 6) {
-        *dtype = TSR_UINT8;
-        *ndim = 1;
-        whole = tsr_entry_bytes(entry, &shape[0]);
+    out->dtype = entry->dtype;
+    out->ndim = entry->ndim;
+    for (uint32_t d = 0; d < entry->ndim; d++) out->shape[d] = entry->shape[d];
+    bool whole = out->ndim == 0 ? out->dtype != TSR_FLOAT4_E2M1FN : tsr_dtype_pack(&out->dtype, &out->shape[out->ndim - 1]);
+    if (tsr_dtype_describe(out->dtype)->bits == 6) {
+        out->dtype = TSR_UINT8;
+        out->ndim = 1;
+        whole = tsr_entry_bytes(entry, &out->shape[0]);
     }
     uint64_t bytes;
-    whole = whole && tsr_box_volume((tsr_box){*ndim, NULL, shape}, elements) && tsr_dtype_bytes(*dtype, *elements, &bytes);
+    whole = whole && tsr_box_volume((tsr_box){out->ndim, NULL, out->shape}, &out->elements) &&
+            tsr_dtype_bytes(out->dtype, out->elements, &bytes);
     TSR_FAIL_IF(!whole, err, TSR_E_FORMAT, "'%.*s': its size is not a whole number of bytes, or it is too large",
                 TSR_STR_ARG(entry->fqn));
     return TSR_OK;
@@ -282,7 +282,12 @@ static tsr_status new_gather(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     }
     *gather = (tsr_gather){.checkpoint = checkpoint, .entry = entry, .arena = arena, .shape = shape};
     *out = gather;
-    TSR_TRY(tsr_gather_geometry(entry, &gather->dtype, &gather->ndim, shape, &gather->elements, err));
+    tsr_packed packed;
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    gather->dtype = packed.dtype;
+    gather->ndim = packed.ndim;
+    gather->elements = packed.elements;
+    memcpy(shape, packed.shape, packed.ndim * sizeof *shape);
     gather->itemsize = tsr_dtype_size(gather->dtype);
     gather->bytes = gather->elements * gather->itemsize;
     return TSR_OK;

@@ -10,11 +10,9 @@
 
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
-    *bytes = elements * tsr_dtype_size(dtype);
+    tsr_packed packed;
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    *bytes = packed.elements * tsr_dtype_size(packed.dtype);
     return TSR_OK;
 }
 
@@ -33,13 +31,11 @@ static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t 
 tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, void *buffer, size_t buffer_size,
                         tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
-    TSR_FAIL_IF(box.ndim != ndim, err, TSR_E_USAGE, "'%.*s' has %u dimensions, and the box has %u", TSR_STR_ARG(entry->fqn),
-                ndim, box.ndim);
-    TSR_TRY(check_box(entry, box, shape, tsr_dtype_size(dtype), buffer_size, err));
+    tsr_packed packed;
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    TSR_FAIL_IF(box.ndim != packed.ndim, err, TSR_E_USAGE, "'%.*s' has %u dimensions, and the box has %u",
+                TSR_STR_ARG(entry->fqn), packed.ndim, box.ndim);
+    TSR_TRY(check_box(entry, box, packed.shape, tsr_dtype_size(packed.dtype), buffer_size, err));
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;
     tsr_gather *gather;
@@ -82,17 +78,16 @@ static tsr_status check_run(const tsr_entry *entry, tsr_box box, const tsr_run *
 tsr_status tsr_read_run(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_run *run, void *buffer,
                         size_t buffer_size, tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements, offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
-    const tsr_box box = {ndim, run->offsets, run->sizes ? run->sizes : shape};
-    const uint32_t itemsize = tsr_dtype_size(dtype);
+    tsr_packed packed;
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    const tsr_box box = {packed.ndim, run->offsets, run->sizes ? run->sizes : packed.shape};
+    const uint32_t itemsize = tsr_dtype_size(packed.dtype);
     TSR_TRY(check_run(entry, box, run, itemsize, buffer_size, err));
     char *out = buffer;
     for (uint64_t done = 0; done < run->count;) {
         const uint64_t taken = part_at(box, run->first + done, run->count - done, offsets, sizes);
-        TSR_TRY(tsr_read_box(checkpoint, entry, (tsr_box){ndim, offsets, sizes}, out + done * itemsize,
+        TSR_TRY(tsr_read_box(checkpoint, entry, (tsr_box){packed.ndim, offsets, sizes}, out + done * itemsize,
                              (size_t)taken * itemsize, err));
         done += taken;
     }
@@ -127,16 +122,16 @@ static tsr_status settle_tiles(void *ctx, tsr_error *err)
 static tsr_status add_box(tsr_checkpoint *checkpoint, const tsr_streamed_box *streamed, tsr_ring *ring, tsr_gather **out,
                           tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint64_t shape[TSR_MAX_NDIM], elements;
+    tsr_packed packed;
     tsr_box box = {0, streamed->offsets, streamed->sizes};
     if (!box.offsets && !box.sizes) {
         TSR_TRY(tsr_gather_open(checkpoint, streamed->entry, NULL, out, err));
         return tsr_tiles_add(*out, NULL, streamed->ctx, ring, err);
     }
-    TSR_TRY(tsr_gather_geometry(streamed->entry, &dtype, &box.ndim, shape, &elements, err));
-    if (!box.sizes) box.sizes = shape;
-    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, shape}, box), err, TSR_E_USAGE,
+    TSR_TRY(tsr_gather_pack(streamed->entry, &packed, err));
+    box.ndim = packed.ndim;
+    if (!box.sizes) box.sizes = packed.shape;
+    TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, packed.shape}, box), err, TSR_E_USAGE,
                 "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(streamed->entry->fqn));
     TSR_TRY(tsr_gather_open(checkpoint, streamed->entry, &box, out, err));
     return tsr_tiles_add(*out, &box, streamed->ctx, ring, err);

@@ -128,15 +128,14 @@ static tsr_status check_entry(const tsr_source_sums *sums, const tsr_entry *entr
 static tsr_status find_bytes(const tsr_blit *blit, const tsr_entry **entry, run *out, uint64_t *all, bool *found,
                              tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements;
+    tsr_packed packed;
     *entry = blit->rows.entry ? blit->rows.entry : blit->entry;
-    TSR_TRY(tsr_gather_geometry(*entry, &dtype, &ndim, shape, &elements, err));
-    const tsr_box whole = {ndim, NULL, shape}, box = {ndim, blit->offsets, blit->sizes ? blit->sizes : shape};
+    TSR_TRY(tsr_gather_pack(*entry, &packed, err));
+    const tsr_box whole = {packed.ndim, NULL, packed.shape},
+                  box = {packed.ndim, blit->offsets, blit->sizes ? blit->sizes : packed.shape};
     *out = (run){.first = blit->rows.byte_first, .bytes = blit->byte_length};
-    *found = (blit->rows.entry || tsr_find_run(dtype, whole, box, &out->first, &out->bytes)) &&
-             tsr_dtype_bytes(dtype, elements, all);
+    *found = (blit->rows.entry || tsr_find_run(packed.dtype, whole, box, &out->first, &out->bytes)) &&
+             tsr_dtype_bytes(packed.dtype, packed.elements, all);
     return TSR_OK;
 }
 

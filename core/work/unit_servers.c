@@ -53,21 +53,20 @@ static void add_read(server_finder *f, uint64_t number, const uint64_t *offsets,
 static tsr_status add_blit(server_finder *f, const tsr_blit *blit, tsr_error *err)
 {
     const tsr_entry *entry = blit->entry;
-    uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM], shape[TSR_MAX_NDIM], chunk, elements;
-    tsr_dtype dtype;
-    uint32_t ndim;
+    uint64_t offsets[TSR_MAX_NDIM] = {0}, sizes[TSR_MAX_NDIM], chunk;
+    tsr_packed packed;
     if (blit->literal || !blit->byte_length) return TSR_OK;
-    TSR_TRY(tsr_gather_geometry(entry, &dtype, &ndim, shape, &elements, err));
-    if (ndim != entry->ndim) return TSR_OK;
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    if (packed.ndim != entry->ndim) return TSR_OK;
     TSR_TRY(know_entry(f, entry, err));
-    for (uint32_t d = 0; d < ndim; d++) { /* if two elements are packed into one, the entry counts both */
-        const uint64_t packed = shape[d] && entry->shape[d] > shape[d] ? entry->shape[d] / shape[d] : 1;
-        offsets[d] = blit->offsets ? blit->offsets[d] * packed : 0;
-        sizes[d] = blit->sizes ? blit->sizes[d] * packed : entry->shape[d];
+    for (uint32_t d = 0; d < packed.ndim; d++) { /* if two elements are packed into one, the entry counts both */
+        const uint64_t each = packed.shape[d] && entry->shape[d] > packed.shape[d] ? entry->shape[d] / packed.shape[d] : 1;
+        offsets[d] = blit->offsets ? blit->offsets[d] * each : 0;
+        sizes[d] = blit->sizes ? blit->sizes[d] * each : entry->shape[d];
     }
     tsr_chunk_query query;
     uint64_t at[TSR_MAX_NDIM], extent[TSR_MAX_NDIM];
-    tsr_chunk_query_start(&query, &f->index, (tsr_box){ndim, offsets, sizes});
+    tsr_chunk_query_start(&query, &f->index, (tsr_box){packed.ndim, offsets, sizes});
     while (tsr_chunk_query_next(&query, &chunk, at, extent)) add_read(f, chunk, at, extent);
     return TSR_OK;
 }

@@ -20,15 +20,13 @@ static bool is_cut(const tsr_blit *blit, uint64_t unit_bytes)
     return !blit->literal && blit->byte_length > unit_bytes;
 }
 
-/* Starts the tiles of a large blit; `shape` has room for TSR_MAX_NDIM. */
-static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, uint64_t *shape, tsr_tiles *tiles,
+/* Starts the tiles of a large blit, which use *packed. */
+static tsr_status start_tiles(const tsr_blit *blit, uint64_t unit_bytes, tsr_packed *packed, tsr_tiles *tiles,
                               uint64_t *itemsize, tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
     uint64_t elements;
-    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &ndim, shape, &elements, err));
-    const tsr_box box = {ndim, blit->offsets, blit->sizes ? blit->sizes : shape};
+    TSR_TRY(tsr_gather_pack(blit->entry, packed, err));
+    const tsr_box box = {packed->ndim, blit->offsets, blit->sizes ? blit->sizes : packed->shape};
     tsr_box_volume(box, &elements); /* cannot overflow, since the blit's bytes do not */
     *itemsize = blit->byte_length / elements;
     tsr_tiles_start(tiles, box, unit_bytes / *itemsize ? unit_bytes / *itemsize : 1);
@@ -46,8 +44,9 @@ static tsr_status cut_blit(const tsr_stage *stage, size_t i, tsr_unit unit, uint
                            tsr_error *err)
 {
     tsr_tiles tiles;
-    uint64_t shape[TSR_MAX_NDIM], itemsize;
-    TSR_TRY(start_tiles(tsr_stage_blit(stage, i), unit_bytes, shape, &tiles, &itemsize, err));
+    tsr_packed packed;
+    uint64_t itemsize;
+    TSR_TRY(start_tiles(tsr_stage_blit(stage, i), unit_bytes, &packed, &tiles, &itemsize, err));
     unit.first = (uint32_t)i;
     unit.count = 1;
     unit.is_tile = true;
@@ -111,8 +110,9 @@ static tsr_status add_tiles(const unit_expansion *e, tsr_unit *const *units, siz
     const tsr_blit *blit = tsr_stage_blit(e->stage, head->first);
     tsr_blit *out = e->out->blits + e->out->count;
     tsr_tiles tiles;
-    uint64_t shape[TSR_MAX_NDIM], itemsize, at = 0;
-    TSR_TRY(start_tiles(blit, e->unit_bytes, shape, &tiles, &itemsize, e->err));
+    tsr_packed packed;
+    uint64_t itemsize, at = 0;
+    TSR_TRY(start_tiles(blit, e->unit_bytes, &packed, &tiles, &itemsize, e->err));
     for (; at < head->tile; at++) tsr_tiles_next(&tiles);
     for (*used = 0; *used < count; tsr_tiles_next(&tiles), at++, ++*used) {
         const tsr_unit *unit = units[*used];

@@ -46,15 +46,14 @@ typedef struct state {
 
 tsr_status tsr_blit_measure(const tsr_entry *entry, const uint64_t *sizes, tsr_dtype dtype, uint64_t *bytes, tsr_error *err)
 {
-    tsr_dtype own;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements;
-    TSR_TRY(tsr_gather_geometry(entry, &own, &ndim, shape, &elements, err));
-    const bool fits = !sizes || tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
-    const bool same = dtype == own || dtype == entry->dtype;
-    TSR_FAIL_IF(!same && !tsr_cast_possible(own, dtype), err, TSR_E_UNSUPPORTED, "'%.*s': %s cannot be cast to %s",
+    tsr_packed packed;
+    TSR_TRY(tsr_gather_pack(entry, &packed, err));
+    uint64_t elements = packed.elements;
+    const bool fits = !sizes || tsr_box_volume((tsr_box){packed.ndim, NULL, sizes}, &elements);
+    const bool same = dtype == packed.dtype || dtype == entry->dtype;
+    TSR_FAIL_IF(!same && !tsr_cast_possible(packed.dtype, dtype), err, TSR_E_UNSUPPORTED, "'%.*s': %s cannot be cast to %s",
                 TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(dtype)->name);
-    TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? own : dtype), bytes), err, TSR_E_FORMAT,
+    TSR_FAIL_IF(!fits || !tsr_mul_u64(elements, tsr_dtype_size(same ? packed.dtype : dtype), bytes), err, TSR_E_FORMAT,
                 "'%.*s' is too large", TSR_STR_ARG(entry->fqn));
     return TSR_OK;
 }
@@ -213,7 +212,8 @@ static bool same_entry(const tsr_blit *a, const tsr_blit *b)
 
 /* What consecutive blits of one entry need together: a box, or everything. */
 typedef struct reach {
-    uint64_t shape[TSR_MAX_NDIM], offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    tsr_packed whole;
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     tsr_box box;
     bool is_all, is_packed; /* packed: the box does not count the entry's own elements */
 } reach;
@@ -221,26 +221,25 @@ typedef struct reach {
 /* Finds what the blits of one entry at the beginning of [first, end) need. Sets *next after them. */
 static tsr_status find_reach(const tsr_blit *first, const tsr_blit *end, reach *out, const tsr_blit **next, tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t elements;
-    TSR_TRY(tsr_gather_geometry(first->entry, &dtype, &ndim, out->shape, &elements, err));
-    const tsr_box whole = {ndim, NULL, out->shape};
+    TSR_TRY(tsr_gather_pack(first->entry, &out->whole, err));
+    const uint32_t ndim = out->whole.ndim;
+    const uint64_t *shape = out->whole.shape;
+    const tsr_box whole = {ndim, NULL, shape};
     out->box = (tsr_box){ndim, out->offsets, out->sizes};
     for (uint32_t d = 0; d < ndim; d++) {
         out->offsets[d] = first->offsets ? first->offsets[d] : 0;
-        out->sizes[d] = first->sizes ? first->sizes[d] : out->shape[d];
+        out->sizes[d] = first->sizes ? first->sizes[d] : shape[d];
     }
     const tsr_blit *blit = first;
     for (; blit < end && same_entry(first, blit); blit++) {
-        const tsr_box box = {ndim, blit->offsets, blit->sizes ? blit->sizes : out->shape};
+        const tsr_box box = {ndim, blit->offsets, blit->sizes ? blit->sizes : shape};
         TSR_FAIL_IF(!tsr_box_contains(whole, box), err, TSR_E_USAGE, "'%.*s': the box reaches beyond the tensor",
                     TSR_STR_ARG(first->entry->fqn));
         tsr_box_enclose(ndim, out->offsets, out->sizes, box);
     }
     *next = blit;
     out->is_all = tsr_box_equal(whole, out->box);
-    out->is_packed = dtype != first->entry->dtype;
+    out->is_packed = out->whole.dtype != first->entry->dtype;
     return TSR_OK;
 }
 

@@ -25,15 +25,13 @@ static bool is_row_major(const tsr_entry *entry)
 /* Whether all blits of an entry are contiguous runs of its rows, so that processing them separately reads no byte twice. */
 static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_error *err)
 {
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements;
+    tsr_packed packed;
     *out = is_row_major(blits->entry);
     if (!*out) return TSR_OK;
-    TSR_TRY(tsr_gather_geometry(blits->entry, &dtype, &ndim, shape, &elements, err));
-    const tsr_box whole = {ndim, NULL, shape};
+    TSR_TRY(tsr_gather_pack(blits->entry, &packed, err));
+    const tsr_box whole = {packed.ndim, NULL, packed.shape};
     for (size_t i = 0; i < count && *out; i++)
-        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){ndim, blits[i].offsets, blits[i].sizes});
+        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){packed.ndim, blits[i].offsets, blits[i].sizes});
     return TSR_OK;
 }
 

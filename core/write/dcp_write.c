@@ -48,20 +48,18 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
                                  tsr_torch_new_storage *storage, tsr_error *err)
 {
     const tsr_dcp_output_entry *source = &w->job.sources[piece->source];
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], elements;
-    TSR_TRY(tsr_gather_geometry(source->entry, &dtype, &ndim, shape, &elements, err));
-    if (source->dtype != source->entry->dtype) dtype = source->dtype;
+    tsr_packed packed;
+    TSR_TRY(tsr_gather_pack(source->entry, &packed, err));
     const tsr_value root = {.kind = TSR_VALUE_TENSOR, .as.tensor = source->entry};
-    tsr_torch_new_tensor tensor = {.entry = source->entry, .ndim = ndim, .sizes = piece->sizes ? piece->sizes : shape};
+    tsr_torch_new_tensor tensor = {
+        .entry = source->entry, .ndim = packed.ndim, .sizes = piece->sizes ? piece->sizes : packed.shape};
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     if (source->fragments) {
         tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
-        tensor.ndim = ndim + 1;
+        tensor.ndim = packed.ndim + 1;
         tensor.sizes = sizes;
     }
-    storage->dtype = dtype;
+    storage->dtype = source->dtype != source->entry->dtype ? source->dtype : packed.dtype;
     TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
     const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL};
     return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
@@ -288,7 +286,8 @@ static bool is_subclass(const tsr_entry *entry)
 
 static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
-    uint64_t elements, *shape = tsr_arena_array(w->job.arena, TSR_MAX_NDIM, sizeof *shape, err);
+    tsr_packed packed;
+    uint64_t *shape = tsr_arena_array(w->job.arena, TSR_MAX_NDIM, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
@@ -304,8 +303,10 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *so
         out->shape = source->entry->shape;
         return TSR_OK;
     }
-    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->ndim, shape, &elements, err));
-    if (source->dtype != source->entry->dtype) out->dtype = source->dtype;
+    TSR_TRY(tsr_gather_pack(source->entry, &packed, err));
+    out->dtype = source->dtype != source->entry->dtype ? source->dtype : packed.dtype;
+    out->ndim = packed.ndim;
+    memcpy(shape, packed.shape, packed.ndim * sizeof *shape);
     out->in_mcore_data = source->in_mcore_data;
     if (!source->fragments) return TSR_OK;
     uint64_t offsets[TSR_MAX_NDIM];

@@ -16,13 +16,14 @@ bool tsr_safetensors_holds(tsr_dtype dtype)
 static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out,
                            tsr_error *err)
 {
-    uint64_t elements, *shape = tsr_arena_array(arena, TSR_MAX_NDIM, sizeof *shape, err);
-    tsr_dtype own;
+    tsr_packed packed;
+    uint64_t *shape = tsr_arena_array(arena, TSR_MAX_NDIM, sizeof *shape, err);
     if (!shape) return TSR_E_NOMEM;
     *out = (tsr_safetensors_item){.name = piece->name, .shape = shape, .tag = tag};
-    TSR_TRY(tsr_gather_geometry(piece->entry, &own, &out->ndim, shape, &elements, err));
-    out->dtype = piece->dtype == piece->entry->dtype ? own : piece->dtype;
-    if (piece->sizes) memcpy(shape, piece->sizes, out->ndim * sizeof *shape);
+    TSR_TRY(tsr_gather_pack(piece->entry, &packed, err));
+    out->dtype = piece->dtype == piece->entry->dtype ? packed.dtype : piece->dtype;
+    out->ndim = packed.ndim;
+    memcpy(shape, piece->sizes ? piece->sizes : packed.shape, out->ndim * sizeof *shape);
     if (tsr_dtype_describe(piece->entry->dtype)->bits != 6) return TSR_OK;
     out->dtype = piece->dtype;
     out->ndim = piece->entry->ndim;

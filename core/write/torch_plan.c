@@ -151,17 +151,22 @@ static bool may_share(const placed *p, uint64_t elements)
 
 static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_source *source, placed *out, tsr_error *err)
 {
-    uint64_t elements, span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_NDIM, sizeof *sizes, err);
+    tsr_packed packed;
+    uint64_t span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_NDIM, sizeof *sizes, err);
     *out = (placed){.source = source,
                     .readable = tsr_gather_readable(plan->checkpoint, plan->arena, source->entry, err),
                     .sizes = sizes};
     if (!out->readable || !sizes) return TSR_E_NOMEM;
-    TSR_TRY(tsr_gather_geometry(source->entry, &out->dtype, &out->ndim, sizes, &elements, err));
+    TSR_TRY(tsr_gather_pack(source->entry, &packed, err));
+    out->dtype = packed.dtype;
+    out->ndim = packed.ndim;
+    memcpy(sizes, packed.shape, packed.ndim * sizeof *sizes);
     if (out->readable->chunk_count == 1) {
         const tsr_chunk *chunk = &out->readable->chunks[0];
         out->view = chunk->view ? *chunk->view : (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     }
-    out->sharing = may_share(out, elements) && span_of(out, &span) && tsr_add_u64(out->view.byte_offset, span, &out->end);
+    out->sharing =
+        may_share(out, packed.elements) && span_of(out, &span) && tsr_add_u64(out->view.byte_offset, span, &out->end);
     return TSR_OK;
 }
 

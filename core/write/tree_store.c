@@ -71,16 +71,14 @@ static tsr_status read_bytes(const elements *e, uint64_t byte_at, size_t size, c
 static tsr_status read_storage(const tree_file *file, uint32_t i, uint64_t byte_at, size_t size, void *out, tsr_error *err)
 {
     const tsr_blit *blit = &file->plan.blits[i];
-    tsr_dtype dtype;
-    uint32_t ndim;
-    uint64_t shape[TSR_MAX_NDIM], count;
+    tsr_packed packed;
     elements e = {.checkpoint = file->plan.checkpoint, .entry = blit->entry};
     if (blit->literal) {
         memcpy(out, blit->literal + byte_at, size);
         return TSR_OK;
     }
-    TSR_TRY(tsr_gather_geometry(blit->entry, &dtype, &ndim, shape, &count, err));
-    e.itemsize = tsr_dtype_size(dtype);
+    TSR_TRY(tsr_gather_pack(blit->entry, &packed, err));
+    e.itemsize = tsr_dtype_size(packed.dtype);
     return read_bytes(&e, byte_at, size, out, err);
 }
 
