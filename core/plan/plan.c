@@ -251,14 +251,16 @@ tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, co
 {
     tsr_plan_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_plan_options, err));
+    const uint64_t ranks = tsr_mesh_ranks(&target->mesh);
+    TSR_FAIL_IF(ranks > TSR_PLAN_MAX_RANKS, err, TSR_E_LIMIT, "the mesh has %llu ranks; a plan can have at most %llu",
+                (unsigned long long)ranks, (unsigned long long)TSR_PLAN_MAX_RANKS);
     tsr_arena *arena = tsr_arena_new(host->allocator, host->limits.memory_bytes, err);
     tsr_plan *plan = arena ? TSR_ARENA_NEW(arena, tsr_plan, err) : NULL;
     if (!plan) {
         tsr_arena_free(arena);
         return TSR_E_NOMEM;
     }
-    *plan = (tsr_plan){
-        .host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = tsr_mesh_ranks(&target->mesh)};
+    *plan = (tsr_plan){.host = host, .catalog = catalog, .target = target, .arena = arena, .ranks = ranks};
     plan->classes = tsr_vec_of(host->allocator, sizeof(tsr_plan_class));
     plan->tensors = tsr_vec_of(host->allocator, sizeof(tsr_plan_tensor));
     plan->flat_units = own.flat_units;

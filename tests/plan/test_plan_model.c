@@ -220,7 +220,7 @@ static void test_plan_model__refuses_what_cannot_be_done(void **state)
 {
     (void)state;
     tsr_host host = host_with(&tsr_allocator_libc);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         model m;
         tsr_plan *plan = NULL;
         tsr_error err = {0};
@@ -247,6 +247,11 @@ static void test_plan_model__refuses_what_cannot_be_done(void **state)
             m.entries[1].dtype = TSR_FLOAT6_E2M3; /* its class is already known */
             want = TSR_E_UNSUPPORTED;
             part = "'b.w' is float6_e2m3";
+        } else if (i == 5) {
+            tsr_arena_free(m.arena);
+            make_model(&m, "1024,1025", "shard(0),replicate");
+            want = TSR_E_LIMIT;
+            part = "the mesh has 1049600 ranks; a plan can have at most 1048576";
         } else {
             m.entries[5].dtype = TSR_FLOAT4_E2M1FN;
             want = TSR_E_LIMIT; /* five half bytes */

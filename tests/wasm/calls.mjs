@@ -85,7 +85,8 @@ export function testCalls({ tessera, native, root, targets, withOpened }) {
     const a = sample("dcp_tp_fsdp2"), file = put("target.json", TARGET);
     compare(a, (c) => c.plan({ target: TARGET, to: "torch", objects: "drop", dtype: "bfloat16", exclude: ["**.bias"] }), ["plan", a, "--json", "--target", file, "--to", "torch", "--objects", "drop", "--dtype", "bfloat16", "--exclude", "**.bias"]);
     for (const [options, args] of [[{}, []], [{ mesh: "dp=2" }, ["--mesh", "dp=2"]], [{ mesh: "dp=2", placements: "shard" }, ["--mesh", "dp=2", "--placements", "shard"]], [{ target: TARGET, to: "zip" }, ["--target", file, "--to", "zip"]],
-      [{ target: TARGET, dtype: "float31" }, ["--target", file, "--dtype", "float31"]], [{ target: TARGET, rawCast: true }, ["--target", file, "--raw-cast"]]])
+      [{ target: TARGET, dtype: "float31" }, ["--target", file, "--dtype", "float31"]], [{ target: TARGET, rawCast: true }, ["--target", file, "--raw-cast"]],
+      [{ mesh: "dp=100000000", placements: "shard(0)" }, ["--mesh", "dp=100000000", "--placements", "shard(0)"]]])
       compare(a, (c) => c.plan(options), ["plan", a, "--json", ...args]);
     const storage = { schema: "tessera.storage/1", servers: [{ name: "a" }, { bandwidth: 5e8 }, {}], bandwidth: 1e9, latency: 0.001, stripe_size: 512, files: [{ file: "__1_0.distcp", servers: [2, 0] }, { file: "__0_0.distcp", first: 1, stripe_count: 3 }] };
     for (const [k, document] of [storage, { ...storage, servers: 2 }, { ...storage, bandwidth: -1 }].entries())

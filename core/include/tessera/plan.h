@@ -44,11 +44,14 @@ typedef struct tsr_plan_options {
     const struct tsr_storage *storage; /* NULL, or orders each rank's reads by server; kept, so it outlives the plan */
 } tsr_plan_options;
 
+/* The most ranks that a plan can have: some loops and documents of plans are as long as there are ranks. */
+#define TSR_PLAN_MAX_RANKS (UINT64_C(1) << 20)
+
 /* Plans the catalog's tensors (objects and opaque entries have no bytes to place) for a target. Borrows catalog, target and
  * host until free; `options` may be NULL. If several copies of a box are stored, the plan uses the one in the file with the
  * fewest bytes to read so far. Shapes of float4 are counted in pairs, as PyTorch does. Errors: TSR_E_FORMAT for a tensor whose
  * chunks do not tile it, TSR_E_USAGE for rules that do not fit, TSR_E_UNSUPPORTED for a cut through a tensor whose elements are
- * not byte-aligned, TSR_E_NOMEM. */
+ * not byte-aligned, TSR_E_LIMIT for more than TSR_PLAN_MAX_RANKS ranks, TSR_E_NOMEM. */
 tsr_status tsr_plan_new(const tsr_catalog *catalog, const tsr_target *target, const tsr_plan_options *options,
                         const tsr_host *host, tsr_plan **out, tsr_error *err);
 void tsr_plan_free(tsr_plan *plan); /* accepts NULL */
