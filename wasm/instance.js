@@ -4,6 +4,7 @@
 import { TesseraError } from "./errors.js";
 import { documentText } from "./options.js";
 import { parseReal, printReal } from "./reals.js";
+import { decoded, encoded } from "./texts.js";
 
 const NO_NUMBER = 0xffffffff;
 const NO_POSITION = 0xffffffffffffffffn;
@@ -11,9 +12,6 @@ const NO_POSITION = 0xffffffffffffffffn;
 const CAN_WAIT = typeof WebAssembly.Suspending === "function";
 const WAIT = 2;
 const PLACE = 24; // bytes
-
-const encoder = new TextEncoder();
-const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a name may begin with U+FEFF
 
 /** A source file whose `read` returns a promise, for which the module cannot wait. */
 class AsyncRead extends TypeError {
@@ -115,7 +113,7 @@ export class Instance {
   text(pointer, size) {
     const from = pointer >>> 0;
     const bytes = new Uint8Array(this.x.memory.buffer);
-    return decoder.decode(bytes.slice(from, size === undefined ? bytes.indexOf(0, from) : from + (size >>> 0)));
+    return decoded(bytes.slice(from, size === undefined ? bytes.indexOf(0, from) : from + (size >>> 0)));
   }
 
   /** Returns the address of zeroed memory, to be released with tessera_release. */
@@ -147,7 +145,7 @@ export class Instance {
     const pointers = [];
     try {
       const args = texts.flatMap((text) => {
-        const bytes = encoder.encode(`${text}\0`);
+        const bytes = encoded(`${text}\0`);
         pointers.push(this.put(bytes));
         return [pointers.at(-1), bytes.length - 1];
       });
@@ -292,7 +290,7 @@ export class Instance {
 
 /** Sorts files by the bytes of their names, as the module requires. */
 function sorted(files) {
-  const keyed = files.map((file) => ({ file, key: encoder.encode(file.name) }));
+  const keyed = files.map((file) => ({ file, key: encoded(file.name) }));
   keyed.sort((a, b) => {
     const n = Math.min(a.key.length, b.key.length);
     for (let i = 0; i < n; i++) if (a.key[i] !== b.key[i]) return a.key[i] - b.key[i];
@@ -327,7 +325,11 @@ export async function instantiated(source) {
       instance.toSink(sink >>> 0, (to) => to.create(file >>> 0, instance.text(name, nameSize), Number(u64(size)), marker !== 0)),
     tsr_write: (sink, file, offset, pointer, size) =>
       instance.toSink(sink >>> 0, (to) => to.write(file >>> 0, Number(u64(offset)), instance.bytes(pointer, size))),
-    tsr_print_real: (value, digits, pointer) => encoder.encodeInto(printReal(value, digits), instance.bytes(pointer, 40)).written,
+    tsr_print_real: (value, digits, pointer) => {
+      const text = encoded(printReal(value, digits));
+      instance.bytes(pointer, 40).set(text);
+      return text.length;
+    },
     tsr_parse_real: (pointer, size, used) => {
       const number = parseReal(instance.text(pointer, size));
       new DataView(instance.x.memory.buffer).setUint32(used >>> 0, number.used, true);

@@ -12,13 +12,6 @@
 
 #define TWO_TO_53 9007199254740992.0
 
-/* A build for size (TSR_SMALL) refuses documents with lone surrogates. */
-#ifdef TSR_SMALL
-enum { READS_LONE = 0 };
-#else
-enum { READS_LONE = 1 };
-#endif
-
 /* The largest depth that tsr_json_check accepts. cJSON nodes do not point to their parents, so refuse_duplicates keeps the
  * open containers in an array of this size. */
 enum { MAX_DEPTH = 256 };
@@ -27,7 +20,7 @@ static tsr_status report_duplicate(tsr_str text, const cJSON *member, uint64_t k
 {
     uint64_t position = TSR_NO_POSITION;
     size_t lone = 0;
-    tsr_json_check(text, MAX_DEPTH, key_number, &position, READS_LONE ? &lone : NULL, NULL);
+    tsr_json_check(text, MAX_DEPTH, key_number, &position, &lone, NULL);
     return tsr_raise(err, TSR_E_FORMAT, position, "json: duplicate key '%s'", member->string);
 }
 
@@ -105,8 +98,8 @@ tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_e
                 "json: a document of %zu bytes exceeds the limit of %llu", text.size,
                 (unsigned long long)host->limits.metadata_bytes);
     size_t lone = 0;
-    TSR_TRY(tsr_json_check(text, depth, 0, NULL, READS_LONE ? &lone : NULL, err));
-    cJSON *root = READS_LONE && lone ? parse_with_lone(text, host) : cJSON_ParseWithLength(text.data, text.size);
+    TSR_TRY(tsr_json_check(text, depth, 0, NULL, &lone, err));
+    cJSON *root = lone ? parse_with_lone(text, host) : cJSON_ParseWithLength(text.data, text.size);
     TSR_FAIL_IF(!root, err, TSR_E_NOMEM, "json: out of memory for a document of %zu bytes", text.size);
     tsr_status status = refuse_duplicates(root, host, text, err);
     if (status != TSR_OK) cJSON_Delete(root);

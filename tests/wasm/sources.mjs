@@ -6,7 +6,7 @@ import path from "node:path";
 import { pathless } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
 import { check, errorOf, same, test, testAsync } from "./harness.mjs";
-import { namingFile } from "./torch_files.mjs";
+import { expandedFile, namingFile } from "./torch_files.mjs";
 import { Tessera } from "../../wasm/tessera.js";
 
 /** Makes a safetensors file of F32 tensors, or of the given dtype, whose bytes all differ: { name: [shape, dtype, bytes]
@@ -125,6 +125,20 @@ export const testNames = (environment) => withFolder(async (folder, put) => {
       documents(target, {}, (c) => JSON.parse(c.document("findings")), ["validate", target, "--json"]);
     });
   }
+  test("names with lone surrogates are listed, found, and read in documents", () => {
+    for (const [bytes, name] of [["61eda080622e77", "a\ud800b.w"], ["edbfbf", "\udfff"], ["f09f9880edb08064", "\u{1f600}\udc00d"]]) {
+      const target = put("surrogates.pt", expandedFile(3, Buffer.from(bytes, "hex"))), manifest = run(["manifest", target]).stdout, at = put("manifest.json", manifest), layout = put("layout.json", run(["layout", target]).stdout);
+      documents(target, {}, (c) => c.inspect({ include: [name] }), ["inspect", target, "--json"]);
+      for (const document of [manifest, JSON.parse(manifest)]) documents(target, {}, (c) => c.verify(document), ["verify", target, at, "--json"]);
+      documents(target, {}, (c) => c.validate({ layout: c.layout() }), ["validate", target, "--json", "--layout", layout]);
+      environment.withOpened(target, (c) => {
+        check(c.find(name) === 0 && c.read(name).data.join() === "1.5,1.5,1.5" && c.validate({ against: [name] }).findings.length === 0, `'${name}' is not found`);
+        const [row] = c.outline().rows(0, 9).slice(-1);
+        same(name, row.fqn, "the outline's name");
+        check(/\\xed\\xa0\\x81'/.test(errorOf(() => c.read(`${name}\ud801`)).message), "another name in the error");
+      });
+    }
+  });
 });
 
 /** --map, --inverse, --dequantize. */
