@@ -59,7 +59,8 @@ static tsr_status zip64_end(tsr_zip_window *w, uint64_t locator, end_records *en
                 (unsigned long long)claimed, (unsigned long long)*end_offset);
     TSR_FAIL_AT(tsr_load_le(p, 4) != ZIP64_END_SIGNATURE || tsr_load_le(p + 4, 8) != ZIP64_END_SIZE - 12, err, TSR_E_FORMAT,
                 position, "zip: the zip64 end record is damaged");
-    TSR_FAIL_AT(tsr_load_le(p + 16, 4) != 0 || tsr_load_le(p + 20, 4) != 0, err, TSR_E_UNSUPPORTED, position,
+    uint64_t disks = tsr_load_le(p + ZIP64_END_SIZE + 16, 4);
+    TSR_FAIL_AT(tsr_load_le(p + 16, 8) != 0 || disks != 1, err, TSR_E_UNSUPPORTED, position,
                 "zip: the archive spans several disks");
     uint64_t here = tsr_load_le(p + 24, 8);
     end_records wide = {tsr_load_le(p + 32, 8), tsr_load_le(p + 48, 8), tsr_load_le(p + 40, 8)};

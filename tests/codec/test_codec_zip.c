@@ -255,6 +255,8 @@ static const poke pokes[] = {
     {ZIP64, ZIP_64_SIZE, 8, 5, TSR_E_FORMAT, ZIP64, "disagree"},
     {ZIP64, ZIP_64_OFFSET, 8, 5, TSR_E_FORMAT, ZIP64, "disagree"},
     {LOCATOR, ZIP_LOCATOR_OFFSET, 8, 0, TSR_E_FORMAT, LOCATOR, "a second end record"},
+    {LOCATOR, ZIP_LOCATOR_OFFSET + 8, 4, 0, TSR_E_UNSUPPORTED, ZIP64, "several disks"},
+    {LOCATOR, ZIP_LOCATOR_OFFSET + 8, 4, 0xff01, TSR_E_UNSUPPORTED, ZIP64, "several disks"}, /* PyTorch refuses it, too */
     {LOCATOR, 0, 4, 0, TSR_E_FORMAT, END, "the end records begin at byte"},
     {END, 0, 4, 0, TSR_E_FORMAT, END, "does not end with an end record"},
     {END, ZIP_END_COMMENT, 2, 1, TSR_E_FORMAT, END, "does not end with an end record"},
