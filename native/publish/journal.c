@@ -109,7 +109,7 @@ static bool has_text(const tsr_journal *j, tsr_str text)
     return j->size > text.size && memcmp(j->bytes, text.data, text.size) == 0 && j->bytes[text.size] == '\n';
 }
 
-static tsr_status write_text(tsr_journal *j, tsr_str text, tsr_error *err)
+static tsr_status put_journal(const tsr_journal *j, tsr_str text, tsr_error *err)
 {
     const tsr_sys *sys = j->journals->sys;
     TSR_TRY(tsr_sys_write((tsr_sys_file){sys, j->fd, j->name}, 0, text.data, text.size, err));
@@ -117,6 +117,15 @@ static tsr_status write_text(tsr_journal *j, tsr_str text, tsr_error *err)
     TSR_TRY(tsr_sys_sync(sys, j->fd, j->name, err));
     /* Before the output that the journal describes is created. */
     return tsr_sys_sync(sys, j->journals->folder, j->name, err);
+}
+
+/* A journal that cannot be written, on a full disk for example, is removed: nothing was created for it yet, and the caller,
+ * who gets no journal, could not remove it. */
+static tsr_status write_text(const tsr_journal *j, tsr_str text, tsr_error *err)
+{
+    const tsr_status status = put_journal(j, text, err);
+    if (status != TSR_OK) j->journals->sys->unlink(j->journals->sys, j->journals->folder, j->name, false);
+    return status;
 }
 
 /* Whether the journal is empty or ends within its text. Nothing was created for it yet, so it can be written again. */

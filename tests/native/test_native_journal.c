@@ -220,6 +220,35 @@ static void test_native_journal__one_journal_can_be_kept(void **state)
     end(&p);
 }
 
+static ssize_t full_write(const tsr_sys *sys, int fd, const void *data, size_t size, uint64_t offset)
+{
+    if (offset == 0 && size > 5) return tsr_sys_posix.write_at(&tsr_sys_posix, fd, data, 5, offset);
+    (void)sys;
+    errno = ENOSPC;
+    return -1;
+}
+
+/* On a full disk, the journal can be created but not written. */
+static void test_native_journal__one_that_cannot_be_written_is_removed(void **state)
+{
+    (void)state;
+    place p;
+    tsr_sys full = tsr_sys_posix;
+    tsr_journal *journal;
+    tsr_error err = {0};
+    start(&p);
+    full.write_at = full_write;
+    p.journals.sys = &full;
+    assert_int_equal(
+        tsr_journal_begin(&p.journals, p.tag, (tsr_journal_share){1, 3, false}, tsr_str_from(text), &journal, &err),
+        TSR_E_IO);
+    assert_non_null(strstr(err.message, "No space left on device"));
+    assert_string_equal(scratch_list(""), "");
+    p.journals.sys = &tsr_sys_posix;
+    tsr_journal_close(begin(&p, 1, text));
+    end(&p);
+}
+
 /* The records may be used only when every file exists with its full size. */
 static void test_native_journal__an_output_tells_whether_it_goes_on(void **state)
 {
@@ -248,6 +277,7 @@ int main(void)
         SCRATCH_TEST(test_native_journal__what_is_not_listed_stays),
         SCRATCH_TEST(test_native_journal__links_are_not_followed),
         SCRATCH_TEST(test_native_journal__one_journal_can_be_kept),
+        SCRATCH_TEST(test_native_journal__one_that_cannot_be_written_is_removed),
         SCRATCH_TEST(test_native_journal__an_output_tells_whether_it_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
