@@ -104,8 +104,8 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     }
     sameFiles(filesAt(destination), sink.files, `${command} ${args.join(" ")}`);
     check(resultOf(JSON.parse(p.stdout)) === resultOf(result), `results differ: ${resultOf(JSON.parse(p.stdout)).slice(0, 600)} and ${resultOf(result).slice(0, 600)}`);
-    const markers = sink.calls.map((call, i) => (/^create (\.metadata|model\.safetensors\.index\.json)$/.test(call) ? i : -1)).filter((i) => i >= 0);
-    if (markers.length) check(sink.calls.slice(markers[0]).every((call) => /^done$| (\.metadata|model\.safetensors\.index\.json)$/.test(call)), "something was done after the marker was created");
+    const isMarker = / (\.metadata|model\.safetensors\.index\.json|metadata\.json|latest_universal)$/, begin = sink.calls.findIndex((call) => call.startsWith("create ") && isMarker.test(call));
+    if (begin >= 0) check(sink.calls.slice(begin).every((call) => call === "done" || isMarker.test(call)), "something was done after the marker was created");
   }
 
   for (const target of targets)
@@ -113,6 +113,9 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
       await testAsync(`${path.relative(root, target)} ${each[0]} ${each[2].join(" ")}`, () => compare(target, each, new MemorySink()));
   await testAsync("a sink that answers later gets the same", () => compare(sample("dcp_fsdp2"), CASES[0], new MemorySink(true)));
   await testAsync("a sink that answers later gets the same directory", () => compare(sample("torch_train_state"), CASES[1], new MemorySink(true)));
+
+  for (const [name, to] of [["lightning_dist", "megatron-dist"], ["deepspeed_zero3", "deepspeed-universal"]])
+    await testAsync(`a sink that answers later gets the same ${to}`, () => compare(sample(name), ["convert", { to }, ["--to", to]], new MemorySink(true)));
 
   await testAsync("what optim makes is written as the command writes it", async () => {
     fs.rmSync(at("native"), { recursive: true, force: true });

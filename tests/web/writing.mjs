@@ -41,6 +41,8 @@ const CONVERSIONS = [
   ["torch_train_state", { Form: "safetensors", "Non-tensor objects": "drop", "Shards of at most": "200", "Renames, one per line": "model.=" }, ["--to", "safetensors", "--objects", "drop", "--max-shard-size", "200", "--rename", "model.="], "one"],
   ["safetensors_index", { Form: "dcp" }, ["--to", "dcp"], "one"],
   ["torch_ranks_tp_fsdp2", { Form: "dcp" }, ["--to", "dcp"], "one"],
+  ["lightning_dist", { Form: "megatron-dist" }, ["--to", "megatron-dist"], "one"],
+  ["deepspeed_zero3", { Form: "deepspeed-universal" }, ["--to", "deepspeed-universal"], "one"],
 ];
 
 async function fill(page, fields) {
