@@ -1,5 +1,6 @@
 /** Tests the keyboard, colours, widths, network, addresses and accessibility. */
 import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
 import { axeSource, pick, root, rowsOf, samples, view } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
@@ -225,6 +226,39 @@ export async function testHabits({ page, url, context, broken }) {
       check(rows[at + 1]?.startsWith(`weight | ${shape.join(" × ")} | `) && rows[at + 1].endsWith(" | 2"), JSON.stringify([shape, rows]));
     } finally {
       served.stop();
+    }
+  });
+
+  await test("commands on the page name the part, the map and a title with spaces as the shell needs them", async () => {
+    const commandOf = async (action) => {
+      await goTo(page, action);
+      return page.locator(".command code").last().textContent();
+    };
+    for (const [target, ...options] of [["tests/golden/deepspeed/zero1_bf16", "--part", "model"], ["tests/golden/meta/llama3-2", "--shards", "meta-llama"]]) {
+      const served = await view(path.join(root, target), ...options);
+      try {
+        await page.goto(served.url);
+        await page.locator(".window .row .text").first().waitFor();
+        for (const action of ["Convert…", "Reshard…", "Would it load?"]) {
+          const command = await commandOf(action);
+          check(command.includes(` ${path.basename(target)} ${options.join(" ")} `), command);
+        }
+      } finally {
+        served.stop();
+      }
+    }
+    await page.goto(url);
+    const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-web-")), own = path.join(folder, "a; b.safetensors");
+    fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), own);
+    try {
+      await pick(page, own);
+      await page.locator(".window .row .text").first().waitFor();
+      for (const action of ["Convert…", "Reshard…", "Would it load?"]) {
+        const command = await commandOf(action);
+        check(command.includes(" 'a; b.safetensors' "), command);
+      }
+    } finally {
+      fs.rmSync(folder, { recursive: true });
     }
   });
 

@@ -1,6 +1,6 @@
 /** The conversion form, as options for the module and as a command line. Pure. */
 import type { ConvertOptions } from "../../wasm/tessera.js";
-import { quoted } from "./target";
+import { quoted, sourceText, type CommandSource } from "./target";
 
 export type Form = ConvertOptions["to"];
 export interface ConvertForm {
@@ -46,10 +46,10 @@ const OPTIONS: readonly (readonly [keyof ReturnType<typeof optionsOf>, string])[
 ];
 
 /** Returns the command that writes the same bytes. */
-export function convertCommand(form: ConvertForm, source: string, destination: string): string {
+export function convertCommand(form: ConvertForm, source: CommandSource, destination: string): string {
   const options = optionsOf(form);
   const given = OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => `${option} ${quoted(String(value))}`));
-  return ["tessera convert", quoted(source), quoted(destination), `--to ${form.to}`, ...given].join(" ");
+  return ["tessera convert", sourceText(source), quoted(destination), `--to ${form.to}`, ...given].join(" ");
 }
 
 const EXTENSIONS: Readonly<Partial<Record<Form, string>>> = { safetensors: ".safetensors", torch: ".pt" };

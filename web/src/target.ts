@@ -1,4 +1,10 @@
 /** The reshard form, as tessera.target/1 and as a command line. */
+import type { Opening } from "./protocol";
+
+/** What a command needs to know of the checkpoint that is open. */
+export type CommandSource = Pick<Opening, "title" | "part" | "shards">;
+export const NO_SOURCE: CommandSource = { title: "" };
+
 export interface MeshDim { readonly name: string; readonly size: number; readonly placement: string }
 export interface TargetForm {
   readonly dims: readonly MeshDim[];
@@ -30,9 +36,15 @@ export function targetText({ dims, rules }: TargetForm): string {
 
 export const quoted = (text: string): string => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
+/** Returns the checkpoint as arguments of a command: its name, and how it was opened. A map that is not built in is a file. */
+export function sourceText({ title, part, shards }: CommandSource): string {
+  const map = shards?.trimStart().startsWith("{") ? "shards.json" : shards;
+  return [quoted(title), ...(part === undefined ? [] : [`--part ${quoted(part)}`]), ...(map === undefined ? [] : [`--shards ${quoted(map)}`])].join(" ");
+}
+
 /** Returns the command that does the same. If there are rules, `target.json` is a file with targetText. */
-export function commandText(form: TargetForm, source: string): string {
+export function commandText(form: TargetForm, source: CommandSource): string {
   const mesh = form.dims.map((d) => `${d.name}=${d.size}`).join(","), placements = form.dims.map((d) => d.placement).join(",");
   const target = form.rules.trim() ? "--target target.json" : `--mesh ${quoted(mesh)} --placements ${quoted(placements)}`;
-  return `tessera reshard ${quoted(source)} ${quoted(`${source.replace(/\/+$/, "")}-resharded`)} ${target}`;
+  return `tessera reshard ${sourceText(source)} ${quoted(`${source.title.replace(/\/+$/, "")}-resharded`)} ${target}`;
 }

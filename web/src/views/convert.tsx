@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, type ConvertForm } from "../convert_form";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
+import { NO_SOURCE } from "../target";
 import { bytesText, visible } from "../text";
 import { useModel } from "./hooks";
 import { Copy } from "./parts";
@@ -42,7 +43,7 @@ function Fields({ form, set }: { form: ConvertForm; set: Set }): JSX.Element {
 const isSingle = (preview: WritingPreview | undefined): boolean => preview?.files.some((f) => f.name === "") === true;
 
 export function Convert(): JSX.Element {
-  const model = useModel(), title = model.opening?.title ?? "", form = model.convertForm ?? CONVERT_START, [named, setName] = useState<string>();
+  const model = useModel(), opening = model.opening ?? NO_SOURCE, { title } = opening, form = model.convertForm ?? CONVERT_START, [named, setName] = useState<string>();
   const saving = model.converting, { preview } = saving, name = named ?? nameFor(title, form.to), isOne = isSingle(preview);
   const writing: Writing = { what: "convert", options: optionsOf(form) };
   const set: Set = (change) => { model.convertForm = { ...form, ...change }; model.changed(); };
@@ -53,7 +54,7 @@ export function Convert(): JSX.Element {
   useEffect(() => { void model.loadParts(); }, [model.opening]);
   const base = isOne ? fileName(name, form.to) : undefined;
   const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));
-  const command = convertCommand(form, title, base ?? name);
+  const command = convertCommand(form, opening, base ?? name);
   return (
     <section class="view" aria-label="Convert">
       <h2>Convert</h2>

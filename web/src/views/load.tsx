@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import { CONVERT_START } from "../convert_form";
 import type { Finding, LoadFindings } from "../protocol";
 import type { Rename } from "../renames";
+import { NO_SOURCE, sourceText } from "../target";
 import { exactText, visible } from "../text";
 import { useModel, useView } from "./hooks";
 import { Opener } from "./opener";
@@ -67,7 +68,7 @@ function Result({ result }: { result: LoadFindings }): JSX.Element {
 }
 
 function Contract(): JSX.Element {
-  const model = useModel(), source = model.opening?.title ?? "", command = `tessera validate --layout layout.json ${source} --format github`;
+  const model = useModel(), command = `tessera validate --layout layout.json ${sourceText(model.opening ?? NO_SOURCE)} --format github`;
   return (
     <section aria-label="Layout contract">
       <h2>Check it in CI</h2>

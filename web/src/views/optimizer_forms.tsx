@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { choosePlace, hasPickers } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
-import { quoted } from "../target";
+import { NO_SOURCE, quoted, sourceText } from "../target";
 import { exactText, plural, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
@@ -60,7 +60,7 @@ export function OptimizerForms(): JSX.Element {
     }, 100);
     return () => { isCurrent = false; clearTimeout(timer); };
   }, [action, modules, at]);
-  const command = `tessera optim ${action} ${quoted(model.opening?.title ?? "")} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}`;
+  const command = `tessera optim ${action} ${sourceText(model.opening ?? NO_SOURCE)} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}`;
   return (
     <section aria-label="Another form">
       <h2>The state in another form</h2>

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, Writing } from "../protocol";
-import { commandText, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
+import { commandText, NO_SOURCE, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Copy, Facts, saveText, TroubleBox } from "./parts";
@@ -94,7 +94,7 @@ function SaveRanks({ target, isPlanned, to, setTo }: { target: string; isPlanned
 }
 
 export function Reshard(): JSX.Element {
-  const model = useModel(), { preview, target: form } = model, source = model.opening?.title ?? "";
+  const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
   const [to, setTo] = useState<To>("");
   const target = targetText(form), command = commandText(form, source) + (to && ` --to ${to}`), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
