@@ -95,6 +95,13 @@ async function testDownloads(page, scratch) {
     tessera("convert", path.join(samples, "safetensors_index"), path.join(scratch, "native-dcp"), "--to", "dcp");
     expectSame(filesBelow(path.join(to, "one")), filesBelow(path.join(scratch, "native-dcp")));
   });
+  await test("a name that would lead out of a zip, or that is no name, is refused", async () => {
+    for (const name of ["../one", "a/b", "a\\b", "..", "."]) {
+      await page.locator("section[aria-label=Save]").getByLabel("Name").fill(name);
+      await page.getByRole("button", { name: "Save…", exact: true }).click();
+      await page.locator("section[aria-label=Save] .trouble", { hasText: `'${name}' cannot be the name of a file or directory` }).waitFor();
+    }
+  });
   await test("what an earlier page left in the origin's storage is removed, and what an open page needs stays", async () => {
     const left = () => page.evaluate(async () => {
       const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle("tessera-saved");

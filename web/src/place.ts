@@ -24,6 +24,8 @@ export interface Wish {
   readonly hasSidecar: boolean;
 }
 
+/** Browsers refuse these, too, but do not say why, and a zip must not contain them. */
+const UNUSABLE = /[/\\]|^\.{1,2}$/;
 const SAVED = "tessera-saved", TRIES = 50, WAIT_MS = 100;
 
 /** The writer may take a moment to release a file. */
@@ -72,6 +74,7 @@ export const hasPickers = (): boolean => window.showDirectoryPicker !== undefine
 
 /** Asks where to write. Returns undefined if the dialog was dismissed. Must be called by a click. */
 export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {
+  if (UNUSABLE.test(wish.name.trim())) throw new Error(`'${wish.name}' cannot be the name of a file or directory; choose another name`);
   const { showDirectoryPicker: pickDirectory, showSaveFilePicker: pickFile } = window;
   try {
     if (!pickDirectory || !pickFile) return await ownDirectory(wish);
