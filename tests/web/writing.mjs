@@ -95,6 +95,29 @@ async function testDownloads(page, scratch) {
     tessera("convert", path.join(samples, "safetensors_index"), path.join(scratch, "native-dcp"), "--to", "dcp");
     expectSame(filesBelow(path.join(to, "one")), filesBelow(path.join(scratch, "native-dcp")));
   });
+  await test("a download is made once, whatever is opened afterwards, and the heading is about what is shown", async () => {
+    const heading = (text) => page.locator("section[aria-label=Save] h2", { hasText: text }).waitFor();
+    let count = 0;
+    const hear = () => { count++; };
+    page.on("download", hear);
+    try {
+      await download("dcp_tp_fsdp2", { Form: "torch" });
+      await heading("What was written");
+      await goTo(page, "Contents");
+      await goTo(page, "Convert…");
+      await page.locator(".written").waitFor();
+      await page.getByLabel("Form").selectOption("dcp");
+      await ready(page);
+      await heading("What will be written");
+      await page.evaluate(() => { for (let i = 0; i < 2; i++) document.querySelector("section[aria-label=Save] form").requestSubmit(); });
+      await page.locator(".written", { hasText: "in 4 files" }).or(page.locator(".written", { hasText: "in 1 file" })).waitFor();
+      await page.waitForTimeout(500);
+      check(await view(page).getByText("Cancelled").count() === 0, "nothing was cancelled");
+      check(count === 2, `${count} downloads of two conversions`);
+    } finally {
+      page.off("download", hear);
+    }
+  });
   await test("a name that would lead out of a zip, or that is no name, is refused", async () => {
     for (const name of ["../one", "a/b", "a\\b", "..", "."]) {
       await page.locator("section[aria-label=Save]").getByLabel("Name").fill(name);

@@ -1,5 +1,6 @@
 /** Asks where to write: the browser's dialogs, or the origin's private file system for a download. Loaded on demand. */
-import type { Place } from "./protocol";
+import { saveBlob } from "./download";
+import type { Place, Written } from "./protocol";
 
 declare global {
   interface Window {
@@ -13,6 +14,8 @@ export interface Chosen {
   readonly title: string;
   /** Removes what was begun, so that no incomplete file remains under the final name. */
   discard(): Promise<void>;
+  /** Downloads what was written. */
+  deliver?(written: Written): void;
 }
 
 export interface Wish {
@@ -63,11 +66,13 @@ async function discardEmpty(file: FileSystemFileHandle & { remove?(): Promise<vo
   if ((await file.getFile()).size === 0) await removed(async () => file.remove?.());
 }
 
+const deliver = ({ download }: Written): void => { if (download) saveBlob(download.name, download.blob); };
+
 async function ownDirectory({ name, base }: Wish): Promise<Chosen> {
   const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle(SAVED, { create: true }), id = crypto.randomUUID();
   await new Promise<void>((resolve) => void navigator.locks.request(id, () => { resolve(); return new Promise(() => undefined); })); // held until this page is closed
   const directory = await saved.getDirectoryHandle(id, { create: true });
-  return { place: { kind: "download", directory, name, ...(base === undefined ? {} : { base }) }, title: "a download", discard: () => removed(() => saved.removeEntry(id, { recursive: true })) };
+  return { place: { kind: "download", directory, name, ...(base === undefined ? {} : { base }) }, title: "a download", deliver, discard: () => removed(() => saved.removeEntry(id, { recursive: true })) };
 }
 
 export const hasPickers = (): boolean => window.showDirectoryPicker !== undefined && window.showSaveFilePicker !== undefined;

@@ -16,6 +16,7 @@ export class Saving {
   isCancelled = false;
   isRunning = false;
   #asked = 0;
+  #isSaving = false;
 
   constructor(private readonly model: Model, private readonly title: string) {}
 
@@ -37,13 +38,18 @@ export class Saving {
 
   /** Writes into the place that `choose` returns; it returns undefined if the person chose none. */
   async save(writing: Writing, choose: () => Promise<Chosen | undefined>): Promise<void> {
-    if (this.isRunning) return;
+    if (this.#isSaving) return;
     const { model } = this, { opening } = model;
+    this.#isSaving = true;
     this.trouble = this.written = undefined;
     this.isCancelled = false;
-    const chosen = await choose().catch((e: unknown) => { this.trouble = troubleOf(e); });
-    if (chosen && opening && model.opening === opening) await this.#write(writing, chosen);
-    else if (chosen) await chosen.discard();
+    try {
+      const chosen = await choose().catch((e: unknown) => { this.trouble = troubleOf(e); });
+      if (chosen && opening && model.opening === opening) await this.#write(writing, chosen);
+      else if (chosen) await chosen.discard();
+    } finally {
+      this.#isSaving = false;
+    }
     model.changed();
   }
 
@@ -59,8 +65,9 @@ export class Saving {
         control.cancel = job.cancel;
         written = await job.result;
       }, (trouble) => { this.trouble = trouble; });
-      if (written) this.written = { ...written, title: chosen.title };
-      else await this.#discard(chosen);
+      if (!written) return await this.#discard(chosen);
+      this.written = { ...written, title: chosen.title };
+      chosen.deliver?.(written);
     } finally {
       this.isRunning = false;
       removeEventListener("beforeunload", warn);

@@ -50,13 +50,4 @@ export function Bar({ done, total, label }: { done: number; total: number; label
   return total > 0 ? <progress value={Math.min(done, total)} max={total} aria-label={label} /> : <progress aria-label={label} />;
 }
 
-export function saveBlob(name: string, blob: Blob): void {
-  const url = URL.createObjectURL(blob);
-  const link = document.createElement("a");
-  link.href = url;
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
-}
-
-export const saveText = (name: string, text: string): void => saveBlob(name, new Blob([text], { type: "application/json" }));
+export { saveBlob, saveText } from "../download";

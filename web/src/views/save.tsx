@@ -1,6 +1,6 @@
 /** What will be written, the button that writes it, and what was written. */
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
+import { useState } from "preact/hooks";
 import type { WritingPreview, Written } from "../protocol";
 import type { Saving } from "../saving";
 import { bytesText, exactText, plural, visible } from "../text";
@@ -27,7 +27,6 @@ function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview;
 function Result({ written: { result, download, title } }: { written: Written & { readonly title: string } }): JSX.Element {
   const { summary: s, warnings, files, entries } = result;
   const whole = entries.filter((e) => e.replicated).length;
-  useEffect(() => { if (download) saveBlob(download.name, download.blob); }, [download]);
   const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, s.left_out && `${plural(s.left_out, "entry", "entries")} left out`, whole && `${plural(whole, "tensor")} replicated (too few dims)`].filter(Boolean);
   return (
     <div class="written" role="status">
@@ -51,13 +50,18 @@ export interface SaveProps {
 }
 
 export function Save({ saving, isReady, name, setName, fileName, save, goesTo }: SaveProps): JSX.Element {
-  const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving;
+  const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving, shown = `${saving.previewed} ${name}`;
+  const [saved, setSaved] = useState<string>();
+  const submit = () => {
+    setSaved(shown);
+    save();
+  };
   return (
     <section aria-label="Save">
-      <h2>{written ? "What was written" : "What will be written"}</h2>
+      <h2>{written && saved === shown ? "What was written" : "What will be written"}</h2>
       {previewTrouble && <TroubleBox trouble={previewTrouble} />}
       {preview && <Preview preview={preview} name={fileName} />}
-      <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) save(); }}>
+      <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) submit(); }}>
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => setName(e.currentTarget.value)} /></label>
         <button type="submit" disabled={!isReady || isRunning || !name.trim()}>{isRunning ? "Writing …" : "Save…"}</button>
       </form>
