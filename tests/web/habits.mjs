@@ -48,6 +48,18 @@ async function testDrops(page, context, url) {
   });
   await opens("a dropped folder opens", ["dcp_fsdp2"], "dcp_fsdp2");
   await opens("a dropped file opens", ["safetensors_index/model-00001-of-00003.safetensors"], "model-00001-of-00003.safetensors");
+  await test("of several checkpoints dropped together, one is chosen", async () => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await drop(["dcp_fsdp2", "dcp_hsdp"]);
+    await page.getByRole("heading", { name: "Which one?" }).waitFor();
+    await page.locator(".chooser button", { hasText: "dcp_hsdp" }).click();
+    await page.locator(".window .row .text").first().waitFor();
+    check(await page.locator(".top h1").textContent() === "dcp_hsdp", "another title");
+    await goTo(page, "Compare");
+    await drop(["dcp_fsdp2", "dcp_hsdp"]);
+    await page.locator(".trouble", { hasText: "holds 2 checkpoints (dcp_fsdp2, dcp_hsdp); drop one of them" }).waitFor();
+  });
   await opens("several dropped files open together", fs.readdirSync(path.join(samples, "dcp_fsdp2")).map((n) => `dcp_fsdp2/${n}`), `${fs.readdirSync(path.join(samples, "dcp_fsdp2")).length} files`);
   await test("a checkpoint dropped on Compare is the other one", async () => {
     await page.goto(url);

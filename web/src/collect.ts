@@ -86,14 +86,14 @@ export function openingOf(found: readonly Found[]): Opening | Choice {
   if (!first) throw new Error("no files were dropped");
   const top = first.path.split("/")[0] ?? "";
   const isDirectory = found.every(({ path }) => path.startsWith(`${top}/`));
-  if (!isDirectory) {
+  const directories = checkpointsIn(found.map((f) => f.path)).sort((a, b) => a.localeCompare(b, "en", { numeric: true })), [only] = directories;
+  if (!isDirectory && (directories.length < 2 || directories.includes(""))) {
     const files = found.map(({ path, file }): Source => ({ name: path, size: file.size, file }));
     return found.length === 1 ? { title: first.file.name, files, primary: first.file.name } : { title: `${files.length} files`, files: files.filter(({ name }) => name.split("/").length <= 2 && !name.includes(".tessera-")) };
   }
-  const directories = checkpointsIn(found.map((f) => f.path)).sort((a, b) => a.localeCompare(b, "en", { numeric: true })), [only] = directories;
   if (only === undefined) return { title: top, files: filesBelow(found, top) };
   const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
-  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: top, options };
+  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options };
 }
 
 export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }

@@ -51,7 +51,7 @@ export class Comparing {
     const opening = await model.run("Opening the other", () => this.stop(), async (tell) => {
       const other = await prepare(signal, tell);
       signal.throwIfAborted();
-      if ("options" in other) throw new Error(`'${other.title}' holds ${other.options.length} checkpoints (${other.options.slice(0, 3).map((o) => o.title).join(", ")} …); drop one of them`);
+      if ("options" in other) throw new Error(`'${other.title}' holds ${other.options.length} checkpoints (${other.options.slice(0, 3).map((o) => o.title).join(", ")}${other.options.length > 3 ? " …" : ""}); drop one of them`);
       await client.call("open", { side: "b", opening: other });
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });
