@@ -106,6 +106,13 @@ export async function testHabits({ page, url, context, broken }) {
     check(!await page.locator(".grid").isVisible(), "the list is still there");
     await page.goBack();
     await page.locator(".window .row.cursor").waitFor();
+    await page.goForward();
+    await page.waitForTimeout(200);
+    await page.locator(".window .row:not(.group)").nth(1).click();
+    await page.locator("aside .map").waitFor();
+    await page.goBack(); // the entry's step was there already
+    await page.locator(".window .row.cursor").waitFor();
+    check(await page.locator(".grid").isVisible(), "Back left the entry open");
     await page.goBack();
     await page.getByRole("button", { name: "Return to dcp_tp_fsdp2" }).click();
     await page.locator(".window .row .text").first().waitFor();

@@ -55,8 +55,8 @@ const isStep = (state: unknown): boolean => typeof state === "object" && state !
 function useHistoryStep(model: Model): void {
   const isNarrow = useNarrow(), isShown = model.selected !== undefined, isTaken = useRef(false);
   useEffect(() => {
-    if (!isNarrow || !isShown || isStep(history.state)) return;
-    history.pushState({ entry: true }, "", location.href);
+    if (!isNarrow || !isShown) return;
+    if (!isStep(history.state)) history.pushState({ entry: true }, "", location.href);
     isTaken.current = true;
   }, [isNarrow, isShown]);
   useEffect(() => {
