@@ -157,6 +157,16 @@ export async function testHabits({ page, url, context, broken }) {
     check(await page.evaluate(() => document.activeElement.id) === "tab-files", "the focus did not follow");
   });
 
+  await test("a link opens the tab and the entry that it names", async () => {
+    const file = JSON.parse(fs.readFileSync(path.join(samples, "safetensors_index/model.safetensors.index.json"), "utf8")), [entry] = Object.keys(file.weight_map);
+    for (const tab of ["files", "problems", "convert", "share"]) {
+      await page.goto(`${url}?${new URLSearchParams({ url: "safetensors_index/model.safetensors.index.json", entry, tab })}`);
+      await page.locator("aside .map").waitFor();
+      await page.waitForTimeout(300);
+      check(new URL(page.url()).hash === `#${tab}`, `${tab}: ${page.url()}`);
+      check((await page.locator("aside.detail h2").textContent()).replaceAll("\u200b", "") === entry, `${tab}: another entry`);
+    }
+  });
   await test("back and forward go through the tabs, and the address holds no name", async () => {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Files");

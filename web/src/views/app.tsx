@@ -3,7 +3,7 @@ import type { ComponentType, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { filesOfDrop, handlesOfDrop, openingOf } from "../collect";
 import type { Job, Model } from "../model";
-import { TABS, type Tab, type View } from "../route";
+import { TABS, viewOf, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
 import { Compare } from "./compare";
 import { closeEntry, SidePane } from "./detail";
@@ -115,7 +115,7 @@ export function App(): JSX.Element {
   const view = opened ? asked : "start";
   const { isOver, handlers } = useDrop(model, view);
   useShortcuts(model);
-  useEffect(() => { if (opened && asked === "start") go("contents"); }, [opened]);
+  useEffect(() => { if (opened && viewOf(location.hash) === "start") go("contents"); }, [opened]); // `asked` may not have the tab of a link yet
   return (
     <div class={`page${isOver ? " over" : ""}`} {...handlers}>
       <header class="top">
