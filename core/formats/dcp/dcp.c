@@ -46,7 +46,9 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *sourc
     entry->dtype = dtype;
     entry->ndim = ndim;
     entry->shape = shape;
-    entry->requires_grad = record[0] >> 16 & 1;
+    /* PyTorch ignores it when it loads. On other dtypes, it refuses a tensor that has it set. */
+    const tsr_dtype_class kind = tsr_dtype_describe(dtype)->kind;
+    entry->requires_grad = (kind == TSR_CLASS_FLOAT || kind == TSR_CLASS_COMPLEX) && (record[0] >> 16 & 1);
     return TSR_OK;
 }
 
