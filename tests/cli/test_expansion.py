@@ -242,8 +242,8 @@ def test_expansion_of_dcp_metadata_is_bounded(t):
     way = tuple(f"step{i}" for i in range(5000))
     save_dcp(t.at("long"), item, names, {fqn: way for fqn in names})
     need(b"expand" in bounded(t, "inspect", t.at("long"), status=2).stderr, "long shared paths")
-    names = {f"w{i}": (i * len(item), len(item)) for i in range(200)}
-    save_dcp(t.at("honest"), item * 200, names, {fqn: ("model", fqn) for fqn in names})
+    names = {f"model.w{i}": (i * len(item), len(item)) for i in range(200)}
+    save_dcp(t.at("honest"), item * 200, names, {fqn: tuple(fqn.split(".")) for fqn in names})
     bounded(t, "validate", t.at("honest"), "--deep", status=0)
     bounded(t, "convert", t.at("honest"), t.at("honest.pt"), status=0)
 

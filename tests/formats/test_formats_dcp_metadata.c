@@ -304,14 +304,14 @@ static void test_formats_dcp_metadata__paths_are_strings_and_positions(void **st
     static const struct {
         const char *planner;
         uint32_t length;
+        uint64_t errors; /* a path that does not lead to its name is one */
     } paths[] = {
-        {STR("w") "(" STR("a") INT("0") "t", 2},
-        {STR("w") "(" STR("a") "F1.5\nt", 0},
-        {STR("w") "(t", 0},
-        {STR("w") "(l" STR("a") "a", 0},
-        {STR("v") "(" STR("a") "t", 0},
-        {INT("1") "(" STR("a") "t", 0},
-        {STR("w") STR("a"), 0},
+        {STR("w") "(" STR("w") "t", 1, 0},         {STR("w") "(" STR("a") INT("0") "t", 0, 1},
+        {STR("w") "(" STR("w") STR("") "t", 0, 1}, {STR("w") "(" STR("w") INT("0") "t", 0, 1},
+        {STR("w") "(" STR("") "t", 0, 1},          {STR("w") "(" INT("0") "t", 0, 1},
+        {STR("w") "(" STR("w") "F1.5\nt", 0, 1},   {STR("w") "(t", 0, 0},
+        {STR("w") "(l" STR("a") "a", 0, 0},        {STR("v") "(" STR("a") "t", 0, 0},
+        {INT("1") "(" STR("a") "t", 0, 0},         {STR("w") STR("a"), 0, 0},
     };
     for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
         static char text[4096];
@@ -321,6 +321,7 @@ static void test_formats_dcp_metadata__paths_are_strings_and_positions(void **st
         open_row(&o, text);
         if (o.status != TSR_OK) fail_msg("row %zu: %s", i, o.err.message);
         assert_int_equal(tsr_checkpoint_entry(o.checkpoint, TSR_STR("w"))->path_length, paths[i].length);
+        assert_int_equal(tsr_findings_total(tsr_checkpoint_findings(o.checkpoint), TSR_ERROR), paths[i].errors);
         drop(&o);
     }
 }

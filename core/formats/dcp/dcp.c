@@ -129,28 +129,76 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     return TSR_OK;
 }
 
-/* Sets an entry's path from planner_data: a tuple of str (dict keys) and int (list positions). With any other value, the
- * entry keeps its flat key. */
-static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle, tsr_entry *entry, tsr_ref path,
+/* Moves *at behind the decimal digits of `position` in the name; false if others are there. */
+static bool skip_position(tsr_str name, size_t *at, uint64_t position)
+{
+    const size_t begin = *at;
+    uint64_t value = 0;
+    for (; *at < name.size && name.data[*at] >= '0' && name.data[*at] <= '9' && value < UINT64_MAX / 100; ++*at)
+        value = value * 10 + (uint64_t)(name.data[*at] - '0');
+    return value == position && *at > begin && (name.data[begin] != '0' || *at == begin + 1);
+}
+
+/* Whether the items, joined with dots, are the name, as flatten_state_dict of PyTorch joins them. */
+static bool is_path_of(tsr_str name, const tsr_path_item *items, size_t count)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        const tsr_str key = items[i].key;
+        if (i && (at >= name.size || name.data[at++] != '.')) return false;
+        if (items[i].kind == TSR_PATH_INDEX) {
+            if (!skip_position(name, &at, (uint64_t)items[i].integer)) return false;
+            continue;
+        }
+        if (name.size - at < key.size || memcmp(name.data + at, key.data, key.size) != 0) return false;
+        at += key.size;
+    }
+    return at == name.size;
+}
+
+/* Copies a path: a tuple of str (dict keys) and int (list positions). *count is 0 if another kind of item is in it. */
+static tsr_status copy_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle, tsr_ref path, const tsr_path_item **out,
+                            size_t *count, tsr_error *err)
+{
+    const tsr_ref *items = tsr_pickle_items(pickle, path, count);
+    const size_t wanted = *count;
+    uint64_t bytes = (uint64_t)wanted * sizeof(tsr_path_item); /* entries may share paths and keys */
+    for (size_t i = 0; i < wanted && bytes <= checkpoint->expansion; i++) bytes += tsr_pickle_text(pickle, items[i]).size;
+    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, bytes, checkpoint->host, err));
+    tsr_path_item *copy = tsr_arena_array(checkpoint->arena, wanted, sizeof *copy, err);
+    if (!copy) return TSR_E_NOMEM;
+    *out = copy;
+    *count = 0;
+    for (size_t i = 0; i < wanted; i++) {
+        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, items[i]);
+        if (kind != TSR_PICKLE_STR && kind != TSR_PICKLE_INT) return TSR_OK;
+        copy[i].kind = kind == TSR_PICKLE_STR ? TSR_PATH_KEY : TSR_PATH_INDEX;
+        copy[i].integer = tsr_pickle_int(pickle, items[i]);
+        if (kind == TSR_PICKLE_STR) copy[i].key = tsr_arena_str(checkpoint->arena, tsr_pickle_text(pickle, items[i]), err);
+        if (kind == TSR_PICKLE_STR && !copy[i].key.data) return TSR_E_NOMEM;
+    }
+    *count = wanted;
+    return TSR_OK;
+}
+
+/* Sets an entry's path from planner_data. An entry keeps its flat key if planner_data has no tuple for it, or one that does
+ * not lead to its name. PyTorch does not find such an entry when it rebuilds the nested state dict. */
+static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_entry *entry, tsr_ref path,
                            tsr_error *err)
 {
     size_t count;
-    const tsr_ref *items = tsr_pickle_items(pickle, path, &count);
+    const tsr_path_item *items;
+    const tsr_pickle *pickle = source->metadata.pickle;
+    tsr_pickle_items(pickle, path, &count);
     if (tsr_pickle_kind_of(pickle, path) != TSR_PICKLE_TUPLE || count == 0 || count > UINT32_MAX) return TSR_OK;
-    uint64_t bytes = (uint64_t)count * sizeof(tsr_path_item); /* entries may share paths and keys */
-    for (size_t i = 0; i < count && bytes <= checkpoint->expansion; i++) bytes += tsr_pickle_text(pickle, items[i]).size;
-    TSR_TRY(tsr_expansion_take(&checkpoint->expansion, bytes, checkpoint->host, err));
-    tsr_path_item *out = tsr_arena_array(checkpoint->arena, count, sizeof *out, err);
-    if (!out) return TSR_E_NOMEM;
-    for (size_t i = 0; i < count; i++) {
-        tsr_pickle_kind kind = tsr_pickle_kind_of(pickle, items[i]);
-        if (kind != TSR_PICKLE_STR && kind != TSR_PICKLE_INT) return TSR_OK;
-        out[i].kind = kind == TSR_PICKLE_STR ? TSR_PATH_KEY : TSR_PATH_INDEX;
-        out[i].integer = tsr_pickle_int(pickle, items[i]);
-        if (kind == TSR_PICKLE_STR) out[i].key = tsr_arena_str(checkpoint->arena, tsr_pickle_text(pickle, items[i]), err);
-        if (kind == TSR_PICKLE_STR && !out[i].key.data) return TSR_E_NOMEM;
+    TSR_TRY(copy_path(checkpoint, pickle, path, &items, &count, err));
+    if (!count || !is_path_of(entry->fqn, items, count)) {
+        const tsr_place place = {checkpoint->store->files[source->file].name, TSR_NO_POSITION, entry->fqn};
+        return tsr_finding_add(checkpoint->findings, "file/unreadable", place, err,
+                               "the path that planner_data gives for '%.*s' does not lead to that name",
+                               TSR_STR_ARG(entry->fqn));
     }
-    entry->path = out;
+    entry->path = items;
     entry->path_length = (uint32_t)count;
     return TSR_OK;
 }
@@ -164,7 +212,7 @@ static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_output_ent
     for (size_t i = 0; i + 1 < count; i += 2) {
         uint32_t index = tsr_map_get(state->names, tsr_pickle_text(pickle, pairs[i]), TSR_DCP_NO_ENTRY);
         tsr_entry *entry = index == TSR_DCP_NO_ENTRY ? NULL : (tsr_entry *)state->entries.items + index;
-        if (entry && !entry->path) TSR_TRY(set_path(checkpoint, pickle, entry, pairs[i + 1], err));
+        if (entry && !entry->path) TSR_TRY(set_path(checkpoint, source, entry, pairs[i + 1], err));
     }
     return TSR_OK;
 }
