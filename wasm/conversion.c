@@ -257,6 +257,10 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
     const tsr_selection selection = {tessera_selects, &c->call.request};
+    tsr_str *warning = tessera_ignores_shards(&c->call.chosen, c->call.source) && c->options.to != TSR_TO_RANKS
+                           ? tsr_vec_push(&c->warnings, err)
+                           : NULL;
+    if (warning) *warning = TSR_STR(TSR_SHARDS_UNUSED);
     TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, &c->warnings, err));
     TSR_TRY(tsr_conversion_warnings(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err));
     if (c->options.to != TSR_TO_TORCH && c->options.to != TSR_TO_RANKS) return TSR_OK;

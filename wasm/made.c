@@ -1,5 +1,6 @@
 /* Optimizer state in another form, as a checkpoint whose tensors are read from the source on request. */
 #include "made.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/optim_request.h"
@@ -101,21 +102,26 @@ uint32_t tessera_optimizer(uint32_t handle, const tessera_optim_options *options
 static tsr_status write_warnings(void *ctx, tsr_json *json, tsr_error *err)
 {
     (void)err;
-    const made *m = ctx;
-    const tsr_str *warnings = m->warnings.items;
+    const opened *item = ctx;
+    const made *m = item->made;
     tsr_json_array(json);
-    for (size_t i = 0; i < m->warnings.count; i++) tsr_json_str(json, warnings[i]);
+    for (size_t i = 0; m && i < m->warnings.count; i++) tsr_json_str(json, ((const tsr_str *)m->warnings.items)[i]);
+    if (item->checkpoint && tessera_ignores_shards(&item->chosen, item->checkpoint)) tsr_json_text(json, TSR_SHARDS_UNUSED);
     tsr_json_array_end(json);
     return json->status;
 }
 
-/* Returns the warnings that the command line prints when it writes this result, as a JSON array of texts. */
+bool tessera_ignores_shards(const tsr_open_options *chosen, const tsr_checkpoint *source)
+{
+    return chosen->shards && !tsr_checkpoint_joined_ranks(source);
+}
+
+/* Returns the warnings that the command line prints when it writes this result, or opens this checkpoint, as a JSON array of
+ * texts. */
 TSR_EXPORT(tessera_warnings) document *tessera_warnings(uint32_t handle, tsr_error *err)
 {
-    const opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
-    if (item && item->made) return tessera_make_document(write_warnings, item->made, err);
-    if (item) tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the checkpoint was not made from another");
-    return NULL;
+    opened *item = tessera_item_of(handle, HANDLE_CHECKPOINT, err);
+    return item ? tessera_make_document(write_warnings, item, err) : NULL;
 }
 
 tsr_status tessera_made_files(const made *m, tsr_arena *arena, tsr_conversion *out, tsr_error *err)

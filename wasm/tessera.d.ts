@@ -310,7 +310,8 @@ export class Checkpoint {
   /** Returns what `tessera optim WHAT` would write, as a checkpoint. Its tensors are read from this one on request, and the
    *  positions of its chunks are not those in a written file. Needs `Tessera.prepare`. */
   optimizer(what: OptimizerAction, options?: OptimizerOptions): Checkpoint;
-  /** The warnings that the command line prints when it writes the result of `optimizer`. */
+  /** The warnings that the command line prints when it writes the result of `optimizer`, or because the option `shards` of
+   *  `open` has no effect. */
   readonly warnings: readonly string[];
   /** Throws if listing the checkpoint would throw, because the files are not one checkpoint (see `open`). */
   check(): void;

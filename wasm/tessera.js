@@ -118,7 +118,7 @@ export class Checkpoint extends Handle {
   check() { this.m.checked((err) => this.m.x.tessera_check(this.handle, err)); }
 
   get warnings() {
-    return this.#store !== undefined && this.handle ? [] : JSON.parse(this.m.document((err) => this.m.x.tessera_warnings(this.handle, err)));
+    return this.handle && !this.m.isPrepared ? [] : JSON.parse(this.m.document((err) => this.m.x.tessera_warnings(this.handle, err)));
   }
 
   document(kind, options = {}) {

@@ -146,6 +146,10 @@ def shards_every_command_takes_the_map(t):
     t.run("verify", t.at("whole.safetensors"), t.at("manifest.json"))
     p = t.run("diff", path, t.at("whole.safetensors"), "--values", "--shards", shards)
     need(b"--shards is not used for" in p.stderr, f"diff does not say that the second has no ranks: {p.stderr}")
+    for unused in (["convert", t.at("whole.safetensors"), t.at("again.pt")], ["reshard", t.at("whole.safetensors"), t.at("again"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp"]):
+        warnings = t.json(*unused, "--json", "--shards", shards)["warnings"]
+        need(warnings == ["--shards is not used for this checkpoint: its tensors are not plain tensors of several ranks"], f"{unused[0]}: {warnings}")
+    need(t.json("convert", path, t.at("again.safetensors"), "--json", "--shards", shards)["warnings"] == [], "a map that is used is not warned of")
     mesh = ["--mesh", "dp=2", "--placements", "shard(0)", "--shards", shards]
     need(t.json("plan", path, "--json", *mesh)["totals"]["tensors"] == 2, "plan")
     t.run("reshard", path, t.at("mesh"), "--to", "dcp", *mesh)

@@ -104,6 +104,15 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
     await testAsync(`ranks to ranks ${args.join(" ")}`, () => files(ranks, { shards }, ["convert", options], ["--to", "ranks", "--shards", map, ...args]));
   await testAsync("a worldSize of 0", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "torch", worldSize: 0 }], ["--to", "torch", "--world-size", "0"]));
   await testAsync("--to ranks without a map", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "ranks" }], ["--to", "ranks"]));
+  await testAsync("shards that have no effect are named in the documents of conversions, and by the checkpoint", async () => {
+    const plain = path.join(samples, "safetensors_model"), warning = /^--shards is not used for this checkpoint: /;
+    for (const [job, args] of WRITES.slice(0, 3)) await files(plain, { shards }, job, [...args, "--shards", map]);
+    check(JSON.parse(run(["convert", plain, path.join(folder, "plain.pt"), "--json", "--shards", map]).stdout).warnings.some((w) => warning.test(w)), "native is silent");
+    withOpened(plain, (c) => check(c.warnings.length === 1 && warning.test(c.warnings[0]), `warnings: ${c.warnings}`), { shards });
+    for (const rank of [0, 1]) put(`pair/model-rank-${rank}-part-0.safetensors`, safetensors({ "a.weight": [[2 + rank, 6]] }));
+    withOpened(path.join(folder, "pair"), (c) => check(c.warnings.length === 0 && c.inspect().entries[0].shape[0] === 5, `warnings of ranks: ${c.warnings}`), { shards: { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 0 }] } });
+    withOpened(plain, (c) => check(c.warnings.length === 0, `warnings without shards: ${c.warnings}`));
+  });
   test("shards that are neither a document nor a built-in map are refused", () => {
     const { files: listed } = environment.sourceOf(ranks);
     for (const given of ["nosuch", '{"schema": "tessera.shards/1"}', "{", { schema: "tessera.shards/2" }]) check(errorOf(() => tessera.open(listed, { shards: given })).status, `${given} was taken`);

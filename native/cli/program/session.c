@@ -56,7 +56,8 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
     tsr_status status = cli_read_shards(program, &chosen.shards, err);
     if (status == TSR_OK) status = open(program, given, &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
-    if (chosen.shards && !tsr_checkpoint_joined_ranks(out->checkpoint) && !program->writes_ranks && cli_speaks(program))
+    out->ignores_shards = chosen.shards && !tsr_checkpoint_joined_ranks(out->checkpoint) && !program->writes_ranks;
+    if (out->ignores_shards && cli_speaks(program))
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);

@@ -14,7 +14,8 @@ enum { CLI_LAYERS = 4 };
 typedef struct cli_session {
     const char *path;
     tsr_store *store;
-    bool is_remote; /* PATH is a URL */
+    bool is_remote;      /* PATH is a URL */
+    bool ignores_shards; /* --shards was given, and there are no ranks to join */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
     /* The checkpoint of `store`, if `checkpoint` is a layer over it (--map, --dequantize, --lora, --quantize, a merge);

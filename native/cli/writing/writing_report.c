@@ -6,6 +6,7 @@
 #include "cli/program/term.h"
 #include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/object_store.h"
@@ -95,10 +96,20 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
+static tsr_status add_warning(cli_writing *w, tsr_str text, tsr_error *err)
+{
+    tsr_str *warning = tsr_vec_push(&w->warnings, err);
+    if (!warning) return TSR_E_NOMEM;
+    *warning = text;
+    return TSR_OK;
+}
+
 /* Prints warnings about the conversion, and keeps them for the document. */
 static tsr_status warn(cli_writing *w, tsr_error *err)
 {
-    TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err)); /* these were printed earlier */
+    /* These were printed earlier. */
+    if (w->source.ignores_shards) TSR_TRY(add_warning(w, TSR_STR(TSR_SHARDS_UNUSED), err));
+    TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err));
     const size_t before = w->warnings.count;
     tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
     const tsr_selection selection = {cli_selects, &w->options->selection};

@@ -21,6 +21,8 @@ tsr_status tsr_checkpoint_require_entry(const tsr_checkpoint *checkpoint, tsr_st
 /* The number of ranks that the map in the open options joined, over all pipeline stages. 0 without a map, and for a
  * checkpoint whose files are not those of ranks with plain tensors. */
 uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
+/* What documents state if --shards was given and there were no ranks to join. */
+#define TSR_SHARDS_UNUSED "--shards is not used for this checkpoint: its tensors are not plain tensors of several ranks"
 
 /* Makes `findings` the list that checks add to, and returns the one that was. The caller owns that one, and the checkpoint the other. */
 tsr_findings *tsr_checkpoint_exchange_findings(tsr_checkpoint *checkpoint, tsr_findings *findings);
