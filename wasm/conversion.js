@@ -75,7 +75,7 @@ async function takeSteps(m, job, calls, { signal, onProgress }) {
     more = await m.checkedAsync("tessera_convert_step", job) === MORE;
     await calls.settle();
     const [done, total] = [0, 1].map((all) => Number(BigInt.asUintN(64, m.x.tessera_convert_bytes(job, all))));
-    onProgress?.({ done, total });
+    await onProgress?.({ done, total });
     await turn();
   }
   signal?.throwIfAborted();

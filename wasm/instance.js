@@ -21,6 +21,9 @@ class AsyncRead extends TypeError {
   }
 }
 
+/** Whether the engine ended a call of the module: it trapped, or had no stack left. */
+const isTrap = (e) => e instanceof WebAssembly.RuntimeError || /call stack|recursion/i.test(e?.message);
+
 /** An error that a function of the host threw. It is passed on unchanged to the caller. */
 class HostFailure {
   constructor(error) { this.error = error; }
@@ -38,6 +41,8 @@ export class Instance {
   #fetching; // what it waits for
   #turn = Promise.resolve(); // settled after the last of the calls that can be suspended
   #closing = []; // what to do after it
+  #depth = 0; // of calls that are not suspended: a source may make calls
+  #trap; // the error to throw if the module cannot be used any more
 
   attach(exports) {
     this.x = exports;
@@ -118,6 +123,7 @@ export class Instance {
 
   /** Returns the address of zeroed memory, to be released with tessera_release. */
   room(size) {
+    if (this.#trap) throw this.#trap;
     const pointer = this.x.tessera_alloc(size) >>> 0;
     if (!pointer) throw new TesseraError("out of memory", "out of memory", undefined);
     return pointer;
@@ -165,14 +171,35 @@ export class Instance {
     if (this.#isWaiting) throw new TesseraError("another call is waiting for a file; await its result first", "usage", undefined);
     const { cause } = this, mayWait = this.#mayWait, err = this.#begin(); // of a call that has ended, but whose error was not thrown yet
     this.#mayWait = false;
+    this.#depth++;
     try {
-      return this.#resultOf(call(err), err);
+      return this.#resultOf(this.#called(call, err), err);
     } finally {
+      this.#depth--;
       this.#mayWait = mayWait;
       this.cause = cause;
       this.x.tessera_release(err);
+      if (!this.#depth && !mayWait) this.#closeLate();
     }
   }
+
+  #called(call, err) {
+    try {
+      return call(err);
+    } catch (e) {
+      throw isTrap(e) ? this.#stop(e) : e;
+    }
+  }
+
+  /** After a trap the module's memory may be in any state, so the module is not called again. Returns the error to throw. */
+  #stop({ message }) {
+    const { memory } = this.x;
+    this.x = new Proxy({}, { get: (_, name) => (name === "memory" ? memory : () => 0) });
+    this.#trap = new TesseraError(`the module failed (${message}) and cannot be used any more; load it again`, "unknown", undefined);
+    return this.#trap;
+  }
+
+  #closeLate() { this.#closing.splice(0).forEach((close) => close()); }
 
   /** Calls an export whose last argument is the address of an error, like `checked`. If the engine can do that, the call is
    *  suspended while a source fetches bytes. A suspended call has its stack and unfinished changes in the module's memory.
@@ -186,7 +213,7 @@ export class Instance {
     try {
       return await this.#suspendable(name, args);
     } finally {
-      this.#closing.splice(0).forEach((close) => close());
+      this.#closeLate();
       end();
     }
   }
@@ -195,20 +222,22 @@ export class Instance {
     const err = this.#begin();
     this.#mayWait = true;
     try {
-      return this.#resultOf(await WebAssembly.promising(this.x[name])(...args, err), err);
+      const returned = await WebAssembly.promising(this.x[name])(...args, err).catch((e) => { throw isTrap(e) ? this.#stop(e) : e; });
+      return this.#resultOf(returned, err);
     } finally {
       this.#mayWait = this.#isWaiting = false;
       this.x.tessera_release(err);
     }
   }
 
-  /** Closes a handle, and forgets the files of a checkpoint. Waits for a suspended call, which may be using them. */
+  /** Closes a handle, and forgets the files of a checkpoint. Waits for a call that is suspended, or that is reading from a
+   *  source, because it may be using them. */
   close(handle, store) {
     const close = () => {
       this.x.tessera_close(handle);
       this.stores.delete(store);
     };
-    if (this.#isWaiting) this.#closing.push(close);
+    if (this.#isWaiting || this.#mayWait || this.#depth) this.#closing.push(close);
     else close();
   }
 
