@@ -124,7 +124,7 @@ export class Instance {
   /** Returns the address of zeroed memory, to be released with tessera_release. */
   room(size) {
     if (this.#trap) throw this.#trap;
-    const pointer = this.x.tessera_alloc(size) >>> 0;
+    const pointer = size < 2 ** 32 ? this.x.tessera_alloc(size) >>> 0 : 0;
     if (!pointer) throw new TesseraError("out of memory", "out of memory", undefined);
     return pointer;
   }

@@ -41,6 +41,13 @@ export function argumentOf(call, name, value, kind) {
   return value;
 }
 
+/** Throws unless a call is about one of `count` parts, numbered from 0. */
+export function partOrThrow(call, number, count) {
+  argumentOf(call, "number", number, "count");
+  argumentOf(call, "count", count, "count");
+  if (number >= count || count >= 2 ** 32) throw new TypeError(`${call}: number must be less than count, and count less than 2^32`);
+}
+
 /** Returns the text of a document that was given as text or as an object. */
 export const documentText = (document) => (isText(document) ? document : JSON.stringify(document));
 

@@ -5,7 +5,7 @@
 import { convertInto } from "./conversion.js";
 import { TesseraError } from "./errors.js";
 import { instantiated, prepared } from "./instance.js";
-import { argumentOf, documentText, filesOrThrow, optionsOf, pairsOf, sinkOrThrow } from "./options.js";
+import { argumentOf, documentText, filesOrThrow, optionsOf, pairsOf, partOrThrow, sinkOrThrow } from "./options.js";
 import { Diff, Handle, Outline, Tally, Twins } from "./views.js";
 
 export { Diff, Outline, Tally, TesseraError, Twins };
@@ -72,6 +72,7 @@ export class Tessera {
 
   /** Returns the explanation of a rule and how to fix what it finds. */
   ruleHelp(rule) {
+    argumentOf("ruleHelp", "rule", rule, "text");
     return this.#m.withTexts([rule], ([id]) => this.#m.text(this.#m.x.tessera_rule_help(id)));
   }
 
@@ -106,6 +107,9 @@ export class Tessera {
   }
 }
 
+/** Returns the number of an entry for the module, where larger numbers would be read as smaller ones. */
+const entryOf = (call, entry) => Math.min(argumentOf(call, "entry", entry, "count"), NO_NUMBER);
+
 export class Checkpoint extends Handle {
   #store; // the number of the files; undefined if the checkpoint was made from another one
 
@@ -123,8 +127,9 @@ export class Checkpoint extends Handle {
 
   document(kind, options = {}) {
     if (kind === "plan") return this.#text("plan", [...pairsOf(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }))]);
+    const entry = options.entry === undefined ? NO_NUMBER : entryOf("document", options.entry);
     return this.m.withTexts([options.path ?? ""], (path) =>
-      this.m.document((err) => this.m.x.tessera_document(this.handle, KINDS[kind] ?? 0, options.entry ?? NO_NUMBER, ...path, err)));
+      this.m.document((err) => this.m.x.tessera_document(this.handle, KINDS[kind] ?? 0, entry, ...path, err)));
   }
 
   /** Returns the text of a command's document; `pairs` are its options. */
@@ -198,12 +203,14 @@ export class Checkpoint extends Handle {
 
   /** Does part `number` of a check of all data in `count` parts of about equal size. Returns what it found, as bytes. */
   checkPart(number, count) {
+    partOrThrow("checkPart", number, count);
     this.m.needsPrepared();
     return this.#taken(this.m.sized((size, err) => this.m.x.tessera_check_part(this.handle, number, count, size, err)));
   }
 
   /** Like `checkPart`, and fetches bytes of sources that have `fetch`. */
   async checkPartAsync(number, count) {
+    partOrThrow("checkPartAsync", number, count);
     this.m.needsPrepared();
     return this.#taken(await this.m.sizedAsync("tessera_check_part", this.handle, number, count));
   }
@@ -268,7 +275,10 @@ export class Checkpoint extends Handle {
     return all;
   }
 
-  tally(entry) { return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, entry, err))); }
+  tally(entry) {
+    const number = entryOf("tally", entry);
+    return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, number, err)));
+  }
 
   twins() {
     this.m.needsPrepared();

@@ -1,5 +1,7 @@
 /** Objects over a checkpoint other than its documents: the outline, and jobs in steps. */
 
+import { argumentOf, partOrThrow } from "./options.js";
+
 const NO_NUMBER = 0xffffffff;
 const MORE = 1;
 const ACTS = { close: 0, open: 1, fold: 2, unfold: 3, "open-all": 4, "close-all": 5 };
@@ -23,6 +25,7 @@ export class Outline extends Handle {
   get count() { return this.m.x.tessera_outline_count(this.handle) >>> 0; }
 
   filter(text) {
+    argumentOf("filter", "text", text, "text");
     return this.m.withTexts([text], (args) => this.m.checked((err) => this.m.x.tessera_outline_filter(this.handle, ...args, err))) - 1;
   }
 
@@ -126,7 +129,10 @@ export class Diff extends Job {
   found(number, count) { return this.#records(number, count).slice(); }
   /** Stores the results of another module for that part of the same checkpoints. */
   take(number, count, found) { this.#records(number, count).set(found); }
-  #records(number, count) { return this.m.sized((size, err) => this.m.x.tessera_diff_part(this.handle, number, count, size, err)); }
+  #records(number, count) {
+    partOrThrow("diff", number, count);
+    return this.m.sized((size, err) => this.m.x.tessera_diff_part(this.handle, number, count, size, err));
+  }
 
   /** Returns tessera.diff/1, parsed. */
   result() { return JSON.parse(this.document()); }

@@ -43,6 +43,18 @@ export async function testFailures({ tessera, module, writers, root }) {
     release();
   });
 
+  test("numbers that the module would read as others are refused", () => {
+    const { checkpoint, release } = opened(), diff = checkpoint.diff(checkpoint), outline = checkpoint.outline(), rows = JSON.stringify(outline.rows(0, 50));
+    for (const part of [[0, 0], [2, 2], [-1, 2], [0, 2 ** 32], [0.5, 2], ["0", 2], [0, NaN], []])
+      for (const call of [() => checkpoint.checkPart(...part), () => diff.part(...part), () => diff.found(...part), () => diff.take(...part, new Uint8Array(1))]) check(errorOf(call) instanceof TypeError, `${call} of ${part} was done`);
+    for (const call of [() => checkpoint.tally(NaN), () => checkpoint.tally("a"), () => checkpoint.document("entry", { entry: "a" }), () => checkpoint.document("preview", { entry: 0.5 }), () => tessera.ruleHelp(3), () => outline.filter()]) check(errorOf(call) instanceof TypeError, `${call} was done`);
+    for (const call of [() => checkpoint.tally(2 ** 32), () => checkpoint.document("entry", { entry: 2 ** 33 + 1 })]) check(/^no entry has the number 4294967295/.test(errorOf(call).message), `${call} was done`);
+    for (const count of [2 ** 31, 2 ** 40]) check(errorOf(() => outline.rows(0, count)).status === "out of memory", `${count} rows`);
+    check(JSON.stringify(outline.rows(0, 50)) === rows && checkpoint.checkPart(1, 2).length > 0, "the outline has changed");
+    checkpoint.close();
+    release();
+  });
+
   await testAsync("a module that trapped is not called again", async () => {
     const { exports } = (await WebAssembly.instantiate(TRAP)).instance;
     for (const [name, call] of [["tessera_call", (c) => c.inspect()], ["tessera_find", (c) => c.find("x")], ["tessera_convert_step", (c) => c.convert({ to: "dcp" }, new MemorySink())]]) {
