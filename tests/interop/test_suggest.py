@@ -10,6 +10,14 @@ from test_maps import need, same, write
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
 
 
+def suggest(t, source, target, path, *options):
+    """Writes the suggested map to `path`, and returns what the command printed."""
+    found = t.run("map", "suggest", source, target, *options)
+    with open(path, "wb") as f:
+        f.write(found.stdout)
+    return found
+
+
 def test_suggested_maps(t):
     """From torchtitan's names to Hugging Face's: values decide everything; shapes alone decide what they can, and the rest is said."""
     llama = os.path.join(GOLDEN, "merging", "a32.safetensors")
@@ -20,8 +28,7 @@ def test_suggested_maps(t):
     t.run("convert", hf, titan, "--map", "torchtitan-llama3", "--inverse")
     need(not set(load_file(titan)) & (set(load_file(llama)) - {"lm_head.weight"}), "the names are not other names")
     path = os.path.join(t.scratch, "map.json")
-    with open(path, "wb") as f:
-        f.write(t.run("map", "suggest", titan, hf, "--values").stdout)
+    suggest(t, titan, hf, path, "--values")
     t.run("convert", titan, out, "--map", path)
     same(load_file(out), load_file(llama), "the suggestion, applied")
 
@@ -73,9 +80,7 @@ def test_suggested_transposes_of_stacked_experts(t):
             want = {k: v for k, v in want.items() if ".y" in k}
             save_file({k: v for k, v in load_file(a).items() if ".y" in k}, a)
         save_file(want, b)
-        found = t.run("map", "suggest", a, b, *options)
-        with open(document, "wb") as f:
-            f.write(found.stdout)
+        found = suggest(t, a, b, document, *options)
         t.run("convert", a, out, "--map", document, "--overwrite")
         same(load_file(out), want, f"{size} {options}")
         t.run("convert", out, b, "--map", document, "--inverse", "--overwrite")
@@ -92,10 +97,8 @@ def test_a_suggestion_states_what_shapes_do_not_show(t):
     save_file(want, b)
     said = t.run("map", "suggest", a, b).stderr.decode()
     need("of B and 1 more are square, so their shapes do not show whether they are transposed" in said and "only names and shapes were compared" in said, said)
-    found = t.run("map", "suggest", a, b, "--values")
+    found = suggest(t, a, b, document, "--values")
     need(not found.stderr.strip(), found.stderr)
-    with open(document, "wb") as f:
-        f.write(found.stdout)
     t.run("convert", a, out, "--map", document)
     same(load_file(out), want, "decided by values")
     save_file({"y": y}, a)
@@ -120,10 +123,8 @@ def test_suggested_parts(t):
     save_file(a, apart)
     save_file(b, fused)
     for source, target, want in ((apart, fused, b), (fused, apart, a)):
-        found = t.run("map", "suggest", source, target, "--values")
+        found = suggest(t, source, target, path, "--values")
         need(not found.stderr.strip() or b"could be" not in found.stderr and b"no rule" not in found.stderr, found.stderr)
-        with open(path, "wb") as f:
-            f.write(found.stdout)
         t.run("convert", source, out, "--map", path, "--overwrite")
         same(load_file(out), want, "suggested parts")
         t.run("convert", target, out, "--map", path, "--inverse", "--overwrite")
@@ -139,10 +140,6 @@ def test_suggested_parts_that_are_transposed(t):
     torch.manual_seed(11)
     apart, fused, out, path = (os.path.join(t.scratch, n) for n in ("a.safetensors", "b.safetensors", "out.safetensors", "map.json"))
 
-    def write_suggestion(found):
-        with open(path, "wb") as f:
-            f.write(found.stdout)
-
     for hidden, up in ((6, 5), (4, 4)):  # not square, and square
         a, b = {}, {}
         for i in range(2):
@@ -156,9 +153,8 @@ def test_suggested_parts_that_are_transposed(t):
         save_file(a, apart)
         save_file(b, fused)
         for source, target, want in ((apart, fused, b), (fused, apart, a)):
-            found = t.run("map", "suggest", source, target, "--values")
+            found = suggest(t, source, target, path, "--values")
             need(not found.stderr.strip(), found.stderr)
-            write_suggestion(found)
             t.run("convert", source, out, "--map", path, "--overwrite")
             same(load_file(out), want, f"{hidden} and values")
             t.run("convert", target, out, "--map", path, "--inverse", "--overwrite")
@@ -204,10 +200,8 @@ def test_suggested_parts_in_turns(t):
     save_file(a, apart)
     save_file(b, joined)
     for source, target, want, back in ((apart, joined, b, a), (joined, apart, a, b)):
-        found = t.run("map", "suggest", source, target, "--values")
+        found = suggest(t, source, target, path, "--values")
         need(not found.stderr.strip(), found.stderr)
-        with open(path, "wb") as f:
-            f.write(found.stdout)
         t.run("convert", source, out, "--map", path, "--overwrite")
         same(load_file(out), want, "parts in turns")
         t.run("convert", target, out, "--map", path, "--inverse", "--overwrite")
@@ -243,10 +237,8 @@ def test_suggested_padding(t):
     save_file(x, a)
     want = {"e": torch.cat([x["embed"], torch.zeros(3, 3)]), "b": torch.cat([x["bias"], torch.zeros(1)])}
     save_file(want, b)
-    found = t.run("map", "suggest", a, b, "--values")
+    found = suggest(t, a, b, path, "--values")
     need(not found.stderr.strip(), found.stderr)
-    with open(path, "wb") as f:
-        f.write(found.stdout)
     t.run("convert", a, out, "--map", path)
     same(load_file(out), want, "padded")
     t.run("convert", b, out, "--map", path, "--inverse", "--overwrite")
@@ -254,9 +246,7 @@ def test_suggested_padding(t):
     parts = {"p": torch.randn(2, 3), "q": torch.randn(1, 3), "r": torch.randn(2)}
     save_file({"joined": torch.cat([parts["q"], parts["p"]]), "s": torch.cat([parts["r"], torch.ones(1)])}, a)
     save_file(parts, b)
-    found = t.run("map", "suggest", a, b, "--values")
+    found = suggest(t, a, b, path, "--values")
     need(found.stderr.decode() == "tessera: note: 'r' of B has the first 2 of the 3 rows of 's' of A; the rule leaves out the others\n", found.stderr)
-    with open(path, "wb") as f:
-        f.write(found.stdout)
     t.run("convert", a, out, "--map", path, "--overwrite")
     same(load_file(out), parts, "parts and rows")
