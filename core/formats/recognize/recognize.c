@@ -13,31 +13,14 @@
 #include "codec/json.h"
 #include "formats/common/incomplete.h"
 #include "formats/recognize/below.h"
+#include "formats/recognize/directory_names.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/shards/shards_files.h"
 #include "tessera/sys/try.h"
 
-static tsr_str base_name(tsr_str path)
-{
-    size_t at = path.size;
-    while (at > 0 && path.data[at - 1] != '/') at--;
-    return (tsr_str){path.data + at, path.size - at};
-}
-
 static bool in_root(tsr_str path)
 {
     return !memchr(path.data, '/', path.size);
-}
-
-static bool holds(tsr_str text, tsr_str part)
-{
-    for (size_t at = 0; at + part.size <= text.size; at++) {
-        const char *found = memchr(text.data + at, part.data[0], text.size - part.size - at + 1);
-        if (!found) return false;
-        at = (size_t)(found - text.data);
-        if (memcmp(found, part.data, part.size) == 0) return true;
-    }
-    return false;
 }
 
 /* ---- files, ordered by the numbers in their names ---- */
@@ -232,85 +215,6 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
     return add(r, &r->torch, 0, file);
 }
 
-/* Whether the path has two directories or more. */
-static bool is_deeper(tsr_str path)
-{
-    const char *slash = memchr(path.data, '/', path.size);
-    return slash && memchr(slash + 1, '/', path.size - (size_t)(slash + 1 - path.data));
-}
-
-/* Whether any path in the directory or directly below it satisfies `is`. Deeper paths are ignored, because only some stores
- * list them. */
-static bool any_path(const tsr_store *store, bool (*is)(tsr_str path))
-{
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        const tsr_str path = store->files[f].name;
-        if (!is_deeper(path) && is(path)) return true;
-    }
-    return false;
-}
-
-static bool is_deepspeed(tsr_str path)
-{
-    tsr_str name = base_name(path);
-    return tsr_str_starts(name, TSR_STR("zero_pp_rank_")) || holds(name, TSR_STR("_zero_pp_rank_")) ||
-           (tsr_str_starts(name, TSR_STR("mp_rank_")) && tsr_str_ends(name, TSR_STR("_model_states.pt")));
-}
-
-static bool is_megatron(tsr_str path)
-{
-    tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR("latest_checkpointed_iteration.txt")) ||
-           tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
-}
-
-/* Whether a file belongs to a DCP, complete or interrupted. */
-static bool is_dcp(tsr_str path)
-{
-    return tsr_str_equal(base_name(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
-}
-
-static bool is_orbax(tsr_str path)
-{
-    tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR("_CHECKPOINT_METADATA")) || tsr_str_equal(name, TSR_STR("manifest.ocdbt"));
-}
-
-static bool is_zarr(tsr_str path)
-{
-    tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR(".zgroup")) ||
-           tsr_str_equal(name, TSR_STR("zarr.json"));
-}
-
-static bool is_torchsnapshot(tsr_str path)
-{
-    return tsr_str_equal(base_name(path), TSR_STR(".snapshot_metadata"));
-}
-
-static bool is_tensorflow(tsr_str path)
-{
-    return tsr_str_equal(base_name(path), TSR_STR("saved_model.pb")) || holds(path, TSR_STR(".data-00000-of-"));
-}
-
-/* Whether the directory contains files of a training framework, several of which make up one checkpoint. Then a torch.save
- * file next to their directories is not the checkpoint. Megatron-LM can also write DCP. */
-static bool holds_training_files(const tsr_store *store)
-{
-    return any_path(store, is_deepspeed) || (any_path(store, is_megatron) && !any_path(store, is_dcp));
-}
-
-static const char *foreign_folder(const tsr_store *store)
-{
-    if (any_path(store, is_orbax)) return "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python";
-    if (any_path(store, is_zarr)) return "a Zarr store, which is not supported: the Python package zarr reads it";
-    if (any_path(store, is_torchsnapshot))
-        return "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python";
-    if (any_path(store, is_tensorflow))
-        return "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it";
-    return NULL;
-}
-
 static tsr_status refuse_several(recognizer *r, const tsr_below *list, const char *what, const char *hint)
 {
     return tsr_fail(r->err, TSR_E_UNSUPPORTED, "the directory contains %s (%u%s): %s%s; %s", what, list->count,
@@ -346,15 +250,10 @@ static tsr_status list_files(recognizer *r, tsr_below *list, const tsr_vec *file
     return TSR_OK;
 }
 
-static bool is_dcp_name(tsr_str path)
-{
-    return tsr_str_ends(path, TSR_STR("/.metadata"));
-}
-
 static tsr_status refuse_folder(recognizer *r)
 {
     tsr_below list = {.used = 0};
-    const char *foreign = foreign_folder(r->store), *below;
+    const char *foreign = tsr_foreign_directory(r->store), *below;
     TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, "the directory is %s", foreign);
     tsr_str named = r->foreign ? tsr_arena_str(r->checkpoint->arena, name_at(r, r->foreign_file), r->err) : (tsr_str){"", 0};
     if (!named.data) return TSR_E_NOMEM;
@@ -362,7 +261,7 @@ static tsr_status refuse_folder(recognizer *r)
     if (list.count) return refuse_below(r, &list);
     below = list.cut ? "; there are more, which were not looked at" : tsr_below_deeper(&list);
     TSR_FAIL_IF(r->foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s%s", TSR_STR_ARG(named), r->foreign, below);
-    TSR_FAIL_IF(any_path(r->store, is_deepspeed), r->err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(tsr_has_deepspeed_files(r->store), r->err, TSR_E_UNSUPPORTED,
                 "the directory contains files of a DeepSpeed checkpoint, but no *mp_rank_MM_model_states.pt and no "
                 "*_mp_rank_MM_optim_states.pt%s",
                 below);
@@ -393,8 +292,9 @@ static bool are_ranks(const recognizer *r, tsr_vec *torch)
     while (suffix > 0 && first.data[first.size - suffix] >= '0' && first.data[first.size - suffix] <= '9') suffix--;
     tsr_str head = {first.data, prefix}, tail = {first.data + first.size - suffix, suffix};
     if (tsr_str_starts(tail, TSR_STR("-of-"))) return false;
-    bool ranks = holds(head, TSR_STR("rank"));
-    if (!ranks && (holds(head, TSR_STR("step")) || holds(head, TSR_STR("epoch")) || holds(head, TSR_STR("iter"))))
+    bool ranks = tsr_name_holds(head, TSR_STR("rank"));
+    if (!ranks && (tsr_name_holds(head, TSR_STR("step")) || tsr_name_holds(head, TSR_STR("epoch")) ||
+                   tsr_name_holds(head, TSR_STR("iter"))))
         return false;
     for (size_t i = 0; i < torch->count; i++) {
         tsr_str name = name_at(r, items[i].file);
@@ -419,7 +319,7 @@ static tsr_status is_sharded(recognizer *r, uint32_t file, bool *sharded)
     uint64_t size = tsr_load_le(length, sizeof length);
     if (size > TSR_SAFETENSORS_MAX_HEADER || size > store->files[file].size - sizeof length) return TSR_OK;
     TSR_TRY(tsr_range_load((tsr_range){store, file, sizeof length, size}, r->checkpoint->host, &header, r->err));
-    *sharded = holds(header.data, TSR_STR("DCP_SHARDING_INFO"));
+    *sharded = tsr_name_holds(header.data, TSR_STR("DCP_SHARDING_INFO"));
     tsr_bytes_free(&header);
     return TSR_OK;
 }
@@ -470,8 +370,8 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
 {
     const numbered *files = r->torch.items;
     tsr_below list = {.used = 0};
-    const bool has_folders = any_path(r->store, is_dcp_name); /* a Trainer's scheduler.pt is next to the directories of
-                                                               * model and optimizer */
+    /* A Trainer's scheduler.pt is next to the directories of model and optimizer. */
+    const bool has_folders = tsr_has_dcp_below(r->store);
     if (r->torch.count == 1 && !has_folders && !are_shards(r)) {
         *reader = r->torch_kind == TSR_CONTENT_TORCH_ZIP ? &tsr_reader_torch_zip : &tsr_reader_torch_legacy;
         return choose_one(r, files[0].file);
@@ -504,7 +404,7 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     if (r->indexes.count == 1) return recognize_index(r, ((const numbered *)r->indexes.items)[0].file, reader);
     const tsr_vec *lists[] = {&r->indexes, &r->safetensors, &r->torch};
     size_t kinds = (r->indexes.count > 0) + (r->safetensors.count > 0) + (r->torch.count > 0);
-    if (kinds == 0 || holds_training_files(r->store)) return refuse_folder(r);
+    if (kinds == 0 || tsr_has_training_files(r->store)) return refuse_folder(r);
     if (kinds == 1 && r->safetensors.count) return recognize_safetensors(r, reader);
     if (kinds == 1 && r->torch.count) return recognize_torch(r, reader);
     for (size_t k = r->indexes.count ? 0 : 1; k < (r->indexes.count ? 1u : 3u); k++) TSR_TRY(list_files(r, &list, lists[k]));
@@ -518,7 +418,7 @@ static uint32_t only_file(const tsr_store *store)
     uint32_t found = TSR_NO_FILE;
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str path = store->files[f].name;
-        if (is_deeper(path)) continue;
+        if (tsr_is_deeper(path)) continue;
         if (found != TSR_NO_FILE || !in_root(path)) return TSR_NO_FILE;
         found = f;
     }
@@ -560,7 +460,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
         *reader = &tsr_reader_dcp;
         return choose_one(&r, metadata);
     }
-    const uint32_t only = store->file_count > 1 && foreign_folder(store) ? TSR_NO_FILE : only_file(store);
+    const uint32_t only = store->file_count > 1 && tsr_foreign_directory(store) ? TSR_NO_FILE : only_file(store);
     if (only != TSR_NO_FILE && !tsr_str_ends(store->files[only].name, TSR_STR(".metadata")))
         return recognize_only_file(&r, only, reader);
     r.safetensors = r.torch = r.indexes = r.metadata = tsr_vec_of(allocator, sizeof(numbered));
