@@ -1,11 +1,22 @@
 /* Sizes of catalog entries, and the names of formats in documents. */
 #include "tessera/catalog.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/cursor.h"
+#include "base/line.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
+
+size_t tsr_path_item_size(const tsr_path_item *item)
+{
+    char text[24];
+    tsr_line line = tsr_line_on(text, sizeof text);
+    if (item->kind == TSR_PATH_KEY) return item->key.size;
+    tsr_line_format(&line, "%" PRId64, item->integer);
+    return line.used;
+}
 
 const char *tsr_entry_kind_name(tsr_entry_kind kind)
 {

@@ -8,7 +8,7 @@
 
 #include <inttypes.h>
 
-#include "base/line.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
@@ -42,15 +42,6 @@ typedef struct survey {
     tsr_map *values;    /* last key → index of the entry */
 } survey;
 
-static size_t text_size(const tsr_path_item *item)
-{
-    char text[24];
-    tsr_line line = tsr_line_on(text, sizeof text);
-    if (item->kind == TSR_PATH_KEY) return item->key.size;
-    tsr_line_format(&line, "%" PRId64, item->integer);
-    return line.used;
-}
-
 /* The part of the FQN that stands for path items [from, to). No data if the FQN does not consist of the path joined with
  * dots. */
 static tsr_str slice(const tsr_entry *entry, uint32_t from, uint32_t to)
@@ -58,7 +49,7 @@ static tsr_str slice(const tsr_entry *entry, uint32_t from, uint32_t to)
     size_t at = 0, begin = 0;
     for (uint32_t i = 0; i < to; i++) {
         if (i == from) begin = at;
-        at += text_size(&entry->path[i]) + 1;
+        at += tsr_path_item_size(&entry->path[i]) + 1;
     }
     if (from == to) return (tsr_str){entry->fqn.data, 0};
     return at <= entry->fqn.size + 1 ? (tsr_str){entry->fqn.data + begin, at - 1 - begin} : (tsr_str){NULL, 0};

@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-#include "base/line.h"
 #include "tessera/glob.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/shard_names.h"
 #include "tessera/sys/try.h"
 
@@ -96,15 +96,6 @@ static tsr_str replace(tsr_str text, size_t at, size_t size, uint64_t layer, tsr
     return tsr_arena_format(arena, err, "%.*s%" PRIu64 "%.*s", TSR_STR_ARG(before), layer, TSR_STR_ARG(after));
 }
 
-static size_t text_size(const tsr_path_item *item)
-{
-    char digits[24];
-    tsr_line line = tsr_line_on(digits, sizeof digits);
-    if (item->kind == TSR_PATH_KEY) return item->key.size;
-    tsr_line_format(&line, "%" PRId64, item->integer);
-    return line.used;
-}
-
 /* Replaces the number in the path item that contains it. `at` is an index into the FQN, which consists of the texts of the
  * items, joined by dots. */
 static tsr_status renumber_path(tsr_entry *entry, size_t at, size_t size, uint64_t layer, tsr_arena *arena, tsr_error *err)
@@ -115,7 +106,7 @@ static tsr_status renumber_path(tsr_entry *entry, size_t at, size_t size, uint64
     entry->path = path;
     size_t from = 0;
     for (uint32_t i = 0; i < entry->path_length; i++) {
-        const size_t length = text_size(&path[i]);
+        const size_t length = tsr_path_item_size(&path[i]);
         if (at >= from && at < from + length) {
             if (path[i].kind != TSR_PATH_KEY) path[i].integer = (int64_t)layer;
             else path[i].key = replace(path[i].key, at - from, size, layer, arena, err);
