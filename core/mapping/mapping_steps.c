@@ -149,13 +149,19 @@ static tsr_status reshape(const runner *r, tsr_mapped_tensor *tensor)
     return tsr_boxes_reshape(&r->m->maker, tensor, shape, r->step->number_count, tensor);
 }
 
+/* The dim of a step that changes a dim's size, and the size that it has then. */
+static tsr_status find_resized(const runner *r, const tsr_mapped_tensor *tensor, uint32_t *dim, uint64_t *to)
+{
+    TSR_TRY(find_dim(r, tensor, 0, dim));
+    TSR_TRY(tsr_mapped_number(r->m, &r->step->to, to, r->err));
+    return check_from(r, tensor, *dim);
+}
+
 static tsr_status trim(const runner *r, tsr_mapped_tensor *tensor)
 {
     uint32_t dim;
     uint64_t to;
-    TSR_TRY(find_dim(r, tensor, 0, &dim));
-    TSR_TRY(tsr_mapped_number(r->m, &r->step->to, &to, r->err));
-    TSR_TRY(check_from(r, tensor, dim));
+    TSR_TRY(find_resized(r, tensor, &dim, &to));
     if (to > tensor->shape[dim]) return misfit(r, tensor, "keeps more elements than there are:", to);
     return tsr_boxes_slice(&r->m->maker, tensor, dim, (tsr_span){0, to}, tensor);
 }
@@ -164,9 +170,7 @@ static tsr_status pad(const runner *r, tsr_mapped_tensor *tensor)
 {
     uint32_t dim;
     uint64_t to;
-    TSR_TRY(find_dim(r, tensor, 0, &dim));
-    TSR_TRY(tsr_mapped_number(r->m, &r->step->to, &to, r->err));
-    TSR_TRY(check_from(r, tensor, dim));
+    TSR_TRY(find_resized(r, tensor, &dim, &to));
     if (to < tensor->shape[dim]) return misfit(r, tensor, "pads to fewer elements:", to);
     if (to == tensor->shape[dim]) return TSR_OK;
     tsr_mapped_tensor both[] = {*tensor, *tensor};
