@@ -160,6 +160,13 @@ tsr_status tsr_json_get(const cJSON *object, const char *key, tsr_json_type type
     return TSR_OK;
 }
 
+size_t tsr_json_count(const cJSON *json)
+{
+    size_t count = 0;
+    for (const cJSON *item = json ? json->child : NULL; item; item = item->next) count++;
+    return count;
+}
+
 tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, tsr_error *err)
 {
     *out = 0;

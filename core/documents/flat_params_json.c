@@ -18,13 +18,6 @@ typedef struct reader {
     tsr_flat_params *out;
 } reader;
 
-static size_t count_items(const cJSON *json)
-{
-    size_t count = 0;
-    for (const cJSON *i = json ? json->child : NULL; i; i = i->next) count++;
-    return count;
-}
-
 static tsr_status copy_string(reader *r, const cJSON *item, const char *where, tsr_str *out, tsr_error *err)
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, where, err));
@@ -35,7 +28,7 @@ static tsr_status copy_string(reader *r, const cJSON *item, const char *where, t
 static tsr_status read_names(reader *r, const cJSON *list, const char *where, tsr_name_list *out, tsr_error *err)
 {
     TSR_TRY(tsr_json_expect(list, TSR_JSON_ARRAY, where, err));
-    tsr_str *names = tsr_arena_array(r->arena, count_items(list), sizeof *names, err);
+    tsr_str *names = tsr_arena_array(r->arena, tsr_json_count(list), sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     *out = (tsr_name_list){names, 0};
     for (const cJSON *i = list->child; i; i = i->next) TSR_TRY(copy_string(r, i, where, &names[out->count++], err));
@@ -51,7 +44,7 @@ static tsr_status read_param(reader *r, const cJSON *json, const char *where, ts
     TSR_TRY(tsr_json_find(json, "requires_grad", TSR_JSON_BOOL, where, &gradients, err));
     TSR_TRY(copy_string(r, fqn, where, &out->fqn, err));
     out->needs_state = gradients && cJSON_IsTrue(gradients);
-    uint64_t *sizes = tsr_arena_array(r->arena, count_items(shape), sizeof *sizes, err);
+    uint64_t *sizes = tsr_arena_array(r->arena, tsr_json_count(shape), sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
     out->shape = sizes;
     *numel = 1;
@@ -108,7 +101,7 @@ static tsr_status read_params(reader *r, const cJSON *json, const char *where, t
     TSR_TRY(tsr_json_get(json, "params", TSR_JSON_ARRAY, where, &list, err));
     TSR_TRY(tsr_json_get(json, "numels_with_padding", TSR_JSON_ARRAY, where, &runs, err));
     TSR_TRY(tsr_json_get(json, "is_padding_mask", TSR_JSON_ARRAY, where, &mask, err));
-    size_t count = count_items(list);
+    size_t count = tsr_json_count(list);
     const originals listed = {tsr_arena_array(r->arena, count, sizeof *listed.params, err),
                               tsr_arena_array(r->arena, count, sizeof *listed.numels, err)};
     if (!listed.params || !listed.numels) return TSR_E_NOMEM;
@@ -121,7 +114,7 @@ static tsr_status read_params(reader *r, const cJSON *json, const char *where, t
 static tsr_status read_shared(reader *r, const cJSON *list, const char *where, tsr_flat_unit *unit, tsr_error *err)
 {
     const cJSON *fqn, *of;
-    tsr_flat_shared *shared = tsr_arena_array(r->arena, count_items(list), sizeof *shared, err);
+    tsr_flat_shared *shared = tsr_arena_array(r->arena, tsr_json_count(list), sizeof *shared, err);
     if (!shared) return TSR_E_NOMEM;
     unit->shared = shared;
     for (const cJSON *s = list ? list->child : NULL; s; s = s->next, unit->shared_count++) {
@@ -160,7 +153,7 @@ static tsr_status read_unit(reader *r, const cJSON *json, size_t number, tsr_fla
 
 static tsr_status read_units(reader *r, const cJSON *list, tsr_error *err)
 {
-    tsr_flat_unit *units = tsr_arena_array(r->arena, count_items(list), sizeof *units, err);
+    tsr_flat_unit *units = tsr_arena_array(r->arena, tsr_json_count(list), sizeof *units, err);
     if (!units) return TSR_E_NOMEM;
     r->out->units = units;
     for (const cJSON *u = list->child; u; u = u->next, r->out->unit_count++)
@@ -170,7 +163,7 @@ static tsr_status read_units(reader *r, const cJSON *list, tsr_error *err)
 
 static tsr_status read_groups(reader *r, const cJSON *list, tsr_error *err)
 {
-    tsr_name_list *groups = tsr_arena_array(r->arena, count_items(list), sizeof *groups, err);
+    tsr_name_list *groups = tsr_arena_array(r->arena, tsr_json_count(list), sizeof *groups, err);
     if (!groups) return TSR_E_NOMEM;
     r->out->groups = groups;
     for (const cJSON *g = list->child; g; g = g->next)
@@ -184,12 +177,12 @@ static tsr_status read_shard_groups(reader *r, const cJSON *list, tsr_error *err
     uint32_t world = r->out->world_size, *ranks = tsr_arena_array(r->arena, world, sizeof *ranks, err), count = 0;
     bool *seen = tsr_arena_array(r->arena, world, sizeof *seen, err);
     if (!ranks || !seen) return TSR_E_NOMEM;
-    size_t size = count_items(list->child);
+    size_t size = tsr_json_count(list->child);
     for (const cJSON *g = list->child; g; g = g->next) {
         TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "shard_groups", err));
-        TSR_FAIL_IF(count_items(g) != size, err, TSR_E_FORMAT,
+        TSR_FAIL_IF(tsr_json_count(g) != size, err, TSR_E_FORMAT,
                     "flat params: shard_groups of %zu and %zu ranks; all groups must have the same number of ranks", size,
-                    count_items(g));
+                    tsr_json_count(g));
         for (const cJSON *i = g->child; i; i = i->next) {
             uint64_t rank;
             TSR_TRY(tsr_json_to_u64(i, "shard_groups", &rank, err));

@@ -29,13 +29,6 @@ typedef struct reader {
     tsr_map *by_path;
 } reader;
 
-static size_t count_members(const cJSON *json)
-{
-    size_t count = 0;
-    for (const cJSON *m = json ? json->child : NULL; m; m = m->next) count++;
-    return count;
-}
-
 static tsr_status copy_text(reader *r, tsr_str text, tsr_str *out, tsr_error *err)
 {
     *out = tsr_arena_str(r->arena, text, err);
@@ -47,7 +40,7 @@ static tsr_status read_shape(reader *r, const cJSON *object, const char *where, 
 {
     const cJSON *list;
     TSR_TRY(tsr_json_get(object, "shape", TSR_JSON_ARRAY, where, &list, err));
-    uint64_t *sizes = tsr_arena_array(r->arena, count_members(list), sizeof *sizes, err);
+    uint64_t *sizes = tsr_arena_array(r->arena, tsr_json_count(list), sizeof *sizes, err);
     if (!sizes) return TSR_E_NOMEM;
     *ndim = 0;
     for (const cJSON *item = list->child; item; item = item->next)
@@ -89,7 +82,7 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
 {
     const cJSON *map, *dtype;
     TSR_TRY(tsr_json_find(object, key, TSR_JSON_OBJECT, where, &map, err));
-    tsr_module_tensor *tensors = tsr_arena_array(r->arena, count_members(map), sizeof *tensors, err);
+    tsr_module_tensor *tensors = tsr_arena_array(r->arena, tsr_json_count(map), sizeof *tensors, err);
     if (!tensors) return TSR_E_NOMEM;
     *out = (tensor_list){tensors, 0};
     for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
@@ -129,7 +122,7 @@ static tsr_status read_modifiers(reader *r, const cJSON *object, const char *whe
 {
     const cJSON *map;
     TSR_TRY(tsr_json_find(object, "fqn_modifiers", TSR_JSON_OBJECT, where, &map, err));
-    tsr_module_modifier *modifiers = tsr_arena_array(r->arena, count_members(map), sizeof *modifiers, err);
+    tsr_module_modifier *modifiers = tsr_arena_array(r->arena, tsr_json_count(map), sizeof *modifiers, err);
     if (!modifiers) return TSR_E_NOMEM;
     for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
         tsr_module_modifier *modifier = &modifiers[module->modifier_count++];
@@ -152,8 +145,8 @@ static tsr_status read_string(reader *r, const cJSON *object, const char *key, c
 static tsr_status read_flat_lists(reader *r, const cJSON *params, const cJSON *shared, const char *where,
                                   tsr_module_flat *flat, tsr_error *err)
 {
-    tsr_flat_original *originals = tsr_arena_array(r->arena, count_members(params), sizeof *originals, err);
-    tsr_flat_shared *seconds = tsr_arena_array(r->arena, count_members(shared), sizeof *seconds, err);
+    tsr_flat_original *originals = tsr_arena_array(r->arena, tsr_json_count(params), sizeof *originals, err);
+    tsr_flat_shared *seconds = tsr_arena_array(r->arena, tsr_json_count(shared), sizeof *seconds, err);
     if (!originals || !seconds) return TSR_E_NOMEM;
     flat->params = originals;
     flat->shared = seconds;
@@ -201,7 +194,7 @@ static tsr_status read_children(reader *r, const cJSON *object, const char *wher
 {
     const cJSON *map;
     TSR_TRY(tsr_json_find(object, "children", TSR_JSON_OBJECT, where, &map, err));
-    tsr_module_child *children = tsr_arena_array(r->arena, count_members(map), sizeof *children, err);
+    tsr_module_child *children = tsr_arena_array(r->arena, tsr_json_count(map), sizeof *children, err);
     if (!children) return TSR_E_NOMEM;
     module->children = children;
     for (const cJSON *m = map ? map->child : NULL; m; m = m->next) {
@@ -263,14 +256,14 @@ static tsr_status read_groups(reader *r, const cJSON *root, tsr_modules_document
     const cJSON *list;
     TSR_TRY(tsr_json_find(root, "groups", TSR_JSON_ARRAY, "", &list, err));
     if (!list) return TSR_OK;
-    tsr_name_list *groups = tsr_arena_array(r->arena, count_members(list), sizeof *groups, err);
+    tsr_name_list *groups = tsr_arena_array(r->arena, tsr_json_count(list), sizeof *groups, err);
     if (!groups) return TSR_E_NOMEM;
     out->groups = groups;
     for (const cJSON *member = list->child; member; member = member->next) {
         const cJSON *g = member; /* a list of FQNs, or a param group with such a list under "params" */
         if (cJSON_IsObject(member)) TSR_TRY(tsr_json_get(member, "params", TSR_JSON_ARRAY, "groups", &g, err));
         TSR_TRY(tsr_json_expect(g, TSR_JSON_ARRAY, "groups", err));
-        tsr_str *names = tsr_arena_array(r->arena, count_members(g), sizeof *names, err);
+        tsr_str *names = tsr_arena_array(r->arena, tsr_json_count(g), sizeof *names, err);
         if (!names) return TSR_E_NOMEM;
         tsr_name_list *group = &groups[out->group_count++];
         *group = (tsr_name_list){names, 0};

@@ -57,10 +57,9 @@ static tsr_status find_file(reader *r, tsr_weight *weight)
 
 static tsr_status read_weights(reader *r, const cJSON *object, tsr_weight_map *out)
 {
-    uint64_t count = 0;
+    const size_t count = tsr_json_count(object);
     char where[160];
-    for (const cJSON *member = object->child; member; member = member->next) count++;
-    tsr_weight *weights = tsr_arena_array(r->checkpoint->arena, (size_t)count, sizeof *weights, r->err);
+    tsr_weight *weights = tsr_arena_array(r->checkpoint->arena, count, sizeof *weights, r->err);
     if (!weights) return TSR_E_NOMEM;
     out->weights = weights;
     out->count = count;
