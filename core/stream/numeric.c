@@ -4,7 +4,8 @@
 #include "base/cursor.h"
 #include "tessera/sys/cast.h"
 
-enum { COUNTED = 4096 }; /* numbers whose NaNs are counted at a time */
+/* Bytes whose NaNs are counted at a time: with the host's vector functions, and with the portable ones. */
+enum { COUNTED = 16 << 10, SCANNED = 128 };
 
 static const tsr_float_form forms[] = {
     [TSR_FLOAT64] = {8, 52, 1023, true, true, 0},
@@ -134,58 +135,53 @@ void tsr_decode(tsr_dtype dtype, const uint8_t *from, size_t count, double *to)
     }
 }
 
-#define CARRY(type, at, lowest) \
-    do { \
-        type item; \
-        memcpy(&item, from + (at) * sizeof item, sizeof item); \
-        found |= (type)((type)(item & magnitude) + (type)(lowest)); \
-    } while (0)
-
-/* Quickly finds out whether any number may have an exponent of all ones: adding the lowest bit of the exponent to the
- * magnitude then carries into the sign. It works on blocks of 128 bytes, which compilers vectorize. */
-#define FIND_ONES(type, lowest) \
-    do { \
-        const type sign = (type)((type)1 << (8 * sizeof(type) - 1)), magnitude = (type)(sign - 1); \
-        const size_t block = 128 / sizeof(type); \
-        type found = 0; \
-        size_t at = 0; \
-        for (; at + block <= count; at += block) \
-            for (size_t i = 0; i < block; i++) CARRY(type, at + i, lowest); \
-        for (; at < count; at++) CARRY(type, at, lowest); \
-        return (found & sign) != 0; \
-    } while (0)
-
-static bool has_portable_suspects(tsr_dtype dtype, const uint8_t *from, size_t count)
-{
-    switch (dtype) {
-    case TSR_FLOAT64: FIND_ONES(uint64_t, UINT64_C(1) << 52);
-    case TSR_FLOAT32: FIND_ONES(uint32_t, 1u << 23);
-    case TSR_FLOAT16: FIND_ONES(uint16_t, 1u << 10);
-    case TSR_BFLOAT16: FIND_ONES(uint16_t, 1u << 7);
-    case TSR_FLOAT8_E5M2: FIND_ONES(uint8_t, 1u << 2);
-    case TSR_FLOAT8_E4M3FN: FIND_ONES(uint8_t, 1);
-    case TSR_FLOAT8_E8M0FNU: return memchr(from, 0xff, count) != NULL; /* its only NaN */
-    default: return memchr(from, 0x80, count) != NULL;                 /* the only NaN of the fnuz types */
-    }
-}
-
 /* Returns the number that, added to a magnitude, carries into the sign if that may be a NaN or an infinity. */
 static uint64_t lowest_of(const tsr_float_form *form)
 {
     return form->has_infinity ? UINT64_C(1) << form->fraction_bits : 1;
 }
 
+/* Whether the only NaN of a type has neighbors that adding cannot tell apart: e8m0 and the fnuz types, all of one byte. */
+static bool has_lone_nan(const tsr_float_form *form)
+{
+    return !form->has_sign || form->nan == 0x80;
+}
+
+/* Quickly finds out whether any number may have an exponent of all ones: adding the lowest bit of the exponent to the
+ * magnitude then carries into the sign. This looks at all the numbers in a word at the same time, and at blocks of SCANNED
+ * bytes, which compilers vectorize. */
+static bool has_portable_suspects(const tsr_float_form *form, const uint8_t *from, size_t count)
+{
+    if (has_lone_nan(form)) return memchr(from, (int)form->nan, count) != NULL;
+    const uint64_t each = UINT64_MAX / (UINT64_MAX >> (64 - 8 * form->bytes)); /* 1 in every number of a word */
+    const uint64_t sign = each * sign_of(form), lowest = each * lowest_of(form);
+    const size_t size = count * form->bytes;
+    uint64_t word, found = 0;
+    size_t at = 0;
+    for (; at + SCANNED <= size && !(found & sign); at += SCANNED) {
+        for (size_t i = 0; i < SCANNED; i += sizeof word) {
+            memcpy(&word, from + at + i, sizeof word);
+            found |= (word & ~sign) + lowest;
+        }
+    }
+    for (; at < size && !(found & sign); at += sizeof word) {
+        word = 0;
+        memcpy(&word, from + at, size - at < sizeof word ? size - at : sizeof word);
+        found |= (word & ~sign) + lowest;
+    }
+    return (found & sign) != 0;
+}
+
 /* Uses the host's vector functions on whole blocks of types whose NaNs have an exponent of all ones, and the loop above on
  * the rest. */
-static bool has_suspects(const tsr_host *host, const tsr_float_form *form, tsr_dtype dtype, const uint8_t *from,
-                         size_t count)
+static bool has_suspects(const tsr_host *host, const tsr_float_form *form, const uint8_t *from, size_t count)
 {
     size_t done = 0;
-    if (host && host->carries && form->has_sign && form->nan != 0x80) {
+    if (host && host->carries && !has_lone_nan(form)) {
         done = count * form->bytes / TSR_SCAN_BLOCK * TSR_SCAN_BLOCK;
         if (done && host->carries(from, done, form->bytes, lowest_of(form))) return true;
     }
-    return has_portable_suspects(dtype, from + done, count - done / form->bytes);
+    return has_portable_suspects(form, from + done, count - done / form->bytes);
 }
 
 /* Counts numbers above `most` and numbers equal to it, without their sign; `flip` reorders them first. Compilers vectorize it. */
@@ -221,11 +217,12 @@ void tsr_count_special(const tsr_host *host, tsr_dtype dtype, const uint8_t *fro
                        uint64_t *inf)
 {
     const tsr_float_form *form = tsr_float_form_of(dtype);
-    if (!form || !has_suspects(host, form, dtype, from, count)) return;
+    if (!form || !has_suspects(host, form, from, count)) return;
+    const size_t most = (host && host->carries ? COUNTED : SCANNED) / form->bytes;
     for (size_t at = 0, size; at < count; at += size) {
-        size = count - at < COUNTED ? count - at : COUNTED;
+        size = count - at < most ? count - at : most;
         const uint8_t *block = from + at * form->bytes;
-        if (has_suspects(host, form, dtype, block, size)) count_block(form, block, (uint32_t)size, nan, inf);
+        if (has_suspects(host, form, block, size)) count_block(form, block, (uint32_t)size, nan, inf);
     }
 }
 
