@@ -13,6 +13,7 @@ import { filesOf } from "../../wasm/node.js";
 import { testNewOptions, testOptionTables } from "./options.mjs";
 import { testOutlines } from "./outline.mjs";
 import { testCalls } from "./calls.mjs";
+import { testChecksums } from "./checksums.mjs";
 import { testConversions } from "./conversions.mjs";
 import { testFailures } from "./failures.mjs";
 import { testListing } from "./listing.mjs";
@@ -381,6 +382,7 @@ testOptionTables({ tessera, native, root, withOpened, sourceOf });
 await testNewOptions({ tessera, native, root, withOpened, sourceOf });
 await testNames({ tessera, native, withOpened, sourceOf });
 testReals();
+testChecksums(tessera);
 await testUnprepared(module, writers, { sample: path.join(samples, "dcp_fsdp2"), root });
 
 test("the types of documents are those of the schemas", () => {

@@ -136,7 +136,7 @@ export const testNames = (environment) => withFolder(async (folder, put) => {
   }
   test("names with lone surrogates are listed, found, and read in documents", () => {
     for (const [bytes, name] of [["61eda080622e77", "a\ud800b.w"], ["edbfbf", "\udfff"], ["f09f9880edb08064", "\u{1f600}\udc00d"]]) {
-      const target = put("surrogates.pt", expandedFile(3, Buffer.from(bytes, "hex"))), manifest = run(["manifest", target]).stdout, at = put("manifest.json", manifest), layout = put("layout.json", run(["layout", target]).stdout);
+      const target = put("surrogates.pt", expandedFile(3, { name: Buffer.from(bytes, "hex") })), manifest = run(["manifest", target]).stdout, at = put("manifest.json", manifest), layout = put("layout.json", run(["layout", target]).stdout);
       documents(target, {}, (c) => c.inspect({ include: [name] }), ["inspect", target, "--json"]);
       for (const document of [manifest, JSON.parse(manifest)]) documents(target, {}, (c) => c.verify(document), ["verify", target, at, "--json"]);
       documents(target, {}, (c) => c.validate({ layout: c.layout() }), ["validate", target, "--json", "--layout", layout]);

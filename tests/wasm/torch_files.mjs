@@ -35,12 +35,13 @@ function torchFile(pickle, storages = {}) {
 /** Makes a file whose pickle is a dict with one value: a global of a module. */
 export const namingFile = (module, name) => torchFile(Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text("a"), Buffer.from(`c${module}\n${name}\n`), Buffer.from("s.")]));
 
-/** Makes a file with a float32 tensor of `elements` elements, all of which are the same stored one, 1.5. */
-export function expandedFile(elements, name = "x") {
-  const storage = Buffer.concat([Buffer.from("("), text("storage"), Buffer.from("ctorch\nFloatStorage\n"), text("0"), text("cpu"), count(1), Buffer.from("tQ")]);
-  const pickle = Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text(name), Buffer.from("ctorch._utils\n_rebuild_tensor_v2\n("), storage, count(0), count(elements), Buffer.from([0x85]), count(0), Buffer.from([0x85, 0x89]),
+/** The float32 1.5. */
+const VALUE = Buffer.from([0, 0, 0xc0, 0x3f]);
+
+/** Makes a file with a float32 tensor of `elements` elements, all of which are the first one stored. */
+export function expandedFile(elements, { name = "x", storage = VALUE } = {}) {
+  const own = Buffer.concat([Buffer.from("("), text("storage"), Buffer.from("ctorch\nFloatStorage\n"), text("0"), text("cpu"), count(storage.length / 4), Buffer.from("tQ")]);
+  const pickle = Buffer.concat([Buffer.from([0x80, 2, 0x7d]), text(name), Buffer.from("ctorch._utils\n_rebuild_tensor_v2\n("), own, count(0), count(elements), Buffer.from([0x85]), count(0), Buffer.from([0x85, 0x89]),
     Buffer.from("ccollections\nOrderedDict\n)RtRs.")]);
-  const value = Buffer.alloc(4);
-  value.writeFloatLE(1.5);
-  return torchFile(pickle, { 0: value });
+  return torchFile(pickle, { 0: storage });
 }

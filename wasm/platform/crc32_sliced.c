@@ -3,7 +3,7 @@
  *
  * Long data need no tables: x^19200 is congruent to x^9920 + x^7488 + x^5696 + 1 modulo the polynomial, and all exponents are
  * multiples of 64. Thus a word of 64 bits can be added to the words 145, 183, 211 and 300 places after it, and be replaced
- * by zero. The CRC is that of the last 300 words, to which all others were added. */
+ * by zero. The CRC is that of the last 300 words, to which all others were added. The idea is that of Chorba (Russell, 2024). */
 #include <string.h>
 
 #include "platform/lent.h"
