@@ -26,17 +26,21 @@ export interface OpenedFiles {
 
 const standIn = (name: string): SourceFile => ({ name, size: STAND_IN_BYTES, read: () => { throw new Error(`${name} is absent`); } });
 
+/** zstd is in the second file of the module. */
+const lacksZstd = ({ findings }: FindingsDocument): boolean => findings.some((f) => f.message.endsWith("this build has no zstd"));
+
 const missingIn = (document: FindingsDocument, known: ReadonlyMap<string, Finding>): Finding[] =>
   document.findings.filter((f) => f.rule === RULE && f.file !== undefined && !known.has(f.file));
 
 const findingsDocument = (checkpoint: Checkpoint, path: string) => JSON.parse(checkpoint.document("findings", { path })) as FindingsDocument;
 
-/** Opens the files, and then again with a placeholder for every file that is missing, until none is. */
+/** Throws if only the second file of the module can read them. Opens the files, and then again with a placeholder for every file that is missing, until none is. */
 export function openFiles(tessera: Tessera, files: readonly SourceFile[], options: OpenOptions, path: string): OpenedFiles {
   let checkpoint = tessera.open(files, options);
   try {
     checkpoint.check(); // Raw optimizer states of several ranks can be opened, but are not one checkpoint that can be shown.
     const first = findingsDocument(checkpoint, path), sarif = checkpoint.document("sarif", { path });
+    if (!tessera.isPrepared && lacksZstd(first)) throw new Error("zstd is in the second file of the module");
     const missing = new Map<string, Finding>();
     let latest = first;
     for (let pass = 0; pass < MOST_PASSES; pass++) {
