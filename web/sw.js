@@ -4,5 +4,5 @@ self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim(
 self.addEventListener("fetch", (event) => {
   const { request } = event;
   if (request.method !== "GET" || request.headers.has("range") || new URL(request.url).origin !== self.location.origin) return;
-  event.respondWith(fetch(request).catch(async () => await caches.match(request) ?? Response.error()));
+  event.respondWith(fetch(request).catch(async () => await caches.match(request, { ignoreSearch: request.mode === "navigate" }) ?? Response.error()));
 });

@@ -309,6 +309,10 @@ export async function testHabits({ page, url, context, broken }) {
       await page.reload();
       await pick(page, path.join(samples, "dcp_fsdp2"));
       await page.locator(".window .row .text").first().waitFor();
+      await page.goto(`${url}?url=safetensors_index/model.safetensors.index.json`); // the page loads, although the URL cannot be read
+      await page.locator(".trouble", { hasText: "cannot be read" }).waitFor();
+      await pick(page, path.join(samples, "dcp_fsdp2"));
+      await page.locator(".window .row .text").first().waitFor();
     } finally {
       await context.setOffline(false);
     }
