@@ -210,6 +210,8 @@ def test_output_that_cannot_be_written(t):
     with open("/dev/full", "w") as full:
         p = subprocess.run([t.path, "inspect", os.path.join(SAMPLES, "dcp_small"), "--json"], stdout=full, stderr=subprocess.PIPE)
     need(p.returncode == 2 and b"cannot write" in p.stderr, f"ended {p.returncode}: {p.stderr[:100]}")
+    said = t.run("layout", sample("dcp_fsdp2")[0], "-o", "/dev/full", status=2).stderr
+    need(b"No space left on device" in said, f"no reason: {said}")
 
 
 # ---- commands ----

@@ -36,12 +36,6 @@ typedef struct sink {
     uint64_t put, most;    /* elements printed so far, and their limit */
 } sink;
 
-static tsr_status write_bytes(sink *to, const uint8_t *data, size_t size, tsr_error *err)
-{
-    if (fwrite(data, 1, size, to->file) == size) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output");
-}
-
 /* For brackets as NumPy prints them: the number of dims that begin, or have just ended, at element `index`. */
 static uint32_t dims_at(const sink *to, uint64_t index)
 {
@@ -74,7 +68,7 @@ static void print_elements(sink *to, const uint8_t *data, size_t size)
 
 static tsr_status take(sink *to, const uint8_t *data, size_t size, tsr_error *err)
 {
-    if (!to->as_text) return write_bytes(to, data, size, err);
+    if (!to->as_text) return cli_write_file(to->file, (const char *)data, size, err);
     print_elements(to, data, size);
     return TSR_OK;
 }
@@ -148,7 +142,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const as
     tsr_status status = cli_out_open(output, session, &out, err);
     if (status != TSR_OK) return status;
     sink to = {.file = out.to, .dtype = entry->dtype, .most = UINT64_MAX};
-    status = header.size ? write_bytes(&to, (const uint8_t *)header.data, header.size, err) : TSR_OK;
+    status = header.size ? cli_write_file(to.file, header.data, header.size, err) : TSR_OK;
     if (status == TSR_OK)
         status = asked->whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);

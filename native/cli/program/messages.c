@@ -1,8 +1,10 @@
 /* Messages of the running program on stderr, which ranks print only once if they are all the same; and the program's
  * host. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/program/cli.h"
 #include "cli/program/term.h"
@@ -102,7 +104,7 @@ int cli_finish_stdout(const cli *program, int status)
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)
 {
     if (fwrite(data, 1, size, ctx) == size) return TSR_OK;
-    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output");
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write the output: %s", strerror(errno));
 }
 
 /* ---- host ---- */
