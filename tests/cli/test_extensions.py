@@ -1,9 +1,8 @@
-"""What the extension of DEST asks for, where the command cannot write that or would not."""
+"""What the extension of DEST asks for, where optim cannot write that or would not."""
 import os
 
-from harness import SAMPLES, need, sample, test
+from harness import need, sample, test
 
-MESH = ("--mesh", "dp=2", "--placements", "shard(0)")
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 
 
@@ -36,13 +35,3 @@ def test_optim_does_not_write_a_directory_under_the_name_of_a_file(t):
         for args in (("shard", "full", "DEST", *flat), ("unshard", "ranks", "DEST", *flat, "--sharded")):
             said = refused(t, extension, "optim", *args)
             need("directory" in said, said)
-
-
-@test
-def test_reshard_does_not_write_a_directory_under_the_name_of_a_file_unless_to_says_so(t):
-    path = os.path.join(SAMPLES, "dcp_small")
-    for extension in FILES:
-        said = refused(t, extension, "reshard", path, "DEST", *MESH)
-        need("directory" in said and "--to" in said, said)
-    t.run("reshard", path, t.at("out.pt"), *MESH, "--to", "dcp")
-    t.run("diff", path, t.at("out.pt"), "--values")

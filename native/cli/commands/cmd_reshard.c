@@ -3,7 +3,6 @@
 #include "cli/program/map_options.h"
 #include "cli/program/target_options.h"
 #include "cli/writing/writing.h"
-#include "tessera/sys/try.h"
 
 typedef struct reshard_arguments {
     cli_writing_options writing;
@@ -18,24 +17,11 @@ static bool want(void *ctx, tsr_str fqn)
     return cli_selects(ctx, fqn);
 }
 
-/* A directory in the source's format is not what a name such as out.safetensors asks for. */
-static tsr_status check_name(const cli_writing *w, const reshard_arguments *arguments, tsr_error *err)
-{
-    tsr_container named;
-    TSR_FAIL_IF(
-        !arguments->to && cli_container_of_name(w->destination, &named), err, TSR_E_USAGE,
-        "'%s' is the name of a single file, but reshard writes a directory with the files of all ranks; leave out the "
-        "extension, or pass --to FORMAT to keep the name",
-        w->destination);
-    return TSR_OK;
-}
-
 /* The plan borrows `target`. */
 static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, tsr_target *target, tsr_plan **plan,
                           tsr_error *err)
 {
-    tsr_status status = check_name(w, arguments, err);
-    if (status == TSR_OK) status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
+    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
     if (status == TSR_OK) status = cli_read_storage(w->program, arguments->storage, w->arena, &w->job.storage, err);
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
     cli_map_options map = arguments->map;
