@@ -34,7 +34,8 @@ const missingIn = (document: FindingsDocument, known: ReadonlyMap<string, Findin
 
 const findingsDocument = (checkpoint: Checkpoint, path: string) => JSON.parse(checkpoint.document("findings", { path })) as FindingsDocument;
 
-/** Throws if only the second file of the module can read them. Opens the files, and then again with a placeholder for every file that is missing, until none is. */
+/** Opens the files, and then again with a placeholder for every file that is missing, until none is. Throws if only the second
+ *  file of the module can read them. */
 export function openFiles(tessera: Tessera, files: readonly SourceFile[], options: OpenOptions, path: string): OpenedFiles {
   let checkpoint = tessera.open(files, options);
   try {

@@ -1,12 +1,12 @@
 /** Compares two checkpoints of any format and sharding by name and shows them as one tree. Values are compared on demand. */
 import type { JSX } from "preact";
 import type { Comparison } from "../comparing";
+import { saveText } from "../download";
 import type { Diff } from "../protocol";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { FilterLine } from "./listing";
 import { Opener } from "./opener";
-import { saveText } from "./parts";
 import { Tree } from "./tree";
 
 /** Returns a sentence that says what is known about the differences and what has not been compared. */

@@ -2,13 +2,14 @@
  *  checkpoint. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { CONVERT_START } from "../convert_form";
+import { saveText } from "../download";
 import type { Finding, LoadFindings } from "../protocol";
 import type { Rename } from "../renames";
 import { NO_SOURCE, sourceText } from "../target";
 import { exactText, visible } from "../text";
 import { useModel, useView } from "./hooks";
 import { Opener } from "./opener";
-import { Copy, saveText, TroubleBox } from "./parts";
+import { Copy, TroubleBox } from "./parts";
 
 const MOST = 200;
 

@@ -2,10 +2,10 @@
  *  names collide. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { saveText } from "../download";
 import type { FqnDocument } from "../protocol";
 import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
-import { saveText } from "./parts";
 
 const MOST = 500;
 

@@ -49,5 +49,3 @@ export function Facts({ facts }: { facts: readonly (readonly [string, ComponentC
 export function Bar({ done, total, label }: { done: number; total: number; label: string }): JSX.Element {
   return total > 0 ? <progress value={Math.min(done, total)} max={total} aria-label={label} /> : <progress aria-label={label} />;
 }
-
-export { saveBlob, saveText } from "../download";

@@ -1,11 +1,12 @@
 /** The findings, grouped by rule. Each group shows the cause and the fix once and then every place. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
+import { saveText } from "../download";
 import type { Finding, Level } from "../protocol";
 import { sizeOf, type Model } from "../model";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
-import { LevelMark, saveText } from "./parts";
+import { LevelMark } from "./parts";
 import { ScanView } from "./scan";
 
 const LEVELS: readonly Level[] = ["error", "warning", "note"];

@@ -3,12 +3,13 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
+import { saveText } from "../download";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, Writing } from "../protocol";
 import { commandText, NO_SOURCE, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
-import { Copy, Facts, saveText, TroubleBox } from "./parts";
+import { Copy, Facts, TroubleBox } from "./parts";
 import { Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;

@@ -1,10 +1,11 @@
 /** What will be written, the button that writes it, and what was written. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
+import { saveBlob } from "../download";
 import type { WritingPreview, Written } from "../protocol";
 import type { Saving } from "../saving";
 import { bytesText, exactText, plural, visible } from "../text";
-import { saveBlob, TroubleBox } from "./parts";
+import { TroubleBox } from "./parts";
 
 const MOST = 100;
 const OWN = "The browser keeps a copy in its own storage until this page is closed.";

@@ -1,12 +1,13 @@
 /** A slice of a tensor: as a grid of numbers, as a heat map with its scale, and as a file. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { saveBlob } from "../download";
 import { csvOf, npyOf, numbersOf, textsOf, type Elements } from "../elements";
 import type { TensorDetail } from "../protocol";
 import { firstSlice } from "../slice";
 import { exactText, realText, shapeText } from "../text";
 import { useModel } from "./hooks";
-import { saveBlob, TroubleBox } from "./parts";
+import { TroubleBox } from "./parts";
 
 const MOST_ROWS = 32, MOST_COLUMNS = 16, MOST_PIXELS = 512;
 type Rgb = readonly [number, number, number];
