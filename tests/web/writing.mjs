@@ -253,6 +253,78 @@ async function testReshard(page, scratch) {
   }
 }
 
+const MAP = { schema: "tessera.map/1", rules: [{ from: ["model.layers.{layer}.block_sparse_moe.{rest...}"], to: ["net.{layer}.moe.{rest...}"] }, { from: ["model.embed_tokens.weight"], to: ["net.words"], do: [{ transpose: [1, 0] }] }, { from: ["lm_head.weight"], to: ["net.head"] }] };
+const MODELS = `
+import sys, torch
+from safetensors.torch import save_file
+at = iter(range(1 << 20))
+fill = lambda *shape: (torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape) + 1000 * next(at))
+moe = {f"model.layers.{l}.block_sparse_moe.experts.{e}.{w}.weight": fill(*shape) for l in range(2) for e in range(4) for w, shape in (("w1", (6, 4)), ("w2", (4, 6)), ("w3", (6, 4)))}
+moe |= {f"model.layers.{l}.block_sparse_moe.gate.weight": fill(4, 4) for l in range(2)}
+save_file(moe | {"model.embed_tokens.weight": fill(8, 4), "lm_head.weight": fill(8, 4)}, sys.argv[1] + "/mixtral.safetensors")
+save_file({"proj.weight": (fill(256, 130) % 17).to(torch.float8_e4m3fn), "proj.weight_scale_inv": fill(2, 2) + 0.5, "norm.weight": torch.arange(3.)}, sys.argv[1] + "/scaled.safetensors")
+save_file({"proj.weight": torch.sin(fill(256, 130)), "norm.weight": torch.arange(3.)}, sys.argv[1] + "/full.safetensors")
+`;
+
+async function testMaps(page, scratch) {
+  if (!fs.existsSync(python)) return skip("conversions with maps", "there is no .local/venv");
+  const made = spawnSync(python, ["-c", MODELS, scratch], { encoding: "utf8" }), own = path.join(scratch, "my map.json"), source = path.join(scratch, "mixtral.safetensors"), owned = path.join(scratch, "owned.safetensors");
+  check(made.status === 0, made.stderr);
+  fs.writeFileSync(own, JSON.stringify(MAP));
+  const group = page.locator("[role=group][aria-label=Map]"), command = page.locator(".command code");
+  const builtIn = (name) => group.getByLabel("Names and layouts become").selectOption(name);
+  const ownMap = () => group.locator("input[type=file]").setInputFiles(own);
+  const begin = async (file, tab, act) => {
+    await clearChosen(page);
+    await lendPlaces(page);
+    await open(page, file);
+    await goTo(page, tab);
+    await act();
+    await page.locator("section[aria-label=Save]").getByLabel("Name").fill("one");
+  };
+  const CASES = [
+    ["a built-in map", source, () => builtIn("transformers-mixtral"), ["--map", "transformers-mixtral"]],
+    ["a map in a file", source, ownMap, ["--map", own], owned],
+    ["a map backwards", owned, async () => { await ownMap(); await group.getByLabel("Apply the map backwards").check(); }, ["--map", own, "--inverse"]],
+    ["scales that are applied", path.join(scratch, "scaled.safetensors"), () => fill(page, { "Weights become": "dequantize" }), ["--dequantize"]],
+    ["weights that are quantized", path.join(scratch, "full.safetensors"), () => fill(page, { "Weights become": "fp8-block" }), ["--quantize", "fp8-block"]],
+  ];
+  for (const [what, file, act, options, keep] of CASES) {
+    await test(`${what}: it is written as tessera convert ${options[0]} writes it`, async () => {
+      const native = keep ?? path.join(scratch, `${what}.safetensors`);
+      tessera("convert", file, native, ...options);
+      check(!fs.readFileSync(native).equals(fs.readFileSync(file)), "nothing changes");
+      await begin(file, "Convert…", act);
+      await ready(page);
+      const wanted = options.map((o) => o === own ? "'my map.json'" : o).join(" ");
+      check((await command.textContent()).endsWith(` ${wanted}`), await command.textContent());
+      await saved(page);
+      expectSame(await chosenFiles(page), new Map([["one.safetensors", fs.readFileSync(native)]]));
+    });
+  }
+  await test("a map of another model is refused, and the refusal goes with the map", async () => {
+    await begin(source, "Convert…", () => builtIn("torchtitan-llama3"));
+    await page.locator("section[aria-label=Save] .trouble").waitFor();
+    check(await page.getByRole("button", { name: "Save…", exact: true }).isDisabled(), "it can be saved");
+    await builtIn("");
+    await ready(page);
+  });
+  await test("a reshard with a map is planned and written as tessera reshard --map writes it", async () => {
+    await begin(source, "Reshard…", async () => {
+      await page.getByLabel("Size of mesh dim 1").fill("2");
+      await builtIn("transformers-mixtral");
+      await page.locator(".facts", { hasText: "tensors" }).waitFor();
+    });
+    await ready(page);
+    const tensors = (await page.locator("section[aria-label=Reshard] .facts").textContent()).match(/tensors(\d+)/)?.[1], at = path.join(scratch, "mapped");
+    check(tensors === "8", `${tensors} tensors`);
+    await saved(page);
+    tessera("reshard", source, at, "--mesh", "dp=2", "--placements", "shard(0)", "--map", "transformers-mixtral");
+    expectSame(below(await chosenFiles(page), "one/"), filesBelow(at));
+  });
+  return undefined;
+}
+
 export async function testWriting({ page, url, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-writing-"));
   try {
@@ -260,6 +332,7 @@ export async function testWriting({ page, url, broken }) {
     await page.locator(".samples button").first().waitFor();
     await testConversions(page, scratch);
     await testReshard(page, scratch);
+    await testMaps(page, scratch);
     await testRefusals(page);
     await testCancel(page, scratch);
     await testDownloads(page, scratch);

@@ -15,9 +15,11 @@ export interface ConvertForm {
   readonly maxShardSize: string;
   /** Empty: the default of the format. */
   readonly objects: "" | "keep" | "drop" | "sidecar" | "refuse";
+  /** Empty: as stored. */
+  readonly quantized: "" | "dequantize" | "fp8-block";
 }
 
-export const CONVERT_START: ConvertForm = { to: "safetensors", include: "", exclude: "", rename: "", dtype: "", maxShardSize: "", objects: "" };
+export const CONVERT_START: ConvertForm = { to: "safetensors", include: "", exclude: "", rename: "", dtype: "", maxShardSize: "", objects: "", quantized: "" };
 export const FORMS: readonly (readonly [Form, string])[] = [
   ["safetensors", "safetensors"], ["torch", "torch (torch.save)"], ["dcp", "dcp (PyTorch distributed checkpoint)"],
   ["megatron-dist", "megatron-dist"], ["deepspeed-universal", "deepspeed-universal"],
@@ -25,6 +27,10 @@ export const FORMS: readonly (readonly [Form, string])[] = [
 export const DTYPES: readonly string[] = ["bfloat16", "float16", "float32", "float64"];
 export const OBJECTS: readonly (readonly [ConvertForm["objects"], string])[] = [
   ["", "the form's default"], ["keep", "keep"], ["drop", "leave out"], ["sidecar", "write as JSON next to it"], ["refuse", "refuse"],
+];
+
+export const QUANTIZED: readonly (readonly [ConvertForm["quantized"], string])[] = [
+  ["", "what they are"], ["dequantize", "dequantized: numbers times their scales"], ["fp8-block", "fp8-block: float8 in blocks of 128 × 128"],
 ];
 
 const words = (text: string): string[] => text.split(/\s+/).filter(Boolean);
@@ -37,18 +43,19 @@ export function optionsOf(form: ConvertForm): Omit<ConvertOptions, "signal" | "o
     to: form.to,
     ...(include.length ? { include } : {}), ...(exclude.length ? { exclude } : {}), ...(rename.length ? { rename } : {}),
     ...(form.dtype ? { dtype: form.dtype } : {}), ...(form.objects ? { objects: form.objects } : {}),
+    ...(form.quantized === "dequantize" ? { dequantize: true } : {}), ...(form.quantized === "fp8-block" ? { quantize: form.quantized } : {}),
     ...(form.to === "safetensors" && size ? { maxShardSize: size } : {}),
   };
 }
 
 const OPTIONS: readonly (readonly [keyof ReturnType<typeof optionsOf>, string])[] = [
-  ["include", "--include"], ["exclude", "--exclude"], ["rename", "--rename"], ["dtype", "--dtype"], ["maxShardSize", "--max-shard-size"], ["objects", "--objects"],
+  ["include", "--include"], ["exclude", "--exclude"], ["rename", "--rename"], ["dtype", "--dtype"], ["maxShardSize", "--max-shard-size"], ["objects", "--objects"], ["dequantize", "--dequantize"], ["quantize", "--quantize"],
 ];
 
 /** Returns the command that writes the same bytes. */
 export function convertCommand(form: ConvertForm, source: CommandSource, destination: string): string {
   const options = optionsOf(form);
-  const given = OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => `${option} ${quoted(String(value))}`));
+  const given = OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => value === true ? option : `${option} ${quoted(String(value))}`));
   return ["tessera convert", sourceText(source), quoted(destination), `--to ${form.to}`, ...given].join(" ");
 }
 

@@ -6,8 +6,9 @@ import { Comparing } from "./comparing";
 import type { ConvertForm } from "./convert_form";
 import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
+import { NO_MAP, type MapChoice } from "./map_choice";
 import type { FileMetadata } from "./file_metadata";
-import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
+import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, PlanRequest, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
 import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
@@ -45,7 +46,7 @@ export interface Selected {
 }
 
 /** A preview for a target, or why there is none. */
-export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly target?: string; readonly trouble?: Trouble }
+export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request?: PlanRequest; readonly trouble?: Trouble }
 
 const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
 
@@ -65,6 +66,9 @@ export class Model {
   /** The parts of a checkpoint that is made of parts; empty for others. */
   parts: readonly Part[] | undefined;
   convertForm: ConvertForm | undefined;
+  /** The built-in maps, once they were asked for. */
+  maps: readonly string[] | undefined;
+  mapChoice: MapChoice = NO_MAP;
   target: TargetForm = START;
   preview: PlanPreview | undefined;
   twins: Twins | undefined;
@@ -248,6 +252,7 @@ export class Model {
     this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
     this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.names = undefined;
     this.target = START;
+    this.mapChoice = NO_MAP;
     this.parts = this.convertForm = undefined;
     this.loadCheck.reset();
     this.converting.reset();
@@ -386,15 +391,21 @@ export class Model {
     this.changed();
   }
 
-  /** Plans for the text of a target with this number of ranks. */
-  async plan(target: string, ranks: number): Promise<void> {
+  /** Loads the names of the built-in maps. */
+  async loadMaps(): Promise<void> {
+    this.maps ??= await this.run("Looking for maps", undefined, () => this.#client.call("maps", {}), this.hear);
+    this.changed();
+  }
+
+  /** Plans for a target with this number of ranks. */
+  async plan(request: PlanRequest, ranks: number): Promise<void> {
     const { opening } = this, asked = ++this.#plans;
     if (!opening) return;
     this.endAside(PLANNING);
     const hear = (trouble: Trouble) => { if (this.#plans === asked) this.preview = { text: "", trouble }; };
-    const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", { target }), hear)
-      : this.run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", { target }), hear));
-    if (planned && this.#plans === asked) this.preview = { ...planned, target };
+    const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", request), hear)
+      : this.run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", request), hear));
+    if (planned && this.#plans === asked) this.preview = { ...planned, request };
     this.changed();
   }
 

@@ -1,5 +1,5 @@
 /** The messages between the page and its worker. */
-import type { ConversionResult, ConvertOptions, FqnDocument, Level, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
+import type { ConversionResult, ConvertOptions, FqnDocument, Level, MapOptions, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
 import type { FileMetadata } from "./file_metadata";
@@ -163,6 +163,8 @@ export interface Diff {
   readonly summary: { readonly same: number; readonly values_compared: boolean };
 }
 
+export type PlanRequest = { readonly target: string } & MapOptions;
+
 /** The members of tessera.plan/1 that the page shows. */
 export interface Plan {
   readonly totals: {
@@ -302,7 +304,9 @@ export interface Requests {
   showDiff: { takes: { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
   /** Plans for the text of a tessera.target/1 document. */
-  plan: { takes: { target: string }; gives: { plan: Plan; text: string } };
+  plan: { takes: PlanRequest; gives: { plan: Plan; text: string } };
+  /** The names of the built-in maps. */
+  maps: { takes: Record<string, never>; gives: readonly string[] };
   twins: { takes: Record<string, never>; gives: Twins };
   /** Reads the values of every tensor. */
   scan: { takes: Record<string, never>; gives: Scan };

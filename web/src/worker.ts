@@ -321,10 +321,14 @@ const handlers: Handlers = {
     const leaves = leavesOf(a.checkpoint) ?? [];
     return optimizers.length ? optimizers.map((o) => ({ ...o, hasGroups: true, groups: groupsOf(a, o.optimizer, leaves) })) : optimizersByName(leaves);
   },
-  async plan({ target }) {
+  async maps() {
+    await prepared();
+    return (await tessera).mapList();
+  },
+  async plan(request) {
     await prepared();
     const { checkpoint, title } = opened("a");
-    const text = checkpoint.document("plan", { target, path: title });
+    const text = checkpoint.document("plan", { ...request, path: title });
     return { plan: JSON.parse(text) as Plan, text };
   },
   async twins() {

@@ -2,12 +2,14 @@
  *  script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, type ConvertForm } from "../convert_form";
+import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, QUANTIZED, type ConvertForm } from "../convert_form";
+import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
 import { NO_SOURCE } from "../target";
 import { bytesText, visible } from "../text";
 import { useModel } from "./hooks";
+import { MapFields } from "./map_fields";
 import { Copy } from "./parts";
 import { Save } from "./save";
 
@@ -32,6 +34,7 @@ function Fields({ form, set }: { form: ConvertForm; set: Set }): JSX.Element {
       <Select label="Form" value={form.to} options={FORMS} set={(to) => set({ to: to as ConvertForm["to"] })} />
       <Select label="Floating-point tensors become" value={form.dtype} options={[["", "what they are"], ...DTYPES.map((d) => [d, d] as const)]} set={(dtype) => set({ dtype })} />
       <Select label="Non-tensor objects" value={form.objects} options={OBJECTS} set={(objects) => set({ objects: objects as ConvertForm["objects"] })} />
+      <Select label="Weights become" value={form.quantized} options={QUANTIZED} set={(quantized) => set({ quantized: quantized as ConvertForm["quantized"] })} />
       {form.to === "safetensors" && <label>Shards of at most<input type="text" value={form.maxShardSize} placeholder="one file, or 5GB" spellcheck={false} onInput={(e) => set({ maxShardSize: e.currentTarget.value })} /></label>}
       <label>Only names that match<input type="text" value={form.include} placeholder="all, or model.**" spellcheck={false} onInput={(e) => set({ include: e.currentTarget.value })} /></label>
       <label>But not<input type="text" value={form.exclude} placeholder="optim.**" spellcheck={false} onInput={(e) => set({ exclude: e.currentTarget.value })} /></label>
@@ -45,7 +48,7 @@ const isSingle = (preview: WritingPreview | undefined): boolean => preview?.file
 export function Convert(): JSX.Element {
   const model = useModel(), opening = model.opening ?? NO_SOURCE, { title } = opening, form = model.convertForm ?? CONVERT_START, [named, setName] = useState<string>();
   const saving = model.converting, { preview } = saving, name = named ?? nameFor(title, form.to), isOne = isSingle(preview);
-  const writing: Writing = { what: "convert", options: optionsOf(form) };
+  const writing: Writing = { what: "convert", options: { ...optionsOf(form), ...mapOptionsOf(model.mapChoice) } };
   const set: Set = (change) => { model.convertForm = { ...form, ...change }; model.changed(); };
   useEffect(() => {
     const timer = setTimeout(() => void saving.ask(writing), preview ? WAIT_MS : 0);
@@ -54,13 +57,14 @@ export function Convert(): JSX.Element {
   useEffect(() => { void model.loadParts(); }, [model.opening]);
   const base = isOne ? fileName(name, form.to) : undefined;
   const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));
-  const command = convertCommand(form, opening, base ?? name);
+  const command = convertCommand(form, opening, base ?? name) + mapCommand(model.mapChoice);
   return (
     <section class="view" aria-label="Convert">
       <h2>Convert</h2>
       <p class="quiet">Reads {bytesText(preview?.bytes ?? model.opened?.overview.bytes ?? 0)} and writes the same bytes as the command line. Nothing is cast, dropped or renamed unless you ask for it.</p>
       <Parts form={form} set={set} />
       <Fields form={form} set={set} />
+      <MapFields />
       <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
       <h2>The same on the command line</h2>

@@ -1,7 +1,7 @@
 /** The optimizer's state in another form: a preview of its names, and the button that saves it. This script is loaded on
  *  demand. */
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { choosePlace, hasPickers } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
@@ -9,6 +9,7 @@ import { NO_SOURCE, quoted, sourceText } from "../target";
 import { exactText, plural, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
+import { JsonFile, type NamedText } from "./json_file";
 import { Copy, TroubleBox } from "./parts";
 import { Save } from "./save";
 
@@ -35,20 +36,8 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
   );
 }
 
-function Modules({ name, take, forget }: { name: string | undefined; take: (file: File) => void; forget: () => void }): JSX.Element {
-  const input = useRef<HTMLInputElement>(null);
-  return (
-    <p class="buttons">
-      <button type="button" onClick={() => input.current?.click()}>{name === undefined ? "Choose the module tree…" : visible(name)}</button>
-      {name !== undefined && <button type="button" class="small" onClick={forget} aria-label="Forget the module tree">✕</button>}
-      <input ref={input} type="file" accept=".json" hidden tabIndex={-1} aria-hidden="true" onChange={(e) => { const [file] = e.currentTarget.files ?? []; if (file) take(file); e.currentTarget.value = ""; }} />
-      <span class="quiet">tessera.modules/1, for names, frozen parameters and groups. Names for ids need it.</span>
-    </p>
-  );
-}
-
 export function OptimizerForms(): JSX.Element {
-  const model = useModel(), saving = model.optimizerSaving, [action, setAction] = useState<Action>("flatten"), [modules, setModules] = useState<{ name: string; text: string }>();
+  const model = useModel(), saving = model.optimizerSaving, [action, setAction] = useState<Action>("flatten"), [modules, setModules] = useState<NamedText>();
   const [at, setAt] = useState(""), [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>(), [named, setName] = useState<string>();
   const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}) } };
   const name = named ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
@@ -68,7 +57,7 @@ export function OptimizerForms(): JSX.Element {
         <label>Form<select aria-label="Form" value={action} onChange={(e) => setAction(e.currentTarget.value as Action)}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
         <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => setAt(e.currentTarget.value)} /></label>
       </div>
-      <Modules name={modules?.name} take={(file) => void file.text().then((text) => setModules({ name: file.name, text }))} forget={() => setModules(undefined)} />
+      <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={setModules} />
       {trouble && <TroubleBox trouble={trouble} />}
       {preview && <Entries preview={preview} />}
       {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}

@@ -4,11 +4,13 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { saveText } from "../download";
+import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
-import type { Plan, Writing } from "../protocol";
+import type { Plan, PlanRequest, Writing } from "../protocol";
 import { commandText, NO_SOURCE, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
+import { MapFields } from "./map_fields";
 import { Copy, Facts, TroubleBox } from "./parts";
 import { Save } from "./save";
 
@@ -81,10 +83,10 @@ type To = "" | "dcp" | "safetensors" | "torch";
 const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
 
 /** Offers to write what each rank holds, once the plan is there. */
-function SaveRanks({ target, isPlanned, to, setTo }: { target: string; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
+function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
   const model = useModel(), saving = model.resharding, [named, setName] = useState<string>();
-  const name = named ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { target, ...(to ? { to } : {}) } };
-  useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, target, to]);
+  const name = named ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...(to ? { to } : {}) } };
+  useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing)]);
   return (
     <>
       <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
@@ -97,15 +99,17 @@ function SaveRanks({ target, isPlanned, to, setTo }: { target: string; isPlanned
 export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
   const [to, setTo] = useState<To>("");
-  const target = targetText(form), command = commandText(form, source) + (to && ` --to ${to}`), ranks = form.dims.reduce((n, d) => n * d.size, 1);
+  const target = targetText(form), request = { target, ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
+  const command = commandText(form, source) + (to && ` --to ${to}`) + mapCommand(model.mapChoice), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
-    const timer = setTimeout(() => void model.plan(target, ranks), preview ? WAIT_MS : 0);
+    const timer = setTimeout(() => void model.plan(request, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
-  }, [target]);
+  }, [asked]);
   return (
     <section class="view" aria-label="Reshard">
       <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
       <Form form={form} set={(f) => model.setTarget(f)} />
+      <MapFields />
       {preview?.trouble && <TroubleBox trouble={preview.trouble} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
       <p class="buttons">
@@ -113,7 +117,7 @@ export function Reshard(): JSX.Element {
         <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
         {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
       </p>
-      {preview?.plan && <SaveRanks target={target} isPlanned={preview.target === target} to={to} setTo={setTo} />}
+      {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} setTo={setTo} />}
       <h2>The same on the command line</h2>
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
     </section>
