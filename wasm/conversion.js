@@ -9,9 +9,6 @@ const turn = () => new Promise((resolve) => {
   port2.postMessage(null);
 });
 
-/** Markers of frameworks, in addition to those that the module marks. Each is created and written in one step. */
-const MARKERS = new Set(["metadata.json", "latest_universal"]);
-
 /** The functions of a sink that the module calls. Markers are held back until every other file is finished. */
 class SinkCalls {
   #sink;
@@ -22,10 +19,9 @@ class SinkCalls {
   constructor(sink) { this.#sink = sink; }
 
   /** A file may be announced before it is written. It then has two numbers. */
-  create(number, name, size, isMarked) {
+  create(number, name, size, isMarker) {
     let file = this.#byName.get(name);
     if (!file) {
-      const isMarker = isMarked || MARKERS.has(name);
       file = { name, isMarker, held: [] };
       this.#byName.set(name, file);
       if (!isMarker) this.#add(this.#sink.create(name, size));

@@ -1,7 +1,14 @@
 #include "sink.h"
 
-#define MARKER_DCP   TSR_STR(".metadata")
-#define MARKER_INDEX TSR_STR("model.safetensors.index.json")
+/* The files whose presence makes a DCP, a sharded safetensors, a Megatron-Core and a DeepSpeed universal checkpoint complete. */
+static const char *const markers[] = {".metadata", "model.safetensors.index.json", "metadata.json", "latest_universal"};
+
+static bool is_marker(tsr_str name)
+{
+    for (size_t i = 0; i < sizeof markers / sizeof *markers; i++)
+        if (tsr_str_equal(name, tsr_str_from(markers[i]))) return true;
+    return false;
+}
 
 /* Provided by the host: create a file of `size` bytes (0: not yet known), and write bytes to it. They return 0 on success.
  * `marker` is set for the file whose presence makes the checkpoint complete. */
@@ -16,9 +23,8 @@ __attribute__((import_module("env"), import_name("tsr_write"))) extern uint32_t 
 static tsr_status create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
 {
     host_sink *sink = (host_sink *)output;
-    const bool marker = tsr_str_equal(name, MARKER_DCP) || tsr_str_equal(name, MARKER_INDEX);
     *file = sink->files++;
-    if (tsr_create(sink->number, *file, name.data, (uint32_t)name.size, size, marker) == 0) return TSR_OK;
+    if (tsr_create(sink->number, *file, name.data, (uint32_t)name.size, size, is_marker(name)) == 0) return TSR_OK;
     return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "'%.*s' cannot be created", TSR_STR_ARG(name));
 }
 
