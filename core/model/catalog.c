@@ -9,13 +9,18 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 
+tsr_str tsr_path_item_text(const tsr_path_item *item, char digits[TSR_PATH_DIGITS])
+{
+    tsr_line line = tsr_line_on(digits, TSR_PATH_DIGITS);
+    if (item->kind == TSR_PATH_KEY) return item->key;
+    tsr_line_format(&line, "%" PRId64, item->integer);
+    return (tsr_str){digits, line.used};
+}
+
 size_t tsr_path_item_size(const tsr_path_item *item)
 {
-    char text[24];
-    tsr_line line = tsr_line_on(text, sizeof text);
-    if (item->kind == TSR_PATH_KEY) return item->key.size;
-    tsr_line_format(&line, "%" PRId64, item->integer);
-    return line.used;
+    char digits[TSR_PATH_DIGITS];
+    return tsr_path_item_text(item, digits).size;
 }
 
 const char *tsr_entry_kind_name(tsr_entry_kind kind)

@@ -129,29 +129,17 @@ static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     return TSR_OK;
 }
 
-/* Moves *at behind the decimal digits of `position` in the name; false if others are there. */
-static bool skip_position(tsr_str name, size_t *at, uint64_t position)
-{
-    const size_t begin = *at;
-    uint64_t value = 0;
-    for (; *at < name.size && name.data[*at] >= '0' && name.data[*at] <= '9' && value < UINT64_MAX / 100; ++*at)
-        value = value * 10 + (uint64_t)(name.data[*at] - '0');
-    return value == position && *at > begin && (name.data[begin] != '0' || *at == begin + 1);
-}
-
 /* Whether the items, joined with dots, are the name, as flatten_state_dict of PyTorch joins them. */
 static bool is_path_of(tsr_str name, const tsr_path_item *items, size_t count)
 {
+    char digits[TSR_PATH_DIGITS];
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
-        const tsr_str key = items[i].key;
+        const tsr_str text = tsr_path_item_text(&items[i], digits);
+        if (items[i].kind == TSR_PATH_INDEX && items[i].integer < 0) return false;
         if (i && (at >= name.size || name.data[at++] != '.')) return false;
-        if (items[i].kind == TSR_PATH_INDEX) {
-            if (!skip_position(name, &at, (uint64_t)items[i].integer)) return false;
-            continue;
-        }
-        if (name.size - at < key.size || memcmp(name.data + at, key.data, key.size) != 0) return false;
-        at += key.size;
+        if (!tsr_str_starts((tsr_str){name.data + at, name.size - at}, text)) return false;
+        at += text.size;
     }
     return at == name.size;
 }

@@ -43,7 +43,10 @@ bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const 
 /* Whether two entries list the same shape; their dtypes may differ. */
 bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b);
 
-/* The length of a path item in a name: of its key, or of its number in decimal. */
+/* A path item as it is in a name: its key, or its number in decimal, which is written to `digits`. */
+enum { TSR_PATH_DIGITS = 24 };
+tsr_str tsr_path_item_text(const tsr_path_item *item, char digits[TSR_PATH_DIGITS]);
+/* The length of that text. */
 size_t tsr_path_item_size(const tsr_path_item *item);
 
 const char *tsr_entry_kind_name(tsr_entry_kind kind); /* as documents have it: "tensor", "object", "opaque" */
