@@ -187,9 +187,11 @@ export class Instance {
     try {
       return call(err);
     } catch (e) {
-      throw isTrap(e) ? this.#stop(e) : e;
+      throw this.#failureOf(e);
     }
   }
+
+  #failureOf(e) { return isTrap(e) ? this.#stop(e) : e; }
 
   /** After a trap the module's memory may be in any state, so the module is not called again. Returns the error to throw. */
   #stop({ message }) {
@@ -222,7 +224,7 @@ export class Instance {
     const err = this.#begin();
     this.#mayWait = true;
     try {
-      const returned = await WebAssembly.promising(this.x[name])(...args, err).catch((e) => { throw isTrap(e) ? this.#stop(e) : e; });
+      const returned = await WebAssembly.promising(this.x[name])(...args, err).catch((e) => { throw this.#failureOf(e); });
       return this.#resultOf(returned, err);
     } finally {
       this.#mayWait = this.#isWaiting = false;
