@@ -159,6 +159,8 @@ tsr_str cli_sidecar_name(const cli_writing *writing);
 /* Writes the sidecar, in the directory or next to the single file. */
 tsr_status cli_write_sidecar(cli_writing *writing, tsr_error *err);
 
+/* Keeps a warning for the document. TSR_E_NOMEM if it has no data, too. */
+tsr_status cli_keep_warning(cli_writing *writing, tsr_str text, tsr_error *err);
 /* Reports on stderr what was written; with --json, prints the document on stdout. */
 tsr_status cli_report_writing(cli_writing *writing, tsr_error *err);
 

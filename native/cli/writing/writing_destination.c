@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tessera/sys/folder.h"
+#include "tessera/sys/try.h"
 
 #define MOST_KEPT_NAMED 100u
 
@@ -21,9 +22,7 @@ static tsr_status list_inputs(const cli_writing *w, tsr_inputs *inputs, tsr_erro
 /* Prints a warning, and keeps it for the document. */
 static tsr_status note(cli_writing *w, tsr_str text, tsr_error *err)
 {
-    tsr_str *item = text.data ? tsr_vec_push(&w->warnings, err) : NULL;
-    if (!item) return TSR_E_NOMEM;
-    *item = text;
+    TSR_TRY(cli_keep_warning(w, text, err));
     cli_warn(w->program, "%.*s", TSR_STR_ARG(text));
     return TSR_OK;
 }

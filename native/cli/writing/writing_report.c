@@ -96,9 +96,9 @@ static tsr_status report_json(const cli_writing *w, tsr_error *err)
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
-static tsr_status add_warning(cli_writing *w, tsr_str text, tsr_error *err)
+tsr_status cli_keep_warning(cli_writing *w, tsr_str text, tsr_error *err)
 {
-    tsr_str *warning = tsr_vec_push(&w->warnings, err);
+    tsr_str *warning = text.data ? tsr_vec_push(&w->warnings, err) : NULL;
     if (!warning) return TSR_E_NOMEM;
     *warning = text;
     return TSR_OK;
@@ -108,7 +108,7 @@ static tsr_status add_warning(cli_writing *w, tsr_str text, tsr_error *err)
 static tsr_status warn(cli_writing *w, tsr_error *err)
 {
     /* These were printed earlier. */
-    if (w->source.ignores_shards) TSR_TRY(add_warning(w, TSR_STR(TSR_SHARDS_UNUSED), err));
+    if (w->source.ignores_shards) TSR_TRY(cli_keep_warning(w, TSR_STR(TSR_SHARDS_UNUSED), err));
     TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err));
     const size_t before = w->warnings.count;
     tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
