@@ -1,4 +1,5 @@
-/* The table of all rules, sorted by id, which `explain` prints; `validate --list-rules` and `diff --list-rules` print their own. */
+/* The table of all rules, sorted by id. `explain` prints it; `--list-rules` of validate and diff prints the rules of the
+ * command. */
 #include "tessera/findings.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/suggest.h"

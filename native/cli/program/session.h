@@ -15,7 +15,7 @@ typedef struct cli_session {
     const char *path;
     tsr_store *store;
     bool is_remote;      /* PATH is a URL */
-    bool ignores_shards; /* --shards was given, and there are no ranks to join */
+    bool ignores_shards; /* --shards was given, but there are no ranks whose tensors it could join */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
     /* The checkpoint of `store`, if `checkpoint` is a layer over it (--map, --dequantize, --lora, --quantize, a merge);
