@@ -76,13 +76,27 @@ static uint8_t content(uint64_t at)
     return (uint8_t)((at * UINT64_C(0x9e3779b97f4a7c15)) >> 56);
 }
 
+#define CONTENT_PART ((size_t)1 << 20)
+
+typedef struct content_job {
+    uint8_t *bytes;
+    size_t size;
+} content_job;
+
+static void fill_part(void *arg, size_t part)
+{
+    const content_job *job = arg;
+    const size_t begin = part * CONTENT_PART, end = begin + CONTENT_PART < job->size ? begin + CONTENT_PART : job->size;
+    for (size_t i = begin; i < end; i++) job->bytes[i] = content(i);
+}
+
 static void prepare(bench *b, size_t there, size_t here)
 {
     must(tsr_gpu_alloc(b->gpu, there, (void **)&b->there, &failure));
     must(tsr_gpu_host_alloc(b->gpu, here, TSR_HOST_PINNED, (void **)&b->here, &failure));
     uint8_t *bytes = malloc(there);
     tsr_gpu_pipe *pipe;
-    for (size_t i = 0; i < there; i++) bytes[i] = content(i);
+    tsr_parallel(&b->native.host, there / CONTENT_PART + 1, fill_part, &(content_job){bytes, there});
     must(tsr_gpu_pipe_new(b->gpu, 0, &pipe, &failure));
     must(tsr_gpu_put(pipe, b->there, bytes, there, &failure));
     tsr_gpu_pipe_free(pipe);
