@@ -152,12 +152,17 @@ static tsr_status change_memory(tsr_ring *ring, tsr_error *err)
     return TSR_OK;
 }
 
+static void empty(half *h)
+{
+    h->count = h->used = h->all_lent = 0;
+}
+
 tsr_status tsr_ring_begin(tsr_ring *ring, const tsr_ring_work *work, tsr_error *err)
 {
     for (unsigned i = 0; i < 2; i++) {
         half *h = &ring->halves[i];
         if (ring->work.job_size != work->job_size) release_jobs(ring, h);
-        h->used = h->count = h->all_lent = 0;
+        empty(h);
     }
     ring->work = *work;
     ring->failure = (tsr_error){0};
@@ -246,16 +251,23 @@ static void round_body(void *arg, size_t index)
     if (status != TSR_OK) tsr_fail(err, status, "%s", tsr_status_name(status));
 }
 
+/* For consumers that work on: the half just filled is drained at once, so that they have it before they are waited for. */
+static void drain_and_settle(tsr_ring *ring, half *filled)
+{
+    drain_half(ring, filled);
+    empty(filled);
+    if (ring->failure.status != TSR_OK) return;
+    const tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
+    if (settled != TSR_OK) tsr_fail(&ring->failure, settled, "%s", tsr_status_name(settled));
+}
+
 static tsr_status run_round(tsr_ring *ring, tsr_error *err)
 {
-    half *older = &ring->halves[1 - ring->filling];
+    half *filling = &ring->halves[ring->filling], *older = &ring->halves[1 - ring->filling];
     assert(older->used <= older->kept.capacity && older->count <= MOST_JOBS);
-    tsr_parallel(ring->host, ring->halves[ring->filling].count + 1, round_body, ring);
-    if (ring->work.settle && older->count && ring->failure.status == TSR_OK) {
-        tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
-        if (settled != TSR_OK) tsr_fail(&ring->failure, settled, "%s", tsr_status_name(settled));
-    }
-    older->count = older->used = older->all_lent = 0;
+    tsr_parallel(ring->host, filling->count + 1, round_body, ring);
+    empty(older);
+    if (ring->work.settle && ring->failure.status == TSR_OK) drain_and_settle(ring, filling);
     ring->filling = 1 - ring->filling;
     if (ring->failure.status == TSR_OK) return TSR_OK;
     if (err && err->status == TSR_OK) *err = ring->failure;

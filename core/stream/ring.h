@@ -3,7 +3,7 @@
  *   half A:  [job 0 ······][job 1 ···][job 2 ·········]   being filled by the host's threads
  *   half B:  [job 0 ·······][job 1 ·······]               filled before, being drained in order at the same time
  *
- * A round fills one half and drains the other; then they change places.
+ * A round fills one half and drains the other; then they change places. With `settle` it drains what it has just filled.
  *
  * A job that needs memory only while it fills can be lent some. Each thread has its own memory to lend, which stays in the
  * cache from one job to the next, and all threads together need little of it. */
@@ -21,7 +21,9 @@ typedef struct tsr_ring_work {
     /* Replaces `fill` for jobs of tsr_ring_lent_job. One eighth of the memory is then for what jobs keep. */
     tsr_status (*fill_lent)(void *ctx, void *job, uint8_t *lent, tsr_error *err);
     tsr_status (*drain)(void *ctx, void *job, tsr_error *err);
-    /* May be NULL. Called after the jobs of a half were drained, and before their memory is used again. */
+    /* For a drain that only starts work on the memory; otherwise NULL. Each round then fills a half, drains it, and calls this,
+     * which returns when the work started before the previous call is done. The memory of a half is thus used again only when
+     * it is free, and the work on one half goes on while the other fills. */
     tsr_status (*settle)(void *ctx, tsr_error *err);
     void *ctx;
     size_t enough; /* bytes that keep all threads busy; more are not used. 0: use as much as possible */

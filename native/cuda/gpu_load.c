@@ -1,5 +1,5 @@
 /* Loads checkpoints into device memory. core's ring is made of pinned memory, so tiles are copied from where they were
- * gathered. A half of the ring is reused when its copies are done. */
+ * gathered. One half of the ring is copied while the other is filled. */
 #include "cuda/pipe.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
@@ -12,6 +12,7 @@ typedef struct load_run {
     tsr_gpu_pipe *pipe;
     const tsr_progress *progress;
     uint64_t byte_done, byte_total;
+    unsigned half; /* of the ring, whose tiles were sent last */
 } load_run;
 
 /* One load. */
@@ -58,10 +59,21 @@ static tsr_status send_tile(void *ctx, const void *data, size_t size, uint64_t b
     return tell_progress(part->run, size, err);
 }
 
-static tsr_status wait_for_tiles(void *ctx, tsr_error *err)
+/* Waits for the tiles that had been sent when this was called before. */
+static tsr_status wait_for_earlier_tiles(void *ctx, tsr_error *err)
 {
-    const load_run *run = ctx;
-    return tsr_gpu_stream_wait(run->pipe->stream, err);
+    load_run *run = ctx;
+    tsr_gpu_event *const *sent = run->pipe->half_sent;
+    TSR_TRY(tsr_gpu_event_record(sent[run->half], run->pipe->stream, err));
+    run->half = 1 - run->half;
+    return tsr_gpu_event_wait(sent[run->half], err);
+}
+
+static tsr_status need_ring(tsr_gpu_pipe *pipe, tsr_error *err)
+{
+    for (unsigned i = 0; i < 2; i++)
+        if (!pipe->half_sent[i]) TSR_TRY(tsr_gpu_event_new(pipe->gpu, &pipe->half_sent[i], err));
+    return pipe->ring ? TSR_OK : tsr_ring_new(&pipe->pinned_host, pipe->ring_bytes, &pipe->ring, err);
 }
 
 static tsr_status choose_types(load_part *part, tsr_error *err)
@@ -129,9 +141,9 @@ static tsr_status load_all(load_run *run, tsr_checkpoint *checkpoint, const tsr_
     size_t box_count = 0;
     tsr_status status = parts && boxes ? TSR_OK : TSR_E_NOMEM;
     for (size_t i = 0; i < count && status == TSR_OK; i++) parts[i] = (load_part){.run = run, .load = &loads[i]};
-    if (status == TSR_OK && !pipe->ring) status = tsr_ring_new(&pipe->pinned_host, pipe->ring_bytes, &pipe->ring, err);
+    if (status == TSR_OK) status = need_ring(pipe, err);
     if (status == TSR_OK) status = sort_loads(parts, count, checkpoint, boxes, &box_count, err);
-    const tsr_tile_sink sink = {send_tile, wait_for_tiles, run};
+    const tsr_tile_sink sink = {send_tile, wait_for_earlier_tiles, run};
     if (status == TSR_OK) status = tsr_stream_boxes(checkpoint, boxes, box_count, pipe->ring, &sink, err);
     tsr_free(allocator, boxes, count, sizeof *boxes);
     tsr_free(allocator, parts, count, sizeof *parts);

@@ -50,6 +50,7 @@ void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe)
         tsr_gpu_host_free(pipe->gpu, pipe->slots[i].memory);
     }
     tsr_ring_free(pipe->ring);
+    for (size_t i = 0; i < 2; i++) tsr_gpu_event_free(pipe->half_sent[i]);
     if (pipe->direct.close) pipe->direct.close(pipe->direct.ctx);
     tsr_free(pipe->gpu->host->allocator, pipe, 1, sizeof *pipe);
 }

@@ -27,7 +27,8 @@ struct tsr_gpu_pipe {
     pipe_slot slots[PIPE_SLOTS]; /* `memory` is NULL until needed */
     tsr_allocator pinned;        /* allocator of the ring into which checkpoints are read */
     tsr_host pinned_host;
-    tsr_ring *ring; /* NULL until needed */
+    tsr_ring *ring; /* NULL until needed, as half_sent */
+    tsr_gpu_event *half_sent[2];
     direct_reader direct;
 };
 

@@ -27,7 +27,7 @@ TSR_API_BEGIN
 
 typedef struct tsr_gpu_pipe tsr_gpu_pipe;
 
-#define TSR_GPU_RING_DEFAULT_BYTES ((size_t)64 << 20)
+#define TSR_GPU_RING_DEFAULT_BYTES ((size_t)96 << 20)
 #define TSR_GPU_RING_LEAST_BYTES   ((size_t)256 << 10)
 
 /* Makes a pipe with `ring_bytes` of pinned memory, at least TSR_GPU_RING_LEAST_BYTES (0: the default). The memory is
