@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-SLOTS = 3
+SLOTS = 2
 SLOT_BYTES = 32 << 20
 ALIGNMENT = 256  # where a piece begins in a slot; a multiple of every dtype's size
 
