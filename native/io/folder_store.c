@@ -547,6 +547,8 @@ static tsr_status file_unchanged(const folder_store *store, uint32_t file, tsr_e
     if (!s->was_read) return TSR_OK;
     if (store->sys->stat_at(store->sys, store->folder, name, &now) != 0) return tsr_sys_raise(err, "look at", name);
     if (identity_equal(s->then, identity_of(&now))) return TSR_OK;
+    if (s->then.size == (uint64_t)now.st_size)
+        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION, "'%s' changed while it was being read", name);
     return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
                      "'%s' changed while it was being read (from %" PRIu64 " to %" PRIu64 " bytes)", name, s->then.size,
                      (uint64_t)now.st_size);
