@@ -65,14 +65,15 @@ static bool is_within(const char *inner, const char *outer)
     return within;
 }
 
-static tsr_status refuse_source(const folder_output *output, const char *path, const char *parent,
-                                const struct stat *existing, tsr_error *err)
+static tsr_status refuse_sources(const folder_output *output, const char *path, const char *parent,
+                                 const struct stat *existing, tsr_error *err)
 {
-    struct stat info;
-    const char *source = output->options.source;
-    if (!source || output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) return TSR_OK;
-    bool same = existing && tsr_is_one_file(existing, &info);
-    if (same || (S_ISDIR(info.st_mode) && is_within(parent, source))) {
+    for (size_t i = 0; i < output->options.source_count; i++) {
+        struct stat info;
+        const char *source = output->options.sources[i];
+        if (output->sys->stat_at(output->sys, AT_FDCWD, source, &info) != 0) continue;
+        const bool same = existing && tsr_is_one_file(existing, &info);
+        if (!same && !(S_ISDIR(info.st_mode) && is_within(parent, source))) continue;
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is %sthe source '%s'", path,
                          same ? "" : "inside ", source);
     }
@@ -101,7 +102,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     if (known && tsr_output_refuse_moved(output, err) != TSR_OK) return err->status;
     bool exists = sys->stat_at(sys, output->parent, output->name, &info) == 0;
     if (sys->link_stat_at(sys, output->parent, output->name, &found) == 0) output->found = tsr_identity_of(&found);
-    tsr_status status = refuse_source(output, path, parent, exists ? &info : NULL, err);
+    tsr_status status = refuse_sources(output, path, parent, exists ? &info : NULL, err);
     if (status != TSR_OK) return status;
     output->mode = !folder                ? OUTPUT_FILE
                    : !exists              ? OUTPUT_NEW_FOLDER

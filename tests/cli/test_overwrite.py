@@ -375,3 +375,22 @@ def test_sidecars_replace_sidecars_only(t):
         made = [f for f in os.listdir(dest) if f.startswith("objects")]
         need(all(open(os.path.join(dest, f), "rb").read() == written for f in made), made)
         nothing_temporary(t)
+
+
+@test
+def test_a_destination_inside_any_source_is_refused(t):
+    """A file more would make a directory another checkpoint."""
+    for n, name in enumerate("abcd"):
+        os.mkdir(t.at(name))
+        source(t, os.path.join(name, f"{'model' if name != 'd' else 'more'}.safetensors"), n, "more." if name == "d" else "")
+    a, b, c, d = (t.at(name) for name in "abcd")
+    before = tree(t.folder)
+    cases = [(b, ("merge", ".", a, b, "--method", "linear")), (b, ("merge", ".", b, a, "--method", "linear")), (d, ("convert", a, ".", "--also", d)),
+             (b, ("merge", ".", a, b, "--method", "slerp", "--t", "0.5")), (b, ("merge", ".", a, "--base", b, "--method", "task-arithmetic"))]
+    for (folder, command), name, more in itertools.product(cases, ("new.safetensors", "new.pt"), ((), ("--dry-run",), ("--overwrite",))):
+        inside = os.path.join(folder, name)
+        p = t.run(*(inside if word == "." else word for word in command), *more, status=2)
+        need(f"'{inside}' is inside the source '{folder}'".encode() in p.stderr, f"{command}: {p.stderr}")
+        need(tree(t.folder) == before, f"{command} changed {set(tree(t.folder)) ^ set(before)}")
+    t.run("merge", os.path.join(c, "new.safetensors"), a, b, "--method", "linear", "-q")
+    need(set(tree(t.folder)) - set(before) == {"c/new.safetensors"}, set(tree(t.folder)))

@@ -292,7 +292,9 @@ static void test_native_folder_output__destinations_in_the_source_are_refused(vo
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char source[600];
         snprintf(source, sizeof source, "%s", scratch_path(cases[i].source));
-        const tsr_folder_output_options options = {.is_folder = cases[i].is_folder, .overwrite = true, .source = source};
+        const char *const sources[] = {"elsewhere", source};
+        const tsr_folder_output_options options = {
+            .is_folder = cases[i].is_folder, .overwrite = true, .sources = sources, .source_count = 2};
         tsr_error err = {0};
         tsr_output *output;
         assert_int_equal(

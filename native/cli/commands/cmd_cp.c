@@ -304,7 +304,8 @@ static tsr_status open_output(copying *c, tsr_error *err)
                                                .keep = c->arguments->resume,
                                                .sums = !c->arguments->no_verify || c->arguments->resume,
                                                .holes = !c->publication.continues && tsr_folder_store_has_holes(c->store),
-                                               .source = tsr_is_url(c->from) ? NULL : c->from,
+                                               .sources = &c->from,
+                                               .source_count = !tsr_is_url(c->from),
                                                .parent = tsr_journals_parent(&c->publication.journals)};
     if (status == TSR_OK)
         status = tsr_folder_output_open(NULL, cli_host(c->program)->allocator, c->to, &options, &c->output, err);

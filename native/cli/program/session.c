@@ -26,6 +26,19 @@ static tsr_status list_paths(cli *program, const char *path, cli_list *out, tsr_
     return TSR_OK;
 }
 
+tsr_status cli_list_sources(const cli *program, const char *path, const cli_session *session, tsr_arena *arena,
+                            cli_list *out, tsr_error *err)
+{
+    const cli_list also = program->source.also;
+    const size_t others = session ? session->other_count : 0;
+    *out = (cli_list){tsr_arena_array(arena, 1 + also.count + others, sizeof *out->items, err), 0};
+    if (!out->items) return TSR_E_NOMEM;
+    out->items[out->count++] = path;
+    for (size_t i = 0; i < also.count; i++) out->items[out->count++] = also.items[i];
+    for (size_t i = 0; i < others; i++) out->items[out->count++] = session->others[i].path;
+    return TSR_OK;
+}
+
 static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
                              tsr_error *err)
 {

@@ -54,6 +54,9 @@ tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_opti
 tsr_status cli_open_apart(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err);
 /* Accepts a zeroed one. */
 void cli_close(cli_session *session);
+/* All paths that a command reads: PATH, those of --also, and the session's other checkpoints (NULL: none). */
+tsr_status cli_list_sources(const cli *program, const char *path, const cli_session *session, tsr_arena *arena,
+                            cli_list *out, tsr_error *err);
 /* TSR_E_CHANGED if a file of the source, or of the other checkpoints, has changed since it was opened. */
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err);
 

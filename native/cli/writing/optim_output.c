@@ -2,6 +2,7 @@
  * published together. */
 #include "cli/writing/optim_output.h"
 
+#include "cli/program/session.h"
 #include "cli/writing/resumed.h"
 
 #include "tessera/sys/folder.h"
@@ -9,6 +10,7 @@
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/try.h"
 
 #define JOB TSR_STR("optimizer state\n")
 
@@ -84,10 +86,13 @@ static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t 
     if (o->is_remote) return open_remote(o, err);
     const tsr_allocator *allocator = cli_host(o->program)->allocator;
     const bool is_folder = tsr_optim_is_directory(o->optim);
+    cli_list sources;
+    TSR_TRY(cli_list_sources(o->program, o->source, NULL, o->arena, &sources, err));
     const tsr_folder_output_options options = {.is_folder = is_folder,
                                                .overwrite = o->overwrite,
                                                .absent = is_folder && o->overwrite && !o->replacement.exists,
-                                               .source = o->source,
+                                               .sources = sources.items,
+                                               .source_count = sources.count,
                                                .tag = o->publication.tag,
                                                .swap = o->replacement.swap,
                                                .obsolete = o->replacement.obsolete,

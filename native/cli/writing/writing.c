@@ -92,7 +92,8 @@ static tsr_status check_destination(cli_writing *w, tsr_error *err)
     const tsr_folder_output_options options = {.is_folder = w->is_folder,
                                                .overwrite = w->options->overwrite,
                                                .swap = w->replacement.swap,
-                                               .source = w->source.path};
+                                               .sources = w->sources.items,
+                                               .source_count = w->sources.count};
     if (status == TSR_OK && !tsr_is_url(w->destination))
         status = tsr_folder_output_check(cli_host(w->program)->allocator, w->destination, &options, err);
     return status == TSR_OK ? cli_note_kept(w, err) : status;
@@ -101,7 +102,8 @@ static tsr_status check_destination(cli_writing *w, tsr_error *err)
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
 {
     tsr_convert_options options;
-    tsr_status status = check_names(w, err);
+    tsr_status status = cli_list_sources(w->program, w->source.path, &w->source, w->arena, &w->sources, err);
+    if (status == TSR_OK) status = check_names(w, err);
     if (status == TSR_OK) status = make_options(w, progress, &options, err);
     if (status == TSR_OK) status = decide(w, &options, err);
     if (status == TSR_OK && w->options->dry_run) return cli_agree(w->program, check_destination(w, err), err);

@@ -95,6 +95,7 @@ typedef struct cli_writing {
     const char *what; /* shown in the progress line */
     const char *destination;
     cli_session source; /* open during the whole job */
+    cli_list sources;   /* the paths that are read */
     tsr_container to;
     bool is_folder;
     const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER; NULL if the format has none */

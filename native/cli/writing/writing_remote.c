@@ -25,9 +25,8 @@ static tsr_status refuse_source(const cli_writing *w, const char *source, tsr_er
 
 static tsr_status refuse_sources(const cli_writing *w, tsr_error *err)
 {
-    tsr_status status = refuse_source(w, w->source.path, err);
-    for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++)
-        status = refuse_source(w, w->source.others[i].path, err);
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < w->sources.count && status == TSR_OK; i++) status = refuse_source(w, w->sources.items[i], err);
     return status;
 }
 

@@ -97,7 +97,8 @@ typedef struct tsr_folder_output_options {
     /* Blocks of zeros become holes, and no space is reserved: for sources with holes. A full disk is then noticed only when
      * it is full. */
     bool holes;
-    const char *source; /* NULL, or the path that is read: a destination inside it, or itself, is refused */
+    const char *const *sources; /* paths that are read: a destination that is one of them, or inside one, is refused */
+    size_t source_count;
     /* When replacing a folder whose new files keep the names of the old ones, and that has no marker: the new folder is made
      * next to the old one and exchanged with it. Before that, other files get a second name in the new folder; afterwards
      * the old folder is removed. */
@@ -128,7 +129,7 @@ typedef struct tsr_folder_output_options {
  * one, shortly before it is published; other extended attributes are not kept. New files follow the umask; in a replaced
  * directory, users who could read none of the old files cannot read them.
  *
- * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside the
+ * Borrows allocator, sys, options.sources and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside a
  * source; a file where a folder is wanted), TSR_E_UNSUPPORTED (names cannot be exchanged here, or the folder to be swapped
  * has subfolders), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
