@@ -15,5 +15,6 @@ export function filesOf(target: string): {
 
 /** Makes a sink that writes a directory or a file to disk. It is first written next to its destination, then synced and
  *  renamed, so that it appears completely or not at all. An existing destination is rejected unless `overwrite` is set,
- *  which keeps files that are not part of the old checkpoint. */
+ *  which keeps files that are not part of the old checkpoint. A checkpoint with directories (deepspeed-universal) is only
+ *  written to a new destination. */
 export function sinkOf(target: string, options?: { overwrite?: boolean | undefined }): Sink;

@@ -2,11 +2,7 @@
 import crypto from "node:crypto";
 import fs from "node:fs";
 import path from "node:path";
-import { TesseraError } from "./errors.js";
-
-const MARKERS = [".metadata", "model.safetensors.index.json"];
-
-const refusal = (message) => new TesseraError(message, "exists", undefined);
+import { isSidecar, keptNames, refusal } from "./replaced.js";
 
 function sync(at) {
   const fd = fs.openSync(at, "r");
@@ -19,32 +15,6 @@ function sync(at) {
 
 function writeAll(fd, bytes, offset) {
   for (let done = 0; done < bytes.length;) done += fs.writeSync(fd, bytes, done, bytes.length - done, offset + done);
-}
-
-const isSidecar = (at) => {
-  try {
-    return JSON.parse(fs.readFileSync(at, "utf8")).schema === "tessera.objects/1";
-  } catch {
-    return false;
-  }
-};
-
-/** Returns all names in a directory, and which of them belong to its checkpoint: those that it lists, and those that a
- *  conversion has written. All others are the user's. Files per rank make a checkpoint only if there is no marker, and data
- *  files belong to .metadata only if it contains their names. */
-function ownNames(directory) {
-  const names = fs.readdirSync(directory), own = new Set(names.filter((name) => MARKERS.includes(name))), isMarked = own.size > 0;
-  if (own.has(MARKERS[0])) {
-    const metadata = fs.readFileSync(path.join(directory, MARKERS[0]), "latin1");
-    names.filter((name) => /^__\d+_\d+\.distcp$/.test(name) && metadata.includes(name)).forEach((name) => own.add(name));
-  }
-  if (own.has(MARKERS[1])) {
-    const { weight_map: map } = JSON.parse(fs.readFileSync(path.join(directory, MARKERS[1]), "utf8"));
-    names.filter((name) => Object.values(map).includes(name)).forEach((name) => own.add(name));
-  }
-  names.filter((name) => /^objects(-g\d+)?\.json$/.test(name) && isSidecar(path.join(directory, name))).forEach((name) => own.add(name));
-  if (!isMarked) names.filter((name) => /^rank\d+(\.optim)?\.pt$|^shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$/.test(name)).forEach((name) => own.add(name));
-  return { names, own };
 }
 
 class DiskSink {
@@ -66,6 +36,7 @@ class DiskSink {
   /** `name` is the name of a file in the directory, or the text after the target's own name. */
   create(name, size) {
     this.#refuseExisting(this.#target);
+    if (name.includes("/") && fs.existsSync(this.#target)) throw refusal(`'${this.#target}' cannot be replaced by a checkpoint that has directories, which is only written to a new directory; remove '${this.#target}' first`);
     const { dir, base } = path.parse(path.resolve(this.#target));
     if (!this.#aside) {
       this.#aside = path.join(dir, `.${base}.tessera-${crypto.randomBytes(6).toString("hex")}`);
@@ -118,9 +89,7 @@ class DiskSink {
    *  directory. */
   #replaceDirectory() {
     if (!fs.statSync(this.#target).isDirectory()) throw refusal(`'${this.#target}' is a file; a directory cannot replace it`);
-    const { names, own } = ownNames(this.#target), kept = names.filter((name) => !own.has(name));
-    const blocked = kept.find((name) => this.#files.has(name));
-    if (blocked !== undefined) throw refusal(`'${blocked}' in '${this.#target}' is not part of the checkpoint there and blocks the write`);
+    const kept = keptNames(this.#target, new Set(this.#files.keys()));
     const old = `${this.#aside}-old`, placed = this.#target;
     fs.renameSync(placed, old);
     try {
