@@ -45,6 +45,9 @@ export interface Selected {
   readonly compared: Compared | undefined;
 }
 
+/** A checkpoint that is being opened while another one is open. */
+interface Attempt { readonly client: Client; readonly ending: AbortController; bytes: number }
+
 /** A preview for a target, or why there is none. */
 export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request?: PlanRequest; readonly trouble?: Trouble }
 
@@ -85,6 +88,7 @@ export class Model {
   readonly resharding = new Saving(this, "Resharding");
   readonly optimizerSaving = new Saving(this, "Writing optimizer state");
   #aside = new Map<string, Client[]>();
+  #attempt: Attempt | undefined;
   #plans = 0;
   #listeners = new Set<() => void>();
   #queued = false;
@@ -106,9 +110,8 @@ export class Model {
     });
   }
 
-  #newClient(hear?: (bytes: number) => void, isHelper = false): Client {
+  #newClient(hear?: (bytes: number) => void, isHelper = false, ending = this.#ending.signal): Client {
     let last = 0;
-    const ending = this.#ending.signal;
     return new Client((bytes) => {
       if (ending.aborted) return;
       this.bytesRead += bytes - last;
@@ -182,11 +185,11 @@ export class Model {
 
   /* ---- opening ---- */
 
-  /** `handles` are what the checkpoint is opened from, to be remembered. */
+  /** A checkpoint that is open stays open until the other one can be shown. `handles` are what it is opened from, to be
+   *  remembered. */
   async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
-    this.close();
-    const client = this.#client, { signal } = this.#ending;
-    const opened = await this.run("Opening", () => this.close(), async (tell) => {
+    const attempt = this.#begin(), { client, ending: { signal } } = attempt, isNext = this.opened !== undefined;
+    const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
       if (handles) void remember(prepared.title, handles);
@@ -194,23 +197,46 @@ export class Model {
         this.choice = prepared;
         return undefined;
       }
-      this.opening = prepared;
+      if (!isNext) this.opening = prepared;
       this.changed();
       return this.#describe(client, prepared, signal);
-    }, this.hear);
-    if (opened) this.#take(opened);
+    }, (trouble) => { if (!signal.aborted) this.hear(trouble); });
+    if (isNext && this.#attempt !== attempt) return;
+    if (isNext && found) this.close(attempt);
+    else if (isNext) this.#endAttempt();
+    if (found) this.#take(...found);
+  }
+
+  /** Starts another worker if a checkpoint is open. */
+  #begin(): Attempt {
+    if (!this.opened) {
+      this.close();
+      return { client: this.#client, ending: this.#ending, bytes: 0 };
+    }
+    this.#endAttempt();
+    this.trouble = this.choice = undefined;
+    const ending = new AbortController(), client = this.#newClient((bytes) => { attempt.bytes = bytes; }, false, ending.signal);
+    const attempt: Attempt = { client, ending, bytes: 0 };
+    this.#attempt = attempt;
+    return attempt;
+  }
+
+  #endAttempt(): void {
+    this.#attempt?.ending.abort(CANCELLED);
+    this.#attempt?.client.end();
+    this.#attempt = undefined;
   }
 
   /** Opens the checkpoint in the worker. The data files of a remote DCP are requested once its metadata has named them. */
-  async #describe(client: Client, opening: Opening, signal: AbortSignal): Promise<Opened> {
+  async #describe(client: Client, opening: Opening, signal: AbortSignal): Promise<[Opening, Opened]> {
     await client.call("open", { side: "a", opening });
     const opened = await client.call("describe", {}), { absent } = opened.overview;
-    if (opening.url === undefined || absent.length === 0) return opened;
+    if (opening.url === undefined || absent.length === 0) return [opening, opened];
     const found = await (await import("./remote")).sourcesAt(opening.url, absent, signal);
-    if (found.length === 0) return opened;
-    this.opening = { ...opening, files: [...opening.files, ...found] };
-    await client.call("open", { side: "a", opening: this.opening });
-    return client.call("describe", {});
+    if (found.length === 0) return [opening, opened];
+    const whole = { ...opening, files: [...opening.files, ...found] };
+    await client.call("open", { side: "a", opening: whole });
+    return [whole, await client.call("describe", {})];
   }
 
   /** Opens the checkpoint that the page's own server offers, if there is one and nothing else was opened in the meantime. */
@@ -230,7 +256,8 @@ export class Model {
     if (opening) await this.open(async () => opening);
   }
 
-  #take(opened: Opened): void {
+  #take(opening: Opening, opened: Opened): void {
+    this.opening = opening;
     if (!WHOLE.has(opened.overview.format)) void this.loadParts();
     this.opened = opened;
     this.findings = opened.findings;
@@ -239,15 +266,17 @@ export class Model {
     this.changed();
   }
 
-  /** Returns to the start page and ends all work. */
-  close(): void {
+  /** Returns to the start page, or goes on to the next checkpoint, and ends all other work. */
+  close(next?: Attempt): void {
+    if (next) this.#attempt = undefined;
+    this.#endAttempt();
     this.#ending.abort(CANCELLED);
     this.comparing.reset();
-    this.#ending = new AbortController();
+    this.#ending = next?.ending ?? new AbortController();
     for (const client of [this.#client, ...[...this.#aside.values()].flat()]) client.end();
     this.#aside.clear();
-    this.#client = this.#newClient();
-    this.bytesRead = 0;
+    this.#client = next?.client ?? this.#newClient();
+    this.bytesRead = next?.bytes ?? 0;
     this.jobs = [];
     this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
     this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.names = undefined;
@@ -259,6 +288,12 @@ export class Model {
     this.resharding.reset();
     this.optimizerSaving.reset();
     this.isDeep = false;
+    this.changed();
+  }
+
+  /** Returns from a choice to the checkpoint that is open. */
+  dropChoice(): void {
+    this.choice = undefined;
     this.changed();
   }
 

@@ -112,7 +112,7 @@ function useDrop(model: Model, view: View): { isOver: boolean; handlers: Record<
 
 export function App(): JSX.Element {
   const model = useModel(), [asked, go] = useView(), { opened } = model;
-  const view = opened ? asked : "start";
+  const view = opened && !model.choice ? asked : "start";
   const { isOver, handlers } = useDrop(model, view);
   useShortcuts(model);
   useEffect(() => { if (opened && viewOf(location.hash) === "start") go("contents"); }, [opened]); // `asked` may not have the tab of a link yet
@@ -128,7 +128,7 @@ export function App(): JSX.Element {
       <main>
         {opened && view !== "start" ? <><Tabs view={view} go={go} /><Panel view={view} go={go} /></>
           : model.opening && !opened && !model.trouble ? <p class="fine" role="status">Opening {visible(model.opening.title)} …</p>
-          : <Start {...(opened ? { back: () => go("contents") } : {})} />}
+          : <Start {...(opened ? { back: () => { model.dropChoice(); if (asked === "start") go("contents"); } } : {})} />}
       </main>
     </div>
   );
