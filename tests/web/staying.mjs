@@ -1,4 +1,4 @@
-/** What is open stays open until another checkpoint can be shown. */
+/** What is open stays open until another checkpoint can be shown, and the address names what is open. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
@@ -6,8 +6,11 @@ import { samples } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo } from "./views.mjs";
 
+const LINKED = "safetensors_index/model-00001-of-00003.safetensors", TITLE = path.basename(LINKED);
+
 const titleOf = async (page, wanted) => page.locator(".top h1", { hasText: wanted }).waitFor();
 const ready = (page) => page.locator(".window .row .text").first().waitFor();
+const urlIn = (page) => new URL(page.url()).searchParams.get("url");
 
 /** Drops files and directories in the middle of the page. */
 async function dropperOf(page, context) {
@@ -71,10 +74,61 @@ async function testDrops(page, url, drop, scratch) {
   });
 }
 
+async function testAddress(page, url, drop) {
+  await test("a link stays in the address as it was given, and a reload opens it again", async () => {
+    await page.goto(`${url}?url=${LINKED}&tab=files`);
+    await page.locator(".treemap").waitFor();
+    check(urlIn(page) === LINKED, page.url());
+    await page.reload();
+    await titleOf(page, TITLE);
+  });
+  await test("another checkpoint takes the link out of the address, and a reload does not open it", async () => {
+    await drop(path.join(samples, "dcp_fsdp2"));
+    await titleOf(page, "dcp_fsdp2");
+    await page.waitForURL((u) => !u.searchParams.has("url"));
+    await page.reload();
+    await page.locator(".samples button").first().waitFor();
+    check(urlIn(page) === null && await page.locator(".top h1").count() === 0, page.url());
+  });
+  await test("Back keeps the checkpoint, and does not bring the link of another one", async () => {
+    await page.goto(`${url}?url=${LINKED}`);
+    await ready(page);
+    await goTo(page, "Files");
+    await goTo(page, /^Problems/);
+    await drop(path.join(samples, "dcp_fsdp2"));
+    await titleOf(page, "dcp_fsdp2");
+    for (const there of [".treemap", ".window .row"]) {
+      await page.goBack();
+      await page.locator(there).first().waitFor();
+      await page.waitForURL((u) => !u.searchParams.has("url"));
+      await titleOf(page, "dcp_fsdp2");
+    }
+  });
+  await test("a URL that was typed is in the address, and is taken out when the checkpoint is closed", async () => {
+    await page.getByRole("button", { name: "Open another" }).click();
+    await page.getByLabel(/^URL/).fill(LINKED);
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await titleOf(page, TITLE);
+    await page.waitForURL((u) => u.searchParams.get("url") === `${url}${LINKED}`);
+    await page.reload();
+    await titleOf(page, TITLE);
+    await page.getByRole("button", { name: "Open another" }).click();
+    await page.waitForURL((u) => !u.searchParams.has("url"));
+    await page.goBack();
+    await page.waitForURL((u) => !u.searchParams.has("url"));
+  });
+  await test("a link that cannot be opened stays, so that a reload tries it again", async () => {
+    await page.goto(`${url}?url=gone.safetensors`);
+    await page.locator(".page > .trouble").waitFor();
+    check(urlIn(page) === "gone.safetensors", page.url());
+  });
+}
+
 export async function testStaying({ page, url, context, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-staying-")), drop = await dropperOf(page, context);
   try {
     await testDrops(page, url, drop, scratch);
+    await testAddress(page, url, drop);
   } finally {
     fs.rmSync(scratch, { recursive: true });
   }

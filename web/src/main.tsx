@@ -3,7 +3,7 @@ import { openingServed } from "./collect";
 import { isElsewhere, mayReadOthers } from "./elsewhere";
 import { Model } from "./model";
 import { keepPage } from "./offline";
-import { linkOf } from "./route";
+import { linkOf, nameInAddress } from "./route";
 import "./style.css";
 import { App } from "./views/app";
 import { ModelContext } from "./views/hooks";
@@ -18,12 +18,23 @@ async function openLink(): Promise<void> {
   if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
   await model.open(async (signal, tell) => {
     const { openingOfRemote, resolveUrl } = await import("./remote");
-    return openingOfRemote(await resolveUrl(url, signal), signal, tell);
+    return { ...await openingOfRemote(await resolveUrl(url, signal), signal, tell), link: url };
   });
   if (model.opened && tab) show(tab);
   if (model.opened && entry !== undefined) await model.reveal(entry);
 }
 
+let wasOpen = false;
+/** A link stays in the address while it is being opened, and if that fails. Entries of the history may name what was open
+ *  before. */
+function keepAddress(): void {
+  const { opening, opened } = model;
+  wasOpen ||= opened !== undefined;
+  if (wasOpen) nameInAddress(opened && (opening?.link ?? opening?.url));
+}
+
+model.subscribe(keepAddress);
+addEventListener("popstate", keepAddress);
 void openLink();
 const root = document.getElementById("app");
 addEventListener("load", () => {

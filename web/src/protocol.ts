@@ -51,6 +51,8 @@ export interface Opening {
   readonly shards?: string;
   /** The URL that it was opened from, for links to it. */
   readonly url?: string;
+  /** That URL as the page's address had it. */
+  readonly link?: string;
 }
 
 export interface FileUse {

@@ -1,5 +1,6 @@
-/** Keeps the current view in the address: the part after "#" names the view, and a link may name a URL, an entry and a tab.
- *  The names of local files and entries are never put into the address automatically. */
+/** Keeps what is shown in the address: the part after "#" names the view, and the query names the URL of the checkpoint that
+ *  is open. A link may also name an entry and a tab. The names of local files and entries are never put into the address
+ *  automatically. */
 export const TABS = ["contents", "files", "optimizer", "problems", "compare"] as const;
 export type Tab = (typeof TABS)[number];
 /** Views that the header's actions open, and the start page. */
@@ -21,4 +22,10 @@ export function linkText(page: string, { url, entry, tab }: Link): string {
   link.hash = "";
   link.search = new URLSearchParams([["url", url], ["entry", entry], ["tab", tab]].filter((p): p is [string, string] => p[1] !== undefined)).toString();
   return link.href;
+}
+
+/** Makes the address name the URL of what is open, or no URL, so that a reload opens nothing else. */
+export function nameInAddress(url: string | undefined): void {
+  if (linkOf(location.search).url === url) return;
+  history.replaceState(history.state, "", linkText(location.href, { url, entry: undefined, tab: undefined }) + location.hash);
 }

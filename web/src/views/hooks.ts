@@ -19,8 +19,8 @@ export function useView(): [View, (view: View) => void] {
   const [view, setView] = useState<View>(viewOf(location.hash));
   useEffect(() => {
     const hear = () => setView(viewOf(location.hash));
-    addEventListener("hashchange", hear);
-    return () => removeEventListener("hashchange", hear);
+    addEventListener("popstate", hear); // there is no hashchange if the query changes, too
+    return () => removeEventListener("popstate", hear);
   }, []);
   return [view, (to) => { if (to !== viewOf(location.hash)) location.hash = to === "start" ? "" : to; setView(to); }];
 }
