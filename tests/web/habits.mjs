@@ -95,6 +95,14 @@ export async function testHabits({ page, url, context, broken }) {
       });
     });
   }
+  await test("names next to bars are not cut off at 820 px", async () => {
+    await page.setViewportSize({ width: 820, height: 740 });
+    await page.goto(url);
+    await openSample(page, "dcp_tp_fsdp2");
+    await page.locator("section[aria-label='Largest tensors'] .label").first().waitFor();
+    const cut = await page.locator(".bars .label, .bars .label *").evaluateAll((list) => list.filter((e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== "inline").map((e) => e.textContent));
+    check(cut.length === 0, cut.join(", "));
+  });
   await test("on a phone, rows have two lines, and Back leads from the entry to the list", async () => {
     await page.setViewportSize({ width: 390, height: 780 });
     await page.goto(url);

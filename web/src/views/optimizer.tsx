@@ -78,6 +78,7 @@ export function OptimizerView(): JSX.Element {
   useEffect(() => { if (!list) void model.loadOptimizers(); }, [list]);
   return (
     <section class="view" aria-label="Optimizer">
+      <h2>Optimizer</h2>
       {list?.length === 0 && <p class="fine">This checkpoint holds no optimizer state: no entry is in param groups or is named like one (state.PARAMETER.exp_avg).</p>}
       {list?.map((o) => <Table key={o.optimizer} optimizer={o} show={(fqn) => { void model.reveal(fqn); }} />)}
       {list && list.length > 0 && <OptimizerForms />}
