@@ -63,10 +63,10 @@ export async function testOptimizer({ page, url, broken }) {
     await page.locator(".samples button").first().waitFor();
     await test("dcp_fsdp2: flattened as tessera optim flatten writes it", () => expectForm(page, path.join(samples, "dcp_fsdp2"), "flatten", { scratch }));
     await test("dcp_fsdp2_flat_optim: unflattened as tessera optim unflatten writes it", () => expectForm(page, path.join(samples, "dcp_fsdp2_flat_optim"), "unflatten", { scratch }));
-    await test("names for ids without a module tree are refused, with the core's message", async () => {
+    await test("names for ids without a module tree are refused, and the error names the field", async () => {
       await open(page, path.join(samples, "torch_train_state"));
       await forms(page).getByLabel("Form").selectOption("to-fqn");
-      await forms(page).locator(".trouble", { hasText: "--modules" }).waitFor();
+      await forms(page).locator(".trouble", { hasText: "needs “Choose the module tree”" }).waitFor();
     });
     if (fs.existsSync(python)) {
       const p = spawnSync(python, ["-c", MAKE, root, scratch], { encoding: "utf8" });

@@ -84,6 +84,22 @@ export async function testPure() {
     check(`${of("float16", [0x3c00, 0xc500, 0x0001, 0x7bff, 0x7c00, 0x7e00])}` === `1,-5,${2 ** -24},65504,Infinity,NaN`, `${of("float16", [0x3c00, 0xc500, 0x0001, 0x7bff, 0x7c00, 0x7e00])}`);
     check(`${of("bfloat16", [0x3f80, 0xc0a0, 0x7f7f, 0xff80])}` === `1,-5,${Math.fround(3.3895313892515355e38)},-Infinity`, `${of("bfloat16", [0x3f80, 0xc0a0, 0x7f7f, 0xff80])}`);
   });
+  await test("texts of the core name a form's fields, and leave options without one as they are", async () => {
+    const { convertFields, inFields, OPTIMIZER_FIELDS, RESHARD_FIELDS } = await load("field_names.ts");
+    const rows = [
+      [convertFields("safetensors"), "'w' is an object, which safetensors cannot store (pass --objects drop or --objects sidecar)", "'w' is an object, which safetensors cannot store (use “Non-tensor objects: leave out” or “Non-tensor objects: write as JSON next to it”)"],
+      [convertFields("dcp"), "which are not written; use ds_to_universal, or write --to dcp, torch or safetensors", "which are not written; use ds_to_universal, or write “Form: dcp, torch or safetensors”"],
+      [convertFields("dcp"), "nothing is selected: --exclude leaves out every name that --include matches", "nothing is selected: “But not” leaves out every name that “Only names that match” matches"],
+      [convertFields("dcp"), "pass --max-shard-size SIZE", "pass --max-shard-size SIZE"],
+      [convertFields("safetensors"), "pass --max-shard-size SIZE", "use “Shards of at most”"],
+      [convertFields("dcp"), "pass --dequantize too, or leave it as it is with --no-quantize", "use “Weights become: dequantized” too, or leave it as it is with --no-quantize"],
+      [convertFields("dcp"), "leave them out, or pass --allow-expansion; --for-torch", "leave them out, or pass --allow-expansion; --for-torch"],
+      [RESHARD_FIELDS, "leave it out with --exclude (convert, reshard)", "leave it out with --exclude (convert, reshard)"],
+      [OPTIMIZER_FIELDS, "there are 2 optimizers; choose one with --at NAME", "there are 2 optimizers; choose one with “The optimizer's key”"],
+      [OPTIMIZER_FIELDS, "optim to-fqn needs --modules MODULES.json; see tessera help optim", "optim to-fqn needs “Choose the module tree”; see tessera help optim"],
+    ];
+    for (const [fields, text, want] of rows) check(inFields(text, fields) === want, inFields(text, fields));
+  });
   await test("the term of a file matches that file only, and ranks come from names", async () => {
     const { fileTerm, faultOf } = await load("filter.ts"), { rankOf } = await load("ranks.ts");
     check(fileTerm("__1_0.distcp") === "file:__1_0.distc?" && fileTerm("a b[1].pt") === "file:a?b?1?.pt", `${fileTerm("__1_0.distcp")} ${fileTerm("a b[1].pt")}`);

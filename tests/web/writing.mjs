@@ -140,6 +140,36 @@ async function testDownloads(page, scratch) {
   });
 }
 
+/** What was typed and written is shown again when the view is visited again. */
+async function testVisits(page) {
+  const heading = () => page.locator("section[aria-label=Save] h2").textContent();
+  for (const [view, form] of [["Convert…", "dcp"], ["Reshard…", "torch"]]) {
+    await test(`${view} shows what it wrote after another view, until something else would be written`, async () => {
+      await clearChosen(page);
+      await lendPlaces(page);
+      await open(page, path.join(samples, "safetensors_index"));
+      await goTo(page, view);
+      await page.locator("section[aria-label=Save]").getByLabel("Name").waitFor();
+      await page.getByLabel("Form").selectOption(form);
+      await page.locator("section[aria-label=Save]").getByLabel("Name").fill("written-here");
+      await ready(page);
+      await saved(page);
+      await goTo(page, "Files");
+      await goTo(page, view);
+      await ready(page);
+      check(await heading() === "What was written", await heading());
+      check(await page.locator("section[aria-label=Save]").getByLabel("Name").inputValue() === "written-here" && await page.getByLabel("Form").inputValue() === form, "another name or form");
+      await page.locator("section[aria-label=Save]").getByLabel("Name").fill("elsewhere");
+      check(await heading() === "What will be written", await heading());
+    });
+  }
+  await test("an error names the form's fields, not the command's options", async () => {
+    await convert(page, "dcp_fsdp2", () => fill(page, { Form: "dcp" }));
+    await page.getByLabel("Only names that match", { exact: true }).fill("nix.**");
+    await page.locator("section[aria-label=Save] .trouble", { hasText: "nothing is selected: “Only names that match” 'nix.**' matches no name" }).waitFor();
+  });
+}
+
 async function testRefusals(page) {
   await test("a refusal has the core's message next to the form, and nothing can be saved", async () => {
     await open(page, path.join(samples, "dcp_fsdp2"));
@@ -334,6 +364,7 @@ export async function testWriting({ page, url, broken }) {
     await testReshard(page, scratch);
     await testMaps(page, scratch);
     await testRefusals(page);
+    await testVisits(page);
     await testCancel(page, scratch);
     await testDownloads(page, scratch);
     await test("no writing breaks the page", () => check(broken.length === 0, broken.join("; ")));

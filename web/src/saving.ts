@@ -13,6 +13,12 @@ export class Saving {
   /** An error of the place, or of the job. */
   trouble: Trouble | undefined;
   written: (Written & { readonly title: string }) | undefined;
+  /** The name that was typed. */
+  name: string | undefined;
+  /** The form that was chosen for Reshard. */
+  to = "";
+  /** What was shown when it was last written. */
+  saved = "";
   isCancelled = false;
   isRunning = false;
   #asked = 0;
@@ -24,8 +30,14 @@ export class Saving {
 
   reset(): void {
     this.#asked++;
-    this.preview = this.previewTrouble = this.trouble = this.written = undefined;
+    this.preview = this.previewTrouble = this.trouble = this.written = this.name = undefined;
+    this.to = this.saved = "";
     this.isCancelled = false;
+  }
+
+  rename(name: string): void {
+    this.name = name;
+    this.model.changed();
   }
 
   /** Asks what would be written. The answer to an earlier question is dropped. */

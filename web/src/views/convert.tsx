@@ -1,8 +1,9 @@
 /** The Convert view: a form, a preview of what will be written and how large it is, and the button that saves it. This
  *  script is loaded on demand. */
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, QUANTIZED, type ConvertForm } from "../convert_form";
+import { convertFields } from "../field_names";
 import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
@@ -46,8 +47,8 @@ function Fields({ form, set }: { form: ConvertForm; set: Set }): JSX.Element {
 const isSingle = (preview: WritingPreview | undefined): boolean => preview?.files.some((f) => f.name === "") === true;
 
 export function Convert(): JSX.Element {
-  const model = useModel(), opening = model.opening ?? NO_SOURCE, { title } = opening, form = model.convertForm ?? CONVERT_START, [named, setName] = useState<string>();
-  const saving = model.converting, { preview } = saving, name = named ?? nameFor(title, form.to), isOne = isSingle(preview);
+  const model = useModel(), opening = model.opening ?? NO_SOURCE, { title } = opening, form = model.convertForm ?? CONVERT_START;
+  const saving = model.converting, { preview } = saving, name = saving.name ?? nameFor(title, form.to), isOne = isSingle(preview);
   const writing: Writing = { what: "convert", options: { ...optionsOf(form), ...mapOptionsOf(model.mapChoice) } };
   const set: Set = (change) => { model.convertForm = { ...form, ...change }; model.changed(); };
   useEffect(() => {
@@ -65,7 +66,7 @@ export function Convert(): JSX.Element {
       <Parts form={form} set={set} />
       <Fields form={form} set={set} />
       <MapFields />
-      <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save}
+      <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form.to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
       <h2>The same on the command line</h2>
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>

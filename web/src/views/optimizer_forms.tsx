@@ -3,6 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
+import { inFields, OPTIMIZER_FIELDS, troubleInFields } from "../field_names";
 import { choosePlace, hasPickers } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
 import { NO_SOURCE, quoted, sourceText } from "../target";
@@ -24,7 +25,7 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
   return (
     <>
       <p role="status">{plural(count, "entry", "entries")} in the result.</p>
-      {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(w)}</li>)}</ul>}
+      {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(inFields(w, OPTIMIZER_FIELDS))}</li>)}</ul>}
       <div class="scroll tall" tabIndex={0} role="region" aria-label="Entries of the result">
         <table>
           <thead><tr><th>Name</th><th>Value</th></tr></thead>
@@ -38,9 +39,9 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
 
 export function OptimizerForms(): JSX.Element {
   const model = useModel(), saving = model.optimizerSaving, [action, setAction] = useState<Action>("flatten"), [modules, setModules] = useState<NamedText>();
-  const [at, setAt] = useState(""), [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>(), [named, setName] = useState<string>();
+  const [at, setAt] = useState(""), [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>();
   const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}) } };
-  const name = named ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
+  const name = saving.name ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
   useEffect(() => {
     let isCurrent = true;
     const show = (p: OptimizerPreview | undefined, t: Trouble | undefined) => { if (isCurrent) { setPreview(p); setTrouble(t); } };
@@ -58,9 +59,9 @@ export function OptimizerForms(): JSX.Element {
         <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => setAt(e.currentTarget.value)} /></label>
       </div>
       <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={setModules} />
-      {trouble && <TroubleBox trouble={trouble} />}
+      {trouble && <TroubleBox trouble={troubleInFields(trouble, OPTIMIZER_FIELDS)} />}
       {preview && <Entries preview={preview} />}
-      {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
+      {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
         goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
     </section>

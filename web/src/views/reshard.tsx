@@ -1,9 +1,10 @@
 /** The Reshard view: what the ranks of another mesh would read, hold and send, before any byte is moved, and then the button
  *  that writes it. This script is loaded on demand. */
 import type { JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { saveText } from "../download";
+import { RESHARD_FIELDS, troubleInFields } from "../field_names";
 import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
@@ -84,13 +85,13 @@ const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"],
 
 /** Offers to write what each rank holds, once the plan is there. */
 function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
-  const model = useModel(), saving = model.resharding, [named, setName] = useState<string>();
-  const name = named ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...(to ? { to } : {}) } };
+  const model = useModel(), saving = model.resharding;
+  const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...(to ? { to } : {}) } };
   useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing)]);
   return (
     <>
       <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
-      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} setName={setName} fileName={(file) => file} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
+      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
         goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
     </>
   );
@@ -98,7 +99,7 @@ function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; is
 
 export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
-  const [to, setTo] = useState<To>("");
+  const to = model.resharding.to as To, setTo = (form: To) => { model.resharding.to = form; model.changed(); };
   const target = targetText(form), request = { target, ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
   const command = commandText(form, source) + (to && ` --to ${to}`) + mapCommand(model.mapChoice), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
@@ -107,10 +108,11 @@ export function Reshard(): JSX.Element {
   }, [asked]);
   return (
     <section class="view" aria-label="Reshard">
+      <h2>Reshard</h2>
       <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
       <Form form={form} set={(f) => model.setTarget(f)} />
       <MapFields />
-      {preview?.trouble && <TroubleBox trouble={preview.trouble} />}
+      {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
       <p class="buttons">
         <Copy text={target} what="target" label="Copy the target file" />

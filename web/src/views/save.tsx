@@ -1,7 +1,7 @@
 /** What will be written, the button that writes it, and what was written. */
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
 import { saveBlob } from "../download";
+import { inFields, troubleInFields } from "../field_names";
 import type { WritingPreview, Written } from "../protocol";
 import type { Saving } from "../saving";
 import { bytesText, exactText, plural, visible } from "../text";
@@ -25,14 +25,14 @@ function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview;
   );
 }
 
-function Result({ written: { result, download, title } }: { written: Written & { readonly title: string } }): JSX.Element {
+function Result({ written: { result, download, title }, fields }: { written: Written & { readonly title: string }; fields: readonly string[] }): JSX.Element {
   const { summary: s, warnings, files, entries } = result;
   const whole = entries.filter((e) => e.replicated).length;
   const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, s.left_out && `${plural(s.left_out, "entry", "entries")} left out`, whole && `${plural(whole, "tensor")} replicated (too few dims)`].filter(Boolean);
   return (
     <div class="written" role="status">
       <p><strong>Wrote {[plural(s.tensors, "tensor"), ...(s.objects ? [plural(s.objects, "object")] : [])].join(" and ")} to {visible(title)}</strong>: {bytesText(files.reduce((sum, f) => sum + f.bytes, 0))} in {plural(files.length, "file")}{more.length > 0 && `; ${more.join(", ")}`}.</p>
-      {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(w)}</li>)}</ul>}
+      {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(inFields(w, fields))}</li>)}</ul>}
       {download && <p class="buttons"><button type="button" onClick={() => saveBlob(download.name, download.blob)}>Download {visible(download.name)} again</button> <span class="quiet">{bytesText(download.blob.size)}. {OWN}</span></p>}
     </div>
   );
@@ -43,33 +43,33 @@ export interface SaveProps {
   /** Whether the preview belongs to the current state of the form. */
   readonly isReady: boolean;
   readonly name: string;
-  readonly setName: (name: string) => void;
+  /** The options of the command for which there is a field. */
+  readonly fields: readonly string[];
   /** The name under which a file of the preview is shown. */
   readonly fileName: (file: string) => string;
   readonly save: () => void;
   readonly goesTo: string;
 }
 
-export function Save({ saving, isReady, name, setName, fileName, save, goesTo }: SaveProps): JSX.Element {
+export function Save({ saving, isReady, name, fields, fileName, save, goesTo }: SaveProps): JSX.Element {
   const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving, shown = `${saving.previewed} ${name}`;
-  const [saved, setSaved] = useState<string>();
   const submit = () => {
-    setSaved(shown);
+    saving.saved = shown;
     save();
   };
   return (
     <section aria-label="Save">
-      <h2>{written && saved === shown ? "What was written" : "What will be written"}</h2>
-      {previewTrouble && <TroubleBox trouble={previewTrouble} />}
+      <h2>{written && saving.saved === shown ? "What was written" : "What will be written"}</h2>
+      {previewTrouble && <TroubleBox trouble={troubleInFields(previewTrouble, fields)} />}
       {preview && <Preview preview={preview} name={fileName} />}
       <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) submit(); }}>
-        <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => setName(e.currentTarget.value)} /></label>
+        <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
         <button type="submit" disabled={!isReady || isRunning || !name.trim()}>{isRunning ? "Writing …" : "Save…"}</button>
       </form>
       <p class="quiet">{goesTo}</p>
-      {trouble && <TroubleBox trouble={trouble} />}
+      {trouble && <TroubleBox trouble={troubleInFields(trouble, fields)} />}
       {isCancelled && <p role="status">Cancelled. Nothing was left behind.</p>}
-      {written && <Result written={written} />}
+      {written && <Result written={written} fields={fields} />}
     </section>
   );
 }

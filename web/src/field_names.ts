@@ -1,0 +1,49 @@
+/** Errors and warnings of the core name options of the command. Where a form on the page has a field for an option, the text
+ *  names the field instead. Pure. */
+import { FORMS, OBJECTS, type ConvertForm } from "./convert_form";
+import type { Trouble } from "./protocol";
+
+interface Field {
+  readonly label: string;
+  /** What the form calls the option's values. Other options' values are not repeated. */
+  readonly values?: Readonly<Record<string, string>>;
+}
+
+const TO: Field = { label: "Form", values: Object.fromEntries(FORMS.map(([to]) => [to, to])) };
+
+const FIELDS: Readonly<Record<string, Field>> = {
+  "--include": { label: "Only names that match" },
+  "--exclude": { label: "But not" },
+  "--rename": { label: "Renames" },
+  "--dtype": { label: "Floating-point tensors become" },
+  "--objects": { label: "Non-tensor objects", values: Object.fromEntries(OBJECTS) },
+  "--quantize": { label: "Weights become: fp8-block" },
+  "--dequantize": { label: "Weights become: dequantized" },
+  "--max-shard-size": { label: "Shards of at most" },
+  "--to": TO,
+  "--map": { label: "Names and layouts become" },
+  "--inverse": { label: "Apply the map backwards" },
+  "--modules": { label: "Choose the module tree" },
+  "--at": { label: "The optimizer's key" },
+};
+
+const OF_MAP = ["--map", "--inverse"];
+/** The options for which each form has a field. */
+export const convertFields = (to: ConvertForm["to"]): readonly string[] =>
+  ["--include", "--exclude", "--rename", "--dtype", "--objects", "--quantize", "--dequantize", "--to", ...OF_MAP, ...(to === "safetensors" ? ["--max-shard-size"] : [])];
+export const RESHARD_FIELDS: readonly string[] = ["--to", ...OF_MAP];
+export const OPTIMIZER_FIELDS: readonly string[] = ["--modules", "--at"];
+
+/** Replaces an option, the word before it, and the values after it: "a, b or c", or a placeholder in capitals. */
+function withField(text: string, option: string): string {
+  const { label, values = {} } = FIELDS[option] ?? { label: option }, words = Object.keys(values).filter(Boolean).join("|");
+  const list = words ? `((?:(?:,| or)? (?:${words})(?![\\w-]))*)` : "()";
+  return text.replace(new RegExp(`(pass )?(?<![\\w-])${option}(?![\\w-])${list}(?: [A-Z]{2,}(?:\\.json)?(?!\\w))?`, "g"), (_, pass: string | undefined, given: string) => {
+    const chosen = words ? given.replace(new RegExp(words, "g"), (word) => values[word] ?? word) : given;
+    return `${pass ? "use " : ""}“${label}${chosen && `:${chosen}`}”`;
+  });
+}
+
+export const inFields = (text: string, fields: readonly string[]): string => fields.reduce(withField, text);
+
+export const troubleInFields = (trouble: Trouble, fields: readonly string[]): Trouble => ({ ...trouble, message: inFields(trouble.message, fields) });
