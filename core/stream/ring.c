@@ -193,6 +193,12 @@ static void *job_at(const tsr_ring *ring, const half *h, size_t index)
     return (uint8_t *)h->jobs + index * ring->work.job_size;
 }
 
+/* For callbacks that fail without an error. */
+static void name_failure(tsr_status status, tsr_error *err)
+{
+    if (status != TSR_OK) tsr_fail(err, status, "%s", tsr_status_name(status));
+}
+
 static void drain_half(tsr_ring *ring, half *h)
 {
     for (size_t i = 0; i < h->count && ring->failure.status == TSR_OK; i++) {
@@ -200,7 +206,7 @@ static void drain_half(tsr_ring *ring, half *h)
             ring->failure = h->errors[i];
         } else if (ring->work.drain) {
             tsr_status status = ring->work.drain(ring->work.ctx, job_at(ring, h, i), &ring->failure);
-            if (status != TSR_OK) tsr_fail(&ring->failure, status, "%s", tsr_status_name(status));
+            name_failure(status, &ring->failure);
         }
     }
 }
@@ -248,7 +254,7 @@ static void round_body(void *arg, size_t index)
     tsr_error *err = &filling->errors[index - 1];
     tsr_status status = ring->work.fill_lent ? fill_lent(ring, filling, index - 1, err)
                                              : ring->work.fill(ring->work.ctx, job_at(ring, filling, index - 1), err);
-    if (status != TSR_OK) tsr_fail(err, status, "%s", tsr_status_name(status));
+    name_failure(status, err);
 }
 
 /* For consumers that work on: the half just filled is drained at once, so that they have it before they are waited for. */
@@ -257,8 +263,7 @@ static void drain_and_settle(tsr_ring *ring, half *filled)
     drain_half(ring, filled);
     empty(filled);
     if (ring->failure.status != TSR_OK) return;
-    const tsr_status settled = ring->work.settle(ring->work.ctx, &ring->failure);
-    if (settled != TSR_OK) tsr_fail(&ring->failure, settled, "%s", tsr_status_name(settled));
+    name_failure(ring->work.settle(ring->work.ctx, &ring->failure), &ring->failure);
 }
 
 static tsr_status run_round(tsr_ring *ring, tsr_error *err)
