@@ -202,12 +202,14 @@ export interface PolicyOptions {
   readonly baseline?: DocumentOrText | undefined;
 }
 
-export interface DiffOptions extends SourceOptions, PolicyOptions, Expansion {
+export interface ComparingOptions extends PolicyOptions {
   readonly layout?: boolean | undefined;
   readonly canonical?: boolean | undefined;
   readonly atol?: number | undefined;
   readonly rtol?: number | undefined;
 }
+
+export interface DiffOptions extends ComparingOptions, SourceOptions, Expansion {}
 
 export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions, QuantizeOptions {
   /** Throws before anything is written if the result would not load into this: a checkpoint, names, or a document (module
@@ -307,6 +309,9 @@ export class Checkpoint {
   /** Returns the canonical names of the keys, judged by their text alone, like `tessera fqn --checkpoint PATH`. `prefix`:
    *  use only keys with this prefix, and strip it. */
   canonicalize(options?: MapOptions & { prefix?: string | undefined }): FqnDocument;
+  /** Returns this checkpoint with the names and layouts of a map, for calls that list, read and compare it. It is closed with
+   *  this one. Needs `Tessera.prepare`. */
+  mapped(options: MapOptions & { map: DocumentOrText }): MappedCheckpoint;
   /** Returns what `tessera optim WHAT` would write, as a checkpoint. Its tensors are read from this one on request, and the
    *  positions of its chunks are not those in a written file. Needs `Tessera.prepare`. */
   optimizer(what: OptimizerAction, options?: OptimizerOptions): Checkpoint;
@@ -316,6 +321,19 @@ export class Checkpoint {
   /** Throws if listing the checkpoint would throw, because the files are not one checkpoint (see `open`). */
   check(): void;
   /** Frees the checkpoint and everything made from it, including checkpoints. */
+  close(): void;
+}
+
+/** What `Checkpoint.mapped` returns. Its calls are those of the checkpoint, for the entries that the map makes. */
+export interface MappedCheckpoint {
+  document(kind: "entry" | "preview", options: { entry: number; path?: string }): string;
+  find(fqn: string): number | undefined;
+  read(fqn: string, slice?: string): TensorValues;
+  outline(options?: { objectsOnly?: boolean }): Outline;
+  tally(entry: number): Tally;
+  /** Compares with `other`. The comparison is closed with this object. */
+  diff(other: Checkpoint, options?: ComparingOptions): Diff;
+  canonicalize(options?: { prefix?: string | undefined }): FqnDocument;
   close(): void;
 }
 

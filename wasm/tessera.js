@@ -3,26 +3,16 @@
  *  to `open`. */
 
 import { convertInto } from "./conversion.js";
+import { compared, Entries } from "./entries.js";
 import { TesseraError } from "./errors.js";
 import { instantiated, prepared } from "./instance.js";
 import { argumentOf, documentText, filesOrThrow, optionsOf, pairsOf, partOrThrow, sinkOrThrow } from "./options.js";
-import { Diff, Handle, Outline, Tally, Twins } from "./views.js";
+import { Diff, Outline, Tally, Twins } from "./views.js";
 
 export { Diff, Outline, Tally, TesseraError, Twins };
 
-const NO_NUMBER = 0xffffffff;
-const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, entry: 6, preview: 7, optimizer: 8, sarif: 9 };
-const DIFF = { layout: 1, canonical: 2, tolerant: 4 };
-const PART_BYTES = 32 + 3 * 64 * 8 + 8; // tessera_part: numbers, offsets, sizes, shape, and the result's dimensions
-const SLICE_SHAPE = 32 + 2 * 64 * 8;
-const READ_BYTES = 4 << 20;
+const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, optimizer: 8, sarif: 9 };
 const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4, allowExpansion: 8 };
-
-/** The arrays that hold elements. All dtypes that are not listed are returned as bytes. */
-const ARRAYS = {
-  float64: Float64Array, float32: Float32Array, float16: Uint16Array, bfloat16: Uint16Array, complex32: Uint16Array, complex64: Float32Array, complex128: Float64Array,
-  int64: BigInt64Array, int32: Int32Array, int16: Int16Array, int8: Int8Array, uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array,
-};
 
 const NAMES = { include: "texts", exclude: "texts" };
 const SELECTION = { ...NAMES, allowExpansion: "flag" };
@@ -33,6 +23,7 @@ const QUANTIZE = { quantize: "text", noQuantize: "texts" };
 const POLICY = { rule: "texts", baseline: "document" };
 const OUTPUT = { to: "text", objects: "text", dtype: "text", rawCast: "flag" };
 const WRITING = { ...OUTPUT, ...SELECTION };
+const COMPARING = { layout: "flag", canonical: "flag", atol: "real", rtol: "real", ...POLICY };
 const RUN = { forTorch: "text", maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
 /** The options of calls; tests/wasm compares them with those of the command line. */
 export const OPTIONS = {
@@ -48,7 +39,7 @@ export const OPTIONS = {
   convert: { against: "any", rename: "texts", maxShardSize: "size", worldSize: "count", lora: "any", ...SOURCE, ...QUANTIZE, ...WRITING, ...RUN },
   reshard: { ...SOURCE, ...QUANTIZE, ...TARGET, ...WRITING, ...RUN },
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count", maxMem: "size", allowExpansion: "flag" },
-  diff: { layout: "flag", canonical: "flag", ...SOURCE, atol: "real", rtol: "real", allowExpansion: "flag", ...POLICY },
+  diff: { ...COMPARING, ...SOURCE, allowExpansion: "flag" },
 };
 
 export class Tessera {
@@ -107,10 +98,7 @@ export class Tessera {
   }
 }
 
-/** Returns the number of an entry for the module, where larger numbers would be read as smaller ones. */
-const entryOf = (call, entry) => Math.min(argumentOf(call, "entry", entry, "count"), NO_NUMBER);
-
-export class Checkpoint extends Handle {
+export class Checkpoint extends Entries {
   #store; // the number of the files; undefined if the checkpoint was made from another one
 
   constructor(instance, handle, store) {
@@ -127,9 +115,7 @@ export class Checkpoint extends Handle {
 
   document(kind, options = {}) {
     if (kind === "plan") return this.#text("plan", [...pairsOf(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }))]);
-    const entry = options.entry === undefined ? NO_NUMBER : entryOf("document", options.entry);
-    return this.m.withTexts([options.path ?? ""], (path) =>
-      this.m.document((err) => this.m.x.tessera_document(this.handle, KINDS[kind] ?? 0, entry, ...path, err)));
+    return KINDS[kind] === undefined ? super.document(kind, options) : this.documentOf(KINDS[kind], options);
   }
 
   /** Returns the text of a command's document; `pairs` are its options. */
@@ -161,7 +147,7 @@ export class Checkpoint extends Handle {
    *  be any text. */
   #expectation(call, against) {
     if (against === undefined) return [];
-    if (against instanceof Checkpoint) return ["against-checkpoint", String(this.#other(call, "option 'against'", against).handle)];
+    if (against instanceof Checkpoint) return ["against-checkpoint", String(otherOf(this.m, call, "option 'against'", against).handle)];
     if (!Array.isArray(against)) return ["against", documentText(argumentOf(call, "option 'against'", against, "document"))];
     argumentOf(call, "option 'against'", against, "texts");
     return ["against-names", `{"weight_map": {${[...new Set(against)].map((name) => `${JSON.stringify(name)}: ""`).join(", ")}}}`];
@@ -185,20 +171,9 @@ export class Checkpoint extends Handle {
 
   async #write(name, options, sink) {
     const { signal, onProgress, lora, against, ...others } = optionsOf(name, options, OPTIONS[name]);
-    const adapter = lora === undefined ? [] : ["lora", String(this.#other(name, "option 'lora'", lora).handle)];
+    const adapter = lora === undefined ? [] : ["lora", String(otherOf(this.m, name, "option 'lora'", lora).handle)];
     const job = { reshards: name === "reshard", pairs: [...pairsOf(others), ...adapter, ...this.#expectation(name, against)], signal, onProgress };
     return convertInto(this.m, this.handle, job, sinkOrThrow(name, sink));
-  }
-
-  /** Returns the number of an entry, or undefined. */
-  find(fqn) {
-    argumentOf("find", "fqn", fqn, "text");
-    const at = this.m.withTexts([fqn], (name) => this.m.checked((err) => this.m.x.tessera_find(this.handle, ...name, err)));
-    return at === NO_NUMBER ? undefined : at - 1;
-  }
-
-  outline(options = {}) {
-    return new Outline(this.m, this.m.checked((err) => this.m.x.tessera_outline(this.handle, options.objectsOnly ? 1 : 0, err)));
   }
 
   /** Does part `number` of a check of all data in `count` parts of about equal size. Returns what it found, as bytes. */
@@ -233,51 +208,11 @@ export class Checkpoint extends Handle {
   read(fqn, slice, options = {}) {
     argumentOf("read", "fqn", fqn, "text");
     const layered = this.#layered(pairsOf(optionsOf("read", options, OPTIONS.read)));
-    if (layered === undefined) return this.#readFrom(this.handle, fqn, slice);
     try {
-      return this.#readFrom(layered, fqn, slice);
+      return layered ? layered.read(fqn, slice) : super.read(fqn, slice);
     } finally {
-      this.m.close(layered);
+      layered?.close();
     }
-  }
-
-  #readFrom(handle, fqn, slice) {
-    const texts = slice === undefined ? [fqn] : [fqn, argumentOf("read", "slice", slice, "text")];
-    const { m } = this;
-    const part = m.room(PART_BYTES);
-    try {
-      m.withTexts(texts, (args) => m.checked((err) => m.x.tessera_part_of(handle, ...(slice === undefined ? [...args, 0, 0] : args), part, err)));
-      const view = new DataView(m.x.memory.buffer, part, PART_BYTES), u64 = (at) => Number(view.getBigUint64(at, true));
-      const dtype = m.text(m.x.tessera_dtype_name(view.getUint32(4, true))), unit = view.getUint32(16, true), whole = view.getUint32(12, true) === 2;
-      const shape = Array.from({ length: view.getUint32(PART_BYTES - 8, true) }, (_, i) => u64(SLICE_SHAPE + 8 * i));
-      const bytes = this.#readPart(handle, part, u64(24), unit, whole);
-      return { dtype, shape, data: new (ARRAYS[dtype] ?? Uint8Array)(bytes.buffer) };
-    } finally {
-      m.x.tessera_release(part);
-    }
-  }
-
-  /** Reads in pieces of 4 MiB, unless elements are smaller than bytes: those are read in one piece. */
-  #readPart(handle, part, count, unit, whole) {
-    const { m } = this;
-    const all = new Uint8Array(count * unit), most = whole ? count : Math.floor(READ_BYTES / unit);
-    if (!count) return all;
-    const piece = m.room(Math.min(count, most) * unit);
-    try {
-      for (let first = 0; first < count; first += most) {
-        const taken = Math.min(most, count - first);
-        m.checked((err) => m.x.tessera_read(handle, part, BigInt(first), taken, piece, err));
-        all.set(new Uint8Array(m.x.memory.buffer, piece, taken * unit), first * unit);
-      }
-    } finally {
-      m.x.tessera_release(piece);
-    }
-    return all;
-  }
-
-  tally(entry) {
-    const number = entryOf("tally", entry);
-    return new Tally(this.m, this.m.checked((err) => this.m.x.tessera_tally(this.handle, number, err)));
   }
 
   twins() {
@@ -285,53 +220,45 @@ export class Checkpoint extends Handle {
     return new Twins(this.m, this.m.checked((err) => this.m.x.tessera_twins(this.handle, err)));
   }
 
-  #other(call, name, other) {
-    if (!(other instanceof Checkpoint)) throw new TypeError(`${call}: ${name} must be a Checkpoint`);
-    if (other.m !== this.m) throw new TypeError(`${call}: ${name} is a Checkpoint of another Tessera`);
-    return other;
-  }
-
   diff(other, options = {}) {
-    const { layout, canonical, atol, rtol, rule, baseline, allowExpansion, ...layers } = optionsOf("diff", options, OPTIONS.diff);
-    const right = this.#other("diff", "other", other), flags = (layout ? DIFF.layout : 0) | (canonical ? DIFF.canonical : 0) | (atol !== undefined || rtol !== undefined ? DIFF.tolerant : 0);
-    const judged = pairsOf({ rule: rule ?? [], baseline: baseline ?? [] });
-    if (judged.length) this.m.needsPrepared();
-    const own = [];
+    const given = optionsOf("diff", options, OPTIONS.diff), { layout, canonical, atol, rtol, rule, baseline, ...layers } = given;
+    const right = otherOf(this.m, "diff", "other", other), own = [];
     const layered = (checkpoint, pairs) => {
-      const handle = checkpoint.#layered(pairs);
-      if (handle !== undefined) own.push(handle);
-      return handle ?? checkpoint.handle;
+      const made = checkpoint.#layered(pairs);
+      if (made) own.push(made);
+      return made ?? checkpoint;
     };
-    let diff;
     try {
-      const a = layered(this, pairsOf({ ...layers, allowExpansion: allowExpansion ?? false })), b = layered(right, pairsOf({ allowExpansion: allowExpansion ?? false }));
-      diff = new Diff(this.m, this.m.checked((err) => this.m.x.tessera_diff(a, b, flags, atol ?? 0, rtol ?? 0, err)), own, layers.map === undefined ? 0 : a);
-      if (judged.length) this.m.withTable(judged, ([table, count]) => this.m.checked((err) => this.m.x.tessera_judge_diff(diff.handle, table, count / 2, err)));
-      return diff;
+      const a = layered(this, pairsOf(layers)), b = layered(right, pairsOf({ allowExpansion: layers.allowExpansion ?? false }));
+      return compared(a, b, given, own);
     } catch (e) {
-      if (diff) diff.close();
-      else own.forEach((handle) => this.m.close(handle));
+      own.forEach((made) => made.close());
       throw e;
     }
   }
 
-  /** Returns a handle of this checkpoint with the layers that options ask for, or undefined if there are no options. */
+  /** Returns this checkpoint with the names and layouts of a map, to list, read and compare. It is closed with this one. */
+  mapped(options) {
+    const given = optionsOf("mapped", options, MAP);
+    argumentOf("mapped", "option 'map'", given.map, "document");
+    return this.#layered(pairsOf(given));
+  }
+
+  /** Returns this checkpoint with the layers that options ask for, or undefined if there are no options. */
   #layered(pairs) {
     const { m } = this;
     if (pairs.length === 0) return undefined;
     m.needsPrepared();
-    return m.withTable(pairs, ([table, count]) => m.checked((err) => m.x.tessera_mapped(this.handle, table, count / 2, err)));
+    return new MappedCheckpoint(m, m.withTable(pairs, ([table, count]) => m.checked((err) => m.x.tessera_mapped(this.handle, table, count / 2, err))));
   }
 
-  /** Returns tessera.fqn/1 of the keys, judged by their text. */
   canonicalize(options = {}) {
-    const { prefix = "", ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), { m } = this;
-    m.needsPrepared();
-    const pairs = pairsOf(map), mapped = this.#layered(pairs.length ? [...pairs, "names", ""] : []);
+    const { prefix, ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), pairs = pairsOf(map);
+    const mapped = this.#layered(pairs.length ? [...pairs, "names", ""] : []);
     try {
-      return JSON.parse(m.withTexts([prefix], (text) => m.document((err) => m.x.tessera_names(mapped ?? this.handle, ...text, err))));
+      return mapped ? mapped.canonicalize({ prefix }) : super.canonicalize({ prefix });
     } finally {
-      if (mapped !== undefined) m.close(mapped);
+      mapped?.close();
     }
   }
 
@@ -344,6 +271,28 @@ export class Checkpoint extends Handle {
   }
 
   close() { super.close(this.#store); }
+}
+
+/** A checkpoint with a map or other layers over it. It lacks the calls that would open the files again, without the
+ *  layers. */
+class MappedCheckpoint extends Entries {
+  #isChecked = false;
+
+  /** Checks, once, that tensors that the map leaves out as copies of others are equal to them. */
+  checkTied() {
+    if (!this.#isChecked) this.m.checked((err) => this.m.x.tessera_tied(this.handle, err));
+    this.#isChecked = true;
+  }
+
+  diff(other, options = {}) {
+    return compared(this, otherOf(this.m, "diff", "other", other), optionsOf("diff", options, COMPARING));
+  }
+}
+
+function otherOf(instance, call, name, other) {
+  if (!(other instanceof Checkpoint)) throw new TypeError(`${call}: ${name} must be a Checkpoint`);
+  if (other.m !== instance) throw new TypeError(`${call}: ${name} is a Checkpoint of another Tessera`);
+  return other;
 }
 
 /** Passes the options to the module as a tessera_optim_options. */

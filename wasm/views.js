@@ -97,18 +97,14 @@ export class Twins extends Job {
 }
 
 export class Diff extends Job {
-  #own; // handles of A and B with the options of the comparison
-  #mapped; // A with a map, until its tensors that are copies of others are compared with them; otherwise 0
+  #own; // A and B with the options of the comparison
+  #checkTied;
 
-  constructor(instance, handle, own = [], mapped = 0) {
+  /** `checkTied` is called before values are compared. */
+  constructor(instance, handle, own, checkTied) {
     super(instance, handle);
     this.#own = own;
-    this.#mapped = mapped;
-  }
-
-  #checkTied() {
-    if (this.#mapped) this.m.checked((err) => this.m.x.tessera_tied(this.#mapped, err));
-    this.#mapped = 0;
+    this.#checkTied = checkTied;
   }
 
   step() {
@@ -142,6 +138,6 @@ export class Diff extends Job {
 
   close() {
     super.close();
-    this.#own.splice(0).forEach((handle) => this.m.close(handle));
+    this.#own.splice(0).forEach((made) => made.close());
   }
 }

@@ -202,6 +202,49 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     });
   }
 
+  test("a mapped checkpoint lists, reads and compares what the map makes", () => {
+    const map = "transformers-mixtral", file = path.join(folder, "mixtral-mapped.safetensors");
+    check(run(["convert", mixtral, file, "--map", map]).status === 0, "native convert");
+    withOpened(mixtral, (a) => withOpened(file, (b) => {
+      const mapped = a.mapped({ map }), listed = b.inspect().entries.map((e) => e.fqn);
+      const outline = mapped.outline();
+      check(outline.filter("kind:") === listed.length && mapped.outline().count > 0, `${outline.count} rows for ${listed.length} entries`);
+      for (const fqn of listed) {
+        const [[ours], [theirs]] = [mapped, b].map((c) => JSON.parse(c.document("entry", { entry: c.find(fqn) })).entries);
+        same(JSON.stringify([theirs.fqn, theirs.dtype, theirs.shape, theirs.bytes]), JSON.stringify([ours.fqn, ours.dtype, ours.shape, ours.bytes]), fqn);
+        for (const slice of [undefined, `${theirs.shape[0] - 1}`, "1:3"]) same(JSON.stringify([...b.read(fqn, slice).data]), JSON.stringify([...mapped.read(fqn, slice).data]), `${fqn} ${slice}`);
+        const [left, right] = [mapped, b].map((c) => { const tally = c.tally(c.find(fqn)); while (tally.step(64)); return tally.document(); });
+        same(right, left, `statistics of ${fqn}`);
+      }
+      check(a.find(listed.find((fqn) => fqn.includes("experts"))) === undefined, "the checkpoint has the names of the map itself");
+      same(JSON.stringify(JSON.parse(run(["fqn", "--checkpoint", mixtral, "--json", "--map", map]).stdout)), JSON.stringify(mapped.canonicalize()), "canonical names");
+      for (const [options, args] of [[{}, []], [{ layout: true, canonical: true }, ["--layout", "--canonical"]]]) {
+        const diff = mapped.diff(b, options), native = JSON.parse(run(["diff", mixtral, file, "--json", "--values", "--map", map, ...args]).stdout);
+        while (diff.step());
+        same(JSON.stringify({ ...native, a: 0, b: 0 }), JSON.stringify({ ...diff.result(), a: 0, b: 0 }), `diff ${args}`);
+        check(native.summary.same + native.summary.changed === listed.length && native.same === (args.length === 0), JSON.stringify(native));
+      }
+      check(errorOf(() => mapped.diff(b, { map })) instanceof TypeError && errorOf(() => a.diff(mapped)) instanceof TypeError, "a map is applied to a map");
+      for (const call of [() => mapped.document("inspect"), () => a.mapped({ map: "nosuch" }), () => a.mapped({ map: own })]) check(errorOf(call)?.status, `${call} is accepted`);
+      check(errorOf(() => a.mapped({ inverse: true })) instanceof TypeError, "there is a mapped checkpoint without a map");
+      check(["convert", "reshard", "inspect", "plan", "layout", "manifest", "mapped"].every((call) => mapped[call] === undefined), "a call would open the files again");
+      mapped.close();
+    }));
+    check(tessera.openCount === 0, "something is open");
+  });
+
+  test("copies of tensors that a map leaves out are compared once, before values are", () => {
+    const titan = path.join(root, "tests/golden/titan"), copy = (from, name, to) => fs.copyFileSync(path.join(titan, from), put(`${name}/${to}`, ""));
+    for (const [name, from] of [["tied", "llama3-tied.safetensors"], ["tied-hf", "llama3-tied.hf.safetensors"]]) copy(from, name, "model.safetensors"), copy("llama3-tied.json", name, "config.json");
+    const [a, b] = ["tied", "tied-hf"].map((name) => path.join(folder, name));
+    for (const [target, other, options, args] of [[a, b, { map: "torchtitan-llama3" }, []], [b, a, { map: "torchtitan-llama3", inverse: true }, ["--inverse"]]])
+      documents(target, {}, (c) => withOpened(other, (d) => {
+        const diff = c.mapped(options).diff(d);
+        while (diff.step());
+        return { ...diff.result(), a: target, b: other };
+      }), ["diff", target, other, "--json", "--values", "--map", "torchtitan-llama3", ...args]);
+  });
+
   for (const [options, args] of [[{}, []], [{ dtype: "float32" }, ["--dtype", "float32"]], [{ dtype: "float16", include: ["w", "q.*"] }, ["--dtype", "float16", "--include", "w", "--include", "q.*"]]]) {
     await testAsync(`dequantize ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", dequantize: true, ...options }], ["--to", "torch", "--dequantize", ...args]));
     await testAsync(`scaled numbers without it ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
