@@ -27,10 +27,10 @@ function withValues(structure: Diff, values: Diff | undefined): Diff {
   const changed = new Map<string, Change>(structure.changed.map((c) => [c.fqn, c]));
   for (const v of values.changed) {
     const s = changed.get(v.fqn);
-    changed.set(v.fqn, s ? { ...s, ...v, what: [...new Set([...v.what, ...s.what])] } : v);
+    changed.set(v.fqn, s ? { ...v, a: s.a, b: s.b, what: [...new Set([...v.what, ...s.what])] } : v);
   }
   const list = [...changed.values()], { same } = values;
-  return { ...structure, same: same && structure.same, changed: list, renamed: values.renamed, summary: { ...structure.summary, ...values.summary, same: values.summary.same - (list.length - values.changed.length) } };
+  return { ...structure, same: same && structure.same, changed: list, renamed: values.renamed, summary: { ...values.summary, changed: list.length, same: values.summary.same - (list.length - values.changed.length) } };
 }
 
 export class Comparing {

@@ -162,7 +162,7 @@ export interface Diff {
   }[];
   /** `differing` is added by the page: the number of elements with different values, if values were compared. */
   readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string; readonly differing?: number }[];
-  readonly summary: { readonly same: number; readonly values_compared: boolean };
+  readonly summary: { readonly same: number; readonly changed: number; readonly values_compared: boolean };
 }
 
 export type PlanRequest = { readonly target: string } & MapOptions;
