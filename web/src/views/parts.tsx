@@ -12,14 +12,15 @@ const ADVICE: Record<string, string> = {
   broken: "Open the checkpoint again. If it happens again, use the tessera command.",
 };
 
-export function TroubleBox({ trouble, onClose, again }: { trouble: Trouble; onClose?: () => void; again?: () => void }): JSX.Element {
+/** `isMapped`: a map was applied, so a checkpoint that does not fit it need not be damaged. */
+export function TroubleBox({ trouble, onClose, again, isMapped }: { trouble: Trouble; onClose?: () => void; again?: () => void; isMapped?: boolean }): JSX.Element {
   return (
     <div class="trouble" role="alert">
       <p><strong>{visible(trouble.message)}</strong></p>
       <p class="quiet">
         {trouble.status !== "page" && <>Code: {trouble.status}. </>}
         {trouble.position !== undefined && <>Byte {exactText(trouble.position)}. </>}
-        {ADVICE[trouble.status]}
+        {isMapped && trouble.status === "malformed" ? "If the map is for another model or the other direction, choose another one, or none." : ADVICE[trouble.status]}
       </p>
       {trouble.status === "broken" && again && <><button type="button" onClick={again}>Open again</button> </>}
       {onClose && <button type="button" onClick={onClose}>Dismiss</button>}

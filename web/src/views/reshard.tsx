@@ -91,7 +91,7 @@ function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; is
   return (
     <>
       <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
-      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
+      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
         goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
     </>
   );
@@ -112,7 +112,7 @@ export function Reshard(): JSX.Element {
       <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
       <Form form={form} set={(f) => model.setTarget(f)} />
       <MapFields />
-      {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} />}
+      {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
       <p class="buttons">
         <Copy text={target} what="target" label="Copy the target file" />
