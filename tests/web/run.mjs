@@ -9,6 +9,7 @@ import { testViews } from "./views.mjs";
 import { testFirefox } from "./firefox.mjs";
 import { testFrameworks } from "./frameworks.mjs";
 import { testHabits } from "./habits.mjs";
+import { testMaps } from "./maps.mjs";
 import { testOffline } from "./offline.mjs";
 import { testLoading } from "./loading.mjs";
 import { testOpening } from "./opening.mjs";
@@ -26,7 +27,7 @@ import { testWaiting } from "./waiting.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testWriting, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testWriting, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

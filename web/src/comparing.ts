@@ -2,8 +2,9 @@
  *  immediately. Values are compared on demand, and the result is kept while other toggles change. */
 import type { Prepare } from "./collect";
 import { OWN_ORDER } from "./entry_tree";
+import { mapOptionsOf } from "./map_choice";
 import { sizeOf, type Model } from "./model";
-import type { Diff, Opening } from "./protocol";
+import type { Diff, DiffOptions, Opening, Trouble } from "./protocol";
 
 const COMPARING = "Comparing values";
 const CANCELLED = new Error("cancelled");
@@ -12,6 +13,8 @@ type Change = Diff["changed"][number];
 export interface Comparison {
   readonly title: string;
   readonly opening: Opening;
+  /** The map that is applied to A. */
+  readonly map: DiffOptions["map"];
   layout: boolean;
   canonical: boolean;
   /** Whether values are to be compared. */
@@ -19,6 +22,8 @@ export interface Comparison {
   /** The differences of values, once they were compared. */
   valueDiff: Diff | undefined;
   diff: Diff | undefined;
+  /** Why the map does not fit A. */
+  trouble: Trouble | undefined;
 }
 
 /** Combines a structural diff with a comparison of values. */
@@ -56,38 +61,60 @@ export class Comparing {
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });
     if (!opening || signal.aborted) return;
-    this.comparison = { title: opening.title, opening, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined };
-    model.lists.reset("compare", 0);
+    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
+  }
+
+  /** Starts again if the map of A is no longer the chosen one. */
+  async remap(): Promise<void> {
+    const { comparison, model } = this, map = mapOptionsOf(model.mapChoice);
+    if (!comparison || JSON.stringify(map) === JSON.stringify(comparison.map)) return;
+    model.endAside(COMPARING);
+    if (model.selected?.compared) model.deselect(); // The numbers of entries are others now.
+    await this.#start({ ...comparison, map, valueDiff: undefined, diff: undefined, trouble: undefined });
+  }
+
+  async #start(comparison: Comparison): Promise<void> {
+    this.comparison = comparison;
+    this.model.lists.reset("compare", 0);
     await this.#update();
+    await this.#startValues(comparison);
+  }
+
+  /** Returns what hears of errors. */
+  #hearer(comparison: Comparison): (trouble: Trouble) => void {
+    return comparison.map.map === undefined ? this.model.hear : (trouble) => { comparison.trouble = trouble; };
   }
 
   async toggle(what: "layout" | "canonical" | "values"): Promise<void> {
     const { comparison } = this;
     if (!comparison) return;
     comparison[what] = !comparison[what];
+    comparison.trouble = undefined;
     if (what !== "layout") {
       this.model.endAside(COMPARING);
       comparison.valueDiff = undefined; // Other names are matched, or values are no longer wanted.
     }
     this.model.changed();
     await this.#update();
-    if (what !== "layout" && comparison.values) await this.#compareValues(comparison);
+    if (what !== "layout") await this.#startValues(comparison);
   }
 
   async #update(): Promise<void> {
     const { comparison, model } = this, asked = ++this.#asked;
     if (!comparison) return;
-    const { layout, canonical } = comparison;
+    const { layout, canonical, map } = comparison;
     await model.run("Comparing", undefined, async () => {
-      const structure = await model.client.call("diff", { values: false, layout, canonical });
+      const structure = await model.client.call("diff", { values: false, layout, canonical, map });
       if (this.#asked === asked) await this.#show(comparison, structure);
-    }, model.hear);
+    }, this.#hearer(comparison));
   }
 
-  async #compareValues(comparison: Comparison): Promise<void> {
-    const { model } = this, { opening } = model, { canonical } = comparison;
+  /** Compares values if they are wanted, and if the map fits. */
+  async #startValues(comparison: Comparison): Promise<void> {
+    if (!comparison.values || !comparison.diff) return;
+    const { model } = this, { opening } = model, { canonical, map } = comparison;
     if (!opening) return;
-    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, openings: [opening, comparison.opening] }));
+    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, map, openings: [opening, comparison.opening] }), this.#hearer(comparison));
     if (this.comparison !== comparison || comparison.canonical !== canonical || !comparison.values) return;
     if (values) comparison.valueDiff = values;
     else comparison.values = false; // It was cancelled, or it failed.
@@ -100,7 +127,7 @@ export class Comparing {
     const isFirst = comparison.diff === undefined;
     comparison.diff = diff;
     const text = isFirst && !diff.same ? "is:different" : filter;
-    const rows = await model.client.call("showDiff", { diff, canonical: comparison.canonical, text, sort: isFirst ? OWN_ORDER : sort });
+    const rows = await model.client.call("showDiff", { diff, canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort });
     if (this.comparison !== comparison) return;
     model.lists.get("compare").count = rows;
     await model.lists.filter("compare", text);

@@ -21,7 +21,7 @@ function* entriesOf(outline: Outline): Generator<Leaf> {
 }
 
 /** Returns all entries of a checkpoint, or undefined if there are too many to list. */
-export function leavesOf(checkpoint: Checkpoint, most = MOST_SORTED): Leaf[] | undefined {
+export function leavesOf(checkpoint: Pick<Checkpoint, "outline">, most = MOST_SORTED): Leaf[] | undefined {
   const outline = checkpoint.outline();
   try {
     return outline.filter(EVERYTHING) > most ? undefined : [...entriesOf(outline)];

@@ -6,9 +6,9 @@ import { Comparing } from "./comparing";
 import type { ConvertForm } from "./convert_form";
 import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
-import { NO_MAP, type MapChoice } from "./map_choice";
+import { mapOptionsOf, NO_MAP, type MapChoice } from "./map_choice";
 import type { FileMetadata } from "./file_metadata";
-import type { Compared, Detail, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, PlanRequest, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
+import type { Compared, Detail, DiffOptions, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, PlanRequest, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
 import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
@@ -41,8 +41,17 @@ export interface Selected {
   /** The errors of the slice and of the statistics. */
   valuesTrouble: Trouble | undefined;
   tallyTrouble: Trouble | undefined;
-  /** How it differs, if it was chosen in a comparison. */
+  /** How it differs, if it was chosen in a comparison, and the map of the comparison. */
   readonly compared: Compared | undefined;
+  readonly map: DiffOptions["map"];
+}
+
+/** The canonical names, or why a map does not fit. */
+export interface Naming {
+  /** The map, as text. */
+  readonly of: string;
+  names: FqnDocument | undefined;
+  trouble: Trouble | undefined;
 }
 
 /** A checkpoint that is being opened while another one is open. */
@@ -64,7 +73,7 @@ export class Model {
   selected: Selected | undefined;
   largest: Requests["largest"]["gives"] | undefined;
   fileMetadata: readonly FileMetadata[] | undefined;
-  names: FqnDocument | undefined;
+  naming: Naming | undefined;
   optimizers: readonly Optimizer[] | undefined;
   /** The parts of a checkpoint that is made of parts; empty for others. */
   parts: readonly Part[] | undefined;
@@ -279,7 +288,7 @@ export class Model {
     this.bytesRead = next?.bytes ?? 0;
     this.jobs = [];
     this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
-    this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.names = undefined;
+    this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.naming = undefined;
     this.target = START;
     this.mapChoice = NO_MAP;
     this.parts = this.convertForm = undefined;
@@ -300,11 +309,11 @@ export class Model {
   /* ---- one entry ---- */
 
   async choose(entry: number, fqn: string, compared?: Compared): Promise<void> {
-    const selected = unread(entry, fqn, compared);
+    const map = compared && this.comparing.comparison?.map || {}, selected = unread(entry, fqn, compared, map);
     this.selected = selected;
     this.changed();
     try {
-      selected.detail = await this.#client.call("entry", { entry });
+      selected.detail = await this.#client.call("entry", { entry, map });
     } catch (e) {
       selected.trouble = troubleOf(e);
     }
@@ -350,7 +359,7 @@ export class Model {
       : { message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" };
     this.changed();
     if (selected.valuesTrouble) return;
-    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: shape.length ? slice : undefined }), (t) => { selected.valuesTrouble = t; });
+    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: shape.length ? slice : undefined, map: selected.map }), (t) => { selected.valuesTrouble = t; });
     selected.elements = elements ?? selected.elements;
     this.changed();
   }
@@ -362,7 +371,7 @@ export class Model {
     selected.isCounting = true;
     let cancel: () => void = () => undefined;
     const tally = await this.run(`Reading ${selected.fqn}`, () => cancel(), (tell) => {
-      const job = this.#client.start("tally", { entry: selected.entry }, (p) => {
+      const job = this.#client.start("tally", { entry: selected.entry, map: selected.map }, (p) => {
         selected.tally = p.tally;
         tell(p);
       });
@@ -404,9 +413,12 @@ export class Model {
     this.changed();
   }
 
+  /** Canonicalizes the names that the chosen map makes, unless that was done. */
   async loadNames(): Promise<void> {
-    const names = await this.run("Canonicalizing names", undefined, () => this.#client.call("names", {}), this.hear);
-    if (names) this.names = names;
+    const map = mapOptionsOf(this.mapChoice), naming: Naming = { of: JSON.stringify(map), names: undefined, trouble: undefined };
+    if (this.naming?.names && this.naming.of === naming.of) return;
+    this.naming = naming;
+    naming.names = await this.run("Canonicalizing names", undefined, () => this.#client.call("names", { map }), map.map === undefined ? this.hear : (trouble) => { naming.trouble = trouble; });
     this.changed();
   }
 
@@ -471,7 +483,7 @@ async function remember(title: string, handles: Promise<readonly FileSystemHandl
   if (list.length) await import("./recent").then((recent) => recent.remember(title, list)).catch(() => undefined);
 }
 
-const unread = (entry: number, fqn: string, compared: Compared | undefined): Selected =>
-  ({ entry, fqn, compared, detail: undefined, elements: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
+const unread = (entry: number, fqn: string, compared: Compared | undefined, map: DiffOptions["map"] = {}): Selected =>
+  ({ entry, fqn, compared, map, detail: undefined, elements: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
 
 export const sizeOf = (opening: Opening | undefined): number => opening?.files.reduce((sum, f) => sum + f.size, 0) ?? 0;

@@ -268,7 +268,9 @@ export interface Opened {
   readonly rows: number;
 }
 
-export interface DiffOptions { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
+/** The map that is applied to A; no members: none. Numbers and names of entries are then those that the map makes. */
+interface OfA { readonly map: MapOptions }
+export interface DiffOptions extends OfA { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
 
 /** Each request, with its arguments and its result. */
 export interface Requests {
@@ -290,20 +292,20 @@ export interface Requests {
   /** The text of tessera.layout/1. */
   layout: { takes: { chunks: boolean }; gives: string };
   /** Canonical names, judged by text. */
-  names: { takes: Record<string, never>; gives: FqnDocument };
+  names: { takes: OfA; gives: FqnDocument };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
-  entry: { takes: { entry: number }; gives: Detail };
-  slice: { takes: { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
+  entry: { takes: OfA & { entry: number }; gives: Detail };
+  slice: { takes: OfA & { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
   /** The same slice of an entry of A and of one of B. */
-  slices: { takes: { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
+  slices: { takes: OfA & { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
   /** In steps; `progress` has the tally so far. */
-  tally: { takes: { entry: number }; gives: Tally };
+  tally: { takes: OfA & { entry: number }; gives: Tally };
   /** `found` are the results of workers for the parts of the values. */
   diff: { takes: DiffOptions & { readonly found?: readonly Uint8Array[] }; gives: Diff };
   /** Compares the values of part `part` of `parts`. */
-  diffPart: { takes: { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
+  diffPart: { takes: OfA & { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
   /** Makes the rows of the outline "compare". */
-  showDiff: { takes: { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
+  showDiff: { takes: OfA & { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
   /** Plans for the text of a tessera.target/1 document. */
   plan: { takes: PlanRequest; gives: { plan: Plan; text: string } };

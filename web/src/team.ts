@@ -1,6 +1,6 @@
 /** Shares work between several workers, each with its own module and its own access to the files. Fetched when there is such
  *  work. */
-import type { Diff, Findings, Kind, Opening, Requests } from "./protocol";
+import type { Diff, DiffOptions, Findings, Kind, Opening, Requests } from "./protocol";
 
 interface Member { call<K extends Kind>(kind: K, takes: Requests[K]["takes"]): Promise<Requests[K]["gives"]> }
 
@@ -69,8 +69,8 @@ export async function checkBytes(first: Member, join: () => Promise<Member>, ope
   return first.call("deepFindings", workers === 1 ? {} : { found: await inParts(first, join, workers, (member, part, parts) => member.call("deepPart", { part, parts })) });
 }
 
-export async function compareValues(first: Member, join: () => Promise<Member>, { canonical, openings }: { canonical: boolean; openings: readonly Opening[] }): Promise<Diff> {
-  const workers = workersFor(openings, navigator), options = { values: true, layout: false, canonical };
+export async function compareValues(first: Member, join: () => Promise<Member>, { canonical, map, openings }: Pick<DiffOptions, "canonical" | "map"> & { readonly openings: readonly Opening[] }): Promise<Diff> {
+  const workers = workersFor(openings, navigator), options = { values: true, layout: false, canonical, map };
   if (workers === 1) return first.call("diff", options);
-  return first.call("diff", { ...options, found: await inParts(first, join, workers, (member, part, parts) => member.call("diffPart", { canonical, part, parts })) });
+  return first.call("diff", { ...options, found: await inParts(first, join, workers, (member, part, parts) => member.call("diffPart", { canonical, map, part, parts })) });
 }

@@ -1,6 +1,7 @@
 /** Compares the values of two tensors with different names bit by bit, in slices, as a diff does for equal names. */
 import type { Checkpoint } from "../../wasm/tessera.js";
 
+type Readable = Pick<Checkpoint, "read">;
 const MOST_ELEMENTS = 1 << 20;
 
 /** Yields slices, as texts, that together cover a shape. None has more than `most` elements. */
@@ -18,7 +19,7 @@ export function* slicesOf(shape: readonly number[], most = MOST_ELEMENTS): Gener
 }
 
 /** Returns how many elements differ. Both tensors have this shape and the same dtype. */
-export function differingElements(a: Checkpoint, nameA: string, b: Checkpoint, nameB: string, shape: readonly number[]): number {
+export function differingElements(a: Readable, nameA: string, b: Readable, nameB: string, shape: readonly number[]): number {
   let differing = 0;
   for (const slice of shape.length ? slicesOf(shape) : [undefined]) {
     const x = a.read(nameA, slice).data, y = b.read(nameB, slice).data;

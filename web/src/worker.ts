@@ -1,13 +1,15 @@
 /** The worker that owns the module. Requests are answered one after the other, except the tally, which lets other requests
  *  in between its steps and can be cancelled. Other long work is done in a worker that can be ended. */
-import { Tessera, TesseraError, type Checkpoint, type Outline } from "../../wasm/tessera.js";
+import { Tessera, TesseraError, type Checkpoint, type MapOptions, type MappedCheckpoint, type Outline } from "../../wasm/tessera.js";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
 import { Contents, leavesOf, MOST_SORTED } from "./contents";
+import type { Elements } from "./elements";
 import type { Leaf } from "./entry_tree";
 import { checkLoad } from "./expected";
 import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
+import { withMap } from "./mapped";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
 import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
@@ -74,6 +76,12 @@ function opened(side: Side): Open {
   return open;
 }
 
+/** Returns A, or what a map makes of it. */
+async function ofA({ map }: { readonly map: MapOptions }): Promise<MappedCheckpoint> {
+  if (map.map !== undefined) await prepared();
+  return withMap(opened("a").checkpoint, map);
+}
+
 function listOf(name: OutlineName): Contents | ComparisonTree {
   const list = lists[name];
   if (!list) throw new TesseraError("no checkpoint is open", "page", undefined);
@@ -133,7 +141,7 @@ async function plain(): Promise<Checkpoint> {
 }
 
 /** Throws for work on values whose files are absent, and names the files. */
-function requireBytes({ checkpoint, absent }: Open, entry: number): void {
+function requireBytes({ absent }: Open, checkpoint: MappedCheckpoint, entry: number): void {
   if (absent.length === 0) return;
   const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
   const names = new Set(absent), lacking = new Set(detail?.kind === "tensor" ? detail.chunks.map((c) => c.file ?? "").filter((f) => names.has(f)) : []);
@@ -163,8 +171,8 @@ async function steps(id: number, step: () => boolean, tell: () => void): Promise
   }
 }
 
-function entriesOf(side: Side): Leaf[] {
-  const leaves = leavesOf(opened(side).checkpoint);
+function entriesOf(side: Side, checkpoint: Pick<Checkpoint, "outline"> = opened(side).checkpoint): Leaf[] {
+  const leaves = leavesOf(checkpoint);
   if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${MOST_SORTED} entries, too many to list here; use the tessera command`, "limit", undefined);
   return leaves;
 }
@@ -177,15 +185,20 @@ function groupsOf({ checkpoint }: Open, optimizer: string, leaves: readonly Leaf
   }));
 }
 
+function elementsOf(checkpoint: Pick<Checkpoint, "read">, fqn: string, slice: string | undefined): Elements {
+  const { dtype, shape, data } = checkpoint.read(fqn, slice);
+  return { dtype, shape, buffer: data.buffer as ArrayBuffer };
+}
+
 /** Adds to a renamed pair how many of its elements differ, if dtypes and shapes are equal. */
-function withValues(a: Open, b: Open, pair: Diff["renamed"][number]): Diff["renamed"][number] {
-  const detail = ({ checkpoint }: Open, fqn: string) => {
+function withValues(a: MappedCheckpoint, b: Checkpoint, pair: Diff["renamed"][number]): Diff["renamed"][number] {
+  const detail = (checkpoint: MappedCheckpoint, fqn: string) => {
     const entry = checkpoint.find(fqn);
     return entry === undefined ? undefined : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0];
   };
   const x = detail(a, pair.a), y = detail(b, pair.b);
   if (x?.kind !== "tensor" || y?.kind !== "tensor" || x.dtype !== y.dtype || x.shape.join() !== y.shape.join()) return pair;
-  return { ...pair, differing: differingElements(a.checkpoint, pair.a, b.checkpoint, pair.b, x.shape) };
+  return { ...pair, differing: differingElements(a, pair.a, b, pair.b, x.shape) };
 }
 
 type Handlers = { [K in Kind]: (takes: Requests[K]["takes"], id: number) => Requests[K]["gives"] | Promise<Requests[K]["gives"]> };
@@ -246,33 +259,33 @@ const handlers: Handlers = {
     await prepared();
     return `${JSON.stringify(opened("a").checkpoint.layout({ chunks }), null, 1)}\n`;
   },
-  async names() {
+  async names({ map }) {
     await prepared();
-    return opened("a").checkpoint.canonicalize();
+    return opened("a").checkpoint.canonicalize(map);
   },
-  entry({ entry }) {
-    const document = JSON.parse(opened("a").checkpoint.document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
+  async entry({ entry, map }) {
+    const document = JSON.parse((await ofA({ map })).document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
     const detail = document.entries[0];
     if (!detail) throw new TesseraError("the entry is gone", "page", undefined);
     return detail;
   },
-  slice({ entry, fqn, slice }) {
-    requireBytes(opened("a"), entry);
-    const { dtype, shape, data } = opened("a").checkpoint.read(fqn, slice);
-    return { dtype, shape, buffer: data.buffer as ArrayBuffer };
+  async slice({ entry, fqn, slice, map }) {
+    const a = await ofA({ map });
+    requireBytes(opened("a"), a, entry);
+    return elementsOf(a, fqn, slice);
   },
-  slices({ fqn, other, slice }) {
-    const read = (side: Side, name: string) => {
-      const { checkpoint } = opened(side), entry = checkpoint.find(name);
-      if (entry !== undefined) requireBytes(opened(side), entry);
-      const { dtype, shape, data } = checkpoint.read(name, slice);
-      return { dtype, shape, buffer: data.buffer as ArrayBuffer };
+  async slices({ fqn, other, slice, map }) {
+    const read = (side: Side, checkpoint: MappedCheckpoint, name: string) => {
+      const entry = checkpoint.find(name);
+      if (entry !== undefined) requireBytes(opened(side), checkpoint, entry);
+      return elementsOf(checkpoint, name, slice);
     };
-    return { a: read("a", fqn), b: read("b", other) };
+    return { a: read("a", await ofA({ map }), fqn), b: read("b", opened("b").checkpoint, other) };
   },
-  async tally({ entry }, id) {
-    requireBytes(opened("a"), entry);
-    const job = opened("a").checkpoint.tally(entry);
+  async tally({ entry, map }, id) {
+    const a = await ofA({ map });
+    requireBytes(opened("a"), a, entry);
+    const job = a.tally(entry);
     const soFar = () => JSON.parse(job.document()) as Tally;
     try {
       await steps(id, () => job.step(STEP_BYTES), () => {
@@ -284,10 +297,10 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async diffPart({ canonical, part, parts }) {
+  async diffPart({ canonical, part, parts, map }) {
     const a = opened("a"), b = opened("b");
     [a, b].forEach(requireAllBytes);
-    const job = a.checkpoint.diff(b.checkpoint, { canonical });
+    const job = (await ofA({ map })).diff(b.checkpoint, { canonical });
     try {
       job.part(part, parts);
       while (await job.stepAsync());
@@ -296,23 +309,23 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async diff({ values, layout, canonical, found }) {
+  async diff({ values, layout, canonical, found, map }) {
     const a = opened("a"), b = opened("b");
     if (values) [a, b].forEach(requireAllBytes);
-    const job = a.checkpoint.diff(b.checkpoint, { layout, canonical });
+    const seen = await ofA({ map }), job = seen.diff(b.checkpoint, { layout, canonical });
     try {
       found?.forEach((bytes, part) => job.take(part, found.length, bytes));
       while (values && !found && await job.stepAsync());
       const diff = JSON.parse(job.document(a.title, b.title)) as Diff;
-      return values ? { ...diff, renamed: diff.renamed.map((pair) => withValues(a, b, pair)) } : diff;
+      return values ? { ...diff, renamed: diff.renamed.map((pair) => withValues(seen, b.checkpoint, pair)) } : diff;
     } finally {
       job.close();
     }
   },
-  async showDiff({ diff, canonical, text, sort }) {
+  async showDiff({ diff, canonical, text, sort, map }) {
     if (canonical) await prepared();
-    const [a, b] = [entriesOf("a"), entriesOf("b")];
-    const names = new Map(canonical ? (["a", "b"] as const).flatMap((side) => opened(side).checkpoint.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
+    const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
+    const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
     lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn }, diff, sort, text);
     return lists.compare.count;
   },

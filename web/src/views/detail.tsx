@@ -80,16 +80,16 @@ const loadDiff = async () => (await import("./tensor_diff")).TensorDiff;
 /** Whether both sides are tensors of the same shape. */
 const isComparable = ({ a, b }: Compared): boolean => a?.kind === "tensor" && b?.kind === "tensor" && a.shape?.join() === b.shape?.join();
 
-function ComparedFacts({ selected: { compared, fqn, detail } }: { selected: Selected }): JSX.Element | null {
+function ComparedFacts({ selected: { compared, fqn, detail, map } }: { selected: Selected }): JSX.Element | null {
   if (!compared) return null;
   const facts: [string, string][] = [["change", markText(compared)], ["A", visible(sideText(compared.a))], ["B", visible(sideText(compared.b))]];
   if (compared.differing !== undefined) facts.push(["values that differ", exactText(compared.differing)]);
   if (compared.maxAbs !== undefined) facts.push(["largest difference", realText(compared.maxAbs)]);
-  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} />{detail?.kind === "tensor" && isComparable(compared) && <Later key={fqn} load={loadDiff} fqn={fqn} shape={detail.shape} compared={compared} />}</section>;
+  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} />{detail?.kind === "tensor" && isComparable(compared) && <Later key={fqn} load={loadDiff} fqn={fqn} shape={detail.shape} compared={compared} map={map} />}</section>;
 }
 
 function EntryPane({ selected }: { selected: Selected }): JSX.Element {
-  const model = useModel(), findings = model.findings?.list.filter((f) => f.fqn === selected.fqn) ?? [];
+  const model = useModel(), findings = selected.map.map === undefined && model.findings?.list.filter((f) => f.fqn === selected.fqn) || []; // they have A's own names
   return (
     <>
       <header>

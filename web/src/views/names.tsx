@@ -6,6 +6,8 @@ import { saveText } from "../download";
 import type { FqnDocument } from "../protocol";
 import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
+import { MapFields } from "./map_fields";
+import { TroubleBox } from "./parts";
 
 const MOST = 500;
 
@@ -33,20 +35,23 @@ function Collisions({ collisions }: { collisions: FqnDocument["collisions"] }): 
 }
 
 export function NamesView(): JSX.Element {
-  const model = useModel(), { names } = model, [onlyChanged, setOnlyChanged] = useState(true);
-  useEffect(() => { if (!names) void model.loadNames(); }, [names]);
+  const model = useModel(), { names, trouble } = model.naming ?? {}, [onlyChanged, setOnlyChanged] = useState(true);
+  useEffect(() => { void model.loadNames(); }, [model.mapChoice, model.opening]);
   const changed = names?.names.filter((n) => n.removed.length > 0 || n.ambiguity !== undefined || n.fqns.length !== 1) ?? [];
-  const list = onlyChanged ? changed : names?.names ?? [];
+  const isAll = !onlyChanged || (changed.length === 0 && model.mapChoice.name !== ""); // the map made the names, so they are shown
+  const list = isAll ? names?.names ?? [] : changed;
   return (
     <section class="view" aria-label="Names">
       <h2>Canonical names</h2>
       <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. Judged here by the text of the names.</p>
+      <MapFields />
+      {trouble && <TroubleBox trouble={trouble} isMapped />}
       {names && <>
         <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} ${changed.length === 1 ? "changes" : "change"}.` : names.names.length === 1 ? "The name is canonical already." : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
         <Collisions collisions={names.collisions} />
         <Removed names={names.names} />
         <p class="buttons">
-          <button type="button" aria-pressed={onlyChanged} disabled={changed.length === 0} onClick={() => setOnlyChanged(!onlyChanged)}>Only names that change</button>
+          <button type="button" aria-pressed={!isAll} disabled={changed.length === 0} onClick={() => setOnlyChanged(!onlyChanged)}>Only names that change</button>
           <button type="button" onClick={() => saveText("names.json", JSON.stringify(names, null, 1))}>Export JSON</button>
         </p>
         {list.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Names and canonical names">

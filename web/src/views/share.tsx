@@ -7,7 +7,7 @@ import { useModel } from "./hooks";
 import { Copy } from "./parts";
 
 export function Share(): JSX.Element {
-  const model = useModel(), url = model.opening?.url, entry = model.selected?.fqn;
+  const model = useModel(), url = model.opening?.url, { fqn, map } = model.selected ?? {}, entry = map?.map === undefined ? fqn : undefined; // a link names entries of the checkpoint itself
   const [withEntry, setWithEntry] = useState(true);
   if (url === undefined) {
     return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint was opened from this computer, and nothing of it leaves it, so there is no link to it. Open a checkpoint from a URL to get a link.</p></section>;

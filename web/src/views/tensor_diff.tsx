@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { differencesOf, type Differences } from "../differences";
-import type { Compared, Trouble } from "../protocol";
+import type { Compared, DiffOptions, Trouble } from "../protocol";
 import { elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
 import { exactText, realText } from "../text";
 import { troubleOf } from "../trouble";
@@ -10,16 +10,16 @@ import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
 import { HeatMap } from "./slice";
 
-export interface DiffOf { readonly fqn: string; readonly shape: readonly number[]; readonly compared: Compared }
+export interface DiffOf { readonly fqn: string; readonly shape: readonly number[]; readonly compared: Compared; readonly map: DiffOptions["map"] }
 
-export function TensorDiff({ fqn, shape, compared }: DiffOf): JSX.Element {
+export function TensorDiff({ fqn, shape, compared, map }: DiffOf): JSX.Element {
   const model = useModel(), [slice, setSlice] = useState(firstSlice(shape)), [found, setFound] = useState<Differences>(), [trouble, setTrouble] = useState<Trouble>();
   const show = async () => {
     setTrouble(undefined);
     const count = elementsOfSlice(slice, shape);
     if (count !== undefined && count > MOST_SLICE) return setTrouble({ message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" });
     try {
-      const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: shape.length ? slice : undefined });
+      const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: shape.length ? slice : undefined, map });
       setFound(differencesOf(a, b));
     } catch (e) {
       setFound(undefined);
