@@ -65,14 +65,21 @@ function filesIn(directory) {
 
 const unreadable = (directory, name) => refusal(`'${directory}' cannot be replaced: its '${name}' cannot be read, so it is unclear which files belong to it; remove the directory, or write to another one`);
 
+/** Whether a pickle has a text, before which it states the number of its bytes. */
+function hasText(pickle, text) {
+  const bytes = Buffer.from(text), size = Buffer.alloc(4);
+  size.writeUInt32LE(bytes.length);
+  return pickle.includes(Buffer.concat([Buffer.from("X"), size, bytes])) || (bytes.length < 256 && pickle.includes(Buffer.concat([Buffer.from([0x8c, bytes.length]), bytes])));
+}
+
 /** The files of a DCP: data files that its metadata names. A metadata.json that states the form torch_dist makes it a
  *  checkpoint of Megatron, to which a common.pt belongs. */
 function ownOfDcp(directory, files) {
-  const metadata = fs.readFileSync(path.join(directory, METADATA), "latin1");
-  if (metadata[0] !== "\x80" || !metadata.endsWith(".")) throw unreadable(directory, METADATA); // not a complete pickle
+  const metadata = fs.readFileSync(path.join(directory, METADATA));
+  if (metadata[0] !== 0x80 || metadata.at(-1) !== 0x2e) throw unreadable(directory, METADATA); // not a complete pickle
   const json = files.find(({ name, size }) => name === MEGATRON && size <= MOST_JSON);
   const isMegatron = json !== undefined && jsonOf(json.at)?.sharded_backend === "torch_dist";
-  return files.filter(({ name }) => name === METADATA || (name.endsWith(".distcp") && metadata.includes(name)) || (isMegatron && [MEGATRON, "common.pt"].includes(name)));
+  return files.filter(({ name }) => name === METADATA || (name.endsWith(".distcp") && hasText(metadata, name)) || (isMegatron && [MEGATRON, "common.pt"].includes(name)));
 }
 
 /** The files of an index: those that it names. If none of them exists, files with tensors may be another checkpoint, to

@@ -26,7 +26,7 @@ const directoriesOf = (made, samples) => {
   const marker = fs.readFileSync(path.join(made, "megatron/metadata.json"));
   return [
     ...["dcp", "megatron", "universal", "index", "ranks", "shards"].map((form) => [[form], { "notes.txt": "mine" }]),
-    [["index", "dcp"], {}], [["dcp"], { "metadata.json": "{}" }], [["dcp"], { "metadata.json": "torch_dist" }], [["dcp"], { "common.pt": "mine" }], [["dcp"], { "metadata.json": marker }],
+    [["index", "dcp"], {}], [["dcp"], { "metadata.json": "{}" }], [["dcp"], { "metadata.json": "torch_dist" }], [["dcp"], { "common.pt": "mine" }], [["dcp"], { "0_0.distcp": "mine", "_0_0.distcp": "mine" }], [["dcp"], { "metadata.json": marker }],
     [["megatron"], { "common.pt": "mine", "__9_0.distcp": "mine" }], [[], { "metadata.json": marker, "common.pt": "mine" }],
     [["dcp"], { ".metadata": "mine" }], [["index"], { "model.safetensors.index.json": "{" }], [["index"], { "other.safetensors": weights }],
     [[], { "rank0.pt": "mine" }], [[], { "rank0.pt": rank0 }], [["ranks"], { "rank7.pt": "mine" }], [["ranks"], { "rank0.optim.pt": "mine" }], [["ranks"], { "other.pt": rank0 }],
