@@ -132,7 +132,7 @@ function members(trouble) {
 async function testTroubles() {
   const { compareValues, workersFor } = await load("team.ts");
   const opening = (size, more = {}) => [{ title: "x", files: [{ name: "x.distcp", size, ...more }] }], four = { hardwareConcurrency: 8, deviceMemory: 8 };
-  const run = (team, join = team.join) => compareValues(team.first, join, { canonical: false, openings: opening(1024 * MIB) });
+  const run = (team, join = team.join) => compareValues(team.first, join, { canonical: false, map: {}, openings: opening(1024 * MIB) });
   const all = Array.from({ length: 16 }, (_, i) => i).join();
   const before = Object.getOwnPropertyDescriptor(globalThis, "navigator");
   Object.defineProperty(globalThis, "navigator", { value: four, configurable: true });
