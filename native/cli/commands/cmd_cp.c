@@ -382,10 +382,7 @@ static tsr_status look_for_published(copying *c, tsr_error *err)
 
 static tsr_status check_destination(copying *c, tsr_error *err)
 {
-    if (c->is_remote && tsr_urls_overlap(c->from, c->to))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
-                         c->to, c->from);
-    if (c->is_remote) return TSR_OK;
+    if (c->is_remote) return cli_refuse_overlap((cli_list){&c->from, 1}, c->to, err);
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
     const bool exists = !c->arguments->overwrite && access(c->to, F_OK) == 0;

@@ -15,7 +15,7 @@ typedef struct cli_session {
     const char *path;
     tsr_store *store;
     bool is_remote;      /* PATH is a URL */
-    bool ignores_shards; /* --shards was given, but there are no ranks whose tensors it could join */
+    bool ignores_shards; /* --shards has no effect, because there are no ranks whose tensors it could join */
     tsr_checkpoint *checkpoint;
     const tsr_catalog *catalog;
     /* The checkpoint of `store`, if `checkpoint` is a layer over it (--map, --dequantize, --lora, --quantize, a merge);
@@ -57,6 +57,8 @@ void cli_close(cli_session *session);
 /* All paths that a command reads: PATH, those of --also, and the session's other checkpoints (NULL: none). */
 tsr_status cli_list_sources(const cli *program, const char *path, const cli_session *session, tsr_arena *arena,
                             cli_list *out, tsr_error *err);
+/* TSR_E_USAGE if a destination in an object store is, contains or is inside one of the sources. */
+tsr_status cli_refuse_overlap(cli_list sources, const char *destination, tsr_error *err);
 /* TSR_E_CHANGED if a file of the source, or of the other checkpoints, has changed since it was opened. */
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err);
 

@@ -61,7 +61,7 @@ static tsr_status decide_replacement(cli_optim_output *o, const tsr_str *names, 
     return status;
 }
 
-static tsr_status open_remote(cli_optim_output *o, tsr_error *err)
+static tsr_status open_remote(cli_optim_output *o, cli_list sources, tsr_error *err)
 {
     const tsr_replacement *r = &o->replacement;
     const tsr_object_output_options options = {.is_folder = tsr_optim_is_directory(o->optim),
@@ -70,9 +70,7 @@ static tsr_status open_remote(cli_optim_output *o, tsr_error *err)
                                                .obsolete_count = r->obsolete_count,
                                                .marker_count = r->marker_count,
                                                .is_unlike = r->swap};
-    if (tsr_urls_overlap(o->source, o->destination))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
-                         o->destination, o->source);
+    TSR_TRY(cli_refuse_overlap(sources, o->destination, err));
     const tsr_status status = tsr_object_output_open(cli_host(o->program), o->destination, &options, &o->output, err);
     if (status != TSR_OK) return status;
     cli_note_other_parts(o->program, o->output, o->destination);
@@ -83,11 +81,11 @@ static tsr_status open_remote(cli_optim_output *o, tsr_error *err)
 
 static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t count, tsr_error *err)
 {
-    if (o->is_remote) return open_remote(o, err);
     const tsr_allocator *allocator = cli_host(o->program)->allocator;
     const bool is_folder = tsr_optim_is_directory(o->optim);
     cli_list sources;
     TSR_TRY(cli_list_sources(o->program, o->source, NULL, o->arena, &sources, err));
+    if (o->is_remote) return open_remote(o, sources, err);
     const tsr_folder_output_options options = {.is_folder = is_folder,
                                                .overwrite = o->overwrite,
                                                .absent = is_folder && o->overwrite && !o->replacement.exists,

@@ -14,21 +14,6 @@
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
-#include "tessera/sys/path_store.h"
-
-static tsr_status refuse_source(const cli_writing *w, const char *source, tsr_error *err)
-{
-    if (!tsr_urls_overlap(source, w->destination)) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
-                     w->destination, source);
-}
-
-static tsr_status refuse_sources(const cli_writing *w, tsr_error *err)
-{
-    tsr_status status = TSR_OK;
-    for (size_t i = 0; i < w->sources.count && status == TSR_OK; i++) status = refuse_source(w, w->sources.items[i], err);
-    return status;
-}
 
 static tsr_status refuse_sidecar(const cli_writing *w, tsr_error *err)
 {
@@ -76,7 +61,7 @@ static tsr_status open_all(cli_writing *w, const tsr_convert_options *options, t
 {
     const bool first = cli_speaks(w->program);
     bool continues = false;
-    tsr_status status = refuse_sources(w, err);
+    tsr_status status = cli_refuse_overlap(w->sources, w->destination, err);
     if (status == TSR_OK && w->is_exec) status = cli_choose_notes(w, err);
     if (status == TSR_OK && first) status = decide(w, &continues, err);
     if (first) w->generation = w->replacement.generation;
