@@ -205,8 +205,7 @@ static void drain_half(tsr_ring *ring, half *h)
         if (h->errors[i].status != TSR_OK) {
             ring->failure = h->errors[i];
         } else if (ring->work.drain) {
-            tsr_status status = ring->work.drain(ring->work.ctx, job_at(ring, h, i), &ring->failure);
-            name_failure(status, &ring->failure);
+            name_failure(ring->work.drain(ring->work.ctx, job_at(ring, h, i), &ring->failure), &ring->failure);
         }
     }
 }
@@ -257,7 +256,7 @@ static void round_body(void *arg, size_t index)
     name_failure(status, err);
 }
 
-/* For consumers that work on: the half just filled is drained at once, so that they have it before they are waited for. */
+/* For a drain that only starts work: the half that was just filled is drained before this thread waits for the other one. */
 static void drain_and_settle(tsr_ring *ring, half *filled)
 {
     drain_half(ring, filled);

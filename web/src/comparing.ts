@@ -64,7 +64,7 @@ export class Comparing {
     await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
   }
 
-  /** Starts again if the map of A is no longer the chosen one. */
+  /** Compares again if another map has been chosen for A. */
   async remap(): Promise<void> {
     const { comparison, model } = this, map = mapOptionsOf(model.mapChoice);
     if (!comparison || JSON.stringify(map) === JSON.stringify(comparison.map)) return;

@@ -24,7 +24,8 @@ export function linkText(page: string, { url, entry, tab }: Link): string {
   return link.href;
 }
 
-/** Makes the address name the URL of what is open, or no URL, so that a reload opens nothing else. */
+/** Puts the URL of the open checkpoint into the address, or removes the URL from it, so that a reload does not open another
+ *  checkpoint. */
 export function nameInAddress(url: string | undefined): void {
   if (linkOf(location.search).url === url) return;
   history.replaceState(history.state, "", linkText(location.href, { url, entry: undefined, tab: undefined }) + location.hash);

@@ -34,7 +34,7 @@ static int run(cli *program, const void *given)
     if (!rule) {
         const tsr_rule *meant = tsr_rule_suggest(id);
         if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant->id);
-        return cli_fail(program, "there is no rule '%s'; run tessera explain to see all rules", id);
+        return cli_fail(program, "there is no rule '%s'; tessera explain lists all rules", id);
     }
     cli_on(&program->out, stdout, CLI_BOLD);
     fputs(rule->id, stdout);

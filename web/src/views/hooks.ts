@@ -19,7 +19,7 @@ export function useView(): [View, (view: View) => void] {
   const [view, setView] = useState<View>(viewOf(location.hash));
   useEffect(() => {
     const hear = () => setView(viewOf(location.hash));
-    addEventListener("popstate", hear); // there is no hashchange if the query changes, too
+    addEventListener("popstate", hear); // no hashchange is fired if the query changes as well
     return () => removeEventListener("popstate", hear);
   }, []);
   return [view, (to) => { if (to !== viewOf(location.hash)) location.hash = to === "start" ? "" : to; setView(to); }];

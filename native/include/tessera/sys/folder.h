@@ -129,7 +129,7 @@ typedef struct tsr_folder_output_options {
  * one, shortly before it is published; other extended attributes are not kept. New files follow the umask; in a replaced
  * directory, users who could read none of the old files cannot read them.
  *
- * Borrows allocator, sys, options.sources and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside a
+ * Borrows allocator, sys and options.obsolete until close. Errors: TSR_E_EXISTS ("… exists …"), TSR_E_USAGE (inside a
  * source; a file where a folder is wanted), TSR_E_UNSUPPORTED (names cannot be exchanged here, or the folder to be swapped
  * has subfolders), TSR_E_NOT_FOUND (no parent folder), TSR_E_IO, TSR_E_NOMEM. */
 tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path,
