@@ -64,6 +64,8 @@ def dequantization(bench, id, scheme, peer_name, target):
     theirs, remove_theirs = bench.fresh("peer_wide.safetensors")
     sides = [Side("tessera convert --dequantize", [bench.tessera, "convert", source, out, "--dequantize", "--quiet"], remove),
              Side(peer_name, peer("dequantize", scheme, source, theirs), remove_theirs), copy(bench, source)]
+    bare, remove_bare = bench.fresh("only_written")
+    sides.append(Side("write the result's bytes + sync", peer("write_only", theirs, bare), remove_bare))
     written, remove_copy = bench.fresh("wide_copy")
     sides.append(Side("cp + sync of the result", ["sh", "-c", 'cp --reflink=never "$0" "$1" && sync "$1"', theirs, written], remove_copy))
     return Job(id, f"{scheme} → bfloat16", mib(source), sides, target, check=check("same_files", theirs, out))
