@@ -91,7 +91,7 @@ tsr_status tsr_output_write_at(tsr_output *output, uint32_t file, uint64_t offse
 tsr_status tsr_output_copy_range(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,
                                  tsr_error *err);
 
-/* generation.c: one more than the generation in a data file's name; 0 if it is not the name of a data file. */
+/* generation.c: one more than the generation in the name of a data file or sidecar; 0 for any other name. */
 uint32_t tsr_generation_after(const char *name);
 
 /* folder_changed.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another

@@ -1,5 +1,5 @@
-/* The generation of a data file, which is part of its name. A checkpoint that replaces another one in the same directory has data
- * files of the next generation, so the old ones stay complete until it is published. */
+/* The generation of a file, which is part of its name. A checkpoint that replaces another one in the same directory has data
+ * files and a sidecar of the next generation, so the old ones stay complete until it is published. */
 #include "publish/folder_output.h"
 
 #include <dirent.h>
@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
-/* The generation in a data file's name: N in "__R_N.distcp", "model-gN-…" and "…-gN.safetensors"; otherwise 0. */
+/* The generation in a file's name: N in "__R_N.distcp", "model-gN-…", "…-gN.safetensors" and "objects-gN.json"; otherwise 0. */
 static uint32_t generation_of(const char *name)
 {
     const char *digits = strrchr(name, '_'), *mark = strstr(name, "-g");
@@ -15,14 +15,16 @@ static uint32_t generation_of(const char *name)
     return mark ? (uint32_t)strtoul(mark + 2, NULL, 10) : 0;
 }
 
-static bool is_data_file(const char *name)
+static bool has_generation(const char *name)
 {
-    return tsr_str_ends(tsr_str_from(name), TSR_STR(".distcp")) || tsr_str_ends(tsr_str_from(name), TSR_STR(".safetensors"));
+    const tsr_str text = tsr_str_from(name);
+    if (tsr_str_ends(text, TSR_STR(".json"))) return strncmp(name, "objects", strlen("objects")) == 0;
+    return tsr_str_ends(text, TSR_STR(".distcp")) || tsr_str_ends(text, TSR_STR(".safetensors"));
 }
 
 uint32_t tsr_generation_after(const char *name)
 {
-    return is_data_file(name) ? generation_of(name) + 1 : 0;
+    return has_generation(name) ? generation_of(name) + 1 : 0;
 }
 
 tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err)

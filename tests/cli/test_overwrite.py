@@ -378,6 +378,19 @@ def test_sidecars_replace_sidecars_only(t):
 
 
 @test
+def test_a_sidecar_without_data_files_is_not_in_the_way(t):
+    path, dest = sample("dcp_small")[0], t.at("out")
+    more = ("--to", "safetensors", "--max-shard-size", "1KB", "--objects", "sidecar", "-q")
+    t.run("convert", path, dest, *more)
+    for name in [f for f in os.listdir(dest) if f.endswith(".safetensors")]:
+        os.unlink(os.path.join(dest, name))
+    was = tree(dest)
+    t.run("convert", path, dest, *more, "--overwrite")
+    need(tree(dest)["objects.json"] == was["objects.json"] == tree(dest)["objects-g1.json"], sorted(tree(dest)))
+    t.run("validate", dest, "--deep")
+
+
+@test
 def test_a_destination_inside_any_source_is_refused(t):
     """A file more would make a directory another checkpoint."""
     for n, name in enumerate("abcd"):

@@ -143,7 +143,7 @@ tsr_status tsr_folder_output_check(const tsr_allocator *allocator, const char *p
  * can be created in the output afterwards, and it must not be closed. An output with `keep` is not removed. */
 void tsr_folder_output_abandon(tsr_output *output);
 
-/* One more than the highest generation of the data files in a folder (tsr_output.generation); 0 without such files or
+/* One more than the highest generation of the data files and sidecars in a folder (tsr_output.generation); 0 without such files or
  * folder. */
 tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err);
 
