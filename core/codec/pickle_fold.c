@@ -80,7 +80,7 @@ static bool fold_built(machine *m, uint32_t id, const object *made, tsr_ref *rec
     return show_sink(m, &parts, id, record);
 }
 
-tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
+static tsr_ref finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how)
 {
     tsr_pickle *pickle = m->pickle;
     if (tag_of(args) != TAG_TUPLE) {
@@ -105,7 +105,7 @@ tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_p
 tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from)
 {
     tsr_ref args = tsr_pickle_make_tuple(m, from, (size_t)(m->sp - from));
-    return args ? tsr_pickle_finish_object(m, callee, args, TSR_PICKLE_CALLED) : TSR_REF_NONE;
+    return args ? finish_object(m, callee, args, TSR_PICKLE_CALLED) : TSR_REF_NONE;
 }
 
 /* Remembers an object that waits for its state in stack slot `slot`, and fences the stack below it. */
@@ -127,7 +127,7 @@ static bool open_object(machine *m, size_t slot, tsr_ref made)
 bool tsr_pickle_do_call(machine *m)
 {
     if (!needs(m, m->sp, 2)) return false;
-    tsr_ref made = tsr_pickle_finish_object(m, m->sp[-2], m->sp[-1], TSR_PICKLE_CALLED);
+    tsr_ref made = finish_object(m, m->sp[-2], m->sp[-1], TSR_PICKLE_CALLED);
     m->sp -= 1;
     m->sp[-1] = made;
     return made != TSR_REF_NONE;
@@ -136,7 +136,7 @@ bool tsr_pickle_do_call(machine *m)
 bool tsr_pickle_do_newobj(machine *m)
 {
     if (!needs(m, m->sp, 2)) return false;
-    tsr_ref class_ = m->sp[-2], made = tsr_pickle_finish_object(m, class_, m->sp[-1], TSR_PICKLE_BUILT);
+    tsr_ref class_ = m->sp[-2], made = finish_object(m, class_, m->sp[-1], TSR_PICKLE_BUILT);
     m->sp -= 1;
     m->sp[-1] = made;
     if (!made) return false;

@@ -198,7 +198,6 @@ bool tsr_pickle_check_keys(machine *m, bool pairs, const tsr_ref *from, size_t c
 bool tsr_pickle_do_call(machine *m); /* REDUCE: callable, arguments */
 bool tsr_pickle_do_newobj(machine *m);
 bool tsr_pickle_do_build(machine *m);
-tsr_ref tsr_pickle_finish_object(machine *m, tsr_ref callee, tsr_ref args, tsr_pickle_how how);
 /* Makes an object by a call with the arguments [from, m->sp). */
 tsr_ref tsr_pickle_call_since(machine *m, tsr_ref callee, const tsr_ref *from);
 static inline bool show_sink(machine *m, tsr_pickle_parts *parts, uint32_t id, tsr_ref *record)

@@ -62,9 +62,6 @@ static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_
     return t->sources ? t->sources[i] : &t->entry->chunks[i];
 }
 
-/* How many ranks hold the shard whose lowest holder according to the layout is `first`. *lowest (may be NULL) is the lowest
- * of them. */
-uint64_t tsr_plan_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest);
 /* plan_writes.c: checks that every shard with elements is held by some rank. Fails with TSR_E_USAGE and the tensor's name
  * otherwise. */
 tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_error *err);

@@ -15,7 +15,9 @@ typedef struct assignment {
     tsr_vec copies;           /* of uint64_t: distance of each copy's rank from the first holder */
 } assignment;
 
-uint64_t tsr_plan_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest)
+/* Counts the ranks that hold the shard whose lowest holder according to the layout is `first`. *lowest (may be NULL) is the
+ * lowest of them. */
+static uint64_t count_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest)
 {
     uint64_t copies = 0;
     if (lowest) *lowest = first;
@@ -34,7 +36,7 @@ tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_e
     if (tsr_holders_are_all(&c->holders)) return TSR_OK;
     for (uint64_t r = 0; r < ranks; r++) {
         if (!tsr_layout_is_first(c->layout, r) || !tsr_layout_elements(c->layout, r)) continue;
-        TSR_FAIL_IF(!tsr_plan_copies(c, r, NULL), err, TSR_E_USAGE,
+        TSR_FAIL_IF(!count_copies(c, r, NULL), err, TSR_E_USAGE,
                     "the rule for '%.*s' leaves some of its elements without a rank: its placements assign them to rank "
                     "%llu, which is not among the ranks or the stage of the rule",
                     TSR_STR_ARG(c->sample->fqn), (unsigned long long)r);
@@ -48,7 +50,7 @@ static void load_alone_of(const assignment *a, const tsr_plan_class *c)
     for (uint64_t r = 0; r < a->plan->ranks; r++) {
         uint64_t holder;
         const uint64_t elements = tsr_layout_is_first(c->layout, r) ? tsr_layout_elements(c->layout, r) : 0;
-        if (elements && tsr_plan_copies(c, r, &holder) == 1) a->loads[holder] += elements * c->element_bits;
+        if (elements && count_copies(c, r, &holder) == 1) a->loads[holder] += elements * c->element_bits;
     }
 }
 
@@ -99,7 +101,7 @@ static tsr_status assign_tensor(assignment *a, uint64_t t, tsr_visit_shard *visi
         if (elements == 0) continue;
         if (layout->copies > 1) {
             owner = least_loaded(a, &c->holders, r);
-            if (tsr_plan_copies(c, r, NULL) > 1) a->loads[owner] += elements * tsr_plan_bits(tensor);
+            if (count_copies(c, r, NULL) > 1) a->loads[owner] += elements * tsr_plan_bits(tensor);
         }
         TSR_TRY(visit(ctx, t, r, owner, elements, err));
     }

@@ -64,6 +64,10 @@ static tsr_status need_slot(tsr_gpu_pipe *pipe, pipe_slot *slot, tsr_error *err)
 
 /* ---- one slot, filled by several threads ---- */
 
+/* Fills or empties `size` bytes of pinned memory, which are at offset `at` of all the data. Called by several threads at the
+ * same time. */
+typedef tsr_status pipe_work(void *ctx, uint8_t *memory, uint64_t at, size_t size, tsr_error *err);
+
 /* The function that fills or empties slots, and its context. */
 typedef struct slot_work {
     pipe_work *run;
@@ -141,14 +145,14 @@ static tsr_status out_slots(tsr_gpu_pipe *pipe, const uint8_t *from, size_t size
     return TSR_OK;
 }
 
-tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err)
+static tsr_status pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err)
 {
     tsr_status status = in_slots(pipe, to, size, (slot_work){fill, ctx}, err);
     if (status != TSR_OK) tsr_gpu_stream_wait(pipe->stream, NULL);
     return status;
 }
 
-tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err)
+static tsr_status pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err)
 {
     tsr_status status = out_slots(pipe, from, size, (slot_work){empty, ctx}, err);
     if (status != TSR_OK) tsr_gpu_stream_wait(pipe->stream, NULL);
@@ -171,12 +175,12 @@ static tsr_status empty_to_memory(void *ctx, uint8_t *memory, uint64_t at, size_
 
 tsr_status tsr_gpu_put(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err)
 {
-    return tsr_pipe_in(pipe, to, size, fill_from_memory, (void *)(uintptr_t)from, err);
+    return pipe_in(pipe, to, size, fill_from_memory, (void *)(uintptr_t)from, err);
 }
 
 tsr_status tsr_gpu_get(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err)
 {
-    return tsr_pipe_out(pipe, from, size, empty_to_memory, to, err);
+    return pipe_out(pipe, from, size, empty_to_memory, to, err);
 }
 
 /* ---- files ---- */
@@ -221,12 +225,11 @@ tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_e
                          "gpu read: %llu bytes at byte %llu reach beyond the end of the file",
                          (unsigned long long)from.byte_length, (unsigned long long)from.byte_offset);
     const tsr_status direct = tsr_pipe_direct(pipe, from, to, err);
-    return direct == TSR_E_UNSUPPORTED ? tsr_pipe_in(pipe, to, (size_t)from.byte_length, fill_from_file, &part, err)
-                                       : direct;
+    return direct == TSR_E_UNSUPPORTED ? pipe_in(pipe, to, (size_t)from.byte_length, fill_from_file, &part, err) : direct;
 }
 
 tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output_range to, const void *from, tsr_error *err)
 {
     file_part part = {.output = to.output, .file = to.file, .offset = to.byte_offset};
-    return tsr_pipe_out(pipe, from, to.byte_length, empty_to_file, &part, err);
+    return pipe_out(pipe, from, to.byte_length, empty_to_file, &part, err);
 }

@@ -32,13 +32,6 @@ struct tsr_gpu_pipe {
     direct_reader direct;
 };
 
-/* Fills or empties `size` bytes of pinned memory, which are at offset `at` of all the data. Called by several threads at the
- * same time. */
-typedef tsr_status pipe_work(void *ctx, uint8_t *memory, uint64_t at, size_t size, tsr_error *err);
-
-tsr_status tsr_pipe_in(tsr_gpu_pipe *pipe, void *to, size_t size, pipe_work *fill, void *ctx, tsr_error *err);
-tsr_status tsr_pipe_out(tsr_gpu_pipe *pipe, const void *from, size_t size, pipe_work *empty, void *ctx, tsr_error *err);
-
 /* TSR_E_UNSUPPORTED if it is not possible. Nothing was read then, and the ring can be used. */
 tsr_status tsr_pipe_direct(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err);
 

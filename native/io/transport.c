@@ -357,11 +357,6 @@ void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transf
 
 /* ---- opening ---- */
 
-unsigned tsr_transport_depth(const tsr_transport *transport)
-{
-    return transport->depth;
-}
-
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err)
 {
     tsr_transport *transport = tsr_alloc(allocator, 1, sizeof *transport, err);
@@ -414,12 +409,6 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
 void tsr_transport_close(tsr_transport *transport)
 {
     (void)transport;
-}
-
-unsigned tsr_transport_depth(const tsr_transport *transport)
-{
-    (void)transport;
-    return 1;
 }
 
 void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count)

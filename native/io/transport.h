@@ -66,7 +66,6 @@ void tsr_transfer_clear(tsr_transfer *transfer);
  * without libcurl. The thread is started by the first transfer. */
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err);
 void tsr_transport_close(tsr_transport *transport); /* accepts NULL; no thread may be waiting in it */
-unsigned tsr_transport_depth(const tsr_transport *transport);
 
 /* Returns when all transfers have ended. Each has its own result. Thread-safe. */
 void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count);

@@ -59,7 +59,8 @@ static bool has_attributes(const tsr_pickle *pickle, tsr_ref state, const char *
     return true;
 }
 
-bool tsr_torch_is_plain_state(const tsr_pickle *pickle, tsr_ref state)
+/* Whether objects without a __setstate__ accept the state: None, a dict, or a tuple of two, each a dict or None. */
+static bool is_plain_state(const tsr_pickle *pickle, tsr_ref state)
 {
     char type = tsr_torch_type(pickle, state);
     if (state == TSR_REF_NONE) return true;
@@ -102,7 +103,7 @@ bool tsr_torch_fits_state(const tsr_pickle *pickle, uint32_t id, tsr_str name, t
                              *const reduce[] = {"reduce_op", NULL};
     if (tsr_torch_type(pickle, state) == TSR_TYPE_UNKNOWN) return true;
     switch (id) {
-    case TSR_TORCH_ORDERED_DICT: return tsr_torch_is_plain_state(pickle, state);
+    case TSR_TORCH_ORDERED_DICT: return is_plain_state(pickle, state);
     case TSR_TORCH_SHARD: return has_attributes(pickle, state, dim, "IBj");
     case TSR_TORCH_STRIDED_SHARD: return has_attributes(pickle, state, strided, "IBj");
     case TSR_TORCH_REPLICATE: return has_attributes(pickle, state, none, "");
@@ -110,7 +111,7 @@ bool tsr_torch_fits_state(const tsr_pickle *pickle, uint32_t id, tsr_str name, t
     default: break;
     }
     for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
-        if (tsr_str_equal(name, tsr_str_from(plain[i]))) return tsr_torch_is_plain_state(pickle, state);
+        if (tsr_str_equal(name, tsr_str_from(plain[i]))) return is_plain_state(pickle, state);
     if (tsr_str_equal(name, TSR_STR("DeviceMesh"))) return tsr_torch_is_one_of(pickle, state, "D");
     if (tsr_str_equal(name, TSR_STR("UUID"))) return is_uuid_state(pickle, state);
     return !tsr_str_equal(name, TSR_STR("Generator")) || is_generator_state(pickle, state);

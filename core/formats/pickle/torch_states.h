@@ -7,9 +7,6 @@
 /* False when an object of the listed class `name`, which has the number `id`, raises for the state. */
 bool tsr_torch_fits_state(const tsr_pickle *pickle, uint32_t id, tsr_str name, tsr_ref state);
 
-/* Whether objects without a __setstate__ accept the state: None, a dict, or a tuple of two, each a dict or None. */
-bool tsr_torch_is_plain_state(const tsr_pickle *pickle, tsr_ref state);
-
 /* Whether PyTorch can set the attributes that _rebuild_from_type_v2 is given as a state. */
 bool tsr_torch_are_attributes(const tsr_pickle *pickle, tsr_ref state);
 

@@ -43,11 +43,6 @@ tsr_status tsr_torch_keep_shared(const tsr_host *host, tsr_entry *entries, uint6
     return TSR_OK;
 }
 
-tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number)
-{
-    return (tsr_entry *)u->entries.items + number;
-}
-
 /* Whether the box is new to the entry. */
 static tsr_status is_new_box(tsr_torch_union *u, uint32_t number, const tsr_chunk *chunk, uint32_t ndim, bool *fresh,
                              tsr_error *err)
@@ -90,7 +85,7 @@ tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint3
     TSR_TRY(tsr_map_put(u->names, entry->fqn, (uint32_t)u->entries.count, &existing, &inserted, err));
     uint32_t at = *existing;
     if (number) *number = at;
-    *joined = inserted ? TSR_JOINED_NEW : compare(tsr_torch_union_at(u, at), entry);
+    *joined = inserted ? TSR_JOINED_NEW : compare((const tsr_entry *)u->entries.items + at, entry);
     if (inserted) {
         tsr_entry *added = tsr_vec_push(&u->entries, err);
         if (!added) return TSR_E_NOMEM;

@@ -26,8 +26,6 @@ void tsr_torch_union_close(tsr_torch_union *u);
 /* Adds an entry of a file whose storage ids are shifted by `storage_base`. *number is its place (may be NULL). */
 tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint32_t storage_base, uint32_t *number,
                                tsr_joined *joined, tsr_error *err);
-/* An entry of the union by its place; valid until the next add. */
-tsr_entry *tsr_torch_union_at(const tsr_torch_union *u, uint32_t number);
 /* Fills the checkpoint's catalog; `storages` is the highest storage id there is. */
 tsr_status tsr_torch_union_keep(tsr_torch_union *u, uint32_t storages, tsr_error *err);
 /* Clears the storage ids (at most `storages`) that only one entry has. */

@@ -12,7 +12,8 @@
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
 
-tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
+/* Loads the text of the map that --map names: a file or a built-in map. It lives in `arena`. */
+static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {
     *text = tsr_mapping_builtin(tsr_str_from(name));
     if (text->size) return TSR_OK;
@@ -29,7 +30,7 @@ static tsr_status parse_map(cli *program, const cli_map_options *map, cli_sessio
     session->map_text = map->document;
     if (map->map) {
         session->map_path = tsr_mapping_builtin(tsr_str_from(map->map)).size ? NULL : map->map;
-        status = cli_load_map(program, map->map, session->map_arena, &session->map_text, err);
+        status = load_map(program, map->map, session->map_arena, &session->map_text, err);
         if (status != TSR_OK) return status; /* the message names the map */
     }
     status = tsr_mapping_parse(session->map_text, cli_host(program), session->map_arena, rules, err);

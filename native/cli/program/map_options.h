@@ -79,7 +79,5 @@ tsr_status cli_quantize_dtype(const cli_map_options *map, bool raw_cast, const c
 bool cli_has_map_table(const cli_session *session);
 /* If there is such a table, prints it on stderr, because stdout belongs to --json. */
 tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr_error *err);
-/* Loads the text of the map that --map names: a file or a built-in map. It lives in `arena`. */
-tsr_status cli_load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err);
 
 #endif
