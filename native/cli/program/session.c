@@ -13,16 +13,20 @@
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/steps.h"
 
+static void add_paths(cli_list *list, const char *path, cli_list also)
+{
+    list->items[list->count++] = path;
+    for (size_t i = 0; i < also.count; i++) list->items[list->count++] = also.items[i];
+}
+
 /* Lists PATH and the directories of --also, which belong only to the first checkpoint that the command opens. */
 static tsr_status list_paths(cli *program, const char *path, cli_list *out, tsr_error *err)
 {
     const cli_list also = program->source.is_used ? (cli_list){0} : program->source.also;
-    out->items = calloc(also.count + 1, sizeof *out->items);
+    *out = (cli_list){calloc(also.count + 1, sizeof *out->items), 0};
     if (!out->items) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     program->source.is_used = true;
-    out->count = also.count + 1;
-    out->items[0] = path;
-    for (size_t i = 0; i < also.count; i++) out->items[i + 1] = also.items[i];
+    add_paths(out, path, also);
     return TSR_OK;
 }
 
@@ -33,8 +37,7 @@ tsr_status cli_list_sources(const cli *program, const char *path, const cli_sess
     const size_t others = session ? session->other_count : 0;
     *out = (cli_list){tsr_arena_array(arena, 1 + also.count + others, sizeof *out->items, err), 0};
     if (!out->items) return TSR_E_NOMEM;
-    out->items[out->count++] = path;
-    for (size_t i = 0; i < also.count; i++) out->items[out->count++] = also.items[i];
+    add_paths(out, path, also);
     for (size_t i = 0; i < others; i++) out->items[out->count++] = session->others[i].path;
     return TSR_OK;
 }
