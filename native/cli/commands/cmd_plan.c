@@ -252,9 +252,7 @@ static int run(cli *program, const void *given)
 static const cli_option options[] = {
     CLI_MAP_OPTIONS(plan_arguments, map),
     CLI_TARGET_OPTIONS(plan_arguments, target),
-    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(plan_arguments, selection.include)},
-    {"exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include",
-     offsetof(plan_arguments, selection.exclude)},
+    CLI_SELECTION_OPTIONS(plan_arguments, selection),
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Let exec write this format (default: the source's format)",
      offsetof(plan_arguments, to)},
     {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way",

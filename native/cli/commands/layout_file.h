@@ -13,8 +13,6 @@ typedef struct cli_layout_file {
     cli_map_options map;
 } cli_layout_file;
 
-#define CLI_HASHES "sha256|xxh3"
-
 /* Writes the tessera.layout/1 or tessera.manifest/1 document of PATH. Returns the exit status. */
 int cli_write_layout(cli *program, const char *path, const cli_layout_file *file);
 

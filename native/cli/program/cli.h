@@ -156,6 +156,9 @@ const tsr_host *cli_host(cli *program);
 /* --allow-expansion: lifts limits.repetition for this run. */
 void cli_allow_expansion(cli *program, bool allowed);
 
+/* The digests that --hash chooses from: values of tsr_digest_algorithm. */
+#define CLI_HASHES "sha256|xxh3"
+
 #define CLI_EXPANSION_OPTION(type, field) \
     { \
         "allow-expansion", 0, CLI_FLAG, NULL, \

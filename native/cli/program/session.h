@@ -83,6 +83,18 @@ tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_
 typedef struct cli_selection {
     cli_list include, exclude;
 } cli_selection;
+
+#define CLI_SELECTION_OPTIONS(type, field) \
+    {"include", \
+     0, \
+     CLI_LIST, \
+     "GLOB", \
+     "Use only names that match (repeatable): * within a component, ** across components, ?, [...]", \
+     offsetof(type, field.include)}, \
+    { \
+        "exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include", \
+            offsetof(type, field.exclude) \
+    }
 bool cli_selects(const void *selection, tsr_str fqn);
 /* Lists patterns in `arena`. */
 tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);

@@ -30,13 +30,7 @@ typedef struct cli_writing_options {
     }
 
 #define CLI_WRITING_OPTIONS(type, field) \
-    {"include", 0, CLI_LIST, "GLOB", "Use only names that match (repeatable)", offsetof(type, field.selection.include)}, \
-        {"exclude", \
-         0, \
-         CLI_LIST, \
-         "GLOB", \
-         "Leave out names that match (repeatable); overrides --include", \
-         offsetof(type, field.selection.exclude)}, \
+    CLI_SELECTION_OPTIONS(type, field.selection), \
         {"dtype", 0, CLI_TEXT, "DTYPE", "Cast floating-point tensors, rounding correctly", offsetof(type, field.dtype)}, \
         {"for-torch", \
          0, \
