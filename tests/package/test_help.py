@@ -90,6 +90,7 @@ CASES = [
     ("completions ", ["bash", "zsh", "fish"]),
     ("get $S/dcp_small w", ["weight"]),
     ("layout $S/dcp_smal", ["dcp_small"]),
+    ("map suggest $S/dcp_smal", ["dcp_small"]),
     ("layout $S/dcp_small -o $S/READ", ["README.md"]),
     ("validate --quiet --layout $S/READ", ["README.md"]),
     ("diff --atol 1 $S/dcp_small $S/READ", ["README.md"]),
