@@ -170,7 +170,7 @@ tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_
 /* ---- the catalog ---- */
 
 /* An entry of the catalog. Mirrored in _library.py. The elements of a float4 tensor are counted in pairs, as in torch. */
-typedef struct facts {
+typedef struct entry_info {
     tsr_str fqn;
     tsr_str type;
     const char *kind;
@@ -181,11 +181,11 @@ typedef struct facts {
     uint32_t ndim;
     uint32_t path_length;
     uint8_t requires_grad;
-} facts;
+} entry_info;
 
 EXPORT const char *tsr_python_format(const session *s);
 EXPORT uint64_t tsr_python_count(const session *s);
-EXPORT void tsr_python_facts(const session *s, uint64_t index, facts *out);
+EXPORT void tsr_python_entry(const session *s, uint64_t index, entry_info *out);
 EXPORT void tsr_python_chunk(const session *s, uint64_t index, uint64_t chunk, uint64_t *offsets, uint64_t *sizes);
 EXPORT void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_item *out);
 
@@ -204,17 +204,17 @@ uint64_t tsr_python_count(const session *s)
     return tsr_checkpoint_catalog(s->checkpoint)->entry_count;
 }
 
-void tsr_python_facts(const session *s, uint64_t index, facts *out)
+void tsr_python_entry(const session *s, uint64_t index, entry_info *out)
 {
     const tsr_entry *entry = entry_at(s, index);
     tsr_dtype dtype = entry->dtype;
-    *out = (facts){.fqn = entry->fqn,
-                   .type = entry->type,
-                   .kind = tsr_entry_kind_name(entry->kind),
-                   .chunks = entry->chunk_count,
-                   .ndim = entry->ndim,
-                   .path_length = entry->path ? entry->path_length : 0,
-                   .requires_grad = entry->requires_grad};
+    *out = (entry_info){.fqn = entry->fqn,
+                        .type = entry->type,
+                        .kind = tsr_entry_kind_name(entry->kind),
+                        .chunks = entry->chunk_count,
+                        .ndim = entry->ndim,
+                        .path_length = entry->path ? entry->path_length : 0,
+                        .requires_grad = entry->requires_grad};
     for (uint32_t d = 0; d < entry->ndim && d < TSR_MAX_NDIM; d++) out->shape[d] = entry->shape[d];
     if (entry->ndim) tsr_dtype_pack(&dtype, &out->shape[entry->ndim - 1]);
     out->dtype = tsr_dtype_describe(dtype)->name;

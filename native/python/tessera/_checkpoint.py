@@ -35,14 +35,14 @@ class Entry:
 
     def __init__(self, checkpoint, index):
         session = checkpoint._session
-        facts = session.facts(index)
+        info = session.entry(index)
         self._checkpoint, self._index = checkpoint, index
-        self.name, self.kind, self.type = facts.fqn.text(), facts.kind.decode(), facts.type.text() or None
-        self.dtype = facts.dtype.decode() if self.kind == "tensor" else None
-        self.shape = tuple(facts.shape[:facts.ndim])
-        self.nbytes, self._chunks = facts.bytes, facts.chunks
-        self.path = session.keys(index, facts.path_length) if facts.path_length else None
-        self.requires_grad = bool(facts.requires_grad)
+        self.name, self.kind, self.type = info.fqn.text(), info.kind.decode(), info.type.text() or None
+        self.dtype = info.dtype.decode() if self.kind == "tensor" else None
+        self.shape = tuple(info.shape[:info.ndim])
+        self.nbytes, self._chunks = info.bytes, info.chunks
+        self.path = session.keys(index, info.path_length) if info.path_length else None
+        self.requires_grad = bool(info.requires_grad)
 
     def __repr__(self):
         return f"<{self.name}: {self.dtype} {list(self.shape)}>" if self.kind == "tensor" else f"<{self.name}: {self.kind} {self.type}>"

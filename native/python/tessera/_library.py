@@ -12,7 +12,7 @@ import weakref
 
 from ._choices import Choices
 
-MAX_RANK = 64
+MAX_NDIM = 64
 _QUICK_BYTES = 16 << 20  # a read of fewer bytes is over before a thread for it is worth while
 _library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_tessera.so"))
 
@@ -52,8 +52,8 @@ class _Opening(ctypes.Structure):
                 ("is_compared", ctypes.c_uint8)]
 
 
-class Facts(ctypes.Structure):
-    _fields_ = [("fqn", _Str), ("type", _Str), ("kind", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.c_uint64 * MAX_RANK),
+class EntryInfo(ctypes.Structure):
+    _fields_ = [("fqn", _Str), ("type", _Str), ("kind", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.c_uint64 * MAX_NDIM),
                 ("bytes", ctypes.c_uint64), ("chunks", ctypes.c_uint64), ("ndim", ctypes.c_uint32), ("path_length", ctypes.c_uint32),
                 ("requires_grad", ctypes.c_uint8)]
 
@@ -77,7 +77,7 @@ class _OptimizerMesh(ctypes.Structure):
 
 class _Planned(ctypes.Structure):
     _fields_ = [("index", ctypes.c_uint64), ("fqn", _Str), ("parameter", _Str),
-                *((name, ctypes.c_uint64 * MAX_RANK) for name in ("storage_offsets", "dest_offsets", "sizes", "dest_size")),
+                *((name, ctypes.c_uint64 * MAX_NDIM) for name in ("storage_offsets", "dest_offsets", "sizes", "dest_size")),
                 ("kind", ctypes.c_uint32), ("path_length", ctypes.c_uint32), ("ndim", ctypes.c_uint32),
                 ("has_shard", ctypes.c_uint8), ("is_unknown", ctypes.c_uint8)]
 
@@ -133,7 +133,7 @@ _status_name = _function("status_name", _char, _int)
 _format = _function("format", _char, _p)
 _own_files = _function("own_files", _int, _p, _WRITE, _p, _p)
 _count = _function("count", _u64, _p)
-_facts = _function("facts", None, _p, _u64, _p)
+_entry = _function("entry", None, _p, _u64, _p)
 _chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
 _path_item = _function("path_item", None, _p, _u64, _u32, _p)
 _read = _function("read", _int, _p, _p, ctypes.c_size_t, _p)
@@ -344,13 +344,13 @@ class Session:
     def count(self):
         return _count(self.handle)
 
-    def facts(self, index):
-        facts = Facts()
-        _facts(self.handle, index, ctypes.byref(facts))
-        return facts
+    def entry(self, index):
+        info = EntryInfo()
+        _entry(self.handle, index, ctypes.byref(info))
+        return info
 
     def chunk(self, index, number, ndim):
-        offsets, sizes = (_u64 * MAX_RANK)(), (_u64 * MAX_RANK)()
+        offsets, sizes = (_u64 * MAX_NDIM)(), (_u64 * MAX_NDIM)()
         self._do(_chunk, index, number, offsets, sizes)
         return tuple(offsets[:ndim]), tuple(sizes[:ndim])
 
