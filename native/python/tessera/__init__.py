@@ -1,4 +1,4 @@
-"""Checkpoints of distributed PyTorch training, read without executing anything that is in them.
+"""Read checkpoints of distributed PyTorch training without executing anything in them.
 
     with tessera.open("step-1000/") as checkpoint:
         for name, entry in checkpoint.items():
@@ -8,16 +8,17 @@
     tessera.validate("step-1000/", deep=True)["findings"]
     tessera.diff("step-1000/", "model.safetensors", values=True)["same"]
 
-Any format is recognized by its content: DCP directories, safetensors, torch.save files, one file per rank, and what DeepSpeed,
-Megatron-Core and training loops leave. PyTorch is not needed, except for tessera.torch, which loads all of them into
-torch.distributed.checkpoint.
+The format is recognized by content: DCP directories, safetensors, torch.save files, one file per rank, and the directories of
+DeepSpeed, Megatron-Core and training loops. Only tessera.torch and load_sharded_optimizer_state need PyTorch.
 
-Wherever a path is opened, four options say which checkpoint it stands for, as on the command line:
+Every function that opens a path accepts four options that select the checkpoint, as on the command line:
 
-    part      open only this part of a checkpoint that is made of parts, such as "model"; its prefix is left out of the names
-    step      which checkpoint of a directory that holds several: "latest", a name or path below it, or a number
-    also      directories whose files belong to the same checkpoint, where nodes wrote to local disks
-    shards    a tessera.shards/1 document, its path, or the name of a built-in map: how the plain tensors of several ranks are joined"""
+    part      open only this part of a checkpoint that is made of parts, such as "model", and strip its prefix from the names
+    step      open this checkpoint of a directory that holds several: "latest", a name or path below it, or a number
+    also      directories whose files belong to the same checkpoint, because nodes wrote to local disks
+    shards    join the plain tensors of several ranks by this map: a tessera.shards/1 document, its path, or a built-in map's name
+
+A checkpoint that cannot be opened or read is a TesseraError."""
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
@@ -35,14 +36,19 @@ __all__ = ["Checkpoint", "Entry", "Error", "Finding", "TesseraError", "check", "
 
 def open(path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None, step: str | int | None = None,
          also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> Checkpoint:
-    """Opens a checkpoint: metadata and headers are read, no tensors. threads: for reading; 0 is one per available core.
-    allow_expansion: as the commands' --allow-expansion. part, step, also, shards: which checkpoint, see above."""
+    """Open a checkpoint. This reads metadata and headers, but no tensors. The caller closes the checkpoint, or uses it in a `with`.
+
+    threads: how many threads read; 0 is one per available core. allow_expansion: accept tensors that repeat stored elements more than
+    1,024 times, even beyond 1 GiB. part, step, also, shards: select the checkpoint; see the module's description."""
     return Checkpoint(path, threads, allow_expansion, part=part, step=step, also=also, shards=shards)
 
 
 def inspect(path: StrPath, hash: str | None = None, stats: bool = False, allow_expansion: bool = False, *, part: str | None = None,
             step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, Any]:
-    """What `tessera inspect --json` prints, as a dict."""
+    """Return what `tessera inspect --json` prints, as a dict.
+
+    hash: add a digest of each tensor, "sha256" or "xxh3". stats: add min, max, mean, std, and the numbers of NaN, infinite and zero
+    values. Both read every byte. The other options are those of `open`."""
     with Checkpoint(path, 0, allow_expansion, part=part, step=step, also=also, shards=shards) as checkpoint:
         return checkpoint.inspect(hash, stats)
 
@@ -51,12 +57,13 @@ def validate(path: StrPath, deep: bool = False, layout: Document | None = None, 
              rule: str | Sequence[str] = (), baseline: Document | None = None, prefix: str | None = None, allow: str | None = None,
              part: str | None = None, step: str | int | None = None, also: StrPath | Sequence[StrPath] = (),
              shards: Document | None = None) -> dict[str, Any]:
-    """What `tessera validate --json` prints, as a dict.
+    """Return what `tessera validate --json` prints, as a dict.
 
-    deep: read and check every byte. layout and baseline: a document as a dict, as its text, or as the path of a file. against: what the
-    checkpoint is to be loaded into: another checkpoint (opened, or its path), a module tree, an index, or a list of
-    names. rule: texts "ID=LEVEL". prefix and allow: the texts of --prefix and --allow. A checkpoint whose path `against` is has the
-    same part and step where it has parts and steps."""
+    deep: read and check every byte. layout: the layout that the checkpoint must have. baseline: an earlier result, whose findings are
+    left out. Both are documents: a dict, its text, or the path of a file. against: report what would not load into this: a
+    checkpoint (opened, or its path), a module tree, an index, or a list of names. rule: "ID=LEVEL", or a list of these. prefix, allow:
+    the values of --prefix and --allow. `part` and `step` also apply to a checkpoint whose path is given as `against`, if it has parts
+    or steps."""
     with Checkpoint(path, part=part, step=step, also=also, shards=shards, _purpose=FOR_FINDINGS) as checkpoint:
         return checkpoint.validate(deep, layout, against=against, rule=rule, baseline=baseline, prefix=prefix, allow=allow)
 
@@ -65,7 +72,7 @@ def check(path: StrPath, *, deep: bool = False, layout: Document | None = None, 
           rule: str | Sequence[str] = (), baseline: Document | None = None, prefix: str | None = None, allow: str | None = None,
           part: str | None = None, step: str | int | None = None, also: StrPath | Sequence[StrPath] = (),
           shards: Document | None = None) -> list[Finding]:
-    """The findings of `validate`, with the same options, as a list of Finding. An empty list means that nothing was found."""
+    """Return the findings of `validate`, which has the same options, as a list of Finding. It is empty if nothing was found."""
     choices = {"part": part, "step": step, "also": also, "shards": shards}
     return _check(path, deep, choices, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
 
@@ -73,8 +80,11 @@ def check(path: StrPath, *, deep: bool = False, layout: Document | None = None, 
 def diff(a: StrPath, b: StrPath, values: bool = False, layout: bool = False, atol: float = 0.0, rtol: float = 0.0,
          allow_expansion: bool = False, *, part: str | None = None, step: str | int | None = None,
          also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, Any]:
-    """What `tessera diff --json` prints, as a dict. A tolerance implies values. part and step are for both, where b has parts and
-    steps; also is for a."""
+    """Return what `tessera diff --json` prints, as a dict.
+
+    values: compare values bit for bit. atol, rtol: allow values to differ by atol + rtol * abs(value in b), as torch.isclose does;
+    either of them implies values. layout: report different chunks as a difference. part and step apply to a, and to b if it has parts
+    or steps; also applies only to a."""
     with Checkpoint(a, 0, allow_expansion, part=part, step=step, also=also, shards=shards) as first, \
             Checkpoint._compared(b, first._choices, allow_expansion=allow_expansion) as second:
         return first._session.diff(second._session, values or atol > 0 or rtol > 0, layout, atol, rtol)
@@ -83,13 +93,14 @@ def diff(a: StrPath, b: StrPath, values: bool = False, layout: bool = False, ato
 def load_sharded_optimizer_state(path: StrPath, optimizer_key: str, model_state_dict: Mapping[str, Any], *, threads: int = 0,
                                  unsafe_objects: bool = False, part: str | None = None, step: str | int | None = None,
                                  also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, Any]:
-    """The optimizer state below `optimizer_key` of any checkpoint, as torch.distributed.checkpoint's
-    load_sharded_optimizer_state_dict gives it: {optimizer_key: {"state": …, "param_groups": …}}. Every rank of the default process
-    group calls this; an error of one is raised on all. Needs PyTorch.
+    """Load the optimizer state below `optimizer_key` of any checkpoint, as load_sharded_optimizer_state_dict of
+    torch.distributed.checkpoint does, and return {optimizer_key: {"state": …, "param_groups": …}}. Every rank of the default process
+    group must call this. An error on one rank is raised on all. Needs PyTorch.
 
-    model_state_dict: of FSDP, sharded; it tells which rows and, over tensor parallel, which slices are this rank's. Tensors of one
-    element are whole, others ShardedTensors of this rank's rows alone, on the device of the process group. Parameters that only
-    the checkpoint has are loaded with a warning. threads, unsafe_objects: as for tessera.torch.StorageReader."""
+    model_state_dict: FSDP's sharded state dict. It determines this rank's rows, and its slices if FSDP is combined with tensor
+    parallelism. Tensors of one element are returned whole. All others are ShardedTensors that hold only this rank's rows, on the device
+    of the process group. Parameters that only the checkpoint has are loaded with a warning. threads, unsafe_objects: as for
+    tessera.torch.StorageReader."""
     from . import _optimizer
     choices = {"part": part, "step": step, "also": also, "shards": shards}
     return _optimizer.load(path, optimizer_key, model_state_dict, {"threads": threads, **choices}, unsafe_objects)

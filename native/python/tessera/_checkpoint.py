@@ -1,4 +1,4 @@
-"""Checkpoints as mappings of names to entries. Needs nothing but Python; tensors come as memoryviews."""
+"""Checkpoints as mappings of names to entries. Needs only Python: tensors are read as memoryviews."""
 from __future__ import annotations
 
 import ctypes
@@ -11,17 +11,22 @@ from ._library import FOR_NAMES, Session
 if TYPE_CHECKING:
     from ._findings import Against
 
-# What memoryview can name; the bytes of other dtypes come as they are.
+# The dtypes that memoryview has a format for. Tensors of other dtypes are read as bytes.
 _MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
                        "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
 
 
 class Entry:
-    """A tensor, an object, or something opaque (quantized, sparse, a class that is not data) of a checkpoint.
+    """An entry of a checkpoint: a tensor, an object, or something opaque (quantized, sparse, or of a class that is not data).
 
-    name: the fully qualified name; kind: "tensor", "object" or "opaque"; dtype: torch's name without the prefix; shape: of
-    the whole tensor, whatever its sharding; nbytes; type: class or type name of what is no tensor; path: keys and list
-    positions from the root of the nested state dict, or None where the name is one flat key; requires_grad."""
+    name            the fully qualified name
+    kind            "tensor", "object" or "opaque"
+    dtype           PyTorch's name without "torch."; None if the entry is not a tensor
+    shape           the shape of the whole tensor, whatever its sharding
+    nbytes          the size of the whole tensor in bytes; 0 if the entry is not a tensor
+    type            the class of an entry that is not a tensor; None for tensors
+    path            keys and list positions from the root of the nested state dict; None if the name is a single flat key
+    requires_grad   as stored"""
 
     __slots__ = ("_checkpoint", "_index", "name", "kind", "dtype", "shape", "nbytes", "type", "path", "requires_grad", "_chunks")
     name: str
@@ -49,14 +54,18 @@ class Entry:
 
     @property
     def chunks(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """[(offsets, sizes)] in elements, as the checkpoint has them."""
+        """The chunks in which the checkpoint stores the tensor, as (offsets, sizes), in elements."""
         return [self._checkpoint._session.chunk(self._index, n, len(self.shape)) for n in range(self._chunks)]
 
     def read(self, offsets: Sequence[int] | None = None, sizes: Sequence[int] | None = None, out: Any = None) -> memoryview:
-        """The box [offsets, offsets + sizes), by default the whole tensor: contiguous, row-major, little-endian, whatever the
-        chunks, strides or compression. Only what the box needs is read. Into `out`, any writable contiguous buffer of
-        exactly its bytes, or into new memory. Returns a memoryview, of the tensor's type and shape where memoryview has
-        such a type, else of bytes."""
+        """Read the box [offsets, offsets + sizes), in elements; by default, the whole tensor. Only the bytes of the box are read.
+
+        The result is contiguous, row-major and little-endian, whatever the chunks, strides or compression. It is a memoryview of `out`, a
+        writable contiguous buffer of exactly the box's size, or of new memory. It has the tensor's type and shape if memoryview
+        has that type, and is one of bytes otherwise.
+
+        Raises TypeError if the entry is not a tensor, ValueError for a box beyond the tensor or an unsuitable `out`, and
+        TesseraError if the values cannot be read."""
         if self.kind != "tensor":
             raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
         offsets = tuple(offsets) if offsets is not None else (0,) * len(self.shape)
@@ -83,7 +92,7 @@ class Entry:
         return view.cast(letter, sizes) if sizes else view.cast(letter)
 
     def __getitem__(self, key: int | slice | tuple[int | slice, ...]) -> memoryview:
-        """entry[2:5, 0]: as read, by Python's basic indexing without steps; indexed dims keep size 1."""
+        """Read a slice, such as entry[2:5, 0]. Slices may not have steps, and indexed dimensions keep size 1. See `read`."""
         key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
             raise IndexError(f"'{self.name}' has {len(self.shape)} dims, not {len(key)}")
@@ -102,18 +111,20 @@ class Entry:
         return self.read(offsets, sizes)
 
     def is_data(self) -> bool:
-        """Whether an object is made of Python's and torch's own data types only: loading it again runs no one else's code."""
+        """Whether an object consists only of Python's and PyTorch's own data types, so that unpickling it runs no other code."""
         return self._checkpoint._session.is_plain(self._index)
 
     def save(self) -> bytes:
-        """An object, or what was kept of something opaque, as the bytes of a torch.save file of its own."""
+        """Return an object, or what is known of an opaque entry, as the bytes of a torch.save file. Raises TypeError for tensors and
+        for opaque entries of which nothing was kept."""
         if self.kind == "tensor" or not self._checkpoint._session.has_value(self._index):
             raise TypeError(f"'{self.name}' cannot be saved as an object: {self.dtype or self.type}")
         return self._checkpoint._session.object(self._index)
 
 
 class Checkpoint(Mapping[str, Entry]):
-    """An opened checkpoint: a mapping of names to entries. Close it, or use it in a `with`."""
+    """An opened checkpoint: a mapping from names to entries. Close it, or use it in a `with`. Threads may share it; it cannot be
+    pickled. path: as it was opened. format: the recognized format, such as "dcp"."""
 
     path: str
     format: str
@@ -130,7 +141,7 @@ class Checkpoint(Mapping[str, Entry]):
 
     @classmethod
     def _compared(cls, path, choices, *, purpose=FOR_NAMES, allow_expansion=False):
-        """What a checkpoint that was opened with `choices` is compared with."""
+        """Opens the checkpoint to compare with one that was opened with `choices`."""
         return cls(path, allow_expansion=allow_expansion, part=choices.part, step=choices.step, shards=choices.shards, _purpose=purpose,
                    _is_compared=True)
 
@@ -141,6 +152,7 @@ class Checkpoint(Mapping[str, Entry]):
         self.close()
 
     def close(self) -> None:
+        """Close the checkpoint. Calls of other threads that are using it end with a ValueError. Memoryviews stay valid."""
         self._session.close()
 
     def __getitem__(self, name: str) -> Entry:
@@ -156,16 +168,17 @@ class Checkpoint(Mapping[str, Entry]):
         return f"<tessera.Checkpoint {self.path!r}: {self.format}, {len(self)} entries>"
 
     def inspect(self, hash: str | None = None, stats: bool = False) -> dict[str, Any]:
-        """The tessera.inspect/1 document. hash: "sha256" or "xxh3"."""
+        """Return the tessera.inspect/1 document. hash: add a digest of each tensor, "sha256" or "xxh3". stats: add statistics of
+        the values. Both read every byte."""
         return self._session.inspect({None: 0, "sha256": 1, "xxh3": 2}[hash], stats)
 
     def validate(self, deep: bool = False, layout: Document | None = None, *, against: Against | None = None, rule: str | Sequence[str] = (),
                  baseline: Document | None = None, prefix: str | None = None, allow: str | None = None) -> dict[str, Any]:
-        """The tessera.findings/1 document; the options are those of tessera.validate. Findings stay with the checkpoint:
-        validate an opened one once."""
+        """Return the tessera.findings/1 document. The options are those of tessera.validate. Call this once: findings accumulate
+        in an opened checkpoint."""
         from ._findings import validate  # which needs Checkpoint
         return validate(self, deep, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
 
     def unchanged(self) -> None:
-        """Raises Error when a file that was read has changed since the checkpoint was opened."""
+        """Raise TesseraError if a file that was read has changed since the checkpoint was opened."""
         self._session.unchanged()

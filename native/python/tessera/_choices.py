@@ -1,4 +1,4 @@
-"""Which checkpoint a path stands for, and documents that are given as a dict, a text or a path."""
+"""The options that select a checkpoint, and documents that are given as a dict, a text or a path."""
 from __future__ import annotations
 
 import json
@@ -19,7 +19,7 @@ def encoded(text: str) -> bytes:
 
 
 def text_of(given: Any) -> bytes | None:
-    """The text of a document, or None where it is the path of one."""
+    """Returns the text of a document, or None if `given` is the path of one."""
     if isinstance(given, dict):
         return encoded(json.dumps(given))
     if isinstance(given, (bytes, bytearray)):
@@ -30,7 +30,7 @@ def text_of(given: Any) -> bytes | None:
 
 
 def document(given: Document, what: str) -> bytes:
-    """The bytes of a document."""
+    """Returns the bytes of a document. `what` names it in errors."""
     text = text_of(given)
     if text is not None:
         return text
@@ -41,8 +41,8 @@ def document(given: Document, what: str) -> bytes:
 
 
 class Choices(NamedTuple):
-    """The options of tessera.open that say what is opened. is_compared: they were chosen for the checkpoint that this one is
-    compared with, so that part and step count only where there are any, and also does not."""
+    """The options of tessera.open that select the checkpoint. is_compared: they were given for the checkpoint that this one is
+    compared with. Then part and step apply only if there are parts and steps, and also does not apply."""
 
     part: str | None = None
     step: str | int | None = None
@@ -51,7 +51,7 @@ class Choices(NamedTuple):
     is_compared: bool = False
 
     def paths(self, path: StrPath) -> list[bytes]:
-        """`path`, and the directories that make one checkpoint with it."""
+        """Returns `path` and the directories that form one checkpoint with it."""
         also = [self.also] if isinstance(self.also, (str, os.PathLike)) else list(self.also or ())
         for other in also:
             if not isinstance(other, (str, os.PathLike)):
@@ -69,7 +69,7 @@ class Choices(NamedTuple):
         return None if self.step is None else encoded(str(self.step))
 
     def map_of_ranks(self) -> tuple[bytes | None, bytes | None]:
-        """`shards` as (its name or path, None), or as (None, its text)."""
+        """Returns `shards` as (its name or path, None) or as (None, its text)."""
         if self.shards is None:
             return None, None
         text = text_of(self.shards)

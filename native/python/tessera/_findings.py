@@ -1,4 +1,4 @@
-"""What validate takes besides a checkpoint, and its findings as objects."""
+"""The options of validate, and its findings as objects."""
 from __future__ import annotations
 
 import os
@@ -9,14 +9,14 @@ from ._checkpoint import Checkpoint
 from ._choices import Document, document, encoded, looks_like_json
 from ._library import FOR_FINDINGS, FOR_NAMES, TesseraError
 
-# What a checkpoint is to be loaded into: an opened checkpoint, its path, a document, or names.
+# What a checkpoint should load into: an opened checkpoint, its path, a document, or names.
 Against = Union[Checkpoint, Document, Sequence[str], AbstractSet[str]]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth knowing. rule: a stable id, "area/what"; level: "error", "warning" or "note"; file and
-    byte_offset: where, if it is in one place; fqn: the entry that it concerns, or None."""
+    """A problem, or a fact worth knowing. rule: a stable id, such as "layout/hole", which `tessera explain` explains. level: "error",
+    "warning" or "note". file, byte_offset: the location, or None. fqn: the name of the entry concerned, or None."""
 
     rule: str
     level: str
@@ -27,7 +27,7 @@ class Finding:
 
 
 def _open_other(path, choices):
-    """What a path stands for in `against`, as the command line decides it: (bytes of a document, None) or (None, a Checkpoint)."""
+    """Opens a path given as `against`, as the command line does. Returns (bytes of a document, None) or (None, a Checkpoint)."""
     if os.path.isfile(path):
         with open(path, "rb") as f:
             if looks_like_json(f.read(4096)):
@@ -43,7 +43,7 @@ def _open_other(path, choices):
 
 
 def against(given, choices):
-    """(bytes of a document or None, a Checkpoint or None, whether it was opened here)."""
+    """Returns (bytes of a document or None, a Checkpoint or None, whether it was opened here)."""
     if isinstance(given, Checkpoint):
         return None, given, False
     if isinstance(given, (list, tuple, set, frozenset)):
@@ -58,7 +58,7 @@ def against(given, choices):
 
 
 def validate(checkpoint, deep, options):
-    """The tessera.findings/1 document of an opened checkpoint. options: those of tessera.validate, by name."""
+    """Returns the tessera.findings/1 document of an opened checkpoint. options: those of tessera.validate, by name."""
     rules = options.get("rule") or ()
     rules = [rules] if isinstance(rules, str) else list(rules)
     if not all(isinstance(rule, str) for rule in rules):

@@ -1,6 +1,6 @@
-"""Sharded optimizer state for FSDP: what load_sharded_optimizer_state_dict of torch/distributed/checkpoint/optimizer.py does, from
-any checkpoint that Tessera reads. The library plans and reads; here are the layout of the model's state, torch's tensors, and what
-ranks say to each other."""
+"""Loads sharded optimizer state for FSDP from any checkpoint that Tessera reads, as load_sharded_optimizer_state_dict of
+torch/distributed/checkpoint/optimizer.py does. The library plans and reads. This file determines the layout of the model's state,
+creates PyTorch's tensors, and lets the ranks agree."""
 import io
 import warnings
 
@@ -75,7 +75,7 @@ def _layout(model_state_dict):
 
 
 def _device_of(group):
-    """The device that a process group is for: torch's _get_pg_default_device, without its warnings."""
+    """Returns the device of a process group, as PyTorch's _get_pg_default_device does, but without its warnings."""
     devices = group._device_types
     device = torch.device("cpu") if torch.device("cpu") in devices else devices[0]
     return device if device.type == "cpu" else torch.device(device.type, getattr(torch, device.type).current_device())
@@ -88,7 +88,7 @@ def _placement(rank, device):
 
 
 def _set_element(container, path, value):
-    """Sets what is at `path` below a dict, with dicts and lists on the way: the inverse of DCP's flatten_state_dict."""
+    """Sets the value at `path` below a dict, creating dicts and lists on the way: the inverse of DCP's flatten_state_dict."""
     name = ".".join(str(key) for _, key in path)
     for at, (is_position, key) in enumerate(path):
         if type(container) is not (list if is_position else dict):
@@ -108,11 +108,11 @@ def _set_element(container, path, value):
 
 
 class _Job:
-    """One rank's part of a load: the plan when it is made, then the tensors."""
+    """One rank's share of a load: first the plan, then the tensors."""
 
     def __init__(self, path, key, model_state_dict, opening, unsafe_objects):
         self.path, self.key, self.model_state_dict, self.opening, self.unsafe_objects = path, key, model_state_dict, opening, unsafe_objects
-        self.checkpoint, self.facts = None, None
+        self.checkpoint, self.shared = None, None
         self.reads = []  # items of Session.read
 
     def prepare(self):
@@ -124,7 +124,7 @@ class _Job:
         mesh = (dist.get_rank(self.group), dist.get_world_size(self.group), self.is_2d)
         self.plan = self.checkpoint._session.plan_optimizer(self.key, mesh, slices)
         layout = "2-D (FSDP over tensor parallel)" if self.is_2d else "1-D"
-        self.facts = [("the optimizer's key", f"'{self.key}'"), ("the model's state", layout)]
+        self.shared = [("the optimizer's key", f"'{self.key}'"), ("the model's state", layout)]
 
     def close(self):
         if self.checkpoint:
@@ -169,7 +169,7 @@ class _Job:
         return torch.load(io.BytesIO(entry.save()), map_location=self.device, weights_only=not self.unsafe_objects)
 
     def _tensor(self, entry, offsets, sizes, requires_grad):
-        """A box of an entry as a new tensor: filled now on a device, by `load` on the CPU."""
+        """Returns a box of an entry as a new tensor. On a device it is filled here; on the CPU, `load` fills all tensors together."""
         tensor = torch.empty(sizes, dtype=dtype_of(entry))
         item = entry._index, tuple(offsets), tuple(sizes), tensor.data_ptr(), tensor.numel() * tensor.element_size()
         if self.device.type == "cpu":
@@ -193,7 +193,7 @@ class _Job:
         return ShardedTensor._init_from_local_shards_and_global_metadata(local, metadata, process_group=self.group)
 
     def _shards(self, size):
-        """The rows of each rank of the group. In 1-D trailing ranks without rows have no shard, as torch.chunk gives them none."""
+        """Returns the rows of each rank of the group. In 1-D, trailing ranks without rows have no shard, as with torch.chunk."""
         world, shards = dist.get_world_size(self.group), []
         part = -(-size[0] // world)
         for r in range(world):
@@ -212,7 +212,7 @@ def load(path, key, model_state_dict, opening, unsafe_objects):
     job = _Job(path, key, model_state_dict, opening, unsafe_objects)
     try:
         _, failure = attempt(job.prepare)
-        agree(failure, job.facts)
+        agree(failure, job.shared)
         result, failure = attempt(job.load)
         agree(failure)
         return result

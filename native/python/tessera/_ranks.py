@@ -5,20 +5,21 @@ from ._library import TesseraError
 
 
 def attempt(step):
-    """The result, or the exception: of any kind, because the other ranks are waiting to hear of it."""
+    """Returns (result, None) or (None, exception). Catches every kind, because the other ranks wait to learn of it."""
     try:
         return step(), None
     except Exception as e:
         return None, e
 
 
-def agree(failure, facts=()):
-    """Raises the lowest rank's failure on every rank; of facts, [(what, text)], the first that two ranks differ in."""
+def agree(failure, shared=()):
+    """Raises the failure of the lowest rank on every rank. Otherwise raises an error for the first of `shared`, [(what, text)], in which
+    two ranks differ."""
     mine = None
     if failure is not None:
         mine = str(failure) or type(failure).__name__, getattr(failure, "status", type(failure).__name__), getattr(failure, "byte_position", None)
     ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, (mine, facts))
+    dist.all_gather_object(ranks, (mine, shared))
     for rank, (failed, _) in enumerate(ranks):
         if failed:
             raise TesseraError(f"rank {rank}: {failed[0]}", *failed[1:]) from (failure if rank == dist.get_rank() else None)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint for PyTorch programs: as a dict of new tensors, or into the tensors of a state dict."""
+"""Loads the tensors of a checkpoint: as a dict of new tensors, or into the tensors of a state dict."""
 from __future__ import annotations
 
 import warnings
@@ -44,11 +44,12 @@ def _chosen(checkpoint, names):
 
 def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | torch.device = "cpu", *, part: str | None = None,
          step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, torch.Tensor]:
-    """{fqn: tensor} of any checkpoint that tessera.open takes, without executing anything in it. Only what is asked for is read.
+    """Load tensors from any checkpoint that tessera.open accepts, and return {fqn: tensor}. Nothing in the checkpoint is executed, and
+    only the requested tensors are read.
 
-    names: exact names; None is every tensor. Objects are left out. map_location: a device. A name that is not there is a
-    TesseraError with the name. Other errors: those of opening and reading, and a dtype that this PyTorch does not have.
-    part, step, also, shards: as for tessera.open."""
+    names: exact names; None loads every tensor. Objects are left out. map_location: the device of the tensors. part, step, also,
+    shards: as for tessera.open. Raises TesseraError if a name is not in the checkpoint, if this version of PyTorch lacks a dtype, or
+    if the checkpoint cannot be opened or read."""
     device = torch.device(map_location)
     with Checkpoint(path, part=part, step=step, also=also, shards=shards, _purpose=FOR_VALUES) as checkpoint:
         entries = _chosen(checkpoint, names)
@@ -66,7 +67,7 @@ def _is_dtensor(tensor):
 
 
 def _pieces(tensor):
-    """The tensors in which this rank holds a tensor's elements, each with its offsets in the whole."""
+    """Returns the local tensors that hold this rank's elements of a tensor, each with its offsets in the whole tensor."""
     if _is_dtensor(tensor):
         if any(placement.is_partial() for placement in tensor.placements):
             raise TesseraError(f"a tensor with the placements {tensor.placements} holds partial sums, and cannot be filled", "usage")
@@ -112,7 +113,8 @@ def _compare(checkpoint, tensors, strict):
 
 
 def _places(pieces):
-    """{device of pieces: where they are read to first}: the device itself where it has room for all of them twice, else the host."""
+    """Returns {device of pieces: device that they are read to first}: the same device if it has memory for all of them twice, and
+    the host otherwise."""
     needed = {}
     for piece in pieces:
         needed[piece.device] = needed.get(piece.device, 0) + piece.numel() * piece.element_size()
@@ -121,7 +123,7 @@ def _places(pieces):
 
 
 class _Filling:
-    """What one rank loads: read into memory of its own first, so that an error anywhere leaves every state dict as it was."""
+    """What one rank loads. It is first read into other memory, so an error on any rank leaves every state dict unchanged."""
 
     def __init__(self, state_dict, path, choices, strict):
         self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
@@ -153,13 +155,13 @@ class _Filling:
 def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *, no_dist: bool = False, part: str | None = None,
               step: str | int | None = None, also: StrPath | Sequence[StrPath] = (),
               shards: Document | None = None) -> tuple[list[str], list[str]]:
-    """Fills the tensors of a nested or flat state dict in place from any checkpoint that tessera.open takes, and returns
-    (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has. With `strict` such
-    names are a TesseraError. A shape or dtype that differs always is. Objects are neither filled nor counted.
+    """Fill the tensors of a nested or flat state dict in place from any checkpoint that tessera.open accepts. Return
+    (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has.
 
-    Tensors may be plain, DTensors or ShardedTensors, on any device; a rank reads its own elements only. They are read into memory of
-    their own first: after an error nothing was changed, on any rank. Where torch.distributed is initialized every rank of
-    the default group calls this, unless no_dist is set, as with torch.distributed.checkpoint.load.
+    strict: raise TesseraError for such names. A different shape or dtype is always a TesseraError. Objects are neither filled nor
+    listed. Tensors may be plain tensors, DTensors or ShardedTensors on any device; each rank reads only its own elements. Everything is
+    read before anything is changed, so after an error the state dicts of all ranks are unchanged. If torch.distributed is
+    initialized, every rank of the default group must call this, unless no_dist is set, as with torch.distributed.checkpoint.load.
     part, step, also, shards: as for tessera.open."""
     filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict)
     _, failure = attempt(filling.stage)

@@ -27,9 +27,9 @@ from ._torch_versions import meta_fields
 
 
 class _Digested(io.RawIOBase):
-    """A rank's file, with a digest of what is written to it. Of a large record the digest has the length alone: its CRC-32 is in the
-    archive's directory, which is written after it and is small. torch.save writes a tensor in some 40 pieces, most of a few bytes: small
-    ones are kept and written together."""
+    """A rank's file, with a digest of what is written to it. Of a large record only the length is digested, because its CRC-32 is in the
+    archive's directory, which follows it and is digested as a whole. torch.save writes a tensor in about 40 pieces, most of them of a few
+    bytes, so small pieces are collected and written together."""
 
     LARGE = 1 << 20
     SMALL = 1 << 17
@@ -73,7 +73,7 @@ class _Digested(io.RawIOBase):
 
 
 class _Crc32Option:
-    """Whether torch.save states CRC-32s, as long as this is entered. PyTorch has one setting for the process."""
+    """Decides whether torch.save writes CRC-32s inside this context. PyTorch has a single setting for the process."""
 
     def __init__(self, wanted):
         self.wanted = wanted
@@ -93,7 +93,7 @@ _PINNED_MOST = 256 << 20  # larger tensors are not copied ahead: two of them are
 
 
 def _start_copy(tensor):
-    """(the tensor in host memory, what to wait for or None)"""
+    """Returns the tensor in host memory, and the event after which it is complete or None."""
     if tensor.device.type != "cuda" or tensor.numel() * tensor.element_size() > _PINNED_MOST:
         return tensor.cpu(), None
     host, copied = torch.empty_like(tensor, device="cpu", pin_memory=True), torch.cuda.Event()
@@ -110,7 +110,7 @@ def _end_copy(tensor, copied):
 
 
 def _in_host_memory(items, planner):
-    """(item, tensor or BytesIO) of each; the next tensor of a CUDA device is copied while one is written."""
+    """Yields (item, tensor or BytesIO). While the caller writes one tensor, the next one is copied from its CUDA device."""
     started = None
     for item in items:
         data = planner.resolve_data(item)
@@ -127,7 +127,7 @@ def _ended(item, data):
 
 
 class _Results(list):
-    """What PyTorch gathers from this rank: a list that others can hold on to weakly."""
+    """What PyTorch gathers from this rank: a list to which weak references are possible."""
 
     def __reduce__(self):
         return list, (list(self),)
@@ -157,18 +157,20 @@ def _write_items(out, name, plan, planner):
 
 @dataclasses.dataclass
 class _Ranked:
-    """What prepare_global_plan tells each rank: its number among the plans."""
+    """What prepare_global_plan sends to each rank: the number of its plan."""
 
     number: int
 
 
 class StorageWriter(_StorageWriter):
-    """path: a directory, which is made where there is none, or an s3://, gs:// or az:// URL. overwrite: replace the checkpoint that is
-    there; files that it does not list stay. checksums: state a CRC-32 for every record, and make the save's id a digest of the
-    content; False leaves both out.
+    """A StorageWriter for torch.distributed.checkpoint.save and async_save whose checkpoints appear completely or not at all.
 
-    An existing checkpoint is a FileExistsError on every rank, before anything is written. A failure of one rank fails the save on all
-    ranks, and leaves the checkpoint that is there, or its absence, as it was. The next save removes what a killed one left."""
+    path: a directory, which is created if it does not exist, or an s3://, gs:// or az:// URL. overwrite: replace an existing
+    checkpoint, and keep files that it does not list. checksums: write a CRC-32 for every record, and derive the save's id from the
+    content; False leaves out both, to save time.
+
+    Without overwrite, an existing checkpoint is a FileExistsError on every rank before anything is written. If one rank fails, the save
+    fails on all ranks and changes nothing. The next save removes what a killed one left."""
 
     def __init__(self, path: StrPath, *, overwrite: bool = False, checksums: bool = True) -> None:
         super().__init__()
@@ -251,7 +253,7 @@ class StorageWriter(_StorageWriter):
         return results
 
     def _take_save_id(self, storage_data):
-        """An id out of the names, places and digests, so that equal content has an equal id."""
+        """Derives the id from names, locations and digests, so that equal content has an equal id."""
         digest = hashlib.sha256()
         for index, info in sorted(storage_data.items(), key=lambda item: (item[0].fqn, item[0].index or 0, tuple(item[0].offset or ()))):
             digest.update(f"{index.fqn}\0{index.offset}\0{info.offset}\0{info.length}\0{info.__dict__.pop('digest')}\n".encode("utf-8", "surrogatepass"))

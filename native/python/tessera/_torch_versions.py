@@ -1,4 +1,4 @@
-"""What only some of the supported versions of PyTorch have."""
+"""Names that only some of the supported versions of PyTorch have."""
 try:
     from torch.distributed.checkpoint.metadata import StorageMeta
 except ImportError:  # before PyTorch 2.4
@@ -9,6 +9,6 @@ except ImportError:  # before PyTorch 2.5
     from torch.distributed._tensor._utils import compute_local_shape_and_global_offset
 
 
-def meta_fields(**facts):
-    """The field of PyTorch's Metadata that says which save or load it is of, by its name; none where Metadata does not have it."""
-    return {"storage_meta": StorageMeta(**facts)} if StorageMeta else {}
+def meta_fields(**ids):
+    """Returns the field of PyTorch's Metadata that identifies the save or load, by its name; empty if Metadata has no such field."""
+    return {"storage_meta": StorageMeta(**ids)} if StorageMeta else {}

@@ -1,11 +1,11 @@
-"""Checkpoints for PyTorch programs: load tensors, fill a state dict, and a StorageReader and a StorageWriter for
-torch.distributed.checkpoint. The reader takes any checkpoint that Tessera reads.
+"""Load tensors, fill a state dict, and read and write checkpoints with torch.distributed.checkpoint. The StorageReader accepts
+every checkpoint that Tessera reads.
 
     dcp.load(state_dict, storage_reader=tessera.torch.StorageReader("model.safetensors"))
 
-Bytes go straight from the files into the planner's tensors where these are contiguous, on the CPU and of the stored dtype,
-several tensors and parts of large ones at once; else through memory that is used in turn (_slots.py). Every tensor is announced
-as one chunk, so that planning costs nothing however many shards there are."""
+Bytes are read directly into the planner's tensors if these are contiguous, on the CPU and of the stored dtype; several tensors, and
+several parts of large ones, are read at the same time. Other tensors are filled through reused memory (_slots.py). Every tensor is
+announced as one chunk, so planning takes the same time for any number of shards."""
 from __future__ import annotations
 
 import io
@@ -30,11 +30,11 @@ __all__ = ["StorageReader", "StorageWriter", "load", "load_into"]
 
 
 class StorageReader(_StorageReader):
-    """path, part, step, also, shards: as for tessera.open. threads: for reading; 0 is as many as allowed.
+    """A StorageReader for torch.distributed.checkpoint.load. path, threads, part, step, also, shards: as for tessera.open.
 
-    Objects are data only: values of Python's, numpy's and PyTorch's own types, which keep their types. They are pickled again, so
-    nothing of the checkpoint's pickles is executed. unsafe_objects: also hand over objects that name other classes or functions;
-    PyTorch's planner imports and runs what they name."""
+    Values of Python's, numpy's and PyTorch's own types are loaded with their types. They are pickled again, so nothing in the
+    checkpoint's pickles is executed. Objects that name other classes or functions are a TesseraError, unless unsafe_objects is set:
+    then PyTorch imports and runs what they name."""
 
     def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> None:
@@ -44,7 +44,7 @@ class StorageReader(_StorageReader):
         self._checkpoint: Checkpoint | None = None
 
     def __getstate__(self):
-        return {**self.__dict__, "_checkpoint": None}  # which is opened again where it is used
+        return {**self.__dict__, "_checkpoint": None}  # the copy opens it again
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
