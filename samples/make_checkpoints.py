@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the sample checkpoints with real PyTorch, and the goldens that say what PyTorch and safetensors read of them.
+"""Make the sample checkpoints with real PyTorch, and golden files that state what PyTorch and safetensors read from them.
 
-    $(samples/python-env) samples/make_checkpoints.py                 all small ones into samples/checkpoints
-    $(samples/python-env) samples/make_checkpoints.py dcp_fsdp2       this one
-    $(samples/python-env) samples/make_checkpoints.py --set large     those too big to commit, into .local/samples
-    $(tests/interop/versions/python-env 2.15.0) samples/make_checkpoints.py   those that PyTorch 2.15 writes
+    $(samples/python-env) samples/make_checkpoints.py                 make all small samples in samples/checkpoints
+    $(samples/python-env) samples/make_checkpoints.py dcp_fsdp2       make this sample
+    $(samples/python-env) samples/make_checkpoints.py --set large     make those that are too big to commit, in .local/samples
+    $(tests/interop/versions/python-env 2.15.0) samples/make_checkpoints.py   make those that PyTorch 2.15 writes
 
-Each sample has the version of PyTorch that writes it; the running one makes its own.
+Each sample names the version of PyTorch that writes it. Only samples of the running version are made.
 """
 import argparse
 import importlib.util
@@ -20,11 +20,11 @@ FOLDERS = {"small": os.path.join(HERE, "checkpoints"), "large": os.path.join(HER
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", metavar="DIR", help="where to put them")
-    parser.add_argument("--set", choices=["small", "large", "all"], help="which ones (default: small, or whatever is named)")
-    parser.add_argument("--list", action="store_true", help="print the names and end")
-    parser.add_argument("--table", action="store_true", help="write the table in samples/checkpoints/README.md anew and end")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="a sample's name, or the beginning of some")
+    parser.add_argument("--out", metavar="DIR", help="write the samples here")
+    parser.add_argument("--set", choices=["small", "large", "all"], help="which samples to make (default: small, or those that are named)")
+    parser.add_argument("--list", action="store_true", help="print the names and exit")
+    parser.add_argument("--table", action="store_true", help="rewrite the table in samples/checkpoints/README.md and exit")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="a sample's name, or a prefix of several")
     return parser.parse_args()
 
 
@@ -45,7 +45,7 @@ def picked(args):
 
 
 def write_table():
-    """The part of the README below its first line of a table."""
+    """Rewrites the README from the first line of its table on."""
     from maker.every_case import CASES
     from maker.registry import TORCH
     path = os.path.join(FOLDERS["small"], "README.md")

@@ -1,6 +1,6 @@
-"""Broken and suspicious samples: each a copy of a good one with one thing changed, and a golden that says what is wrong and what
-the reference makes of it. `problems` are errors, `warnings` are what is odd about a checkpoint that can be read. Nothing here
-runs anything when it is read as data; the two whose pickles call something call `os.system("exit 0")`, and are never loaded here.
+"""Broken and suspicious samples. Each is a copy of a good one with one change, and has a golden file that states what is wrong and
+what the reference does with it. `problems` are errors; `warnings` are oddities of a checkpoint that can be read. Two samples have pickles
+that call `os.system("exit 0")`. They are never loaded here, and reading them as data runs nothing.
 """
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ CALL = b"cos\nsystem\nX\x06\x00\x00\x00exit 0\x85R0"  # a pickle that calls os.s
 
 
 def broken(name, base, read, what, problem=None, warning=None, **more):
-    """Registers a broken sample; `problem` or `warning` is the one thing that is wrong."""
+    """Registers a broken sample. `problem` or `warning` states the one thing that is wrong."""
     verdict = {"problems": [problem] if problem else [], **({"warnings": [warning]} if warning else {}), **more}
     return case(name, functools.partial(read, verdict=verdict), what, base=base)
 
@@ -40,11 +40,11 @@ def read_dcp(case, verdict, form="dcp"):
 
 
 def compared(case):
-    """What PyTorch says when it loads it; if it does, which tensors come out as in the base."""
+    """PyTorch's error when it loads the sample, or which tensors then equal those of the base."""
     try:
         metadata = dcp_cases.dcp.FileSystemReader(case.name).read_metadata()
         flat = dcp_cases.load_flat(metadata, dcp_cases.dcp.FileSystemReader(case.name))
-    except BaseException as e:  # CheckpointException is no Exception
+    except BaseException as e:  # CheckpointException is not an Exception
         return {"load": error_text(e)}
     base = dcp_cases.load_flat(dcp_cases.dcp.FileSystemReader(case.base).read_metadata(), dcp_cases.dcp.FileSystemReader(case.base))
     same = {k for k in flat if k in base and golden.sort_out({k: flat[k]}) == golden.sort_out({k: base[k]})}
@@ -113,7 +113,7 @@ def break_byte_flipped(name):
     flip(path, find(path, values) + 5)
 
 
-@broken("broken_dcp_hole", "dcp_small", read_dcp, "a chunk is gone from the metadata altogether; PyTorch loads it", "rows 3 to 5 of weight are covered by no chunk")
+@broken("broken_dcp_hole", "dcp_small", read_dcp, "a chunk is missing from the metadata; PyTorch loads the checkpoint", "rows 3 to 5 of weight are covered by no chunk")
 def break_hole(name):
     metadata = metadata_of(name)
     del metadata.storage_data[index_of(metadata, "weight", [3, 0])]
@@ -122,14 +122,14 @@ def break_hole(name):
     write_metadata(name, metadata)
 
 
-@broken("broken_dcp_storage_missing", "dcp_small", read_dcp, "a chunk without an entry that says where it is stored", "chunk [3, 0] of weight has no entry in storage_data")
+@broken("broken_dcp_storage_missing", "dcp_small", read_dcp, "a chunk whose location is not in storage_data", "chunk [3, 0] of weight has no entry in storage_data")
 def break_storage_missing(name):
     metadata = metadata_of(name)
     del metadata.storage_data[index_of(metadata, "weight", [3, 0])]
     write_metadata(name, metadata)
 
 
-@broken("broken_dcp_overlap", "dcp_small", read_dcp, "the second chunk begins a row too early", "chunks [0, 0] and [2, 0] of weight overlap in row 2, row 5 is covered by none")
+@broken("broken_dcp_overlap", "dcp_small", read_dcp, "the second chunk begins one row too early", "chunks [0, 0] and [2, 0] of weight overlap in row 2, row 5 is covered by none")
 def break_overlap(name):
     metadata = metadata_of(name)
     index = index_of(metadata, "weight", [3, 0])
@@ -140,7 +140,7 @@ def break_overlap(name):
     write_metadata(name, metadata)
 
 
-@broken("broken_dcp_dtype", "dcp_small", read_dcp, "the metadata names another dtype than the blobs; PyTorch loads and casts", "weight is float64 in .metadata and float32 in its blobs")
+@broken("broken_dcp_dtype", "dcp_small", read_dcp, "the metadata states a different dtype than the items; PyTorch loads and casts them", "weight is float64 in .metadata and float32 in its blobs")
 def break_dtype(name):
     metadata = metadata_of(name)
     metadata.state_dict_metadata["weight"].properties.dtype = torch.float64
@@ -154,7 +154,7 @@ def break_tensor_size(name):
     write_metadata(name, metadata)
 
 
-@broken("broken_dcp_blob_shape", "dcp_small", read_dcp, "a blob has another shape than its chunk", "the blob of weight [0, 0] is [4, 3], its chunk is [3, 4]")
+@broken("broken_dcp_blob_shape", "dcp_small", read_dcp, "an item has a different shape than its chunk", "the blob of weight [0, 0] is [4, 3], its chunk is [3, 4]")
 def break_blob_shape(name):
     path = os.path.join(name, "__0_0.distcp")
     info = next(v for k, v in metadata_of(name).storage_data.items() if k.fqn == "weight" and v.relative_path == "__0_0.distcp")
@@ -178,7 +178,7 @@ def blob_of(tensor):
     return out.getvalue()
 
 
-@broken("broken_dcp_path_traversal", "dcp_small", read_dcp, "a relative path that leaves the folder", "weight [0, 0] is placed in ../dcp_small/__0_0.distcp, outside the folder")
+@broken("broken_dcp_path_traversal", "dcp_small", read_dcp, "a relative path that leaves the directory", "weight [0, 0] is placed in ../dcp_small/__0_0.distcp, outside the folder")
 def break_path_traversal(name):
     patch_storage(name, "weight", [0, 0], relative_path="../dcp_small/__0_0.distcp")
 
@@ -188,7 +188,7 @@ def break_absolute_path(name):
     patch_storage(name, "weight", [0, 0], relative_path="/nowhere/__0_0.distcp")
 
 
-@broken("broken_dcp_beyond_end", "dcp_small", read_dcp, "an item that ends beyond its file", "weight [0, 0] ends beyond the end of __0_0.distcp")
+@broken("broken_dcp_beyond_end", "dcp_small", read_dcp, "an item that ends beyond the end of its file", "weight [0, 0] ends beyond the end of __0_0.distcp")
 def break_beyond_end(name):
     patch_storage(name, "weight", [0, 0], length=100_000)
 
@@ -211,7 +211,7 @@ def break_same_blob(name):
     write_metadata(name, metadata)
 
 
-@broken("broken_dcp_missing_file", "dcp_small", read_dcp, "a data file is gone", "__1_0.distcp is missing")
+@broken("broken_dcp_missing_file", "dcp_small", read_dcp, "a data file is missing", "__1_0.distcp is missing")
 def break_missing_file(name):
     os.remove(os.path.join(name, "__1_0.distcp"))
 
@@ -227,7 +227,7 @@ def break_no_metadata(name):
     os.remove(os.path.join(name, ".metadata"))
 
 
-@broken("broken_dcp_metadata_truncated", "dcp_small", read_dcp, ".metadata is cut", ".metadata ends within its pickle")
+@broken("broken_dcp_metadata_truncated", "dcp_small", read_dcp, ".metadata is truncated", ".metadata ends within its pickle")
 def break_metadata_truncated(name):
     cut(os.path.join(name, ".metadata"), -200)
 
@@ -254,7 +254,7 @@ def read_hf(case, verdict):
         found = dcp_cases.read_hf(case)["entries"]
     except BaseException as e:
         return expect(case, "dcp-safetensors", case.name, verdict, {"load": error_text(e)})
-    whole = {} if verdict["problems"] else {"entries": found, "objects": {}}  # where rows are missing PyTorch hands out uninitialized memory
+    whole = {} if verdict["problems"] else {"entries": found, "objects": {}}  # where rows are missing PyTorch returns uninitialized memory
     return {**expect(case, "dcp-safetensors", case.name, verdict, {"load": "ok"}), **whole}
 
 
@@ -264,12 +264,12 @@ def drop_shard(name, number):
             os.remove(os.path.join(name, file))
 
 
-@broken("broken_hf_hole", "dcp_hf_sharded", read_hf, "the files of a middle rank are gone", "rows 3 to 5 of emb.weight are in no file")
+@broken("broken_hf_hole", "dcp_hf_sharded", read_hf, "the files of a middle rank are missing", "rows 3 to 5 of emb.weight are in no file")
 def break_hf_hole(name):
     drop_shard(name, 2)
 
 
-@broken("broken_hf_tail", "dcp_hf_sharded", read_hf, "the files of the last rank are gone: the global shape is only inferred, so nothing in them tells", warning="rank numbers of the files do not say whether a trailing shard is lost")
+@broken("broken_hf_tail", "dcp_hf_sharded", read_hf, "the files of the last rank are missing; global shapes are only inferred, so nothing in the other files shows it", warning="rank numbers of the files do not say whether a trailing shard is lost")
 def break_hf_tail(name):
     drop_shard(name, 4)
 
@@ -300,7 +300,7 @@ read_model = functools.partial(read_torch, file="model.pt")
 
 
 def rewrite(path, change):
-    """The zip written anew by PyTorch's own writer, each member passed through change(name, bytes) -> bytes or None."""
+    """Rewrites the zip with PyTorch's own writer, passing each member through change(name, bytes) -> bytes or None."""
     reader = torch._C.PyTorchFileReader(path)
     members = {name: reader.get_record(name) for name in reader.get_all_records()}
     writer = torch._C.PyTorchFileWriter(path)
@@ -328,7 +328,7 @@ def break_torch_storage_missing(name):
     rewrite(os.path.join(name, "model.pt"), lambda member, data: None if member == "data/1" else data)
 
 
-@broken("broken_torch_storage_short", "torch_plain", read_model, "a storage is shorter than the pickle says", "storage '1' has 20 bytes, the pickle says 24")
+@broken("broken_torch_storage_short", "torch_plain", read_model, "a storage is shorter than the pickle states", "storage '1' has 20 bytes, the pickle says 24")
 def break_torch_storage_short(name):
     rewrite(os.path.join(name, "model.pt"), lambda member, data: data[:20] if member == "data/1" else data)
 
@@ -343,12 +343,12 @@ def break_torch_call(name):
     rewrite(os.path.join(name, "model.pt"), lambda member, data: data[:2] + CALL + data[2:] if member == "data.pkl" else data)
 
 
-@broken("broken_torch_no_pickle", "torch_plain", read_model, "a zip like PyTorch's without data.pkl", "there is no data.pkl")
+@broken("broken_torch_no_pickle", "torch_plain", read_model, "a zip like PyTorch's, but without data.pkl", "there is no data.pkl")
 def break_torch_no_pickle(name):
     rewrite(os.path.join(name, "model.pt"), lambda member, data: None if member == "data.pkl" else data)
 
 
-@broken("broken_torch_duplicate_member", "torch_plain", read_model, "a second data.pkl appended to the zip: readers differ in which they take", "data.pkl is there twice", judge="either")
+@broken("broken_torch_duplicate_member", "torch_plain", read_model, "a second data.pkl is appended to the zip; readers differ in which one they use", "data.pkl is there twice", judge="either")
 def break_torch_duplicate_member(name):
     import warnings
     import zipfile
@@ -358,7 +358,7 @@ def break_torch_duplicate_member(name):
         z.writestr(zipfile.ZipInfo(member), z.read(member))
 
 
-@broken("broken_torch_deflated", "torch_plain", read_model, "packed again by an ordinary zip program, members deflated", "members are compressed, torch.save stores them", judge="either")
+@broken("broken_torch_deflated", "torch_plain", read_model, "repacked by an ordinary zip program, with compressed members", "members are compressed, torch.save stores them", judge="either")
 def break_torch_deflated(name):
     import zipfile
     path = os.path.join(name, "model.pt")
@@ -374,13 +374,13 @@ def break_torch_legacy_truncated(name):
     cut(os.path.join(name, "dtypes.pt"), -40)
 
 
-# A file a rank
+# One file per rank
 
 def read_ranks(case, verdict):
     return expect(case, "torch-ranks", case.name, verdict, "PyTorch reads each file by itself")
 
 
-@broken("broken_ranks_differ", "torch_ranks_tp_fsdp2", read_ranks, "next to sharded tensors, a plain tensor differs between the ranks", "model.steps_seen differs between rank0.pt and rank1.pt")
+@broken("broken_ranks_differ", "torch_ranks_tp_fsdp2", read_ranks, "next to sharded tensors, a plain tensor differs between ranks", "model.steps_seen differs between rank0.pt and rank1.pt")
 def break_ranks_differ(name):
     path = os.path.join(name, "rank1.pt")
     state = torch.load(path, weights_only=False)
@@ -388,7 +388,7 @@ def break_ranks_differ(name):
     torch.save(state, path)
 
 
-@broken("broken_ranks_missing", "torch_ranks_tp_fsdp2", read_ranks, "the file of one rank is gone", "what rank 2 holds of model.block.up.weight is in no file")
+@broken("broken_ranks_missing", "torch_ranks_tp_fsdp2", read_ranks, "the file of one rank is missing", "what rank 2 holds of model.block.up.weight is in no file")
 def break_ranks_missing(name):
     os.remove(os.path.join(name, "rank2.pt"))
 
@@ -421,22 +421,22 @@ def changed(**tensors):
     return {**TWO, **{k: {**TWO[k], **v} for k, v in tensors.items()}}
 
 
-with_header("truncated", "b ends at 19, the data section has 15 bytes", data=bytes(15))
+with_header("truncated", "b ends at 19, but the data section has 15 bytes", data=bytes(15))
 with_header("trailing_bytes", "5 bytes follow the last tensor", data=bytes(24))
 with_header("overlap", "a and b overlap in bytes 12 to 15", changed(b={"shape": [7], "data_offsets": [12, 19]}))
-with_header("hole", "bytes 16 to 17 belong to no tensor", changed(b={"shape": [1], "data_offsets": [18, 19]}))
-with_header("shape", "a is [3, 2] of F32, its 16 bytes are not 24", changed(a={"shape": [3, 2]}))
+with_header("hole", "bytes 16 to 17 do not belong to any tensor", changed(b={"shape": [1], "data_offsets": [18, 19]}))
+with_header("shape", "a is [3, 2] of F32, which needs 24 bytes, but it has 16", changed(a={"shape": [3, 2]}))
 with_header("offsets_reversed", "data_offsets of b end before they begin", changed(b={"data_offsets": [19, 16]}))
 with_header("overflow", "the shape of a has more elements than 64 bits can count", changed(a={"shape": [2**33, 2**33]}))
 with_header("negative", "a negative size in the shape of a", changed(a={"shape": [-2, -2]}))
-with_header("unknown_dtype", "F33 is no dtype", changed(a={"dtype": "F33"}))
-with_header("not_json", "the header is no JSON", b'{"a":')
-with_header("not_utf8", "the header is no UTF-8", b'{"\xff\xfe":{"dtype":"U8","shape":[19],"data_offsets":[0,19]}}')
-with_header("duplicate_name", "a is there twice", json.dumps(TWO).replace('"b"', '"a"').encode())
+with_header("unknown_dtype", "F33 is not a dtype", changed(a={"dtype": "F33"}))
+with_header("not_json", "the header is not JSON", b'{"a":')
+with_header("not_utf8", "the header is not UTF-8", b'{"\xff\xfe":{"dtype":"U8","shape":[19],"data_offsets":[0,19]}}')
+with_header("duplicate_name", "the name a occurs twice", json.dumps(TWO).replace('"b"', '"a"').encode())
 with_header("no_object", "the header is a list", b"[]", data=b"")
 
 
-@broken("broken_safetensors_header_length", None, read_safetensors, "a header length beyond the file", "the header's length is 1152921504606846976, the file has 163 bytes")
+@broken("broken_safetensors_header_length", None, read_safetensors, "a header that is longer than the file", "the header's length is 1152921504606846976, the file has 163 bytes")
 def break_header_length(name):
     path = os.path.join(name, "model.safetensors")
     safetensors_cases.write_file(path, json.dumps(TWO).encode(), bytes(range(19)))
@@ -460,22 +460,22 @@ def change_index(name, change):
 SECOND = "model-00002-of-00003.safetensors"
 
 
-@broken("broken_index_missing_file", "safetensors_index", read_index, "a file that the index names is gone", SECOND + " is missing")
+@broken("broken_index_missing_file", "safetensors_index", read_index, "a file that the index names is missing", SECOND + " is missing")
 def break_index_missing_file(name):
     os.remove(os.path.join(name, SECOND))
 
 
-@broken("broken_index_path_traversal", "safetensors_index", read_index, "a file name that leaves the folder", "emb.weight is placed in ../safetensors_index/" + SECOND)
+@broken("broken_index_path_traversal", "safetensors_index", read_index, "a file name that leaves the directory", "emb.weight is placed in ../safetensors_index/" + SECOND)
 def break_index_path_traversal(name):
     change_index(name, lambda index: index["weight_map"].update({"emb.weight": "../safetensors_index/" + SECOND}))
 
 
-@broken("broken_index_missing_key", "safetensors_index", read_index, "the index places a tensor in a file that lacks it", f"ghost.weight is not in {SECOND}")
+@broken("broken_index_missing_key", "safetensors_index", read_index, "a tensor is not in the file that the index names for it", f"ghost.weight is not in {SECOND}")
 def break_index_missing_key(name):
     change_index(name, lambda index: index["weight_map"].update({"ghost.weight": SECOND}))
 
 
-@broken("broken_index_key_not_listed", "safetensors_index", read_index, "a file holds a tensor that the index does not list", warning="emb.weight is in a file and not in the index")
+@broken("broken_index_key_not_listed", "safetensors_index", read_index, "a file contains a tensor that the index does not list", warning="emb.weight is in a file and not in the index")
 def break_index_key_not_listed(name):
     change_index(name, lambda index: index["weight_map"].pop("emb.weight"))
 

@@ -1,5 +1,5 @@
-"""Samples that PyTorch 2.11 wrote from CUDA tensors on an H100, with tests/cuda/python_on_a_gpu.py. Without a GPU they cannot be made again:
-they are kept as they are, and only what PyTorch reads of them on the CPU is found anew."""
+"""Samples that PyTorch 2.11 wrote from CUDA tensors on an H100, with tests/cuda/python_on_a_gpu.py. Without a GPU they cannot be
+made again, so they are kept as they are, and only the values that PyTorch reads from them on the CPU are computed again."""
 import os
 import shutil
 

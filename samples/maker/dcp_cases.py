@@ -12,7 +12,7 @@ from .registry import case
 
 
 def read_dcp(case):
-    """The golden of a folder with `.metadata`: every tensor loaded whole in one process, every chunk as the metadata has it."""
+    """The golden file of a directory with `.metadata`: every tensor loaded whole in one process, every chunk as in the metadata."""
     metadata = dcp.FileSystemReader(case.name).read_metadata()
     flat = load_flat(metadata, dcp.FileSystemReader(case.name))
     return expect_of(case, "dcp", metadata, flat)
@@ -62,7 +62,7 @@ def tensor_parallel(module, on):
 
 
 def save(state, name, **kwargs):
-    """The values that go into the save, then the save."""
+    """Saves the state, and returns the values that went into it."""
     known = model.known(state)
     dcp.save(state, checkpoint_id=name, **kwargs)
     return known
@@ -80,7 +80,7 @@ def make_fsdp2(name):
     return save({**state, "step": 2, "loss": 0.5}, name)
 
 
-@case("dcp_small", read_dcp, "one linear layer on 2 ranks, and an object: the base of the broken ones", ranks=2)
+@case("dcp_small", read_dcp, "one linear layer on 2 ranks, and an object: the base of the broken samples", ranks=2)
 def make_small(name):
     from torch.distributed.fsdp import fully_shard
     module = model.seeded(nn.Linear, 4, 6)
@@ -140,7 +140,7 @@ def trained_fsdp1():
     return module, optimizer
 
 
-@case("dcp_ddp", read_dcp, "DDP: everything replicated, batch norm buffers, tied weights, names under `module.` as state_dict() has them", ranks=2)
+@case("dcp_ddp", read_dcp, "DDP: everything replicated, batch norm buffers, tied weights, names with the prefix `module.`, as in state_dict()", ranks=2)
 def make_ddp(name):
     module = nn.parallel.DistributedDataParallel(model.seeded(model.TiedNet))
     optimizer = model.adamw(module)
@@ -153,7 +153,7 @@ def make_dtypes(name):
     return save({"dtypes": {k: v for k, v in values.every_dtype().items() if not k.startswith("bits")}}, name)
 
 
-@case("dcp_objects", read_dcp, "objects of every kind: numbers, strings, containers, scheduler and RNG states, classes of one's own")
+@case("dcp_objects", read_dcp, "objects of every kind: numbers, strings, containers, scheduler and RNG states, user-defined classes")
 def make_objects(name):
     state = {**values.plain_objects(), "classes": values.class_objects(), "scheduler": values.scheduler_state(), "rng": values.rng_states()}
     return save(state, name)
@@ -171,7 +171,7 @@ def make_file_per_item(name):
     return save(state, name, storage_writer=dcp.FileSystemWriter(name, single_file_per_rank=False))
 
 
-@case("dcp_threads", read_dcp, "two writer threads: two files a rank", ranks=2)
+@case("dcp_threads", read_dcp, "two writer threads, so two files per rank", ranks=2)
 def make_threads(name):
     state = {"model": fsdp2(model.seeded(model.Net), mesh(2)).state_dict(), "step": 3}
     return save(state, name, storage_writer=dcp.FileSystemWriter(name, thread_count=2))
@@ -191,7 +191,7 @@ def make_crc_off(name):
 
 
 def read_uneven_strided(case):
-    """PyTorch cannot load what it saved here: the golden says what the ranks held, what the metadata claims, and what the blobs are."""
+    """PyTorch cannot load what it saved here. The golden file states what the ranks held, what the metadata claims, and what the items are."""
     metadata = dcp.FileSystemReader(case.name).read_metadata()
     with open("known.json") as f:
         held = json.load(f)
@@ -205,10 +205,10 @@ def read_uneven_strided(case):
 
 
 def load_error(metadata, folder):
-    """What PyTorch says when it loads the whole checkpoint: "ok", or the error."""
+    """PyTorch's error when it loads the whole checkpoint, or "ok"."""
     try:
         load_flat(metadata, dcp.FileSystemReader(folder))
-    except BaseException as e:  # CheckpointException is no Exception
+    except BaseException as e:  # CheckpointException is not an Exception
         return f"{type(e).__name__}: {str(e).strip().splitlines()[-1]}"
     return "ok"
 
@@ -221,7 +221,7 @@ def make_uneven_strided(name):
 
 
 def uneven_strided():
-    """Weights that are their own flat index, so that a row tells where it belongs; and their golden before they are sharded."""
+    """Weights that equal their own flat index, so each row shows where it belongs; and their golden before they are sharded."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
     both = mesh(3, 2, names=("dp", "tp"))
@@ -235,7 +235,7 @@ def uneven_strided():
 
 
 def read_rank_local(case):
-    """No collectives: every rank has a metadata file of its own; the whole is their union."""
+    """Without collectives, every rank writes its own metadata file. The checkpoint is their union."""
     flat, union = {}, None
     for rank in range(case.ranks):
         reader = dcp.FileSystemReader(case.name)
@@ -257,7 +257,7 @@ def joined_metadata(union, more):
 
 
 def read_into(flat, metadata, folder):
-    """Every item of one metadata file, read with torch.load from where the metadata says."""
+    """Reads every item of one metadata file with torch.load, from its location in the metadata."""
     for index, info in metadata.storage_data.items():
         value = read_blob(folder, info)
         if index.offset is None:
@@ -273,14 +273,14 @@ def read_blob(folder, info):
         return torch.load(io.BytesIO(f.read(info.length)), weights_only=False)
 
 
-@case("dcp_rank_local", read_rank_local, "use_collectives=False: one `__R.metadata` a rank, replicated items on every rank", ranks=2)
+@case("dcp_rank_local", read_rank_local, "use_collectives=False: one `__R.metadata` per rank, replicated items on every rank", ranks=2)
 def make_rank_local(name):
     state = {"model": fsdp2(model.seeded(model.Net), mesh(2)).state_dict(), "step": 3}
     return save(state, name, use_collectives=False)
 
 
 def read_safetensors_items(case):
-    """PyTorch has no reader for these: real safetensors reads the files, the metadata says where each piece belongs."""
+    """PyTorch has no reader for these. The safetensors library reads the files; the metadata states where each chunk belongs."""
     metadata = dcp.FileSystemReader(case.name).read_metadata()
     flat = {}
     for index, info in metadata.storage_data.items():

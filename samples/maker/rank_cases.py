@@ -1,7 +1,7 @@
-"""Folders with one torch.save file a rank: DTensors, ShardedTensors and plain tensors that together make one checkpoint.
+"""Directories with one torch.save file per rank: DTensors, ShardedTensors and plain tensors that together form one checkpoint.
 
-Some of these classes can only be loaded where the process group is: every rank loads its own file back, and what PyTorch
-gathers from the loaded ones goes into the golden.
+Some of these classes can only be loaded in their process group. Every rank therefore loads its own file again, and the golden file
+has what PyTorch gathers from the loaded tensors.
 """
 import json
 import os
@@ -90,20 +90,20 @@ def objects_of(state):
     return state
 
 
-@case("torch_ranks_fsdp2", read_ranks, "one file a rank: DTensors of FSDP2 with short and empty shards, AdamW state", ranks=3)
+@case("torch_ranks_fsdp2", read_ranks, "one file per rank: DTensors of FSDP2 with short and empty shards, AdamW state", ranks=3)
 def make_ranks_fsdp2(name):
     state = dcp_cases.trained(dcp_cases.fsdp2(model.seeded(model.Net), dcp_cases.mesh(3)))
     return save_ranks(objects_of({**state, "epoch": 1}), name)
 
 
-@case("torch_ranks_tp_fsdp2", read_ranks, "one file a rank: DTensors of tensor parallel x FSDP2, strided shards", ranks=4)
+@case("torch_ranks_tp_fsdp2", read_ranks, "one file per rank: DTensors of tensor parallel x FSDP2, strided shards", ranks=4)
 def make_ranks_tp_fsdp2(name):
     both = dcp_cases.mesh(2, 2, names=("dp", "tp"))
     module = dcp_cases.tensor_parallel(model.seeded(model.Net, dim=8, hidden=8, rows=8, few=4), both["tp"])
     return save_ranks(objects_of({"model": dcp_cases.fsdp2(module, both["dp"]).state_dict()}), name)
 
 
-@case("torch_ranks_fsdp1_sharded", read_ranks, "one file a rank: ShardedTensors of FSDP1", ranks=3)
+@case("torch_ranks_fsdp1_sharded", read_ranks, "one file per rank: ShardedTensors of FSDP1", ranks=3)
 def make_ranks_fsdp1_sharded(name):
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import StateDictType
@@ -112,7 +112,7 @@ def make_ranks_fsdp1_sharded(name):
         return save_ranks(objects_of({"model": module.state_dict()}), name)
 
 
-@case("torch_ranks_fsdp1_local", read_ranks, "one file a rank: FSDP1 LOCAL_STATE_DICT, flat parameters with padding at their end", ranks=4)
+@case("torch_ranks_fsdp1_local", read_ranks, "one file per rank: FSDP1 LOCAL_STATE_DICT, flat parameters with padding at their end", ranks=4)
 def make_ranks_fsdp1_local(name):
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import StateDictType
@@ -121,12 +121,12 @@ def make_ranks_fsdp1_local(name):
         return save_ranks(objects_of({"model": module.state_dict()}), name)
 
 
-@case("torch_ranks_replicated", read_ranks, "one file a rank: plain tensors, equal on all ranks, as DDP scripts save them", ranks=2)
+@case("torch_ranks_replicated", read_ranks, "one file per rank: plain tensors, equal on all ranks, as DDP scripts save them", ranks=2)
 def make_ranks_replicated(name):
     return save_ranks(objects_of({"model": model.seeded(model.TiedNet).state_dict(), "epoch": 1}), name)
 
 
-@case("torch_ranks_uneven_strided", read_ranks, "[7, 4] on a 3 x 2 mesh of FSDP2 x tensor parallel: pieces placed where their values say (each value is its own flat index)", ranks=6)
+@case("torch_ranks_uneven_strided", read_ranks, "[7, 4] on a 3 x 2 mesh of FSDP2 x tensor parallel: shards located by their values (each value is its own flat index)", ranks=6)
 def make_ranks_uneven_strided(name):
     module, before = dcp_cases.uneven_strided()
     state = objects_of({"model": module.state_dict()})
@@ -139,7 +139,7 @@ def make_ranks_uneven_strided(name):
 
 
 def pieces_by_value(local):
-    """Runs of neighbouring rows, each placed by its first value."""
+    """Runs of neighboring rows, each placed by its first value."""
     width = local.shape[1]
     rows = [int(row[0]) // width for row in local]
     starts = [i for i, row in enumerate(rows) if i == 0 or row != rows[i - 1] + 1] or [0]

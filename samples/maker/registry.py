@@ -1,7 +1,7 @@
-"""The list of samples, and how one is run: in fresh processes, one for each rank, in a clean work folder.
+"""The list of samples, and how one is made: in new processes, one per rank, in a clean work directory.
 
-A sample is a function that writes files into the folder `<name>` (which is there, empty or a copy of its base) and, on rank 0, returns what it knows of the
-values before they were saved (or None). Its golden is computed afterwards by another fresh process that only reads.
+A sample is a function that writes files into the directory `<name>`, which is empty or a copy of its base. On rank 0 it returns what is known
+of the values before they were saved, or None. A new process, which only reads, then computes the golden file.
 """
 import dataclasses
 import json

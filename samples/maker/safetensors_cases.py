@@ -69,7 +69,7 @@ def make_dtypes(name):
     save_file(tensors, os.path.join(name, "dtypes.safetensors"))
 
 
-@case("safetensors_float6", reader("float6.safetensors"), "F4 and both F6, packed; the writer takes no F6, so the file is put together by hand and read by safetensors")
+@case("safetensors_float6", reader("float6.safetensors"), "packed F4 and both F6 types; the library cannot write F6, so the file was assembled by hand, and the library reads it")
 def make_float6(name):
     tensors = {"f6_e2m3": ("F6_E2M3", [4, 4]), "f6_e3m2": ("F6_E3M2", [2, 8]), "f4": ("F4", [3, 8])}
     header = {n: {"dtype": d, "shape": s, "data_offsets": [12 * i, 12 * i + 12]} for i, (n, (d, s)) in enumerate(tensors.items())}
@@ -94,7 +94,7 @@ def make_names(name):
     save_file({n: torch.tensor([float(i)]) for i, n in enumerate(names)}, os.path.join(name, "names.safetensors"))
 
 
-@case("safetensors_empty", reader("empty.safetensors"), "no tensors at all")
+@case("safetensors_empty", reader("empty.safetensors"), "no tensors")
 def make_empty(name):
     save_file({}, os.path.join(name, "empty.safetensors"))
 

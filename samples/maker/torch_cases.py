@@ -1,4 +1,4 @@
-"""Samples that torch.save writes as one file (or one checkpoint in several), and what torch.load makes of them."""
+"""Samples that torch.save writes, as one file or as several that make one checkpoint, and what torch.load reads from them."""
 import json
 import os
 import sys
@@ -20,7 +20,7 @@ def reader(file, form="torch-zip"):
 
 
 def verdict(path):
-    """What torch.load says with weights_only=True, its default."""
+    """The outcome of torch.load with weights_only=True, its default: "ok", or the type of the error."""
     try:
         torch.load(path, weights_only=True, map_location="cpu")
         return "ok"
@@ -40,7 +40,7 @@ def flattened(loaded):
 
 
 def shared_storage(tensors):
-    """Groups of names whose tensors live on one storage."""
+    """Groups of names whose tensors share a storage."""
     groups = {}
     for fqn, tensor in tensors.items():
         if tensor.untyped_storage().nbytes():
@@ -80,7 +80,7 @@ def make_sizes(name):
     save(values.sizes(), name, "sizes.pt")
 
 
-@case("torch_dtypes", reader("dtypes.pt"), "every dtype that torch.save takes, bits* included")
+@case("torch_dtypes", reader("dtypes.pt"), "every dtype that torch.save can write, including bits*")
 def make_dtypes(name):
     save(values.every_dtype(), name, "dtypes.pt")
 
@@ -90,23 +90,23 @@ def make_objects(name):
     save({**values.plain_objects(), "rng": values.rng_states()}, name, "objects.pt")
 
 
-@case("torch_classes", reader("classes.pt"), "objects of classes: sets, namedtuples, enums, a class of one's own, numpy arrays")
+@case("torch_classes", reader("classes.pt"), "objects of classes: sets, namedtuples, enums, a user-defined class, numpy arrays")
 def make_classes(name):
     save(values.class_objects(), name, "classes.pt")
 
 
-@case("torch_legacy", reader("train.pt", "torch-legacy"), "the form before zip, `_use_new_zipfile_serialization=False`, of a training script's dict")
+@case("torch_legacy", reader("train.pt", "torch-legacy"), "a training script's dict in the legacy format (`_use_new_zipfile_serialization=False`)")
 def make_legacy(name):
     save(train_state(), name, "train.pt", _use_new_zipfile_serialization=False)
 
 
-@case("torch_legacy_views", reader("views.pt", "torch-legacy"), "the form before zip with views, strides and shared storages")
+@case("torch_legacy_views", reader("views.pt", "torch-legacy"), "the legacy format with views, strides and shared storages")
 def make_legacy_views(name):
     views = {k: v for k, v in values.views().items() if k != "same_bytes_as_float8"}
     save({**views, **values.sizes()}, name, "views.pt", _use_new_zipfile_serialization=False)
 
 
-@case("torch_legacy_dtypes", reader("dtypes.pt", "torch-legacy"), "the form before zip with every dtype that PyTorch can read from it")
+@case("torch_legacy_dtypes", reader("dtypes.pt", "torch-legacy"), "the legacy format with every dtype that PyTorch can read from it")
 def make_legacy_dtypes(name):
     save(typed(values.every_dtype()), name, "dtypes.pt", _use_new_zipfile_serialization=False)
 
@@ -122,7 +122,7 @@ def read_legacy_untyped(case):
     return {"format": "torch-legacy", "path": path, "note": "PyTorch writes this and cannot read it back", "torch": {"load": error}, "written": written}
 
 
-@case("torch_legacy_untyped", read_legacy_untyped, "the form before zip with dtypes on untyped storages: PyTorch writes it and cannot read it")
+@case("torch_legacy_untyped", read_legacy_untyped, "the legacy format with dtypes on untyped storages, which PyTorch writes but cannot read")
 def make_legacy_untyped(name):
     save(untyped(values.every_dtype()), name, "dtypes.pt", _use_new_zipfile_serialization=False)
 
@@ -142,7 +142,7 @@ def save_as_big_endian(tensors, name, file):
         sys.byteorder = "little"
 
 
-@case("torch_big_endian", reader("model.pt"), "`byteorder` says big: what torch.save writes on a big-endian machine")
+@case("torch_big_endian", reader("model.pt"), "`byteorder` is big: what torch.save writes on a big-endian machine")
 def make_big_endian(name):
     tensors = typed(values.every_dtype())
     known = model.known(tensors)
@@ -161,7 +161,7 @@ def untyped(tensors):
     return {k: v for k, v in tensors.items() if k in kept}
 
 
-@case("torch_big_endian_untyped", read_big_endian_untyped, "big-endian with dtypes on untyped storages, which PyTorch reads back without swapping")
+@case("torch_big_endian_untyped", read_big_endian_untyped, "big-endian, with dtypes on untyped storages, whose bytes PyTorch does not swap when it reads them")
 def make_big_endian_untyped(name):
     save_as_big_endian(untyped(values.every_dtype()), name, "model.pt")
 
@@ -189,12 +189,12 @@ def make_alignment(name):
     save(model.seeded(model.TiedNet).state_dict(), name, "model.pt")
 
 
-@case("torch_module", reader("module.pt"), "a whole pickled nn.Module; the golden's names are its state_dict()'s")
+@case("torch_module", reader("module.pt"), "a whole pickled nn.Module; the golden file has the names of its state_dict()")
 def make_module(name):
     save(model.seeded(model.TiedNet), name, "module.pt")
 
 
-@case("torch_root_tensor", reader("tensor.pt"), "the file is one tensor: its name is empty")
+@case("torch_root_tensor", reader("tensor.pt"), "the file is a single tensor, whose name is empty")
 def make_root_tensor(name):
     save(torch.arange(6).reshape(2, 3), name, "tensor.pt")
 
@@ -211,7 +211,7 @@ def make_subclasses(name):
           "parameter_with_attribute": parameter, "subclass": torch.arange(5.0).as_subclass(Tagged), "needs_grad": torch.ones(2, requires_grad=True)}, name, "subclasses.pt")
 
 
-@case("torch_quantized", reader("quantized.pt"), "quantized tensors by tensor and by channel beside a plain one")
+@case("torch_quantized", reader("quantized.pt"), "tensors quantized per tensor and per channel, next to a plain one")
 def make_quantized(name):
     weight = torch.linspace(-1, 1, 12).reshape(3, 4)
     by_channel = torch.quantize_per_channel(weight, torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2]), 0, torch.qint8)
@@ -219,19 +219,19 @@ def make_quantized(name):
           "int32": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint32)}, name, "quantized.pt")
 
 
-@case("torch_sparse", reader("sparse.pt"), "sparse tensors (COO, CSR, CSC, BSR) beside a plain one")
+@case("torch_sparse", reader("sparse.pt"), "sparse tensors (COO, CSR, CSC, BSR) next to a plain one")
 def make_sparse(name):
     dense = torch.eye(4)
     save({"plain": dense, "coo": dense.to_sparse(), "csr": dense.to_sparse_csr(), "csc": dense.to_sparse_csc(), "bsr": dense.to_sparse_bsr((2, 2))}, name, "sparse.pt")
 
 
-@case("torch_nested", reader("nested.pt"), "nested tensors, strided and jagged, beside a plain one")
+@case("torch_nested", reader("nested.pt"), "nested tensors, strided and jagged, next to a plain one")
 def make_nested(name):
     parts = [torch.ones(2, 3), torch.zeros(1, 3)]
     save({"plain": parts[0], "strided": torch.nested.nested_tensor(parts), "jagged": torch.nested.nested_tensor(parts, layout=torch.jagged)}, name, "nested.pt")
 
 
-@case("torch_storages", reader("storages.pt"), "bare storages and a tensor of the meta device beside a plain tensor on the same storage")
+@case("torch_storages", reader("storages.pt"), "bare storages and a tensor on the meta device, next to a plain tensor on the same storage")
 def make_storages(name):
     plain = torch.arange(4, dtype=torch.uint8)
     save({"plain": plain, "untyped": plain.untyped_storage(), "typed": torch.arange(3, dtype=torch.int16).storage(), "meta": torch.empty(2, 3, device="meta")}, name, "storages.pt")

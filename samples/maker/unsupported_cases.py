@@ -23,12 +23,12 @@ def reader(file, why):
     return read
 
 
-@case("unsupported_torchscript", reader("scripted.pt", "a TorchScript archive: a program, not a checkpoint"), "torch.jit.save of a module: a zip with code, which must be refused with its name")
+@case("unsupported_torchscript", reader("scripted.pt", "a TorchScript archive: a program, not a checkpoint"), "torch.jit.save of a module: a zip with code, which must be refused by name")
 def make_torchscript(name):
     torch.jit.save(torch.jit.script(nn.Linear(2, 3)), os.path.join(name, "scripted.pt"))
 
 
-@case("unsupported_tar", reader("model.tar", "the tar form of PyTorch before 0.1.10"), "the tar form from before PyTorch 0.1.10, put together by hand; torch.load still reads it")
+@case("unsupported_tar", reader("model.tar", "the tar form of PyTorch before 0.1.10"), "the tar format of PyTorch before 0.1.10, assembled by hand; torch.load still reads it")
 def make_tar(name):
     members = {"storages": pickled(1) + pickled((7, "cpu", torch.FloatStorage)) + struct.pack("<q4f", 4, 1, 2, 3, 4) + pickled([]),
                "tensors": pickled(1) + pickled((9, 7, None)) + struct.pack("<ii2q2qq", 2, 0, 2, 2, 2, 1, 0), "pickle": by_id({"w": Reference(9)})}

@@ -49,13 +49,13 @@ def make_train_state(name):
     torch_cases.save({**torch_cases.train_state(), "layouts": layouts()}, name, "train.pt")
 
 
-@case("torch_ranks_v2_15_fsdp2", rank_cases.read_ranks, "one file a rank: DTensors of FSDP2, whose mesh says whether it keeps the order of its ranks", ranks=2, torch="2.15")
+@case("torch_ranks_v2_15_fsdp2", rank_cases.read_ranks, "one file per rank: DTensors of FSDP2, whose mesh states whether it keeps the order of its ranks", ranks=2, torch="2.15")
 def make_ranks_fsdp2(name):
     state = dcp_cases.trained(dcp_cases.fsdp2(model.seeded(model.Net), dcp_cases.mesh(2)))
     return rank_cases.save_ranks(rank_cases.objects_of({**state, "epoch": 1}), name)
 
 
-@case("torch_ranks_v2_15_fsdp1_sharded", rank_cases.read_ranks, "one file a rank: ShardedTensors of FSDP1, whose properties have strides", ranks=2, torch="2.15")
+@case("torch_ranks_v2_15_fsdp1_sharded", rank_cases.read_ranks, "one file per rank: ShardedTensors of FSDP1, whose properties have strides", ranks=2, torch="2.15")
 def make_ranks_fsdp1_sharded(name):
     return rank_cases.save_ranks(rank_cases.objects_of({"model": fsdp1_sharded()["model"]}), name)
 
