@@ -99,7 +99,7 @@ static const cli_option options[] = {
      offsetof(convert_arguments, max_shard_size)},
     {"against", 0, CLI_TEXT, "FILE",
      "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, "
-     "or a list of names",
+     "or a list of names, one per line",
      offsetof(convert_arguments, against)},
     CLI_MAP_OPTIONS(convert_arguments, map),
     CLI_DEQUANTIZE_OPTION(convert_arguments, map),
@@ -112,7 +112,7 @@ static const cli_option options[] = {
 
 const cli_command cli_convert = {
     .name = "convert",
-    .summary = "Convert a checkpoint to safetensors, torch.save, DCP or a DeepSpeed universal checkpoint",
+    .summary = "Convert a checkpoint to another format, to other names, or to another dtype",
     .operands = "PATH DEST",
     .least = 2,
     .most = 2,

@@ -503,10 +503,9 @@ static const cli_option options[] = {
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has",
      offsetof(cp_arguments, overwrite)},
     {"resume", 0, CLI_FLAG, NULL,
-     "Continue an interrupted copy with --resume: keep what it wrote, where the digests agree; keep it if this run fails, "
-     "too",
+     "Continue an interrupted copy: keep what it wrote if the digests agree; keep finished work if this run fails",
      offsetof(cp_arguments, resume)},
-    {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then do",
+    {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then share them",
      offsetof(cp_arguments, no_verify)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.cp/1 document", offsetof(cp_arguments, json)},
     {0},

@@ -167,7 +167,7 @@ static const cli_option options[] = {
     {"overwrite", 0, CLI_FLAG, NULL,
      "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
      offsetof(exec_arguments, writing.overwrite)},
-    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted run; onto a disk, exec always does",
+    {"resume", 0, CLI_FLAG, NULL, "Continue an interrupted upload; on a disk, exec always continues",
      offsetof(exec_arguments, writing.resume)},
     CLI_DISCARD_PARTS_OPTION(exec_arguments, writing.discard_parts),
     {"no-verify", 0, CLI_FLAG, NULL, "Do not check again what other parts and earlier runs wrote",

@@ -175,7 +175,7 @@ static const cli_option options[] = {
      offsetof(validate_arguments, layout)},
     {"against", 0, CLI_TEXT, "FILE",
      "Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list "
-     "of names",
+     "of names, one per line",
      offsetof(validate_arguments, against)},
     {"prefix", 0, CLI_TEXT, "TEXT", "With --against: use only names with this prefix, such as model., and strip it",
      offsetof(validate_arguments, prefix)},

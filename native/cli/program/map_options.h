@@ -48,7 +48,7 @@ typedef struct cli_map_options {
      offsetof(type, field.quantize)}, \
     { \
         "no-quantize", 0, CLI_LIST, "GLOB", \
-            "With --quantize: leave weights that match as they are, too (repeatable); embeddings, norms, output layers and routers always are", \
+            "With --quantize: also leave weights that match as they are (repeatable); embeddings, norms, output layers and routers are never quantized", \
             offsetof(type, field.no_quantize) \
     }
 
