@@ -119,17 +119,22 @@ static tsr_status check_objects(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* Fails with one message for all entries that cannot be written. It names the first few. */
+/* Fails with one message for all entries that cannot be written. It names the first few, and states a reason once where it is
+ * that of several entries in a row. */
 static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
 {
     tsr_str list = {NULL, 0};
     uint64_t refused = 0;
+    const char *last = NULL, *next = "";
     for (uint64_t i = 0; i < s->count; i++) {
         const char *why = s->rows[i].written ? reason(s, &s->rows[i], refusal) : NULL;
         if (!why || refused++ >= NAMED) continue;
-        list = tsr_arena_format(s->arena, err, "%.*s%s'%.*s' %s", TSR_STR_ARG(list), list.size ? ", " : "",
-                                TSR_STR_ARG(s->rows[i].entry->fqn), why);
+        const bool again = why == last;
+        list = tsr_arena_format(s->arena, err, again ? "%.*s%s'%.*s'" : "%.*s%s'%.*s' %s", TSR_STR_ARG(list),
+                                again || !last ? next : ", ", TSR_STR_ARG(s->rows[i].entry->fqn), why);
         if (!list.data) return TSR_E_NOMEM;
+        next = again ? ", " : ", likewise ";
+        last = why;
     }
     if (refused == 0) return TSR_OK;
     if (refused <= NAMED) return tsr_fail(err, TSR_E_UNSUPPORTED, "%.*s", TSR_STR_ARG(list));
