@@ -1,3 +1,4 @@
+/* Asks Open MPI whether it accepts device memory. Only Open MPI has a function for this. */
 #include <mpi.h>
 #ifdef OPEN_MPI
 #include <mpi-ext.h>
