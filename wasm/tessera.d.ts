@@ -143,25 +143,32 @@ export interface TargetOptions {
 
 /** The form of the output. */
 export interface OutputOptions {
+  /** By default the format of the source. */
   readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
+  /** How values that are not tensors are treated. By default torch and dcp keep them, and safetensors refuses them; "sidecar"
+   *  writes them as JSON. */
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** The dtype to which floating-point tensors are cast. */
   readonly dtype?: string | undefined;
+  /** Lets `dtype` cast quantized numbers and their scales as stored, without applying the scales. */
   readonly rawCast?: boolean | undefined;
 }
 
 export interface WritingOptions extends OutputOptions, Selection {}
 
+/** Options for running a conversion. */
 export interface RunOptions {
-    /** torch, dcp: the version of PyTorch that must be able to load the output, "2.3" to "2.15". By default 2.4, or the
-     *  oldest that can. */
-    readonly forTorch?: string|undefined;
-    /** The size of the buffers: a number of bytes, or a text such as "64MiB". */
-    readonly maxMem?: string|number|undefined;
-    readonly ignoreCrc?: boolean|undefined;
-    readonly signal?: AbortSignal|undefined;
-    /** Called after each step with the bytes of tensors. */
-    readonly onProgress?: ((progress: {readonly done: number; readonly total : number}) => void)|undefined;
+  /** torch, dcp: the version of PyTorch that must be able to load the output, "2.3" to "2.15". By default 2.4, or the
+   *  oldest that can. */
+  readonly forTorch?: string | undefined;
+  /** The size of the buffers: a number of bytes, or a text such as "64MiB". */
+  readonly maxMem?: string | number | undefined;
+  /** Accept tensors whose bytes do not match the source's CRC-32. */
+  readonly ignoreCrc?: boolean | undefined;
+  /** Stops the conversion after the current step. The call then rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+  /** Called after each step, with the numbers of bytes of tensors. */
+  readonly onProgress?: ((progress: { readonly done: number; readonly total: number }) => void) | undefined;
 }
 
 /** The names and layouts of another model. */
@@ -181,6 +188,7 @@ export interface SourceOptions extends MapOptions {
 
 /** With a map, the plan contains the map's document, and `tessera exec` applies it to the source. */
 export interface PlanOptions extends TargetOptions, OutputOptions, Names, MapOptions {
+  /** Adds every read of every rank. */
   readonly items?: boolean | undefined;
   /** tessera.storage/1: the servers of a parallel file system, and on which of them files begin. */
   readonly storage?: DocumentOrText | undefined;
@@ -203,9 +211,13 @@ export interface PolicyOptions {
 }
 
 export interface ComparingOptions extends PolicyOptions {
+  /** Reports different chunks as a difference, too. */
   readonly layout?: boolean | undefined;
+  /** Matches names without wrapper prefixes. */
   readonly canonical?: boolean | undefined;
+  /** Lets values differ by this much. */
   readonly atol?: number | undefined;
+  /** Lets values differ by this many times the other checkpoint's value. */
   readonly rtol?: number | undefined;
 }
 
@@ -232,6 +244,7 @@ export interface ReshardOptions extends TargetOptions, WritingOptions, RunOption
 export interface ValidateOptions extends PolicyOptions {
   /** Read all data. */
   readonly deep?: boolean | undefined;
+  /** tessera.layout/1: check against this. With `deep`, its digests are checked, too. */
   readonly layout?: DocumentOrText | undefined;
   /** Check whether the checkpoint would load into this: a checkpoint, names, or a document (module tree, layout, index). */
   readonly against?: Checkpoint | readonly string[] | DocumentOrText | undefined;
@@ -244,8 +257,11 @@ export interface ValidateOptions extends PolicyOptions {
 /** Receives the files of a conversion. Methods may return promises, which are awaited between steps of about 16 MiB. `bytes`
  *  is only valid during the call. A single file has the name "", and the name of a file next to it begins with a dot. */
 export interface Sink {
+  /** Creates a file of `size` bytes. */
   create(name: string, size: number): void | Promise<void>;
+  /** Writes `bytes` at a byte offset of a file. Offsets come in any order. */
   write(name: string, offset: number, bytes: Uint8Array): void | Promise<void>;
+  /** Called when all bytes of a file have been written. */
   finish(name: string): void | Promise<void>;
   /** Called after every file is finished. */
   done?(): void | Promise<void>;
@@ -375,7 +391,9 @@ export type Row = GroupRow | EntryRow;
 /** The names as a tree: the visible rows, opening and closing, and a filter. */
 export class Outline {
   private constructor();
+  /** The number of visible rows. */
   readonly count: number;
+  /** Returns at most `count` visible rows, from row `first` on. */
   rows(first: number, count: number): Row[];
   /** Returns the new number of visible rows. */
   act(node: number, act: "open" | "close" | "fold" | "unfold" | "open-all" | "close-all"): number;
@@ -384,10 +402,12 @@ export class Outline {
   filter(text: string): number;
   /** Opens the parents of the entry and returns its row, unless the filter hides it. */
   reveal(entry: number): number | undefined;
+  /** Sets the `level` of the entry's row and of its parents, unless it is higher already. */
   mark(entry: number, level: Level): void;
   close(): void;
 }
 
+/** Statistics and a histogram of a tensor, computed in steps. */
 export class Tally {
   private constructor();
   /** Reads about this many bytes. Returns true while there is more. */
@@ -397,6 +417,7 @@ export class Tally {
   close(): void;
 }
 
+/** The search for tensors with equal bytes, in steps. */
 export class Twins {
   private constructor();
   /** Reads one more tensor. Returns true while there is more. */
@@ -406,6 +427,7 @@ export class Twins {
   close(): void;
 }
 
+/** A comparison of two checkpoints, whose values are compared in steps. */
 export class Diff {
   private constructor();
   /** Compares the values of one more tensor. Returns true while there is more. */
@@ -417,6 +439,7 @@ export class Diff {
   part(number: number, count: number): void;
   /** Returns the results of a part, which `take` adds to another worker's comparison of the same files. */
   found(number: number, count: number): Uint8Array;
+  /** Adds the results of part `number` of `count`, which another worker's `found` returned. */
   take(number: number, count: number, found: Uint8Array): void;
   /** Returns tessera.diff/1: with values after the last step, and without them before the first. */
   result(): DiffDocument;
