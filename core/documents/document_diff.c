@@ -19,24 +19,13 @@ static void put_side(tsr_json *json, const char *key, const tsr_entry *entry, ui
     char text[REPR_BYTES];
     tsr_json_key(json, key);
     tsr_json_object(json);
-    tsr_json_key(json, "kind");
-    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
-    if (entry->kind == TSR_ENTRY_TENSOR) {
-        tsr_json_key(json, "dtype");
-        tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
-        tsr_json_key(json, "shape");
-        tsr_json_u64s(json, entry->shape, entry->ndim);
-        if (what & TSR_DIFF_LAYOUT) {
-            tsr_json_key(json, "chunks");
-            tsr_json_uint(json, entry->chunk_count);
-        }
-    } else {
-        tsr_json_key(json, "type");
-        tsr_json_str(json, entry->type);
-        if (entry->value) {
-            tsr_json_key(json, "repr");
-            tsr_json_text(json, tsr_value_text(entry->value, text, sizeof text));
-        }
+    tsr_document_put_type(json, entry);
+    if (entry->kind == TSR_ENTRY_TENSOR && what & TSR_DIFF_LAYOUT) {
+        tsr_json_key(json, "chunks");
+        tsr_json_uint(json, entry->chunk_count);
+    } else if (entry->kind != TSR_ENTRY_TENSOR && entry->value) {
+        tsr_json_key(json, "repr");
+        tsr_json_text(json, tsr_value_text(entry->value, text, sizeof text));
     }
     tsr_json_object_end(json);
 }

@@ -1,6 +1,7 @@
-/* tessera.findings/1, and what it has in common with other documents: findings and digests. */
+/* tessera.findings/1, and what it has in common with other documents: findings, types of entries, and digests. */
 #include "documents/document_parts.h"
 
+#include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
@@ -29,6 +30,21 @@ static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding
         tsr_json_str(json, finding->fqn);
     }
     tsr_json_object_end(json);
+}
+
+void tsr_document_put_type(tsr_json *json, const tsr_entry *entry)
+{
+    tsr_json_key(json, "kind");
+    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        tsr_json_key(json, "type");
+        tsr_json_str(json, entry->type);
+        return;
+    }
+    tsr_json_key(json, "dtype");
+    tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
+    tsr_json_key(json, "shape");
+    tsr_json_u64s(json, entry->shape, entry->ndim);
 }
 
 void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest)

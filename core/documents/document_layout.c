@@ -84,18 +84,9 @@ static tsr_status put_entry(layout_writer *w, const tsr_entry *entry, size_t num
     tsr_json_object(json);
     tsr_json_key(json, "fqn");
     tsr_json_str(json, entry->fqn);
-    tsr_json_key(json, "kind");
-    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
-    if (entry->kind == TSR_ENTRY_TENSOR) {
-        tsr_json_key(json, "dtype");
-        tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
-        tsr_json_key(json, "shape");
-        tsr_json_u64s(json, entry->shape, entry->ndim);
-        if (!w->options->no_chunks && entry->chunk_count) TSR_TRY(put_chunks(json, entry, w->host->allocator, w->err));
-    } else {
-        tsr_json_key(json, "type");
-        tsr_json_str(json, entry->type);
-    }
+    tsr_document_put_type(json, entry);
+    if (entry->kind == TSR_ENTRY_TENSOR && !w->options->no_chunks && entry->chunk_count)
+        TSR_TRY(put_chunks(json, entry, w->host->allocator, w->err));
     TSR_TRY(put_hash(w, entry, number));
     tsr_json_object_end(json);
     return json->status;

@@ -10,6 +10,9 @@ void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings 
 /* Writes the members "left_out" and "turned_off" of a summary, if the policy can have such findings. */
 void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result);
 
+/* Writes the members "kind" and, for a tensor, "dtype" and "shape", or otherwise "type". */
+void tsr_document_put_type(tsr_json *json, const tsr_entry *entry);
+
 /* {"algorithm": …, "digest": hex} */
 void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest);
 
