@@ -83,7 +83,7 @@ static const tsr_rule rules[] = {
     {"layout/empty-chunk", TSR_NOTE, "an empty chunk is not where a rank without elements would have it",
      "Ranks that hold nothing of a tensor normally have an empty chunk at its end. This is harmless by itself."},
     {"layout/hole", TSR_ERROR, "elements of a tensor are not covered by any chunk",
-     "A rank's shard was lost or never saved, and torch would load uninitialized memory in its place. Save the checkpoint "
+     "A rank's shard was lost or never saved, and PyTorch would load uninitialized memory in its place. Save the checkpoint "
      "again, or restore the missing file."},
     {"layout/kind", TSR_ERROR, "an entry is a tensor where the layout has an object, or vice versa",
      "Write a new layout if the change is intended."},
@@ -121,22 +121,22 @@ static const tsr_rule rules[] = {
      "lost .metadata of a DCP checkpoint."},
     {"parts/left-out", TSR_WARNING, "files or directories with a checkpoint are not among the parts",
      "The Trainer of transformers writes the weights next to the directory in which DeepSpeed keeps its own, with the float32 "
-     "weights and the optimizer states. Programs have accelerate save models of their own next to its files. Open what is left out by "
+     "weights and the optimizer states. Training scripts save further models next to accelerate's files. Open what is left out by "
      "its path, or a directory with `--step`."},
     {"parts/stages-differ", TSR_WARNING, "stages of a pipeline hold different values under one name",
      "DeepSpeed's tied layers share the weights that are tied. Whatever else the layer has, each stage trains for itself. The first "
      "stage's values keep the name; those of later stages are listed under `mp_rank_NN.`."},
     {"parts/tied-modules", TSR_NOTE, "second names of tied modules are left out of the part 'model'",
-     "DeepSpeed does not list the second name where one module has another under two, and zero_to_fp32 leaves it out. The "
-     "weights are there under the first name."},
+     "If a module has two names, DeepSpeed lists only the first, and zero_to_fp32 leaves out the second. The weights are there "
+     "under the first name."},
     {"parts/unchecked-save", TSR_NOTE, "nothing in the files shows whether they are of the same save",
-     "ZeRO 3 stores the weights only in the optimizer files, each rank its own part, so that no two files have values to "
-     "compare, and optimizers such as SGD count no steps. Without ZeRO, files of experts state no step. If a file may have been "
-     "mixed up, load the checkpoint and evaluate the model."},
+     "ZeRO 3 stores the weights only in the optimizer files, and each rank stores its own share, so there are no values to "
+     "compare. Optimizers such as SGD do not count steps. Without ZeRO, files of experts do not state a step. If a file may have "
+     "been mixed up, load the checkpoint and evaluate the model."},
     {"parts/unnamed-states", TSR_NOTE, "the optimizer's states cannot be matched with parameter names",
      "The optimizer numbers its parameters, and several of them have the same shape. The states are listed by number, in "
-     "the order of the optimizer's param groups. If there is one param group with all parameters, they are named by the order of "
-     "the module instead, which the optimizer has if it was given model.parameters()."},
+     "the order of the optimizer's param groups. A single param group of all parameters is assumed to be in the order of "
+     "model.parameters(), and its states are named by it."},
     {"pickle/trailing-bytes", TSR_WARNING, "bytes follow the end of a pickle",
      "PyTorch stops at the end of the pickle and never reads them, but another program may. They are not part of the "
      "checkpoint. Save the file again to remove them."},
@@ -182,7 +182,7 @@ static const tsr_rule rules[] = {
     {"torch/rank-differs", TSR_ERROR, "a tensor that is not sharded differs between ranks",
      "If other tensors are sharded, the files come from different runs or steps. If no tensor is sharded, each rank's file "
      "holds its own part of the model, and this is only a note: nothing in the files states how the parts are joined. "
-     "`tessera inspect` lists what each rank holds; no other command reads such a tensor."},
+     "Pass `--shards` to state it. Without it, such tensors can be listed but not read."},
     {"torch/rank-missing", TSR_ERROR, "the file of a rank is missing",
      "Its shard of every sharded tensor is lost. Copy the file from the machine that wrote it."},
     {"torch/rank-object", TSR_NOTE, "an object differs between the files of the ranks",
