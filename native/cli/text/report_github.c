@@ -9,21 +9,12 @@
 #include "cli/text/findings_text.h"
 
 #include "tessera/sys/document_text.h"
-#include "tessera/sys/visible.h"
 
 enum { ANNOTATIONS = 10, SUMMARY_ROWS = 200 };
 
-static void put_escaped(tsr_str text, bool property)
-{
-    char escape[TSR_ESCAPE_SIZE];
-    tsr_str shown;
-    for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
-        const char c = *shown.data;
-        if (c == '%' || (property && (c == ':' || c == ','))) printf("%%%02X", (unsigned char)c);
-        else fwrite(shown.data, 1, shown.size, stdout);
-    }
-}
+static const cli_escape in_messages[] = {{'%', "%25"}, {0}};
+static const cli_escape in_properties[] = {{'%', "%25"}, {':', "%3A"}, {',', "%2C"}, {0}};
+static const cli_escape in_cells[] = {{'|', "\\|"}, {'<', "&lt;"}, {'@', "&#64;"}, {0}}; /* of tables; @ mentions people */
 
 static const char *command_of(tsr_level level)
 {
@@ -34,24 +25,10 @@ static void put_annotation(const char *path, const tsr_finding *finding)
 {
     char place[4096], text[CLI_FINDING_WORDS];
     printf("::%s file=", command_of(finding->level));
-    put_escaped(tsr_finding_place(tsr_str_from(path), finding, place, sizeof place), true);
+    cli_put_escaped(stdout, tsr_finding_place(tsr_str_from(path), finding, place, sizeof place), in_properties);
     printf(",title=%s::", finding->rule->id);
-    put_escaped(cli_finding_words(finding, text), false);
+    cli_put_escaped(stdout, cli_finding_words(finding, text), in_messages);
     putchar('\n');
-}
-
-/* Prints text in a table cell: escapes pipes, line breaks, HTML and @mentions. */
-static void put_cell(FILE *to, tsr_str text)
-{
-    char escape[TSR_ESCAPE_SIZE];
-    tsr_str shown;
-    for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
-        if (*shown.data == '|') fputs("\\|", to);
-        else if (*shown.data == '<') fputs("&lt;", to);
-        else if (*shown.data == '@') fputs("&#64;", to);
-        else fwrite(shown.data, 1, shown.size, to);
-    }
 }
 
 static void put_summary(const char *path, const tsr_findings *findings)
@@ -62,7 +39,7 @@ static void put_summary(const char *path, const tsr_findings *findings)
     char text[CLI_FINDING_WORDS];
     if (!to) return; /* not an error: the summary is optional, and the annotations were printed */
     fputs("### ", to);
-    put_cell(to, tsr_str_from(path));
+    cli_put_escaped(to, tsr_str_from(path), in_cells);
     fprintf(to, "\n\n%s, %s, %s\n", cli_plural(tsr_findings_total(findings, TSR_ERROR), "error").text,
             cli_plural(tsr_findings_total(findings, TSR_WARNING), "warning").text,
             cli_plural(tsr_findings_total(findings, TSR_NOTE), "note").text);
@@ -70,7 +47,7 @@ static void put_summary(const char *path, const tsr_findings *findings)
     for (size_t i = 0; i < count && i < SUMMARY_ROWS; i++) {
         const tsr_finding *finding = tsr_findings_at(findings, i);
         fprintf(to, "| %s | `%s` | ", tsr_level_name(finding->level), finding->rule->id);
-        put_cell(to, cli_finding_words(finding, text));
+        cli_put_escaped(to, cli_finding_words(finding, text), in_cells);
         fputs(" |\n", to);
     }
     if (count > SUMMARY_ROWS) fprintf(to, "\n… and %zu more\n", count - SUMMARY_ROWS);
@@ -87,7 +64,7 @@ void cli_github_add(uint64_t shown[3], const char *path, const tsr_findings *fin
             if (finding->level != (tsr_level)level || shown[level] >= ANNOTATIONS) continue;
             if (shown[level]++ + 1 == ANNOTATIONS && left > 1) {
                 printf("::%s title=tessera::%s more in ", command_of((tsr_level)level), cli_plural(left, "finding").text);
-                put_escaped(tsr_str_from(path), false);
+                cli_put_escaped(stdout, tsr_str_from(path), in_messages);
                 puts("; the step summary lists them");
             } else {
                 put_annotation(path, finding);

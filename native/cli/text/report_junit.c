@@ -3,24 +3,11 @@
 
 #include <stdlib.h>
 
+#include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 
-#include "tessera/sys/visible.h"
-
-/* Prints text for XML. All visible characters are allowed in XML 1.0. */
-static void put_xml(FILE *to, tsr_str text)
-{
-    char escape[TSR_ESCAPE_SIZE];
-    tsr_str shown;
-    for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
-        if (*shown.data == '<') fputs("&lt;", to);
-        else if (*shown.data == '>') fputs("&gt;", to); /* it may end a "]]>" */
-        else if (*shown.data == '&') fputs("&amp;", to);
-        else if (*shown.data == '"') fputs("&quot;", to);
-        else fwrite(shown.data, 1, shown.size, to);
-    }
-}
+/* All visible characters are allowed in XML 1.0. A '>' may end a "]]>". */
+static const cli_escape in_xml[] = {{'<', "&lt;"}, {'>', "&gt;"}, {'&', "&amp;"}, {'"', "&quot;"}, {0}};
 
 void cli_junit_start(cli_junit *junit)
 {
@@ -32,7 +19,7 @@ static void begin_case(cli_junit *junit, const char *path)
 {
     junit->tests++;
     fputs("  <testcase classname=\"tessera\" name=\"", junit->cases);
-    put_xml(junit->cases, tsr_str_from(path));
+    cli_put_escaped(junit->cases, tsr_str_from(path), in_xml);
     fputs("\">\n", junit->cases);
 }
 
@@ -47,7 +34,7 @@ void cli_junit_add(cli_junit *junit, const char *path, const tsr_findings *findi
         fprintf(junit->cases, "    <%s", element);
         if (finding->level == TSR_ERROR) fprintf(junit->cases, " type=\"%s\"", finding->rule->id);
         fprintf(junit->cases, ">%s %s: ", tsr_level_name(finding->level), finding->rule->id);
-        put_xml(junit->cases, cli_finding_words(finding, text));
+        cli_put_escaped(junit->cases, cli_finding_words(finding, text), in_xml);
         fprintf(junit->cases, "</%s>\n", element);
     }
     fputs("  </testcase>\n", junit->cases);
@@ -59,7 +46,7 @@ void cli_junit_trouble(cli_junit *junit, const char *path, const tsr_error *err)
     if (!junit->cases) return;
     begin_case(junit, path);
     fputs("    <error>", junit->cases);
-    put_xml(junit->cases, tsr_str_from(err->message));
+    cli_put_escaped(junit->cases, tsr_str_from(err->message), in_xml);
     fputs("</error>\n  </testcase>\n", junit->cases);
     junit->errors++;
 }
