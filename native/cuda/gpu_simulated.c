@@ -510,7 +510,7 @@ static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint3
 typedef struct box_operation {
     operation base;
     tsr_gpu_box box;
-    uint64_t sizes[TSR_GPU_MAX_RANK], to_strides[TSR_GPU_MAX_RANK], from_strides[TSR_GPU_MAX_RANK];
+    uint64_t sizes[TSR_GPU_MAX_NDIM], to_strides[TSR_GPU_MAX_NDIM], from_strides[TSR_GPU_MAX_NDIM];
 } box_operation;
 
 static void happen_box(operation *op)

@@ -176,9 +176,9 @@ static tsr_status check_box(const tsr_gpu_box *box, bool *is_empty, tsr_error *e
     if (box->from && box->to_dtype != box->from_dtype && !tsr_cast_possible(box->from_dtype, box->to_dtype))
         return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "device move: %s cannot be cast to %s",
                          tsr_dtype_describe(box->from_dtype)->name, tsr_dtype_describe(box->to_dtype)->name);
-    if (box->ndim > TSR_GPU_MAX_RANK)
+    if (box->ndim > TSR_GPU_MAX_NDIM)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "device move: %u dimensions; at most %u are supported",
-                         (unsigned)box->ndim, TSR_GPU_MAX_RANK);
+                         (unsigned)box->ndim, TSR_GPU_MAX_NDIM);
     const bool is_cast = box->from && box->to_dtype != box->from_dtype;
     if (is_cast && ((uintptr_t)box->to % to || (uintptr_t)box->from % from))
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
@@ -208,7 +208,7 @@ static plain simplify(const tsr_gpu_box *box)
     plain p = {.to = (uint64_t)(uintptr_t)box->to, .from = (uint64_t)(uintptr_t)box->from, .box = box};
     p.to_bytes = tsr_dtype_size(box->to_dtype);
     p.from_bytes = tsr_dtype_size(box->from_dtype);
-    axis sorted[TSR_GPU_MAX_RANK];
+    axis sorted[TSR_GPU_MAX_NDIM];
     uint32_t count = 0;
     for (uint32_t i = 0; i < box->ndim; i++) {
         if (box->sizes[i] == 1) continue;

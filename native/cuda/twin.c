@@ -6,7 +6,7 @@
 void tsr_twin_box(const tsr_gpu_box *box)
 {
     const size_t to_size = tsr_dtype_size(box->to_dtype), from_size = tsr_dtype_size(box->from_dtype);
-    uint64_t at[TSR_GPU_MAX_RANK] = {0};
+    uint64_t at[TSR_GPU_MAX_NDIM] = {0};
     for (;;) {
         uint64_t to = 0, from = 0;
         for (uint32_t i = 0; i < box->ndim; i++) {

@@ -27,7 +27,7 @@ typedef struct tsr_gpu_run {
  * and so must all `from`. The array is not used after the call returns. */
 tsr_status tsr_gpu_move_runs(tsr_gpu_stream *stream, const tsr_gpu_run *runs, size_t count, tsr_error *err);
 
-#define TSR_GPU_MAX_RANK 8u /* the most dimensions of a box */
+#define TSR_GPU_MAX_NDIM 8u /* the most dimensions of a box */
 
 /* A strided block of elements: element (i, j, …) is i·strides[0] + j·strides[1] + … elements after the first. Packing or
  * unpacking a shard, transposing, filling and casting can all be described in this way. */
