@@ -68,7 +68,7 @@ const MARKS = /^(\.metadata|__\d+\.metadata|.*\.(distcp|safetensors|index\.json|
 const parentOf = (path: string): string => path.slice(0, Math.max(0, path.lastIndexOf("/")));
 
 /** Returns the paths of the topmost directories that contain files of a checkpoint. */
-export function checkpointsIn(paths: readonly string[]): string[] {
+function checkpointsIn(paths: readonly string[]): string[] {
   const directories = [...new Set(paths.filter((p) => MARKS.test(p.split("/").pop() ?? "")).map(parentOf))].sort();
   return directories.filter((d) => !directories.some((other) => other !== d && (other === "" || d.startsWith(`${other}/`))));
 }

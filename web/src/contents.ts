@@ -30,7 +30,7 @@ export function leavesOf(checkpoint: Pick<Checkpoint, "outline">, most = MOST_SO
   }
 }
 
-export interface Arranged { readonly kept: number; readonly rows: number; readonly totals: Totals | undefined; readonly isSorted: boolean }
+interface Arranged { readonly kept: number; readonly rows: number; readonly totals: Totals | undefined; readonly isSorted: boolean }
 
 export class Contents {
   #tree: EntryTree | undefined;

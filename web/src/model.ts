@@ -47,7 +47,7 @@ export interface Selected {
 }
 
 /** The canonical names, or why a map does not fit. */
-export interface Naming {
+interface Naming {
   /** The map, as text. */
   readonly of: string;
   names: FqnDocument | undefined;
@@ -58,7 +58,7 @@ export interface Naming {
 interface Attempt { readonly client: Client; readonly ending: AbortController; bytes: number }
 
 /** A preview for a target, or why there is none. */
-export interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request?: PlanRequest; readonly trouble?: Trouble }
+interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request?: PlanRequest; readonly trouble?: Trouble }
 
 const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
 

@@ -18,7 +18,7 @@ export interface Chosen {
   deliver?(written: Written): void;
 }
 
-export interface Wish {
+interface Wish {
   /** The name of the new directory. */
   readonly name: string;
   /** The name of the only file, if there is only one. */

@@ -37,7 +37,7 @@ function nameOf({ pathname }: URL): string {
 class NotThere extends Error {}
 
 /** Asks the server for one byte. */
-export async function askUrl(text: string, signal: AbortSignal): Promise<Remote> {
+async function askUrl(text: string, signal: AbortSignal): Promise<Remote> {
   const url = urlOf(text);
   const response = await fetch(url, { headers: { Range: "bytes=0-0" }, signal }).catch(() => {
     signal.throwIfAborted();

@@ -3,7 +3,7 @@
 import type { Chunk } from "./protocol";
 
 export interface Box { readonly x: number; readonly y: number; readonly width: number; readonly height: number }
-export interface ShardMap {
+interface ShardMap {
   /** The dimensions that are shown; -1 if the tensor does not have that many. */
   readonly dims: readonly [number, number];
   readonly columns: number;
@@ -16,7 +16,7 @@ export interface ShardMap {
 const MOST_CELLS = 1 << 18;
 
 /** Returns the two dimensions that are divided most, in their order. A single dimension is shown horizontally. */
-export function dimsOf(shape: readonly number[], chunks: readonly Chunk[]): [number, number] {
+function dimsOf(shape: readonly number[], chunks: readonly Chunk[]): [number, number] {
   if (shape.length === 0) return [-1, -1];
   if (shape.length === 1) return [-1, 0];
   const cuts = shape.map((_, d) => new Set(chunks.map((c) => c.offsets[d])).size);

@@ -8,7 +8,7 @@ import { Tree } from "./tree";
 
 const MOST_DTYPES = 5;
 
-export interface ChipTerm { readonly term: string; readonly label: string }
+interface ChipTerm { readonly term: string; readonly label: string }
 
 /** The totals of the entries that match the filter. */
 function totalsText(outline: OutlineName, model: ReturnType<typeof useModel>): string {

@@ -38,7 +38,7 @@ function Result({ written: { result, download, title }, fields }: { written: Wri
   );
 }
 
-export interface SaveProps {
+interface SaveProps {
   readonly saving: Saving;
   /** Whether the preview belongs to the current state of the form. */
   readonly isReady: boolean;

@@ -10,7 +10,7 @@ import { useModel } from "./hooks";
 import { Facts, TroubleBox } from "./parts";
 import { HeatMap } from "./slice";
 
-export interface DiffOf { readonly fqn: string; readonly shape: readonly number[]; readonly compared: Compared; readonly map: DiffOptions["map"] }
+interface DiffOf { readonly fqn: string; readonly shape: readonly number[]; readonly compared: Compared; readonly map: DiffOptions["map"] }
 
 export function TensorDiff({ fqn, shape, compared, map }: DiffOf): JSX.Element {
   const model = useModel(), [slice, setSlice] = useState(firstSlice(shape)), [found, setFound] = useState<Differences>(), [trouble, setTrouble] = useState<Trouble>();
