@@ -73,14 +73,21 @@ static tsr_status read_page(tsr_str page, tsr_object_list *out, tsr_error *err)
     return status;
 }
 
-/* The target of `<URL>; rel="next"`. It must be on the same server, because the token is sent there. NULL: this was the last
- * page. */
-static const char *next_page(const hf *service, const char *link, tsr_arena *arena)
+/* Replaces *url by the target of `<URL>; rel="next"`, or by NULL after the last page. The target must be on the same server,
+ * because the token is sent there. */
+static tsr_status next_page(const hf *service, const char *link, tsr_arena *arena, const char **url, tsr_error *err)
 {
-    const char *open = link ? strchr(link, '<') : NULL, *close = open ? strchr(open, '>') : NULL;
-    if (!close || !strstr(close, "rel=\"next\"")) return NULL;
-    const char *url = tsr_arena_str(arena, (tsr_str){open + 1, (size_t)(close - open - 1)}, NULL).data;
-    return url && tsr_http_same_origin(url, service->endpoint) ? url : NULL;
+    const char *asked = *url, *open = link ? strchr(link, '<') : NULL, *close = open ? strchr(open, '>') : NULL;
+    *url = NULL;
+    if (!close || !strstr(close, "rel=\"next\"")) return TSR_OK;
+    const char *next = tsr_arena_str(arena, (tsr_str){open + 1, (size_t)(close - open - 1)}, err).data;
+    if (!next) return TSR_E_NOMEM;
+    TSR_FAIL_IF(!tsr_http_same_origin(next, service->endpoint), err, TSR_E_FORMAT,
+                "%s: the listing continues on a server other than %s", service->base.shown, service->endpoint);
+    TSR_FAIL_IF(strcmp(next, asked) == 0, err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                service->base.shown);
+    *url = next;
+    return TSR_OK;
 }
 
 static tsr_status list_directory(hf *service, tsr_str directory, bool recursive, tsr_object_list *out, tsr_error *err)
@@ -97,7 +104,7 @@ static tsr_status list_directory(hf *service, tsr_str directory, bool recursive,
         status = tsr_exchange_text(&service->base, (tsr_request){.url = url, .key = directory, .on_bucket = !directory.size},
                                    MOST_PAGE, &x, &page, err);
         if (status == TSR_OK) status = read_page(page, out, err);
-        url = status == TSR_OK ? next_page(service, x.transfer.link, out->arena) : NULL;
+        if (status == TSR_OK) status = next_page(service, x.transfer.link, out->arena, &url, err);
         tsr_exchange_end(&x);
     }
     return status;

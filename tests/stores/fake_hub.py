@@ -83,7 +83,8 @@ class Hub(Noting):
             return self.answer(404, b'{"error":"not found"}', X_Error_Code="EntryNotFound")
         start = int(query.get("cursor", ["0"])[0])
         more = start + self.server.page < len(items)
-        link = {"Link": f'<{self.server.url}{self.path.partition("?")[0]}?recursive={query.get("recursive", ["false"])[0]}&cursor={start + self.server.page}>; rel="next"'} if more else {}
+        following = self.server.following or f'{self.server.url}{self.path.partition("?")[0]}?recursive={query.get("recursive", ["false"])[0]}&cursor={start + self.server.page}'
+        link = {"Link": f'<{following.replace("SAME", self.server.url + self.path)}>; rel="next"'} if more else {}
         return self.answer(200, json.dumps(items[start:start + self.server.page]).encode(), Content_Type="application/json", **link)
 
     def resolve(self, kind, repository, revision, path):
@@ -103,9 +104,10 @@ class Hub(Noting):
 
 
 @contextlib.contextmanager
-def serving(repositories, page=1000):
+def serving(repositories, page=1000, following=None):
+    """`following`: the address of the next page of every listing, where SAME is that of the current one."""
     cdn, hub = Server(Cdn), Server(Hub)
     cdn.blobs = {}
-    hub.cdn, hub.repositories, hub.page = cdn, repositories, page
+    hub.cdn, hub.repositories, hub.page, hub.following = cdn, repositories, page, following
     with running(hub, cdn):
         yield hub

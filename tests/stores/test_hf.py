@@ -61,6 +61,16 @@ def test_hf_reads_as_a_path_does(t):
 
 
 @test
+def test_hf_listings_are_complete_or_refused(t):
+    """A hub behind a mirror links to the next page by its own address. Files of later pages must not be missing in silence."""
+    for following, words in (("https://huggingface.co/api/models/org/name/tree/main?cursor=7", "the listing continues on a server other than http://127.0.0.1:"),
+                             ("SAME", "the server's listing does not advance")):
+        with serving(repositories(samples()), page=7, following=following) as s:
+            p = t.run("inspect", "hf://org/name", status=2, env={"HF_ENDPOINT": s.url, "HF_TOKEN": TOKEN})
+            need(words.encode() in p.stderr, p.stderr)
+
+
+@test
 def test_hf_revisions_are_one_commit(t):
     small = {"model.safetensors": files_below(sample("safetensors_model")[0] if os.path.isfile(sample("safetensors_model")[0]) else os.path.dirname(sample("safetensors_model")[0])).popitem()[1]}
     with serving({**repositories(small), **repositories(small, None, "datasets")}) as s:
