@@ -144,7 +144,8 @@ static tsr_status from_instance(tsr_transport *transport, tsr_arena *arena, tsr_
         tsr_arena_format(arena, err, "%.*s/latest/meta-data/iam/security-credentials/", TSR_STR_ARG(base)).data;
     if (!headers[0] || !roles) return TSR_E_NOMEM;
     TSR_TRY(tsr_metadata_ask(transport, &(tsr_metadata_request){NULL, roles, headers, 0}, arena, &text, &status, err));
-    const size_t name = text.size ? strcspn(tsr_arena_str(arena, text, NULL).data, "\r\n") : 0;
+    size_t name = 0; /* the first line */
+    while (name < text.size && text.data[name] != '\r' && text.data[name] != '\n') name++;
     if (status != 200 || !name) return TSR_OK; /* the instance has no role */
     url = tsr_arena_format(arena, err, "%s%.*s", roles, (int)name, text.data).data;
     if (!url) return TSR_E_NOMEM;
