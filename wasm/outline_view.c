@@ -48,7 +48,7 @@ enum { /* the columns of a page of rows, with `count` numbers each: first those 
        ROW_STATE,
        ROW_ENTRIES,
        ROW_RUN,
-       ROW_RANK,
+       ROW_NDIM,
        ROW_SHAPE,
        ROW_CHUNKS,
        ROW_FQN,
@@ -92,7 +92,7 @@ static void put_row(const outline *o, uint32_t at, uint32_t *narrow, uint64_t *w
     narrow[ROW_STATE * stride] = state_of(o, at) | (entry ? (uint32_t)entry->kind * STATE_KIND : 0);
     narrow[ROW_ENTRIES * stride] = n->entries;
     narrow[ROW_RUN * stride] = n->run_count;
-    narrow[ROW_RANK * stride] = entry ? entry->ndim : 0;
+    narrow[ROW_NDIM * stride] = entry ? entry->ndim : 0;
     narrow[ROW_SHAPE * stride] = entry ? pointer_of(entry->shape) : 0;
     narrow[ROW_CHUNKS * stride] = entry ? (uint32_t)entry->chunk_count : 0;
     narrow[ROW_FQN * stride] = entry ? pointer_of(entry->fqn.data) : 0;
