@@ -33,6 +33,21 @@ export function same(native, wasm, what, read = undefined) {
   throw new Error(`${what} differ at character ${n}: native …${a.slice(Math.max(0, n - 60), n + 60)}… wasm …${b.slice(Math.max(0, n - 60), n + 60)}…`);
 }
 
+/** Returns a function that opens what `sourceOf(target)` returns, calls `body` with the checkpoint, and closes both. */
+export function opener(tessera, sourceOf) {
+  return (target, body, options = {}) => {
+    const source = sourceOf(target);
+    let opened;
+    try {
+      opened = tessera.open(source.files, { ...source.options, ...options });
+      return body(opened);
+    } finally {
+      opened?.close();
+      source.close();
+    }
+  };
+}
+
 export function errorOf(body) {
   try {
     body();

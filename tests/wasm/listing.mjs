@@ -6,21 +6,11 @@ import path from "node:path";
 import { filesOf } from "../../wasm/node.js";
 import { refusalOf } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
-import { check, errorOf, same, test } from "./harness.mjs";
+import { check, errorOf, opener, same, test } from "./harness.mjs";
 
 export function testListing(environment) {
   const { tessera, root } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-listing-"));
-  const withOpened = (target, body, options = {}) => {
-    const source = filesOf(target);
-    let opened;
-    try {
-      opened = tessera.open(source.files, { ...source.options, ...options });
-      return body(opened);
-    } finally {
-      opened?.close();
-      source.close();
-    }
-  };
+  const withOpened = opener(tessera, filesOf);
   const { documents, run } = comparer({ ...environment, withOpened }, folder);
   const at = (...names) => path.join(folder, ...names), golden = (...names) => path.join(root, "tests/golden", ...names), samples = path.join(root, "samples/checkpoints");
   const inspect = (target, options = {}, args = []) => documents(target, options, (c) => c.inspect({ hash: "sha256" }), ["inspect", target, "--json", "--hash", "sha256", ...args]);

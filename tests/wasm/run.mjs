@@ -22,7 +22,7 @@ import { testSinks } from "./sinks.mjs";
 import { testMaps, testNames, testRemoteFiles, testSources } from "./sources.mjs";
 import { testOptimizers, testUnprepared } from "./optimizer.mjs";
 import { testReals } from "./reals.mjs";
-import { check, errorOf, report, same, test } from "./harness.mjs";
+import { check, errorOf, opener, report, same, test } from "./harness.mjs";
 
 const root = fileURLToPath(new URL("../..", import.meta.url));
 const at = process.argv.indexOf("--tessera");
@@ -49,19 +49,9 @@ function sourceOf(target) {
   return { ...source, files: source.files.filter((f) => !f.name.includes("/")), options: { primary: path.basename(target) } };
 }
 
-function withOpened(target, body, options = {}) {
-  const source = sourceOf(target);
-  let opened;
-  try {
-    opened = tessera.open(source.files, { ...source.options, ...options });
-    return body(opened);
-  } finally {
-    opened?.close();
-    source.close();
-  }
-}
+const withOpened = opener(tessera, sourceOf);
 
-const refusalOf = (body) => errorOf(body).message;
+const messageOf = (body) => errorOf(body).message;
 
 const documents = [
   ["inspect", (t) => ["inspect", t, "--json"]],
@@ -97,7 +87,7 @@ test("an interrupted save is opened and judged, and listed nowhere", () => {
   withOpened(target, (opened) => {
     check(JSON.parse(opened.document("findings")).findings.some((f) => f.rule === "parts/incomplete-save"), "no finding says so");
     for (const body of [() => opened.document("inspect"), () => opened.document("overview"), () => opened.document("layout"), () => opened.outline(), () => opened.document("optimizer")])
-      check(refused.stderr.includes(refusalOf(body)), `${body} says ${refusalOf(body)}`);
+      check(refused.stderr.includes(messageOf(body)), `${body} says ${messageOf(body)}`);
     check(opened.find("w") === undefined, "a name is found");
   });
 });
@@ -132,8 +122,8 @@ test("a closed checkpoint, and what was made from it, are refused", () => {
   const outline = opened.outline();
   opened.close();
   check(outline.count === 0, "the outline of a closed checkpoint has rows");
-  check(/no checkpoint is open/.test(refusalOf(() => opened.document("inspect"))), "a closed checkpoint was read");
-  check(/no checkpoint is open/.test(refusalOf(() => { outline.handle && opened.outline(); })), "a closed checkpoint was outlined");
+  check(/no checkpoint is open/.test(messageOf(() => opened.document("inspect"))), "a closed checkpoint was read");
+  check(/no checkpoint is open/.test(messageOf(() => { outline.handle && opened.outline(); })), "a closed checkpoint was outlined");
   source.close();
 });
 
@@ -141,7 +131,7 @@ test("every call on a closed checkpoint is refused, and arguments of open are ch
   const source = filesOf(path.join(samples, "dcp_fsdp2")), opened = tessera.open(source.files), made = opened.optimizer("flatten");
   check(opened.warnings.length === 0 && opened.find("nosuch") === undefined && made.find("nosuch") === undefined, "warnings or names of an open checkpoint");
   opened.close();
-  for (const call of [() => opened.find("x"), () => made.find("x"), () => opened.warnings, () => made.warnings, () => opened.check()]) check(/^no checkpoint is open/.test(refusalOf(call)), `${call}`);
+  for (const call of [() => opened.find("x"), () => made.find("x"), () => opened.warnings, () => made.warnings, () => opened.check()]) check(/^no checkpoint is open/.test(messageOf(call)), `${call}`);
   source.close();
   const file = { name: "a.pt", size: 3, read() {} };
   for (const [files, name] of [[undefined, "files"], [file, "files"], ["a.pt", "files"], [[undefined], "files[0].name"], [[file, { ...file, name: 3 }], "files[1].name"], [[{ ...file, size: -1 }], "files[0].size"], [[{ ...file, size: 1.5 }], "size"], [[{ ...file, size: 3n }], "size"], [[{ name: "a.pt", size: 3 }], "files[0].read"]]) {
@@ -174,7 +164,7 @@ test("a handle that was closed is refused when its slot holds another thing of t
     stale.close();
     const next = opened.tally(0);
     stale.handle = number;
-    check(/no tally is open/.test(refusalOf(() => stale.step(100))), "the stale handle moved another tally");
+    check(/no tally is open/.test(messageOf(() => stale.step(100))), "the stale handle moved another tally");
     stale.close();
     next.step(100);
     next.close();
