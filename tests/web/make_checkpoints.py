@@ -54,9 +54,21 @@ def renamed(first, second):
     save_file({"body.a": a, "body.b": other, "kept": torch.ones(3)}, second)
 
 
+def four_bit(first, second):
+    """A linear layer as bitsandbytes stores it, in 4 bits, and the same layer in 16 bits. The names of the scales begin with
+    that of the weight."""
+    name = "layers.0.proj.weight"
+    scales = {f"{name}.absmax": torch.arange(16.0) + 1, f"{name}.quant_map": torch.linspace(-1, 1, 16),
+              f"{name}.quant_state.bitsandbytes__nf4": torch.arange(88, dtype=torch.uint8)}
+    norm = {"norm.weight": torch.arange(300.0).to(torch.float16)}
+    save_file({name: (torch.arange(512) % 251).to(torch.uint8).reshape(512, 1), **scales, **norm}, first)
+    save_file({name: torch.arange(1024.0).reshape(32, 32).to(torch.bfloat16), **norm}, second)
+
+
 directory = pathlib.Path(sys.argv[1])
 metadata_of_many_ranks(directory / "many_ranks")
 optimizer_without_groups(directory / "optimizer_without_groups")
 alike_layers(directory / "layers.safetensors")
 suspects(directory / "suspects.safetensors")
 renamed(directory / "renamed_a.safetensors", directory / "renamed_b.safetensors")
+four_bit(directory / "four_bit.safetensors", directory / "sixteen_bit.safetensors")

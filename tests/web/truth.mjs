@@ -104,6 +104,16 @@ async function testCounts(page, made) {
       check(!/match/.test(await page.locator(".filter [role=status]").textContent()), `'${text}' has matches`);
     }
   });
+  await test("an entry that has others below it is counted once, with its own dtype and size", async () => {
+    await open(page, path.join(made, "four_bit.safetensors"));
+    const largest = page.locator("section[aria-label='Largest tensors'] li");
+    await largest.first().waitFor();
+    check((await largest.allTextContents()).slice(0, 2).join() === "norm.weight600 B,layers.0.proj.weight512 B", (await largest.allTextContents()).join());
+    const weight = async () => (await rowsOf(page)).find((row) => row.startsWith("▾weight"));
+    check(await weight() === "▾weight | 512 × 1 | uint8 | 512 B | 1", await weight());
+    await filter(page, "proj", `4 matches · ${512 + 16 + 16 + 88} elements · ${512 + 64 + 64 + 88} B`);
+    check(await weight() === "▾weight | 512 × 1 | uint8 | 512 B | 1", await weight());
+  });
   await test("texts of a safetensors file's __metadata__ are shown", async () => {
     await open(page, path.join(made, "layers.safetensors"));
     await page.locator("section[aria-label='File metadata']", { hasText: "the tests" }).waitFor();

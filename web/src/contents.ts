@@ -1,8 +1,8 @@
 /** The contents of a checkpoint as rows: the module's outline if they are in the checkpoint's own order, and otherwise a
  *  tree of the entries that the filter keeps, in the chosen order. */
-import type { Checkpoint, EntryRow, Outline } from "../../wasm/tessera.js";
-import { EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
-import type { Act, Row } from "./protocol";
+import type { EntryRow, MappedCheckpoint, Outline } from "../../wasm/tessera.js";
+import { elementsOf, EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
+import type { Act, Detail, Row } from "./protocol";
 
 const ROWS = 4096;
 /** If there are more entries, they stay in their own order, and groups have no totals while a filter is set. */
@@ -10,21 +10,34 @@ export const MOST_SORTED = 200_000;
 /** A filter that keeps every entry, so that all entries become rows and none is folded. */
 const EVERYTHING = "kind:";
 
+type Listed = Pick<MappedCheckpoint, "outline" | "document">;
+
+/** The row of an entry that is a group, too, such as "weight" next to "weight.absmax", has the sums of the group in the
+ *  outline. Returns it with the numbers of the entry. */
+function ownRow<T extends Row>(row: T, checkpoint: Listed): T {
+  const { entry } = row;
+  if (!row.group || entry === undefined) return row;
+  const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
+  return detail?.kind === "tensor" ? { ...row, dtypes: [detail.dtype], elements: elementsOf(detail.shape), bytes: detail.bytes } : { ...row, dtypes: [] };
+}
+
 const leafOf = ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level }: EntryRow): Leaf =>
   ({ entry, fqn, kind, shape, dtypes, elements: kind === "tensor" ? elements : 0, bytes: kind === "tensor" ? bytes : 0, chunks, level });
 
 /** Yields the entries among the rows of a filtered outline. */
-function* entriesOf(outline: Outline): Generator<Leaf> {
+function* entryRows(outline: Outline): Generator<EntryRow> {
   for (let at = 0; at < outline.count; at += ROWS) {
-    for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) yield leafOf(row);
+    for (const row of outline.rows(at, ROWS)) if (row.entry !== undefined) yield row;
   }
 }
 
+const entriesOf = (outline: Outline, checkpoint: Listed): Leaf[] => [...entryRows(outline)].map((row) => leafOf(ownRow(row, checkpoint)));
+
 /** Returns all entries of a checkpoint, or undefined if there are too many to list. */
-export function leavesOf(checkpoint: Pick<Checkpoint, "outline">, most = MOST_SORTED): Leaf[] | undefined {
+export function leavesOf(checkpoint: Listed, most = MOST_SORTED): Leaf[] | undefined {
   const outline = checkpoint.outline();
   try {
-    return outline.filter(EVERYTHING) > most ? undefined : [...entriesOf(outline)];
+    return outline.filter(EVERYTHING) > most ? undefined : entriesOf(outline, checkpoint);
   } finally {
     outline.close();
   }
@@ -35,11 +48,11 @@ interface Arranged { readonly kept: number; readonly rows: number; readonly tota
 export class Contents {
   #tree: EntryTree | undefined;
 
-  constructor(readonly outline: Outline) {}
+  constructor(readonly outline: Outline, private readonly checkpoint: Listed) {}
 
   get #source(): Outline | EntryTree { return this.#tree ?? this.outline; }
   get count(): number { return this.#source.count; }
-  rows(first: number, count: number): Row[] { return this.#source.rows(first, count); }
+  rows(first: number, count: number): Row[] { return this.#tree?.rows(first, count) ?? this.outline.rows(first, count).map((row) => ownRow<Row>(row, this.checkpoint)); }
   act(node: number, act: Act): number { return this.#source.act(node, act); }
   reveal(entry: number): number | undefined { return this.#source.reveal(entry); }
 
@@ -48,7 +61,7 @@ export class Contents {
     this.#tree = undefined;
     const kept = this.outline.filter(isPlain && !isOwnOrder ? EVERYTHING : text);
     const isListed = kept <= MOST_SORTED && !(isPlain && isOwnOrder);
-    if (isListed) this.#tree = new EntryTree([...entriesOf(this.outline)], sort, !isPlain);
+    if (isListed) this.#tree = new EntryTree(entriesOf(this.outline, this.checkpoint), sort, !isPlain);
     else if (isPlain) this.outline.filter("");
     return { kept, rows: this.count, totals: this.#tree?.totals, isSorted: isOwnOrder || isListed };
   }

@@ -43,7 +43,7 @@ interface Node {
 const SCREEN = 40;
 const LEVELS: readonly (Level | undefined)[] = [undefined, "note", "warning", "error"];
 const worse = (a: Level | undefined, b: Level | undefined): Level | undefined => LEVELS.indexOf(a) >= LEVELS.indexOf(b) ? a : b;
-const elementsOf = (shape: readonly number[]): number => shape.reduce((a, b) => a * b, 1);
+export const elementsOf = (shape: readonly number[]): number => shape.reduce((a, b) => a * b, 1);
 
 /** Numbers inside names are compared as numbers: layer 10 comes after layer 9. */
 const byName = new Intl.Collator("en", { numeric: true }).compare;
@@ -180,5 +180,5 @@ export class EntryTree {
 function rowOf(node: Node): Row {
   const { number, name, depth, open, entries, elements, bytes, leaf, level, differing, chunks } = node;
   const base = { node: number, name, depth, group: node.order.length > 0, open, run: 0, folded: false, odd: false, level, entries, elements, bytes, chunks, dtypes: [...node.dtypes], differing, isTotal: true };
-  return leaf ? { ...base, entry: leaf.entry, fqn: leaf.fqn, kind: leaf.kind, shape: leaf.shape, ...(leaf.compared ? { compared: leaf.compared } : {}) } : base;
+  return leaf ? { ...base, ...leaf, level } : base;
 }

@@ -171,7 +171,7 @@ async function steps(id: number, step: () => boolean, tell: () => void): Promise
   }
 }
 
-function entriesOf(side: Side, checkpoint: Pick<Checkpoint, "outline"> = opened(side).checkpoint): Leaf[] {
+function entriesOf(side: Side, checkpoint: MappedCheckpoint = opened(side).checkpoint): Leaf[] {
   const leaves = leavesOf(checkpoint);
   if (!leaves) throw new TesseraError(`'${opened(side).title}' has more than ${MOST_SORTED} entries, too many to list here; use the tessera command`, "limit", undefined);
   return leaves;
@@ -216,7 +216,7 @@ const handlers: Handlers = {
   async describe() {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
     const all = checkpoint.outline();
-    lists.all = new Contents(all);
+    lists.all = new Contents(all, checkpoint);
     const findings = findingsOf(t, a.found, a.sarif), overview = overviewOf(a);
     markEntries(a, overview, findings.list, all);
     return { overview, findings, isMetadataOnly: isMetadataOnly(overview), optimizer: optimizerOf(checkpoint.outline()), rows: all.count };
