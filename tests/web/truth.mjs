@@ -192,6 +192,16 @@ async function testComparison(page, made) {
     await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
     await page.locator(".window .mark.changed", { hasText: "sharding" }).first().waitFor();
   });
+  await test("groups whose values were not compared have no differences, and each side has its own dtype", async () => {
+    const file = path.join(made, "four_bit.safetensors");
+    await compare(file, file);
+    await page.locator(".window .mark.match").first().waitFor();
+    check(!(await rowsOf(page)).some((row) => /difference/.test(row)), (await rowsOf(page)).join("\n"));
+    const weight = (await rowsOf(page)).find((row) => row.startsWith("▾weight"));
+    check(weight === "▾weight | ≈ values not compared | uint8 512 × 1 | uint8 512 × 1 | ", weight);
+    await compare(file, path.join(made, "sixteen_bit.safetensors"));
+    await page.locator(".window .row", { hasText: "4 differences" }).first().waitFor();
+  });
   await test("renamed tensors are compared", async () => {
     await compare(path.join(made, "renamed_a.safetensors"), path.join(made, "renamed_b.safetensors"));
     await page.getByRole("button", { name: /^Values/ }).click();

@@ -129,7 +129,7 @@ export class EntryTree {
         node.elements += leaf.elements;
         node.bytes += leaf.bytes;
         node.chunks += leaf.chunks;
-        node.differing += leaf.compared && leaf.compared.mark !== "same" ? 1 : 0;
+        node.differing += leaf.compared && !["same", "match"].includes(leaf.compared.mark) ? 1 : 0;
         leaf.dtypes.forEach((d) => node.dtypes.add(d));
         node.level = worse(node.level, leaf.level);
       }
