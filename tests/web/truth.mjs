@@ -4,6 +4,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { tessera } from "./files.mjs";
 import { check, skip, test } from "./harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
@@ -201,6 +202,20 @@ async function testComparison(page, made) {
     check(weight === "▾weight | ≈ values not compared | uint8 512 × 1 | uint8 512 × 1 | ", weight);
     await compare(file, path.join(made, "sixteen_bit.safetensors"));
     await page.locator(".window .row", { hasText: "4 differences" }).first().waitFor();
+  });
+  await test("a comparison is filtered as contents are, by what either side has", async () => {
+    const [a, b] = [path.join(samples, "dcp_fsdp2"), path.join(samples, "dcp_hsdp")];
+    const count = (...options) => JSON.parse(tessera("inspect", a, ...options, "--json")).entries;
+    await compare(a, b);
+    await filter(page, "**.weight", `${count("--include", "**.weight").length} matches`);
+    await filter(page, "**.weight -optim", `${count("--include", "**.weight", "--exclude", "optim.**").length} matches`);
+    await filter(page, "kind:object", `${count().filter((e) => e.kind === "object").length} matches`);
+    await compare(path.join(made, "four_bit.safetensors"), path.join(made, "sixteen_bit.safetensors"));
+    for (const text of ["dtype:uint8 shape:512x1", "dtype:bfloat16", "is:changed", "is:different -is:only-a"]) {
+      await filter(page, text, "1 match");
+      await page.locator(".window .mark.changed[title]").waitFor();
+    }
+    for (const [text, says] of [["is:new", "'new' is not a result of a comparison"], ["size:5", "'size:' is not a filter"], [">5X", "'5X' is not a size"]]) await filter(page, text, says);
   });
   await test("renamed tensors are compared", async () => {
     await compare(path.join(made, "renamed_a.safetensors"), path.join(made, "renamed_b.safetensors"));

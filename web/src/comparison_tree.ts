@@ -9,7 +9,14 @@ const IS: Readonly<Record<string, readonly Mark[]>> = {
 
 const sideOf = (leaf: Leaf | undefined): DiffSide | undefined => leaf && { kind: leaf.kind, ...(leaf.kind === "tensor" ? { dtype: leaf.dtypes[0] ?? "", shape: leaf.shape } : {}) };
 
-export interface Sides { readonly a: readonly Leaf[]; readonly b: readonly Leaf[]; /** The name by which entries are matched. */ readonly keyOf: (fqn: string) => string }
+export interface Sides {
+  readonly a: readonly Leaf[];
+  readonly b: readonly Leaf[];
+  /** The name by which entries are matched. */
+  readonly keyOf: (fqn: string) => string;
+  /** The names in A and in B that a filter of contents keeps. */
+  readonly matching: (text: string) => readonly string[];
+}
 
 /** One leaf per name: first those of A, then those that only B has. Entries of B are numbered after those of A. */
 function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
@@ -30,16 +37,18 @@ function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
   ];
 }
 
-function keeps(leaf: Leaf, terms: readonly string[]): boolean {
-  return terms.every((term) => term.startsWith("is:") ? (IS[term.slice(3)] ?? []).includes(leaf.compared?.mark ?? "same")
-    : leaf.fqn.toLowerCase().includes(term.toLowerCase()) || (leaf.compared?.other ?? "").toLowerCase().includes(term.toLowerCase()));
+/** Selects leaves by the terms that concern the comparison, "is:", and by those that concern the entry in A or in B. */
+function kept(leaves: readonly Leaf[], text: string, { keyOf, matching }: Sides): readonly Leaf[] {
+  const isTerm = /^-?is:/, terms = termsOf(text), of = terms.filter((t) => !isTerm.test(t)), keys = of.length ? new Set(matching(of.join(" ")).map(keyOf)) : undefined;
+  const marks = terms.filter((t) => isTerm.test(t)).map((t) => [IS[t.replace(isTerm, "")] ?? [], t.startsWith("-")] as const);
+  return leaves.filter(({ fqn, compared: { mark, other = fqn } = {} }) => marks.every(([list, isNot]) => mark && list.includes(mark) !== isNot) && (!keys || keys.has(keyOf(fqn)) || keys.has(keyOf(other))));
 }
 
 export class ComparisonTree {
   readonly #leaves: readonly Leaf[];
   #tree: EntryTree;
 
-  constructor(sides: Sides, diff: Diff, sort: Sort, text: string) {
+  constructor(private readonly sides: Sides, diff: Diff, sort: Sort, text: string) {
     this.#leaves = leavesOf(sides, diff);
     this.#tree = this.#treeOf(text, sort);
   }
@@ -55,7 +64,6 @@ export class ComparisonTree {
   }
 
   #treeOf(text: string, sort: Sort): EntryTree {
-    const terms = termsOf(text);
-    return new EntryTree(this.#leaves.filter((leaf) => keeps(leaf, terms)), sort, terms.length > 0);
+    return new EntryTree(kept(this.#leaves, text, this.sides), sort, text.trim() !== "");
   }
 }

@@ -43,6 +43,17 @@ export function leavesOf(checkpoint: Listed, most = MOST_SORTED): Leaf[] | undef
   }
 }
 
+/** Returns the names that a filter keeps. */
+export function namesMatching(checkpoint: Listed, text: string): string[] {
+  const outline = checkpoint.outline();
+  try {
+    outline.filter(text);
+    return [...entryRows(outline)].map(({ fqn }) => fqn);
+  } finally {
+    outline.close();
+  }
+}
+
 interface Arranged { readonly kept: number; readonly rows: number; readonly totals: Totals | undefined; readonly isSorted: boolean }
 
 export class Contents {

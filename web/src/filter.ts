@@ -1,6 +1,8 @@
 /** The text of the filter: its terms, their meaning, and their errors. Pure. */
 const KEYS: readonly string[] = ["dtype", "shape", "file", "kind"];
 const KINDS: readonly string[] = ["tensor", "object", "opaque"];
+/** What "is:" can select in a comparison. */
+const IS: readonly string[] = ["different", "changed", "only-a", "only-b", "renamed", "same"];
 const SIZE = /^[<>]=?\d*\.?\d+(e[+-]?\d+)?([kmgt]i?)?b?$/i;
 
 /** Returns a term that only the entries of this file match. */
@@ -17,21 +19,22 @@ export function toggled(text: string, term: string): string {
   return (terms.includes(term) ? terms.filter((t) => t !== term) : [...terms, term]).join(" ");
 }
 
-function faultOfTerm(term: string, dtypes: readonly string[]): string | undefined {
+function faultOfTerm(term: string, dtypes: readonly string[] | undefined): string | undefined {
   const plain = term.length > 1 ? term.replace(/^-/, "") : term;
   if (/^[<>]/.test(plain)) return SIZE.test(plain) ? undefined : `'${plain.replace(/^[<>]=?/, "")}' is not a size; write sizes like 500MB or 1.5GiB`;
   const [, key, value = ""] = /^([a-z]+):(.*)$/.exec(plain) ?? [];
   if (key === undefined) return undefined;
+  if (key === "is" && !dtypes) return IS.includes(value) ? undefined : `'${value}' is not a result of a comparison; use ${IS.join(", ")}`;
   if (!KEYS.includes(key)) return `'${key}:' is not a filter; use ${KEYS.map((k) => `${k}:`).join(", ")}, or *${key}:* to look for it in names`;
   if (value === "") return `'${key}:' needs a value`;
   if (key === "kind" && !KINDS.includes(value)) return `'${value}' is not a kind; use ${KINDS.join(", ")}`;
   if (key === "shape" && !/^[\dx*?[\]-]+$/.test(value)) return `'${value}' is not a shape; write shapes like 4096x4096 or 4096x*`;
-  if (key === "dtype" && /^\w+$/.test(value) && !dtypes.some((d) => d.includes(value))) return `no tensor here is '${value}'; there are ${dtypes.join(", ") || "no tensors"}`;
+  if (key === "dtype" && dtypes && /^\w+$/.test(value) && !dtypes.some((d) => d.includes(value))) return `no tensor here is '${value}'; there are ${dtypes.join(", ") || "no tensors"}`;
   return undefined;
 }
 
-/** Returns what is wrong with a filter, for a checkpoint with these dtypes. */
-export function faultOf(text: string, dtypes: readonly string[]): string | undefined {
+/** Returns what is wrong with a filter, for a checkpoint with these dtypes, or for a comparison. */
+export function faultOf(text: string, dtypes: readonly string[] | undefined): string | undefined {
   for (const term of termsOf(text)) {
     const fault = faultOfTerm(term, dtypes);
     if (fault) return fault;

@@ -131,7 +131,7 @@ export class Lists {
   async #arrange(outline: OutlineName): Promise<void> {
     const listing = this.#of[outline], { filter, sort } = listing;
     const isLast = () => this.#of[outline] === listing && listing.filter === filter && listing.sort === sort;
-    const fault = outline === "all" ? faultOf(filter, this.dtypes) : undefined;
+    const fault = faultOf(filter, outline === "all" ? this.dtypes : undefined);
     listing.trouble = fault === undefined ? undefined : { message: fault, status: "page" };
     if (fault !== undefined) listing.kept = listing.totals = undefined;
     this.changed();

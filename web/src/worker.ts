@@ -3,7 +3,7 @@
 import { Tessera, TesseraError, type Checkpoint, type MapOptions, type MappedCheckpoint, type Outline } from "../../wasm/tessera.js";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
-import { Contents, leavesOf, MOST_SORTED } from "./contents";
+import { Contents, leavesOf, MOST_SORTED, namesMatching } from "./contents";
 import type { Elements } from "./elements";
 import type { Leaf } from "./entry_tree";
 import { checkLoad } from "./expected";
@@ -326,7 +326,7 @@ const handlers: Handlers = {
     if (canonical) await prepared();
     const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
     const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
-    lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn }, diff, sort, text);
+    lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, sort, text);
     return lists.compare.count;
   },
   optimizers() {

@@ -58,7 +58,7 @@ export function Compare(): JSX.Element {
         <Toggles comparison={comparison} />
         {diff && <p role="status" class="verdict-line">{verdictOf(diff)}.</p>}
       </div>
-      {diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: names, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}
+      {diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: text, **.weight, dtype:bfloat16, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}
     </section>
   );
 }
