@@ -13,7 +13,6 @@ import { Listing } from "./listing";
 import { Later } from "./later";
 import { Bar, TroubleBox } from "./parts";
 import { Problems, problemCount } from "./problems";
-import { Share } from "./share";
 import { Start } from "./start";
 import { Theme } from "./theme";
 
@@ -40,6 +39,7 @@ const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
   reshard: async () => (await import("./reshard")).Reshard,
   load: async () => (await import("./load")).Load,
   names: async () => (await import("./names")).NamesView,
+  share: async () => (await import("./share")).Share,
   optimizer: async () => (await import("./optimizer")).OptimizerView,
 };
 
@@ -57,7 +57,6 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
       {view === "problems" && <Problems show={show} />}
       {view === "compare" && <Compare />}
       {LATER[view] && <Later key={view} load={LATER[view]} />}
-      {view === "share" && <Share />}
       <SidePane go={go} />
     </div>
   );
