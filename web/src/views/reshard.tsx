@@ -1,7 +1,7 @@
 /** The Reshard view: what the ranks of another mesh would read, hold and send, before any byte is moved, and then the button
  *  that writes it. This script is loaded on demand. */
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
 import { saveText } from "../download";
 import { RESHARD_FIELDS, troubleInFields } from "../field_names";
@@ -18,11 +18,15 @@ import { Save } from "./save";
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
 function Dim({ dim, number, set, remove }: { dim: MeshDim; number: number; set: (d: MeshDim) => void; remove?: () => void }): JSX.Element {
-  const label = `mesh dim ${number + 1}`;
+  const label = `mesh dim ${number + 1}`, [typed, setTyped] = useState<string>(); // what is typed need not be a size yet
+  const type = (text: string, size: number) => {
+    setTyped(text);
+    if (size >= 1) set({ ...dim, size: Math.floor(size) });
+  };
   return (
     <div class="dim">
       <label>Name<input type="text" aria-label={`Name of ${label}`} value={dim.name} size={6} onInput={(e) => set({ ...dim, name: e.currentTarget.value })} /></label>
-      <label>Size<input type="number" aria-label={`Size of ${label}`} min={1} max={1_000_000} value={dim.size} onInput={(e) => set({ ...dim, size: Math.max(1, Math.floor(e.currentTarget.valueAsNumber) || 1) })} /></label>
+      <label>Size<input type="number" aria-label={`Size of ${label}`} min={1} max={1_000_000} value={typed ?? dim.size} onInput={(e) => type(e.currentTarget.value, e.currentTarget.valueAsNumber)} onBlur={() => setTyped(undefined)} /></label>
       <label>Placement<select aria-label={`Placement on ${label}`} value={dim.placement} onChange={(e) => set({ ...dim, placement: e.currentTarget.value })}>
         {PLACEMENTS.map((p) => <option key={p} value={p}>{p}</option>)}
       </select></label>
