@@ -55,6 +55,19 @@ async function testDrops(page, url, drop, scratch) {
     await ready(page);
     check(await page.locator("aside .map").count() === 0, "an entry of the old one is shown");
   });
+  await test("Convert and Reshard ask again what would be written when another checkpoint replaces the open one", async () => {
+    for (const [view, name] of [["Convert…", "torch_train_state"], ["Reshard…", "safetensors_index"]]) {
+      await goTo(page, view);
+      if (view === "Convert…") await page.getByLabel("Form", { exact: true }).selectOption("dcp");
+      await page.locator("section[aria-label=Save] table").waitFor();
+      await drop(path.join(samples, name));
+      await titleOf(page, name);
+      if (view === "Convert…") await page.locator("section[aria-label=Save] .trouble", { hasText: "which safetensors cannot store" }).waitFor();
+      else await page.locator("section[aria-label=Save] table").waitFor();
+    }
+    await drop(path.join(samples, "dcp_hsdp"));
+    await titleOf(page, "dcp_hsdp");
+  });
   await test("of several dropped checkpoints none needs to be chosen", async () => {
     await goTo(page, "Files");
     await drop(path.join(samples, "dcp_fsdp2"), path.join(samples, "safetensors_index"));

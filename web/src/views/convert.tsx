@@ -54,7 +54,7 @@ export function Convert(): JSX.Element {
   useEffect(() => {
     const timer = setTimeout(() => void saving.ask(writing), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
-  }, [JSON.stringify(writing)]);
+  }, [JSON.stringify(writing), model.opening]);
   useEffect(() => { void model.loadParts(); }, [model.opening]);
   const base = isOne ? fileName(name, form.to) : undefined;
   const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));

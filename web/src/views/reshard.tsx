@@ -91,7 +91,7 @@ const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"],
 function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
   const model = useModel(), saving = model.resharding;
   const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...(to ? { to } : {}) } };
-  useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing)]);
+  useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing), model.opening]);
   return (
     <>
       <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
@@ -109,7 +109,7 @@ export function Reshard(): JSX.Element {
   useEffect(() => {
     const timer = setTimeout(() => void model.plan(request, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
-  }, [asked]);
+  }, [asked, model.opening]);
   return (
     <section class="view" aria-label="Reshard">
       <h2>Reshard</h2>
