@@ -1,6 +1,8 @@
 /** The fields of forms: what is typed stays as it is, and what is wrong is said where it was chosen. */
+import fs from "node:fs";
+import os from "node:os";
 import path from "node:path";
-import { pick, samples } from "./browser.mjs";
+import { pick, root, samples } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo } from "./views.mjs";
 
@@ -25,9 +27,42 @@ async function testTyping(page) {
   });
 }
 
+async function testDocuments(page, scratch) {
+  const choose = (file) => page.locator("[role=group][aria-label=Map] input[type=file]").setInputFiles(file);
+  const trouble = page.locator("[role=group][aria-label=Map] .trouble"), text = path.join(scratch, "notes.json"), none = path.join(scratch, "none.json");
+  await test("a file that is not JSON is refused where it was chosen, and is not taken for the name of a map", async () => {
+    fs.writeFileSync(text, "meta-llama");
+    fs.writeFileSync(none, "7");
+    await open(page, path.join(samples, "dcp_fsdp2"), "Names");
+    await choose(text);
+    await trouble.filter({ hasText: "'notes.json' is not JSON" }).waitFor();
+    await choose(none);
+    await trouble.filter({ hasText: "'none.json' is not a JSON object" }).waitFor();
+    check(await page.getByText("names are canonical already").isVisible(), "the names were lost");
+  });
+  await test("a file that cannot be read is refused where it was chosen", async () => {
+    await page.evaluate(() => {
+      const { text: before } = File.prototype;
+      File.prototype.text = async () => { File.prototype.text = before; throw new DOMException("it was removed", "NotFoundError"); };
+    });
+    await choose(text);
+    await trouble.filter({ hasText: "'notes.json' cannot be read (it was removed); choose it again" }).waitFor();
+    fs.writeFileSync(text, JSON.stringify({ schema: "tessera.map/1", rules: [{ from: ["{rest...}"], to: ["own.{rest...}"] }] }));
+    await choose(text);
+    await page.locator("td", { hasText: "own.model" }).first().waitFor();
+    check(await trouble.count() === 0, "the refusal stays");
+  });
+}
+
 export async function testFields({ page, url, broken }) {
-  await page.goto(url);
-  await page.locator(".samples button").first().waitFor();
-  await testTyping(page);
-  await test("no field breaks the page", () => check(broken.length === 0, broken.join("; ")));
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-fields-"));
+  try {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await testTyping(page);
+    await testDocuments(page, scratch);
+    await test("no field breaks the page", () => check(broken.length === 0, broken.join("; ")));
+  } finally {
+    fs.rmSync(scratch, { recursive: true });
+  }
 }
