@@ -6,6 +6,8 @@ import { pick, root, samples } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo } from "./views.mjs";
 
+const forms = (page) => page.locator("section[aria-label='Another form']");
+
 async function open(page, target, view) {
   await page.getByRole("button", { name: "Tessera", exact: true }).click();
   await pick(page, target);
@@ -24,6 +26,19 @@ async function testTyping(page) {
     await page.keyboard.press("Backspace");
     await page.keyboard.press("Tab");
     check(await size.inputValue() === "5", `what is not a size became ${await size.inputValue()}`);
+  });
+  await test("what was chosen for an optimizer's form stays, and does not reach another checkpoint", async () => {
+    await open(page, path.join(samples, "torch_train_state"), "Optimizer");
+    const chosen = async () => `${await forms(page).getByLabel("Form").inputValue()} '${await forms(page).getByLabel("The optimizer's key").inputValue()}'`;
+    await forms(page).getByLabel("Form").selectOption("unflatten");
+    await forms(page).getByLabel("The optimizer's key").fill("optimizer");
+    await goTo(page, "Files");
+    await goTo(page, "Optimizer");
+    await forms(page).waitFor();
+    check(await chosen() === "unflatten 'optimizer'", await chosen());
+    await open(page, path.join(samples, "torch_train_state"), "Optimizer");
+    await forms(page).waitFor();
+    check(await chosen() === "flatten ''", await chosen());
   });
 }
 

@@ -37,9 +37,15 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
   );
 }
 
+interface OptimizerForm { readonly action: Action; readonly modules?: NamedText | undefined; readonly at: string }
+/** What was chosen for each checkpoint, which stays while other views are shown. */
+const forms = new WeakMap<object, OptimizerForm>();
+const START: OptimizerForm = { action: "flatten", at: "" };
+
 export function OptimizerForms(): JSX.Element {
-  const model = useModel(), saving = model.optimizerSaving, [action, setAction] = useState<Action>("flatten"), [modules, setModules] = useState<NamedText>();
-  const [at, setAt] = useState(""), [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>();
+  const model = useModel(), saving = model.optimizerSaving, opening = model.opening ?? START, form = forms.get(opening) ?? START, { action, modules, at } = form;
+  const set = (change: Partial<OptimizerForm>) => { forms.set(opening, { ...form, ...change }); model.changed(); };
+  const [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>();
   const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}) } };
   const name = saving.name ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
   useEffect(() => {
@@ -49,16 +55,16 @@ export function OptimizerForms(): JSX.Element {
       model.client.call("optimizerPreview", { action, options: writing.options, count: SHOWN }).then((p) => { show(p, undefined); if (isCurrent) void saving.ask(writing); }, (e: unknown) => show(undefined, troubleOf(e)));
     }, 100);
     return () => { isCurrent = false; clearTimeout(timer); };
-  }, [action, modules, at]);
+  }, [form, opening]);
   const command = `tessera optim ${action} ${sourceText(model.opening ?? NO_SOURCE)} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}`;
   return (
     <section aria-label="Another form">
       <h2>The state in another form</h2>
       <div class="fields">
-        <label>Form<select aria-label="Form" value={action} onChange={(e) => setAction(e.currentTarget.value as Action)}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
-        <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => setAt(e.currentTarget.value)} /></label>
+        <label>Form<select aria-label="Form" value={action} onChange={(e) => set({ action: e.currentTarget.value as Action })}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
+        <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => set({ at: e.currentTarget.value })} /></label>
       </div>
-      <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={setModules} />
+      <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={(modules) => set({ modules })} />
       {trouble && <TroubleBox trouble={troubleInFields(trouble, OPTIMIZER_FIELDS)} />}
       {preview && <Entries preview={preview} />}
       {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
