@@ -40,6 +40,12 @@ async function testTyping(page) {
     await forms(page).waitFor();
     check(await chosen() === "flatten ''", await chosen());
   });
+  await test("an optimizer in a form that an action does not read is not called damaged", async () => {
+    await open(page, path.join(root, "tests/golden/deepspeed/zero1_elastic"), "Optimizer");
+    const trouble = forms(page).locator(".trouble").first();
+    await trouble.waitFor();
+    check(!/damaged/.test(await trouble.textContent()), await trouble.textContent());
+  });
 }
 
 async function testDocuments(page, scratch) {

@@ -42,6 +42,9 @@ interface OptimizerForm { readonly action: Action; readonly modules?: NamedText 
 const forms = new WeakMap<object, OptimizerForm>();
 const START: OptimizerForm = { action: "flatten", at: "" };
 
+/** An optimizer that does not have the form that an action reads need not be damaged. */
+const plainly = (trouble: Trouble): Trouble => trouble.status === "malformed" ? { ...trouble, status: "page" } : trouble;
+
 export function OptimizerForms(): JSX.Element {
   const model = useModel(), saving = model.optimizerSaving, opening = model.opening ?? START, form = forms.get(opening) ?? START, { action, modules, at } = form;
   const set = (change: Partial<OptimizerForm>) => { forms.set(opening, { ...form, ...change }); model.changed(); };
@@ -65,7 +68,7 @@ export function OptimizerForms(): JSX.Element {
         <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => set({ at: e.currentTarget.value })} /></label>
       </div>
       <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={(modules) => set({ modules })} />
-      {trouble && <TroubleBox trouble={troubleInFields(trouble, OPTIMIZER_FIELDS)} />}
+      {trouble && <TroubleBox trouble={troubleInFields(plainly(trouble), OPTIMIZER_FIELDS)} />}
       {preview && <Entries preview={preview} />}
       {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
         goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
