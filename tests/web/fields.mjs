@@ -1,18 +1,33 @@
-/** The fields of forms: what is typed stays as it is, and what is wrong is said where it was chosen. */
+/** The fields of forms: what is typed stays as it is, every option that a message names has a field, and the same bytes are
+ *  written as with the option. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { pick, root, samples } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { spawnSync } from "node:child_process";
+import { pick, root, rowsOf, samples } from "./browser.mjs";
+import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
+import { check, skip, test } from "./harness.mjs";
 import { goTo } from "./views.mjs";
 
+const python = path.join(root, ".local/venv/bin/python");
 const forms = (page) => page.locator("section[aria-label='Another form']");
+const save = (page) => page.locator("section[aria-label=Save]");
+const command = (page) => page.locator(".command code").textContent();
 
 async function open(page, target, view) {
   await page.getByRole("button", { name: "Tessera", exact: true }).click();
   await pick(page, target);
   await page.locator(".window .row .text").first().waitFor();
   await goTo(page, view);
+}
+
+/** Saves under the name "one". Returns the files that were written, by their names below it. */
+async function written(page) {
+  await save(page).getByLabel("Name").fill("one");
+  await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
+  await page.getByRole("button", { name: "Save…", exact: true }).click();
+  await page.locator(".written").waitFor();
+  return new Map([...await chosenFiles(page)].map(([name, bytes]) => [name.replace(/^one[^/]*\/?/, ""), bytes]));
 }
 
 async function testTyping(page) {
@@ -75,6 +90,148 @@ async function testDocuments(page, scratch) {
   });
 }
 
+/** Linear layers: in float8 and in float32 with their scales, and two that can be quantized; and a tensor that repeats one element very often. */
+const MAKE = `
+import sys, torch
+from safetensors.torch import save_file
+at = sys.argv[1]
+fill = lambda *shape: torch.arange(float(shape[0] * shape[1])).reshape(shape)
+save_file({"proj.weight": (fill(256, 130) % 17).to(torch.float8_e4m3fn), "proj.weight_scale_inv": fill(2, 2) + 0.5, "norm.weight": torch.arange(3.)}, at + "/scaled.safetensors")
+save_file({"up.weight": fill(256, 130), "up.weight_scale_inv": fill(2, 2) + 0.5}, at + "/float_with_scale.safetensors")
+save_file({"up.weight": torch.sin(fill(256, 130)), "down.weight": torch.cos(fill(130, 256))}, at + "/full.safetensors")
+torch.save({"w": torch.full((1, 1), 2.5).expand(20000, 20000), "b": torch.arange(5.)}, at + "/repeated.pt")
+`;
+
+async function testOptions(page, scratch) {
+  if (!fs.existsSync(python)) return skip("fields for options", "there is no .local/venv");
+  const p = spawnSync(python, ["-c", MAKE, scratch], { encoding: "utf8" });
+  check(p.status === 0, p.stderr);
+  const field = (name) => page.locator("form.fields").getByLabel(name, { exact: true });
+  const says = (text) => save(page).locator(".trouble", { hasText: text }).waitFor();
+  const CASES = [
+    ["scaled.safetensors", async () => {
+      await field("Floating-point tensors become").selectOption("bfloat16");
+      await says("use “Cast scaled numbers without their scales” to cast the stored numbers as they are");
+      await field("Cast scaled numbers without their scales").check();
+    }, ["--dtype", "bfloat16", "--raw-cast"]],
+    ["full.safetensors", async () => {
+      await field("Weights become").selectOption("fp8-block");
+      await field("But keep these as they are").fill("down.*");
+    }, ["--quantize", "fp8-block", "--no-quantize", "down.*"]],
+  ];
+  for (const [file, act, options] of CASES) {
+    await test(`${options.find((o) => /^--(raw|no)-/.test(o))} has a field, and the same bytes are written`, async () => {
+      await clearChosen(page);
+      await lendPlaces(page);
+      await open(page, path.join(scratch, file), "Convert…");
+      await act();
+      check((await command(page)).endsWith(options.map((o) => o.includes("*") ? `'${o}'` : o).join(" ")), await command(page));
+      const native = path.join(scratch, `native-${file}`);
+      tessera("convert", path.join(scratch, file), native, ...options);
+      const got = (await written(page)).get("");
+      check(got?.equals(fs.readFileSync(native)), `the bytes are others: ${got?.length} instead of ${fs.statSync(native).size}`);
+    });
+  }
+  await test("--no-quantize is named by its field where a weight has a scale already", async () => {
+    await open(page, path.join(scratch, "float_with_scale.safetensors"), "Convert…");
+    await field("Weights become").selectOption("fp8-block");
+    await says("or leave it as it is with “But keep these as they are”");
+  });
+  await test("--allow-expansion has a field in Convert and Reshard", async () => {
+    for (const view of ["Convert…", "Reshard…"]) {
+      await open(page, path.join(scratch, "repeated.pt"), view);
+      if (view === "Convert…") await field("Form").selectOption("dcp");
+      await says("leave it out, or use “Accept tensors that repeat stored elements very often”");
+      await page.getByLabel("Accept tensors that repeat stored elements very often").check();
+      await save(page).getByText("1.60 GB of tensors").waitFor();
+      check(/ --allow-expansion/.test(await command(page)), await command(page));
+    }
+  });
+  await test("--ignore-crc has a field, and the same bytes are written", async () => {
+    const source = path.join(samples, "broken_dcp_byte_flipped"), native = path.join(scratch, "ignored");
+    await clearChosen(page);
+    await lendPlaces(page);
+    await open(page, source, "Convert…");
+    await field("Form").selectOption("dcp");
+    await save(page).getByLabel("Name").fill("one");
+    await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
+    await page.getByRole("button", { name: "Save…", exact: true }).click();
+    await says("“Accept bytes that do not have their checksums” accepts the bytes as they are");
+    await field("Accept bytes that do not have their checksums").check();
+    tessera("convert", source, native, "--to", "dcp", "--ignore-crc");
+    expectSame(await written(page), filesBelow(native));
+  });
+  return undefined;
+}
+
+async function testReshard(page, scratch) {
+  await test("Reshard writes only the names that were chosen, as tessera reshard --include --exclude does", async () => {
+    const source = path.join(samples, "dcp_fsdp2"), native = path.join(scratch, "some"), options = ["--include", "model.**", "--exclude", "**.bias"];
+    await clearChosen(page);
+    await lendPlaces(page);
+    await open(page, source, "Reshard…");
+    await page.getByLabel("Only names that match").fill("model.**");
+    await page.getByLabel("But not").fill("**.bias");
+    tessera("reshard", source, native, "--mesh", "dp=2", "--placements", "shard(0)", ...options);
+    const { totals } = JSON.parse(tessera("plan", source, "--mesh", "dp=2", "--placements", "shard(0)", ...options, "--json"));
+    await page.locator(".facts", { hasText: new RegExp(`tensors${totals.tensors}(?!\\d)`) }).waitFor();
+    check((await command(page)).endsWith("--include 'model.**' --exclude '**.bias'"), await command(page));
+    expectSame(await written(page), filesBelow(native));
+  });
+}
+
+async function testOpenAgain(page) {
+  const again = page.getByRole("form", { name: "Open again" });
+  const reopen = async () => {
+    await again.getByRole("button", { name: "Open again" }).click();
+    await page.locator("section.view .trouble").waitFor({ state: "detached" });
+  };
+  const nameOf = (row) => row.split(" | ")[0].replace(/^[▾▸]/, "");
+  await test("where a message names --part, one part can be opened, and all of it again", async () => {
+    const source = path.join(root, "tests/golden/deepspeed/zero0_bf16_twins");
+    await open(page, source, /^Problems/);
+    await again.waitFor();
+    await goTo(page, "Convert…");
+    await save(page).locator(".trouble", { hasText: "open the 16-bit weights with “Only the part: module”" }).waitFor();
+    await again.getByLabel("Only the part").fill("module");
+    await reopen();
+    await save(page).locator("table").waitFor();
+    check((await command(page)).includes(" zero0_bf16_twins --part module "), await command(page));
+    await goTo(page, "Contents");
+    const want = JSON.parse(tessera("inspect", source, "--part", "module", "--json")).entries.map((e) => e.fqn.split(".")[0]);
+    const got = (await rowsOf(page)).map(nameOf).filter((name) => want.includes(name));
+    check(JSON.stringify(got) === JSON.stringify([...new Set(want)]), JSON.stringify(await rowsOf(page)));
+    await goTo(page, "Convert…");
+    await again.getByLabel("Only the part").fill("nosuch");
+    await again.getByRole("button", { name: "Open again" }).click();
+    await page.locator(".page > .trouble", { hasText: "there is no part 'nosuch'" }).waitFor();
+    await again.getByLabel("Only the part").fill("");
+    await again.getByRole("button", { name: "Open again" }).click();
+    await save(page).locator(".trouble", { hasText: "have no names" }).waitFor();
+  });
+  await test("where a message names --shards, the ranks can be joined", async () => {
+    await open(page, path.join(root, "tests/golden/meta/llama3-2"), "Reshard…");
+    await page.locator("section.view > .trouble", { hasText: "use “Ranks are joined by” to join them" }).waitFor();
+    await again.getByLabel("Ranks are joined by").selectOption("meta-llama");
+    await reopen();
+    await page.locator("[aria-label=Ranks] tbody tr").first().waitFor();
+    const whole = fs.readFileSync(path.join(root, "tests/golden/meta/llama3-2.safetensors")); // joined by transformers' own converter
+    const { shape } = JSON.parse(whole.subarray(8, 8 + Number(whole.readBigUInt64LE())))["lm_head.weight"];
+    await goTo(page, "Contents");
+    await page.locator('.window [role="row"]', { hasText: "output" }).first().waitFor();
+    const rows = await rowsOf(page), at = rows.findIndex((r) => r.includes("output"));
+    check(rows[at + 1]?.startsWith(`weight | ${shape.join(" × ")} | `), JSON.stringify([shape, rows]));
+  });
+  await test("what a form lacks is said in words of the page", async () => {
+    await open(page, path.join(root, "tests/golden/deepspeed/zero1_pipeline_tp"), "Optimizer");
+    await forms(page).locator(".trouble", { hasText: "leave them out with “But not” in Convert" }).waitFor();
+    await goTo(page, "Reshard…");
+    const trouble = page.locator("section.view > .trouble", { hasText: "leave them out with “But not”" });
+    await trouble.waitFor();
+    check(!/--|\(convert, /.test(await trouble.textContent()), await trouble.textContent());
+  });
+}
+
 export async function testFields({ page, url, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-fields-"));
   try {
@@ -82,6 +239,9 @@ export async function testFields({ page, url, broken }) {
     await page.locator(".samples button").first().waitFor();
     await testTyping(page);
     await testDocuments(page, scratch);
+    await testOptions(page, scratch);
+    await testReshard(page, scratch);
+    await testOpenAgain(page);
     await test("no field breaks the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {
     fs.rmSync(scratch, { recursive: true });

@@ -86,15 +86,20 @@ export async function testPure() {
   });
   await test("texts of the core name a form's fields, and leave options without one as they are", async () => {
     const { convertFields, inFields, OPTIMIZER_FIELDS, RESHARD_FIELDS } = await load("field_names.ts");
+    const convert = (to, more = {}) => convertFields({ to, dtype: "", quantized: "", ...more });
     const rows = [
-      [convertFields("safetensors"), "'w' is an object, which safetensors cannot store (pass --objects drop or --objects sidecar)", "'w' is an object, which safetensors cannot store (use “Non-tensor objects: leave out” or “Non-tensor objects: write as JSON next to it”)"],
-      [convertFields("dcp"), "which are not written; use ds_to_universal, or write --to dcp, torch or safetensors", "which are not written; use ds_to_universal, or write “Form: dcp, torch or safetensors”"],
-      [convertFields("dcp"), "nothing is selected: --exclude leaves out every name that --include matches", "nothing is selected: “But not” leaves out every name that “Only names that match” matches"],
-      [convertFields("dcp"), "pass --max-shard-size SIZE", "pass --max-shard-size SIZE"],
-      [convertFields("safetensors"), "pass --max-shard-size SIZE", "use “Shards of at most”"],
-      [convertFields("dcp"), "pass --dequantize too, or leave it as it is with --no-quantize", "use “Weights become: dequantized” too, or leave it as it is with --no-quantize"],
-      [convertFields("dcp"), "leave them out, or pass --allow-expansion; --for-torch", "leave them out, or pass --allow-expansion; --for-torch"],
-      [RESHARD_FIELDS, "leave it out with --exclude (convert, reshard)", "leave it out with --exclude (convert, reshard)"],
+      [convert("safetensors"), "'w' is an object, which safetensors cannot store (pass --objects drop or --objects sidecar)", "'w' is an object, which safetensors cannot store (use “Non-tensor objects: leave out” or “Non-tensor objects: write as JSON next to it”)"],
+      [convert("dcp"), "which are not written; use ds_to_universal, or write --to dcp, torch or safetensors", "which are not written; use ds_to_universal, or write “Form: dcp, torch or safetensors”"],
+      [convert("dcp"), "nothing is selected: --exclude leaves out every name that --include matches", "nothing is selected: “But not” leaves out every name that “Only names that match” matches"],
+      [convert("dcp"), "pass --max-shard-size SIZE", "pass --max-shard-size SIZE"],
+      [convert("safetensors"), "pass --max-shard-size SIZE", "use “Shards of at most”"],
+      [convert("dcp", { quantized: "fp8-block" }), "pass --dequantize too, or leave it as it is with --no-quantize", "use “Weights become: dequantized” too, or leave it as it is with “But keep these as they are”"],
+      [convert("dcp", { dtype: "float16" }), "would not apply; pass --raw-cast to cast the stored numbers as they are", "would not apply; use “Cast scaled numbers without their scales” to cast the stored numbers as they are"],
+      [convert("dcp"), "leave them out, or pass --allow-expansion; --for-torch", "leave them out, or use “Accept tensors that repeat stored elements very often”; --for-torch"],
+      [RESHARD_FIELDS, "validate --deep shows where, and --ignore-crc accepts the bytes as they are", "validate --deep shows where, and “Accept bytes that do not have their checksums” accepts the bytes as they are"],
+      [RESHARD_FIELDS, "pass --shards MAP to join them (a tessera.shards/1 file, or vllm), or leave them out with --exclude (convert, reshard, plan, layout, manifest)", "use “Ranks are joined by” to join them (a tessera.shards/1 file, or vllm), or leave them out with “But not”"],
+      [OPTIMIZER_FIELDS, "leave it out with --exclude (convert, reshard, plan, layout, manifest)", "leave it out with “But not” in Convert"],
+      [OPTIMIZER_FIELDS, "open the stored weights with --part module, or load", "open the stored weights with “Only the part: module”, or load"],
       [OPTIMIZER_FIELDS, "there are 2 optimizers; choose one with --at NAME", "there are 2 optimizers; choose one with “The optimizer's key”"],
       [OPTIMIZER_FIELDS, "optim to-fqn needs --modules MODULES.json; see tessera help optim", "optim to-fqn needs “Choose the module tree”; see tessera help optim"],
     ];

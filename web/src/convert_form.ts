@@ -17,6 +17,12 @@ export interface ConvertForm {
   readonly objects: "" | "keep" | "drop" | "sidecar" | "refuse";
   /** Empty: as stored. */
   readonly quantized: "" | "dequantize" | "fp8-block";
+  /** With fp8-block: GLOBs of weights that are kept as they are, separated by spaces. */
+  readonly noQuantize?: string;
+  /** With a dtype: casts the stored numbers of scaled tensors without their scales. */
+  readonly rawCast?: boolean;
+  readonly allowExpansion?: boolean;
+  readonly ignoreCrc?: boolean;
 }
 
 export const CONVERT_START: ConvertForm = { to: "safetensors", include: "", exclude: "", rename: "", dtype: "", maxShardSize: "", objects: "", quantized: "" };
@@ -33,31 +39,35 @@ export const QUANTIZED: readonly (readonly [ConvertForm["quantized"], string])[]
   ["", "what they are"], ["dequantize", "dequantized: numbers times their scales"], ["fp8-block", "fp8-block: float8 in blocks of 128 × 128"],
 ];
 
-const words = (text: string): string[] => text.split(/\s+/).filter(Boolean);
+export const words = (text: string): string[] => text.split(/\s+/).filter(Boolean);
 const lines = (text: string): string[] => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 /** Converts the form to options. Unchanged ones are left out. */
 export function optionsOf(form: ConvertForm): Omit<ConvertOptions, "signal" | "onProgress"> {
-  const include = words(form.include), exclude = words(form.exclude), rename = lines(form.rename), size = form.maxShardSize.trim();
+  const include = words(form.include), exclude = words(form.exclude), rename = lines(form.rename), size = form.maxShardSize.trim(), kept = words(form.noQuantize ?? "");
   return {
     to: form.to,
     ...(include.length ? { include } : {}), ...(exclude.length ? { exclude } : {}), ...(rename.length ? { rename } : {}),
     ...(form.dtype ? { dtype: form.dtype } : {}), ...(form.objects ? { objects: form.objects } : {}),
     ...(form.quantized === "dequantize" ? { dequantize: true } : {}), ...(form.quantized === "fp8-block" ? { quantize: form.quantized } : {}),
+    ...(form.quantized === "fp8-block" && kept.length ? { noQuantize: kept } : {}), ...(form.dtype && form.rawCast ? { rawCast: true } : {}),
+    ...(form.allowExpansion ? { allowExpansion: true } : {}), ...(form.ignoreCrc ? { ignoreCrc: true } : {}),
     ...(form.to === "safetensors" && size ? { maxShardSize: size } : {}),
   };
 }
 
 const OPTIONS: readonly (readonly [keyof ReturnType<typeof optionsOf>, string])[] = [
   ["include", "--include"], ["exclude", "--exclude"], ["rename", "--rename"], ["dtype", "--dtype"], ["maxShardSize", "--max-shard-size"], ["objects", "--objects"], ["dequantize", "--dequantize"], ["quantize", "--quantize"],
+  ["noQuantize", "--no-quantize"], ["rawCast", "--raw-cast"], ["allowExpansion", "--allow-expansion"], ["ignoreCrc", "--ignore-crc"],
 ];
 
 /** Returns the command that writes the same bytes. */
 export function convertCommand(form: ConvertForm, source: CommandSource, destination: string): string {
-  const options = optionsOf(form);
-  const given = OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => value === true ? option : `${option} ${quoted(String(value))}`));
-  return ["tessera convert", sourceText(source), quoted(destination), `--to ${form.to}`, ...given].join(" ");
+  return ["tessera convert", sourceText(source), quoted(destination), `--to ${form.to}`, ...commandOptions(optionsOf(form))].join(" ");
 }
+
+export const commandOptions = (options: Partial<ReturnType<typeof optionsOf>>): string[] =>
+  OPTIONS.flatMap(([key, option]) => [options[key] ?? []].flat().map((value) => value === true ? option : `${option} ${quoted(String(value))}`));
 
 const EXTENSIONS: Readonly<Partial<Record<Form, string>>> = { safetensors: ".safetensors", torch: ".pt" };
 /** Returns the name of the only file. */

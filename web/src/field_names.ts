@@ -11,6 +11,10 @@ interface Field {
 
 const TO: Field = { label: "Form", values: Object.fromEntries(FORMS.map(([to]) => [to, to])) };
 
+/** Labels of fields. */
+export const EXCEPT = "But keep these as they are", RAW_CAST = "Cast scaled numbers without their scales", EXPANSION = "Accept tensors that repeat stored elements very often";
+export const IGNORE_CRC = "Accept bytes that do not have their checksums", PART = "Only the part", SHARDS = "Ranks are joined by";
+
 const FIELDS: Readonly<Record<string, Field>> = {
   "--include": { label: "Only names that match" },
   "--exclude": { label: "But not" },
@@ -19,6 +23,12 @@ const FIELDS: Readonly<Record<string, Field>> = {
   "--objects": { label: "Non-tensor objects", values: Object.fromEntries(OBJECTS) },
   "--quantize": { label: "Weights become: fp8-block" },
   "--dequantize": { label: "Weights become: dequantized" },
+  "--no-quantize": { label: EXCEPT },
+  "--raw-cast": { label: RAW_CAST },
+  "--allow-expansion": { label: EXPANSION },
+  "--ignore-crc": { label: IGNORE_CRC },
+  "--part": { label: PART, values: { module: "module" } },
+  "--shards": { label: SHARDS },
   "--max-shard-size": { label: "Shards of at most" },
   "--to": TO,
   "--map": { label: "Names and layouts become" },
@@ -27,12 +37,15 @@ const FIELDS: Readonly<Record<string, Field>> = {
   "--at": { label: "The optimizer's key" },
 };
 
-const OF_MAP = ["--map", "--inverse"];
+const OF_MAP = ["--map", "--inverse"], OF_SOURCE = ["--part", "--shards"], OF_WRITING = ["--include", "--exclude", "--to", "--allow-expansion", "--ignore-crc", ...OF_MAP, ...OF_SOURCE];
 /** The options for which each form has a field. */
-export const convertFields = (to: ConvertForm["to"]): readonly string[] =>
-  ["--include", "--exclude", "--rename", "--dtype", "--objects", "--quantize", "--dequantize", "--to", ...OF_MAP, ...(to === "safetensors" ? ["--max-shard-size"] : [])];
-export const RESHARD_FIELDS: readonly string[] = ["--to", ...OF_MAP];
-export const OPTIMIZER_FIELDS: readonly string[] = ["--modules", "--at"];
+export const convertFields = ({ to, dtype, quantized }: ConvertForm): readonly string[] => [
+  ...OF_WRITING, "--rename", "--dtype", "--objects", "--quantize", "--dequantize",
+  ...(to === "safetensors" ? ["--max-shard-size"] : []), ...(dtype ? ["--raw-cast"] : []), ...(quantized === "fp8-block" ? ["--no-quantize"] : []),
+];
+export const RESHARD_FIELDS: readonly string[] = OF_WRITING;
+export const OPTIMIZER_FIELDS: readonly string[] = ["--modules", "--at", "--allow-expansion", ...OF_SOURCE];
+export const NAMES_FIELDS: readonly string[] = [...OF_MAP, ...OF_SOURCE];
 
 /** Replaces an option, the word before it, and the values after it: "a, b or c", or a placeholder in capitals. */
 function withField(text: string, option: string): string {
@@ -44,6 +57,10 @@ function withField(text: string, option: string): string {
   });
 }
 
-export const inFields = (text: string, fields: readonly string[]): string => fields.reduce(withField, text);
+/** An option, and the commands that have it. */
+const OF_COMMANDS = /(--exclude) \(convert, reshard, plan, layout, manifest\)/;
+
+export const inFields = (text: string, fields: readonly string[]): string =>
+  fields.reduce(withField, text.replace(OF_COMMANDS, fields.includes("--exclude") ? "$1" : "“But not” in Convert"));
 
 export const troubleInFields = (trouble: Trouble, fields: readonly string[]): Trouble => ({ ...trouble, message: inFields(trouble.message, fields) });

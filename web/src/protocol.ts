@@ -1,5 +1,5 @@
 /** The messages between the page and its worker. */
-import type { ConversionResult, ConvertOptions, FqnDocument, Level, MapOptions, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
+import type { ConversionResult, ConvertOptions, FqnDocument, Level, MapOptions, Names, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
 import type { FileMetadata } from "./file_metadata";
@@ -165,7 +165,7 @@ export interface Diff {
   readonly summary: { readonly same: number; readonly changed: number; readonly values_compared: boolean };
 }
 
-export type PlanRequest = { readonly target: string } & MapOptions;
+export type PlanRequest = { readonly target: string } & Names & MapOptions;
 
 /** The members of tessera.plan/1 that the page shows. */
 export interface Plan {

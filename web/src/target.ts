@@ -10,6 +10,11 @@ export interface TargetForm {
   readonly dims: readonly MeshDim[];
   /** One rule per line: a GLOB, spaces, and placements separated by commas. */
   readonly rules: string;
+  /** GLOBs separated by spaces. */
+  readonly include?: string;
+  readonly exclude?: string;
+  readonly allowExpansion?: boolean;
+  readonly ignoreCrc?: boolean;
 }
 
 export const START: TargetForm = { dims: [{ name: "dp", size: 2, placement: "shard(0)" }], rules: "" };

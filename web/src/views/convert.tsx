@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { convertCommand, CONVERT_START, DTYPES, fileName, FORMS, nameFor, OBJECTS, optionsOf, QUANTIZED, type ConvertForm } from "../convert_form";
-import { convertFields } from "../field_names";
+import { convertFields, EXCEPT, EXPANSION, IGNORE_CRC, RAW_CAST } from "../field_names";
 import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
@@ -11,8 +11,9 @@ import { NO_SOURCE } from "../target";
 import { bytesText, visible } from "../text";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
+import { OpenAs } from "./open_as";
 import { Copy } from "./parts";
-import { Save } from "./save";
+import { Check, Save } from "./save";
 
 const WAIT_MS = 200;
 type Set = (change: Partial<ConvertForm>) => void;
@@ -36,10 +37,14 @@ function Fields({ form, set }: { form: ConvertForm; set: Set }): JSX.Element {
       <Select label="Floating-point tensors become" value={form.dtype} options={[["", "what they are"], ...DTYPES.map((d) => [d, d] as const)]} set={(dtype) => set({ dtype })} />
       <Select label="Non-tensor objects" value={form.objects} options={OBJECTS} set={(objects) => set({ objects: objects as ConvertForm["objects"] })} />
       <Select label="Weights become" value={form.quantized} options={QUANTIZED} set={(quantized) => set({ quantized: quantized as ConvertForm["quantized"] })} />
+      {form.quantized === "fp8-block" && <label>{EXCEPT}<input type="text" value={form.noQuantize ?? ""} placeholder="lm_head.**" spellcheck={false} onInput={(e) => set({ noQuantize: e.currentTarget.value })} /></label>}
       {form.to === "safetensors" && <label>Shards of at most<input type="text" value={form.maxShardSize} placeholder="one file, or 5GB" spellcheck={false} onInput={(e) => set({ maxShardSize: e.currentTarget.value })} /></label>}
       <label>Only names that match<input type="text" value={form.include} placeholder="all, or model.**" spellcheck={false} onInput={(e) => set({ include: e.currentTarget.value })} /></label>
       <label>But not<input type="text" value={form.exclude} placeholder="optim.**" spellcheck={false} onInput={(e) => set({ exclude: e.currentTarget.value })} /></label>
       <label class="broad">Renames, one per line<textarea rows={2} value={form.rename} placeholder={"model.=\n*.gamma=*.weight"} spellcheck={false} onInput={(e) => set({ rename: e.currentTarget.value })} /></label>
+      {form.dtype && <Check label={RAW_CAST} isOn={form.rawCast} set={(rawCast) => set({ rawCast })} />}
+      <Check label={EXPANSION} isOn={form.allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
+      <Check label={IGNORE_CRC} isOn={form.ignoreCrc} set={(ignoreCrc) => set({ ignoreCrc })} />
     </form>
   );
 }
@@ -63,10 +68,11 @@ export function Convert(): JSX.Element {
     <section class="view" aria-label="Convert">
       <h2>Convert</h2>
       <p class="quiet">Reads {bytesText(preview?.bytes ?? model.opened?.overview.bytes ?? 0)} and writes the same bytes as the command line. Nothing is cast, dropped or renamed unless you ask for it.</p>
+      <OpenAs why={(saving.previewTrouble ?? saving.trouble)?.message} />
       <Parts form={form} set={set} />
       <Fields form={form} set={set} />
       <MapFields />
-      <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form.to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
+      <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
       <h2>The same on the command line</h2>
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>

@@ -3,6 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { saveText } from "../download";
+import { NAMES_FIELDS, troubleInFields } from "../field_names";
 import type { FqnDocument } from "../protocol";
 import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
@@ -45,7 +46,7 @@ export function NamesView(): JSX.Element {
       <h2>Canonical names</h2>
       <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. Judged here by the text of the names.</p>
       <MapFields />
-      {trouble && <TroubleBox trouble={trouble} isMapped />}
+      {trouble && <TroubleBox trouble={troubleInFields(trouble, NAMES_FIELDS)} isMapped />}
       {names && <>
         <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} ${changed.length === 1 ? "changes" : "change"}.` : names.names.length === 1 ? "The name is canonical already." : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
         <Collisions collisions={names.collisions} />

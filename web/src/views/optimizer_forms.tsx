@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { nameFor } from "../convert_form";
-import { inFields, OPTIMIZER_FIELDS, troubleInFields } from "../field_names";
+import { EXPANSION, inFields, OPTIMIZER_FIELDS, troubleInFields } from "../field_names";
 import { choosePlace, hasPickers } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
 import { NO_SOURCE, quoted, sourceText } from "../target";
@@ -11,8 +11,9 @@ import { exactText, plural, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { useModel } from "./hooks";
 import { JsonFile, type NamedText } from "./json_file";
+import { OpenAs } from "./open_as";
 import { Copy, TroubleBox } from "./parts";
-import { Save } from "./save";
+import { Check, Save } from "./save";
 
 type Action = (Writing & { what: "optimizer" })["action"];
 const ACTIONS: readonly (readonly [Action, string])[] = [
@@ -37,7 +38,7 @@ function Entries({ preview: { entries, count, warnings } }: { preview: Optimizer
   );
 }
 
-interface OptimizerForm { readonly action: Action; readonly modules?: NamedText | undefined; readonly at: string }
+interface OptimizerForm { readonly action: Action; readonly modules?: NamedText | undefined; readonly at: string; readonly allowExpansion?: boolean }
 /** What was chosen for each checkpoint, which stays while other views are shown. */
 const forms = new WeakMap<object, OptimizerForm>();
 const START: OptimizerForm = { action: "flatten", at: "" };
@@ -46,10 +47,10 @@ const START: OptimizerForm = { action: "flatten", at: "" };
 const plainly = (trouble: Trouble): Trouble => trouble.status === "malformed" ? { ...trouble, status: "page" } : trouble;
 
 export function OptimizerForms(): JSX.Element {
-  const model = useModel(), saving = model.optimizerSaving, opening = model.opening ?? START, form = forms.get(opening) ?? START, { action, modules, at } = form;
+  const model = useModel(), saving = model.optimizerSaving, opening = model.opening ?? START, form = forms.get(opening) ?? START, { action, modules, at, allowExpansion } = form;
   const set = (change: Partial<OptimizerForm>) => { forms.set(opening, { ...form, ...change }); model.changed(); };
   const [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>();
-  const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}) } };
+  const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}), ...(allowExpansion ? { allowExpansion } : {}) } };
   const name = saving.name ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
   useEffect(() => {
     let isCurrent = true;
@@ -59,16 +60,18 @@ export function OptimizerForms(): JSX.Element {
     }, 100);
     return () => { isCurrent = false; clearTimeout(timer); };
   }, [form, opening]);
-  const command = `tessera optim ${action} ${sourceText(model.opening ?? NO_SOURCE)} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}`;
+  const command = `tessera optim ${action} ${sourceText(model.opening ?? NO_SOURCE)} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}${allowExpansion ? " --allow-expansion" : ""}`;
   return (
     <section aria-label="Another form">
       <h2>The state in another form</h2>
       <div class="fields">
         <label>Form<select aria-label="Form" value={action} onChange={(e) => set({ action: e.currentTarget.value as Action })}>{ACTIONS.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>
         <label>The optimizer's key<input type="text" value={at} placeholder="found by itself" spellcheck={false} onInput={(e) => set({ at: e.currentTarget.value })} /></label>
+        <Check label={EXPANSION} isOn={allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
       </div>
       <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={(modules) => set({ modules })} />
       {trouble && <TroubleBox trouble={troubleInFields(plainly(trouble), OPTIMIZER_FIELDS)} />}
+      <OpenAs why={trouble?.message} />
       {preview && <Entries preview={preview} />}
       {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
         goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}

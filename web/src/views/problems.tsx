@@ -6,6 +6,7 @@ import type { Finding, Level } from "../protocol";
 import { sizeOf, type Model } from "../model";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
+import { Later } from "./later";
 import { LevelMark } from "./parts";
 import { ScanView } from "./scan";
 
@@ -66,11 +67,14 @@ function GroupView({ group, show }: { group: Group; show: (fqn: string) => void 
   );
 }
 
+const loadOpenAs = async () => (await import("./open_as")).OpenAs;
+
 export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element {
   const model = useModel();
   const [hidden, setHidden] = useState<ReadonlySet<Level>>(new Set());
   const groups = groupsOf(model), counts = problemCount(model), { opened } = model;
   const number: Record<Level, number> = { error: counts.errors, warning: counts.warnings, note: counts.notes };
+  const asks = model.findings?.list.some(({ message, rule }) => /--part/.test(message + model.findings?.help[rule]));
   const flip = (level: Level) => setHidden((h) => { const next = new Set(h); if (!next.delete(level)) next.add(level); return next; });
   return (
     <section class="view" aria-label="Problems">
@@ -83,6 +87,7 @@ export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element
       {groups.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. No problems were found." : "Metadata, headers and sizes were checked. No problems were found. Values have not been read."}</p>}
       {groups.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}
       <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>
+      {asks && <Later load={loadOpenAs} why="--part" />}
       <ScanView show={show} />
     </section>
   );

@@ -2,9 +2,9 @@
  *  that writes it. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { nameFor } from "../convert_form";
+import { commandOptions, nameFor, words } from "../convert_form";
 import { saveText } from "../download";
-import { RESHARD_FIELDS, troubleInFields } from "../field_names";
+import { EXPANSION, IGNORE_CRC, RESHARD_FIELDS, troubleInFields } from "../field_names";
 import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
@@ -12,8 +12,9 @@ import { commandText, NO_SOURCE, PLACEMENTS, targetText, type MeshDim, type Targ
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
+import { OpenAs } from "./open_as";
 import { Copy, Facts, TroubleBox } from "./parts";
-import { Save } from "./save";
+import { Check, Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
@@ -44,6 +45,12 @@ function Form({ form, set }: { form: TargetForm; set: (f: TargetForm) => void })
       <p class="buttons"><button type="button" disabled={dims.length >= MOST_DIMS} onClick={() => set({ ...form, dims: [...dims, { name: `dim${dims.length}`, size: 2, placement: "replicate" }] })}>Add a mesh dim</button></p>
       <label class="rules">Rules for some names, one per line; the first that matches wins
         <textarea rows={2} spellcheck={false} value={form.rules} placeholder={"**.weight  shard(0),shard(1)"} onInput={(e) => set({ ...form, rules: e.currentTarget.value })} /></label>
+      <div class="fields">
+        <label>Only names that match<input type="text" value={form.include ?? ""} placeholder="all, or model.**" spellcheck={false} onInput={(e) => set({ ...form, include: e.currentTarget.value })} /></label>
+        <label>But not<input type="text" value={form.exclude ?? ""} placeholder="optim.**" spellcheck={false} onInput={(e) => set({ ...form, exclude: e.currentTarget.value })} /></label>
+        <Check label={EXPANSION} isOn={form.allowExpansion} set={(allowExpansion) => set({ ...form, allowExpansion })} />
+        <Check label={IGNORE_CRC} isOn={form.ignoreCrc} set={(ignoreCrc) => set({ ...form, ignoreCrc })} />
+      </div>
     </form>
   );
 }
@@ -87,10 +94,14 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
 type To = "" | "dcp" | "safetensors" | "torch";
 const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
 
+/** The options that a reshard and its plan share, and those of the reshard only. */
+const namesOf = ({ include = "", exclude = "" }: TargetForm) => ({ ...(include.trim() ? { include: words(include) } : {}), ...(exclude.trim() ? { exclude: words(exclude) } : {}) });
+const writingOf = ({ allowExpansion, ignoreCrc }: TargetForm) => ({ ...(allowExpansion ? { allowExpansion } : {}), ...(ignoreCrc ? { ignoreCrc } : {}) });
+
 /** Offers to write what each rank holds, once the plan is there. */
 function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
   const model = useModel(), saving = model.resharding;
-  const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...(to ? { to } : {}) } };
+  const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...writingOf(model.target), ...(to ? { to } : {}) } };
   useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing), model.opening]);
   return (
     <>
@@ -104,8 +115,8 @@ function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; is
 export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
   const to = model.resharding.to as To, setTo = (form: To) => { model.resharding.to = form; model.changed(); };
-  const target = targetText(form), request = { target, ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
-  const command = commandText(form, source) + (to && ` --to ${to}`) + mapCommand(model.mapChoice), ranks = form.dims.reduce((n, d) => n * d.size, 1);
+  const target = targetText(form), request = { target, ...namesOf(form), ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
+  const command = [commandText(form, source), ...commandOptions({ ...namesOf(form), ...writingOf(form) })].join(" ") + (to && ` --to ${to}`) + mapCommand(model.mapChoice), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
     const timer = setTimeout(() => void model.plan(request, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
@@ -114,6 +125,7 @@ export function Reshard(): JSX.Element {
     <section class="view" aria-label="Reshard">
       <h2>Reshard</h2>
       <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
+      <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
       <Form form={form} set={(f) => model.setTarget(f)} />
       <MapFields />
       {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} />}

@@ -10,6 +10,9 @@ import { TroubleBox } from "./parts";
 const MOST = 100;
 const OWN = "The browser keeps a copy in its own storage until this page is closed.";
 
+export const Check = ({ label, isOn = false, set }: { label: string; isOn: boolean | undefined; set: (to: boolean) => void }): JSX.Element =>
+  <label class="check broad"><input type="checkbox" checked={isOn} onChange={(e) => set(e.currentTarget.checked)} /> {label}</label>;
+
 function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview; name: (file: string) => string }): JSX.Element {
   return (
     <>
