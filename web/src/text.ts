@@ -21,10 +21,9 @@ export const exactText = (count: number): string => count.toLocaleString("en-US"
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 
-/** Names may contain anything, so invisible characters are shown as escapes. */
+/** Names may contain anything, so characters that are not visible, or that reorder a text, are shown as escapes. */
 export function visible(name: string): string {
-  if (name === "") return "(empty name)";
-  return name.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return name.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\u115f\u1160\u3164\uffa0]/gu, (c) => `\\u${c.codePointAt(0)?.toString(16).padStart(4, "0")}`) || "(empty name)";
 }
 
 export function realText(value: number | string): string {
