@@ -141,6 +141,12 @@ async function testFew(page, scratch) {
     await page.getByRole("button", { name: /^Look for tensors/ }).click();
     await page.getByText("1 group of tensors holds equal bytes, 8 B more than once").waitFor();
   });
+  await test("names that differ in spaces only look different", async () => {
+    await open(page, small(scratch, "spaces", { "a b": [1], "a  b": [2], " a b": [3] }));
+    await page.locator(".window .row .text").nth(2).waitFor();
+    const names = await page.locator(".window .row .text").evaluateAll((l) => l.map((e) => e.innerText));
+    check(JSON.stringify(names) === '["a b","a  b"," a b"]', JSON.stringify(names));
+  });
   await test("a checkpoint without entries asks nobody to choose one", async () => {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, small(scratch, "none", {}));
