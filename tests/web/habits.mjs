@@ -175,6 +175,20 @@ export async function testHabits({ page, url, context, broken }) {
       check((await page.locator("aside.detail h2").textContent()).replaceAll("\u200b", "") === entry, `${tab}: another entry`);
     }
   });
+  await test("a copy that the browser refuses is not called one, with or without a clipboard", async () => {
+    await openSample(page, "dcp_fsdp2");
+    await page.locator(".window .row:not(.group)").first().click();
+    const copy = page.getByRole("button", { name: "Copy name" });
+    for (const isThere of [true, false]) {
+      await page.evaluate((is) => Object.defineProperty(navigator, "clipboard", { configurable: true, value: is ? { writeText: () => Promise.reject(new DOMException("denied", "NotAllowedError")) } : undefined }), isThere);
+      await copy.click();
+      await copy.filter({ hasText: "Not copied" }).waitFor();
+      await copy.filter({ hasText: /^Copy$/ }).waitFor();
+    }
+    await page.evaluate(() => Object.defineProperty(navigator, "clipboard", { configurable: true, value: { writeText: async () => undefined } }));
+    await copy.click();
+    await copy.filter({ hasText: "Copied" }).waitFor();
+  });
   await test("back and forward go through the tabs, and the address holds no name", async () => {
     await openSample(page, "dcp_fsdp2");
     await goTo(page, "Files");

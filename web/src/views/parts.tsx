@@ -35,12 +35,12 @@ export function LevelMark({ level, text }: { level: Level; text?: boolean }): JS
 }
 
 export function Copy({ text, what, label = "Copy" }: { text: string; what: string; label?: string }): JSX.Element {
-  const [done, setDone] = useState(false);
-  const copy = () => void navigator.clipboard.writeText(text).then(() => {
-    setDone(true);
-    setTimeout(() => setDone(false), 1200);
-  });
-  return <button type="button" class="small" onClick={copy} aria-label={`Copy ${what}`}>{done ? "Copied" : label}</button>;
+  const [done, setDone] = useState("");
+  const copy = async () => {
+    setDone(await navigator.clipboard?.writeText(text).then(() => "Copied", () => "") || "Not copied");
+    setTimeout(() => setDone(""), 1200);
+  };
+  return <button type="button" class="small" onClick={() => void copy()} aria-label={`Copy ${what}`}>{done || label}</button>;
 }
 
 export function Facts({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }): JSX.Element {
