@@ -128,6 +128,21 @@ async function testRecents(page, url) {
     const titles = await page.locator("section[aria-label='Recent checkpoints'] strong").allTextContents();
     check(JSON.stringify(titles) === '["dcp_fsdp2","safetensors_index"]', JSON.stringify(titles));
   });
+  await test("what could not be opened is not among the recent checkpoints", async () => {
+    await page.evaluate(async () => {
+      const odd = await (await navigator.storage.getDirectory()).getFileHandle("odd.txt", { create: true }), stream = await odd.createWritable();
+      await stream.write("not a checkpoint");
+      await stream.close();
+      globalThis.showDirectoryPicker = async () => undefined;
+      globalThis.showOpenFilePicker = async () => [odd];
+    });
+    await page.getByRole("button", { name: "Choose files…" }).click();
+    await page.locator(".trouble", { hasText: "not in a recognized checkpoint format" }).waitFor();
+    await page.reload();
+    await page.locator("section[aria-label='Recent checkpoints'] strong").first().waitFor();
+    const titles = await page.locator("section[aria-label='Recent checkpoints'] strong").allTextContents();
+    check(!titles.includes("odd.txt"), titles.join());
+  });
   await test("a recent checkpoint opens again", async () => {
     await page.locator("section[aria-label='Recent checkpoints'] li button", { hasText: "safetensors_index" }).first().click();
     check(await opened() === "safetensors_index", await opened());
@@ -136,7 +151,7 @@ async function testRecents(page, url) {
     await page.goto(url);
     await page.evaluate(async () => (await navigator.storage.getDirectory()).removeEntry("dcp_fsdp2", { recursive: true }));
     await page.locator("section[aria-label='Recent checkpoints'] li button", { hasText: "dcp_fsdp2" }).first().click();
-    await page.locator(".trouble").waitFor();
+    await page.locator(".trouble", { hasText: "'dcp_fsdp2', or a file of it, was moved or removed; choose it again" }).waitFor();
     await page.goto(url);
     await page.getByRole("button", { name: "Forget dcp_fsdp2" }).click();
     await page.getByRole("button", { name: "Forget dcp_fsdp2" }).waitFor({ state: "detached" });

@@ -201,14 +201,13 @@ export class Model {
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
-      if (handles) void remember(prepared.title, handles);
-      if ("options" in prepared) {
-        this.choice = prepared;
-        return undefined;
-      }
-      if (!isNext) this.opening = prepared;
+      const isChoice = "options" in prepared;
+      if (isChoice) this.choice = prepared;
+      else if (!isNext) this.opening = prepared;
       this.changed();
-      return this.#describe(client, prepared, signal);
+      const described = isChoice ? undefined : await this.#describe(client, prepared, signal);
+      if (handles) void remember(prepared.title, handles); // what could not be opened is not offered again
+      return described;
     }, (trouble) => { if (!signal.aborted) this.hear(trouble); });
     if (isNext && this.#attempt !== attempt) return;
     if (isNext && found) this.close(attempt);

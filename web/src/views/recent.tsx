@@ -15,7 +15,9 @@ export function Recents(): JSX.Element | null {
   if (list.length === 0) return null;
   const open = (recent: Recent) => void model.open(async () => {
     await permit(recent);
-    return openingOf(await filesOfHandles(recent.handles));
+    return openingOf(await filesOfHandles(recent.handles).catch((e: unknown) => {
+      throw e instanceof DOMException && e.name === "NotFoundError" ? new Error(`'${recent.title}', or a file of it, was moved or removed; choose it again`) : e;
+    }));
   }, Promise.resolve(recent.handles));
   return (
     <section aria-label="Recent checkpoints">
