@@ -93,6 +93,15 @@ async function testOthers(page, scratch) {
     const want = expectedOf(path.join(samples, "dcp_fsdp2"), "--against", path.join(samples, "dcp_hsdp"));
     check(JSON.stringify(await messages(page)) === JSON.stringify(want), `${JSON.stringify(await messages(page))} instead of ${JSON.stringify(want)}`);
   });
+  await test("of several checkpoints one must be dropped, and their names are said", async () => {
+    await page.getByRole("button", { name: "Check against something else" }).click();
+    const both = path.join(scratch, "both");
+    for (const name of ["dcp_fsdp2", "dcp_hsdp"]) fs.cpSync(path.join(samples, name), path.join(both, name), { recursive: true });
+    await pick(page, both);
+    await view(page).locator(".trouble", { hasText: "'both' holds 2 checkpoints (both/dcp_fsdp2, both/dcp_hsdp); drop one of them" }).waitFor();
+    await pick(page, path.join(samples, "dcp_hsdp"));
+    await says(page, "unexpected");
+  });
   await test("what is not a description is refused where it was dropped, with the core's message", async () => {
     await page.getByRole("button", { name: "Check against something else" }).click();
     const odd = path.join(scratch, "odd.json");

@@ -5,6 +5,13 @@ import type { Opening, Source } from "./protocol";
 /** A directory that contains several checkpoints, one of which must be chosen. */
 export interface Choice { readonly title: string; readonly options: readonly Opening[] }
 
+/** Returns the checkpoint where there is no place to offer a choice. */
+export function onlyOne(found: Opening | Choice): Opening {
+  if (!("options" in found)) return found;
+  const { title, options } = found;
+  throw new Error(`'${title}' holds ${options.length} checkpoints (${options.slice(0, 3).map((o) => o.title).join(", ")}${options.length > 3 ? " …" : ""}); drop one of them`);
+}
+
 /** Finds the files of a checkpoint. The signal stops it. */
 export type Prepare = (signal: AbortSignal, tell: (p: Progress) => void) => Promise<Opening | Choice>;
 

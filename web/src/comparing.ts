@@ -1,6 +1,6 @@
 /** Compares the open checkpoint, A, with another one, B. What is cheap (names, dtypes, shapes, sharding) is compared
  *  immediately. Values are compared on demand, and the result is kept while other toggles change. */
-import type { Prepare } from "./collect";
+import { onlyOne, type Prepare } from "./collect";
 import { OWN_ORDER } from "./entry_tree";
 import { mapOptionsOf } from "./map_choice";
 import { sizeOf, type Model } from "./model";
@@ -54,9 +54,8 @@ export class Comparing {
     const { model } = this, { client } = model, { signal } = this.#ending;
     model.dismiss();
     const opening = await model.run("Opening the other", () => this.stop(), async (tell) => {
-      const other = await prepare(signal, tell);
+      const other = onlyOne(await prepare(signal, tell));
       signal.throwIfAborted();
-      if ("options" in other) throw new Error(`'${other.title}' holds ${other.options.length} checkpoints (${other.options.slice(0, 3).map((o) => o.title).join(", ")}${other.options.length > 3 ? " …" : ""}); drop one of them`);
       await client.call("open", { side: "b", opening: other });
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });

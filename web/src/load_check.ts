@@ -1,6 +1,6 @@
 /** Checks whether the open checkpoint would load into something else: a module tree, a layout, an index, names, or another
  *  checkpoint. */
-import type { Prepare } from "./collect";
+import { onlyOne, type Prepare } from "./collect";
 import type { Model } from "./model";
 import type { Expectation, LoadFindings, Trouble } from "./protocol";
 
@@ -30,8 +30,7 @@ export class LoadCheck {
     const { model } = this, asked = ++this.#asked;
     this.result = this.trouble = undefined;
     const expected = await model.run("Opening what would load it", undefined, async (tell): Promise<[string, Expectation]> => {
-      const opening = await prepare(new AbortController().signal, tell);
-      if ("options" in opening) throw new Error(`'${opening.title}' holds ${opening.options.length} checkpoints; choose one of them`);
+      const opening = onlyOne(await prepare(new AbortController().signal, tell));
       const [only] = opening.files;
       const isDocument = only && opening.files.length === 1 && "file" in only && only.name.endsWith(".json") && only.size <= MOST_DOCUMENT;
       return [opening.title, isDocument ? { text: await only.file.text() } : { opening }];
