@@ -1,4 +1,4 @@
-"""The library by ctypes. Structures here mirror those of bindings.c and tessera/status.h."""
+"""The library, through ctypes. Structures here mirror those of bindings.c and tessera/status.h."""
 from __future__ import annotations
 
 import ctypes
@@ -13,13 +13,13 @@ import weakref
 from ._choices import Choices
 
 MAX_NDIM = 64
-_QUICK_BYTES = 16 << 20  # a read of fewer bytes is over before a thread for it is worth while
+_QUICK_BYTES = 16 << 20  # smaller reads end too soon for a thread of their own to be worthwhile
 _library = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_tessera.so"))
 
 
 class TesseraError(Exception):
-    """What went wrong, and where. `status` is a word: "malformed", "i/o", "not found", …; `byte_position` may be None. It can be
-    pickled, so PyTorch's collectives carry it from one rank to the others."""
+    """An error of the library. The message states what is wrong and where. `status` names its kind: "malformed", "i/o", "not found", …;
+    `byte_position` is the offset in the file, or None. It can be pickled, so PyTorch's collectives can send it to other ranks."""
 
     status: str
     byte_position: int | None
@@ -83,8 +83,8 @@ class _Planned(ctypes.Structure):
 
 
 class PlannedRead:
-    """What a rank reads of one entry of an optimizer's state: tsr_optim_read of tessera/sys/optim_load.h. `index` is None for an empty
-    dict; `path` has (is a position in a list, key or position) from the root."""
+    """What a rank reads of one entry of an optimizer's state; see tsr_optim_read in tessera/sys/optim_load.h. `index` is None for an empty
+    dict. `path` leads from the root, as (whether it is a position in a list, the key or position)."""
 
     OBJECT, WHOLE, BOX = range(3)
 
@@ -160,14 +160,14 @@ def _raise(err, path):
 
 
 class _Stop:
-    """Ends what the library does for one session. `flag`: not 0 while it must end; `calls`: those under way, of all threads; `refusal`: why
-    there may be no more."""
+    """Ends the library's calls for one session. `flag`: not 0 while calls must end. `calls`: the calls in progress, of all threads.
+    `refusal`: why no more calls are allowed, or None."""
 
     def __init__(self):
         self.flag, self.calls, self.refusal = ctypes.c_int(0), set(), None
 
     def end(self):
-        """Whether no call is under way any more; one may never have begun, where a signal came in between."""
+        """Ends all calls. Returns whether none is in progress any more; one may never have begun, if a signal arrived first."""
         until = time.monotonic() + 10
         self.refusal = self.refusal or "the checkpoint is closed"
         self.flag.value = 1
@@ -183,7 +183,7 @@ def _refuse_ended(stops):
 
 
 def _counted(stops, function, *arguments):
-    """Calls a function of the library in this thread. Another one may close the session meanwhile, which ends the call."""
+    """Calls a function of the library in this thread. Another thread may close the session meanwhile, which ends the call."""
     call = object()
     try:
         for stop in stops:
@@ -198,8 +198,8 @@ def _counted(stops, function, *arguments):
 
 
 def _interruptible(stops, function, *arguments):
-    """Calls a function of the library so that Ctrl-C ends it. Signals reach Python's main thread, but not while it is in the
-    library: the call is made in another one. `stops` are of the sessions that it works with."""
+    """Calls a function of the library so that Ctrl-C ends it. Python handles signals in its main thread, but not while that is in the
+    library, so the call is made in another thread. `stops` belong to the sessions that it uses."""
     if threading.current_thread() is not threading.main_thread():
         return _counted(stops, function, *arguments)
     result, interruption = [], None
@@ -246,7 +246,7 @@ def _interruptible(stops, function, *arguments):
 
 
 def _collect(stops, call, path):
-    """What a function writes through its callback."""
+    """Returns what a function writes through its callback."""
     parts = []
     err = _Error()
 
@@ -266,7 +266,7 @@ _sessions = weakref.WeakSet()
 
 
 def _after_fork():
-    """In the child: no other thread has come along, so that what one was doing for a session is never finished."""
+    """In the child there are no other threads, so calls that they had in progress never end."""
     for session in list(_sessions):
         session.after_fork()
 
@@ -337,7 +337,7 @@ class Session:
         return _format(self.handle).decode()
 
     def own_files(self):
-        """Names of the files that belong to the checkpoint by its own lists."""
+        """Returns the names of the files that the checkpoint lists."""
         names = _collect([self._stop], lambda *to: _own_files(self.handle, *to), self.path)
         return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
@@ -355,7 +355,7 @@ class Session:
         return tuple(offsets[:ndim]), tuple(sizes[:ndim])
 
     def keys(self, index, length):
-        """The way to an entry from the root of the nested state dict: strings, and positions in lists as int."""
+        """Returns the path of an entry from the root of the nested state dict: keys as str, and positions in lists as int."""
         item, keys = _PathItem(), []
         for at in range(length):
             _path_item(self.handle, index, at, ctypes.byref(item))
@@ -363,7 +363,7 @@ class Session:
         return tuple(keys)
 
     def read(self, items):
-        """items: (index, offsets, sizes, address, bytes). Threads of the library share the work; the interpreter is free."""
+        """Reads items, (index, offsets, sizes, address, bytes). The library's threads share the work, without the interpreter's lock."""
         array = (_ReadItem * len(items))()
         numbers = []
         for to, (index, offsets, sizes, address, size) in zip(array, items):
@@ -391,8 +391,8 @@ class Session:
         return _collect([self._stop], lambda *to: _object(self.handle, index, *to), self.path)
 
     def plan_optimizer(self, key, mesh, slices):
-        """What a rank reads below `key`. mesh: (rank, world, is 2-D) of the data-parallel group; slices: (fqn, offsets or None, sizes,
-        shape) of the model's parameters."""
+        """Returns what a rank reads below `key`. mesh: (rank, world size, whether it is 2-D) of the data-parallel group. slices: (fqn, offsets
+        or None, sizes, shape) of the model's parameters."""
         array, kept = (_Slice * len(slices))(), []
         for to, (fqn, offsets, sizes, shape) in zip(array, slices):
             name = fqn.encode("utf-8", "surrogatepass")

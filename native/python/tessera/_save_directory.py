@@ -1,8 +1,8 @@
 """Checkpoints that tessera.torch.StorageWriter writes into a directory.
 
-Every rank writes one file under a name that nothing else has. What it creates is listed in a journal next to it before it is created.
-When all files are on disk the coordinator writes `.metadata` under a temporary name, syncs it, and renames it: at every instant
-the directory holds the old checkpoint or the new one. The files that the old one lists are removed after that.
+Every rank writes one file with a unique name, after it has listed the name in a journal next to it. When all files are on disk, the
+coordinator writes `.metadata` under a temporary name, syncs it, and renames it. At every moment the directory therefore contains the
+old checkpoint or the new one. The files that the old one lists are removed afterwards.
 
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
@@ -20,7 +20,7 @@ from ._library import TesseraError
 from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, Place, name_of_file, name_of_journal, new_token, token_of
 
 _LOCK = ".tessera-save.lock"
-_locks = {}  # directory → _Lock: a thread that saves there again takes its lock over
+_locks = {}  # directory → _Lock; a thread that saves there again reuses its lock
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
 _LAST_SECONDS = 2  # that a thread whose save has failed may take to end
 
@@ -38,7 +38,7 @@ def _create(path):
 
 
 def _write_new(path, data):
-    """A new file with these bytes, on disk when it returns."""
+    """Creates a file with these bytes, and returns when it is on disk."""
     with open(_create(path), "wb") as f:
         f.write(data)
         f.flush()
@@ -46,7 +46,7 @@ def _write_new(path, data):
 
 
 def _remove(path):
-    """Whether a regular file was there and is gone."""
+    """Removes a regular file. Returns whether there was one."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
@@ -57,7 +57,8 @@ def _remove(path):
 
 
 def _identity(path):
-    """Of a file at this time, as JSON holds it; None: there is none. The next file may get the inode number of one that was removed."""
+    """Returns what identifies a file and its present content, in a form that JSON can store, or None if there is no such file. An inode
+    number is not enough, because a new file may get that of a removed one."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -169,13 +170,13 @@ class Directory(Place):
         _sync_directory(self.path)
 
     def _refuse_changed(self):
-        """What another program has saved here since the save began is not what was to be replaced."""
+        """Raises TesseraError if another program has saved here since the save began."""
         for name, then in self._found.items():
             if _identity(self.at(name)) not in (None, then):
                 raise TesseraError(f"{self.path}: another program has written '{name}' during the save, so nothing was published", "changed")
 
     def _remove_replaced(self, name, then):
-        """Only the file of that identity, which nobody can know who plants a journal: names alone could be those of any file."""
+        """Removes a file only if it has this identity. A planted journal could name any file, but its author cannot know the identity."""
         if then and _identity(self.at(name)) == then:
             _remove(self.at(name))
 
@@ -230,7 +231,7 @@ class Directory(Place):
     # ---- what interrupted saves left ----
 
     def _journals(self):
-        """(token, document) of the journals that a save of this user left."""
+        """Yields (token, document) of the journals that saves of this user left."""
         for name in sorted(os.listdir(self.path)):
             match = JOURNAL.fullmatch(name)
             if not match:
@@ -247,11 +248,11 @@ class Directory(Place):
                 yield match[1], document
 
     def _left_by(self, token, document):
-        """Names that an interrupted save may have created."""
+        """Returns the names that an interrupted save may have created."""
         return [name for name in document.get("files", []) if isinstance(name, str) and token in name and "/" not in name]
 
     def _replaced_by(self, document):
-        """(name, identity) of the files that an interrupted save was to replace, if its marker is in place."""
+        """Returns (name, identity) of the files that an interrupted save was to replace, if its marker is in place."""
         replaces = document.get("replaces")
         published = document.get("marker") and os.path.lexists(self.at(MARKER)) and _digest_of(self.at(MARKER)) == document["marker"]
         return [(name, then) for name, then in replaces.items() if "/" not in name] if published and isinstance(replaces, dict) else []

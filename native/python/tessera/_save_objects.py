@@ -1,8 +1,8 @@
 """Checkpoints that tessera.torch.StorageWriter writes into an object store.
 
-Every rank sends its file in parts and leaves the upload open: nothing of it is visible. When all have, the coordinator completes the
-uploads, and makes `.metadata` last, on the condition that there is none unless it replaces one. The files that the old checkpoint lists
-are removed after that.
+Every rank uploads its file in parts and leaves the upload open, so nothing of it is visible. When all ranks have done so, the coordinator
+completes the uploads. It writes `.metadata` last and, unless it replaces a checkpoint, only if there is none. The files that the old
+checkpoint lists are removed afterwards.
 
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  the coordinator's journal, from before the first file is visible until the end: what a later save may remove
@@ -19,7 +19,7 @@ SCHEMES = ("s3://", "gs://", "az://")
 
 
 def _may_be_data(name):
-    """Whether a journal may have this name removed. A checkpoint from somebody else may contain a journal that names any objects."""
+    """Whether a journal may cause this name to be removed. A checkpoint from somebody else may contain a journal that names any object."""
     return isinstance(name, str) and "/" not in name and name.endswith(".distcp")
 
 
@@ -77,13 +77,13 @@ class Objects(Place):
         return _File(self.path, number, expected)
 
     def keep_while(self, results, file):
-        """The upload is given up when `results` are, the next save begins, or the process ends, whichever comes first: PyTorch does not tell
-        a writer that another rank has failed. Of an upload that has been completed there is nothing to give up."""
+        """Abandons the upload when `results` are freed, the next save begins or the process ends, whichever comes first, because PyTorch does
+        not tell a writer that another rank has failed. An upload that has been completed is not affected."""
         self._sent = weakref.ref(file.saving)
         weakref.finalize(results, file.saving.close)
 
     def publish(self, data, files):
-        """files: what `finish` returned, by the names of all ranks' files."""
+        """files: the results of `finish`, by the names of all ranks' files."""
         journal = name_of_journal(new_token())
         replaced = sorted(self._replaced - set(files) - {MARKER})
         self._lead.put_note(journal, json.dumps({"files": sorted(files), "replaces": replaced}).encode())
@@ -105,7 +105,7 @@ class Objects(Place):
         self._lead.remove(journal)
 
     def _forget(self, journal, files):
-        """The journal goes only if all that it lists has gone."""
+        """Removes the journal, but only if everything that it lists is gone."""
         try:
             place = Saving(self.path, REPLACES)
             if set(files).isdisjoint(place.names()):
@@ -124,7 +124,7 @@ class Objects(Place):
     # ---- what interrupted saves left ----
 
     def _left_by(self, journal):
-        """Names that an interrupted save may have made, and those that it was to replace if its checkpoint is the one that is there."""
+        """Returns the names that an interrupted save may have created and, if its checkpoint is in place, those that it was to replace."""
         try:
             document = json.loads(self._lead.read_note(journal))
         except (TesseraError, ValueError) as e:

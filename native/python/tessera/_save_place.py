@@ -1,4 +1,4 @@
-"""Where tessera.torch.StorageWriter saves to: what a directory and an object store have in common."""
+"""What directories and object stores have in common as destinations of tessera.torch.StorageWriter."""
 import re
 import secrets
 
@@ -11,7 +11,7 @@ MOST_JOURNAL_BYTES = 64 << 20
 
 
 def new_token():
-    """What no other name has in it."""
+    """Returns random text that makes a name unique."""
     return secrets.token_hex(8)
 
 
@@ -20,7 +20,7 @@ def name_of_file(number, token):
 
 
 def token_of(name):
-    """Of a rank's file."""
+    """Returns the token in the name of a rank's file."""
     return name.rpartition("_")[2].removesuffix(".distcp")
 
 
@@ -29,15 +29,15 @@ def name_of_journal(token):
 
 
 class Place:
-    """`set_up` begins a save, on every rank: it refuses what may not be replaced. On the coordinator it removes what interrupted saves
-    left, and `publish` or `release` ends the save. In between every rank writes one file: `new_file`."""
+    """A destination. `set_up` begins a save on every rank, and refuses to replace what may not be replaced. On the coordinator it also
+    removes what interrupted saves left. Then every rank writes one file, `new_file`. `publish` or `release` ends the save."""
 
     def __init__(self, path, overwrite):
         self.path, self.overwrite = path, overwrite
         self._replaced = set()  # the coordinator's: files of the checkpoint that is replaced
 
     def refuse_marker(self, names):
-        """A file that makes the place a checkpoint already."""
+        """Raises FileExistsError if one of the names makes the destination a checkpoint that may not be replaced."""
         ours = sorted(name for name in names if not name.startswith(".tessera-"))
         marker = next((name for name in ours if name.endswith(MARKER) or name.endswith(".index.json")), None)
         if marker and (not self.overwrite or marker != MARKER):
@@ -45,6 +45,6 @@ class Place:
             raise FileExistsError(f"{self.path}: holds {kind} already ({marker})")
 
     def files_of_checkpoint(self):
-        """Names of the files that the checkpoint here lists as its own, `.metadata` included."""
+        """Returns the names of the files that the checkpoint here lists, including `.metadata`."""
         with Checkpoint(self.path, _purpose=FOR_NAMES) as checkpoint:
             return set(checkpoint._session.own_files())

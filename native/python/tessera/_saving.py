@@ -1,4 +1,4 @@
-"""Writing into object stores by ctypes: output_bindings.c."""
+"""Writes to object stores through ctypes; see output_bindings.c."""
 import ctypes
 import os
 
@@ -22,7 +22,7 @@ _give_up = _function("saving_give_up", _int, _p, _p)
 
 
 class _Buffer(ctypes.Structure):
-    """Python's Py_buffer: ctypes itself gives no address of memory that is read only."""
+    """Python's Py_buffer. ctypes itself cannot give the address of read-only memory."""
     _fields_ = [("buf", _p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t), ("readonly", _int), ("ndim", _int),
                 ("format", _p), ("shape", _p), ("strides", _p), ("suboffsets", _p), ("internal", _p)]
 
@@ -32,12 +32,12 @@ _get_buffer.argtypes, _release_buffer.argtypes = [ctypes.py_object, ctypes.POINT
 
 
 class Saving:
-    """What one process does of a save to `url`. SENDS: one rank's file. PUBLISHES: the whole, where there is no checkpoint; REPLACES:
-    also where there is one. What was begun and not published is removed when it is closed."""
+    """One process's share of a save to `url`. SENDS: one rank's file. PUBLISHES: the whole checkpoint, if there is none; REPLACES: also
+    if there is one. Closing removes what was begun and not published."""
 
     def __init__(self, url, kind):
         self.url, self._handle, self._process = url, None, os.getpid()
-        self._stop = _Stop()  # a signal is heard when the call is over
+        self._stop = _Stop()  # a signal is handled when the call returns
         err = _Error()
         self._handle = _open(os.fsencode(url), kind, ctypes.byref(err))
         if not self._handle:
@@ -53,13 +53,13 @@ class Saving:
 
     def close(self):
         handle, self._handle = self._handle, None
-        if handle and self._process == os.getpid():  # a child of a fork must not give up what its parent sends
+        if handle and self._process == os.getpid():  # the child of a fork must not abandon what its parent sends
             _close(handle)
 
     __del__ = close
 
     def names(self):
-        """Of everything that was there when this was opened."""
+        """Returns the names of all objects that were there when this was opened."""
         return [os.fsdecode(name) for name in self._gather(_names).split(b"\0")[:-1]]
 
     def create(self, name, expected):
@@ -78,7 +78,7 @@ class Saving:
         return self._gather(_hand_over, size)
 
     def keep(self):
-        """Closing does not give the upload up any more: it has been completed."""
+        """Lets closing keep the upload, because it has been completed."""
         if self._handle:
             _keep(self._handle)
 
@@ -98,5 +98,5 @@ class Saving:
         self._do(_remove, os.fsencode(name))
 
     def give_up_uploads(self):
-        """Uploads that killed saves have left."""
+        """Abandons the uploads that killed saves have left."""
         self._do(_give_up)

@@ -1,6 +1,6 @@
-"""Reads entries into tensors of any device, dtype and strides. Bytes go straight into contiguous tensors of the stored dtype on the
-CPU. Others are read through host memory that is used in turn: the library's threads fill one part of it while others are copied
-to the device. For CUDA devices it is pinned, so that copies run at the rate of the bus."""
+"""Reads entries into tensors of any device, dtype and strides. Contiguous tensors of the stored dtype on the CPU are filled directly. All
+others are read through reused slots of host memory: the library's threads fill one slot while another is copied to the device. For
+CUDA devices the slots are pinned, so copies run at the rate of the bus."""
 from __future__ import annotations
 
 import math
@@ -14,7 +14,7 @@ ALIGNMENT = 256  # where a piece begins in a slot; a multiple of every dtype's s
 
 
 def dtype_of(entry):
-    """torch's dtype of a tensor entry, or None where this torch has none."""
+    """Returns PyTorch's dtype of a tensor entry, or None if this version does not have it."""
     return getattr(torch, entry.dtype, None)
 
 
@@ -29,7 +29,7 @@ class _Slot:
             self.copied.synchronize()
 
     def send(self, pieces):
-        """pieces: (target, where its bytes begin, their dtype). Returns before a CUDA device has them."""
+        """Copies pieces, (target, offset of its bytes in the slot, their dtype), to the device. For CUDA, returns before the copies end."""
         for target, at, dtype in pieces:
             size = target.numel() * dtype.itemsize
             target.copy_(self.memory[at:at + size].view(dtype).view(target.shape), non_blocking=self.copied is not None)
@@ -38,7 +38,7 @@ class _Slot:
 
 
 def _pieces(target, offsets, most):
-    """(part of the target, its offsets in the whole) of at most `most` elements each, in row-major order."""
+    """Splits a target into parts of at most `most` elements, in row-major order. Returns (part, its offsets in the whole tensor)."""
     if target.numel() <= most:
         return [(target, offsets)]
     dim = next(d for d, size in enumerate(target.shape) if size > 1)
@@ -69,7 +69,7 @@ class _SlotReader:
                 yield entry, at, part, dtype
 
     def _fills(self):
-        """Lists of pieces that are read together, with the bytes that they need."""
+        """Yields lists of pieces that are read together, with the number of bytes that they need."""
         together, size = [], 0
         for piece in self._all_pieces():
             *_, part, dtype = piece
@@ -100,12 +100,12 @@ class _SlotReader:
 
 
 def _takes_bytes(tensor, dtype):
-    """Whether the stored bytes of a box are those of the tensor."""
+    """Whether a tensor can be filled with the stored bytes as they are."""
     return tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def read_tensors(session, targets):
-    """targets: (entry, offsets of a box in it, tensor of the box's sizes). Returns when all have their values."""
+    """Fills targets, (entry, offsets of a box in it, tensor of the box's sizes). Returns when all of them have their values."""
     direct, readers = [], {}
     for entry, offsets, tensor in targets:
         dtype = dtype_of(entry)
