@@ -287,7 +287,7 @@ int main(int argc, char **argv)
     }
     open_device(&b, simulate);
     const bool known = run_job(&b, argv[first], argc - first - 1, argv + first + 1);
-    if (!known) fprintf(stderr, "bench_gpu: '%s' is no job, or has other arguments\n", argv[first]);
+    if (!known) fprintf(stderr, "bench_gpu: '%s' is not a job, or has other arguments\n", argv[first]);
     tsr_gpu_stream_free(b.stream);
     tsr_gpu_free(b.gpu, b.there);
     tsr_gpu_host_free(b.gpu, b.here);

@@ -182,7 +182,7 @@ int main(int argc, char **argv)
     if (turns >= MOST_TURNS) turns = MOST_TURNS - 1;
     for (char *name = strtok(argv[1], ","); name && side_count < MOST_SIDES; name = strtok(NULL, ","))
         sides[side_count++].name = name;
-    if (m.rows % m.ranks || m.columns % m.ranks) return failed("rows and columns are no multiples of the ranks");
+    if (m.rows % m.ranks || m.columns % m.ranks) return failed("rows and columns are not multiples of the ranks");
     m.own_rows = m.rows / m.ranks;
     m.own_columns = m.columns / m.ranks;
     m.by_rows = malloc(m.own_rows * m.columns * 4);

@@ -277,7 +277,7 @@ def test_layout_is_a_contract(t):
     t.run("validate", path, "--layout", t.at("layout.json"))
     t.run("convert", path, t.at("m.safetensors"), "--objects", "drop", "-q")
     rules = lambda p, f: {f["rule"] for f in t.json("validate", p, "--layout", f, "--json", status=(0, 1))["findings"] if f["level"] == "error"}
-    need("layout/chunks" in rules(t.at("m.safetensors"), t.at("layout.json")), "another sharding is no finding")
+    need("layout/chunks" in rules(t.at("m.safetensors"), t.at("layout.json")), "another sharding is not a finding")
     need("layout/chunks" not in rules(t.at("m.safetensors"), t.at("loose.json")), "chunks counted without chunks")
     victim = next(e for e in doc["entries"] if e["kind"] == "tensor" and e["shape"])
     victim["shape"][0] += 1

@@ -63,7 +63,7 @@ def test_enums_every_member_of_every_listed_class_is_data(t):
         items = {f"{i}.v": by_value(m, c, v, protocol) for i, (m, c, n, v) in enumerate(rows)}
         items.update({f"{i}.n": by_name(m, c, n, protocol) for i, (m, c, n, v) in enumerate(rows)})
         path = torch_file(t, items, protocol, f"{protocol}.pt")
-        need(not t.json("validate", path, "--json", "--deep", "--fail-on", "note")["findings"], "a member is no data")
+        need(not t.json("validate", path, "--json", "--deep", "--fail-on", "note")["findings"], "a member is not data")
         entries = {e["fqn"]: e for e in t.json("inspect", path, "--json")["entries"]}
         for i, (module, name, member, value) in enumerate(rows):
             own, named = entries[f"{i}.v"], entries[f"{i}.n"]
@@ -163,7 +163,7 @@ def test_enums_in_the_metadata_of_a_dcp(t):
            by_name(planner, "SavePlan", "SHARD", 4), by_name(planner, "WriteItemType", "mro", 4) + b")R",
            by_value(planner, "WriteItemType", 2, 4) + b")R"]
     for i, value in enumerate(good):
-        need(not errors(t, metadata_with(t, value, f"good{i}")), f"case {i} is no data")
+        need(not errors(t, metadata_with(t, value, f"good{i}")), f"case {i} is not data")
     for i, value in enumerate(bad):
         found = errors(t, metadata_with(t, value, f"bad{i}"))
         need([f["rule"] for f in found] == ["pickle/unlisted-call"], f"case {i}: {found}")
@@ -180,7 +180,7 @@ def test_enums_are_written_again_as_they_were(t):
         p = t.run("convert", path, out, "--to", form)
         need(b"weights_only=True) will refuse: v, n, list" in p.stderr, p.stderr)
         need(t.json("diff", path, out, "--json")["same"], f"{form} holds something else")
-        need(not errors(t, out), f"{form}: a member is no data any more")
+        need(not errors(t, out), f"{form}: a member is not data any more")
     with zipfile.ZipFile(t.at("out.pt")) as z:
         data = z.read(next(n for n in z.namelist() if n.endswith("data.pkl")))
     need(data.count(b"ctransformers.trainer_utils\nIntervalStrategy\n") == data.count(b"c__builtin__\ngetattr\n") == 1, data)

@@ -88,7 +88,7 @@ static bool has_chunk(const tsr_entry *entry, const cJSON *chunk)
 static void check_tensor(const opened *o, const cJSON *want)
 {
     const tsr_entry *entry = tsr_checkpoint_entry(o->checkpoint, tsr_str_from(want->string));
-    if (!entry || entry->kind != TSR_ENTRY_TENSOR) fail_msg("%s is no tensor", want->string);
+    if (!entry || entry->kind != TSR_ENTRY_TENSOR) fail_msg("%s is not a tensor", want->string);
     const cJSON *chunks = cJSON_GetObjectItemCaseSensitive(want, "chunks"), *chunk;
     assert_int_equal(entry->dtype,
                      tsr_dtype_from_name(tsr_str_from(cJSON_GetObjectItemCaseSensitive(want, "dtype")->valuestring)));

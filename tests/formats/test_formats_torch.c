@@ -181,7 +181,7 @@ static void check_golden(const golden *g)
             if (!entry) fail_msg("%s: '%s' is missing", g->folder, member->string);
             if (k == 0) check_tensor(g->folder, entry, member);
             else if (entry->kind == TSR_ENTRY_TENSOR || !entry->value)
-                fail_msg("%s: '%s' is no object", g->folder, member->string);
+                fail_msg("%s: '%s' is not an object", g->folder, member->string);
             if (k == 2) assert_int_equal(entry->kind, TSR_ENTRY_OPAQUE);
         }
     uint64_t at = 0;

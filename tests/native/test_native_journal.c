@@ -149,7 +149,7 @@ static void test_native_journal__leftovers_are_listed_and_removed_by_tag(void **
                         ".other.tessera-w0123456789abcdef .out.tessera-4711 .out.tessera-w0123456789abcdef.1-of-1 "
                         ".out.tessera-w1123456789abcdef.1-of-1 out");
     assert_string_equal(scratch_list("out"), "mine");
-    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* it is no error when nothing is there */
+    assert_int_equal(tsr_journals_discard(&p.journals, p.tag, NULL), TSR_OK); /* it is not an error if nothing is there */
     end(&p);
 }
 

@@ -156,7 +156,7 @@ export async function testViews({ page, url, broken }) {
     await page.getByRole("button", { name: /^Values/ }).click();
     await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
     await expectStructure(page, "compared");
-    check((await downloaded(page, "Export JSON")).schema === "tessera.diff/1", "the export is no diff");
+    check((await downloaded(page, "Export JSON")).schema === "tessera.diff/1", "the export is not a diff");
   });
   await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }

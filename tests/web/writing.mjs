@@ -118,7 +118,7 @@ async function testDownloads(page, scratch) {
       page.off("download", hear);
     }
   });
-  await test("a name that would lead out of a zip, or that is no name, is refused", async () => {
+  await test("a name that would lead out of a zip, or that is not a name, is refused", async () => {
     for (const name of ["../one", "a/b", "a\\b", "..", "."]) {
       await page.locator("section[aria-label=Save]").getByLabel("Name").fill(name);
       await page.getByRole("button", { name: "Save…", exact: true }).click();

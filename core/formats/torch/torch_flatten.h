@@ -17,7 +17,7 @@ typedef struct tsr_torch_flat {
     uint64_t mapping_count;
 } tsr_torch_flat;
 
-/* Entries and mappings in order of the walk, with path items; names joined by '.'. A root that is no mapping has the name ""
+/* Entries and mappings in order of the walk, with path items; names joined by '.'. A root that is not a mapping has the name ""
  * and an empty path. Everything lives in `arena`; entries share chunks and values with the tree. Errors: TSR_E_FORMAT when
  * two paths give one name (both are named), TSR_E_LIMIT beyond limits.entries or .depth, or where shared parts would expand
  * to more than *room bytes, TSR_E_NOMEM. Subtracts the bytes that it makes from *room. */
@@ -29,8 +29,8 @@ enum { TSR_TORCH_KEY = 256 };
  * like. False for what has no such text, or a longer one: a mapping with such a key is a leaf. */
 bool tsr_torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY]);
 
-/* torch_leaf.c: fills in the kind, value and type of a leaf that is no dense tensor, and for one of another kind its dtype
- * and shape; names the tensors inside, as below. */
+/* torch_leaf.c: fills in the kind, value and type of a leaf that is not a dense tensor and, for a tensor of another kind, its
+ * dtype and shape. Names the tensors inside, as below. */
 tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
                           tsr_error *err);
 

@@ -542,7 +542,7 @@ static tsr_status finish_sharded(tsr_torch_build *build, const tsr_torch_frame *
     if (!locals) return TSR_E_NOMEM;
     for (size_t i = 0; i < f->count; i++) {
         locals[i] = dense_of(f->items[i]);
-        if (!locals[i]) return TSR_OK; /* shards that are no dense tensors: shown as an object */
+        if (!locals[i]) return TSR_OK; /* shards that are not dense tensors: shown as an object */
     }
     tsr_torch_dense *dense;
     TSR_TRY(tsr_torch_sharded(build, f->args, f->state, locals, &dense, err));

@@ -210,7 +210,7 @@ def _interruptible(stops, function, *arguments):
         try:
             result.append(function(*arguments))
         except ValueError:
-            pass  # closed meanwhile, which is said below
+            pass  # the session was closed meanwhile, which is reported below
         finally:
             for stop in stops:
                 stop.calls.discard(running)
