@@ -91,7 +91,7 @@ void *tessera_item_of(uint32_t handle, handle_kind kind, tsr_error *err)
     static const char *const names[] = {"", "checkpoint", "outline", "tally", "diff", "search for twins", "conversion"};
     const slot *s = slot_of(handle);
     if (s && s->kind == kind) return s->item;
-    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open under handle %u", names[kind], (unsigned)handle);
+    tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no %s is open", names[kind]);
     return NULL;
 }
 

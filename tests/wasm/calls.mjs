@@ -103,7 +103,7 @@ export function testCalls({ tessera, native, root, targets, withOpened }) {
       }
     });
     const closed = withOpened(sample("dcp_fsdp2"), (c) => c);
-    for (const call of [() => closed.inspect(), () => closed.validate(), () => closed.plan({ mesh: "a=1", placements: "replicate" })]) check(/no checkpoint is open/.test(errorOf(call).message), `${call}`);
+    for (const call of [() => closed.inspect(), () => closed.validate(), () => closed.plan({ mesh: "a=1", placements: "replicate" })]) same("no checkpoint is open", errorOf(call).message, `${call}`);
   });
 
   fs.rmSync(folder, { recursive: true });
