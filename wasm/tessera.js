@@ -114,7 +114,7 @@ export class Checkpoint extends Entries {
   }
 
   document(kind, options = {}) {
-    if (kind === "plan") return this.#text("plan", [...pairsOf(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }))]);
+    if (kind === "plan") return this.#plan(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }));
     return KINDS[kind] === undefined ? super.document(kind, options) : this.documentOf(KINDS[kind], options);
   }
 
@@ -157,13 +157,18 @@ export class Checkpoint extends Entries {
     return this.#call("verify", options, ["manifest", documentText(argumentOf("verify", "manifest", manifest, "document"))]);
   }
 
-  /** Returns tessera.plan/1, with the modification times of files that have one. */
-  plan(options = {}) {
-    const plan = this.#call("plan", options);
+  plan(options = {}) { return JSON.parse(this.#plan(optionsOf("plan", options, OPTIONS.plan))); }
+
+  /** Returns the text of tessera.plan/1, with the modification times of files that have one. Only files of the source have
+   *  nothing but a name and a size in it. */
+  #plan(given) {
+    const text = this.#text("plan", pairsOf(given));
     const files = new Map((this.m.stores.get(this.#store) ?? []).map((file) => [file.name, file.modified]));
     const step = JSON.parse(this.m.document((err) => this.m.x.tessera_step(this.handle, err))), below = step && `${step}/`;
-    for (const entry of plan.source?.files ?? []) if (files.get(below + entry.file) !== undefined) entry.modified = files.get(below + entry.file);
-    return plan;
+    return text.replace(/\{"file": ("(?:[^"\\]|\\.)*"), "bytes": \d+(?=\})/g, (entry, name) => {
+      const modified = files.get(below + JSON.parse(name));
+      return modified === undefined ? entry : `${entry}, "modified": ${JSON.stringify(modified)}`;
+    });
   }
 
   convert(options, sink) { return this.#write("convert", options, sink); }

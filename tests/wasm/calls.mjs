@@ -83,6 +83,7 @@ export function testCalls({ tessera, native, root, targets, withOpened }) {
 
   test("plans for targets, casts and selections, and their refusals", () => {
     const a = sample("dcp_tp_fsdp2"), file = put("target.json", TARGET);
+    compare(a, (c) => JSON.parse(c.document("plan", { target: TARGET, items: true, path: a })), ["plan", a, "--json", "--target", file, "--items"]);
     compare(a, (c) => c.plan({ target: TARGET, to: "torch", objects: "drop", dtype: "bfloat16", exclude: ["**.bias"] }), ["plan", a, "--json", "--target", file, "--to", "torch", "--objects", "drop", "--dtype", "bfloat16", "--exclude", "**.bias"]);
     for (const [options, args] of [[{}, []], [{ mesh: "dp=2" }, ["--mesh", "dp=2"]], [{ mesh: "dp=2", placements: "shard" }, ["--mesh", "dp=2", "--placements", "shard"]], [{ target: TARGET, to: "zip" }, ["--target", file, "--to", "zip"]],
       [{ target: TARGET, dtype: "float31" }, ["--target", file, "--dtype", "float31"]], [{ target: TARGET, rawCast: true }, ["--target", file, "--raw-cast"]],
