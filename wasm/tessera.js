@@ -212,7 +212,7 @@ export class Checkpoint extends Entries {
   /** Returns the values of a tensor, or of a slice of it: { dtype, shape, data }. */
   read(fqn, slice, options = {}) {
     argumentOf("read", "fqn", fqn, "text");
-    const layered = this.#layered(pairsOf(optionsOf("read", options, OPTIONS.read)));
+    const layered = this.#namedLayer(pairsOf(optionsOf("read", options, OPTIONS.read)));
     try {
       return layered ? layered.read(fqn, slice) : super.read(fqn, slice);
     } finally {
@@ -257,9 +257,11 @@ export class Checkpoint extends Entries {
     return new MappedCheckpoint(m, m.withTable(pairs, ([table, count]) => m.checked((err) => m.x.tessera_mapped(this.handle, table, count / 2, err))));
   }
 
+  /** Does the same, and accepts entries that cannot be used, as listing does. */
+  #namedLayer(pairs) { return this.#layered(pairs.length ? [...pairs, "names", ""] : []); }
+
   canonicalize(options = {}) {
-    const { prefix, ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), pairs = pairsOf(map);
-    const mapped = this.#layered(pairs.length ? [...pairs, "names", ""] : []);
+    const { prefix, ...map } = optionsOf("canonicalize", options, OPTIONS.canonicalize), mapped = this.#namedLayer(pairsOf(map));
     try {
       return mapped ? mapped.canonicalize({ prefix }) : super.canonicalize({ prefix });
     } finally {

@@ -176,6 +176,14 @@ export async function testNewOptions(environment) {
     }));
     check(tessera.openCount === 0, `${tessera.openCount} handles are open`);
   });
+  test("that request changes nothing for other tensors, also where some tensors differ between ranks", () => {
+    const ranks = path.join(root, GOLDEN, "folders/accelerate_fsdp_local"), whole = "model._flat_param", apart = "model.0.weight", options = { allowExpansion: true };
+    check(run(["get", ranks, whole, "--allow-expansion"]).status === 0, "native does not read it");
+    withOpened(ranks, (c) => {
+      same(c.read(whole).data.join(), c.read(whole, undefined, options).data.join(), whole);
+      check(run(["get", ranks, apart, "--allow-expansion"]).stderr.includes(errorOf(() => c.read(apart, undefined, options)).message), `${apart}: ${errorOf(() => c.read(apart, undefined, options)).message}`);
+    });
+  });
   const full = path.join(root, "samples/checkpoints/dcp_fsdp2");
   test("optimizer takes a limit of memory", () => {
     withOpened(full, (c) => check(c.optimizer("flatten", { maxMem: "1MiB", allowExpansion: true }).inspect().entries.length > 0, "nothing was made"));
