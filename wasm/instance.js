@@ -58,7 +58,10 @@ export class Instance {
       this.#fetching = this.#mayWait && !this.#fetching ? source.fetch?.(Number(offset), size) : undefined;
       if (this.#fetching) return WAIT;
       const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer, size));
-      if (typeof result?.then === "function") throw new HostFailure(new AsyncRead(source.name));
+      if (typeof result?.then === "function") {
+        result.then(undefined, () => {}); // nobody else waits for it, so a rejection would end the process
+        throw new HostFailure(new AsyncRead(source.name));
+      }
       if (typeof result === "number" && !(result >= size)) throw new Error(`read gave ${result} of ${size} bytes`);
       this.bytesRead += size;
       this.onRead?.(this.bytesRead, source.name);

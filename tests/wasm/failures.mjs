@@ -35,6 +35,15 @@ export async function testFailures({ tessera, module, writers, root }) {
     release();
   });
 
+  await testAsync("a source that returns a promise which is rejected does not end the process", async () => {
+    const unhandled = [], note = (e) => unhandled.push(e);
+    process.on("unhandledRejection", note);
+    const e = errorOf(() => tessera.open([{ name: "a.pt", size: 10, read: () => Promise.reject(new Error("gone")) }]));
+    await new Promise((resolve) => setTimeout(resolve, 10));
+    process.off("unhandledRejection", note);
+    check(e instanceof TypeError && unhandled.length === 0, `${e}, ${unhandled}`);
+  });
+
   await testAsync("a listener of progress that rejects ends the conversion", async () => {
     const mine = new Error("mine"), { checkpoint, release } = opened(), sink = new MemorySink();
     const e = await checkpoint.convert({ to: "dcp", onProgress: async () => { throw mine; } }, sink).then(() => undefined, (error) => error);
