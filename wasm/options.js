@@ -16,7 +16,7 @@ const KINDS = {
   signal: { holds: (v) => isObject(v) && typeof v.aborted === "boolean" && typeof v.throwIfAborted === "function", words: "an AbortSignal" },
 };
 
-const WORDS = { name: "a string", size: KINDS.count.words, read: KINDS.function.words };
+const WORDS = { name: KINDS.text.words, size: KINDS.count.words, modified: KINDS.text.words, read: KINDS.function.words };
 
 function expect(call, name, value, kind) {
   if (!KINDS[kind].holds(value)) throw new TypeError(`${call}: ${name} must be ${KINDS[kind].words}`);
@@ -69,7 +69,7 @@ export function pairsOf(given) {
 export function filesOrThrow(files) {
   if (!Array.isArray(files)) throw new TypeError("open: files must be an array");
   files.forEach((file, i) => {
-    const members = { name: isText(file?.name), size: KINDS.count.holds(file?.size), read: typeof file?.read === "function" };
+    const members = { name: isText(file?.name), size: KINDS.count.holds(file?.size), modified: file?.modified === undefined || isText(file.modified), read: typeof file?.read === "function" };
     for (const [name, holds] of Object.entries(members)) if (!holds) throw new TypeError(`open: files[${i}].${name} must be ${WORDS[name]}`);
   });
 }

@@ -237,6 +237,7 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
         [() => opened.canonicalize({ prefx: "" }), "prefx"], [() => opened.canonicalize({ prefix: 1 }), "prefix"], [() => tessera.canonicalize(1), "modules"], [() => tessera.canonicalize(TREE, "w"), "names"], [() => tessera.canonicalize(TREE, [1]), "names"],
         [() => opened.diff(derived, { map: 1 }), "map"], [() => opened.diff(derived, { canonical: 1 }), "canonical"], [() => opened.diff(derived, { atol: "1" }), "atol"], [() => opened.diff(derived, { rtol: -1 }), "rtol"], [() => opened.diff({}), "other"],
         [() => tessera.open([], { primry: "x" }), "primry"], [() => tessera.open([{ name: "a.pt", size: 10, read: async () => {} }]), "promise"],
+        [() => tessera.open([{ name: "a.pt", size: 10, modified: 1700000000, read: () => {} }]), "modified"],
       ];
       for (const [call, name] of cases) {
         const e = errorOf(call);
