@@ -30,7 +30,7 @@ class DiskSink {
   }
 
   #refuseExisting(at) {
-    if (!this.#overwrite && fs.existsSync(at)) throw refusal(`'${at}' exists; --overwrite replaces it`);
+    if (!this.#overwrite && fs.existsSync(at)) throw refusal(`${at === this.#target ? "the destination " : ""}'${at}' exists; --overwrite replaces it`);
   }
 
   /** `name` is the name of a file in the directory, or the text after the target's own name. */
@@ -111,7 +111,7 @@ class DiskSink {
 
 /** Makes a sink that writes a directory or a file. It rejects an existing destination unless `overwrite` is set. */
 export function sinkOf(target, options = {}) {
-  if (typeof options !== "object" || options === null) throw new TypeError("sinkOf: the options must be an object");
+  if (typeof options !== "object" || options === null || Array.isArray(options)) throw new TypeError("sinkOf: the options must be an object");
   for (const name of Object.keys(options)) if (name !== "overwrite") throw new TypeError(`sinkOf: there is no option '${name}'; the options are overwrite`);
   const { overwrite = false } = options;
   if (typeof target !== "string") throw new TypeError("sinkOf: path must be a string");

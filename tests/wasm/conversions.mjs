@@ -201,7 +201,8 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     await convert({ to: "dcp" }, out);
     await convert({ to: "torch" }, single);
     check(run("diff", target, out, "--values").status === 0 && run("diff", target, single, "--values").status === 0, "the values differ");
-    check(/exists/.test(errorOf(() => sinkOf(out)).message), "an existing destination was not refused");
+    check(run("convert", target, out, "--to", "dcp").stderr.includes(`: ${errorOf(() => sinkOf(out)).message}\n`), `an existing destination: ${errorOf(() => sinkOf(out)).message}`);
+    check(errorOf(() => sinkOf(out, [])) instanceof TypeError, "an array was taken for the options");
     fs.writeFileSync(path.join(out, "notes.txt"), "mine");
     fs.writeFileSync(path.join(out, "extra.safetensors"), "mine too");
     await convert({ to: "safetensors", objects: "sidecar", maxShardSize: 1000 }, out, { overwrite: true });
