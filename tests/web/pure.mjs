@@ -107,6 +107,20 @@ export async function testPure() {
     ];
     for (const [fields, text, want] of rows) check(inFields(text, fields) === want, inFields(text, fields));
   });
+  await test("items that cannot be read are judged again with the second file of the module, whatever is said of them", async () => {
+    const { openFiles } = await load("absent.ts");
+    const opened = (isPrepared, rule) => {
+      const document = (kind) => JSON.stringify(kind === "findings" ? { findings: [{ rule, level: "error", message: "in other words" }], summary: {} } : {});
+      let isOpen = true;
+      try {
+        openFiles({ isPrepared, open: () => ({ check: () => undefined, document, close: () => { isOpen = false; } }) }, [], {}, "");
+        return isOpen;
+      } catch {
+        return isOpen;
+      }
+    };
+    check(!opened(false, "dcp/item") && opened(true, "dcp/item") && opened(false, "layout/hole"), "they are not, or others are");
+  });
   await test("the term of a file matches that file only, and ranks come from names", async () => {
     const { fileTerm, faultOf } = await load("filter.ts"), { rankOf } = await load("ranks.ts");
     check(fileTerm("__1_0.distcp") === "file:__1_0.distc?" && fileTerm("a b[1].pt") === "file:a?b?1?.pt", `${fileTerm("__1_0.distcp")} ${fileTerm("a b[1].pt")}`);

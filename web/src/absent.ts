@@ -26,8 +26,8 @@ export interface OpenedFiles {
 
 const standIn = (name: string): SourceFile => ({ name, size: STAND_IN_BYTES, read: () => { throw new Error(`${name} is absent`); } });
 
-/** zstd is in the second file of the module. */
-const lacksZstd = ({ findings }: FindingsDocument): boolean => findings.some((f) => f.message.endsWith("this build has no zstd"));
+/** Of items that cannot be read: they may be compressed, and zstd is in the second file of the module. */
+const ITEM = "dcp/item";
 
 const missingIn = (document: FindingsDocument, known: ReadonlyMap<string, Finding>): Finding[] =>
   document.findings.filter((f) => f.rule === RULE && f.file !== undefined && !known.has(f.file));
@@ -41,7 +41,7 @@ export function openFiles(tessera: Tessera, files: readonly SourceFile[], option
   try {
     checkpoint.check(); // Raw optimizer states of several ranks can be opened, but are not one checkpoint that can be shown.
     const first = findingsDocument(checkpoint, path), sarif = checkpoint.document("sarif", { path });
-    if (!tessera.isPrepared && lacksZstd(first)) throw new Error("zstd is in the second file of the module");
+    if (!tessera.isPrepared && first.findings.some((f) => f.rule === ITEM)) throw new Error("items are judged with the second file of the module");
     const missing = new Map<string, Finding>();
     let latest = first;
     for (let pass = 0; pass < MOST_PASSES; pass++) {
