@@ -118,6 +118,34 @@ async function testDownloads(page, scratch) {
       page.off("download", hear);
     }
   });
+  await test("storage that is full, before or while it is written, and a page that gets none, are said in words", async () => {
+    const session = await page.context().newCDPSession(page), origin = new URL(page.url()).origin;
+    const left = () => page.evaluate(async () => {
+      const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle("tessera-saved"), names = [];
+      for await (const name of saved.keys()) names.push(name);
+      return names.length;
+    });
+    const before = await left(), says = (text) => page.locator("section[aria-label=Save] .trouble", { hasText: text }).waitFor();
+    const submit = () => page.getByRole("button", { name: "Save…", exact: true }).click();
+    try {
+      await convert(page, "dcp_tp_fsdp2", () => fill(page, { Form: "torch" }));
+      const { usage } = await session.send("Storage.getUsageAndQuota", { origin });
+      for (const [size, text] of [[1, "there is not enough space in the browser's storage"], [usage + 3000, "there is not enough space for the file; free some"]]) {
+        await session.send("Storage.overrideQuotaForOrigin", { origin, quotaSize: size });
+        await submit();
+        await says(text);
+        await ready(page);
+      }
+      check(await left() === before, "something was left behind");
+      await page.evaluate(() => Object.defineProperty(globalThis, "isSecureContext", { configurable: true, value: false }));
+      await submit();
+      await says("the browser gives no storage to a page that another machine serves over plain HTTP");
+    } finally {
+      await session.send("Storage.overrideQuotaForOrigin", { origin });
+      await page.evaluate(() => Object.defineProperty(globalThis, "isSecureContext", { configurable: true, value: true }));
+      await session.detach();
+    }
+  });
   await test("a name that would lead out of a zip, or that is not a name, is refused", async () => {
     for (const name of ["../one", "a/b", "a\\b", "..", "."]) {
       await page.locator("section[aria-label=Save]").getByLabel("Name").fill(name);

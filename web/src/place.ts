@@ -66,9 +66,12 @@ async function discardEmpty(file: FileSystemFileHandle & { remove?(): Promise<vo
   if ((await file.getFile()).size === 0) await removed(async () => file.remove?.());
 }
 
+const isFull = (e: unknown): boolean => e instanceof DOMException && e.name === "QuotaExceededError";
+
 const deliver = ({ download }: Written): void => { if (download) saveBlob(download.name, download.blob); };
 
 async function ownDirectory({ name, base }: Wish): Promise<Chosen> {
+  if (!isSecureContext) throw new Error("the browser gives no storage to a page that another machine serves over plain HTTP; open the page over HTTPS, or use the command below");
   const saved = await (await navigator.storage.getDirectory()).getDirectoryHandle(SAVED, { create: true }), id = crypto.randomUUID();
   await new Promise<void>((resolve) => void navigator.locks.request(id, () => { resolve(); return new Promise(() => undefined); })); // held until this page is closed
   const directory = await saved.getDirectoryHandle(id, { create: true });
@@ -88,7 +91,7 @@ export async function choosePlace(wish: Wish): Promise<Chosen | undefined> {
     return { place: { kind: "file", file }, title: file.name, discard: () => discardEmpty(file) };
   } catch (e) {
     if (e instanceof DOMException && e.name === "AbortError") return undefined;
-    throw e;
+    throw isFull(e) ? new Error("there is not enough space in the browser's storage; free some, or use the command below") : e;
   }
 }
 

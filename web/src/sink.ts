@@ -9,10 +9,11 @@ interface Output { write(offset: number, bytes: Uint8Array): void | Promise<void
 
 /** The browser's error states neither what was written nor what to do. */
 function explained(e: unknown, name: string): unknown {
+  const file = name ? `'${name}'` : "the file";
   if (!(e instanceof DOMException)) return e;
-  if (e.name === "QuotaExceededError") return new Error(`there is not enough space for '${name}'; free some, or choose another place`);
-  if (e.name === "NotAllowedError") return new Error(`the browser does not allow this page to write '${name}'; choose the place again and allow it`);
-  return new Error(`'${name}' cannot be written: ${e.message}`);
+  if (e.name === "QuotaExceededError") return new Error(`there is not enough space for ${file}; free some, or choose another place`);
+  if (e.name === "NotAllowedError") return new Error(`the browser does not allow this page to write ${file}; choose the place again and allow it`);
+  return new Error(`${file} cannot be written: ${e.message}`);
 }
 
 async function chosenOutput(handle: FileSystemFileHandle): Promise<Output> {
@@ -51,7 +52,7 @@ export class PlaceSink implements Sink {
 
   /** A file is created before anything is written to it, because the module waits in between. */
   create(name: string): Promise<void> {
-    const opening = this.#open(name).catch((e: unknown) => { throw explained(e, name || "the file"); });
+    const opening = this.#open(name).catch((e: unknown) => { throw explained(e, name); });
     this.#opening.set(name, opening);
     return opening;
   }
@@ -74,7 +75,7 @@ export class PlaceSink implements Sink {
     try {
       await act(output);
     } catch (e) {
-      throw explained(e, name || "the file");
+      throw explained(e, name);
     }
   }
 
