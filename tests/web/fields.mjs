@@ -229,6 +229,9 @@ async function testOpenAgain(page) {
     const trouble = page.locator("section.view > .trouble", { hasText: "leave them out with “But not”" });
     await trouble.waitFor();
     check(!/--|\(convert, /.test(await trouble.textContent()), await trouble.textContent());
+    await goTo(page, "Would it load?");
+    await page.getByRole("button", { name: "Export layout.json" }).click();
+    await page.locator(".page > .trouble", { hasText: "with --exclude" }).filter({ hasText: "Convert and Reshard have fields for most of them" }).waitFor();
   });
 }
 

@@ -20,6 +20,7 @@ export function TroubleBox({ trouble, onClose, again, isMapped }: { trouble: Tro
       <p class="quiet">
         {trouble.status !== "page" && <>Code: {trouble.status}. </>}
         {trouble.position !== undefined && <>Byte {exactText(trouble.position)}. </>}
+        {/(^|[ (])--[a-z]/.test(trouble.message) && "Words that begin with -- are options of the tessera command; Convert and Reshard have fields for most of them. "}
         {isMapped && trouble.status === "malformed" ? "If the map is for another model or the other direction, choose another one, or none." : ADVICE[trouble.status]}
       </p>
       {trouble.status === "broken" && again && <><button type="button" onClick={again}>Open again</button> </>}
