@@ -22,7 +22,9 @@ typedef struct tsr_computed {
      * at the same time. */
     tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
     const void *ctx;
-    const tsr_entry *input;             /* not for constants: an entry of the mapped checkpoint that is not in its catalog */
+    /* Not for constants: an entry of the mapped checkpoint that is not in its catalog. For BY, which may be without one, an
+     * entry of the source. */
+    const tsr_entry *input;
     const tsr_entry *scale;             /* for SCALED, MXFP4 and NVFP4 */
     const tsr_entry *tensor_scale;      /* NVFP4: the scale of the scales, or NULL */
     uint64_t tensor_elements;           /* how many elements share one number of tensor_scale */
@@ -111,6 +113,8 @@ tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
 
 /* mapping_store.c: makes the store, which has the source's files followed by the computed ones. */
 tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);
+/* The reader's function `input`. */
+const tsr_entry *tsr_mapped_input(const tsr_checkpoint *checkpoint, uint32_t file);
 /* Make a tensor that is cast when it is read, and one that has the same number everywhere. For the latter, the name, shape
  * and dtype of `out` must be set. */
 tsr_status tsr_mapped_cast(tsr_mapped *m, const tsr_mapped_tensor *in, tsr_dtype dtype, tsr_mapped_tensor *out,

@@ -98,6 +98,7 @@ static tsr_status open_mapped(tsr_mapped *m, const tsr_mapped_scheme *scheme, ts
                            .locate = tsr_mapped_locate,
                            .extents = source_extents,
                            .close = close_mapped,
+                           .input = tsr_mapped_input,
                            .crc = tsr_checkpoint_has_crcs(m->source) ? tsr_mapped_crc : NULL,
                            .find = m->source->reader->find ? tsr_mapped_find : NULL};
     m->own->state = m;

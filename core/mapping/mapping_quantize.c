@@ -136,7 +136,7 @@ static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
         (tsr_quantized_weight){.shared = q->shared, .entry = entry, .rows = entry->shape[0], .columns = entry->shape[1]};
     weight->tiles = weight->columns / TSR_TILE + (weight->columns % TSR_TILE != 0);
     if (weight->tiles > q->shared->most_tiles) q->shared->most_tiles = weight->tiles;
-    const tsr_computed by = {.dtype = TSR_FLOAT8_E4M3FN, .compute = tsr_quantize_numbers, .ctx = weight};
+    const tsr_computed by = {.dtype = TSR_FLOAT8_E4M3FN, .compute = tsr_quantize_numbers, .ctx = weight, .input = entry};
     TSR_TRY(tsr_mapped_compute(q->m, entry, order, &by, &file, q->err));
     q->out->count++;
     return add_scales(q, weight, order);

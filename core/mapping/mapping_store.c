@@ -182,6 +182,14 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
     return TSR_OK;
 }
 
+const tsr_entry *tsr_mapped_input(const tsr_checkpoint *checkpoint, uint32_t file)
+{
+    const tsr_mapped *m = checkpoint->state;
+    const uint32_t inner = m->source->store->file_count;
+    if (file >= inner) return ((const tsr_computed *)m->computed.items)[file - inner].input;
+    return m->source->reader->input ? m->source->reader->input(m->source, file) : NULL;
+}
+
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err)
 {
     *file = m->source->store->file_count + (uint32_t)m->computed.count;

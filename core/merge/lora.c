@@ -368,7 +368,8 @@ static const tsr_fold *fold_at(const folding *f, const tsr_entry *entry)
 /* Adds a row for the fold. Tied tensors share the computed file. */
 static tsr_status compute(folding *f, const tsr_fold *fold, const tsr_entry *like, uint64_t order)
 {
-    const tsr_computed by = {.dtype = fold->dtype, .compute = tsr_lora_sum, .ctx = fold};
+    const tsr_entry *input = fold->added || fold->start ? NULL : fold->weight;
+    const tsr_computed by = {.dtype = fold->dtype, .compute = tsr_lora_sum, .ctx = fold, .input = input};
     const bool tied = fold == f->tied.in && fold == f->tied.out;
     uint32_t file;
     if (!tied) return tsr_mapped_compute(f->m, like, order, &by, &file, f->err);

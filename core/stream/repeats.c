@@ -121,8 +121,8 @@ static tsr_status span_of(tsr_repeats *r, const tsr_entry *entry, const tsr_chun
                           tsr_error *err)
 {
     const tsr_view raw = {.file = chunk->file, .byte_offset = chunk->byte_offset};
-    if (!chunk->view && r->checkpoint->reader->locate && tsr_catalog_has(&r->checkpoint->catalog, entry))
-        return span_of_item(r, entry, chunk, sizes, out, err);
+    const bool listed = tsr_catalog_has(&r->checkpoint->catalog, entry) || r->checkpoint->reader->input;
+    if (!chunk->view && r->checkpoint->reader->locate && listed) return span_of_item(r, entry, chunk, sizes, out, err);
     *out = span_at(entry, chunk, chunk->view ? chunk->view : &raw, sizes);
     return TSR_OK;
 }
@@ -172,15 +172,21 @@ void tsr_repeats_close(tsr_repeats *repeats)
     tsr_map_free(repeats->seen);
 }
 
-/* Adds the spans of all chunks that intersect the box. */
+/* Adds the spans of all chunks that intersect the box. A computed file has those of the tensor that it is computed from. */
 static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_error *err)
 {
+    const tsr_reader *reader = r->checkpoint->reader;
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         const tsr_box own = {entry->ndim, chunk->offsets, chunk->sizes};
         if (chunk->file == TSR_NO_FILE || tsr_box_is_empty(own)) continue;
         if (box && !tsr_box_intersect(own, *box, offsets, sizes)) continue;
+        const tsr_entry *input = reader->input ? reader->input(r->checkpoint, chunk->file) : NULL;
+        if (input) {
+            TSR_TRY(add_spans(r, input, NULL, err));
+            continue;
+        }
         span *added = tsr_vec_push(&r->spans, err);
         if (!added) return TSR_E_NOMEM;
         TSR_TRY(span_of(r, entry, chunk, box ? sizes : chunk->sizes, added, err));

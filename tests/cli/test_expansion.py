@@ -451,3 +451,25 @@ def test_expansion_inside_objects_plans_and_optimizers(t):
         f.write(sums)
     big = save(t.at("big.pt"), pickled({"w": expanded()}), [("0", FLOATS)])
     need(b"--allow-expansion" in bounded(t, "verify", big, t.at("sums.json"), status=2).stderr, "verify")
+
+
+@test
+def test_expansion_of_computed_tensors_is_refused(t):
+    """Neither a cast nor a quantization hides that few elements are stored."""
+    big = save(t.at("big.pt"), pickled({"w": expanded(), "v": Tensor(Storage("1", 4), 0, (2, 2), (2, 1))}), [("0", FLOATS), ("1", FLOATS)])
+    with open(save(t.at("item.pt"), pickled(expanded()), [("0", FLOATS)]), "rb") as f:
+        save_dcp_tensor(t.at("dcp"), b"w", f.read(), BIG)
+    with open(t.at("cast.json"), "w") as f:
+        json.dump({"schema": "tessera.map/1", "rules": [{"from": ["{rest...}"], "to": ["m.{rest...}"], "do": [{"cast": "float16"}]}]}, f)
+    with open(t.at("twice.json"), "w") as f:
+        json.dump({"schema": "tessera.map/1", "rules": [{"from": ["{rest...}"], "to": ["m.{rest...}"], "do": [{"cast": "float16"}, {"transpose": [1, 0]}, {"cast": "float64"}]}]}, f)
+    for name in ("cast.json", "twice.json"):
+        for path in (big, t.at("dcp")):
+            runs = [("convert", path, t.at("made"), "--to", "dcp"), ("reshard", path, t.at("made"), "--mesh", "dp=2", "--placements", "shard(0)"), ("manifest", path)]
+            for run in runs:
+                p = bounded(t, *run, "--map", t.at(name), status=2)
+                need(b"--allow-expansion" in p.stderr and b"'m.w'" in p.stderr, f"{run} {name}: {p.stderr[:300]}")
+            bounded(t, "plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--map", t.at(name), status=0)
+    linear = save(t.at("linear.pt"), pickled({"l.weight": expanded()}), [("0", FLOATS)])
+    p = bounded(t, "convert", linear, t.at("made.safetensors"), "--quantize", "fp8-block", status=2)
+    need(b"--allow-expansion" in p.stderr and b"'l.weight'" in p.stderr, p.stderr[:300])

@@ -62,6 +62,9 @@ typedef struct tsr_reader {
                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                           tsr_error *err);
     void (*close)(tsr_checkpoint *checkpoint); /* frees what is outside the arena; or NULL */
+    /* NULL when every file is stored. Otherwise returns the tensor from whose elements a file is computed, or NULL for a
+     * file that is stored or has no such tensor. The chunks of that tensor may be in computed files, too. */
+    const tsr_entry *(*input)(const tsr_checkpoint *checkpoint, uint32_t file);
     /* NULL when the format states no CRCs. Otherwise as tsr_checkpoint_crc, with *out zeroed. Called only if the chunk's
      * file exists and its view, if it has one, does not transform the bytes. */
     tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,

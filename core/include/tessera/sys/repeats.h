@@ -6,7 +6,7 @@
  * repeat stored ones more than TSR_REPEATS_MOST times; all tensors that count may have limits.repetition bytes together.
  * Tensors that repeat less, but overlap so much that all of them together repeat stored bytes more often than that, count
  * only from 64 times the limit on. The decompressed size of compressed bytes counts as stored, and so do holes of sparse
- * files.
+ * files. A tensor that is computed, such as one that a map casts, is stored as what it is computed from.
  *
  * Example:
  *
