@@ -4,6 +4,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 
 typedef struct builder {
@@ -148,10 +149,27 @@ static tsr_status check_names(const builder *b)
     return TSR_OK;
 }
 
+/* Rejects too many repeated elements before any values are compared. The job that writes the merge only sees sums, each of
+ * which is computed. */
+static tsr_status check_repeats(const builder *b, tsr_checkpoint *input)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(input);
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_repeats_open(&repeats, input);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++)
+        if (is_merged(b, &catalog->entries[i]))
+            status = tsr_repeats_add(&repeats, &catalog->entries[i], NULL, NULL, NULL, b->err);
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, b->err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
 static tsr_status fill_all(builder *b)
 {
     const tsr_catalog *catalog = &b->m->source->catalog;
     TSR_TRY(check_names(b));
+    for (uint32_t i = 0; i < b->inputs; i++) TSR_TRY(check_repeats(b, b->merge->inputs[i].checkpoint));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(b, &catalog->entries[i], i));
     return TSR_OK;
 }

@@ -426,7 +426,7 @@ def test_expansion_within_the_bound_keeps_working(t):
     need(b"'a'" in p.stderr and b"'b'" in p.stderr and b"2 tensors" in p.stderr, p.stderr)
     p = bounded(t, "validate", "--list-rules", status=0)
     need(b"limits/expansion" in p.stdout and bounded(t, "explain", "limits/expansion", status=0).stdout, "the rule is not listed")
-    for command in ("inspect", "manifest", "layout", "verify", "diff", "get", "convert", "reshard", "exec", "optim"):
+    for command in ("inspect", "manifest", "layout", "verify", "diff", "get", "convert", "reshard", "exec", "optim", "merge"):
         need(b"--allow-expansion" in bounded(t, "help", command, status=0).stdout, f"{command} has no --allow-expansion")
 
 
@@ -473,3 +473,22 @@ def test_expansion_of_computed_tensors_is_refused(t):
     linear = save(t.at("linear.pt"), pickled({"l.weight": expanded()}), [("0", FLOATS)])
     p = bounded(t, "convert", linear, t.at("made.safetensors"), "--quantize", "fp8-block", status=2)
     need(b"--allow-expansion" in p.stderr and b"'l.weight'" in p.stderr, p.stderr[:300])
+
+
+@test
+def test_expansion_of_merged_tensors_is_refused(t):
+    """Whichever input a tensor is in that repeats stored elements, no values are compared or summed before."""
+    big = save(t.at("big.pt"), pickled({"w": expanded(), "v": Tensor(Storage("1", 4), 0, (2, 2), (2, 1))}), [("0", FLOATS), ("1", FLOATS)])
+    small = save(t.at("small.pt"), pickled({"w": expanded((2, 2)), "v": expanded((2, 2))}), [("0", FLOATS)])
+    for inputs in ((big, big), (small, big), (big, small), (small, small, "--base", big)):
+        method = "task-arithmetic" if "--base" in inputs else "linear"
+        p = bounded(t, "merge", t.at("made.safetensors"), *inputs, "--method", method, status=2)
+        need(b"--allow-expansion" in p.stderr and b"'w'" in p.stderr, f"merge {inputs}: {p.stderr[:300]}")
+        need(not os.path.exists(t.at("made.safetensors")), f"merge {inputs} left an output")
+    bounded(t, "merge", t.at("part.safetensors"), big, big, "--method", "linear", "--exclude", "w", status=0)
+    bounded(t, "merge", t.at("all.safetensors"), small, small, "--method", "linear", status=0)
+    # over the limit, but quickly summed
+    wide = save(t.at("wide.pt"), pickled({"w": expanded((1 << 14, (1 << 14) + 1))}), [("0", FLOATS)])
+    p = bounded(t, "merge", t.at("made.safetensors"), wide, wide, "--method", "linear", status=2)
+    need(b"--allow-expansion" in p.stderr and b"'w'" in p.stderr, p.stderr[:300])
+    p = bounded(t, "merge", t.at("made.safetensors"), wide, wide, "--method", "linear", "--allow-expansion", "--dry-run", status=0)
