@@ -172,8 +172,26 @@ void tsr_repeats_close(tsr_repeats *repeats)
     tsr_map_free(repeats->seen);
 }
 
-/* Adds the spans of all chunks that intersect the box. A computed file has those of the tensor that it is computed from. */
-static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_error *err)
+static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_error *err);
+
+static int by_number(const void *a, const void *b)
+{
+    const uint32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* Adds the spans of the tensors that files are computed from, once for each file. Sorts the files. */
+static tsr_status add_inputs(tsr_repeats *r, tsr_vec *computed, tsr_error *err)
+{
+    uint32_t *files = computed->items;
+    if (computed->count > 1) qsort(files, computed->count, sizeof *files, by_number);
+    for (size_t i = 0; i < computed->count; i++)
+        if (i == 0 || files[i] != files[i - 1])
+            TSR_TRY(add_spans(r, r->checkpoint->reader->input(r->checkpoint, files[i]), NULL, err));
+    return TSR_OK;
+}
+
+static tsr_status add_chunks(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_vec *computed, tsr_error *err)
 {
     const tsr_reader *reader = r->checkpoint->reader;
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
@@ -182,16 +200,23 @@ static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_bo
         const tsr_box own = {entry->ndim, chunk->offsets, chunk->sizes};
         if (chunk->file == TSR_NO_FILE || tsr_box_is_empty(own)) continue;
         if (box && !tsr_box_intersect(own, *box, offsets, sizes)) continue;
-        const tsr_entry *input = reader->input ? reader->input(r->checkpoint, chunk->file) : NULL;
-        if (input) {
-            TSR_TRY(add_spans(r, input, NULL, err));
-            continue;
-        }
-        span *added = tsr_vec_push(&r->spans, err);
+        const bool is_computed = reader->input && reader->input(r->checkpoint, chunk->file);
+        void *added = tsr_vec_push(is_computed ? computed : &r->spans, err);
         if (!added) return TSR_E_NOMEM;
-        TSR_TRY(span_of(r, entry, chunk, box ? sizes : chunk->sizes, added, err));
+        if (is_computed) *(uint32_t *)added = chunk->file;
+        else TSR_TRY(span_of(r, entry, chunk, box ? sizes : chunk->sizes, added, err));
     }
     return TSR_OK;
+}
+
+/* Adds the spans of all chunks that intersect the box. A computed file has those of the tensor that it is computed from. */
+static tsr_status add_spans(tsr_repeats *r, const tsr_entry *entry, const tsr_box *box, tsr_error *err)
+{
+    tsr_vec computed = tsr_vec_of(tsr_checkpoint_host(r->checkpoint)->allocator, sizeof(uint32_t));
+    tsr_status status = add_chunks(r, entry, box, &computed, err);
+    if (status == TSR_OK) status = add_inputs(r, &computed, err);
+    tsr_vec_free(&computed);
+    return status;
 }
 
 static void note(tsr_repeats *r, const tsr_entry *entry, uint64_t bytes, uint64_t stored)

@@ -48,7 +48,7 @@ def is_sanitized(path):
         return b"__asan_init" in f.read()
 
 
-def bounded(t, *args, status=(0, 1, 2), env=None):
+def bounded(t, *args, status=(0, 1, 2), env=None, memory=MEMORY):
     """Runs a command with little processor time and address space."""
     sanitized = is_sanitized(t.path)
 
@@ -56,7 +56,7 @@ def bounded(t, *args, status=(0, 1, 2), env=None):
         seconds = 10 * SECONDS if sanitized else SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         if not sanitized:
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     threads = () if args[0] == "help" else ("--threads", "2")  # each thread has a stack in the address space
     p = subprocess.run([t.path, *map(str, args), *threads], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, preexec_fn=limit, env={**os.environ, **(env or {})})
     allowed = (status,) if isinstance(status, int) else status
@@ -492,3 +492,17 @@ def test_expansion_of_merged_tensors_is_refused(t):
     p = bounded(t, "merge", t.at("made.safetensors"), wide, wide, "--method", "linear", status=2)
     need(b"--allow-expansion" in p.stderr and b"'w'" in p.stderr, p.stderr[:300])
     p = bounded(t, "merge", t.at("made.safetensors"), wide, wide, "--method", "linear", "--allow-expansion", "--dry-run", status=0)
+
+
+@test
+def test_rows_of_a_computed_tensor_are_looked_up_once(t):
+    """Each of the result's 4,800 boxes is part of one computed tensor, which 2,400 stored ones make up."""
+    count = 2400
+    names = {f"e.{i}": {"dtype": "F32", "shape": [2, 1], "data_offsets": [8 * i, 8 * i + 8]} for i in range(count)}
+    header = json.dumps(names).encode()
+    with open(t.at("experts.safetensors"), "wb") as f:
+        f.write(len(header).to_bytes(8, "little") + header + bytes(8 * count))
+    steps = [{"stack": 0}, {"reshape": [2 * count, 1]}, {"cast": "float16"}, {"interleave": 0, "parts": 2}]
+    with open(t.at("map.json"), "w") as f:
+        json.dump({"schema": "tessera.map/1", "rules": [{"from": ["e.{i}"], "to": ["w"], "do": steps}]}, f)
+    bounded(t, "convert", t.at("experts.safetensors"), t.at("made.safetensors"), "--map", t.at("map.json"), status=0, memory=MEMORY // 8)
