@@ -91,7 +91,7 @@ tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_er
     if (!prefix.data) return TSR_E_NOMEM;
     const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
     if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
-    TSR_TRY(service->list(service, prefix, true, found, err));
+    TSR_TRY(tsr_service_list(service, prefix, true, found, err));
     output->has_notes = tsr_object_has_notes(output, found);
     const tsr_object *first = first_object(output, found);
     if (!first) return output->options.only_marker.size ? TSR_OK : tsr_foreign_refuse(output, found, err);
@@ -171,7 +171,7 @@ static tsr_status look_at_markers(const object_output *output, uint32_t marker, 
     tsr_status status = tsr_object_list_open(output->allocator, &found, err);
     for (uint32_t f = marker; f < output->objects.count && status == TSR_OK; f++)
         if (!written_object_at(output, f)->is_left) /* otherwise another process of this job makes it */
-            status = service->list(service, written_object_at(output, f)->upload.key, true, &found, err);
+            status = tsr_service_list(service, written_object_at(output, f)->upload.key, true, &found, err);
     if (status == TSR_OK) status = refuse_changed(output, &found, err);
     tsr_object_list_close(&found);
     return status;

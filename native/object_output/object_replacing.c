@@ -76,7 +76,7 @@ static tsr_status list(reading *r, const tsr_allocator *allocator, tsr_error *er
 {
     tsr_object_list_close(&r->found);
     TSR_TRY(tsr_object_list_open(allocator, &r->found, err));
-    TSR_TRY(r->service->list(r->service, r->head, true, &r->found, err));
+    TSR_TRY(tsr_service_list(r->service, r->head, true, &r->found, err));
     const tsr_object *objects = r->found.items.items;
     r->at = tsr_map_new(allocator, r->found.items.count, err);
     r->is_old = tsr_arena_array(r->arena, r->found.items.count + 1, sizeof *r->is_old, err);

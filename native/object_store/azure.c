@@ -37,28 +37,22 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     return tsr_exchange_header(x, "x-ms-version", "2021-08-06", err);
 }
 
-static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
+static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next,
+                            tsr_error *err)
 {
-    tsr_str next = {NULL, 0};
-    do {
-        tsr_parameter parameters[6] = {{"comp", TSR_STR("list")}};
-        size_t count = 1;
-        tsr_exchange x;
-        tsr_str page;
-        const tsr_str asked = next;
-        if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
-        if (next.size) parameters[count++] = (tsr_parameter){"marker", next};
-        parameters[count++] = (tsr_parameter){"prefix", prefix};
-        parameters[count++] = (tsr_parameter){"restype", TSR_STR("container")};
-        const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
-        tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
-        if (status == TSR_OK) status = tsr_listing_read(&tsr_listing_of_azure, page, out, &next, err);
-        tsr_exchange_end(&x);
-        if (status != TSR_OK) return status;
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
-                    base->shown);
-    } while (next.size);
-    return TSR_OK;
+    tsr_parameter parameters[6] = {{"comp", TSR_STR("list")}};
+    size_t count = 1;
+    tsr_exchange x;
+    tsr_str page;
+    if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
+    if (next->size) parameters[count++] = (tsr_parameter){"marker", *next};
+    parameters[count++] = (tsr_parameter){"prefix", prefix};
+    parameters[count++] = (tsr_parameter){"restype", TSR_STR("container")};
+    const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
+    tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
+    if (status == TSR_OK) status = tsr_listing_read(&tsr_listing_of_azure, page, out, next, err);
+    tsr_exchange_end(&x);
+    return status;
 }
 
 /* ---- opening ---- */
@@ -136,7 +130,7 @@ tsr_status tsr_azure_open(const tsr_allocator *allocator, const tsr_location *lo
                               .size = sizeof(azure),
                               .states_versions = true,
                               .prepare = prepare,
-                              .list = list,
+                              .list_page = list_page,
                               .stat = tsr_service_stat_by_range,
                               .status_exists = 409, /* BlobAlreadyExists */
                               .uploading = &tsr_uploading_by_azure};

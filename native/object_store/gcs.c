@@ -100,29 +100,23 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
 
 /* ---- listing ---- */
 
-static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
+static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next,
+                            tsr_error *err)
 {
-    tsr_str next = {NULL, 0};
-    do {
-        tsr_parameter parameters[5];
-        size_t count = 0;
-        tsr_exchange x;
-        tsr_str page;
-        const tsr_str asked = next;
-        if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
-        parameters[count++] = (tsr_parameter){"fields", TSR_STR("items(name,size,generation),nextPageToken")};
-        parameters[count++] = (tsr_parameter){"maxResults", TSR_STR("1000")};
-        if (next.size) parameters[count++] = (tsr_parameter){"pageToken", next};
-        parameters[count++] = (tsr_parameter){"prefix", prefix};
-        const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
-        tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
-        if (status == TSR_OK) status = tsr_listing_read_google(page, out, &next, err);
-        tsr_exchange_end(&x);
-        if (status != TSR_OK) return status;
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
-                    base->shown);
-    } while (next.size);
-    return TSR_OK;
+    tsr_parameter parameters[5];
+    size_t count = 0;
+    tsr_exchange x;
+    tsr_str page;
+    if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
+    parameters[count++] = (tsr_parameter){"fields", TSR_STR("items(name,size,generation),nextPageToken")};
+    parameters[count++] = (tsr_parameter){"maxResults", TSR_STR("1000")};
+    if (next->size) parameters[count++] = (tsr_parameter){"pageToken", *next};
+    parameters[count++] = (tsr_parameter){"prefix", prefix};
+    const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
+    tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
+    if (status == TSR_OK) status = tsr_listing_read_google(page, out, next, err);
+    tsr_exchange_end(&x);
+    return status;
 }
 
 static tsr_status stat_object(tsr_service *base, tsr_str key, tsr_object_list *out, tsr_error *err)
@@ -224,7 +218,7 @@ tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *loca
                               .states_versions = true,
                               .versions_are_generations = true,
                               .prepare = prepare_any,
-                              .list = list,
+                              .list_page = list_page,
                               .stat = stat_object,
                               .completes_unconditionally = true,
                               .uploading = &tsr_uploading_by_s3,

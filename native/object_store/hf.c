@@ -110,8 +110,11 @@ static tsr_status list_directory(hf *service, tsr_str directory, bool recursive,
     return status;
 }
 
-static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
+/* Lists all pages, because the hub's token is the address of the next page. */
+static tsr_status list_pages(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next,
+                             tsr_error *err)
 {
+    (void)next;                     /* stays empty */
     if (prefix.size) prefix.size--; /* without the slash at its end */
     const tsr_status status = list_directory((hf *)base, prefix, flat, out, err);
     if (status != TSR_E_NOT_FOUND) return status;
@@ -214,7 +217,7 @@ tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *locat
                        tsr_service **out, tsr_error *err)
 {
     const tsr_service kind = {
-        .allocator = allocator, .size = sizeof(hf), .prepare = prepare, .list = list, .stat = stat_file};
+        .allocator = allocator, .size = sizeof(hf), .prepare = prepare, .list_page = list_pages, .stat = stat_file};
     TSR_TRY(tsr_service_new(transport, &kind, out, err));
     return configure((hf *)*out, location, err);
 }

@@ -27,6 +27,18 @@ tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_err
     return TSR_OK;
 }
 
+tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
+{
+    tsr_str next = {NULL, 0};
+    do {
+        const tsr_str asked = next;
+        TSR_TRY(service->list_page(service, prefix, flat, out, &next, err));
+        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    service->shown);
+    } while (next.size);
+    return TSR_OK;
+}
+
 tsr_str tsr_version_text(tsr_str etag)
 {
     if (tsr_str_starts(etag, TSR_STR("W/"))) etag = (tsr_str){etag.data + 2, etag.size - 2};

@@ -262,7 +262,7 @@ static tsr_status add_neighbors(object_store *store, tsr_str key, tsr_error *err
     tsr_error unused = {0};
     if (!tsr_str_ends(key, TSR_STR(".metadata")) && !tsr_str_ends(key, TSR_STR(".json"))) return TSR_OK;
     TSR_TRY(tsr_object_list_open(store->allocator, &list, err));
-    if (store->service->list(store->service, parent_of(key), false, &list, &unused) == TSR_OK && list.items.count) {
+    if (tsr_service_list(store->service, parent_of(key), false, &list, &unused) == TSR_OK && list.items.count) {
         tsr_object_list_close(&store->objects);
         store->objects = list;
     } else {
@@ -298,7 +298,7 @@ static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *er
         text[key.size] = '/';
     }
     const tsr_str prefix = {text, key.size ? key.size + 1 : 0};
-    TSR_TRY(store->service->list(store->service, prefix, true, &store->objects, err));
+    TSR_TRY(tsr_service_list(store->service, prefix, true, &store->objects, err));
     TSR_FAIL_IF(!store->objects.items.count, err, TSR_E_NOT_FOUND, "%s: there is no such object, and none below it",
                 tsr_shown_key_of(store->service, key).text);
     store->root = prefix.size;

@@ -110,7 +110,8 @@ static bool relocate(tsr_service *base, const char *region)
 
 /* ---- listing ---- */
 
-static tsr_status list_page(s3 *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next, tsr_error *err)
+static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next,
+                            tsr_error *err)
 {
     tsr_parameter parameters[6];
     size_t count = 0;
@@ -122,25 +123,13 @@ static tsr_status list_page(s3 *service, tsr_str prefix, bool flat, tsr_object_l
     parameters[count++] = (tsr_parameter){"list-type", TSR_STR("2")};
     parameters[count++] = (tsr_parameter){"prefix", prefix};
     const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
-    tsr_status status = tsr_exchange_text(&service->base, request, MOST_PAGE, &x, &page, err);
+    tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
     if (status == TSR_OK) {
         status = tsr_listing_read(&tsr_listing_of_s3, page, out, next, err);
-        if (status != TSR_OK) tsr_error_context(err, "%s", service->base.shown);
+        if (status != TSR_OK) tsr_error_context(err, "%s", base->shown);
     }
     tsr_exchange_end(&x);
     return status;
-}
-
-static tsr_status list(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
-{
-    tsr_str next = {NULL, 0};
-    do {
-        const tsr_str asked = next;
-        TSR_TRY(list_page((s3 *)base, prefix, flat, out, &next, err));
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
-                    base->shown);
-    } while (next.size);
-    return TSR_OK;
 }
 
 /* ---- opening ---- */
@@ -202,7 +191,7 @@ tsr_status tsr_s3_open(const tsr_allocator *allocator, const tsr_location *locat
                               .size = sizeof(s3),
                               .states_versions = true,
                               .prepare = prepare,
-                              .list = list,
+                              .list_page = list_page,
                               .stat = tsr_service_stat_by_range,
                               .relocate = relocate,
                               .uploading = &tsr_uploading_by_s3,

@@ -74,8 +74,10 @@ struct tsr_service {
     const struct tsr_uploading *uploading; /* upload.h; NULL: the service is read-only */
     /* Fills x->transfer: URL, headers, signature. Called before every attempt, so it can renew credentials. Thread-safe. */
     tsr_status (*prepare)(tsr_service *service, tsr_exchange *x, tsr_error *err);
-    /* Appends all objects whose keys begin with `prefix`. If `flat` is false, only those without a '/' after the prefix. */
-    tsr_status (*list)(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err);
+    /* Appends a page of the objects that tsr_service_list lists. `*next` is the token of the page, empty for the first one, and
+     * becomes that of the following page, in out->arena; empty: this was the last one. */
+    tsr_status (*list_page)(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next,
+                            tsr_error *err);
     /* Appends one object with its size and version. TSR_E_NOT_FOUND if there is none. */
     tsr_status (*stat)(tsr_service *service, tsr_str key, tsr_object_list *out, tsr_error *err);
     /* Called when the server names another region. Returns whether requests will be sent there. NULL: the service has no
@@ -84,6 +86,9 @@ struct tsr_service {
     /* Frees the fields of this kind of service: locks, and an arena of secrets. NULL: there is nothing to free. */
     void (*release)(tsr_service *service);
 };
+
+/* Appends all objects whose keys begin with `prefix`. If `flat` is false, only those without a '/' after the prefix. */
+tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err);
 
 /* A `stat` for services that report size and ETag of an object with each range of it. Requests its first byte rather than
  * HEAD, because the answer to HEAD contains no reason for a refusal. */
