@@ -48,7 +48,7 @@ tsr_status tsr_match_shift(const tsr_matcher *s, const tsr_map_rule *rule, tsr_s
     return TSR_OK;
 }
 
-/* The rule and the pattern by which the map takes a name. `by` is NULL if no rule takes it. */
+/* The rule and the pattern that apply to a name. `by` is NULL if there is none. */
 typedef struct taken {
     const tsr_map_rule *by;
     uint32_t pattern;

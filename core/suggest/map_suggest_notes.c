@@ -131,9 +131,9 @@ static tsr_status note_objects(tsr_suggester *s, const tsr_name_family *family)
     const tsr_str name = count > 1 ? shown(s, family) : ((const tsr_pattern_member *)family->members.items)->entry->fqn;
     if (!name.data) return TSR_E_NOMEM;
     if (count == 1)
-        return add_note(
-            s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A, which is not a tensor", TSR_STR_ARG(name)));
-    return add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A: %zu objects that are not tensors",
+        return add_note(s, tsr_arena_format(s->arena, s->err, "no rule applies to '%.*s' of A, which is not a tensor",
+                                            TSR_STR_ARG(name)));
+    return add_note(s, tsr_arena_format(s->arena, s->err, "no rule applies to '%.*s' of A: %zu objects that are not tensors",
                                         TSR_STR_ARG(name), count));
 }
 
@@ -157,7 +157,7 @@ static tsr_status note_tensors(tsr_suggester *s)
         if (of_a[i].decided || of_a[i].noted) continue;
         const tsr_str name = shown(s, &of_a[i]);
         if (!name.data) return TSR_E_NOMEM;
-        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule takes '%.*s' of A", TSR_STR_ARG(name))));
+        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule applies to '%.*s' of A", TSR_STR_ARG(name))));
     }
     return TSR_OK;
 }

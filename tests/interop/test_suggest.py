@@ -169,7 +169,7 @@ def test_suggested_parts_that_are_transposed(t):
                 continue
             need(f"'n.*.experts.gate_up_proj' of {names[0]} is taken to be these of {names[1]} joined and transposed, in the order of its name, which shapes do not show: "
                  "'m.*.experts.*.gate_proj.weight', 'm.*.experts.*.up_proj.weight'" in said, said)
-            need(len(proposed) == 1 and "nothing in A fits" not in said and "no rule takes" not in said, said)
+            need(len(proposed) == 1 and "nothing in A fits" not in said and "no rule applies" not in said, said)
             write(t.scratch, "map.json", {**json.loads(found.stdout), "unmatched": "drop"})
             t.run("convert", source, out, "--map", path, "--overwrite")
             same(load_file(out), {n: x for n, x in want.items() if "experts" in n}, "shapes and names")
