@@ -12,6 +12,7 @@ const NO_POSITION = 0xffffffffffffffffn;
 const CAN_WAIT = typeof WebAssembly.Suspending === "function";
 const WAIT = 2;
 const PLACE = 24; // bytes
+const COMPARED_BYTES = 1 << 20;
 
 /** A source file whose `read` returns a promise, for which the module cannot wait. */
 class AsyncRead extends TypeError {
@@ -19,6 +20,15 @@ class AsyncRead extends TypeError {
     super(`read of '${name}' returns a promise; it must fill the array before it returns`);
     this.name = "TypeError";
   }
+}
+
+function fill(source, offset, into) {
+  const result = source.read(offset, into), size = into.length;
+  if (typeof result?.then === "function") {
+    result.then(undefined, () => {}); // nobody else waits for it, so a rejection would end the process
+    throw new AsyncRead(source.name);
+  }
+  if (typeof result === "number" && !(result >= size)) throw new Error(`read gave ${result} of ${size} bytes`);
 }
 
 /** Whether the engine ended a call of the module: it trapped, or had no stack left. */
@@ -57,17 +67,12 @@ export class Instance {
       const source = this.stores.get(store)[file];
       this.#fetching = this.#mayWait && !this.#fetching ? source.fetch?.(Number(offset), size) : undefined;
       if (this.#fetching) return WAIT;
-      const result = source.read(Number(offset), new Uint8Array(this.x.memory.buffer, pointer, size));
-      if (typeof result?.then === "function") {
-        result.then(undefined, () => {}); // nobody else waits for it, so a rejection would end the process
-        throw new HostFailure(new AsyncRead(source.name));
-      }
-      if (typeof result === "number" && !(result >= size)) throw new Error(`read gave ${result} of ${size} bytes`);
+      fill(source, Number(offset), new Uint8Array(this.x.memory.buffer, pointer, size));
       this.bytesRead += size;
       this.onRead?.(this.bytesRead, source.name);
       return 0;
     } catch (e) {
-      this.cause = e;
+      this.cause = e instanceof AsyncRead ? new HostFailure(e) : e;
       return 1;
     }
   }
@@ -287,7 +292,7 @@ export class Instance {
   /** Opens files, which are passed as a sorted table. Returns { handle, number }. The files stay registered under the
    *  number. */
   open(files, { primary, part, step, shards }) {
-    const listing = sorted(files), number = this.nextNumber++;
+    const listing = joined(sorted(files)), number = this.nextNumber++;
     const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
     if (at < 0) throw new TesseraError(`there is no file '${primary}'`, "usage", undefined);
     const names = listing.map((f) => this.put(f.key));
@@ -332,6 +337,29 @@ function sorted(files) {
   });
   return keyed;
 }
+
+function bytesOf(file, at) {
+  const bytes = new Uint8Array(Math.min(COMPARED_BYTES, file.size - at));
+  try {
+    fill(file, at, bytes);
+  } catch (e) {
+    throw e instanceof AsyncRead ? e : new TesseraError(`'${file.name}' cannot be read (${e?.message})`, "input/output", undefined);
+  }
+  return bytes;
+}
+
+function equalBytes(a, b) {
+  let isEqual = a.size === b.size;
+  for (let at = 0; isEqual && at < a.size; at += COMPARED_BYTES) {
+    const bytes = bytesOf(b, at);
+    isEqual = bytesOf(a, at).every((byte, i) => byte === bytes[i]);
+  }
+  return isEqual;
+}
+
+/** Leaves out files that another file is equal to in name and bytes: several nodes may have written them to their disks. The
+ *  module rejects files with the same name and other bytes. */
+const joined = (listing) => listing.filter(({ file }, i) => !i || listing[i - 1].file.name !== file.name || !equalBytes(listing[i - 1].file, file));
 
 async function compiled(source) {
   if (source instanceof WebAssembly.Module) return source;

@@ -46,10 +46,11 @@ export class Tessera {
   prepare(source?: string | URL | Response | BufferSource | WebAssembly.Module): Promise<void>;
   /** Whether the second file is loaded. */
   readonly isPrepared: boolean;
-  /** Opens the checkpoint that the files make. An interrupted save can be opened, too: its findings state what is missing,
-   *  and calls that need the names or the tensors throw. Files with ranks' raw optimizer states can be opened whatever they
-   *  are called. If files are not one checkpoint, all calls throw except `optimizer("unshard", …)`, which learns the order
-   *  of the ranks from `flatParams.files`. */
+  /** Opens the checkpoint that the files make. Files with the same name, from nodes that wrote to local disks, must have the
+   *  same bytes. An interrupted save can be opened, too: its findings state what is missing, and calls that need the names or
+   *  the tensors throw. Files with ranks' raw optimizer states can be opened whatever they are called. If files are not one
+   *  checkpoint, all calls throw except `optimizer("unshard", …)`, which learns the order of the ranks from
+   *  `flatParams.files`. */
   open(files: readonly SourceFile[], options?: OpenOptions): Checkpoint;
   /** Returns the names of the built-in maps, like `tessera map list`. Needs `prepare`. */
   mapList(): string[];

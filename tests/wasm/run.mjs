@@ -140,9 +140,9 @@ test("every call on a closed checkpoint is refused, and arguments of open are ch
   }
 });
 
-test("a primary file that is not there, and two files with one name, are refused", () => {
+test("a primary file that is not there, and different files with one name, are refused", () => {
   const source = filesOf(path.join(samples, "safetensors_model")), [file] = source.files;
-  for (const [files, options, message] of [[[file], { primary: "nosuch" }, "there is no file 'nosuch'"], [[file, file], {}, `two files have the name '${file.name}'`]]) {
+  for (const [files, options, message] of [[[file], { primary: "nosuch" }, "there is no file 'nosuch'"], [[file, { name: file.name, size: file.size - 1, read() {} }], {}, `two files have the name '${file.name}'`]]) {
     const e = errorOf(() => tessera.open(files, options));
     check(e.status === "usage" && e.message === message, `${e}`);
   }

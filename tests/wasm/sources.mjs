@@ -94,6 +94,26 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
     }, { step: "100" }), { step: "90" });
   });
 
+  test("files of several nodes are one checkpoint, in which files with the same name must have the same bytes", () => {
+    const nodes = ["a", "b"].map((name) => path.join(folder, "nodes", name)), note = Buffer.alloc((1 << 20) + 3, "note");
+    for (const [i, node] of nodes.entries()) {
+      fs.cpSync(path.join(samples, "dcp_fsdp2"), node, { recursive: true });
+      for (const name of fs.readdirSync(node)) if (i ? /__[01]_|metadata/.test(name) : /__[23]_/.test(name)) fs.rmSync(path.join(node, name));
+      fs.writeFileSync(path.join(node, "note.txt"), note);
+    }
+    const open = () => tessera.open(nodes.flatMap((node) => environment.sourceOf(node).files)), native = () => run(["inspect", nodes[0], "--also", nodes[1], "--json", "--hash", "xxh3"]);
+    const checkpoint = open();
+    same(pathless(JSON.parse(native().stdout), nodes[0]), pathless(checkpoint.inspect({ hash: "xxh3" }), nodes[0]), "nodes");
+    checkpoint.close();
+    for (const at of [note.length - 1, 0, undefined]) {
+      fs.writeFileSync(path.join(nodes[1], "note.txt"), at === undefined ? note.subarray(1) : Buffer.from(note).fill("N", at, at + 1));
+      check(native().status === 2 && /^two files have the name 'note.txt'/.test(errorOf(open).message), `other bytes at ${at}`);
+    }
+    const file = (read) => ({ name: "x", size: 3, read }), gone = () => { throw new Error("gone"); };
+    check(errorOf(() => tessera.open([file(gone), file(gone)])).status === "input/output" && errorOf(() => tessera.open([file(gone), file(async () => {})])) instanceof TypeError, "failing sources");
+    check(tessera.openCount === 0, "something is open");
+  });
+
   /* Ranks with plain tensors, joined by a map, and sharded again for more ranks. */
   for (const rank of [0, 1]) put(`ranks/model-rank-${rank}-part-0.safetensors`, safetensors({ [`only.${rank}`]: [[1 + rank]], "a.weight": [[4, 6]], "b.weight": [[8, 2], "BF16"], "c.fused": [[6, 3]], norm: [[4]] }));
   const shards = { schema: "tessera.shards/1", rules: [{ match: "a.weight", concat: 1 }, { match: "b.*", concat: 0 }, { match: "c.fused", concat: 0, blocks: 3 }, { match: "norm", only_rank: 1 }, { match: "only.*", concat: 0 }] };
