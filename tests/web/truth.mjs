@@ -133,6 +133,8 @@ function small(scratch, name, tensors) {
 async function testFew(page, scratch) {
   await test("one is not written as several", async () => {
     await open(page, small(scratch, "one", { w: [1.5] }));
+    await page.locator(".window .row").first().click();
+    await page.getByText("1 chunk in 1 file: it covers every element.").waitFor();
     check(/1 parameter(?!s)/.test(await page.locator(".chips").textContent()), await page.locator(".chips").textContent());
     await page.getByRole("navigation", { name: "Actions" }).getByRole("button", { name: "Names" }).click();
     await page.getByText("The name is canonical already.").waitFor();

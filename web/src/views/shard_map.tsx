@@ -43,7 +43,7 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
   const absent = new Set(useModel().opened?.overview.absent), away = [...colors.keys()].filter((f) => f === null || absent.has(f)).length;
   const state = map.gaps.length || map.overlaps.length
     ? [map.gaps.length ? "some elements are not in any chunk (red)" : "", map.overlaps.length ? "some are in several chunks (orange)" : ""].filter(Boolean).join(", ")
-    : "the chunks cover every element once";
+    : detail.chunks.length === 1 ? "it covers every element" : "the chunks cover every element once";
   return (
     <section aria-label="Shard map">
       <h3>Shard map</h3>
