@@ -95,6 +95,22 @@ async function testDifferences(page, made) {
     await page.getByRole("button", { name: "Show differences" }).click();
     await page.locator("section[aria-label='Comparison with B']").locator(".trouble, dd >> text=0 of 0").first().waitFor();
   });
+  await test("without a slice all of a tensor is compared and shown, also where it cannot be sliced", async () => {
+    await page.getByLabel("Slice to compare").fill("");
+    await page.getByRole("button", { name: "Show differences" }).click();
+    await page.getByRole("img", { name: /^Heat map of 6 × 8 differences/ }).waitFor();
+    await page.getByLabel("Slice", { exact: true }).fill(" ");
+    await page.getByRole("button", { name: "Show values" }).click();
+    await page.locator(".scroll[aria-label=Values] .quiet", { hasText: "6 × 8: 48 values." }).waitFor();
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "safetensors_float6"));
+    await page.locator(".window .row", { hasText: "f6_e2m3" }).click();
+    await page.getByRole("button", { name: "Show values" }).click();
+    await page.locator("section[aria-label=Values] .trouble", { hasText: "cannot be sliced; leave the slice out" }).waitFor();
+    await page.getByLabel("Slice", { exact: true }).fill("");
+    await page.getByRole("button", { name: "Show values" }).click();
+    await page.getByText("Elements of float6_e2m3 cannot be shown one by one.").waitFor();
+  });
 }
 
 /** Provides a directory of the origin's private file system with the files of a sample through the page's dialog. */

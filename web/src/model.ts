@@ -358,7 +358,7 @@ export class Model {
       : { message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" };
     this.changed();
     if (selected.valuesTrouble) return;
-    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: shape.length ? slice : undefined, map: selected.map }), (t) => { selected.valuesTrouble = t; });
+    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: slice.trim() || undefined, map: selected.map }), (t) => { selected.valuesTrouble = t; });
     selected.elements = elements ?? selected.elements;
     this.changed();
   }

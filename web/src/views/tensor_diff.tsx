@@ -19,7 +19,7 @@ export function TensorDiff({ fqn, shape, compared, map }: DiffOf): JSX.Element {
     const count = elementsOfSlice(slice, shape);
     if (count !== undefined && count > MOST_SLICE) return setTrouble({ message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" });
     try {
-      const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: shape.length ? slice : undefined, map });
+      const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: slice.trim() || undefined, map });
       setFound(differencesOf(a, b));
     } catch (e) {
       setFound(undefined);
