@@ -3,6 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { samples } from "./browser.mjs";
+import { tessera } from "./files.mjs";
 import { check, test } from "./harness.mjs";
 import { goTo } from "./views.mjs";
 
@@ -67,9 +68,11 @@ async function testDrops(page, url, drop, scratch) {
     }
     await drop(path.join(samples, "dcp_hsdp"));
     await titleOf(page, "dcp_hsdp");
+    await page.locator("section[aria-label=Save] table").waitFor();
   });
   await test("of several dropped checkpoints none needs to be chosen", async () => {
     await goTo(page, "Files");
+    await page.locator(".treemap").waitFor();
     await drop(path.join(samples, "dcp_fsdp2"), path.join(samples, "safetensors_index"));
     await page.getByRole("heading", { name: "Which one?" }).waitFor();
     await page.getByRole("button", { name: "Return to dcp_hsdp" }).click();
@@ -84,6 +87,18 @@ async function testDrops(page, url, drop, scratch) {
     await titleOf(page, "dcp_hsdp");
     await page.waitForTimeout(300);
     await titleOf(page, "dcp_hsdp");
+  });
+  await test("a layout that is dropped where a checkpoint is expected is sent to Would it load?", async () => {
+    const layout = path.join(scratch, "layout.json");
+    fs.writeFileSync(layout, tessera("layout", path.join(samples, "dcp_fsdp2")));
+    await drop(path.join(samples, "dcp_fsdp2"));
+    await titleOf(page, "dcp_fsdp2");
+    await drop(layout);
+    await page.locator(".page > .trouble", { hasText: "layout.json is a JSON document" }).filter({ hasText: "choose “Would it load?” and drop the document there" }).waitFor();
+    await goTo(page, "Would it load?");
+    await page.locator("section[aria-label='Would it load?']").waitFor();
+    await drop(layout);
+    await page.getByText("It would load").waitFor();
   });
 }
 

@@ -20,6 +20,7 @@ const FIRST_PROGRESS_MS = 100;
 const PLANNING = "Planning";
 /** Formats that have no parts. */
 const WHOLE: ReadonlySet<string> = new Set(["dcp", "dcp-safetensors", "safetensors", "safetensors-index", "torch-zip", "torch-legacy", "torch-ranks", "torch-index", "json", "pickle"]);
+const DOCUMENT = ". To check a checkpoint against a layout or a module tree, open the checkpoint, choose “Would it load?” and drop the document there.";
 const MANY_RANKS = 4096, MOST_LARGEST = 8;
 
 /** `cancel` is undefined if the job cannot be cancelled. */
@@ -198,17 +199,19 @@ export class Model {
    *  remembered. */
   async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
     const attempt = this.#begin(), { client, ending: { signal } } = attempt, isNext = this.opened !== undefined;
+    let name = "";
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
       const isChoice = "options" in prepared;
+      name = prepared.title;
       if (isChoice) this.choice = prepared;
       else if (!isNext) this.opening = prepared;
       this.changed();
       const described = isChoice ? undefined : await this.#describe(client, prepared, signal);
       if (handles) void remember(prepared.title, handles); // what could not be opened is not offered again
       return described;
-    }, (trouble) => { if (!signal.aborted) this.hear(trouble); });
+    }, (trouble) => { if (!signal.aborted) this.hear(name.endsWith(".json") ? { ...trouble, message: trouble.message + DOCUMENT } : trouble); });
     if (isNext && this.#attempt !== attempt) return;
     if (isNext && found) this.close(attempt);
     else if (isNext) this.#endAttempt();
