@@ -17,13 +17,13 @@ const LEAST = 16 << 10;
 const MOST = 24 << 20, LONG = 256;
 
 /** Memory is used again, because the browser frees it much later than it could: keeping less would take more. Its sizes are
- *  multiples of LEAST. */
+ *  multiples of LEAST. Blocks that are read ahead use it, too. */
 let spare: ArrayBuffer[] = [];
-function recycle(buffer: ArrayBuffer): void {
+export function recycle(buffer: ArrayBuffer): void {
   spare.push(buffer);
   while (spare.reduce((sum, { byteLength }) => sum + byteLength, 0) > MOST) spare.shift();
 }
-function memoryFor(wanted: number): ArrayBuffer {
+export function memoryFor(wanted: number): ArrayBuffer {
   const all = Math.ceil(wanted / LEAST) * LEAST, at = spare.findIndex(({ byteLength }) => byteLength === all);
   return spare.splice(at, at < 0 ? 0 : 1)[0] ?? new ArrayBuffer(all);
 }

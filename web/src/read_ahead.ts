@@ -1,6 +1,6 @@
 /** Makes larger reads for callers that read a file in order, because reading a few bytes of a dropped file takes the browser
  *  about as long as reading a mebibyte. */
-import { announce, announcedAt, endOf, filled, forgetAnnounced, holds, releaseAnnounced, type Block, type Open, type Range } from "./announced";
+import { announce, announcedAt, endOf, filled, forgetAnnounced, holds, memoryFor, recycle, releaseAnnounced, type Block, type Open, type Range } from "./announced";
 
 /** The number of bytes read ahead: for one file, for all files that are read at the same time, and where each read is a
  *  request. */
@@ -24,10 +24,9 @@ function letGo(holder: ReadAhead): void {
 }
 
 /** Streams fill blocks of this size, which stay in the processor's caches. Their memory is used again. */
-const STREAMED = 1 << 20, MOST_SPARE = 16;
-const spare: ArrayBuffer[] = [];
-function recycle({ bytes: { buffer } }: Block): void {
-  if (buffer.byteLength === STREAMED && spare.length < MOST_SPARE) spare.push(buffer as ArrayBuffer);
+const STREAMED = 1 << 20;
+function letBlockGo({ bytes: { buffer } }: Block): void {
+  if (buffer.byteLength === STREAMED) recycle(buffer as ArrayBuffer);
 }
 
 let generation = 0;
@@ -94,7 +93,7 @@ export class ReadAhead {
       if (reader) this.#stream = { reader, at: from };
     }
     for (const stream = this.#stream; stream && from < end; from = stream.at) {
-      const bytes = await filled(stream.reader, spare.pop() ?? new ArrayBuffer(STREAMED), Math.min(STREAMED, this.size - from));
+      const bytes = await filled(stream.reader, memoryFor(STREAMED), Math.min(STREAMED, this.size - from));
       if (stream !== this.#stream) return; // what was read ahead was dropped
       this.#blocks.push({ at: from, bytes });
       stream.at += bytes.length;
@@ -126,7 +125,7 @@ export class ReadAhead {
   drop(): void {
     letGo(this);
     this.#cancel();
-    this.#blocks.splice(0).forEach(recycle);
+    this.#blocks.splice(0).forEach(letBlockGo);
     this.#ahead = LEAST / 4;
   }
 
@@ -179,6 +178,6 @@ export class ReadAhead {
     if (this.size - next < this.#least) this.drop();
     let done = 0;
     for (const block of this.#blocks) done += Number(endOf(block) <= next);
-    this.#blocks.splice(0, done).forEach(recycle);
+    this.#blocks.splice(0, done).forEach(letBlockGo);
   }
 }
