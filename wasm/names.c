@@ -53,7 +53,7 @@ TSR_EXPORT(tessera_names)
 document *tessera_names(uint32_t handle, const char *prefix, uint32_t prefix_size, tsr_error *err)
 {
     const opened *item = tessera_checkpoint_of(handle, err);
-    if (!item || tsr_checkpoint_require(item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return NULL;
+    if (!item || tsr_checkpoint_require(item->checkpoint, TSR_FOR_ALL_NAMES, err) != TSR_OK) return NULL;
     names_request r = {.host = item->host, .by_text = true};
     r.arena = tsr_arena_new(r.host.allocator, 0, err);
     if (!r.arena) return NULL;

@@ -62,6 +62,10 @@ def check_incomplete(t, path, listed, *says):
         need(sorted(e["fqn"] for e in doc["entries"]) == sorted(listed), [e["fqn"] for e in doc["entries"]])
         need("parts/incomplete-save" in {f["rule"] for f in doc["findings"]}, doc["findings"])
     check_refused(t, path, *says)
+    for command in (["fqn", "--checkpoint", path], ["fqn", "--checkpoint", t.at("donor"), "--against", path], ["map", "suggest", path, t.at("donor")],
+                    ["map", "suggest", t.at("donor"), path], ["map", "suggest", t.at("donor"), path, "--values"]):
+        message = t.run(*command, status=2).stderr.decode()
+        need(all(s in message for s in says), f"{' '.join(command)} says {message}")
 
 
 @test

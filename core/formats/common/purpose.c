@@ -82,7 +82,7 @@ tsr_status tsr_checkpoint_require(const tsr_checkpoint *checkpoint, tsr_purpose 
     const bool listing = purpose == TSR_FOR_NAMES && !checkpoint->names_unknown;
     if (purpose == TSR_FOR_FINDINGS || (listing && checkpoint->incomplete.size)) return TSR_OK;
     TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "%.*s", TSR_STR_ARG(checkpoint->incomplete));
-    if (purpose == TSR_FOR_NAMES) return TSR_OK;
+    if (purpose == TSR_FOR_NAMES || purpose == TSR_FOR_ALL_NAMES) return TSR_OK;
     TSR_TRY(refuse_missing(checkpoint, err));
     return refuse_per_rank(checkpoint, err);
 }

@@ -29,7 +29,8 @@ typedef struct tsr_checkpoint tsr_checkpoint;
 typedef enum tsr_purpose {
     TSR_FOR_VALUES = 0, /* anything that uses the tensors: such a directory is refused */
     TSR_FOR_NAMES,      /* a listing: refused only where a missing file alone has the names */
-    TSR_FOR_FINDINGS    /* validation: never refused for these reasons */
+    TSR_FOR_FINDINGS,   /* validation: never refused for these reasons */
+    TSR_FOR_ALL_NAMES   /* answers that depend on every name: refused where the save was interrupted */
 } tsr_purpose;
 
 typedef struct tsr_open_options {

@@ -110,7 +110,7 @@ static tsr_status read_keys(cli *program, const char *path, const fqn_arguments 
                             tsr_error *err)
 {
     cli_session session;
-    const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_NAMES};
+    const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_ALL_NAMES};
     cli_map_options map = arguments ? arguments->map : (cli_map_options){.map = NULL};
     map.lists = true;
     const char *prefix = arguments && arguments->prefix ? arguments->prefix : "";

@@ -46,7 +46,8 @@ static int suggest(cli *program, const map_arguments *arguments)
     cli_session sessions[2] = {{0}, {0}};
     tsr_error err = {0};
     const char *path = NULL;
-    const tsr_open_options options = {.skip_objects = true, .purpose = arguments->values ? TSR_FOR_VALUES : TSR_FOR_NAMES};
+    const tsr_open_options options = {.skip_objects = true,
+                                      .purpose = arguments->values ? TSR_FOR_VALUES : TSR_FOR_ALL_NAMES};
     cli_allow_expansion(program, arguments->allow_expansion);
     tsr_arena *arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = arena ? TSR_OK : TSR_E_NOMEM;
