@@ -42,6 +42,16 @@ def test_repair_without_names(t):
 
 
 @test
+def test_repair_asks_only_for_a_move_that_is_left_to_do(t):
+    path, lost = without_metadata(t, "dcp_small")
+    hint = "move it to .metadata"
+    for name in ("new", "step-1.metadata"):
+        need(hint in t.run("repair", lost, t.at(name), "--like", path).stdout.decode(), name)
+    need(hint not in t.run("repair", lost, t.at("lost", ".metadata"), "--like", path).stdout.decode(), "it is there already")
+    t.run("validate", "--deep", lost)
+
+
+@test
 def test_repair_says_what_is_lost(t):
     path, lost = without_metadata(t, "dcp_fsdp2")
     file = max((f for f in os.listdir(lost)), key=lambda f: os.path.getsize(os.path.join(lost, f)))

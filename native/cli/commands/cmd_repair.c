@@ -195,8 +195,11 @@ static void put_text(const repair *r)
            cli_number(s->items - s->unnamed).text);
     if (s->lost) printf(", %s lost", cli_number(s->lost).text);
     putchar('\n');
-    cli_put(stdout, tsr_str_from(r->dest));
-    printf(": %s; move it to .metadata to load the checkpoint\n", cli_plural(s->entry_count, "name").text);
+    const tsr_str dest = tsr_str_from(r->dest);
+    const bool in_place = tsr_str_equal(dest, TSR_STR(".metadata")) || tsr_str_ends(dest, TSR_STR("/.metadata"));
+    cli_put(stdout, dest);
+    printf(": %s%s\n", cli_plural(s->entry_count, "name").text,
+           in_place ? "" : "; move it to .metadata to load the checkpoint");
     cli_put_findings(&r->program->out, NULL, r->findings, 20);
 }
 
