@@ -489,7 +489,7 @@ static tsr_status fold_all(folding *f)
     if (TSR_LORA_WHOLE) TSR_TRY(tsr_lora_turn_experts(f->m, &f->folds, f->err));
     TSR_TRY(complete(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
-    TSR_TRY(tsr_lora_check(f->m, f->config.fan_in_fan_out, &f->tied, &f->folds, f->err));
+    TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));
     TSR_TRY(note_left_out(f));
     TSR_TRY(note_unknown(f));
     return fill_rows(f);

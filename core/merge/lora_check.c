@@ -20,6 +20,14 @@ static tsr_status check_shared(const tsr_catalog *catalog, const tsr_lora_tied *
     return TSR_OK;
 }
 
+/* T5, BART and the models like them use "shared" under further names, which PEFT does not replace in modules_to_save. */
+static tsr_status check_replaced(const tsr_lora_config *config, const tsr_fold *fold, tsr_error *err)
+{
+    TSR_FAIL_IF(tsr_lora_is_saved(config, fold) && tsr_lora_ends(fold->name, TSR_STR("shared.weight")), err,
+                TSR_E_UNSUPPORTED, TSR_LORA_OTHERS_TIED, TSR_STR_ARG(fold->name));
+    return TSR_OK;
+}
+
 /* ---- matrices that may be transposed ---- */
 
 /* Whether the fold is of a Linear or a Conv1D. */
@@ -88,10 +96,13 @@ static tsr_status check_squares(const tsr_mapped *m, bool fan_in_fan_out, tsr_fo
     return TSR_OK;
 }
 
-tsr_status tsr_lora_check(const tsr_mapped *m, bool fan_in_fan_out, const tsr_lora_tied *tied, const tsr_vec *folds,
-                          tsr_error *err)
+tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_tied *tied,
+                          const tsr_vec *folds, tsr_error *err)
 {
     tsr_fold *const *all = folds->items;
-    for (size_t i = 0; i < folds->count; i++) TSR_TRY(check_shared(&m->source->catalog, tied, all[i], err));
-    return check_squares(m, fan_in_fan_out, all, folds->count, err);
+    for (size_t i = 0; i < folds->count; i++) {
+        TSR_TRY(check_shared(&m->source->catalog, tied, all[i], err));
+        TSR_TRY(check_replaced(config, all[i], err));
+    }
+    return check_squares(m, config->fan_in_fan_out, all, folds->count, err);
 }

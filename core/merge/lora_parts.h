@@ -98,13 +98,16 @@ typedef struct tsr_lora_tied {
 
 /* lora_check.c: checks that the folds, a vector of tsr_fold *, have the same effect on the whole model as PEFT. Otherwise fails with
  * TSR_E_UNSUPPORTED and a message that says what to do. */
-tsr_status tsr_lora_check(const tsr_mapped *m, bool fan_in_fan_out, const tsr_lora_tied *tied, const tsr_vec *folds,
-                          tsr_error *err);
+tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_tied *tied,
+                          const tsr_vec *folds, tsr_error *err);
+#define TSR_LORA_OTHERS_TIED "the adapter replaces '%.*s', but not the layers tied to it; fold this adapter with PEFT"
 /* lora_tied.c: finds the tied tensors of the base. */
 void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *out);
 /* Whether a tensor has the name of an input embedding, or of an output layer. */
 bool tsr_lora_is_input(tsr_str weight);
 bool tsr_lora_is_output(tsr_str weight);
+/* Whether modules_to_save has the module of the fold, which may be NULL. */
+bool tsr_lora_is_saved(const tsr_lora_config *config, const tsr_fold *fold);
 /* Whether the base stores them as two names of one storage, as torch.save does. */
 bool tsr_lora_one_storage(const tsr_lora_tied *tied);
 /* Replaces tied->in and tied->out, the folds that the adapter's tensors name, by those with the result of PEFT, and notes

@@ -12,25 +12,32 @@ static tsr_str module_of(tsr_str weight)
     return tsr_str_ends(weight, ending) ? (tsr_str){weight.data, weight.size - ending.size} : TSR_STR("");
 }
 
-static bool is_among(tsr_str weight, const char *const names[3])
+/* The number of the name in `names`, from 1, that the module of the weight ends with; or 0. An empty string ends `names`. */
+static unsigned place_among(tsr_str weight, const char *names)
 {
     const tsr_str module = module_of(weight);
-    for (unsigned i = 0; i < 3; i++)
-        if (tsr_lora_ends(module, tsr_str_from(names[i]))) return true;
-    return false;
+    for (unsigned place = 1; *names; names += strlen(names) + 1, place++)
+        if (tsr_lora_ends(module, tsr_str_from(names))) return place;
+    return 0;
+}
+
+/* Models with the first NAMED of them name the output layer "lm_head". Others, such as BERT, XLNet and ModernBERT, do not. */
+enum { NAMED = 6 };
+static unsigned input_place(tsr_str weight)
+{
+    return place_among(weight, "embed_tokens\0wte\0tokens_embed\0transformer.word_embeddings\0gpt_neox.embed_in\0"
+                               "backbone.embeddings\0word_embeddings\0word_embedding\0tok_embeddings\0shared\0");
 }
 
 bool tsr_lora_is_input(tsr_str weight)
 {
-    static const char *const names[] = {"embed_tokens", "wte", "word_embeddings"};
-    return is_among(weight, names);
+    return input_place(weight);
 }
 
 /* Layers of a transformer may have an "output", too, but not as a matrix of the embedding's shape, which is checked. */
 bool tsr_lora_is_output(tsr_str weight)
 {
-    static const char *const names[] = {"lm_head", "embed_out", "output"};
-    return is_among(weight, names);
+    return place_among(weight, "lm_head\0embed_out\0output\0");
 }
 
 /* ---- whether the base ties them ---- */
@@ -45,7 +52,7 @@ static bool has_output_layer(const tsr_lora_config *config)
 {
     const cJSON *task = setting(config, "task_type");
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(setting(config, "auto_mapping"), "base_model_class");
-    if (cJSON_IsString(task)) return !strcmp(task->valuestring, "CAUSAL_LM");
+    if (cJSON_IsString(task)) return strstr(task->valuestring, "_LM");
     return !cJSON_IsString(model) || !strstr(model->valuestring, "Classification");
 }
 
@@ -94,7 +101,7 @@ void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_
 
 /* ---- what becomes of them ---- */
 
-static bool is_saved(const tsr_lora_config *config, const tsr_fold *fold)
+bool tsr_lora_is_saved(const tsr_lora_config *config, const tsr_fold *fold)
 {
     return fold && fold->start && tsr_lora_lists(setting(config, "modules_to_save"), module_of(fold->name));
 }
@@ -112,6 +119,8 @@ static tsr_status untie(tsr_mapped *m, tsr_lora_tied *tied, tsr_error *err)
     const tsr_entry *embedding = tied->embedding;
     const tsr_str inner = TSR_STR("language_model.");
     if (!tied->output && !tied->out) {
+        TSR_FAIL_IF(input_place(embedding->fqn) > NAMED || cJSON_IsTrue(tsr_mapped_setting(m, "is_encoder_decoder")), err,
+                    TSR_E_UNSUPPORTED, TSR_LORA_OTHERS_TIED, TSR_STR_ARG(embedding->fqn));
         tsr_fold *copy = TSR_ARENA_NEW(m->own->arena, tsr_fold, err);
         if (!copy) return TSR_E_NOMEM;
         *copy = (tsr_fold){.base = m->source, .weight = embedding, .dtype = embedding->dtype};
@@ -154,7 +163,7 @@ tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, ts
         in && out && (in->tokens || out->tokens), err, TSR_E_UNSUPPORTED,
         "trainable_token_indices and another change of the tied embedding: PEFT's merge applies both to both layers; "
         "fold this adapter with PEFT");
-    if (!ensure && (is_saved(config, in) || is_saved(config, out))) return untie(m, tied, err);
+    if (!ensure && (tsr_lora_is_saved(config, in) || tsr_lora_is_saved(config, out))) return untie(m, tied, err);
     join(in, out, tied);
     if (tied->output && !tsr_lora_one_storage(tied)) m->tied = (tsr_tied){tied->output, tied->embedding};
     if (!changes) return TSR_OK;

@@ -1,5 +1,6 @@
 """Writes tests/golden/adapters: LoRA adapters and what PEFT merges them to. They are of models with tied embeddings, with a classifier that
-the base may lack, and with fused experts; DoRA adapters; and adapters with trained tokens.
+the base may lack, and with fused experts; DoRA adapters; adapters with trained tokens; and adapters of models whose embeddings have other
+names than those of Llama.
 
 Usage: python tests/golden/make_adapters.py    in an environment that has the versions below.
 
@@ -28,6 +29,7 @@ BERT = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 12, "num_hidden
         "type_vocab_size": 1, "num_labels": 3, "pad_token_id": 0}
 LABELS = {"num_labels": 3, "pad_token_id": 0}
 EXPERTS = {"vocab_size": 24, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 16}
+NEOX = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
 IMAGES = {"image_size": 4, "patch_size": 2, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
 
 
@@ -55,6 +57,9 @@ def bases():
         "gpt_oss": (t.GptOssForCausalLM, t.GptOssConfig(**EXPERTS, intermediate_size=8, num_local_experts=4, num_experts_per_tok=2, layer_types=["full_attention"]), torch.bfloat16),
         "llama4": (t.Llama4ForCausalLM, t.Llama4TextConfig(**EXPERTS, intermediate_size=12, intermediate_size_mlp=12, num_local_experts=3, interleave_moe_layer_step=1), torch.float32),
         "qwen3_moe": (t.Qwen3MoeForCausalLM, t.Qwen3MoeConfig(**EXPERTS, moe_intermediate_size=12, num_experts=3, num_experts_per_tok=2, decoder_sparse_step=1), torch.float32),
+        "neox": (t.GPTNeoXForCausalLM, t.GPTNeoXConfig(**NEOX, tie_word_embeddings=True), torch.bfloat16),
+        "mamba": (t.MambaForCausalLM, t.MambaConfig(vocab_size=24, hidden_size=8, num_hidden_layers=1, state_size=4), torch.float32),
+        "t5": (t.T5ForConditionalGeneration, t.T5Config(vocab_size=24, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2), torch.float32),
     }
 
 
@@ -91,6 +96,7 @@ def cases():
     yield "qwen2_tokens_keys", "qwen2_tokens", {**root, "target_modules": q, "modules_to_save": ["k_proj"], "bias": "all"}
     yield from dora_cases(plain, root)
     yield from other_cases(plain, root)
+    yield from embedding_cases(plain)
 
 
 def dora_cases(plain, root):
@@ -127,7 +133,22 @@ def other_cases(plain, root):
     yield "vit_dora", "vit", {**plain, "use_dora": True, "target_modules": ["projection"], "modules_to_save": ["classifier"]}
 
 
+def embedding_cases(plain):
+    """Embeddings with other names. Of T5, PEFT replaces one that encoder and decoder do not read, so its result is not the adapter's."""
+    for base, target, words in (("neox", "query_key_value", "embed_in"), ("mamba", "in_proj", "embeddings")):
+        yield f"{base}_saved_words", base, {**plain, "target_modules": [target], "modules_to_save": [words]}
+        yield f"{base}_words", base, {**plain, "target_modules": [target, words]}
+        yield f"{base}_head", base, {**plain, "target_modules": [target, "lm_head"]}
+        yield f"{base}_rows", base, {**plain, "target_modules": [target], "trainable_token_indices": {words: [20, 3, 7]}}
+    yield "t5_saved_head", "t5", {**plain, "target_modules": ["q"], "modules_to_save": ["lm_head"]}
+    yield "t5_saved_words", "t5", {**plain, "target_modules": ["q"], "modules_to_save": ["shared"]}
+    yield "t5_rows", "t5", {**plain, "target_modules": ["q"], "trainable_token_indices": {"shared": [20, 3]}}
+    yield "bert_words_saved", "bert_words", {**plain, "target_modules": ["query"], "modules_to_save": ["word_embeddings"], "of": "BertForMaskedLM"}
+
+
 def task(name, base):
+    if base == "t5" or name == "bert_words_saved":
+        return "SEQ_2_SEQ_LM" if base == "t5" else None
     if name.endswith("_spans"):
         return "QUESTION_ANS"
     if name.endswith(("_classes", "_score")) or base in ("bert", "roberta", "llama_classes"):
@@ -139,6 +160,7 @@ def outputs(model, base):
     """What the model computes: scores, or those of the starts and ends of answers."""
     torch.manual_seed(3)
     given = {"pixel_values": torch.randn(1, 3, 4, 4, dtype=model.dtype)} if base == "vit" else {"input_ids": torch.arange(1, 9)[None]}
+    given |= {"decoder_input_ids": torch.arange(2, 7)[None]} if base == "t5" else {}
     made = model(**given)
     return (made.logits if "logits" in made else torch.cat([made.start_logits, made.end_logits])).double()
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_maps import need, save_sharded
 
 GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "adapters")
+# Of these, PEFT replaces only some of the layers that share an embedding, and the base does not have the names of the others.
+UNNAMED = {"t5_saved_words": "shared.weight", "bert_words_saved": "bert.embeddings.word_embeddings.weight"}
 UNTIED, SHARED = "set tie_word_embeddings to false in config.json", "does not compute what the adapter does"
 TWICE = "PEFT's merge adds twice what ensure_weight_tying trains"
 
@@ -66,6 +68,11 @@ def check_cases(t, bases):
             text = t.run("convert", base_of(case), t.at("refused.safetensors"), "--lora", os.path.join(GOLDEN, "adapter", name), status=2).stderr.decode()
             need(TWICE in text and not os.path.exists(t.at("refused.safetensors")), text)
             continue
+        if name in UNNAMED:
+            text = t.run("convert", base_of(case), t.at("refused.safetensors"), "--lora", os.path.join(GOLDEN, "adapter", name), status=2).stderr.decode()
+            need(f"the adapter replaces '{UNNAMED[name]}', but not the layers tied to it; fold this adapter with PEFT" in text, text)
+            need(not os.path.exists(t.at("refused.safetensors")), "a refusal left a file")
+            continue
         got, said = folded(t, base_of(case), name)
         same(got, load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors")), name)
         check_notes(name, case, said)
@@ -78,6 +85,12 @@ def test_adapters_of_classifiers_as_peft(t):
 
 def test_adapters_of_tied_models_as_peft(t):
     check_cases(t, {"llama", "qwen2", "gpt2", "llama_classes"})
+
+
+def test_embeddings_of_other_names_as_peft(t):
+    """GPT-NeoX, Mamba and T5 do not name their embeddings as Llama does; they are tied all the same."""
+    check_cases(t, {"neox", "mamba", "t5"})
+    need(set(UNNAMED) <= set(read_json("cases.json")), "an adapter that is to be refused")
 
 
 def test_classifiers_that_the_base_lacks(t):
