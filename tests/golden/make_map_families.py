@@ -2,7 +2,7 @@
 
 Usage: python tests/golden/make_map_families.py [FAMILY…]    in an environment that has the versions below.
 
-Made with torch 2.13.0, transformers 5.23.0.
+Made with torch 2.13.0, transformers 5.23.0; bailing_hybrid with transformers 5.24.0.
 
   FAMILY.json   {config, stored: {name: [[dtype, shape, numbers]…]}, held: {name: [dtype, shape, first 12 digits of the SHA-256 of its bytes]}, kept}
 
@@ -36,7 +36,7 @@ SIZES = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 7, "num_hidde
          "mamba_d_head": 6, "mamba_n_groups": 1, "mamba_num_heads": 4, "mamba_head_dim": 2, "mamba_dt_rank": 3, "ssm_state_size": 4, "n_groups": 2,
          "tie_word_embeddings": False, "layer_types": None, "mlp_layer_types": None}
 FAMILIES = {
-    "afmoe": {"tie_word_embeddings": True}, "axk1": {}, "axk2": {}, "bailing_hybrid": {}, "beam": {"num_hidden_layers": 5}, "cohere2_moe": {"tie_word_embeddings": True},
+    "afmoe": {"tie_word_embeddings": True}, "axk1": {}, "axk2": {}, "bailing_hybrid": {"attention_bias": True, "layer_group_size": 2}, "beam": {"num_hidden_layers": 5}, "cohere2_moe": {"tie_word_embeddings": True},
     "deepseek_v2": {"q_lora_rank": None}, "deepseek_v3": {"tie_word_embeddings": True}, "deepseek_v32": {},
     "deepseek_v4": {"o_lora_rank": 2, "o_groups": 3, "num_key_value_heads": 1, "hc_mult": 2}, "dots1": {"tie_word_embeddings": True},
     "ernie4_5_moe": {"use_bias": True}, "exaone_moe": {"tie_word_embeddings": True}, "flex_olmo": {"num_key_value_heads": 1}, "flint": {"num_hidden_layers": 4},
