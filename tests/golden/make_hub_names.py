@@ -129,6 +129,7 @@ def models(tf):
         tower = "text_model." if "Text" in name else "vision_model."
         yield "transformers-clip", getattr(tf, f"{name}Model"), config, {"hub": inside(tower)}, [tower + "embeddings.position_ids"] if "CLIP" in name else []
     yield "transformers-gpt_neox", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig(**words), {"hub": same}, MASKS
+    yield "transformers-gpt_neox", tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig(**words, tie_word_embeddings=True), {"hub": same}, MASKS
     yield "transformers-legacy", tf.BertForPreTraining, tf.BertConfig(**words), {"hub": gamma}, []
     yield "transformers-legacy", tf.Wav2Vec2ForCTC, tf.Wav2Vec2Config(**TOWER, vocab_size=8, conv_dim=(4,), conv_stride=(2,), conv_kernel=(3,), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
                                                                       num_feat_extract_layers=1), {"hub": weight_g}, []
