@@ -2,7 +2,7 @@
 
 Usage: python tests/golden/make_hub_names.py    in an environment that has the versions below.
 
-Made with torch 2.13.0, transformers 5.23.0. Each form of a model was loaded by from_pretrained, which found every tensor and no other; values
+Made with torch 2.13.0, transformers 5.23.0; EXAONE with transformers 5.24.0. Each form of a model was loaded by from_pretrained, which found every tensor and no other; values
 differ, so they show which stored tensor became which. "hub" has the names of releases, which transformers 4.49 and 4.57 also store; "newer" has
 those of training runs with transformers 4.52 to 4.57; "plain" are those that transformers 5 stores for a model that it has not loaded.
 
@@ -133,6 +133,8 @@ def models(tf):
     yield "transformers-legacy", tf.BertForPreTraining, tf.BertConfig(**words), {"hub": gamma}, []
     yield "transformers-legacy", tf.Wav2Vec2ForCTC, tf.Wav2Vec2Config(**TOWER, vocab_size=8, conv_dim=(4,), conv_stride=(2,), conv_kernel=(3,), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
                                                                       num_feat_extract_layers=1), {"hub": weight_g}, []
+    for more in ({}, {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}):  # transformers has no class for EXAONE
+        yield "transformers-exaone", tf.LlamaForCausalLM, tf.ExaoneConfig(**{**TEXT, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, **more}), {"hub": same}, []
 
 
 def filled(cls, config):

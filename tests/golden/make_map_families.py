@@ -2,7 +2,7 @@
 
 Usage: python tests/golden/make_map_families.py [FAMILY…]    in an environment that has the versions below.
 
-Made with torch 2.13.0, transformers 5.23.0; bailing_hybrid with transformers 5.24.0.
+Made with torch 2.13.0, transformers 5.23.0; bailing_hybrid, sarvam_mla and sarvam_moe with transformers 5.24.0.
 
   FAMILY.json   {config, stored: {name: [[dtype, shape, numbers]…]}, held: {name: [dtype, shape, first 12 digits of the SHA-256 of its bytes]}, kept}
 
@@ -46,7 +46,7 @@ FAMILIES = {
     "mimo_v2_flash": {}, "minimax": {"num_key_value_heads": 1}, "minimax_m2": {"tie_word_embeddings": True}, "mixtral": {"tie_word_embeddings": True, "num_key_value_heads": 1},
     "nemotron_h": {"moe_latent_size": 6, "layers_block_type": ["moe", "linear_attention", "full_attention", "moe", "mlp"], "num_hidden_layers": ..., "layer_types": ...}, "olmoe": {"num_local_experts": ..., "num_experts": 12},
     "phimoe": {"num_key_value_heads": 1, "lm_head_bias": True}, "qwen2_moe": {"tie_word_embeddings": True, "mlp_only_layers": [1]}, "qwen3_5_moe_text": {}, "qwen3_moe": {"num_key_value_heads": 1},
-    "qwen3_next": {"num_key_value_heads": 1, "mlp_only_layers": [0]}, "solar_open": {},
+    "qwen3_next": {"num_key_value_heads": 1, "mlp_only_layers": [0]}, "sarvam_mla": {}, "sarvam_moe": {"attention_bias": True, "num_key_value_heads": 1, "num_attention_heads": 5, "tie_word_embeddings": True}, "solar_open": {},
 }
 
 

@@ -13,7 +13,7 @@ from test_maps import need, same, write
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden", "hub_names")
 MODELS = {name.removesuffix(".json"): json.load(open(os.path.join(HERE, name))) for name in sorted(os.listdir(HERE))}
 # The maps that write an output layer which config.json ties to the embedding, and its name in memory.
-TIED = {"transformers-gpt_neox": "gpt_neox.embed_in.weight"}
+TIED = {"transformers-gpt_neox": "gpt_neox.embed_in.weight", "transformers-exaone": "model.embed_tokens.weight"}
 LAYER = re.compile(r"\b(layers|layer|blocks|h)\.0\.")
 
 
@@ -102,7 +102,7 @@ def test_models_of_random_sizes(t):
 
 def test_what_is_missing(t):
     """What every model has, layers that others follow, and layers that config.json counts."""
-    llava, qwen, experts, neox = "LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "GPTNeoXForCausalLM"
+    llava, qwen, experts, neox, exaone = "LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration", "GPTNeoXForCausalLM", "LlamaForCausalLM"
     for name, lost, config, says in ((llava, "language_model.model.embed_tokens.weight", False, "'language_model.model.embed_tokens.weight' is missing"),
                                      (llava, "multi_modal_projector.", False, "'multi_modal_projector.{rest...}' is missing"),
                                      (llava, "language_model.model.layers.0.", False, "but not 'language_model.model.layers.0'"),
@@ -111,6 +111,10 @@ def test_what_is_missing(t):
                                      (qwen, "model.layers.1.", True, "'model.layers' has 1 layer, but num_hidden_layers of config.json is 2"),
                                      (experts, "model.language_model.layers.1.mlp.experts.down_proj", False, "'model.language_model.layers.1.mlp.experts.down_proj' is missing"),
                                      (f"{experts}-2", "model.language_model.layers.1.mlp.", False, "but not 'model.language_model.layers.1'"),
+                                     (exaone, "transformer.wte.weight", False, "'transformer.wte.weight' is missing"), (exaone, "transformer.h.0.", False, "but not 'transformer.h.0'"),
+                                     (exaone, "transformer.h.1.mlp.c_fc_1.", False, "'transformer.h.1.mlp.c_fc_1.weight' is missing"),
+                                     (exaone, "transformer.h.1.attn.attention.k_proj.", False, "'transformer.h.1.attn.attention.k_proj.weight' is missing"),
+                                     (exaone, "transformer.h.1.ln_2.", False, "'transformer.h.1.ln_2.weight' is missing"), (exaone, "lm_head.", True, "'lm_head.weight' is missing"),
                                      (neox, "embed_out.weight", True, "'embed_out.weight' is missing"), (neox, "gpt_neox.embed_in.weight", False, "'gpt_neox.embed_in.weight' is missing"),
                                      (neox, "gpt_neox.layers.1.", True, "'gpt_neox.layers' has 1 layer, but num_hidden_layers of config.json is 2")):
         model = MODELS[name]
