@@ -90,7 +90,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     bool inserted;
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
     if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
-    const bool added = TSR_LORA_WHOLE && !weight && whole && tsr_lora_adds(&f->config, f->m->source, target);
+    const bool added = !weight && whole && tsr_lora_adds(&f->config, f->m->source, target);
     if (added) weight = entry;
     TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
                 "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn),
@@ -110,7 +110,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .name = target, .scale = 1};
     fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
     fold->added = added;
-    if (TSR_LORA_WHOLE && added && floats && !f->options.dtype) fold->dtype = tsr_lora_base_dtype(f->m->source);
+    if (added && floats && !f->options.dtype) fold->dtype = tsr_lora_base_dtype(f->m->source);
     *place = *out = fold;
     place_tied(&f->tied, fold);
     return TSR_OK;
@@ -228,7 +228,7 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
     TSR_TRY(find_pair(f, stem, a_ending, b, &pair.a));
     TSR_TRY(base_name(f, stem, &module));
     TSR_TRY(join(f, module, ".weight", &target));
-    if (TSR_LORA_WHOLE && cJSON_IsArray(tsr_lora_parameters(&f->config)) && !tsr_checkpoint_entry(f->m->source, target) &&
+    if (cJSON_IsArray(tsr_lora_parameters(&f->config)) && !tsr_checkpoint_entry(f->m->source, target) &&
         !is_tied_output(f, target))
         return add_parameter(f, &pair, module);
     TSR_TRY(fold_of(f, b, target, false, &fold));
@@ -347,7 +347,7 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
         return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
     if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
     if (tsr_str_ends(name, tsr_str_from(magnitude))) return add_magnitude(f, entry, sizeof magnitude - 1);
-    if (TSR_LORA_WHOLE && tsr_str_ends(name, tsr_str_from(tokens))) return add_tokens(f, entry, sizeof tokens - 1);
+    if (tsr_str_ends(name, tsr_str_from(tokens))) return add_tokens(f, entry, sizeof tokens - 1);
     TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err,
                 TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
     return add_whole(f, entry);
@@ -404,20 +404,20 @@ static tsr_status fill_rows(folding *f)
     const tsr_catalog *catalog = &f->m->source->catalog;
     tsr_fold *const *folds = f->folds.items;
     const tsr_fold *added = NULL;
-    for (size_t i = TSR_LORA_WHOLE ? f->folds.count : 0; i; i--)
+    for (size_t i = f->folds.count; i; i--)
         if (folds[i - 1]->added) added = folds[i - 1];
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         const tsr_fold *fold = fold_at(f, entry);
         if (fold) TSR_TRY(compute(f, fold, entry, i));
-        else if (TSR_LORA_WHOLE && added && tsr_lora_leaves_out(&f->config, entry->fqn)) TSR_TRY(leave_out(f, entry));
+        else if (added && tsr_lora_leaves_out(&f->config, entry->fqn)) TSR_TRY(leave_out(f, entry));
         else TSR_TRY(tsr_mapped_keep(f->m, entry, i, f->err));
     }
     if (f->tied.embedding && !f->tied.output && f->tied.out && f->tied.out != f->tied.in)
         TSR_TRY(add_new(f, f->tied.out, catalog->entry_count));
     for (size_t i = 0; i < f->folds.count; i++)
-        if (TSR_LORA_WHOLE && folds[i]->added) TSR_TRY(add_new(f, folds[i], catalog->entry_count));
-    return TSR_LORA_WHOLE && added ? tsr_lora_note_added(f->m, added->name, f->err) : TSR_OK;
+        if (folds[i]->added) TSR_TRY(add_new(f, folds[i], catalog->entry_count));
+    return added ? tsr_lora_note_added(f->m, added->name, f->err) : TSR_OK;
 }
 
 /* Notes settings that PEFT 0.21 does not have. PEFT also warns about them and ignores them. */
@@ -486,7 +486,7 @@ static tsr_status fold_all(folding *f)
     TSR_FAIL_IF(!tsr_checkpoint_catalog(f->adapter)->entry_count, f->err, TSR_E_FORMAT, "the adapter has no tensors");
     tsr_lora_find_tied(f->m, &f->config, &f->tied);
     TSR_TRY(add_tensors(f));
-    if (TSR_LORA_WHOLE) TSR_TRY(tsr_lora_turn_experts(f->m, &f->folds, f->err));
+    TSR_TRY(tsr_lora_turn_experts(f->m, &f->folds, f->err));
     TSR_TRY(complete(f));
     TSR_TRY(tsr_lora_settle_tied(f->m, &f->config, &f->tied, f->err));
     TSR_TRY(tsr_lora_check(f->m, &f->config, &f->tied, &f->folds, f->err));

@@ -13,9 +13,6 @@
 static const char *const settings[] = {
     "use_qalora", "layer_replication", "alora_invocation_tokens", "use_bdlora", "arrow_config", "velora_config",
     "monteclora_config", "kasa_config", "megatron_config",
-#if !TSR_LORA_WHOLE
-    "target_parameters", "trainable_token_indices",
-#endif
 };
 /* clang-format on */
 /* The other settings of PEFT 0.21. They are used here, or do not affect the result. */

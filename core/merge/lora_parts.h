@@ -8,14 +8,6 @@
 
 struct cJSON;
 
-/* 0: adapters with target_parameters, with trainable_token_indices or with a module that the base lacks are refused. The
- * WebAssembly module does without them, since its size is limited. */
-#if defined(__wasm__)
-#define TSR_LORA_WHOLE 0
-#else
-#define TSR_LORA_WHOLE 1
-#endif
-
 /* The settings of adapter_config.json that affect the result. */
 typedef struct tsr_lora_config {
     struct cJSON *tree;                               /* owned; the patterns below point into it */

@@ -147,7 +147,7 @@ static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtyp
         return TSR_OK;
     }
     TSR_TRY(tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, err));
-    return TSR_LORA_WHOLE && fold->tokens ? tsr_lora_put_tokens(fold, run, dtype, r->bytes, out, err) : TSR_OK;
+    return fold->tokens ? tsr_lora_put_tokens(fold, run, dtype, r->bytes, out, err) : TSR_OK;
 }
 
 /* Computes the change to the run's elements, without the scale, in r->sums. */

@@ -91,6 +91,15 @@ export async function testNewOptions(environment) {
     lora.close();
     source.close();
   }
+  const adapters = golden("adapters");
+  for (const [name, { base }] of Object.entries(JSON.parse(fs.readFileSync(path.join(adapters, "cases.json"), "utf8"))))
+    await testAsync(`adapter ${name}`, async () => {
+      const directory = path.join(adapters, "adapter", name), source = sourceOf(directory), lora = tessera.open(source.files, source.options);
+      const without = (text) => text.replace(/adapter \S+: /, "adapter: ");
+      await files(path.join(adapters, "base", base), {}, ["convert", { to: "safetensors", objects: "drop", lora }], ["--to", "safetensors", "--objects", "drop", "--lora", directory], without);
+      lora.close();
+      source.close();
+    });
   await testAsync("adapters that are refused, and what is not an adapter", async () => {
     const base = golden("merging", "lora", "plain", "base.safetensors");
     for (const directory of [golden("merging", "lora", "square", "adapter"), golden("merging", "lora", "rslora", "adapter"), path.join(root, "samples/checkpoints/dcp_fsdp2")]) {
