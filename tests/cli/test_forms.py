@@ -63,9 +63,10 @@ def check_incomplete(t, path, listed, *says):
         need("parts/incomplete-save" in {f["rule"] for f in doc["findings"]}, doc["findings"])
     check_refused(t, path, *says)
     for command in (["fqn", "--checkpoint", path], ["fqn", "--checkpoint", t.at("donor"), "--against", path], ["map", "suggest", path, t.at("donor")],
-                    ["map", "suggest", t.at("donor"), path], ["map", "suggest", t.at("donor"), path, "--values"]):
+                    ["map", "suggest", t.at("donor"), path], ["map", "suggest", t.at("donor"), path, "--values"], ["cp", path, t.at("copied")]):
         message = t.run(*command, status=2).stderr.decode()
         need(all(s in message for s in says), f"{' '.join(command)} says {message}")
+    need(not os.path.exists(t.at("copied")), "an interrupted save was copied")
 
 
 @test

@@ -6,6 +6,7 @@
 
 #include "tessera/checkpoint.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/path_store.h"
@@ -29,6 +30,16 @@ static tsr_status refuse(const tsr_checkpoint *checkpoint, tsr_str below, tsr_er
     return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
                      "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
                      count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
+}
+
+/* An interrupted save that is copied would pass for a checkpoint that is safe elsewhere. */
+static tsr_status refuse_interrupted(const tsr_checkpoint *checkpoint, tsr_str below, tsr_error *err)
+{
+    tsr_error why = {0};
+    const tsr_status status = tsr_checkpoint_require(checkpoint, TSR_FOR_ALL_NAMES, &why);
+    if (status == TSR_OK) return TSR_OK;
+    return tsr_raise(err, status, TSR_NO_POSITION, "%.*s%s%s; nothing was copied", TSR_STR_ARG(below),
+                     below.size ? ": " : "", why.message);
 }
 
 static bool is_marker(tsr_str name)
@@ -56,6 +67,7 @@ static tsr_status check(cli *program, tsr_store *store, tsr_str below, bool is_m
     tsr_status status = tsr_checkpoint_open(store, cli_host(program), &options, &checkpoint, &why);
     if (status == TSR_OK) {
         status = refuse(checkpoint, below, err);
+        if (status == TSR_OK) status = refuse_interrupted(checkpoint, below, err);
         tsr_checkpoint_close(checkpoint);
         return status;
     }
