@@ -1,6 +1,8 @@
-"""What headers and READMEs say: every public function is documented and exported, and what a README names exists."""
+"""What headers and READMEs say: every public function is documented and exported, what a README names exists, and the top level
+has nothing that came there by accident."""
 import pathlib
 import re
+import subprocess
 
 from modules import NATIVE_HEADERS, ROOT, include_name
 
@@ -75,8 +77,23 @@ def unknown_formats(paths):
                         yield f"{p.relative_to(ROOT)}: {literal} has {m[0]}, which the module does not print (wasm/platform/print.c)"
 
 
+TOP_LEVEL = {".ci", ".clang-format", ".clang-tidy", ".gitignore", ".pre-commit-hooks.yaml", "CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json",
+             "CONTRIBUTING.md", "LICENSE", "README.md", "core", "native", "samples", "tests", "wasm", "web"}
+
+
+def strangers():
+    try:
+        files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as e:
+        print(f"SKIP files of the top level: {getattr(e, 'stderr', None) or e}".strip())
+        return
+    for name in sorted({f.split("/")[0] for f in files.splitlines()} - TOP_LEVEL):
+        yield f"{name} is not in TOP_LEVEL"
+
+
 def checks(public, paths):
-    return [("exported headers", list(exported(public))),
+    return [("top level", list(strangers())),
+            ("exported headers", list(exported(public))),
             ("documented headers", list(documented(public))),
             ("file names", list(unique_names(paths))),
             ("formats of printf", list(unknown_formats(paths))),
