@@ -79,7 +79,7 @@ def test_what_a_version_does_not_have_is_refused_by_name(t):
     import torch
     torch.save({"scales": torch.zeros(4, dtype=torch.float8_e8m0fnu), "pairs": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "w": torch.ones(2)}, t.at("new.pt"))
     source, mesh = os.path.join(SAMPLES, "dcp_small"), ("--mesh", "dp=2", "--placements", "shard(0)")
-    rows = [(["convert", t.at("new.pt"), "--to", "dcp", "--for-torch", "2.6"], b"'scales' has a dtype that this version of PyTorch does not have, 'pairs' has a dtype"),
+    rows = [(["convert", t.at("new.pt"), "--to", "dcp", "--for-torch", "2.6"], b"'scales' has a dtype that this version of PyTorch does not have, likewise 'pairs'"),
             (["convert", t.at("new.pt"), "--to", "torch", "--for-torch", "2.7"], b"'pairs' has a dtype that this version"),
             (["reshard", source, "--to", "torch", *mesh, "--for-torch", "2.12"], b"PyTorch 2.12 cannot load DTensors as Tessera writes them, which takes 2.13 or newer; write DCP instead"),
             (["convert", source, "--to", "safetensors", "--objects", "drop", "--for-torch", "2.13"], b"--for-torch cannot be used with --to safetensors"),
