@@ -20,6 +20,7 @@ MODELS = {
     "llama1": ("1", 1, {"dim": 16, "n_heads": 4, "n_layers": 2, "norm_eps": 1e-6, "multiple_of": 8, "vocab_size": -1}),
     "llama3": ("3", 1, {"dim": 24, "n_heads": 6, "n_kv_heads": 2, "n_layers": 3, "norm_eps": 1e-5, "multiple_of": 8, "vocab_size": 20, "rope_theta": 5e5}),
     "llama3-2": ("3", 2, {"dim": 16, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "norm_eps": 1e-5, "multiple_of": 8, "vocab_size": 20, "rope_theta": 5e5}),
+    "llama3.2": ("3.2", 1, {"dim": 12, "n_heads": 6, "n_kv_heads": 3, "n_layers": 1, "norm_eps": 1e-5, "multiple_of": 8, "vocab_size": 20, "rope_theta": 5e5}),
 }
 VOCABULARY = 20
 # Dim along which each rank holds its part, in Llama 3; None: the whole tensor.
@@ -38,6 +39,8 @@ def tensors(version, params):
     out = {f"{name}.weight": torch.randn(*shape).bfloat16() for name, shape in shapes.items()}
     if version == "1":
         out["rope.freqs"] = torch.rand(dim // heads // 2)
+    if version == "3.2":  # its output layer is the embedding; transformers stores it once
+        out["output.weight"] = out["tok_embeddings.weight"]
     return out
 
 

@@ -628,6 +628,22 @@ def test_metas_llamas(t):
     need("'layers' has 1 layer, but n_layers of params.json is 2" in text, text)
 
 
+def test_metas_llama_whose_output_layer_is_the_embedding(t):
+    """Meta's Llama 3.2 has both, the same; its loader leaves an output layer that is missing as it was initialized."""
+    golden, out = os.path.join(os.path.dirname(MAPS), "meta"), os.path.join(t.scratch, "out.safetensors")
+    stored, there = torch.load(os.path.join(golden, "llama3.2", "consolidated.00.pth")), load_file(os.path.join(golden, "llama3.2.safetensors"))
+    need("lm_head.weight" not in there and torch.equal(stored["output.weight"], stored["tok_embeddings.weight"]), "golden")
+    t.run("convert", os.path.join(golden, "llama3.2"), out, "--map", "meta-llama")
+    same(load_file(out), {**there, "lm_head.weight": there["model.embed_tokens.weight"]}, "llama3.2")
+    hf = os.path.join(t.scratch, "hf")
+    os.makedirs(hf)
+    shutil.copy(os.path.join(golden, "llama3.2.safetensors"), os.path.join(hf, "model.safetensors"))
+    shutil.copy(os.path.join(golden, "llama3.2.config.json"), os.path.join(hf, "config.json"))
+    said = t.run("convert", hf, out, "--map", "meta-llama", "--inverse", "--overwrite").stderr.decode()
+    same(load_file(out), stored, "llama3.2 --inverse")
+    need("'output.weight' is a copy of 'model.embed_tokens.weight', because tie_word_embeddings of config.json is true" in said, said)
+
+
 def test_torchtitans_deepseek(t):
     """As torchtitan's state_dict_adapter makes it, and back; an expert without a weight is refused."""
     golden, name = os.path.join(os.path.dirname(MAPS), "titan"), "torchtitan-deepseek_v3"
