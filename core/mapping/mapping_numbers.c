@@ -60,7 +60,7 @@ tsr_status tsr_mapped_number(const tsr_mapped *m, const tsr_map_number *number, 
     *out = number->value;
     if (!number->config.size) return TSR_OK;
     TSR_FAIL_IF(!m->config, err, TSR_E_NOT_FOUND,
-                "the map takes '%.*s' from config.json, which is not next to the checkpoint's files; give the directory "
+                "the map takes '%.*s' from config.json, which is not among the checkpoint's files; give the directory "
                 "that has it, or "
                 "a map with the number",
                 TSR_STR_ARG(number->config));

@@ -758,6 +758,25 @@ def test_torchtitans_llama_and_qwen(t):
         need("'lm_head.weight' and 'tok_embeddings.weight' do not have one dtype and shape" in said, said)
 
 
+def test_settings_next_to_a_single_file(t):
+    """Only the file is read, so what config.json would have shown is announced: here that a layer is lost, and that the output layer is the embedding."""
+    folder, out = titan_model(t, "qwen3-tied", ""), os.path.join(t.scratch, "out.safetensors")
+    file, options = os.path.join(folder, "model.safetensors"), ["--map", "torchtitan-qwen3", "--overwrite"]
+    says = f"warning: '{folder}/config.json' is not read, because 'model.safetensors' is a single file; give the directory to use these settings"
+    need(says not in t.run("convert", folder, out, *options).stderr.decode(), "the directory")
+    need(says in t.run("convert", file, out, *options).stderr.decode(), "the file")
+    save_file({k: v for k, v in load_file(file).items() if not k.startswith("layers.2.")}, file)
+    need("'layers' has 2 layers, but num_hidden_layers of config.json is 3" in t.run("convert", folder, out, *options, status=2).stderr.decode(), "a lost layer")
+    need(says in t.run("convert", file, out, *options).stderr.decode(), "the file without a layer")
+    need(says in t.run("convert", file, out, "--dequantize", "--overwrite", status=2).stderr.decode(), "--dequantize")
+    need(says not in t.run("convert", file, out, "--overwrite").stderr.decode(), "without a map")
+    llama = os.path.join(titan_model(t, "llama3", ""), "model.safetensors")
+    said = t.run("convert", llama, out, "--map", "torchtitan-llama3", "--overwrite", status=2).stderr.decode()
+    need("is a single file" in said and "from config.json, which is not among the checkpoint's files" in said, said)
+    os.remove(os.path.join(folder, "config.json"))
+    need("warning" not in t.run("convert", file, out, *options).stderr.decode(), "no settings")
+
+
 def test_buffers_that_older_releases_store(t):
     """torchtitan's from_hf drops inv_freq of Llama and Qwen and does not know it in DeepSeek; transformers 5.23 ignores it when it loads Llama, and masks of GPT-2 and GPT-NeoX."""
     golden, source, out = os.path.dirname(MAPS), os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")

@@ -1,8 +1,11 @@
 /* See map_options.h. */
 #include "cli/program/map_options.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli/program/target_options.h"
@@ -80,6 +83,22 @@ static tsr_status fold_adapter(cli *program, const cli_map_options *map, cli_ses
     return status;
 }
 
+/* Of a single file, only that file is read. The settings next to it would have shown what it lacks, which output layer is the
+ * embedding, and what its numbers are multiplied to, so their absence must not go unnoticed. */
+static void warn_of_settings(const cli *program, const char *path, const cli_session *session)
+{
+    char settings[PATH_MAX];
+    struct stat info;
+    const char *slash = strrchr(path, '/');
+    const int folder = slash ? (int)(slash + 1 - path) : 0;
+    if (session->store->primary == TSR_NO_FILE || session->store->file_count != 1 || session->is_remote) return;
+    const int length = snprintf(settings, sizeof settings, "%.*sconfig.json", folder, path);
+    if (length >= (int)sizeof settings || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return;
+    if (stat(settings, &info) != 0 || !S_ISREG(info.st_mode)) return;
+    cli_warn(program, "'%s' is not read, because '%s' is a single file; give the directory to use these settings", settings,
+             slash ? slash + 1 : path);
+}
+
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *options, const cli_map_options *map,
                            cli_session *out, tsr_error *err)
 {
@@ -91,6 +110,7 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
     all.selects = NULL;
     tsr_status status = cli_open(program, path, &all, out, err);
     if (status != TSR_OK) return status;
+    if (map->map || map->dequantize) warn_of_settings(program, path, out);
     if (map->dequantize) status = dequantize(out, map, &done, err);
     if (status == TSR_OK && map->lora) status = fold_adapter(program, map, out, err);
     if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
