@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import types
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -121,6 +122,47 @@ def test_what_is_missing(t):
         stored = {k: v for k, v in make(model["tensors"])[1].items() if not k.startswith(lost)}
         said = convert(t, place(t, "lost", stored, model["config"] if config else None), model["map"], status=2)
         need(says in said, f"{name} without {lost}: {said}")
+
+
+def test_a_layer_that_lacks_a_weight(t):
+    """Where a rule takes the names of layers as they are, such a layer is noted, in every tower; a whole model is not, and layers that differ are not."""
+    says, checked = "may be incomplete: it lacks", set()
+    for name, model in MODELS.items():
+        rows = list(grown(model["tensors"], types.SimpleNamespace(randrange=lambda *_: 4)))
+        held, stored = make(rows)
+        for tensors, options in ((stored, []), (held, ["--inverse"])):
+            said = t.run("convert", place(t, "whole", tensors), os.path.join(t.scratch, "out.safetensors"), "--map", model["map"], "--overwrite", *options).stderr.decode()
+            need("incomplete" not in said, f"{name} {options}: {said}")
+        if model["map"] not in ("transformers-llava", "transformers-qwen2_vl", "transformers-clip") or "Mllama" in name:
+            continue
+        towers = {}
+        for key, _, *forms in rows:
+            layer = re.search(r"^(.*\b(?:layers|layer|blocks)\.)2\.(.*)$", key)
+            if layer:
+                towers.setdefault(layer[1], []).append((layer[2], forms[0]))
+        for number, (stack, names) in enumerate(towers.items()):
+            for rest, lost in names if name.startswith(("LlavaFor", "Qwen2VL", "CLIPText")) else names[number:number + 1]:
+                said = t.run("convert", place(t, "lost", {k: x for k, x in stored.items() if k != lost}), os.path.join(t.scratch, "out.safetensors"), "--map", model["map"], "--overwrite").stderr.decode()
+                need(f"note: '{stack}2' {says} '{rest}', but is otherwise like '{stack}0'" in said, f"{name} without {lost}: {said}")
+                checked.add(model["map"])
+    need(len(checked) == 3, f"checked {checked}")
+
+
+def test_layers_that_differ_are_not_incomplete(t):
+    """Layers with cross attention between others, as in Mllama; a lost weight still shows among them, and in the document."""
+    model, out = MODELS["MllamaForConditionalGeneration"], os.path.join(t.scratch, "out.safetensors")
+    layers = "language_model.model.layers."
+    stored = make(model["tensors"])[1]
+    kinds = [{k.removeprefix(f"{layers}{n}."): x for k, x in stored.items() if k.startswith(f"{layers}{n}.")} for n in (0, 1)]
+    rest = {k: x for k, x in stored.items() if not k.startswith(layers)}
+    whole = rest | {f"{layers}{n}.{k}": x.clone() for n in range(7) for k, x in kinds[n in (1, 4)].items()}
+    said = t.run("convert", place(t, "whole", whole), out, "--map", model["map"]).stderr.decode()
+    need(len(kinds[0]) != len(kinds[1]) and "incomplete" not in said, said)
+    for number, rest in ((3, "mlp.up_proj.weight"), (6, "input_layernorm.weight")):
+        lost = {k: x for k, x in whole.items() if k != f"{layers}{number}.{rest}"}
+        said = json.loads(t.run("convert", place(t, "lost", lost), out, "--map", model["map"], "--overwrite", "--json").stdout)["warnings"]
+        note = f"'model.language_model.layers.{number}' may be incomplete: it lacks '{rest}', but is otherwise like 'model.language_model.layers.0'"
+        need(note in said, f"without {rest} of layer {number}: {said}")
 
 
 def test_what_is_not_the_models(t):

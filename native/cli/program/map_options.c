@@ -61,7 +61,7 @@ static tsr_status apply_map(cli *program, const cli_map_options *map, cli_sessio
     if (status == TSR_OK) status = tsr_mapping_open(session->checkpoint, rules, &layer, err);
     if (status != TSR_OK) return status;
     cli_add_layer(session, layer);
-    return TSR_OK;
+    return tsr_mapping_compare_layers(layer, err);
 }
 
 static tsr_status fold_adapter(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)

@@ -23,6 +23,11 @@ tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
 /* Appends all of them to `out`, a vector of tsr_str. */
 tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err);
 
+/* Adds a note (tsr_mapping_note) about a layer that has some of the names of another, but not all, where a rule takes the names
+ * of layers as they are (`{rest...}`), so that no rule states which of them are required. Call it once after
+ * tsr_mapping_open. Errors: TSR_E_NOMEM. */
+tsr_status tsr_mapping_compare_layers(tsr_checkpoint *mapped, tsr_error *err);
+
 /* Fails if a tensor that a map left out as the same one as another (its "tied_to", where config.json ties them), or that an
  * adapter changes together with another, has other values. Reads both tensors. `mapped` may have been opened over the mapped checkpoint. Errors: TSR_E_FORMAT naming both
  * tensors and the first row that differs; those of tsr_read_box. */
