@@ -762,9 +762,11 @@ def test_settings_next_to_a_single_file(t):
     """Only the file is read, so what config.json would have shown is announced: here that a layer is lost, and that the output layer is the embedding."""
     folder, out = titan_model(t, "qwen3-tied", ""), os.path.join(t.scratch, "out.safetensors")
     file, options = os.path.join(folder, "model.safetensors"), ["--map", "torchtitan-qwen3", "--overwrite"]
-    says = f"warning: '{folder}/config.json' is not read, because 'model.safetensors' is a single file; give the directory to use these settings"
+    text = "config.json is not read, because PATH is a single file; give its directory to use these settings"
+    says = f"warning: {text}\n"
     need(says not in t.run("convert", folder, out, *options).stderr.decode(), "the directory")
     need(says in t.run("convert", file, out, *options).stderr.decode(), "the file")
+    need(text in json.loads(t.run("convert", file, out, *options, "--json").stdout)["warnings"], "the document")
     save_file({k: v for k, v in load_file(file).items() if not k.startswith("layers.2.")}, file)
     need("'layers' has 2 layers, but num_hidden_layers of config.json is 3" in t.run("convert", folder, out, *options, status=2).stderr.decode(), "a lost layer")
     need(says in t.run("convert", file, out, *options).stderr.decode(), "the file without a layer")

@@ -83,20 +83,18 @@ static tsr_status fold_adapter(cli *program, const cli_map_options *map, cli_ses
     return status;
 }
 
-/* Of a single file, only that file is read. The settings next to it would have shown what it lacks, which output layer is the
- * embedding, and what its numbers are multiplied to, so their absence must not go unnoticed. */
-static void warn_of_settings(const cli *program, const char *path, const cli_session *session)
+/* Whether PATH is a single file with config.json next to it, of which only the file is read. The settings would have shown
+ * what it lacks, which output layer is the embedding, and what its numbers are multiplied to, so the user must know. */
+static bool leaves_settings(const char *path, const cli_session *session)
 {
     char settings[PATH_MAX];
     struct stat info;
     const char *slash = strrchr(path, '/');
     const int folder = slash ? (int)(slash + 1 - path) : 0;
-    if (session->store->primary == TSR_NO_FILE || session->store->file_count != 1 || session->is_remote) return;
+    if (session->store->primary == TSR_NO_FILE || session->store->file_count != 1 || session->is_remote) return false;
     const int length = snprintf(settings, sizeof settings, "%.*sconfig.json", folder, path);
-    if (length >= (int)sizeof settings || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return;
-    if (stat(settings, &info) != 0 || !S_ISREG(info.st_mode)) return;
-    cli_warn(program, "'%s' is not read, because '%s' is a single file; give the directory to use these settings", settings,
-             slash ? slash + 1 : path);
+    if (length >= (int)sizeof settings || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
+    return stat(settings, &info) == 0 && S_ISREG(info.st_mode);
 }
 
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *options, const cli_map_options *map,
@@ -110,7 +108,8 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
     all.selects = NULL;
     tsr_status status = cli_open(program, path, &all, out, err);
     if (status != TSR_OK) return status;
-    if (map->map || map->dequantize) warn_of_settings(program, path, out);
+    out->leaves_settings = (map->map || map->dequantize) && leaves_settings(path, out);
+    if (out->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
     if (map->dequantize) status = dequantize(out, map, &done, err);
     if (status == TSR_OK && map->lora) status = fold_adapter(program, map, out, err);
     if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
