@@ -61,7 +61,7 @@ export async function testPure() {
     const rows = [[0, "0 B"], [999, "999 B"], [1000, "1.00 kB"], [999_499, "999 kB"], [12_345_678, "12.3 MB"], [812e9, "812 GB"]];
     for (const [bytes, want] of rows) check(text.bytesText(bytes) === want, `${bytes}: ${text.bytesText(bytes)}`);
     check(text.visible("a\u0000b\u202ec") === "a\\u0000b\\u202ec", text.visible("a\u0000b\u202ec"));
-    const unseen = [["a\u00ad.w", "a\\u00ad.w"], ["\u2060w", "\\u2060w"], ["a\u061cw", "a\\u061cw"], ["\u{e0041}w", "\\ue0041w"], ["\u3164", "\\u3164"], ["\ud800", "\\ud800"], ["שלום é 😀", "שלום é 😀"]];
+    const unseen = [["a\u00ad.w", "a\\u00ad.w"], ["\u2060w", "\\u2060w"], ["a\u061cw", "a\\u061cw"], ["\u{e0041}w", "\\u{e0041}w"], ["a\u00a0b\u2003", "a\\u00a0b\\u2003"], ["\u2800\u034f", "\\u2800\\u034f"], ["a  b ", "a  b "], ["\u3164", "\\u3164"], ["\ud800", "\\ud800"], ["שלום é 😀", "שלום é 😀"]];
     for (const [name, want] of unseen) check(text.visible(name) === want, `${want} is shown as ${text.visible(name)}`);
     check(text.visible("") === "(empty name)", "an empty name is not visible");
     check(text.countText(7_241_732_096) === "7.24 billion", text.countText(7_241_732_096));

@@ -21,9 +21,13 @@ export const exactText = (count: number): string => count.toLocaleString("en-US"
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 
-/** Names may contain anything, so characters that are not visible, or that reorder a text, are shown as escapes. */
+/** Names may contain anything, so characters that are not visible, that look like a space, or that reorder a text, are shown as
+ *  escapes. */
 export function visible(name: string): string {
-  return name.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\u115f\u1160\u3164\uffa0]/gu, (c) => `\\u${c.codePointAt(0)?.toString(16).padStart(4, "0")}`) || "(empty name)";
+  return name.replace(/(?! )[\p{C}\p{Z}\p{DI}\u2800]/gu, (c) => {
+    const code = c.codePointAt(0)?.toString(16) ?? "";
+    return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+  }) || "(empty name)";
 }
 
 export function realText(value: number | string): string {
