@@ -148,6 +148,11 @@ async function testFew(page, scratch) {
     await page.locator(".window .row .text").nth(2).waitFor();
     const names = await page.locator(".window .row .text").evaluateAll((l) => l.map((e) => e.innerText));
     check(JSON.stringify(names) === '["a b","a  b"," a b"]', JSON.stringify(names));
+    const largest = page.locator("section[aria-label='Largest tensors'] li button");
+    await largest.nth(2).waitFor();
+    const listed = await largest.evaluateAll((l) => l.map((e) => e.innerText));
+    check(JSON.stringify(listed) === JSON.stringify(names), JSON.stringify(listed));
+    check(await page.locator(".page").evaluate((e) => e.getBoundingClientRect().y === 0 && document.documentElement.scrollHeight === innerHeight), "spaces around the page are shown, too");
   });
   await test("a checkpoint without entries asks nobody to choose one", async () => {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
