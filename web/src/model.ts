@@ -199,19 +199,17 @@ export class Model {
    *  remembered. */
   async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
     const attempt = this.#begin(), { client, ending: { signal } } = attempt, isNext = this.opened !== undefined;
-    let name = "";
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
       const isChoice = "options" in prepared;
-      name = prepared.title;
       if (isChoice) this.choice = prepared;
       else if (!isNext) this.opening = prepared;
       this.changed();
       const described = isChoice ? undefined : await this.#describe(client, prepared, signal);
       if (handles) void remember(prepared.title, handles); // what could not be opened is not offered again
       return described;
-    }, (trouble) => { if (!signal.aborted) this.hear(name.endsWith(".json") ? { ...trouble, message: trouble.message + DOCUMENT } : trouble); });
+    }, (trouble) => { if (!signal.aborted) this.hear(/ JSON document/.test(trouble.message) ? { ...trouble, message: trouble.message + DOCUMENT } : trouble); });
     if (isNext && this.#attempt !== attempt) return;
     if (isNext && found) this.close(attempt);
     else if (isNext) this.#endAttempt();
