@@ -72,7 +72,6 @@ async function testDrops(page, url, drop, scratch) {
   });
   await test("of several dropped checkpoints none needs to be chosen", async () => {
     await goTo(page, "Files");
-    await page.locator(".treemap").waitFor();
     await drop(path.join(samples, "dcp_fsdp2"), path.join(samples, "safetensors_index"));
     await page.getByRole("heading", { name: "Which one?" }).waitFor();
     await page.getByRole("button", { name: "Return to dcp_hsdp" }).click();
@@ -99,6 +98,39 @@ async function testDrops(page, url, drop, scratch) {
     await page.locator("section[aria-label='Would it load?']").waitFor();
     await drop(layout);
     await page.getByText("It would load").waitFor();
+  });
+  await test("an index that is damaged is not sent there", async () => {
+    const index = path.join(scratch, "model.safetensors.index.json");
+    fs.writeFileSync(index, fs.readFileSync(path.join(samples, "safetensors_index/model.safetensors.index.json")).subarray(0, 200));
+    await goTo(page, "Contents");
+    await drop(index);
+    await page.locator(".page > .trouble", { hasText: "unterminated string" }).waitFor();
+    check(!/Would it load/.test(await page.locator(".page > .trouble").textContent()), await page.locator(".page > .trouble").textContent());
+  });
+}
+
+/** Another view replaces what is under the pointer. */
+async function testReplaced(page, context) {
+  const session = await context.newCDPSession(page);
+  const drag = async (files, ...types) => {
+    for (const type of types) await session.send("Input.dispatchDragEvent", { type, x: 640, y: 500, data: { items: [], files, dragOperationsMask: 1 } });
+  };
+  for (const [name, view, ready] of [["dcp_fsdp2", "files", ".treemap"], ["dcp_hsdp", "contents", ".window .row"]]) {
+    await test(`a drop is not lost if ${view} replace what was under the pointer`, async () => {
+      const files = [path.join(samples, name)];
+      await drag(files, "dragEnter", "dragOver");
+      await page.evaluate((to) => document.getElementById(`tab-${to}`).click(), view);
+      await page.locator(ready).first().waitFor();
+      await drag(files, "drop");
+      await titleOf(page, name);
+    });
+  }
+  await test("after a drag that was cancelled the page hears clicks again", async () => {
+    await drag([path.join(samples, "dcp_fsdp2")], "dragEnter", "dragOver", "dragCancel");
+    await page.mouse.move(640, 400);
+    await page.locator(".page:not(.over)").waitFor();
+    await goTo(page, "Files");
+    await page.locator(".treemap").waitFor();
   });
 }
 
@@ -156,6 +188,7 @@ export async function testStaying({ page, url, context, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-staying-")), drop = await dropperOf(page, context);
   try {
     await testDrops(page, url, drop, scratch);
+    await testReplaced(page, context);
     await testAddress(page, url, drop);
   } finally {
     fs.rmSync(scratch, { recursive: true });

@@ -106,7 +106,7 @@ function useDrop(model: Model, view: View): { isOver: boolean; handlers: Record<
     else if (model.opened && view === "compare") void model.comparing.with(prepare);
     else void model.open(prepare, handles);
   };
-  return { isOver, handlers: { onDragOver: over, onDrop: drop, onDragLeave: (e) => { if (e.relatedTarget === null) setOver(false); } } };
+  return { isOver, handlers: { onDragEnter: over, onDragOver: over, onDrop: drop, onDragLeave: (e) => { if (e.relatedTarget === null) setOver(false); }, onPointerMove: () => setOver(false) } }; // a browser need not say that a drag was cancelled
 }
 
 export function App(): JSX.Element {
