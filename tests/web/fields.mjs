@@ -68,12 +68,16 @@ async function testDocuments(page, scratch) {
   const trouble = page.locator("[role=group][aria-label=Map] .trouble"), text = path.join(scratch, "notes.json"), none = path.join(scratch, "none.json");
   await test("a file that is not JSON is refused where it was chosen, and is not taken for the name of a map", async () => {
     fs.writeFileSync(text, "meta-llama");
-    fs.writeFileSync(none, "7");
     await open(page, path.join(samples, "dcp_fsdp2"), "Names");
     await choose(text);
     await trouble.filter({ hasText: "'notes.json' is not JSON" }).waitFor();
-    await choose(none);
-    await trouble.filter({ hasText: "'none.json' is not a JSON object" }).waitFor();
+    for (const other of ["7", "null", "[1]"]) {
+      fs.writeFileSync(none, other);
+      await choose(none);
+      await trouble.filter({ hasText: "'none.json' is not a JSON object" }).waitFor();
+      await choose(text);
+      await trouble.filter({ hasText: "'notes.json' is not JSON" }).waitFor();
+    }
     check(await page.getByText("names are canonical already").isVisible(), "the names were lost");
   });
   await test("a file that cannot be read is refused where it was chosen", async () => {

@@ -12,7 +12,8 @@ export interface NamedText { readonly name: string; readonly text: string }
 async function documentIn(file: File): Promise<NamedText> {
   const text = await file.text().catch((e: unknown) => { throw new Error(`'${file.name}' cannot be read (${troubleOf(e).message}); choose it again`); });
   try {
-    if (typeof JSON.parse(text) === "object") return { name: file.name, text };
+    JSON.parse(text);
+    if (/^\s*\{/.test(text)) return { name: file.name, text };
   } catch (e) {
     throw new Error(`'${file.name}' is not JSON: ${troubleOf(e).message}`);
   }
