@@ -160,8 +160,8 @@ async function testOptions(page, scratch) {
     await save(page).getByLabel("Name").fill("one");
     await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
     await page.getByRole("button", { name: "Save…", exact: true }).click();
-    await says("“Accept bytes that do not have their checksums” accepts the bytes as they are");
-    await field("Accept bytes that do not have their checksums").check();
+    await says("“Accept bytes that do not match their checksums” accepts the bytes as they are");
+    await field("Accept bytes that do not match their checksums").check();
     tessera("convert", source, native, "--to", "dcp", "--ignore-crc");
     expectSame(await written(page), filesBelow(native));
   });

@@ -98,7 +98,7 @@ export async function testPure() {
       [convert("dcp", { quantized: "fp8-block" }), "pass --dequantize too, or leave it as it is with --no-quantize", "use “Weights become: dequantized” too, or leave it as it is with “But keep these as they are”"],
       [convert("dcp", { dtype: "float16" }), "would not apply; pass --raw-cast to cast the stored numbers as they are", "would not apply; use “Cast scaled numbers without their scales” to cast the stored numbers as they are"],
       [convert("dcp"), "leave them out, or pass --allow-expansion; --for-torch", "leave them out, or use “Accept tensors that repeat stored elements very often”; --for-torch"],
-      [RESHARD_FIELDS, "validate --deep shows where, and --ignore-crc accepts the bytes as they are", "validate --deep shows where, and “Accept bytes that do not have their checksums” accepts the bytes as they are"],
+      [RESHARD_FIELDS, "validate --deep shows where, and --ignore-crc accepts the bytes as they are", "validate --deep shows where, and “Accept bytes that do not match their checksums” accepts the bytes as they are"],
       [RESHARD_FIELDS, "pass --shards MAP to join them (a tessera.shards/1 file, or vllm), or leave them out with --exclude (convert, reshard, plan, layout, manifest)", "use “Ranks are joined by” to join them (a tessera.shards/1 file, or vllm), or leave them out with “But not”"],
       [OPTIMIZER_FIELDS, "leave it out with --exclude (convert, reshard, plan, layout, manifest)", "leave it out with “But not” in Convert"],
       [OPTIMIZER_FIELDS, "open the stored weights with --part module, or load", "open the stored weights with “Only the part: module”, or load"],

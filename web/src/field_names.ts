@@ -13,7 +13,7 @@ const TO: Field = { label: "Form", values: Object.fromEntries(FORMS.map(([to]) =
 
 /** Labels of fields. */
 export const EXCEPT = "But keep these as they are", RAW_CAST = "Cast scaled numbers without their scales", EXPANSION = "Accept tensors that repeat stored elements very often";
-export const IGNORE_CRC = "Accept bytes that do not have their checksums", PART = "Only the part", SHARDS = "Ranks are joined by";
+export const IGNORE_CRC = "Accept bytes that do not match their checksums", PART = "Only the part", SHARDS = "Ranks are joined by";
 
 const FIELDS: Readonly<Record<string, Field>> = {
   "--include": { label: "Only names that match" },
