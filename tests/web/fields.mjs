@@ -239,6 +239,11 @@ async function testOpenAgain(page) {
   });
 }
 
+  await test("where the help about a problem names --shards, the ranks can be joined", async () => {
+    await open(page, path.join(samples, "broken_ranks_differ"), /^Problems/);
+    await page.locator(".findings", { hasText: "--shards" }).waitFor();
+    await again.getByLabel("Ranks are joined by").waitFor();
+  });
 export async function testFields({ page, url, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-fields-"));
   try {

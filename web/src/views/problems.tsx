@@ -74,7 +74,7 @@ export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element
   const [hidden, setHidden] = useState<ReadonlySet<Level>>(new Set());
   const groups = groupsOf(model), counts = problemCount(model), { opened } = model;
   const number: Record<Level, number> = { error: counts.errors, warning: counts.warnings, note: counts.notes };
-  const asks = model.findings?.list.some(({ message, rule }) => /--part/.test(message + model.findings?.help[rule]));
+  const asks = model.findings?.list.some(({ message, rule }) => /--(part|shards)/.test(message + model.findings?.help[rule]));
   const flip = (level: Level) => setHidden((h) => { const next = new Set(h); if (!next.delete(level)) next.add(level); return next; });
   return (
     <section class="view" aria-label="Problems">
