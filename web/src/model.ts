@@ -6,7 +6,7 @@ import { Comparing } from "./comparing";
 import type { ConvertForm } from "./convert_form";
 import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
-import { mapOptionsOf, NO_MAP, type MapChoice } from "./map_choice";
+import { NO_MAP, type MapChoice } from "./map_choice";
 import type { FileMetadata } from "./file_metadata";
 import type { Compared, Detail, DiffOptions, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, PlanRequest, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
 import { Saving } from "./saving";
@@ -267,8 +267,8 @@ export class Model {
 
   #take(opening: Opening, opened: Opened): void {
     this.opening = opening;
-    if (!WHOLE.has(opened.overview.format)) void this.loadParts();
     this.opened = opened;
+    void this.loadParts();
     this.findings = opened.findings;
     this.lists.dtypes = opened.overview.dtypes.map((d) => d.name);
     this.lists.reset("all", opened.rows);
@@ -394,13 +394,7 @@ export class Model {
     this.changed();
   }
 
-  /* ---- optimizer, plan, duplicates ---- */
-
-  async loadOptimizers(): Promise<void> {
-    const optimizers = await this.run("Looking for optimizers", undefined, () => this.#client.call("optimizers", {}), this.hear);
-    if (optimizers) this.optimizers = optimizers;
-    this.changed();
-  }
+  /* ---- parts, plan, values ---- */
 
   /** Loads what the overview shows besides the totals. */
   async loadOverview(): Promise<void> {
@@ -413,34 +407,9 @@ export class Model {
     this.changed();
   }
 
-  /** Canonicalizes the names that the chosen map makes, unless that was done. */
-  async loadNames(): Promise<void> {
-    const map = mapOptionsOf(this.mapChoice), naming: Naming = { of: JSON.stringify(map), names: undefined, trouble: undefined };
-    if (this.naming?.names && this.naming.of === naming.of) return;
-    this.naming = naming;
-    naming.names = await this.run("Canonicalizing names", undefined, () => this.#client.call("names", { map }), map.map === undefined ? this.hear : (trouble) => { naming.trouble = trouble; });
-    this.changed();
-  }
-
-  /** Returns the layout, to check later checkpoints against. */
-  layoutText(chunks: boolean): Promise<string | undefined> {
-    return this.run("Writing the layout", undefined, () => this.#client.call("layout", { chunks }), this.hear);
-  }
-
   async loadParts(): Promise<void> {
-    if (this.parts) return;
-    this.parts = await this.run("Looking for parts", undefined, () => this.#client.call("parts", {}), this.hear) ?? [];
-    this.changed();
-  }
-
-  setTarget(target: TargetForm): void {
-    this.target = target;
-    this.changed();
-  }
-
-  /** Loads the names of the built-in maps. */
-  async loadMaps(): Promise<void> {
-    this.maps ??= await this.run("Looking for maps", undefined, () => this.#client.call("maps", {}), this.hear);
+    if (this.parts || WHOLE.has(this.opened?.overview.format ?? "")) return;
+    this.parts = await this.run("Looking for parts", undefined, () => this.#client.call("parts", {}), this.hear);
     this.changed();
   }
 
@@ -453,14 +422,6 @@ export class Model {
     const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", request), hear)
       : this.run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", request), hear));
     if (planned && this.#plans === asked) this.preview = { ...planned, request };
-    this.changed();
-  }
-
-  async findTwins(): Promise<void> {
-    const { opening, opened } = this;
-    if (!opening || !opened) return;
-    const twins = await this.runAside("Looking for equal tensors", { a: opening }, opened.overview.bytes, (client) => client.call("twins", {}));
-    if (twins) this.twins = twins;
     this.changed();
   }
 

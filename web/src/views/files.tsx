@@ -2,6 +2,7 @@
 import { hierarchy, treemap } from "d3-hierarchy";
 import type { JSX } from "preact";
 import { fileTerm } from "../filter";
+import type { Model } from "../model";
 import type { FileUse } from "../protocol";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
@@ -34,6 +35,14 @@ function Strip({ file }: { file: FileUse }): JSX.Element {
   );
 }
 
+async function findTwins(model: Model): Promise<void> {
+  const { opening: a, opened } = model;
+  if (!a || !opened) return;
+  const twins = await model.runAside("Looking for equal tensors", { a }, opened.overview.bytes, (client) => client.call("twins", {}));
+  if (twins) model.twins = twins;
+  model.changed();
+}
+
 /** Tensors with equal bytes. They could be tied, or they were saved twice. */
 function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
   const model = useModel(), groups = model.twins?.groups;
@@ -41,7 +50,7 @@ function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
   return (
     <section aria-label="Duplicates">
       <h2>Duplicates</h2>
-      {!groups && <p class="buttons"><button type="button" onClick={() => void model.findTwins()}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
+      {!groups && <p class="buttons"><button type="button" onClick={() => void findTwins(model)}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
       {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors ${groups.length === 1 ? "holds" : "hold"} equal bytes, ${bytesText(wasted)} more than once; tied tensors are stored once.` : "No two tensors hold equal bytes."}</p>}
       {groups && <ul class="names">{groups.slice(0, MOST).map((g) => (
         <li key={g.fqns[0]}>{bytesText(g.bytes)}: {g.fqns.slice(0, MOST_NAMES).map((n) => <><button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> </>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>

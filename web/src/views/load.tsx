@@ -70,13 +70,17 @@ function Result({ result }: { result: LoadFindings }): JSX.Element {
 
 function Contract(): JSX.Element {
   const model = useModel(), command = `tessera validate --layout layout.json ${sourceText(model.opening ?? NO_SOURCE)} --format github`;
+  const save = async (chunks: boolean) => {
+    const text = await model.run("Writing the layout", undefined, () => model.client.call("layout", { chunks }), model.hear);
+    if (text !== undefined) saveText("layout.json", text);
+  };
   return (
     <section aria-label="Layout contract">
       <h2>Check it in CI</h2>
       <p class="quiet">The layout lists every name with its dtype and shape. Commit it, and let CI check later checkpoints against it.</p>
       <p class="buttons">
-        <button type="button" onClick={() => void model.layoutText(false).then((text) => { if (text !== undefined) saveText("layout.json", text); })}>Export layout.json</button>
-        <button type="button" onClick={() => void model.layoutText(true).then((text) => { if (text !== undefined) saveText("layout.json", text); })}>Export with sharding</button>
+        <button type="button" onClick={() => void save(false)}>Export layout.json</button>
+        <button type="button" onClick={() => void save(true)}>Export with sharding</button>
       </p>
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
     </section>

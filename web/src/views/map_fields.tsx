@@ -1,15 +1,25 @@
 /** The fields that choose a map: one that is built in, or one in a file. */
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { NO_MAP, type MapChoice } from "../map_choice";
+import type { Model } from "../model";
+import type { Trouble } from "../protocol";
 import { visible } from "../text";
 import { useModel } from "./hooks";
 import { JsonFile } from "./json_file";
+import { TroubleBox } from "./parts";
+
+/** Loads the names of the built-in maps. */
+async function loadMaps(model: Model, hear: (trouble: Trouble) => void): Promise<void> {
+  model.maps ??= await model.run("Looking for maps", undefined, () => model.client.call("maps", {}), hear);
+  model.changed();
+}
 
 export function MapFields({ label = "Names and layouts become" }: { label?: string }): JSX.Element {
-  const model = useModel(), { maps = [], mapChoice: choice } = model, isBuiltIn = choice.text === undefined;
+  const model = useModel(), { maps = [], mapChoice: choice } = model, isBuiltIn = choice.text === undefined, [trouble, setTrouble] = useState<Trouble>();
   const set = (change: MapChoice) => { model.mapChoice = change; model.changed(); };
-  useEffect(() => { void model.loadMaps(); }, []);
+  const load = () => { setTrouble(undefined); void loadMaps(model, setTrouble); };
+  useEffect(load, []);
   return (
     <div role="group" aria-label="Map">
       <div class="fields">
@@ -20,6 +30,7 @@ export function MapFields({ label = "Names and layouts become" }: { label?: stri
         </select></label>
         {choice.name && <label class="check"><input type="checkbox" checked={choice.inverse} onChange={(e) => set({ ...choice, inverse: e.currentTarget.checked })} /> Apply the map backwards</label>}
       </div>
+      {trouble && <TroubleBox trouble={trouble} retry={load} />}
       <JsonFile name={isBuiltIn ? undefined : choice.name} what="map file" about="tessera.map/1, if no built-in map fits." set={(file) => set(file ? { ...file, inverse: choice.inverse } : NO_MAP)} />
     </div>
   );

@@ -4,6 +4,8 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { saveText } from "../download";
 import { NAMES_FIELDS, troubleInFields } from "../field_names";
+import { mapOptionsOf } from "../map_choice";
+import type { Model } from "../model";
 import type { FqnDocument } from "../protocol";
 import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
@@ -35,9 +37,18 @@ function Collisions({ collisions }: { collisions: FqnDocument["collisions"] }): 
   );
 }
 
+/** Canonicalizes the names that the chosen map makes, unless that was done. */
+async function loadNames(model: Model): Promise<void> {
+  const map = mapOptionsOf(model.mapChoice), naming: Model["naming"] = { of: JSON.stringify(map), names: undefined, trouble: undefined };
+  if (model.naming?.names && model.naming.of === naming.of) return;
+  model.naming = naming;
+  naming.names = await model.run("Canonicalizing names", undefined, () => model.client.call("names", { map }), (trouble) => { naming.trouble = trouble; });
+  model.changed();
+}
+
 export function NamesView(): JSX.Element {
   const model = useModel(), { names, trouble } = model.naming ?? {}, [onlyChanged, setOnlyChanged] = useState(true);
-  useEffect(() => { void model.loadNames(); }, [model.mapChoice, model.opening]);
+  useEffect(() => { void loadNames(model); }, [model.mapChoice, model.opening]);
   const changed = names?.names.filter((n) => n.removed.length > 0 || n.ambiguity !== undefined || n.fqns.length !== 1) ?? [];
   const isAll = !onlyChanged || (changed.length === 0 && model.mapChoice.name !== ""); // the map made the names, so they are shown
   const list = isAll ? names?.names ?? [] : changed;
@@ -46,7 +57,7 @@ export function NamesView(): JSX.Element {
       <h2>Canonical names</h2>
       <p class="quiet">Wrappers such as DDP, torch.compile and activation checkpointing put components into names that PyTorch removes again when it loads or saves a state dict. Judged here by the text of the names.</p>
       <MapFields />
-      {trouble && <TroubleBox trouble={troubleInFields(trouble, NAMES_FIELDS)} isMapped />}
+      {trouble && <TroubleBox trouble={troubleInFields(trouble, NAMES_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void loadNames(model)} />}
       {names && <>
         <p role="status">{changed.length ? `${exactText(changed.length)} of ${plural(names.names.length, "name")} ${changed.length === 1 ? "changes" : "change"}.` : names.names.length === 1 ? "The name is canonical already." : `All ${plural(names.names.length, "name")} are canonical already.`}</p>
         <Collisions collisions={names.collisions} />

@@ -1,6 +1,7 @@
 /** The optimizers: their groups with hyper-parameters, and which state each parameter has. Missing states come first. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
+import type { Model } from "../model";
 import type { Optimizer, ParameterStates } from "../protocol";
 import { exactText, plural, shapeText, visible } from "../text";
 import { useModel } from "./hooks";
@@ -73,9 +74,14 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
   );
 }
 
+async function loadOptimizers(model: Model): Promise<void> {
+  model.optimizers ??= await model.run("Looking for optimizers", undefined, () => model.client.call("optimizers", {}), model.hear);
+  model.changed();
+}
+
 export function OptimizerView(): JSX.Element {
   const model = useModel(), list = model.optimizers;
-  useEffect(() => { if (!list) void model.loadOptimizers(); }, [list]);
+  useEffect(() => { void loadOptimizers(model); }, [list]);
   return (
     <section class="view" aria-label="Optimizer">
       <h2>Optimizer</h2>

@@ -12,8 +12,8 @@ const ADVICE: Record<string, string> = {
   broken: "Open the checkpoint again. If it happens again, use the tessera command.",
 };
 
-/** `isMapped`: a map was applied, so a checkpoint that does not fit it need not be damaged. */
-export function TroubleBox({ trouble, onClose, again, isMapped }: { trouble: Trouble; onClose?: () => void; again?: () => void; isMapped?: boolean }): JSX.Element {
+/** `again` opens the checkpoint again after its worker broke; `retry` does what failed in the page. `isMapped`: a map was applied, so a checkpoint that does not fit it need not be damaged. */
+export function TroubleBox({ trouble, onClose, again, retry, isMapped }: { trouble: Trouble; onClose?: () => void; again?: () => void; retry?: () => void; isMapped?: boolean }): JSX.Element {
   return (
     <div class="trouble" role="alert">
       <p><strong>{visible(trouble.message)}</strong></p>
@@ -24,6 +24,7 @@ export function TroubleBox({ trouble, onClose, again, isMapped }: { trouble: Tro
         {isMapped && trouble.status === "malformed" ? "If the map is for another model or the other direction, choose another one, or none." : ADVICE[trouble.status]}
       </p>
       {trouble.status === "broken" && again && <><button type="button" onClick={again}>Open again</button> </>}
+      {trouble.status === "page" && retry && <button type="button" onClick={retry}>Try again</button>}
       {onClose && <button type="button" onClick={onClose}>Dismiss</button>}
     </div>
   );

@@ -126,7 +126,7 @@ export function Reshard(): JSX.Element {
       <h2>Reshard</h2>
       <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
       <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
-      <Form form={form} set={(f) => model.setTarget(f)} />
+      <Form form={form} set={(target) => { model.target = target; model.changed(); }} />
       <MapFields />
       {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
