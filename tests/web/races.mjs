@@ -255,11 +255,50 @@ async function testTyping(page, url) {
   });
 }
 
-export async function testRaces({ page, url, broken }) {
+/** Writes a safetensors file with a small tensor and a large one, whose end no reading ahead reaches. */
+function writeLarge(at) {
+  const large = 32 << 20, header = Buffer.from(JSON.stringify({ small: { dtype: "F32", shape: [1], data_offsets: [0, 4] }, large: { dtype: "F32", shape: [large / 4], data_offsets: [4, 4 + large] } })), size = Buffer.alloc(8);
+  size.writeBigUInt64LE(BigInt(header.length));
+  fs.writeFileSync(at, Buffer.concat([size, header, Buffer.alloc(4 + large)]));
+}
+
+/** The open checkpoint does not answer, because its worker waits for bytes, until another one has replaced it. */
+async function testReplacing(page, url, context) {
+  const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-races-")), file = path.join(scratch, "large.safetensors"), files = [path.join(samples, "torch_train_state")];
+  writeLarge(file);
+  const site = await heldSite(file), session = await context.newCDPSession(page);
+  try {
+    for (const [view, done] of [["Optimizer", page.locator(".fine", { hasText: "all complete" })], ["Names", page.locator("[aria-label=Map] option", { hasText: "llama" }).first()]]) {
+      await test(`${view}, which was opened before another checkpoint replaced the open one, is that one's`, async () => {
+        await page.goto(`${url}remote.html`);
+        await page.getByLabel(/^URL/).fill(site.url);
+        await page.getByRole("button", { name: "Open URL" }).click();
+        await page.locator(".window .row", { hasText: "large" }).click();
+        await page.getByLabel("Slice").fill("8388000:");
+        site.hold(30 << 20);
+        await page.getByRole("button", { name: "Show values" }).click();
+        await site.waits();
+        await goTo(page, view);
+        await page.locator(`section[aria-label=${view}]`).waitFor();
+        for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 640, y: 500, data: { items: [], files, dragOperationsMask: 1 } });
+        await page.locator(".top h1", { hasText: "torch_train_state" }).waitFor();
+        await done.waitFor({ state: "attached" });
+        site.release();
+      });
+    }
+  } finally {
+    await session.detach();
+    site.stop();
+    fs.rmSync(scratch, { recursive: true });
+  }
+}
+
+export async function testRaces({ page, url, context, broken }) {
   await page.goto(url);
   await testOpenings(page, url);
   await testEnding(page, url);
   await testTrouble(page, url);
   await testTyping(page, url);
+  await testReplacing(page, url, context);
   await test("no race breaks the page", () => check(broken.length === 0, broken.join("; ")));
 }

@@ -19,7 +19,7 @@ export function MapFields({ label = "Names and layouts become" }: { label?: stri
   const model = useModel(), { maps = [], mapChoice: choice } = model, isBuiltIn = choice.text === undefined, [trouble, setTrouble] = useState<Trouble>();
   const set = (change: MapChoice) => { model.mapChoice = change; model.changed(); };
   const load = () => { setTrouble(undefined); void loadMaps(model, setTrouble); };
-  useEffect(load, []);
+  useEffect(load, [model.opening]);
   return (
     <div role="group" aria-label="Map">
       <div class="fields">

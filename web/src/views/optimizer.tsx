@@ -81,7 +81,7 @@ async function loadOptimizers(model: Model): Promise<void> {
 
 export function OptimizerView(): JSX.Element {
   const model = useModel(), list = model.optimizers;
-  useEffect(() => { void loadOptimizers(model); }, [list]);
+  useEffect(() => { void loadOptimizers(model); }, [list, model.opening]);
   return (
     <section class="view" aria-label="Optimizer">
       <h2>Optimizer</h2>
