@@ -168,6 +168,32 @@ async function testOptions(page, scratch) {
   return undefined;
 }
 
+async function testAsking(page, scratch) {
+  const asked = save(page).locator(".asked"), source = path.join(samples, "dcp_fsdp2"), chosen = page.getByLabel("Non-tensor objects");
+  await test("Convert asks what becomes of objects that safetensors cannot store, and refuses them only if told to", async () => {
+    await open(page, source, "Convert…");
+    await asked.filter({ hasText: "is an object, which safetensors cannot store, likewise " }).waitFor();
+    check(await save(page).locator(".trouble").count() === 0, "it is an error, too");
+    await chosen.selectOption("refuse");
+    await save(page).locator(".trouble", { hasText: "which safetensors cannot store" }).waitFor();
+    check(await asked.count() === 0, "it asks, too");
+  });
+  for (const [button, objects] of [["Leave them out", "drop"], ["Write them as JSON next to it", "sidecar"]]) {
+    await test(`the answer “${button}” is --objects ${objects}`, async () => {
+      const native = path.join(scratch, objects, "one.safetensors");
+      fs.mkdirSync(path.dirname(native));
+      await clearChosen(page);
+      await lendPlaces(page);
+      await open(page, source, "Convert…");
+      await asked.getByRole("button", { name: button }).click();
+      check(await chosen.inputValue() === objects && (await command(page)).endsWith(`--objects ${objects}`), await command(page));
+      tessera("convert", source, native, "--objects", objects);
+      await written(page);
+      expectSame(new Map([...await chosenFiles(page)].map(([name, bytes]) => [path.basename(name), bytes])), filesBelow(path.dirname(native)));
+    });
+  }
+}
+
 async function testReshard(page, scratch) {
   await test("Reshard writes only the names that were chosen, as tessera reshard --include --exclude does", async () => {
     const source = path.join(samples, "dcp_fsdp2"), native = path.join(scratch, "some"), options = ["--include", "model.**", "--exclude", "**.bias"];
@@ -213,6 +239,11 @@ async function testOpenAgain(page) {
     await again.getByRole("button", { name: "Open again" }).click();
     await save(page).locator(".trouble", { hasText: "have no names" }).waitFor();
   });
+  await test("where the help about a problem names --shards, the ranks can be joined", async () => {
+    await open(page, path.join(samples, "broken_ranks_differ"), /^Problems/);
+    await page.locator(".findings", { hasText: "--shards" }).waitFor();
+    await again.getByLabel("Ranks are joined by").waitFor();
+  });
   await test("where a message names --shards, the ranks can be joined", async () => {
     await open(page, path.join(root, "tests/golden/meta/llama3-2"), "Reshard…");
     await page.locator("section.view > .trouble", { hasText: "use “Ranks are joined by” to join them" }).waitFor();
@@ -239,11 +270,6 @@ async function testOpenAgain(page) {
   });
 }
 
-  await test("where the help about a problem names --shards, the ranks can be joined", async () => {
-    await open(page, path.join(samples, "broken_ranks_differ"), /^Problems/);
-    await page.locator(".findings", { hasText: "--shards" }).waitFor();
-    await again.getByLabel("Ranks are joined by").waitFor();
-  });
 export async function testFields({ page, url, broken }) {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-fields-"));
   try {
@@ -252,6 +278,7 @@ export async function testFields({ page, url, broken }) {
     await testTyping(page);
     await testDocuments(page, scratch);
     await testOptions(page, scratch);
+    await testAsking(page, scratch);
     await testReshard(page, scratch);
     await testOpenAgain(page);
     await test("no field breaks the page", () => check(broken.length === 0, broken.join("; ")));

@@ -63,7 +63,7 @@ async function testDrops(page, url, drop, scratch) {
       await page.locator("section[aria-label=Save] table").waitFor();
       await drop(path.join(samples, name));
       await titleOf(page, name);
-      if (view === "Convert…") await page.locator("section[aria-label=Save] .trouble", { hasText: "which safetensors cannot store" }).waitFor();
+      if (view === "Convert…") await page.locator("section[aria-label=Save] .asked", { hasText: "which safetensors cannot store" }).waitFor();
       else await page.locator("section[aria-label=Save] table").waitFor();
     }
     await drop(path.join(samples, "dcp_hsdp"));

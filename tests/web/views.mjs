@@ -32,7 +32,7 @@ const ACTIONS = ["Convert…", "Reshard…", "Would it load?", "Names", "Share"]
 /** Opens a tab, or one of the header's actions. */
 export const goTo = (page, view) => (ACTIONS.includes(view) ? page.getByRole("navigation", { name: "Actions" }).getByRole("button", { name: view }) : page.getByRole("tab", { name: view })).click();
 /** What each view shows once it is ready. */
-export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] > .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
+export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .asked, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] > .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
 const choose = (page, name) => page.locator(".window .row", { hasText: name }).first().click();
 
 async function downloaded(page, button) {

@@ -202,7 +202,7 @@ async function testRefusals(page) {
   await test("a refusal has the core's message next to the form, and nothing can be saved", async () => {
     await open(page, path.join(samples, "dcp_fsdp2"));
     await goTo(page, "Convert…");
-    await page.locator("section[aria-label=Save] .trouble", { hasText: "which safetensors cannot" }).waitFor();
+    await page.locator("section[aria-label=Save] .asked", { hasText: "which safetensors cannot" }).waitFor();
     check(await page.getByRole("button", { name: "Save…", exact: true }).isDisabled(), "it can be saved");
     await page.getByLabel("Form").selectOption("dcp");
     await page.getByLabel("Renames, one per line").fill("no equals sign");

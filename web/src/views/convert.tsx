@@ -49,6 +49,23 @@ function Fields({ form, set }: { form: ConvertForm; set: Set }): JSX.Element {
   );
 }
 
+/** The refusal of objects names the option that settles it, in parentheses. */
+const OBJECTS_REFUSED = / \([^(]*--objects[^)]*\)/;
+
+/** Asks what becomes of objects where the form cannot store them and nothing was chosen. */
+function askObjects(message: string, set: Set): JSX.Element | undefined {
+  if (!OBJECTS_REFUSED.test(message)) return undefined;
+  return (
+    <div class="asked" role="group" aria-label="What becomes of objects">
+      <p>{visible(message.replace(OBJECTS_REFUSED, ""))}. <strong>What should become of these objects?</strong></p>
+      <p class="buttons">
+        <button type="button" onClick={() => set({ objects: "drop" })}>Leave them out</button>
+        <button type="button" onClick={() => set({ objects: "sidecar" })}>Write them as JSON next to it</button>
+      </p>
+    </div>
+  );
+}
+
 const isSingle = (preview: WritingPreview | undefined): boolean => preview?.files.some((f) => f.name === "") === true;
 
 export function Convert(): JSX.Element {
@@ -73,6 +90,7 @@ export function Convert(): JSX.Element {
       <Fields form={form} set={set} />
       <MapFields />
       <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
+        {...(form.objects === "" ? { asking: (message: string) => askObjects(message, set) } : {})}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
       <h2>The same on the command line</h2>
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
