@@ -6,6 +6,7 @@ import { testPure } from "./pure.mjs";
 import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
 import { testViews } from "./views.mjs";
+import { testFetching } from "./fetching.mjs";
 import { testFields } from "./fields.mjs";
 import { testFirefox } from "./firefox.mjs";
 import { testFrameworks } from "./frameworks.mjs";
@@ -28,7 +29,7 @@ import { testWaiting } from "./waiting.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testWriting, testFields, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testWriting, testFields, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

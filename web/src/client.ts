@@ -19,13 +19,22 @@ async function fetched(url: string): Promise<Response> {
   return response;
 }
 
+const compiled = async (response: Response): Promise<WebAssembly.Module> => WebAssembly.compile(await response.arrayBuffer());
+
 const script = fetched(workerUrl).then(async (r) => URL.createObjectURL(new Blob([await r.text()], { type: "text/javascript" })));
-const module = fetched(wasmUrl).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
-/** The module's second file, which only some views need. It is fetched after the first file. */
-const writers = module.then(() => fetched(writersUrl)).then(async (r) => WebAssembly.compile(await r.arrayBuffer()));
+const module = fetched(wasmUrl).then(compiled);
+let second: Promise<WebAssembly.Module> | undefined;
+
+/** Returns the module's second file, which only some views need. It is fetched after the first file, and again if that failed
+ *  before. */
+const writers = (): Promise<WebAssembly.Module> => second ??= module.then(() => fetched(writersUrl)).then(compiled).catch((e: unknown) => {
+  second = undefined;
+  throw e;
+});
+writers().catch(() => undefined); // whoever needs it asks again
 
 /** Resolves when everything that the page needs was fetched. */
-export const fetchedAll: Promise<unknown> = Promise.all([script, module, writers]);
+export const fetchedAll = (): Promise<unknown> => Promise.all([script, module, writers()]);
 
 export interface Progress { readonly done: number; readonly total: number; readonly tally?: Tally }
 
@@ -50,19 +59,18 @@ export class Client {
       const worker = new Worker(scriptUrl(url), { type: "module" });
       worker.onmessage = ({ data }: MessageEvent<FromWorker>) => {
         if ("read" in data) onRead(data.read, data.file);
+        else if ("asks" in data) void writers().catch(String).then((rest) => worker.postMessage({ writers: rest } satisfies ToWorker));
         else this.#hear(data);
       };
       worker.onerror = (e) => this.#break({ message: `the worker broke: ${e.message}`, status: "broken" });
       worker.onmessageerror = () => this.#break({ message: "the worker sent what cannot be read", status: "broken" });
       worker.postMessage({ module: compiled } satisfies ToWorker);
-      writers.then((second) => worker.postMessage({ writers: second } satisfies ToWorker),
-        (e: unknown) => worker.postMessage({ writers: String(e) } satisfies ToWorker));
       return worker;
     });
     this.#worker.catch((e: unknown) => this.#fail({ message: `the page could not be loaded whole: ${e instanceof Error ? e.message : String(e)}`, status: "page" }));
   }
 
-  #hear(data: Exclude<FromWorker, { read: number }>): void {
+  #hear(data: Exclude<FromWorker, { read: number } | { asks: string }>): void {
     const waiting = this.#waiting.get(data.id);
     if (!waiting) return;
     if ("done" in data) {

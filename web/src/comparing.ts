@@ -81,7 +81,7 @@ export class Comparing {
 
   /** Returns what hears of errors. */
   #hearer(comparison: Comparison): (trouble: Trouble) => void {
-    return comparison.map.map === undefined ? this.model.hear : (trouble) => { comparison.trouble = trouble; };
+    return (trouble) => { comparison.trouble = trouble; };
   }
 
   async toggle(what: "layout" | "canonical" | "values"): Promise<void> {

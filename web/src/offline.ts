@@ -18,7 +18,7 @@ async function assetsHere(): Promise<string[]> {
 
 export async function keepPage(): Promise<void> {
   if (!("serviceWorker" in navigator) || !("caches" in window) || isServed()) return;
-  await fetchedAll;
+  await fetchedAll();
   await navigator.serviceWorker.register(scriptUrl(urlOf("sw.js")));
   const cache = await caches.open(NAME), assets = await assetsHere(), here = location.href.replace(/[#?].*$/, "");
   for (const url of assets) if (!await cache.match(url)) await cache.add(url);

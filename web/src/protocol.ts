@@ -343,4 +343,6 @@ export type FromWorker =
   | { readonly id: number; readonly gives: unknown }
   | { readonly id: number; readonly trouble: Trouble }
   | { readonly id: number; readonly done: number; readonly total: number; readonly tally?: Tally }
-  | { readonly read: number; readonly file: string };
+  | { readonly read: number; readonly file: string }
+  /** Asks for the module's second file. */
+  | { readonly asks: "writers" };

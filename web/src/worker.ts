@@ -35,7 +35,7 @@ const cancelled = new Set<number>();
 const stopping = new Map<number, AbortController>();
 
 let start: (module: WebAssembly.Module) => void, lend: (second: WebAssembly.Module | string) => void;
-const writers = new Promise<WebAssembly.Module | string>((resolve) => { lend = resolve; });
+let writers: Promise<WebAssembly.Module | string> | undefined;
 const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; }).then(async (module) => {
   const t = await Tessera.load(module);
   let told = 0;
@@ -48,10 +48,18 @@ const tessera = new Promise<WebAssembly.Module>((resolve) => { start = resolve; 
   return t;
 });
 
-/** Waits for the second file of the module. */
+/** Waits for the second file of the module. If the page could not fetch it, the next request asks for it again. */
 const prepared = async () => {
-  const [t, second] = await Promise.all([tessera, writers]);
-  if (typeof second === "string") throw new TesseraError(`the rest of the module could not be loaded: ${second}`, "page", undefined);
+  const t = await tessera;
+  if (t.isPrepared) return t;
+  const second = await (writers ??= new Promise((resolve) => {
+    lend = resolve;
+    say({ asks: "writers" });
+  }));
+  if (typeof second === "string") {
+    writers = undefined;
+    throw new TesseraError(`the rest of the page could not be fetched (${second}); check the connection and try again`, "page", undefined);
+  }
   await t.prepare(second);
   return t;
 };

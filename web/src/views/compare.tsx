@@ -36,7 +36,7 @@ function Toggles({ comparison }: { comparison: Comparison }): JSX.Element {
         <button type="button" onClick={() => comparing.stop()}>Another B</button>
       </p>
       {isMapOpen && <Later load={loadMapFields} label="Names and layouts of A become" />}
-      {comparison.trouble && <TroubleBox trouble={comparison.trouble} isMapped />}
+      {comparison.trouble && <TroubleBox trouble={comparison.trouble} isMapped={mapChoice.name !== ""} />}
     </>
   );
 }

@@ -90,7 +90,7 @@ export function Convert(): JSX.Element {
       <Fields form={form} set={set} />
       <MapFields />
       <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
-        {...(form.objects === "" ? { asking: (message: string) => askObjects(message, set) } : {})}
+        retry={() => void saving.ask(writing)} {...(form.objects === "" ? { asking: (message: string) => askObjects(message, set) } : {})}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
       <h2>The same on the command line</h2>
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>

@@ -70,10 +70,10 @@ export function OptimizerForms(): JSX.Element {
         <Check label={EXPANSION} isOn={allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
       </div>
       <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={(modules) => set({ modules })} />
-      {trouble && <TroubleBox trouble={troubleInFields(plainly(trouble), OPTIMIZER_FIELDS)} />}
+      {trouble && <TroubleBox trouble={troubleInFields(plainly(trouble), OPTIMIZER_FIELDS)} {...(trouble.status === "page" ? { retry: () => set({}) } : {})} />}
       <OpenAs why={trouble?.message} />
       {preview && <Entries preview={preview} />}
-      {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
+      {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
         goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
       <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
     </section>

@@ -106,7 +106,7 @@ function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; is
   return (
     <>
       <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
-      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
+      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
         goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
     </>
   );
@@ -128,7 +128,7 @@ export function Reshard(): JSX.Element {
       <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
       <Form form={form} set={(target) => { model.target = target; model.changed(); }} />
       <MapFields />
-      {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} />}
+      {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
       <p class="buttons">
         <Copy text={target} what="target" label="Copy the target file" />

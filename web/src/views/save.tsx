@@ -52,13 +52,15 @@ interface SaveProps {
   readonly fileName: (file: string) => string;
   readonly save: () => void;
   readonly goesTo: string;
+  /** Asks for the preview again. */
+  readonly retry: () => void;
   /** Returns a question to show instead of an error that a choice settles. */
   readonly asking?: (message: string) => JSX.Element | undefined;
   /** Whether a map is applied to what is written. */
   readonly isMapped?: boolean;
 }
 
-export function Save({ saving, isReady, name, fields, fileName, save, goesTo, asking, isMapped = false }: SaveProps): JSX.Element {
+export function Save({ saving, isReady, name, fields, fileName, save, goesTo, retry, asking, isMapped = false }: SaveProps): JSX.Element {
   const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving, shown = `${saving.previewed} ${name}`;
   const submit = () => {
     saving.saved = shown;
@@ -67,7 +69,7 @@ export function Save({ saving, isReady, name, fields, fileName, save, goesTo, as
   return (
     <section aria-label="Save">
       <h2>{written && saving.saved === shown ? "What was written" : "What will be written"}</h2>
-      {previewTrouble && (asking?.(previewTrouble.message) ?? <TroubleBox trouble={troubleInFields(previewTrouble, fields)} isMapped={isMapped} />)}
+      {previewTrouble && (asking?.(previewTrouble.message) ?? <TroubleBox trouble={troubleInFields(previewTrouble, fields)} isMapped={isMapped} retry={retry} />)}
       {preview && <Preview preview={preview} name={fileName} />}
       <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) submit(); }}>
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
