@@ -178,6 +178,12 @@ async function testAsking(page, scratch) {
     await save(page).locator(".trouble", { hasText: "which safetensors cannot store" }).waitFor();
     check(await asked.count() === 0, "it asks, too");
   });
+  await test("a part without a name is not offered for a selection by names", async () => {
+    await open(page, path.join(root, "tests/golden/megatron/layers"), "Convert…");
+    const parts = page.getByRole("group", { name: "Parts to write" }).getByRole("button");
+    await parts.first().waitFor();
+    check((await parts.allTextContents()).join() === "common", (await parts.allTextContents()).join());
+  });
   for (const [button, objects] of [["Leave them out", "drop"], ["Write them as JSON next to it", "sidecar"]]) {
     await test(`the answer “${button}” is --objects ${objects}`, async () => {
       const native = path.join(scratch, objects, "one.safetensors");

@@ -23,7 +23,7 @@ function Select({ label, value, options, set }: { label: string; value: string; 
 }
 
 function Parts({ form, set }: { form: ConvertForm; set: Set }): JSX.Element | null {
-  const { parts } = useModel();
+  const parts = useModel().parts?.filter(({ name }) => name); // a part without a name has no prefix to select
   if (!parts?.length) return null;
   const words = form.include.split(/\s+/).filter(Boolean);
   const flip = (term: string) => set({ include: (words.includes(term) ? words.filter((w) => w !== term) : [...words, term]).join(" ") });
