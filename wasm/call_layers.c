@@ -55,8 +55,9 @@ static tsr_status apply_map(call *c, tsr_error *err)
     if (status != TSR_OK || !given.data) return status;
     tsr_checkpoint *mapped;
     status = tsr_mapping_open(c->checkpoint, rules, &mapped, err);
-    if (status == TSR_OK) add_layer(c, mapped);
-    return status;
+    if (status != TSR_OK) return status;
+    add_layer(c, mapped);
+    return tsr_mapping_compare_layers(mapped, err);
 }
 
 /* ---- --dequantize ---- */
