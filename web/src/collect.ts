@@ -5,7 +5,7 @@ import type { Opening, Source } from "./protocol";
 /** A directory that contains several checkpoints, one of which must be chosen. */
 export interface Choice { readonly title: string; readonly options: readonly Opening[] }
 
-/** Returns the checkpoint where there is no place to offer a choice. */
+/** Returns the checkpoint for a caller that cannot offer a choice, and throws if there are several. */
 export function onlyOne(found: Opening | Choice): Opening {
   if (!("options" in found)) return found;
   const { title, options } = found;

@@ -1,9 +1,9 @@
 /** Shows the names of two checkpoints as one tree, with what a diff states about each and what both contain. Pure. */
 import { EntryTree, type Leaf, type Sort, type Totals } from "./entry_tree";
-import { termsOf } from "./filter";
+import { termsOf, type IS } from "./filter";
 import type { Act, Compared, Diff, DiffSide, Mark, Row } from "./protocol";
 
-const IS: Readonly<Record<string, readonly Mark[]>> = {
+const SELECTED: Readonly<Record<(typeof IS)[number], readonly Mark[]>> = {
   different: ["changed", "only-a", "only-b", "renamed"], changed: ["changed"], "only-a": ["only-a"], "only-b": ["only-b"], renamed: ["renamed"], same: ["same", "match"],
 };
 
@@ -40,7 +40,7 @@ function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
 /** Selects leaves by the terms that concern the comparison, "is:", and by those that concern the entry in A or in B. */
 function kept(leaves: readonly Leaf[], text: string, { keyOf, matching }: Sides): readonly Leaf[] {
   const isTerm = /^-?is:/, terms = termsOf(text), of = terms.filter((t) => !isTerm.test(t)), keys = of.length ? new Set(matching(of.join(" ")).map(keyOf)) : undefined;
-  const marks = terms.filter((t) => isTerm.test(t)).map((t) => [IS[t.replace(isTerm, "")] ?? [], t.startsWith("-")] as const);
+  const marks = terms.filter((t) => isTerm.test(t)).map((t) => [SELECTED[t.replace(isTerm, "") as keyof typeof SELECTED] ?? [], t.startsWith("-")] as const);
   return leaves.filter(({ fqn, compared: { mark, other = fqn } = {} }) => marks.every(([list, isNot]) => mark && list.includes(mark) !== isNot) && (!keys || keys.has(keyOf(fqn)) || keys.has(keyOf(other))));
 }
 

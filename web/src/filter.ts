@@ -2,7 +2,7 @@
 const KEYS: readonly string[] = ["dtype", "shape", "file", "kind"];
 const KINDS: readonly string[] = ["tensor", "object", "opaque"];
 /** What "is:" can select in a comparison. */
-const IS: readonly string[] = ["different", "changed", "only-a", "only-b", "renamed", "same"];
+export const IS = ["different", "changed", "only-a", "only-b", "renamed", "same"] as const;
 const SIZE = /^[<>]=?\d*\.?\d+(e[+-]?\d+)?([kmgt]i?)?b?$/i;
 
 /** Returns a term that only the entries of this file match. */
@@ -24,7 +24,7 @@ function faultOfTerm(term: string, dtypes: readonly string[] | undefined): strin
   if (/^[<>]/.test(plain)) return SIZE.test(plain) ? undefined : `'${plain.replace(/^[<>]=?/, "")}' is not a size; write sizes like 500MB or 1.5GiB`;
   const [, key, value = ""] = /^([a-z]+):(.*)$/.exec(plain) ?? [];
   if (key === undefined) return undefined;
-  if (key === "is" && !dtypes) return IS.includes(value) ? undefined : `'${value}' is not a result of a comparison; use ${IS.join(", ")}`;
+  if (key === "is" && !dtypes) return (IS as readonly string[]).includes(value) ? undefined : `'${value}' is not a result of a comparison; use ${IS.join(", ")}`;
   if (!KEYS.includes(key)) return `'${key}:' is not a filter; use ${KEYS.map((k) => `${k}:`).join(", ")}, or *${key}:* to look for it in names`;
   if (value === "") return `'${key}:' needs a value`;
   if (key === "kind" && !KINDS.includes(value)) return `'${value}' is not a kind; use ${KINDS.join(", ")}`;

@@ -266,7 +266,7 @@ _sessions = weakref.WeakSet()
 
 
 def _after_fork():
-    """In the child there are no other threads, so calls that they had in progress never end."""
+    """The child has no other threads, so calls that they had in progress never end."""
     for session in list(_sessions):
         session.after_fork()
 

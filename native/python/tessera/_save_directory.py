@@ -57,7 +57,7 @@ def _remove(path):
 
 
 def _identity(path):
-    """Returns what identifies a file and its present content, in a form that JSON can store, or None if there is no such file. An inode
+    """Returns what identifies a file and its present content, in a form that JSON can store, or None if the file does not exist. An inode
     number is not enough, because a new file may get that of a removed one."""
     try:
         info = os.lstat(path)
