@@ -1,4 +1,5 @@
-/* Parses "dp=4,tp=2" and "shard(0),replicate", the syntax of --mesh, --placements and target documents. */
+/* Parses "dp=4,tp=2" and "shard(0),replicate", the syntax of --mesh, --placements and target documents. Placements are also
+ * understood as PyTorch prints them. */
 #include "base/cursor.h"
 #include "tessera/mesh.h"
 #include "tessera/sys/layout.h"
@@ -25,10 +26,15 @@ static void skip_spaces(reader *r)
     while (r->at < r->text.size && is_space(r->text.data[r->at])) r->at++;
 }
 
-static bool take(reader *r, char c)
+static bool next_is(reader *r, char c)
 {
     skip_spaces(r);
-    if (r->at >= r->text.size || r->text.data[r->at] != c) return false;
+    return r->at < r->text.size && r->text.data[r->at] == c;
+}
+
+static bool take(reader *r, char c)
+{
+    if (!next_is(r, c)) return false;
     r->at++;
     return true;
 }
@@ -124,26 +130,59 @@ static tsr_status expect(reader *r, char c)
     return TSR_OK;
 }
 
+/* The names of placements: ours, the class in PyTorch, and what str() prints of it ("S(0)", "_S(0, 2)"). */
+static const struct {
+    const char *names[4];
+    tsr_placement_kind kind;
+} kinds[] = {
+    {{"replicate", "Replicate", "R"}, TSR_REPLICATE},
+    {{"partial", "Partial", "P"}, TSR_PARTIAL},
+    {{"shard", "Shard", "S"}, TSR_SHARD},
+    {{"strided_shard", "_StridedShard", "StridedShard", "_S"}, TSR_STRIDED_SHARD},
+};
+
+static bool find_kind(tsr_str name, tsr_placement_kind *out)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        for (size_t n = 0; n < 4 && kinds[i].names[n]; n++) {
+            if (!tsr_str_equal(name, tsr_str_from(kinds[i].names[n]))) continue;
+            *out = kinds[i].kind;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Skips the name of an argument, as repr() prints it: "dim=". */
+static void skip_keyword(reader *r, const char *keyword)
+{
+    const size_t begin = r->at;
+    if (!tsr_str_equal(read_name(r), tsr_str_from(keyword)) || !take(r, '=')) r->at = begin;
+}
+
 static tsr_status read_placement(reader *r, tsr_placement *out)
 {
     skip_spaces(r);
-    size_t begin = r->at;
-    tsr_str name = read_name(r);
+    const size_t begin = r->at;
+    const tsr_str name = read_name(r);
     uint64_t dim;
-    if (tsr_str_equal(name, TSR_STR("replicate")) || tsr_str_equal(name, TSR_STR("partial"))) {
-        out->kind = name.data[0] == 'r' ? TSR_REPLICATE : TSR_PARTIAL;
-        return TSR_OK;
-    }
-    bool strided = tsr_str_equal(name, TSR_STR("strided_shard"));
-    TSR_FAIL_AT(!strided && !tsr_str_equal(name, TSR_STR("shard")), r->err, TSR_E_USAGE, begin,
+    *out = (tsr_placement){.dim = 0};
+    TSR_FAIL_AT(!find_kind(name, &out->kind), r->err, TSR_E_USAGE, begin,
                 "unknown placement '%.*s' at byte %zu of '%.*s'; choose replicate, shard(d), strided_shard(d, f) or partial",
                 TSR_STR_ARG(name), begin, TSR_STR_ARG(r->text));
+    if (out->kind == TSR_REPLICATE || out->kind == TSR_PARTIAL) {
+        if (!take(r, '(')) return TSR_OK;
+        if (out->kind == TSR_PARTIAL) read_name(r); /* the reduction, which no file states */
+        return expect(r, ')');
+    }
     TSR_TRY(expect(r, '('));
-    bool negative = take(r, '-');
+    skip_keyword(r, "dim");
+    const bool negative = take(r, '-');
     TSR_TRY(read_number(r, TSR_MAX_NDIM, &dim));
-    *out = (tsr_placement){strided ? TSR_STRIDED_SHARD : TSR_SHARD, negative ? -(int32_t)dim : (int32_t)dim, 0};
-    if (strided) {
+    out->dim = negative ? -(int32_t)dim : (int32_t)dim;
+    if (out->kind == TSR_STRIDED_SHARD) {
         TSR_TRY(expect(r, ','));
+        skip_keyword(r, "sf");
         TSR_TRY(read_number(r, TSR_SPLIT_FACTOR_MAX, &out->split_factor));
         TSR_FAIL_AT(out->split_factor == 0, r->err, TSR_E_USAGE, r->at, "a split factor in '%.*s' is 0",
                     TSR_STR_ARG(r->text));
@@ -157,11 +196,13 @@ tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **
     *out = tsr_arena_array(arena, TSR_MESH_MAX_DIMS, sizeof **out, err);
     *count = 0;
     if (!*out) return TSR_E_NOMEM;
+    const bool is_tuple = take(&r, '('); /* as PyTorch prints DTensor.placements */
     do {
         TSR_FAIL_AT(*count == TSR_MESH_MAX_DIMS, err, TSR_E_USAGE, r.at, "'%.*s' has more than %u placements",
                     TSR_STR_ARG(text), TSR_MESH_MAX_DIMS);
         TSR_TRY(read_placement(&r, &(*out)[(*count)++]));
-    } while (take(&r, ','));
+    } while (take(&r, ',') && !(is_tuple && next_is(&r, ')')));
+    if (is_tuple) TSR_TRY(expect(&r, ')'));
     TSR_FAIL_AT(!at_end(&r), err, TSR_E_USAGE, r.at, "expected ',' or the end at byte %zu of the placements '%.*s'", r.at,
                 TSR_STR_ARG(text));
     return TSR_OK;

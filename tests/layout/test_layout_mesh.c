@@ -25,7 +25,13 @@ static void test_layout_mesh__texts_round_trip(void **state)
     const char *meshes[][2] = {{"dp=4,tp=2", "dp=4,tp=2"}, {" dp = 4 , 2 ", "dp=4,2"}, {"1", "1"}, {"a.b-c=7", "a.b-c=7"}};
     const char *placements[][2] = {{"shard(0),replicate", "shard(0),replicate"},
                                    {" shard( -1 ) , partial ", "shard(-1),partial"},
-                                   {"strided_shard(0,2),shard(1)", "strided_shard(0, 2),shard(1)"}};
+                                   {"strided_shard(0,2),shard(1)", "strided_shard(0, 2),shard(1)"},
+                                   /* repr() and str() of PyTorch 2.13, and its classes */
+                                   {"(Shard(dim=0), Replicate())", "shard(0),replicate"},
+                                   {"(Shard(dim=-1),)", "shard(-1)"},
+                                   {"S(1),R,P(sum)", "shard(1),replicate,partial"},
+                                   {"Partial(avg),_StridedShard(dim=0, sf=2)", "partial,strided_shard(0, 2)"},
+                                   {"_S(0, 2),Shard(3)", "strided_shard(0, 2),shard(3)"}};
     for (size_t i = 0; i < sizeof meshes / sizeof meshes[0]; i++) {
         tsr_arena *arena = new_arena();
         tsr_mesh mesh;
@@ -79,7 +85,9 @@ static void test_layout_mesh__refuses_what_makes_no_sense(void **state)
         {false, "shard()", 6, "expected a number"},
         {false, "shard(0", 7, "expected ')'"},
         {false, "shard(65)", 6, "greater than 64"},
-        {false, "Shard(0)", 0, "unknown placement 'Shard' at byte 0 of 'Shard(0)'"},
+        {false, "SHARD(0)", 0, "unknown placement 'SHARD' at byte 0 of 'SHARD(0)'"},
+        {false, "(shard(0)", 9, "expected ')' at byte 9"},
+        {false, "shard(axis=0)", 6, "expected a number"},
         {false, "shard(0) replicate", 9, "',' or the end"},
         {false, "strided_shard(0)", 15, "expected ','"},
         {false, "strided_shard(0,0)", 17, "split factor"},
