@@ -9,6 +9,7 @@
 #include "tessera/convert.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
@@ -228,7 +229,7 @@ tsr_status tsr_check_sums(tsr_checkpoint *checkpoint, const tsr_selection *selec
 
 tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_error *err)
 {
-    *out = dtype.data ? tsr_dtype_from_name(dtype) : TSR_DTYPE_NONE;
+    *out = dtype.data ? tsr_dtype_from_text(dtype) : TSR_DTYPE_NONE;
     TSR_FAIL_IF(dtype.data && *out == TSR_DTYPE_NONE, err, TSR_E_USAGE,
                 "unknown dtype '%.*s'; choose a floating-point dtype such as float32, bfloat16, float16 or float8_e4m3fn",
                 TSR_STR_ARG(dtype));

@@ -1,6 +1,7 @@
 /* Parses `tessera.map/1` documents. */
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/try.h"
 
 typedef struct parser {
@@ -82,7 +83,7 @@ static tsr_status read_sizes_or_one(const parser *p, const cJSON *item, tsr_map_
 static tsr_status read_dtype(const parser *p, const cJSON *item, tsr_dtype *out)
 {
     TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, p->where, p->err));
-    *out = tsr_dtype_from_name(tsr_json_text_of(item));
+    *out = tsr_dtype_from_text(tsr_json_text_of(item));
     TSR_FAIL_IF(*out == TSR_DTYPE_NONE, p->err, TSR_E_FORMAT, "%s: '%s' is not a dtype", p->where, item->valuestring);
     return TSR_OK;
 }

@@ -62,6 +62,34 @@ tsr_dtype tsr_dtype_from_name(tsr_str name)
     return TSR_DTYPE_NONE;
 }
 
+static bool is_name_in_any_case(tsr_str name, const char *known)
+{
+    if (!known || name.size != strlen(known)) return false;
+    for (size_t i = 0; i < name.size; i++) {
+        const char c = name.data[i], lower = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        const char k = known[i], known_lower = k >= 'A' && k <= 'Z' ? (char)(k - 'A' + 'a') : k;
+        if (lower != known_lower) return false;
+    }
+    return true;
+}
+
+tsr_dtype tsr_dtype_from_text(tsr_str text)
+{
+    static const struct {
+        const char *name;
+        tsr_dtype dtype;
+    } short_names[] = {{"double", TSR_FLOAT64}, {"float", TSR_FLOAT32}, {"half", TSR_FLOAT16},
+                       {"fp64", TSR_FLOAT64},   {"fp32", TSR_FLOAT32},  {"fp16", TSR_FLOAT16},
+                       {"long", TSR_INT64},     {"int", TSR_INT32},     {"short", TSR_INT16}};
+    const tsr_dtype dtype = tsr_dtype_from_name(text);
+    if (dtype != TSR_DTYPE_NONE) return dtype;
+    for (size_t i = 0; i < sizeof short_names / sizeof *short_names; i++)
+        if (is_name_in_any_case(text, short_names[i].name)) return short_names[i].dtype;
+    for (tsr_dtype d = TSR_DTYPE_NONE + 1; d < TSR_DTYPE_COUNT; d++)
+        if (is_name_in_any_case(text, table[d].safetensors_name) || is_name_in_any_case(text, table[d].name)) return d;
+    return TSR_DTYPE_NONE;
+}
+
 tsr_dtype tsr_dtype_from_safetensors(tsr_str name)
 {
     for (tsr_dtype d = TSR_DTYPE_NONE + 1; d < TSR_DTYPE_COUNT; d++)

@@ -42,6 +42,20 @@ static void test_model_dtype__names_are_exact(void **state)
     assert_string_equal(tsr_dtype_describe(TSR_DTYPE_COUNT)->name, "none");
 }
 
+static void test_model_dtype__people_may_abbreviate(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        tsr_dtype dtype;
+    } cases[] = {
+        {"bf16", TSR_BFLOAT16},   {"BF16", TSR_BFLOAT16},         {"fp32", TSR_FLOAT32}, {"half", TSR_FLOAT16},
+        {"Float32", TSR_FLOAT32}, {"F8_E4M3", TSR_FLOAT8_E4M3FN}, {"f64", TSR_FLOAT64},  {"torch.bfloat16", TSR_BFLOAT16},
+        {"fp8", TSR_DTYPE_NONE},  {"float8", TSR_DTYPE_NONE},     {"", TSR_DTYPE_NONE},  {"none", TSR_DTYPE_NONE}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(tsr_dtype_from_text(tsr_str_from(cases[i].text)), cases[i].dtype);
+}
+
 static void test_model_dtype__bytes_are_checked(void **state)
 {
     (void)state;
@@ -114,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model_dtype__every_name_leads_back),
         cmocka_unit_test(test_model_dtype__names_are_exact),
+        cmocka_unit_test(test_model_dtype__people_may_abbreviate),
         cmocka_unit_test(test_model_dtype__bytes_are_checked),
         cmocka_unit_test(test_model_dtype__float4_is_counted_in_two_ways),
         cmocka_unit_test(test_model_dtype__entries_know_their_size),

@@ -17,6 +17,10 @@ TSR_API_BEGIN
 tsr_dtype tsr_dtype_from_safetensors(tsr_str name);
 tsr_dtype tsr_dtype_from_storage_class(tsr_str name);
 
+/* Finds the dtype that a person means: any name of tsr_dtype_from_name, safetensors' names, and the short names that the field
+ * uses ("bf16", "fp32", "half"), in any case. For options and maps only: the names in checkpoints are exact. */
+tsr_dtype tsr_dtype_from_text(tsr_str text);
+
 /* Between the two ways of counting float4: F4 with an even last dimension becomes pairs with half of it, and back. Other
  * dtypes are left alone (true). false: the last dimension is odd or overflows; nothing was changed. */
 bool tsr_dtype_pack(tsr_dtype *dtype, uint64_t *last_size);
