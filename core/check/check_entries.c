@@ -93,11 +93,11 @@ static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t
     const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
     const counts *n = &t->counts;
     if (n->odd)
-        TSR_TRY(tsr_finding_add(c->share.found, "values/bool", place, err, "%llu bytes are neither 0 nor 1",
-                                (unsigned long long)n->odd));
+        TSR_TRY(tsr_finding_add(c->share.found, "values/bool", place, err, "%llu byte%s neither 0 nor 1",
+                                (unsigned long long)n->odd, n->odd == 1 ? " is" : "s are"));
     if (n->nan == 0 && n->inf == 0) return TSR_OK;
-    return tsr_finding_add(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite values",
-                           (unsigned long long)n->nan, (unsigned long long)n->inf);
+    return tsr_finding_add(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite value%s",
+                           (unsigned long long)n->nan, (unsigned long long)n->inf, n->inf == 1 ? "" : "s");
 }
 
 static tsr_status report_repeats(check *c, const tsr_entry *entry, tsr_error *err)

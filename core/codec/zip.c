@@ -18,6 +18,7 @@
 #include "base/cursor.h"
 #include "codec/zip_guard.h"
 #include "codec/zip_local.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
@@ -167,8 +168,8 @@ static tsr_status read_directory(tsr_zip_window *w, const tsr_host *host, const 
     for (uint32_t i = 0; i < end->entries; i++)
         TSR_TRY(read_entry(&cursor, w->archive.byte_offset, position + cursor.at, &members[i], err));
     TSR_FAIL_AT(tsr_cursor_left(&cursor) != 0, err, TSR_E_FORMAT, position + cursor.at,
-                "zip: %llu bytes of the central directory follow its last entry",
-                (unsigned long long)tsr_cursor_left(&cursor));
+                "zip: %llu byte%s of the central directory follow its last entry",
+                (unsigned long long)tsr_cursor_left(&cursor), TSR_PLURAL(tsr_cursor_left(&cursor)));
     zip->members = members;
     zip->count = (uint32_t)end->entries;
     return TSR_OK;
@@ -272,7 +273,7 @@ static tsr_status check_gap(tsr_zip_window *w, const tsr_zip_member *member, uin
     bool described = member->flags & TSR_ZIP_FLAG_DESCRIPTOR;
     bool fits = gap >= TSR_ZIP_DESCRIPTOR_LEAST && gap <= TSR_ZIP_DESCRIPTOR_MOST && gap % 4 == 0;
     TSR_FAIL_AT(described ? !fits : gap != 0, err, TSR_E_FORMAT, w->archive.byte_offset + at,
-                "zip: %llu bytes after member '%.*s' belong to no member", (unsigned long long)gap,
+                "zip: %llu byte%s after member '%.*s' belong to no member", (unsigned long long)gap, TSR_PLURAL(gap),
                 TSR_STR_ARG(member->name));
     if (gap == 0) return TSR_OK;
     const uint8_t *p;
@@ -286,7 +287,8 @@ static tsr_status read_locals(tsr_zip_window *w, uint64_t limit, tsr_zip *zip, t
     if (!order) return TSR_E_NOMEM;
     uint64_t first = zip->count ? order[0]->header_offset - w->archive.byte_offset : limit;
     TSR_FAIL_AT(first != 0, err, TSR_E_FORMAT, w->archive.byte_offset,
-                "zip: %llu bytes before the first member belong to no member", (unsigned long long)first);
+                "zip: %llu byte%s before the first member belong to no member", (unsigned long long)first,
+                TSR_PLURAL(first));
     uint32_t file = zip->file;
     tsr_store *origin = w->archive.store;
     while (origin->origin) origin = origin->origin(origin, &file);

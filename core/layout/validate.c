@@ -1,6 +1,7 @@
 /* Finds errors in a catalog without reading bytes: checks the tiling of each tensor and the byte ranges of all chunks. */
 #include "tessera/validate.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/vec.h"
 
@@ -50,12 +51,12 @@ static tsr_status report_overlap(const check *c, const tsr_entry *entry, const t
 static tsr_status report_hole(const check *c, const tsr_entry *entry, const tsr_tiling *tiling, tsr_error *err)
 {
     tsr_dims_buffer at, size, shape;
-    return tsr_finding_add(c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
-                           "%s%llu elements of '%.*s' %s are not covered by any chunk, such as %s at %s",
-                           tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing,
-                           TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->ndim),
-                           tsr_dims_text(&size, tiling->hole_sizes, entry->ndim),
-                           tsr_dims_text(&at, tiling->hole_offsets, entry->ndim));
+    return tsr_finding_add(
+        c->findings, "layout/hole", place_of(c, entry, TSR_NO_CHUNK), err,
+        "%s%llu element%s of '%.*s' %s %s not covered by any chunk, such as %s at %s",
+        tiling->missing_at_least ? "at least " : "", (unsigned long long)tiling->missing, TSR_PLURAL(tiling->missing),
+        TSR_STR_ARG(entry->fqn), tsr_dims_text(&shape, entry->shape, entry->ndim), tiling->missing == 1 ? "is" : "are",
+        tsr_dims_text(&size, tiling->hole_sizes, entry->ndim), tsr_dims_text(&at, tiling->hole_offsets, entry->ndim));
 }
 
 /* A chunk without elements belongs to a rank that got nothing. PyTorch puts its offset at the end of the sharded

@@ -1,6 +1,7 @@
 /* See tessera/sys/salvage.h. */
 #include "tessera/sys/salvage.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/store_read.h"
 
 #include <stdlib.h>
@@ -245,8 +246,9 @@ static tsr_status run(salvager *s)
     TSR_TRY(find_lost_files(s));
     if (s->out->unnamed) {
         TSR_TRY(tsr_finding_add(s->findings, "repair/unnamed", TSR_NOWHERE, s->err,
-                                "the names of %llu items and their offsets in global tensors were only in .metadata%s",
-                                (unsigned long long)s->out->unnamed,
+                                "the name%s of %llu item%s and their offsets in global tensors were only in .metadata%s",
+                                TSR_PLURAL(s->out->unnamed), (unsigned long long)s->out->unnamed,
+                                TSR_PLURAL(s->out->unnamed),
                                 s->like ? "" : "; pass a checkpoint of the same job (another step) with --like"));
     }
     return take_entries(s);

@@ -45,8 +45,9 @@ static tsr_status check_ranks(tsr_checkpoint *checkpoint, tsr_str item, const ts
     }
     if (ranks == files->count) return TSR_OK;
     const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err, "%llu of %llu files are missing: %s%s; copy them from where the checkpoint was written",
-        (unsigned long long)(ranks - files->count), (unsigned long long)ranks, names.text, tsr_shown_names_rest(&names));
+        checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)(ranks - files->count), (unsigned long long)ranks, ranks - files->count == 1 ? "is" : "are",
+        names.text, tsr_shown_names_rest(&names));
     return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
 }
 

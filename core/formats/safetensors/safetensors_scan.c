@@ -13,6 +13,7 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 
 /* Counted from inside a tensor's object; the reference reader's limit is 128. */
@@ -384,7 +385,7 @@ static tsr_status read_header(scanner *s)
     if (s->at && s->scan->findings) {
         tsr_place place = {s->scan->file_name, s->scan->byte_base, {NULL, 0}};
         TSR_TRY(tsr_finding_add(s->scan->findings, "safetensors/leading-space", place, s->err,
-                                "%zu bytes of white space before the header's '{'", s->at));
+                                "%zu byte%s of white space before the header's '{'", s->at, TSR_PLURAL(s->at)));
     }
     TSR_TRY(expect(s, '{', "'{'"));
     for (more = has_members(s, '}'); more;) {

@@ -34,7 +34,7 @@ static void put_ranks(const tsr_plan_totals *totals)
     printf("\n%8s  %10s  %10s  %10s\n", "RANK", "HOLDS", "READS", "RECEIVES");
     for (uint64_t r = 0; r < totals->ranks; r++) {
         if (r == SHOWN && totals->ranks > SHOWN + 1) {
-            printf("… and %s more ranks\n", cli_number(totals->ranks - r).text);
+            printf("… and %s more\n", cli_plural(totals->ranks - r, "rank").text);
             return;
         }
         const tsr_rank_load *load = &totals->per_rank[r];
@@ -88,7 +88,7 @@ static void put_files(const tsr_plan_document *document, uint64_t files)
     for (uint32_t f = 0; f < totals->file_count && f < store->file_count; f++) {
         if (!totals->per_file[f].reads) continue;
         if (shown++ == SHOWN && files > SHOWN + 1) {
-            printf("… and %s more files\n", cli_number(files - SHOWN).text);
+            printf("… and %s more\n", cli_plural(files - SHOWN, "file").text);
             return;
         }
         printf("%10s  %7s  %7" PRIu32 "  ", cli_bytes(totals->per_file[f].bytes).text,

@@ -120,14 +120,15 @@ void cli_put_against_text(const cli *program, const cli_against *against)
         cli_put(stdout, against->rules[i].text);
         fputs("'", stdout);
         cli_off(&program->out, stdout);
-        printf("  %s names\n", cli_number(against->rules[i].names).text);
+        printf("  %s\n", cli_plural(against->rules[i].names, "name").text);
         settled += against->rules[i].names;
     }
     for (size_t i = 0; i < against->missing_count; i++) put_line("missing: ", against->missing[i]);
     for (size_t i = 0; i < against->pair_count; i++) {
         if (!against->pairs[i].to.data) put_line("unexpected: ", against->pairs[i].from);
     }
-    printf("%s names are the same, %s are different", cli_number(same).text, cli_number(moved).text);
+    printf("%s %s the same, %s %s different", cli_plural(same, "name").text, same == 1 ? "is" : "are",
+           cli_number(moved).text, moved == 1 ? "is" : "are");
     if (moved > settled) printf(", %s of them without a rename", cli_number(moved - settled).text);
     putchar('\n');
 }

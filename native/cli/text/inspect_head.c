@@ -169,7 +169,8 @@ void cli_put_head(const cli_view *v)
     putchar('\n');
     put_step(v);
     put_parts(v);
-    printf("  %s, %s elements, ", cli_plural(root->tensors, "tensor").text, cli_short_number(root->elements).text);
+    printf("  %s, %s element%s, ", cli_plural(root->tensors, "tensor").text, cli_short_number(root->elements).text,
+           root->elements == 1 ? "" : "s");
     cli_on(v->out, stdout, CLI_BOLD);
     fputs(cli_bytes(root->bytes).text, stdout);
     cli_off(v->out, stdout);

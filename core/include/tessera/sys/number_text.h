@@ -16,6 +16,9 @@ TSR_API_BEGIN
 enum { TSR_NUMBER_TEXT = 32 };
 const char *tsr_number_text(uint64_t number, char out[TSR_NUMBER_TEXT]);
 
+/* "s" for a count that needs a plural: `"%zu file%s", count, TSR_PLURAL(count)`. */
+#define TSR_PLURAL(count) ((count) == 1 ? "" : "s")
+
 /* A number with at most `digits` (1 to 17) significant digits, as C's "%.*g" has it. Only this prints floating-point numbers: the
  * formats of other functions have no %g and no %f. Returns `out`. */
 enum { TSR_REAL_TEXT = 40 };
