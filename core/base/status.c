@@ -57,14 +57,33 @@ tsr_status tsr_fail(tsr_error *err, tsr_status status, const char *format, ...)
     return status;
 }
 
+static bool ends_name(char c)
+{
+    return c == '\0' || strchr(" '\"(),:;", c) != NULL;
+}
+
+/* Whether the message names `text` already, as a whole and not as a part of a longer name. */
+static bool mentions(const char *message, const char *text)
+{
+    const size_t size = strlen(text);
+    for (const char *at = message; size && (at = strstr(at, text)) != NULL; at++) {
+        if ((at == message || ends_name(at[-1])) && ends_name(at[size])) return true;
+    }
+    return false;
+}
+
 void tsr_error_context(tsr_error *err, const char *format, ...)
 {
+    char text[TSR_ERROR_MESSAGE_SIZE], clean[TSR_ERROR_MESSAGE_SIZE] = "";
     if (!err || err->status == TSR_OK) return;
     va_list args;
     va_start(args, format);
-    append_clean(err->message, ", in ");
-    append(err, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    append_clean(clean, text);
+    if (mentions(err->message, clean)) return;
+    append_clean(err->message, ", in ");
+    append_clean(err->message, text);
 }
 
 const char *tsr_status_name(tsr_status status)

@@ -39,6 +39,12 @@ static void test_base_status__context_is_appended_to_errors_only(void **state)
     tsr_raise(&err, TSR_E_LIMIT, TSR_NO_POSITION, "too deep");
     tsr_error_context(&err, "file %d", 1);
     assert_string_equal(err.message, "too deep, in file 1");
+    tsr_error_context(&err, "file %d", 1); /* named already */
+    assert_string_equal(err.message, "too deep, in file 1");
+    tsr_error_context(&err, "file");
+    assert_string_equal(err.message, "too deep, in file 1");
+    tsr_error_context(&err, "fil"); /* a part of a word does not name it */
+    assert_string_equal(err.message, "too deep, in file 1, in fil");
 }
 
 static void test_base_status__hostile_text_is_escaped(void **state)

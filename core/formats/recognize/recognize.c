@@ -157,7 +157,7 @@ static tsr_status refuse_unknown(recognizer *r, uint32_t file)
     uint64_t size = r->store->files[file].size;
     TSR_FAIL_IF(size == 0, r->err, TSR_E_UNSUPPORTED, "%.*s is empty", TSR_STR_ARG(name));
     TSR_TRY(tsr_store_read(r->store, file, 0, b, size < 4 ? (size_t)size : 4, r->err));
-    return tsr_raise(r->err, TSR_E_UNSUPPORTED, 0,
+    return tsr_raise(r->err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "%.*s is not in a recognized checkpoint format; it begins with the bytes %02x %02x %02x %02x",
                      TSR_STR_ARG(name), b[0], b[1], b[2], b[3]);
 }

@@ -55,7 +55,8 @@ typedef struct tsr_error {
 tsr_status tsr_raise(tsr_error *err, tsr_status status, uint64_t byte_position, const char *format, ...)
     TSR_PRINTF_LIKE(4, 5);
 
-/* Appends ", in <context>" to a recorded error on each call; does nothing if there is no error or `err` is NULL. */
+/* Appends ", in <context>" to a recorded error on each call, unless its message names the context already. Does nothing if there is
+ * no error or `err` is NULL. */
 void tsr_error_context(tsr_error *err, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 
 /* A short stable word for a status: "malformed", "i/o", … */

@@ -70,9 +70,11 @@ void cli_fail_with(const cli *program, const char *format, va_list arguments)
 
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
 {
-    char place[48] = "";
-    if (err->byte_position != TSR_NO_POSITION) snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
+    char place[48] = "", stated[48] = "";
     const char *text = *err->message ? err->message : tsr_status_name(err->status);
+    snprintf(stated, sizeof stated, "at byte %" PRIu64 " ", err->byte_position);
+    if (err->byte_position != TSR_NO_POSITION && !strstr(text, stated))
+        snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
     bool named = !path || strstr(text, path) != NULL;
     return cli_fail(program, "%s%s%s%s", named ? "" : path, named ? "" : ": ", text, place);
 }
