@@ -96,6 +96,9 @@ static const tsr_rule rules[] = {
      "The metadata is damaged, or the tensor's shape and its chunks come from different saves."},
     {"layout/overlap", TSR_ERROR, "two chunks of a tensor hold the same elements",
      "Which of the two is loaded depends on the reader. Two jobs may have saved to the same directory."},
+    {"layout/prefix", TSR_NOTE, "nearly all names would fit if a prefix were added or removed",
+     "The checkpoint holds a whole training state (model.…), or was saved from inside a wrapper (module.…), and the model was "
+     "described by itself, or vice versa."},
     {"layout/replica-differs", TSR_ERROR, "replicas of a shard differ",
      "Ranks diverged before saving, or files of different saves were mixed. Nothing in the checkpoint shows which replica "
      "is right."},

@@ -35,16 +35,22 @@ static tsr_status refuse(const tsr_findings *findings, tsr_error *err)
     char shown[SHOWN_BYTES];
     tsr_line line = tsr_line_on(shown, sizeof shown);
     uint64_t left = tsr_findings_total(findings, TSR_ERROR);
-    for (size_t i = 0, count = 0; i < tsr_findings_count(findings) && count < MOST_SHOWN; i++) {
+    tsr_str hint = TSR_STR("");
+    for (size_t i = 0, count = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *finding = tsr_findings_at(findings, i);
-        if (finding->level != TSR_ERROR || line.used + finding->message.size + 4 > sizeof shown) continue;
+        if (strcmp(finding->rule->id, "layout/prefix") == 0) hint = finding->message;
+        if (finding->level != TSR_ERROR || count == MOST_SHOWN || line.used + finding->message.size + 4 > sizeof shown)
+            continue;
         if (count++) tsr_line_put(&line, "; ", 2);
         tsr_line_put(&line, finding->message.data, finding->message.size);
         left--;
     }
-    if (!left) return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s", (int)line.used, shown);
-    return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s%s%" PRIu64 " more", (int)line.used, shown,
-                    line.used ? "; and " : "", left);
+    const char *before_hint = hint.size ? "; " : "";
+    if (!left)
+        return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s%s%.*s", (int)line.used, shown, before_hint,
+                        TSR_STR_ARG(hint));
+    return tsr_fail(err, TSR_E_FORMAT, "the result would not load: %.*s%s%" PRIu64 " more%s%.*s", (int)line.used, shown,
+                    line.used ? "; and " : "", left, before_hint, TSR_STR_ARG(hint));
 }
 
 tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_contract *expected, const tsr_host *host,

@@ -192,6 +192,87 @@ static tsr_status report_unexpected(const compare *c, const tsr_catalog *catalog
     return TSR_OK;
 }
 
+/* ---- a prefix that only one side has ---- */
+
+enum { MOST_PREFIX_COMPONENTS = 8 };
+
+/* Counts for each prefix how many names of `names` are in `known` without it. */
+static tsr_status count_prefixes(const tsr_catalog *names, const tsr_map *known, tsr_map *counts, tsr_error *err)
+{
+    for (uint64_t i = 0; i < names->entry_count; i++) {
+        const tsr_str name = names->entries[i].fqn;
+        unsigned components = 0;
+        for (size_t at = 0; at + 1 < name.size && components < MOST_PREFIX_COMPONENTS; at++) {
+            if (name.data[at] != '.') continue;
+            components++;
+            uint32_t *count;
+            if (tsr_map_get(known, (tsr_str){name.data + at + 1, name.size - at - 1}, UINT32_MAX) == UINT32_MAX) continue;
+            TSR_TRY(tsr_map_put(counts, (tsr_str){name.data, at + 1}, 0, &count, NULL, err));
+            ++*count;
+        }
+    }
+    return TSR_OK;
+}
+
+/* The prefix with which most names of `names` are in `known`; *count is 0 if there is none. */
+static tsr_status find_prefix(const compare *c, const tsr_catalog *names, const tsr_map *known, tsr_str *prefix,
+                              uint32_t *count, tsr_error *err)
+{
+    *count = 0;
+    tsr_map *counts = tsr_map_new(c->allocator, 0, err);
+    tsr_status status = counts ? count_prefixes(names, known, counts, err) : TSR_E_NOMEM;
+    for (uint64_t i = 0; i < names->entry_count && status == TSR_OK; i++) {
+        const tsr_str name = names->entries[i].fqn;
+        unsigned components = 0;
+        for (size_t at = 0; at + 1 < name.size && components < MOST_PREFIX_COMPONENTS; at++) {
+            if (name.data[at] != '.') continue;
+            components++;
+            const uint32_t fitting = tsr_map_get(counts, (tsr_str){name.data, at + 1}, 0);
+            if (fitting <= *count) continue;
+            *count = fitting;
+            *prefix = (tsr_str){name.data, at + 1};
+        }
+    }
+    tsr_map_free(counts);
+    return status;
+}
+
+static bool nearly_all(uint64_t count, uint64_t of)
+{
+    return count && count >= of - of / 10;
+}
+
+/* The most common reason for names that do not fit is a prefix that one side lacks. It is noted where it explains nearly all. */
+static tsr_status note_prefix(const compare *c, const tsr_catalog *catalog, const tsr_map *here, const tsr_map *wanted,
+                              tsr_error *err)
+{
+    const tsr_contract *contract = c->contract;
+    const tsr_catalog *expected = &contract->expected;
+    uint64_t fitting = 0;
+    uint32_t count;
+    tsr_str prefix;
+    for (uint64_t i = 0; i < expected->entry_count; i++)
+        fitting += tsr_map_get(here, expected->entries[i].fqn, UINT32_MAX) != UINT32_MAX;
+    const uint32_t any_names = TSR_MAY_MISS | TSR_MAY_EXCEED;
+    if (contract->prefix.size || (contract->allow & any_names) == any_names || fitting * 2 > expected->entry_count)
+        return TSR_OK;
+    TSR_TRY(find_prefix(c, catalog, wanted, &prefix, &count, err));
+    if (count > fitting && nearly_all(count, expected->entry_count)) {
+        return tsr_finding_add(c->findings, "layout/prefix", TSR_NOWHERE, err,
+                               "%u of the %llu names of %s are in the checkpoint with '%.*s' before them; --prefix %.*s "
+                               "compares these, and `tessera convert --rename %.*s=` removes it",
+                               count, (unsigned long long)expected->entry_count, contract->called, TSR_STR_ARG(prefix),
+                               TSR_STR_ARG(prefix), TSR_STR_ARG(prefix));
+    }
+    TSR_TRY(find_prefix(c, expected, here, &prefix, &count, err));
+    if (count <= fitting || !nearly_all(count, catalog->entry_count)) return TSR_OK;
+    return tsr_finding_add(c->findings, "layout/prefix", TSR_NOWHERE, err,
+                           "%u of the checkpoint's %llu names are in %s with '%.*s' before them; `tessera convert --rename "
+                           "=%.*s` adds it",
+                           count, (unsigned long long)catalog->entry_count, contract->called, TSR_STR_ARG(prefix),
+                           TSR_STR_ARG(prefix));
+}
+
 tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,
                                  tsr_findings *findings, tsr_error *err)
 {
@@ -200,6 +281,7 @@ tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract 
     tsr_map *wanted = here ? tsr_map_new(host->allocator, contract->expected.entry_count, err) : NULL;
     tsr_status status = wanted ? index_expected(&contract->expected, wanted, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = index_entries(contract, catalog, wanted, here, err);
+    if (status == TSR_OK) status = note_prefix(&c, catalog, here, wanted, err);
     if (status == TSR_OK) status = compare_all(&c, catalog, here, err);
     if (status == TSR_OK) status = report_unexpected(&c, catalog, wanted, err);
     tsr_map_free(wanted);

@@ -3,6 +3,7 @@
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
@@ -244,6 +245,9 @@ static tsr_status check_options(const builder *b, tsr_error *err)
                 o->base ? "a base can only be used with task-arithmetic" : "task-arithmetic needs a base");
     TSR_FAIL_IF(o->method == TSR_MERGE_SLERP && b->count != 2, err, TSR_E_USAGE, "slerp merges 2 checkpoints, found %u",
                 (unsigned)b->count);
+    char t[TSR_REAL_TEXT];
+    TSR_FAIL_IF(o->method == TSR_MERGE_SLERP && !(o->t >= 0 && o->t <= 1), err, TSR_E_USAGE,
+                "slerp's t %s is not between 0, the first checkpoint, and 1, the second", tsr_real_text(o->t, 6, t));
     TSR_FAIL_IF(o->dtype && !tsr_cast_possible(TSR_FLOAT32, o->dtype), err, TSR_E_USAGE, "merged tensors cannot be %s",
                 tsr_dtype_describe(o->dtype)->name);
     return TSR_OK;

@@ -106,6 +106,45 @@ def test_would_this_load(t):
 
 
 @test
+def test_a_prefix_that_explains_the_names_is_stated(t):
+    whole = sample("dcp_fsdp2")[0]
+    t.run("convert", whole, t.at("model.safetensors"), "--include", "model.**", "--rename", "model.=")
+    names = [e["fqn"] for e in t.json("inspect", t.at("model.safetensors"), "--json")["entries"]]
+
+    def notes(*arguments, status=1):
+        return [f["message"] for f in t.json("validate", *arguments, "--json", status=status)["findings"] if f["rule"] == "layout/prefix"]
+    (note,) = notes(whole, "--against", t.at("model.safetensors"))
+    need(f"{len(names)} of the {len(names)} names" in note and "--prefix model." in note, note)
+    (note,) = notes(t.at("model.safetensors"), "--against", whole)
+    need(f"{len(names)} of the checkpoint's {len(names)} names" in note and "--rename =model." in note, note)
+    need(notes(whole, "--against", t.at("model.safetensors"), "--prefix", "model.", status=0) == [], "with the prefix")
+    need(notes(whole, "--against", t.at("model.safetensors"), "--allow", "missing,extra", status=0) == [], "with all names allowed")
+    need(notes(whole, "--against", write(t.at("others.txt"), "\n".join(["w"] + names[:len(names) // 2])), status=1) == [], "half of the names")
+    refused = t.run("convert", whole, t.at("x.pt"), "--against", t.at("model.safetensors"), status=2).stderr.decode()
+    need("--rename model.=" in refused, refused)
+    t.run("convert", whole, t.at("x.pt"), "--include", "model.**", "--rename", "model.=", "--against", t.at("model.safetensors"))
+
+
+@test
+def test_swapped_arguments_of_verify_are_recognized(t):
+    path = sample("dcp_fsdp2")[0]
+    t.run("manifest", path, "-o", t.at("m.json"))
+    message = t.run("verify", t.at("m.json"), path, status=2).stderr.decode()
+    need(f"the manifest comes second: tessera verify {path} {t.at('m.json')}" in message, message)
+    need("comes second" not in t.run("verify", path, path, status=2).stderr.decode(), "no manifest at all")
+
+
+@test
+def test_fqn_asks_only_for_a_module_tree_that_it_was_not_given(t):
+    path = sample("dcp_fsdp2")[0]
+    leaf = {"class": "Net", "wrapper": "none", "parameters": {"weight": {"shape": [11, 6], "dtype": "float32", "requires_grad": True}}, "buffers": {}, "extra_state": False, "children": {}}
+    tree = write(t.at("modules.json"), {"schema": "tessera.modules/1", "root": {**leaf, "parameters": {}, "children": {"emb": leaf}}})
+    need(b"pass MODULES.json to be certain" in t.run("fqn", "--checkpoint", path).stderr, "by text alone")
+    need(b"in place of --against" in t.run("fqn", "--checkpoint", path, "--against", path).stderr, "against a checkpoint")
+    need(b"certain" not in t.run("fqn", tree, "--checkpoint", path).stderr, "with a module tree")
+
+
+@test
 def test_a_name_that_is_listed_twice_counts_once(t):
     path, _ = sample("safetensors_model")
     one = t.json("inspect", path, "--json")["entries"][0]["fqn"]

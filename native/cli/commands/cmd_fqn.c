@@ -292,10 +292,12 @@ static void put_text_name(const cli *program, const tsr_name *name)
 
 static void put_text(const cli *program, const answer *a)
 {
-    if (a->by_text)
+    /* Names that a module tree has are certain; others are judged by their text. */
+    if (a->by_text && !program->operands.count)
         cli_warn(
             program,
-            "names alone cannot always distinguish a wrapper from a module with that name; pass MODULES.json to be certain");
+            "names alone cannot always distinguish a wrapper from a module with that name; pass MODULES.json%s to be certain",
+            a->compared ? " in place of --against" : "");
     for (size_t i = 0; i < a->count && !a->compared; i++) put_text_name(program, &a->names[i]);
     for (size_t i = 0; i < a->collision_count; i++) {
         fputs("collision: ", stdout);

@@ -54,9 +54,6 @@ static tsr_status choose_method(merging *m, tsr_error *err)
     if (m->options.method != TSR_MERGE_SLERP && a->t.given) return usage(err, "--t can only be used with --method slerp");
     if (m->options.method == TSR_MERGE_SLERP && !a->t.given)
         return usage(err, "--method slerp needs --t X, from 0 for the first checkpoint to 1 for the second");
-    if (a->t.given && !(a->t.value >= 0 && a->t.value <= 1))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
-                         "--t %g is not between 0, the first checkpoint, and 1, the second", a->t.value);
     if (m->options.method == TSR_MERGE_SLERP && a->weights.count)
         return usage(err, "--weight cannot be used with --method slerp; pass --t");
     if (m->options.method == TSR_MERGE_SLERP && m->count != 2)

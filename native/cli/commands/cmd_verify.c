@@ -27,6 +27,16 @@ static tsr_status open_manifest(cli *program, const char *path, const char *allo
     return status;
 }
 
+/* Whether the first operand is the manifest: people swap the two. */
+static bool is_manifest(cli *program, const char *path)
+{
+    tsr_error ignored = {0};
+    cli_contract contract = {0};
+    const bool is = cli_contract_open(program, path, &contract, &ignored) == TSR_OK && contract.contract.digests;
+    cli_contract_free(&contract);
+    return is;
+}
+
 static int run(cli *program, const void *given)
 {
     const verify_arguments *arguments = given;
@@ -39,6 +49,10 @@ static int run(cli *program, const void *given)
     int result = CLI_DONE;
     cli_allow_expansion(program, arguments->allow_expansion);
     tsr_status status = open_manifest(program, at, arguments->allow, &manifest, &err);
+    if (status != TSR_OK && !program->ranks && is_manifest(program, path)) {
+        cli_contract_free(&manifest);
+        return cli_fail(program, "the manifest comes second: tessera verify %s %s", at, path);
+    }
     if (status == TSR_OK) status = cli_open_mapped(program, at = path, NULL, &arguments->map, &session, &err);
     if (status == TSR_OK) status = cli_check(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_check_digests(program, &session, &manifest.contract, &err);
