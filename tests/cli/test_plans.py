@@ -1,8 +1,11 @@
 """Plans: executing them in parts, resuming after a kill, and FSDP1 as a target."""
+import atexit
+import functools
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 
 from harness import need, sample, st_write, test
 
@@ -60,10 +63,27 @@ def tree(path):
     return {f: open(os.path.join(path, f), "rb").read() for f in sorted(os.listdir(path))}
 
 
+@functools.lru_cache(None)
+def fatal_xfsz():
+    """A library that keeps SIGXFSZ fatal, as the program's own handling of it would turn a kill into an error."""
+    library = os.path.join(tempfile.mkdtemp(prefix="tessera-killed-"), "fatal_xfsz.so")
+    code = """#include <signal.h>
+void (*signal(int number, void (*handler)(int)))(int)
+{
+    struct sigaction action = {.sa_handler = handler}, before;
+    if (number == SIGXFSZ) return SIG_DFL;
+    return sigaction(number, &action, &before) == 0 ? before.sa_handler : SIG_ERR;
+}
+"""
+    subprocess.run(["cc", "-shared", "-fPIC", "-D_GNU_SOURCE", "-x", "c", "-", "-o", library], input=code.encode(), check=True)
+    atexit.register(shutil.rmtree, os.path.dirname(library), ignore_errors=True)
+    return library
+
+
 def killed(t, *args, limit):
     """Runs the program so that it is killed (SIGXFSZ) when a file becomes larger than `limit`."""
     import resource
-    p = subprocess.run([t.path, *map(str, args)], capture_output=True, timeout=60,
+    p = subprocess.run([t.path, *map(str, args)], capture_output=True, timeout=60, env={**os.environ, "LD_PRELOAD": fatal_xfsz()},
                        preexec_fn=lambda: (resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)), resource.setrlimit(resource.RLIMIT_CORE, (0, 0))))
     need(p.returncode < 0, f"not killed: {p.returncode} {p.stderr}")
 

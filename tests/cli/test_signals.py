@@ -320,3 +320,31 @@ def test_signals_end_optim_and_repair(t):
             got = tree(t.at("out"))
             need(got in ([], [name]), f"{job}: {got}")
             shutil.rmtree(t.at("out"))
+
+
+@test
+def test_a_limit_on_the_size_of_files_is_an_error_and_leaves_nothing(t):
+    import resource
+    limit = 1 << 20
+    path = st_write(t.at("a.safetensors"), {"w": ("U8", [4 << 20], bytes(range(256)) * (16 << 10))}) or t.at("a.safetensors")
+    before = tree(t.folder)
+    for job in (("convert", path, t.at("b.pt")), ("convert", path, t.at("dcp"), "--to", "dcp"), ("cp", path, t.at("c.safetensors")), ("get", path, "w", "-o", t.at("w.npy")),
+                ("merge", t.at("m.safetensors"), path, "--to", "safetensors")):
+        p = subprocess.run([t.path, *job], capture_output=True, timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        need(p.returncode == 2 and b"File too large" in p.stderr, f"{job[0]}: {p.returncode} {p.stderr}")
+        need(tree(t.folder) == before, f"{job[0]}: {tree(t.folder)}")
+
+
+@test
+def test_what_became_of_the_output_is_said(t):
+    a = huge(t.at("a.safetensors"))
+    for options, said in (((), "the unfinished output was removed"), (("--resume",), "the finished work was kept; run the same command with --resume")):
+        for number in ENDS:
+            p = start(t, "convert", a, t.at("b.pt"), *options)
+            appears(p, t.folder, ".tessera-")
+            p.send_signal(number)
+            err = p.communicate(timeout=60)[1].decode()
+            need(p.returncode == -number and f"tessera: ended by {number.name}; {said}" in err, f"{options} {number.name}: {p.returncode} {err}")
+            for name in tree(t.folder):
+                if ".tessera-" in name:
+                    os.remove(t.at(name))

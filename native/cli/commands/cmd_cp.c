@@ -61,16 +61,17 @@ static bool is_left(const copying *c)
     return c->arguments->resume && !c->is_remote && c->log.has_chunks;
 }
 
-static void remove_unfinished(void *ctx)
+static bool remove_unfinished(void *ctx)
 {
     const copying *c = ctx;
     if (c->is_remote && c->output) tsr_object_output_abandon(c->output);
-    if (c->is_remote) return;
+    if (c->is_remote) return c->arguments->resume;
     tsr_sys_stop_naming();
-    if (is_left(c)) return;
+    if (is_left(c)) return true;
     if (c->output) tsr_folder_output_drop(c->output);
     if (c->output) tsr_folder_output_abandon(c->output);
     tsr_publication_discard(&c->publication);
+    return false;
 }
 
 static tsr_status list_files(copying *c, tsr_error *err)

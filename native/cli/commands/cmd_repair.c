@@ -93,12 +93,13 @@ typedef struct repaired_file {
     tsr_output *output;
 } repaired_file;
 
-static void remove_unfinished(void *ctx)
+static bool remove_unfinished(void *ctx)
 {
     const repaired_file *file = ctx;
     tsr_sys_stop_naming();
     if (file->output) tsr_folder_output_abandon(file->output);
     tsr_publication_discard(&file->publication);
+    return false;
 }
 
 static tsr_status create_file(const repair *r, repaired_file *file, uint64_t size, uint32_t *number, tsr_error *err)
@@ -127,10 +128,11 @@ static tsr_status write_output(const repair *r, repaired_file *file, const tsr_v
     return status;
 }
 
-static void remove_upload(void *ctx)
+static bool remove_upload(void *ctx)
 {
     tsr_output *const *output = ctx;
     if (*output) tsr_object_output_abandon(*output);
+    return false;
 }
 
 /* Writes to an object store, on the condition that no such object exists. */

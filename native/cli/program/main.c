@@ -77,6 +77,8 @@ int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
 {
     cli program = {.ranks = ranks, .default_threads = threads};
     signal(SIGBUS, on_bus_error);
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file beyond `ulimit -f` is then an error (EFBIG) with a message, after which we clean up */
     program.out = cli_terminal_of(STDOUT_FILENO, 0);
     program.err = cli_terminal_of(STDERR_FILENO, 0);
     const char *first = argc > 1 ? argv[1] : NULL;

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -81,6 +82,22 @@ static void wait_for_launcher_too(void)
     }
 }
 
+/* Tells the user what became of the output. A launcher reports the end of its ranks itself, and after SIGPIPE nobody may be
+ * listening. */
+static void report(int number, bool kept)
+{
+    char text[160];
+    if (number == SIGPIPE || heeds_launcher) return;
+    const int size = snprintf(text, sizeof text, "%stessera: ended by %s; %s\n", isatty(STDERR_FILENO) ? "\n" : "",
+                              number == SIGINT    ? "SIGINT"
+                              : number == SIGTERM ? "SIGTERM"
+                                                  : "SIGHUP",
+                              kept ? "the finished work was kept; run the same command with --resume to continue"
+                                   : "the unfinished output was removed");
+    const ssize_t ignored = write(STDERR_FILENO, text, (size_t)size);
+    (void)ignored;
+}
+
 static void *wait_for_signal(void *unused)
 {
     struct timespec until;
@@ -91,9 +108,14 @@ static void *wait_for_signal(void *unused)
         }
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += LONGEST_HOLD_SECONDS;
+    bool kept = false, cleaned = false;
     if (pthread_mutex_timedlock(&lock, &until) == 0) {
-        for (cli_cleanup *c = first; c; c = c->next) c->remove(c->ctx);
+        for (cli_cleanup *c = first; c; c = c->next) {
+            kept = c->remove(c->ctx) || kept;
+            cleaned = true;
+        }
     }
+    if (cleaned) report(atomic_load(&received), kept);
     die(atomic_load(&received));
     return NULL;
 }

@@ -2,7 +2,7 @@
  *
  * A command without unfinished output has no handler: SIGINT, SIGTERM, SIGHUP and SIGPIPE end it as they end any program.
  * A command with unfinished output registers a function that removes it. A signal then wakes a separate thread, which
- * cleans up and ends the process by that signal. It does not wait for the other threads, which may be in the middle of a
+ * cleans up, says on stderr what became of the output, and ends the process by that signal. It does not wait for the other threads, which may be in the middle of a
  * tensor of gigabytes or waiting for a server. */
 #ifndef TSR_CLI_PROGRAM_SIGNALS_H
 #define TSR_CLI_PROGRAM_SIGNALS_H
@@ -11,10 +11,10 @@
 
 typedef struct cli_cleanup cli_cleanup;
 struct cli_cleanup {
-    /* Removes what is unfinished. Runs in another thread, once, while the command's own threads continue until the process
+    /* Removes what is unfinished, and returns whether it left something for --resume. Runs in another thread, once, while the command's own threads continue until the process
      * ends. It may only read data that no longer changes, must not take a lock that they hold for long, and has to keep them
      * from creating files again (tsr_sys_stop_naming, tsr_folder_output_abandon). */
-    void (*remove)(void *ctx);
+    bool (*remove)(void *ctx);
     void *ctx;
     cli_cleanup *next; /* set by cli_cleanup_add */
 };

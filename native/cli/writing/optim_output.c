@@ -15,13 +15,14 @@
 #define JOB TSR_STR("optimizer state\n")
 
 /* Removes unfinished files when a signal ends the program. */
-static void remove_unfinished(void *ctx)
+static bool remove_unfinished(void *ctx)
 {
     const cli_optim_output *o = ctx;
     if (o->is_remote && o->output) tsr_object_output_abandon(o->output);
-    if (o->is_remote) return;
+    if (o->is_remote) return false;
     tsr_sys_stop_naming();
     tsr_publication_discard(&o->publication);
+    return false;
 }
 
 static tsr_status list_inputs(const cli_optim_output *o, tsr_inputs *inputs, tsr_error *err)

@@ -66,12 +66,13 @@ static FILE *create_beside(cli_out_file *out, bool exists)
     return fd >= 0 ? fdopen(fd, "wb") : NULL;
 }
 
-static void remove_unfinished(void *ctx)
+static bool remove_unfinished(void *ctx)
 {
     const cli_out_file *out = ctx;
     tsr_sys_stop_naming();
     if (out->made) unlink(out->temporary);
     tsr_publication_discard(&out->publication);
+    return false;
 }
 
 static tsr_status begin(cli_out_file *out, bool exists, tsr_error *err)

@@ -91,10 +91,11 @@ static tsr_status open_on_ranks(cli_writing *w, const tsr_convert_options *optio
     return cli_agree(w->program, tsr_work_open(w->work, &output->base, err), err);
 }
 
-static void remove_unfinished(void *ctx)
+static bool remove_unfinished(void *ctx)
 {
     const cli_writing *w = ctx;
     if (w->output) tsr_object_output_abandon(w->output);
+    return w->options->resume || w->is_exec;
 }
 
 static tsr_status write_all(cli_writing *w, tsr_error *err)

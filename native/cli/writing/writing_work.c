@@ -177,13 +177,14 @@ static tsr_status share_start(cli_writing *w, cli_start *b, tsr_error *err)
 }
 
 /* Called when a signal ends the program. Keeps what --resume and the parts of a plan need. */
-static void remove_unfinished(void *ctx)
+static bool remove_unfinished(void *ctx)
 {
     const cli_writing *w = ctx;
     tsr_error ignored = {0};
-    if (w->options->resume || w->is_exec) return;
+    if (w->options->resume || w->is_exec) return true;
     tsr_sys_stop_naming();
     tsr_journals_discard(&w->journals, w->tag, &ignored);
+    return false;
 }
 
 /* When a signal ends rank 0, it removes all journals, and looks for further ones when its own is gone. A rank that creates a
