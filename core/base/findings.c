@@ -103,6 +103,18 @@ static tsr_status find_rule(const char *id, const tsr_rule **out, tsr_error *err
     return TSR_OK;
 }
 
+/* A file that cannot be opened fails for everything in it, and is reported once. */
+#define IO_RULE "file/io"
+
+static bool is_listed(const tsr_findings *findings, const tsr_rule *rule, const char *message)
+{
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *f = tsr_findings_at(findings, i);
+        if (f->rule == rule && tsr_str_equal(f->message, tsr_str_from(message))) return true;
+    }
+    return false;
+}
+
 static tsr_status add_formatted(tsr_findings *findings, rated of, tsr_place place, tsr_error *err, const char *format,
                                 va_list args)
 {
@@ -113,11 +125,12 @@ static tsr_status add_formatted(tsr_findings *findings, rated of, tsr_place plac
         tsr_findings_count_more(findings, rule, level, 1);
         return TSR_OK;
     }
-    findings->totals[level]++;
     char text[TSR_ERROR_MESSAGE_SIZE];
     vsnprintf(text, sizeof text, format, args);
     tsr_error clean = {0};
     tsr_fail(&clean, TSR_E_FORMAT, "%s", text);
+    if (strcmp(rule->id, IO_RULE) == 0 && is_listed(findings, rule, clean.message)) return TSR_OK;
+    findings->totals[level]++;
     TSR_TRY(add(findings, rule, level, place, clean.message, err));
     count->stored++;
     return TSR_OK;
@@ -133,6 +146,19 @@ tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_plac
     tsr_status status = add_formatted(findings, (rated){rule, rule->level}, place, err, format, args);
     va_end(args);
     return status;
+}
+
+tsr_status tsr_finding_add_failure(tsr_findings *findings, const char *rule_id, tsr_place place, const tsr_error *failure,
+                                   tsr_error *err)
+{
+    switch (failure->status) {
+    case TSR_E_NOMEM:
+    case TSR_E_CANCELLED: return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
+    case TSR_E_IO:
+        return tsr_finding_add(findings, IO_RULE, (tsr_place){place.file, TSR_NO_POSITION, {NULL, 0}}, err, "%s",
+                               failure->message);
+    default: return tsr_finding_add(findings, rule_id, place, err, "%s", failure->message);
+    }
 }
 
 tsr_status tsr_finding_add_at(tsr_findings *findings, tsr_rated_rule given, tsr_place place, tsr_error *err,

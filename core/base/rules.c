@@ -55,6 +55,8 @@ static const tsr_rule rules[] = {
      "The model changed, or a dimension was padded."},
     {"diff/value", TSR_ERROR, "a tensor has different values in the second checkpoint",
      "Training continued, or the bytes were changed. --atol and --rtol allow for rounding errors."},
+    {"file/io", TSR_ERROR, "a file of the checkpoint cannot be opened or read",
+     "Its permissions forbid it, or the storage fails. What could not be read was not checked."},
     {"file/unreadable", TSR_ERROR, "bytes of the checkpoint cannot be read or make no sense",
      "A data file is missing, truncated or on failing storage, or an item is damaged. Restore the file from a copy."},
     {"index/absent", TSR_NOTE, "several safetensors files without an index are read as one checkpoint",

@@ -17,10 +17,7 @@ tsr_place tsr_deep_place(const tsr_deep *c, uint32_t file, uint64_t offset, tsr_
 
 tsr_status tsr_deep_failure(tsr_deep *c, tsr_place place, const tsr_error *failure, tsr_error *err)
 {
-    if (failure->status == TSR_E_NOMEM || failure->status == TSR_E_CANCELLED) {
-        return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
-    }
-    return tsr_finding_add(c->share.found, "file/unreadable", place, err, "%s", failure->message);
+    return tsr_finding_add_failure(c->share.found, "file/unreadable", place, failure, err);
 }
 
 void tsr_deep_count(const tsr_host *host, tsr_dtype part, const uint8_t *data, size_t bytes, tsr_deep_counts *out)

@@ -93,13 +93,25 @@ static tsr_status check_files(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
+static bool is_in(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_str file)
+{
+    const tsr_store *store = tsr_checkpoint_store(checkpoint);
+    for (uint64_t c = 0; c < entry->chunk_count; c++) {
+        const uint32_t f = entry->chunks[c].file;
+        if (f < store->file_count && tsr_str_equal(store->files[f].name, file)) return true;
+    }
+    return false;
+}
+
 /* The finding that says why an entry could not be read; NULL if there is none. */
 static const tsr_finding *finding_of(const tsr_chosen *s, const tsr_entry *entry)
 {
     const tsr_findings *findings = tsr_checkpoint_findings(s->checkpoint);
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *finding = tsr_findings_at(findings, i);
-        if (finding->level == TSR_ERROR && finding->fqn.data && tsr_str_equal(finding->fqn, entry->fqn)) return finding;
+        if (finding->level != TSR_ERROR) continue;
+        if (finding->fqn.data && tsr_str_equal(finding->fqn, entry->fqn)) return finding;
+        if (strcmp(finding->rule->id, "file/io") == 0 && is_in(s->checkpoint, entry, finding->file)) return finding;
     }
     return NULL;
 }

@@ -1,12 +1,13 @@
 """Whoever may read what is replaced may read the replacement, and no one else may at any time."""
 import itertools
+import json
 import os
 import shutil
 import stat
 import struct
 import subprocess
 
-from harness import Skip, need, test
+from harness import Skip, need, sample, test
 from test_overwrite import FORMS, make, source, tree
 from test_plans import killed, many_units
 
@@ -213,3 +214,25 @@ def test_a_file_that_may_not_be_linked_is_refused_before_writing(t):
     os.chown(os.path.join(out, "notes.txt"), nobody, nobody)
     p = subprocess.run([program, command, new, out, *options, "--overwrite"], capture_output=True, text=True, user=nobody, group=nobody, extra_groups=[])
     need(p.returncode == 0 and tree(out)["notes.txt"] == b"root's", p.stderr)
+
+
+@test
+def test_a_file_that_may_not_be_read_is_reported_once(t):
+    path = t.at("ckpt")
+    shutil.copytree(sample("dcp_fsdp2")[0], path)
+    closed = os.path.join(path, "__1_0.distcp")
+    os.chmod(closed, 0)
+    # root without capabilities is subject to permissions, too
+    bare = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    for options, status in ((("--deep",), 2), ((), 1)):
+        p = subprocess.run([*bare, t.path, "validate", path, *options, "--json"], capture_output=True, timeout=60)
+        findings = json.loads(p.stdout)["findings"]
+        need(p.returncode == status and [(f["rule"], f["file"]) for f in findings] == [("file/io", "__1_0.distcp")], f"{options}: {p.returncode} {findings}")
+        need("Permission denied" in findings[0]["message"], findings)
+    p = subprocess.run([*bare, t.path, "validate", path, "--deep", "--rule", "file/io=warning"], capture_output=True, timeout=60)
+    need(p.returncode == 2, f"lowered: {p.returncode}")
+    for command in (("inspect", path, "--hash", "xxh3"), ("convert", path, t.at("out"), "--to", "dcp"), ("diff", path, path, "--values")):
+        p = subprocess.run([*bare, t.path, *command], capture_output=True, timeout=60)
+        need(p.returncode == 2 and p.stderr.count(b"Permission denied") == 1, f"{command[0]}: {p.returncode} {p.stderr}")
+    os.chmod(closed, 0o600)
+    t.run("validate", path, "--deep")

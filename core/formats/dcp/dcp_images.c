@@ -50,10 +50,9 @@ static tsr_status image_of(images *im, const tsr_chunk *chunk, const tsr_safeten
         (tsr_range){checkpoint->store, chunk->file, chunk->byte_offset, file->size - chunk->byte_offset}, checkpoint->host,
         im->scratch, checkpoint->findings, &im->opened[chunk->file], &why);
     if (status == TSR_OK) return TSR_OK;
-    TSR_FAIL_AT(status == TSR_E_NOMEM, err, status, why.byte_position, "%s", why.message);
     im->opened[chunk->file] = (tsr_safetensors){0};
-    return tsr_finding_add(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}}, err,
-                           "%s", why.message);
+    return tsr_finding_add_failure(checkpoint->findings, "dcp/item", (tsr_place){file->name, why.byte_position, {NULL, 0}},
+                                   &why, err);
 }
 
 static tsr_status view_in_image(images *im, const tsr_entry *entry, tsr_chunk *chunk, tsr_error *err)

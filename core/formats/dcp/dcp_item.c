@@ -101,11 +101,9 @@ tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
 tsr_status tsr_dcp_bad_item(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, const tsr_error *why,
                             tsr_error *err)
 {
-    if (why->status == TSR_E_NOMEM || why->status == TSR_E_CANCELLED)
-        return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
     uint64_t position = why->byte_position == TSR_NO_POSITION ? chunk->byte_offset : why->byte_position;
     tsr_place place = {checkpoint->store->files[chunk->file].name, position, entry->fqn};
-    return tsr_finding_add(checkpoint->findings, "dcp/item", place, err, "%s", why->message);
+    return tsr_finding_add_failure(checkpoint->findings, "dcp/item", place, why, err);
 }
 
 /* Objects that were already read, by the position of their items: metadata can name one item for any number of entries. */

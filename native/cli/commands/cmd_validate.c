@@ -110,6 +110,14 @@ static tsr_status apply_policy(cli *program, const tsr_policy *policy, const cli
     return cli_agree(program, status, err);
 }
 
+/* A deep check that could not read a file did not do what was asked. */
+static bool could_not_read(const tsr_findings *findings)
+{
+    for (size_t i = 0; i < tsr_findings_count(findings); i++)
+        if (strcmp(tsr_findings_at(findings, i)->rule->id, "file/io") == 0) return true;
+    return false;
+}
+
 static int validate_path(cli *program, const validate_arguments *arguments, const contracts *all, const char *path,
                          cli_report *report)
 {
@@ -124,7 +132,7 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
     if (status == TSR_OK) status = apply_policy(program, all->policy, &session, &left, &left_out, &err);
     if (status == TSR_OK) {
         cli_report_add(report, session.path, session.catalog, left, &left_out);
-        result = cli_report_status(left, arguments->fail_on);
+        result = arguments->deep && could_not_read(left) ? CLI_TROUBLE : cli_report_status(left, arguments->fail_on);
     } else {
         cli_report_trouble(report, path, &err);
         result = cli_fail_error(program, path, &err);

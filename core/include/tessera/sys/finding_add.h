@@ -31,6 +31,12 @@ typedef struct tsr_place {
 tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,
                            ...) TSR_PRINTF_LIKE(5, 6);
 
+/* Adds a finding for an error that one part of a checkpoint caused, under `rule_id`. Errors of input and output are the rule
+ * file/io instead, once per message, as a file that cannot be opened fails for everything in it. Returns the errors that end
+ * every command: out of memory, cancelled. */
+tsr_status tsr_finding_add_failure(tsr_findings *findings, const char *rule_id, tsr_place place, const tsr_error *failure,
+                                   tsr_error *err);
+
 /* A rule, and how bad it is this time. */
 typedef struct tsr_rated_rule {
     const char *id;
