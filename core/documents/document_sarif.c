@@ -51,6 +51,7 @@ static void put_rules(tsr_json *json)
 
 void tsr_sarif_start(tsr_json *json, const char *version)
 {
+    json->replaces_surrogates = true;
     tsr_json_object(json);
     put_text(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
     put_text(json, "version", "2.1.0");

@@ -69,3 +69,14 @@ def test_conversions_keep_the_names(t):
         assert all(torch.equal(got[n], want[n]) for n in NAMES)
     refused = t.run("convert", path, t.at("o.safetensors"), "--objects", "drop", status=2).stderr
     assert b"not UTF-8" in refused and not os.path.exists(t.at("o.safetensors")), refused
+
+
+def test_sarif_holds_no_lone_surrogates(t):
+    import torch
+    path = t.at("sarif.pt")
+    torch.save({"a\ud800b": torch.tensor([float("nan")]), "c\udfff": torch.tensor([float("inf")])}, path)
+    sarif = json.loads(t.run("validate", "--deep", path, "--format", "sarif").stdout)
+    names = [r["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] for r in sarif["runs"][0]["results"]]
+    assert names == ["a\ufffdb", "c\ufffd"], names
+    names = [f["fqn"] for f in json.loads(t.run("validate", "--deep", path, "--json").stdout)["findings"]]
+    assert names == ["a\ud800b", "c\udfff"], names
