@@ -69,6 +69,17 @@ static size_t host_at(tsr_str text, size_t from)
     return from;
 }
 
+static bool is_listed(tsr_str key, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t n = 0;
+        while (n < key.size && names[i][n] && names[i][n] == (is_letter(key.data[n]) ? key.data[n] | 0x20 : key.data[n]))
+            n++;
+        if (n == key.size && !names[i][n]) return true;
+    }
+    return false;
+}
+
 /* Query parameters that only select a version or a method, and grant no access. */
 static bool is_harmless(tsr_str key)
 {
@@ -78,12 +89,24 @@ static bool is_harmless(tsr_str key)
                                        "x-goog-algorithm", "x-goog-date", "x-goog-expires", "x-goog-signedheaders", "sv", "se", "st",
                                        "sp", "sr", "spr"};
     /* clang-format on */
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        size_t n = 0;
-        while (n < key.size && keys[i][n] && keys[i][n] == (is_letter(key.data[n]) ? key.data[n] | 0x20 : key.data[n])) n++;
-        if (n == key.size && !keys[i][n]) return true;
-    }
-    return false;
+    return is_listed(key, keys, sizeof keys / sizeof *keys);
+}
+
+/* Parameters that signed URLs grant access with. */
+static bool is_secret(tsr_str key)
+{
+    static const char *const keys[] = {"sig",
+                                       "signature",
+                                       "x-amz-signature",
+                                       "x-amz-security-token",
+                                       "x-amz-credential",
+                                       "awsaccesskeyid",
+                                       "x-goog-signature",
+                                       "x-goog-credential",
+                                       "googleaccessid",
+                                       "token",
+                                       "access_token"};
+    return is_listed(key, keys, sizeof keys / sizeof *keys);
 }
 
 typedef struct writer {
@@ -98,14 +121,15 @@ static void put(writer *w, const char *data, size_t size)
     w->used += size;
 }
 
-/* Puts the parameters of [at, end), with their separators. */
-static void put_query(writer *w, tsr_str text, size_t at, size_t end)
+/* Puts the parameters of [at, end), with their separators. In the key of an object, only what grants access is hidden. */
+static void put_query(writer *w, tsr_str text, size_t at, size_t end, bool in_key)
 {
     while (at < end) {
         const size_t next = until((tsr_str){text.data, end}, at, "&;");
         const size_t equals = until((tsr_str){text.data, next}, at, "=");
         const bool has_value = equals < next;
-        if (is_harmless((tsr_str){text.data + at, equals - at})) {
+        const tsr_str key = {text.data + at, equals - at};
+        if (in_key ? !is_secret(key) : is_harmless(key)) {
             put(w, text.data + at, next - at);
         } else {
             if (has_value) put(w, text.data + at, equals + 1 - at);
@@ -116,8 +140,8 @@ static void put_query(writer *w, tsr_str text, size_t at, size_t end)
     }
 }
 
-/* Keys in object stores are not URLs, so '#' is an ordinary character in them. So is '?', but what follows it may be a
- * signature that was pasted by mistake. */
+/* Keys in object stores are not URLs: '?' and '#' are ordinary characters in them. But a signature may have been pasted with one
+ * by mistake. */
 static bool is_object(tsr_str text)
 {
     return tsr_str_starts(text, TSR_STR("s3://")) || tsr_str_starts(text, TSR_STR("gs://")) ||
@@ -139,7 +163,7 @@ size_t tsr_uri_redact(tsr_str text, char *out, size_t capacity)
     put(&w, text.data + host, path_end - host);
     if (path_end < text.size && text.data[path_end] == '?') {
         put(&w, "?", 1);
-        put_query(&w, text, path_end + 1, has_fragment ? until(text, path_end, "#") : text.size);
+        put_query(&w, text, path_end + 1, has_fragment ? until(text, path_end, "#") : text.size, !has_fragment);
     }
     return w.used;
 }

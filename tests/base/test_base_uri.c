@@ -64,7 +64,12 @@ static void test_base_uri__redacts_secrets(void **state)
         {"http://h/p?versionId=3;key=SECRET", "http://h/p?versionId=3;key=***"},
         {"http://h/p?%73ig=SECRET", "http://h/p?%73ig=***"},
         {"http://h/p?a=&b&&download=1&", "http://h/p?a=&***&&download=1&"},
-        {"s3://bucket/key?SECRET", "s3://bucket/key?***"},
+        {"s3://bucket/step?v=2&why", "s3://bucket/step?v=2&why"},
+        {"gs://bucket/a?b/c#d", "gs://bucket/a?b/c#d"},
+        {"az://account/container/what?", "az://account/container/what?"},
+        {"s3://bucket/key?X-Amz-Date=2026&X-Amz-Signature=SECRET&AWSAccessKeyId=SECRET",
+         "s3://bucket/key?X-Amz-Date=2026&X-Amz-Signature=***&AWSAccessKeyId=***"},
+        {"az://a/c/key?sv=2020&sig=SECRET", "az://a/c/key?sv=2020&sig=***"},
         {"HTTP://USER:PW@H/", "HTTP://H/"},
         {"http://", "http://"},
         {"", ""}};
