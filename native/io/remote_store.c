@@ -373,7 +373,7 @@ const char *tsr_remote_store_version(const tsr_store *store, uint32_t file)
     return store->close == remote_close ? ((const remote_file *)remote->files.items)[file].version : "";
 }
 
-tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
+static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
 {
     const tsr_allocator *allocator = host->allocator;
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
@@ -398,4 +398,42 @@ tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_
     }
     *out = &store->base;
     return TSR_OK;
+}
+
+/* Whether the only file of a store is a web page, which no checkpoint begins like. */
+static bool is_page(tsr_store *store)
+{
+    static const char *const pages[] = {"<!doctype html", "<html"};
+    char begin[16] = {0};
+    tsr_error ignored = {0};
+    const uint64_t size = store->primary == TSR_NO_FILE ? 0 : store->files[store->primary].size;
+    if (tsr_store_read(store, store->primary, 0, begin, size < 15 ? (size_t)size : 15, &ignored) != TSR_OK) return false;
+    return strncasecmp(begin, pages[0], strlen(pages[0])) == 0 || strncasecmp(begin, pages[1], strlen(pages[1])) == 0;
+}
+
+/* The address of a directory whose slash was left out: servers answer with a redirect to their page for it, or with 404. */
+static tsr_status open_with_slash(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
+{
+    const size_t end = strcspn(address, "?#");
+    tsr_arena *arena = end && address[end - 1] != '/' ? tsr_arena_new(host->allocator, 0, err) : NULL;
+    if (!arena) return TSR_E_NOT_FOUND;
+    const tsr_str slashed = tsr_arena_format(arena, err, "%.*s/%s", (int)end, address, address + end);
+    const tsr_status status = slashed.data ? open_as_given(host, slashed.data, out, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
+}
+
+tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
+{
+    tsr_store *folder = NULL;
+    tsr_error ignored = {0}, failure = {0};
+    const tsr_status status = open_as_given(host, address, out, &failure);
+    const bool may_be_folder = status == TSR_OK ? is_page(*out) : status == TSR_E_NOT_FOUND;
+    if (may_be_folder && open_with_slash(host, address, &folder, &ignored) == TSR_OK) {
+        if (status == TSR_OK) (*out)->close(*out);
+        *out = folder;
+        return TSR_OK;
+    }
+    if (status != TSR_OK && err) *err = failure;
+    return status;
 }

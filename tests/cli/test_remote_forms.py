@@ -235,3 +235,23 @@ def test_few_requests_find_many_ranks(t):
         t.run("inspect", server.url + "run/")
         found = [r for _, r, _ in server.asked if r == "bytes=0-0"]
         need(len(found) == len(OTHER) + 5, f"{len(found)} requests to find 6 files")
+
+
+@test
+def test_the_slash_of_a_directory_may_be_left_out(t):
+    """Servers answer with a redirect to their own page of the directory, or with 404 if they have none."""
+    want = entries(t.json("inspect", sample("dcp_fsdp2")[0], "--json"))
+    shutil.copytree(sample("dcp_fsdp2")[0], t.at("step-1000"))
+    os.makedirs(t.at("empty"))
+    page = b"<!DOCTYPE HTML>\n<title>Directory listing</title>\n"
+
+    def as_page(handler, name, count):
+        if name.strip("/") not in ("step-1000", "empty"):
+            return False
+        handler.answer(200, page)
+        return True
+    for oddity, said in ((as_page, "HTML"), (lambda *a: False, "404")):
+        with serving(t.folder, oddity) as server:
+            need(entries(t.json("inspect", server.url + "step-1000", "--json")) == want, said)
+            message = t.run("inspect", server.url + "empty", status=2).stderr.decode()
+            need(said in message, message)
