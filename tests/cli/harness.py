@@ -58,8 +58,8 @@ def sample(name):
     return os.path.join(SAMPLES, want.get("path", name)), want
 
 
-def st_write(path, tensors, order=None):
-    header, data = {}, b""
+def st_write(path, tensors, order=None, metadata=None):
+    header, data = {"__metadata__": metadata} if metadata else {}, b""
     for name, (dtype, shape, raw) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw

@@ -423,7 +423,9 @@ def test_what_is_left_out_is_named_with_the_tool_that_reads_it(t):
     member = lambda name: b"PK\3\4" + bytes(22) + struct.pack("<HH", len(name), 0) + name + bytes(40)
     for name, data, tool in (("m.gguf", b"GGUF\3\0\0\0" + bytes(40), "llama.cpp"), ("m.h5", b"\x89HDF\r\n\x1a\n" + bytes(40), "keras"),
                              ("m.npz", member(b"w.npy"), "numpy.load"), ("m.keras", member(b"metadata.json"), "keras.models.load_model"),
-                             ("m.nemo", b"\x1f\x8b" + bytes(400), "NeMo"), ("m.onnx", b"\x08\x07\x12\x07pytorch", "onnx.load")):
+                             ("m.nemo", b"\x1f\x8b" + bytes(400), "NeMo"), ("m.onnx", b"\x08\x07\x12\x07pytorch", "onnx.load"),
+                             ("n.onnx", b"\x08\x0a:\x10\x12\x02gr" + bytes(8), "onnx.load"), ("m.tensors", b"|TZR|\r\n\x1a\n" + bytes(40), "TensorDeserializer"),
+                             ("m.znn", b"ZN\0\5" + bytes(40), "ZipNN")):
         with open(t.at(name), "wb") as f:
             f.write(data)
         message = t.run("inspect", t.at(name), status=2).stderr.decode()

@@ -322,3 +322,90 @@ def test_parts_of_ranks_must_all_be_there(t):
     shutil.copy(os.path.join(twice, "model-rank-1-part-0.safetensors"), os.path.join(twice, "model-rank-1-part-1.safetensors"))
     message = t.run("inspect", twice, status=2).stderr.decode()
     need("'w0'" in message and "model-rank-1-part-0" in message and "model-rank-1-part-1" in message, message)
+
+
+U8 = ("U8", [5], b"\x28\xb5\x2f\xfd\x01")
+DELTA_INDEX = {"version": "000002", "base_version": "000001", "delta_encoding": "xor", "compression_format": "zstd"}
+
+
+def st_file(t, path, tensors, metadata=None):
+    os.makedirs(os.path.dirname(t.at(path)), exist_ok=True)
+    st_write(t.at(path), {"a.weight": U8} if tensors is None else tensors, metadata=metadata)
+
+
+def index_file(t, path, metadata):
+    with open(t.at(path, "model.safetensors.index.json"), "w") as f:
+        json.dump({"metadata": metadata, "weight_map": {"a.weight": "model-00001-of-00001.safetensors"}}, f)
+
+
+@test
+def test_megatron_zarr_is_refused_by_every_command(t):
+    """The layout of megatron-core 0.9's zarr strategy. common.pt alone opens as a torch.save file, which it is not here."""
+    array = json.dumps({"chunks": [2], "compressor": None, "dtype": "<f4", "fill_value": None, "filters": None, "order": "C", "shape": [4], "zarr_format": 2})
+    for case, backend in (("whole", "zarr"), ("interrupted", None)):
+        for path, data in (("w/.zarray", array.encode()), ("w/0", bytes(8)), ("w/1", bytes(8))):
+            write(t.at(case, "iter_0000003", path), data)
+        shutil.copy(sample("torch_objects")[0], t.at(case, "iter_0000003", "common.pt"))
+        write(t.at(case, "latest_checkpointed_iteration.txt"), b"3")
+        if backend:
+            write(t.at(case, "iter_0000003", "metadata.json"), json.dumps({"sharded_backend": backend, "sharded_backend_version": 1}).encode())
+        for path in (t.at(case), t.at(case, "iter_0000003")):
+            check_refused(t, path, "Megatron checkpoint in the zarr format", "tensorstore")
+            for command in (["inspect", path], ["validate", path], ["validate", path, "--deep"]):
+                need("in the zarr format" in t.run(*command, status=2).stderr.decode(), command)
+    above = t.run("inspect", os.path.dirname(t.at("whole")), status=2).stderr.decode()
+    need("whole/iter_0000003 (a Megatron checkpoint in the zarr format" in above, above)
+    shutil.copy(sample("torch_objects")[0], t.at("common.pt"))
+    t.run("validate", t.at("common.pt"))
+
+
+@test
+def test_delta_updates_are_not_models(t):
+    """Indexes as slime's and ModelExpress's update_weight_from_disk_delta write them, SkyRL's DeltaManifest, TRL's PatchMetadata."""
+    st_file(t, "slime/model-00001-of-00001.safetensors", None, {"a.weight": "45396f83"})
+    index_file(t, "slime", DELTA_INDEX)
+    st_file(t, "skyrl/payload-0.safetensors", {"t0": U8})
+    with open(t.at("skyrl", "manifest.json"), "w") as f:
+        json.dump({"version": 2, "base_version": 1, "payload_files": ["payload-0.safetensors"], "tensors": [
+            {"name": "a.weight", "dtype": "bfloat16", "shape": [4], "payload_file": "payload-0.safetensors", "payload_key": "t0"}]}, f)
+    patch = {"format": "sparse_weight_patch", "version": "1", "model_version": "4", "encoding": "gap_delta"}
+    st_file(t, "trl/delta.safetensors", {"a.weight.indices": ("U16", [2], bytes(4)), "a.weight.values": ("BF16", [2], bytes(4))}, {**patch, "sparse": "True"})
+    for name, reader in (("slime", "ModelExpress"), ("skyrl", "SkyRL"), ("trl", "TRL")):
+        check_refused(t, t.at(name), "a delta update", reader)
+        for command in (["inspect", t.at(name)], ["validate", "--deep", t.at(name)]):
+            need("a delta update" in t.run(*command, status=2).stderr.decode(), command)
+    need("a delta update" in t.run("inspect", t.at("slime/model-00001-of-00001.safetensors"), status=2).stderr.decode(), "a shard by itself")
+    # Whole models that look like it: uint8 weights, an anchor, a version without a base, checksums of tensors that are not uint8.
+    st_file(t, "plain/model-00001-of-00001.safetensors", None)
+    index_file(t, "plain", {"total_size": 5, "version": "000001", "base_version": None})
+    st_file(t, "anchor/model.safetensors", {"a.weight": ("BF16", [2], bytes(4))}, {**patch, "sparse": "False"})
+    st_file(t, "sums/model.safetensors", {"a.weight": ("BF16", [2], bytes(4))}, {"a.weight": "45396f83"})
+    st_file(t, "manifest/model.safetensors", None)
+    write(t.at("manifest", "manifest.json"), b'{"version": 2, "files": ["model.safetensors"]}')
+    for name in ("plain", "anchor", "sums", "manifest"):
+        t.run("convert", t.at(name), t.at(name + ".pt"), "--to", "torch")
+
+
+@test
+def test_compressed_models_are_not_models(t):
+    names = {"a.encoded_exponent": U8, "a.sign_mantissa": U8, "a.luts": U8}
+    st_file(t, "dfloat11/model.safetensors", names)
+    st_file(t, "config/model.safetensors", None)
+    write(t.at("config", "config.json"), b'{"dfloat11_config": {"version": "0.5.0"}}')
+    st_file(t, "zipnn/model.safetensors", None, {"znn_compressed_vectors": '{"a.weight": {"dtype": "torch.bfloat16", "shape": "[4]"}}'})
+    for name, tool in (("dfloat11", "DFloat11Model"), ("config", "DFloat11Model"), ("zipnn", "zipnn")):
+        check_refused(t, t.at(name), tool)
+        need(tool in t.run("inspect", t.at(name), status=2).stderr.decode(), name)
+    st_file(t, "whole/model.safetensors", {"a.weight": U8})
+    write(t.at("whole", "config.json"), b'{"model_type": "llama"}')
+    t.run("convert", t.at("whole"), t.at("whole.pt"), "--to", "torch")
+
+
+@test
+def test_orbax_next_to_other_files_is_refused(t):
+    write(t.at("orbax", "_METADATA"), b'{"tree_metadata": {}, "use_zarr3": false}')
+    shutil.copy(sample("torch_plain")[0], t.at("orbax", "extra.pt"))
+    write(t.at("marked", "_CHECKPOINT_METADATA"), b"{}")
+    shutil.copy(sample("torch_plain")[0], t.at("marked", "extra.pt"))
+    for name in ("orbax", "marked"):
+        check_refused(t, t.at(name), "an Orbax checkpoint", "orbax.checkpoint")

@@ -3,6 +3,7 @@
 #include "formats/recognize/below.h"
 
 #include "formats/common/incomplete.h"
+#include "formats/recognize/foreign.h"
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/try.h"
 
@@ -108,6 +109,9 @@ static tsr_status probe(search *s, part_store *part, const char **form, bool *wh
     const tsr_reader *reader;
     tsr_checkpoint guess = {
         .store = &part->base, .host = s->checkpoint->host, .arena = s->checkpoint->arena, .is_probe = true};
+    TSR_TRY(tsr_foreign_form(&guess, form, s->err));
+    *whole = *form;
+    if (*form) return TSR_OK;
     const tsr_status status = s->recognize(&guess, &reader, &why);
     /* A single torch.save file may be something next to the steps of a run, such as its arguments. */
     *whole = status == TSR_OK && reader != &tsr_reader_torch_zip && reader != &tsr_reader_torch_legacy;

@@ -19,6 +19,8 @@ static const signature foreign_kinds[] = {
     {0, 4, "GGUF", "a GGUF file, which is not supported: llama.cpp runs it, and its gguf-py reads it"},
     {0, 4, "lmgg", "a GGML file, which is not supported: llama.cpp converts it to GGUF"},
     {0, 4, "tjgg", "a GGML file, which is not supported: llama.cpp converts it to GGUF"},
+    {0, 5, "|TZR|",
+     "a file of tensorizer, which is not supported: TensorDeserializer of the Python package tensorizer reads it"},
     {0, 6, "\x93NUMPY", "a NumPy array file, which is not supported: numpy.load reads it"},
     {0, 2, "\x1f\x8b", "a gzip file; unpack it first"},
     {0, 6, "7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it first"},
@@ -81,7 +83,7 @@ static bool is_json(tsr_str head)
     return at + 1 < head.size && head.data[at] == '{' && memchr(" \t\r\n\"}", head.data[at + 1], 6);
 }
 
-static const char *foreign_zip_name(tsr_str head, tsr_str member)
+static const char *foreign_zip_name(tsr_str head, tsr_str member, bool is_onnx)
 {
     static const char *const keras[] = {"metadata.json", "config.json", "model.weights.h5"};
     for (size_t i = 0; i < sizeof keras / sizeof keras[0]; i++)
@@ -90,7 +92,7 @@ static const char *foreign_zip_name(tsr_str head, tsr_str member)
     if (tsr_str_ends(member, TSR_STR(".npy")))
         return "a NumPy archive (.npz), which is not supported: numpy.load reads it, or mlx.core.load where MLX wrote it";
     if (head.size >= 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
-    if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && head.data[2] == 0x12)
+    if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && (head.data[2] == 0x12 || is_onnx))
         return "an ONNX model, which is not supported: onnx.load reads it";
     return NULL;
 }
@@ -114,7 +116,9 @@ static const char *foreign_name(tsr_str head, tsr_str name)
     if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||
         tsr_str_ends(member, TSR_STR("/data/weights/model_weights_config.json")))
         return "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it";
-    return foreign_zip_name(head, member);
+    if (head.size > 4 && memcmp(head.data, "ZN", 2) == 0 && head.data[2] >= 0 && head.data[2] < ' ')
+        return "compressed by ZipNN, which is not supported: the package zipnn decompresses it";
+    return foreign_zip_name(head, member, tsr_str_ends(name, TSR_STR(".onnx")));
 }
 
 tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, const char **foreign, tsr_error *err)

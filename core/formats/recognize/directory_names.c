@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static tsr_str base_name(tsr_str path)
+tsr_str tsr_last_path_part(tsr_str path)
 {
     size_t at = path.size;
     while (at > 0 && path.data[at - 1] != '/') at--;
@@ -40,14 +40,14 @@ static bool any_path(const tsr_store *store, bool (*is)(tsr_str path))
 
 static bool is_deepspeed(tsr_str path)
 {
-    tsr_str name = base_name(path);
+    tsr_str name = tsr_last_path_part(path);
     return tsr_str_starts(name, TSR_STR("zero_pp_rank_")) || tsr_name_holds(name, TSR_STR("_zero_pp_rank_")) ||
            (tsr_str_starts(name, TSR_STR("mp_rank_")) && tsr_str_ends(name, TSR_STR("_model_states.pt")));
 }
 
 static bool is_megatron(tsr_str path)
 {
-    tsr_str name = base_name(path);
+    tsr_str name = tsr_last_path_part(path);
     return tsr_str_equal(name, TSR_STR("latest_checkpointed_iteration.txt")) ||
            tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
 }
@@ -55,30 +55,7 @@ static bool is_megatron(tsr_str path)
 /* Whether a file belongs to a DCP, complete or interrupted. */
 static bool is_dcp(tsr_str path)
 {
-    return tsr_str_equal(base_name(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
-}
-
-static bool is_orbax(tsr_str path)
-{
-    tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR("_CHECKPOINT_METADATA")) || tsr_str_equal(name, TSR_STR("manifest.ocdbt"));
-}
-
-static bool is_zarr(tsr_str path)
-{
-    tsr_str name = base_name(path);
-    return tsr_str_equal(name, TSR_STR(".zarray")) || tsr_str_equal(name, TSR_STR(".zgroup")) ||
-           tsr_str_equal(name, TSR_STR("zarr.json"));
-}
-
-static bool is_torchsnapshot(tsr_str path)
-{
-    return tsr_str_equal(base_name(path), TSR_STR(".snapshot_metadata"));
-}
-
-static bool is_tensorflow(tsr_str path)
-{
-    return tsr_str_equal(base_name(path), TSR_STR("saved_model.pb")) || tsr_name_holds(path, TSR_STR(".data-00000-of-"));
+    return tsr_str_equal(tsr_last_path_part(path), TSR_STR(".metadata")) || tsr_str_ends(path, TSR_STR(".distcp"));
 }
 
 bool tsr_has_deepspeed_files(const tsr_store *store)
@@ -90,17 +67,6 @@ bool tsr_has_deepspeed_files(const tsr_store *store)
 bool tsr_has_training_files(const tsr_store *store)
 {
     return any_path(store, is_deepspeed) || (any_path(store, is_megatron) && !any_path(store, is_dcp));
-}
-
-const char *tsr_foreign_directory(const tsr_store *store)
-{
-    if (any_path(store, is_orbax)) return "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python";
-    if (any_path(store, is_zarr)) return "a Zarr store, which is not supported: the Python package zarr reads it";
-    if (any_path(store, is_torchsnapshot))
-        return "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python";
-    if (any_path(store, is_tensorflow))
-        return "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it";
-    return NULL;
 }
 
 static bool is_dcp_below(tsr_str path)

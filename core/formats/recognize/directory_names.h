@@ -5,6 +5,8 @@
 
 #include "tessera/store.h"
 
+/* The part of a path after its last slash. */
+tsr_str tsr_last_path_part(tsr_str path);
 /* Whether a text contains `part`, which is not empty. */
 bool tsr_name_holds(tsr_str text, tsr_str part);
 /* Whether the path has two directories or more. */
@@ -16,7 +18,5 @@ bool tsr_has_deepspeed_files(const tsr_store *store);
 bool tsr_has_training_files(const tsr_store *store);
 /* Whether a directory below contains a DCP. */
 bool tsr_has_dcp_below(const tsr_store *store);
-/* What the directory is if another program's library wrote it, and how to read it: the end of a message. NULL if it is not. */
-const char *tsr_foreign_directory(const tsr_store *store);
 
 #endif

@@ -14,6 +14,7 @@
 #include "formats/common/incomplete.h"
 #include "formats/recognize/below.h"
 #include "formats/recognize/directory_names.h"
+#include "formats/recognize/foreign.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/shards/shards_files.h"
 #include "tessera/sys/try.h"
@@ -92,6 +93,14 @@ static tsr_status add(recognizer *r, tsr_vec *list, uint64_t number, uint32_t fi
 
 /* ---- index files ---- */
 
+static tsr_status refuse_foreign_tensors(recognizer *r, uint32_t file)
+{
+    const char *foreign;
+    TSR_TRY(tsr_foreign_safetensors(r->store, file, r->checkpoint->host, &foreign, r->err));
+    TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name_at(r, file)), foreign);
+    return TSR_OK;
+}
+
 /* The content of the first file of a weight map that exists; judged by its name if none does, in which case *any is false. */
 static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content *content, bool *any)
 {
@@ -101,7 +110,10 @@ static tsr_status shard_content(recognizer *r, const cJSON *weights, tsr_content
     for (const cJSON *member = weights->child; member; member = member->next) {
         if (!cJSON_IsString(member)) continue; /* the reader will report it */
         uint32_t file = tsr_store_find(r->store, tsr_json_text_of(member));
-        if (file != TSR_NO_FILE) return tsr_content_of(r->store, file, content, &foreign, r->err);
+        if (file != TSR_NO_FILE) {
+            TSR_TRY(tsr_content_of(r->store, file, content, &foreign, r->err));
+            return *content == TSR_CONTENT_SAFETENSORS ? refuse_foreign_tensors(r, file) : TSR_OK;
+        }
         bool by_name = tsr_str_ends(tsr_json_text_of(member), TSR_STR(".safetensors"));
         if (member == weights->child && !by_name) *content = TSR_CONTENT_TORCH_ZIP;
     }
@@ -134,7 +146,10 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
         return status;
     }
     const cJSON *weights = cJSON_GetObjectItemCaseSensitive(root, "weight_map");
-    if (!weights)
+    const char *foreign = tsr_foreign_index(root);
+    if (foreign)
+        status = tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is the index of %s", TSR_STR_ARG(name_at(r, file)), foreign);
+    else if (!weights)
         status = tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is a JSON document without a weight_map, not a checkpoint",
                           TSR_STR_ARG(name_at(r, file)));
     else status = shard_content(r, weights, &content, &any);
@@ -173,7 +188,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
                 TSR_STR_ARG(name));
     TSR_TRY(choose_one(r, file));
     switch (content) {
-    case TSR_CONTENT_SAFETENSORS: *reader = &tsr_reader_safetensors; return TSR_OK;
+    case TSR_CONTENT_SAFETENSORS: *reader = &tsr_reader_safetensors; return refuse_foreign_tensors(r, file);
     case TSR_CONTENT_TORCH_ZIP: *reader = &tsr_reader_torch_zip; return TSR_OK;
     case TSR_CONTENT_TORCH_LEGACY: *reader = &tsr_reader_torch_legacy; return TSR_OK;
     case TSR_CONTENT_JSON: return recognize_index(r, file, reader);
@@ -348,6 +363,7 @@ static tsr_status recognize_safetensors(recognizer *r, const tsr_reader **reader
         *reader = &tsr_reader_safetensors_ranks;
         return choose(r, files, r->safetensors.count);
     }
+    TSR_TRY(refuse_foreign_tensors(r, files[0].file));
     TSR_TRY(is_sharded(r, files[0].file, &sharded));
     *reader = sharded ? &tsr_reader_dcp_safetensors : &tsr_reader_safetensors;
     return choose(r, files, r->safetensors.count);
@@ -443,6 +459,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
     tsr_store *store = checkpoint->store;
+    const char *foreign;
     recognizer r = {.checkpoint = checkpoint, .store = store, .err = err};
     if (checkpoint->options.shards) TSR_TRY(tsr_shards_choose(checkpoint, reader, err));
     if (checkpoint->options.shards && *reader) return TSR_OK;
@@ -450,6 +467,8 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata"));
     if (store->file_count == 0) return refuse_folder(&r);
     if (store->primary != TSR_NO_FILE && store->primary != metadata) return recognize_file(&r, store->primary, reader);
+    TSR_TRY(tsr_foreign_form(checkpoint, &foreign, err));
+    TSR_FAIL_IF(foreign, err, TSR_E_UNSUPPORTED, "the directory is %s", foreign);
     TSR_TRY(tsr_form_of_directory(checkpoint, reader, err));
     if (*reader) return TSR_OK;
     if (tsr_lacks_dcp_metadata(store)) {
