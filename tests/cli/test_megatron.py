@@ -178,3 +178,29 @@ def test_megatron_shards_that_are_not_all_there(t):
     need([f["level"] for f in found] == ["error"] and "rng_state" in found[0]["message"], found)
     names = {e["fqn"] for e in t.json("inspect", t.at("bad"), "--json")["entries"]}
     need({"rng_state/shard_0_4", "rng_state/shard_4_5", "one"} <= names, names)
+
+
+@test
+def test_megatron_without_common_pt(t):
+    """Megatron-Core 0.19 writes the object common_state instead (tests/golden/make_megatron_common_state.py)."""
+    path = os.path.join(GOLDEN, "common_state")
+    for deep in ((), ("--deep",)):
+        need(t.json("validate", path, "--json", *deep)["findings"] == [], "a healthy save")
+    doc = t.json("inspect", path, "--json")
+    rows = {e["fqn"]: e for e in doc["entries"]}
+    need([p["name"] for p in doc["summary"]["parts"]] == ["", "common"], doc["summary"])
+    need({k: e.get("value") for k, e in rows.items() if e["kind"] == "object"} == {
+        "common.iteration": 12, "common.scheduler.lr": 0.25, "common.scheduler.style": "linear", "rng_state": [{"seed": 1}, {"seed": 2}]}, rows)
+    for name, want in (("alpha.weight[1]", "3 4 5"), ("zeta.weight", "0 1 2 3"), ("common.seen", "3 5 8")):
+        got = t.run("get", path, name, "--print").stdout.decode()
+        need(got.replace("[", " ").replace("]", " ").replace(",", " ").split() == want.split(), got)
+    need("scheduler.lr" in {e["fqn"] for e in t.json("inspect", path, "--part", "common", "--json")["entries"]}, "the part by itself")
+    t.run("convert", path, t.at("m"), "--to", "megatron-dist")
+    need("common.pt" in os.listdir(t.at("m")), "the form that all versions read")
+    t.run("diff", path, t.at("m"), "--values")
+    t.run("convert", path, t.at("x.safetensors"), "--objects", "drop", "--exclude", "common.**")
+    # With a common_backend in metadata.json, what is not sharded belongs in common.pt.
+    shutil.copytree(path, t.at("lost"))
+    with open(t.at("lost", "metadata.json"), "w") as f:
+        json.dump({"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}, f)
+    check_incomplete(t, t.at("lost"), ["alpha.weight", "common_state", "rng_state", "zeta.weight"], "'common.pt' is missing")

@@ -8,16 +8,21 @@
 
 /* ---- opening ---- */
 
-/* Whether metadata.json states the torch_dist format. Other programs write files of this name, too, so it is not an error
- * if a document does not. */
-static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bool *is, tsr_error *err)
+/* What metadata.json states. Other programs write files of this name, too, so it is not an error if a document states
+ * nothing. */
+typedef struct stated {
+    bool torch_dist;     /* sharded_backend */
+    bool common_backend; /* there is one: what is not sharded is in common.pt. Megatron-Core 0.19 and newer states none */
+} stated;
+
+static tsr_status read_stated(tsr_checkpoint *checkpoint, uint32_t file, stated *out, tsr_error *err)
 {
     const tsr_store_file *f = &checkpoint->store->files[file];
     enum { LARGEST = 1 << 16 };
     tsr_bytes text;
     cJSON *root;
     tsr_error ignored = {0};
-    *is = false;
+    *out = (stated){0};
     if (f->size == 0 || f->size > LARGEST) return TSR_OK;
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
     const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
@@ -25,7 +30,8 @@ static tsr_status names_torch_dist(tsr_checkpoint *checkpoint, uint32_t file, bo
     if (status == TSR_E_NOMEM) return tsr_fail(err, status, "%s", ignored.message);
     if (status != TSR_OK) return TSR_OK;
     const cJSON *backend = cJSON_GetObjectItemCaseSensitive(root, "sharded_backend");
-    *is = cJSON_IsString(backend) && tsr_str_equal(tsr_json_text_of(backend), TSR_STR("torch_dist"));
+    out->torch_dist = cJSON_IsString(backend) && tsr_str_equal(tsr_json_text_of(backend), TSR_STR("torch_dist"));
+    out->common_backend = cJSON_IsString(cJSON_GetObjectItemCaseSensitive(root, "common_backend"));
     cJSON_Delete(root);
     return TSR_OK;
 }
@@ -35,9 +41,11 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
     const tsr_store *store = checkpoint->store;
     const uint32_t metadata = tsr_store_find(store, TSR_STR(".metadata")),
                    json = tsr_store_find(store, TSR_STR("metadata.json"));
+    stated says;
     *is = false;
     if (metadata == TSR_NO_FILE || json == TSR_NO_FILE || store->files[metadata].size == 0) return TSR_OK;
-    TSR_TRY(names_torch_dist(checkpoint, json, is, err));
+    TSR_TRY(read_stated(checkpoint, json, &says, err));
+    *is = says.torch_dist;
     if (!*is) return TSR_OK;
     uint32_t *files = tsr_arena_array(checkpoint->arena, 3, sizeof *files, err);
     if (!files) return TSR_E_NOMEM;
@@ -51,9 +59,13 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
     return TSR_OK;
 }
 
-static tsr_status require_marker(tsr_checkpoint *checkpoint, tsr_error *err)
+static tsr_status require_marker(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err)
 {
-    if (tsr_store_find(checkpoint->store, TSR_STR("metadata.json")) != TSR_NO_FILE) return TSR_OK;
+    const uint32_t json = tsr_store_find(checkpoint->store, TSR_STR("metadata.json"));
+    stated says = {.common_backend = true};
+    if (json != TSR_NO_FILE) TSR_TRY(read_stated(checkpoint, json, &says, err));
+    state->needs_common_file = says.common_backend;
+    if (json != TSR_NO_FILE) return TSR_OK;
     return tsr_checkpoint_is_incomplete(
         checkpoint, TSR_STR("metadata.json"),
         TSR_STR(
@@ -68,9 +80,10 @@ tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err)
     tsr_dcp_state_of(checkpoint)->form = state;
     state->raw = checkpoint->catalog.entries;
     state->raw_count = checkpoint->catalog.entry_count;
-    TSR_TRY(require_marker(checkpoint, err));
+    TSR_TRY(require_marker(checkpoint, state, err));
     TSR_TRY(tsr_megatron_join_objects(checkpoint, state, err));
     TSR_TRY(tsr_megatron_undo_fragments(checkpoint, state, err));
+    tsr_megatron_take_common_state(checkpoint, state);
     TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(state->entries, state->count), &state->index,
                                NULL, err));
     return tsr_megatron_add_common(checkpoint, state, err);
@@ -100,10 +113,14 @@ static tsr_dcp_item item_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, 
     return piece ? (tsr_dcp_item){checkpoint, piece->entry, piece->chunk} : (tsr_dcp_item){checkpoint, entry, chunk};
 }
 
-/* Whether the chunk is in common.pt, and not in an item. */
+/* Whether the chunk belongs to the part "common", so that it is not what an item holds: it is in common.pt, or it is a tensor
+ * inside the object common_state. */
 static bool is_common(const tsr_checkpoint *checkpoint, const tsr_chunk *chunk)
 {
-    return chunk->file == tsr_megatron_state_of(checkpoint)->common_file;
+    const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
+    bool is = chunk->file == state->common_file;
+    for (uint64_t i = 0; i < state->common_tensor_count && !is; i++) is = state->common_tensors[i] == chunk;
+    return is;
 }
 
 static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
@@ -170,8 +187,8 @@ static tsr_status give(void *ctx, const tsr_extent *extent, tsr_error *err)
     tsr_extent own = *extent;
     if (!extent->entry) return w->each(w->ctx, extent, err);
     const uint64_t at = state->entry_of[extent->entry - state->raw];
-    const tsr_entry *entry = &state->entries[at];
-    own.entry = tsr_checkpoint_entry(w->checkpoint, entry->fqn);
+    const tsr_entry *entry = at == TSR_MEGATRON_COMMON ? NULL : &state->entries[at];
+    own.entry = entry ? tsr_checkpoint_entry(w->checkpoint, entry->fqn) : NULL;
     if (own.entry && own.entry->chunks != entry->chunks) own.entry = NULL; /* it belongs to a part that is not open */
     if (!own.entry || !state->stored[at].fragments) {
         if (!own.entry) own.chunk = NULL;

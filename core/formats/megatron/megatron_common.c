@@ -1,4 +1,7 @@
-/* Reads common.pt, which has everything that is not sharded (arguments, schedulers, the iteration), as the part "common". */
+/* The part "common": everything that is not sharded (arguments, schedulers, the iteration). It is in common.pt, or, since
+ * Megatron-Core 0.19, in the object common_state of the DCP.
+ *
+ * Source: save and load_common_state_dict in dist_checkpointing/serialization.py of Megatron-Core 0.19. */
 #include "formats/megatron/megatron_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
@@ -62,6 +65,39 @@ static tsr_status read_file(tsr_checkpoint *checkpoint, tsr_megatron_state *stat
     return tsr_torch_keep_shared(checkpoint->host, flat->entries, flat->entry_count, file.storage_count, err);
 }
 
+void tsr_megatron_take_common_state(tsr_checkpoint *checkpoint, tsr_megatron_state *state)
+{
+    uint64_t at = 0;
+    if (tsr_store_find(checkpoint->store, TSR_STR("common.pt")) != TSR_NO_FILE || state->needs_common_file) return;
+    while (at < state->count && !tsr_str_equal(state->entries[at].fqn, TSR_STR("common_state"))) at++;
+    const tsr_value *value = at < state->count ? state->entries[at].value : NULL; /* a list of one, as of every object */
+    if (!value || value->kind != TSR_VALUE_LIST || value->count != 1 || value->items[0]->kind != TSR_VALUE_DICT) return;
+    state->common_state = value->items[0];
+    state->count--;
+    const size_t after = (size_t)(state->count - at);
+    memmove(&state->entries[at], &state->entries[at + 1], after * sizeof *state->entries);
+    memmove(&state->stored[at], &state->stored[at + 1], after * sizeof *state->stored);
+    for (uint64_t i = 0; i < state->raw_count; i++) {
+        if (state->entry_of[i] == at) state->entry_of[i] = TSR_MEGATRON_COMMON;
+        else if (state->entry_of[i] > at) state->entry_of[i]--;
+    }
+}
+
+static tsr_status read_common_state(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat,
+                                    tsr_error *err)
+{
+    TSR_TRY(tsr_torch_flatten(state->common_state, checkpoint->host, &checkpoint->expansion, checkpoint->arena, flat, err));
+    const tsr_chunk **tensors = tsr_arena_array(checkpoint->arena, (size_t)flat->entry_count, sizeof *tensors, err);
+    if (!tensors) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < flat->entry_count; i++) {
+        tsr_entry *entry = &flat->entries[i];
+        entry->storage_id = 0; /* it counts the storages of one item */
+        if (entry->kind == TSR_ENTRY_TENSOR) tensors[state->common_tensor_count++] = entry->chunks;
+    }
+    state->common_tensors = tensors;
+    return TSR_OK;
+}
+
 /* If the file is missing or damaged, the rest of the checkpoint can still be listed. */
 static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat, tsr_error *err)
 {
@@ -70,6 +106,8 @@ static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *st
         TSR_STR("'common.pt' is missing next to '.metadata': the save was interrupted, or the file was not copied");
     *flat = (tsr_torch_flat){0};
     state->common_file = tsr_store_find(checkpoint->store, TSR_STR("common.pt"));
+    if (state->common_state) return read_common_state(checkpoint, state, flat, err);
+    if (state->common_file == TSR_NO_FILE && !state->needs_common_file) return TSR_OK;
     if (state->common_file == TSR_NO_FILE)
         return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("common.pt"), message, err);
     tsr_dcp_state_of(checkpoint)->file_uses[state->common_file] = TSR_DCP_OBJECTS;
@@ -110,7 +148,7 @@ tsr_status tsr_megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_stat
                           .name = TSR_STR(""),
                           .own_names = true};
     parts[1] = (tsr_part){.name = TSR_STR(COMMON),
-                          .format = TSR_FORMAT_TORCH_ZIP,
+                          .format = state->common_state ? TSR_FORMAT_DCP : TSR_FORMAT_TORCH_ZIP,
                           .files = 1,
                           .first_entry = state->count,
                           .entry_count = flat.entry_count};
@@ -119,6 +157,6 @@ tsr_status tsr_megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_stat
     catalog->mappings = flat.mappings;
     catalog->mapping_count = flat.mapping_count;
     catalog->parts = parts;
-    catalog->part_count = state->common_file == TSR_NO_FILE ? 1 : 2;
+    catalog->part_count = state->common_file == TSR_NO_FILE && !state->common_state ? 1 : 2;
     return TSR_OK;
 }

@@ -16,6 +16,8 @@ typedef struct tsr_megatron_piece {
     uint64_t first; /* the stored element of `chunk` at which the box begins */
 } tsr_megatron_piece;
 
+#define TSR_MEGATRON_COMMON UINT64_MAX /* in entry_of: the raw entry is not an entry, but the content of the part "common" */
+
 typedef struct tsr_megatron_state {
     const tsr_entry *raw; /* the entries as in the metadata */
     uint64_t raw_count;
@@ -27,6 +29,10 @@ typedef struct tsr_megatron_state {
     const tsr_chunk *chunks;          /* the boxes of all tensors that were stored as fragments, in one array */
     const tsr_megatron_piece *pieces; /* one per chunk in `chunks` */
     uint64_t chunk_count;
+    bool needs_common_file;        /* metadata.json says so, or is missing */
+    const tsr_value *common_state; /* the object of this name, which newer versions write instead of common.pt; or NULL */
+    const tsr_chunk *const *common_tensors; /* of the tensors in common_state */
+    uint64_t common_tensor_count;
     uint32_t common_file;      /* TSR_NO_FILE if it does not exist */
     const tsr_torch_run *runs; /* of common.pt */
     size_t run_count;
@@ -48,7 +54,10 @@ const tsr_megatron_piece *tsr_megatron_piece_of(const tsr_megatron_state *state,
  * `scratch`. */
 tsr_status tsr_megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                    tsr_arena *scratch, tsr_view *view, tsr_error *err);
-/* Fills the catalog with the DCP's entries, the entries of common.pt below "common.", and the table of parts. */
+/* Sets common_state, and takes its entry out of `entries`. Does nothing if there is a common.pt, which Megatron then reads, or
+ * if the value is not known to be a dict. */
+void tsr_megatron_take_common_state(tsr_checkpoint *checkpoint, tsr_megatron_state *state);
+/* Fills the catalog with the DCP's entries, the entries of common.pt or common_state below "common.", and the table of parts. */
 tsr_status tsr_megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err);
 
 #endif
