@@ -44,7 +44,7 @@ static tsr_status digest_of(const checker *c, size_t number, bool *there, tsr_di
     const tsr_entry *entry = c->own[number];
     *there = true;
     if (entry->kind != TSR_ENTRY_TENSOR)
-        return tsr_object_digest(tsr_checkpoint_host(c->checkpoint), entry, c->contract->algorithm, there, out, c->err);
+        return tsr_object_digest(c->checkpoint, entry, c->contract->algorithm, c->ring, there, out, c->err);
     return tsr_digests_get(c->digests, number, out, c->err);
 }
 

@@ -1,5 +1,7 @@
 /* Running digests, and digests of objects: computed from their JSON, or from a binary form if JSON cannot represent them. */
 #include "check/digest.h"
+
+#include "stream/gather.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
@@ -53,10 +55,40 @@ static void put_node(const running *digest, const tsr_value *value)
     digest->ops->update(digest->state, name, strlen(name) + 1);
 }
 
+/* What is needed to hash tensors inside a value. */
+typedef struct inner {
+    tsr_checkpoint *checkpoint;
+    tsr_digest_algorithm algorithm;
+    tsr_ring *ring;
+    tsr_status status;
+    tsr_error *err;
+} inner;
+
+/* Hashes a tensor inside a value: dtype, shape, and the digest of its elements. */
+static bool put_tensor(const running *digest, const tsr_entry *entry, inner *in)
+{
+    tsr_digest own;
+    uint8_t size[8];
+    tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(in->checkpoint)->allocator, 0, in->err);
+    const tsr_entry *readable = arena ? tsr_gather_readable(in->checkpoint, arena, entry, in->err) : NULL;
+    in->status =
+        readable ? tsr_tensor_digest(in->checkpoint, readable, in->algorithm, in->ring, &own, in->err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    if (in->status != TSR_OK) return false;
+    const char *name = tsr_dtype_describe(entry->dtype)->name;
+    digest->ops->update(digest->state, name, strlen(name) + 1);
+    for (uint32_t d = 0; d < entry->ndim; d++) {
+        for (size_t i = 0; i < sizeof size; i++) size[i] = (uint8_t)(entry->shape[d] >> 8 * i);
+        digest->ops->update(digest->state, size, sizeof size);
+    }
+    digest->ops->update(digest->state, own.bytes, own.size);
+    return true;
+}
+
 /* Hashes a value that JSON cannot represent, node by node; only checks it if `digest` is NULL. Returns false if the value
- * has no unique form: for tensors inside it, whose bytes are elsewhere, for sets, which are unordered, and beyond the
- * limits. */
-static bool put_value(const running *digest, const tsr_value *value, uint64_t nodes)
+ * has no unique form: for sets, which are unordered, for tensors of which it has only a part, and beyond the limits; also if
+ * a tensor inside it cannot be read, which sets in->status. */
+static bool put_value(const running *digest, const tsr_value *value, uint64_t nodes, inner *in)
 {
     struct {
         const tsr_value *container;
@@ -64,9 +96,11 @@ static bool put_value(const running *digest, const tsr_value *value, uint64_t no
     } stack[VALUE_DEPTH];
     uint32_t height = 0;
     for (;; nodes--) {
-        if (nodes == 0 || value->kind == TSR_VALUE_TENSOR || value->kind == TSR_VALUE_SET) return false;
-        if (value->expanded == TSR_VALUE_ENDLESS) return false;
+        const tsr_entry *tensor = value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
+        if (nodes == 0 || value->kind == TSR_VALUE_SET || value->expanded == TSR_VALUE_ENDLESS) return false;
+        if (tensor && (tensor->is_sharded || tensor->chunk_count != 1)) return false;
         if (digest) put_node(digest, value);
+        if (digest && tensor && !put_tensor(digest, tensor, in)) return false;
         if (value->count) {
             if (height == VALUE_DEPTH) return false;
             stack[height].container = value;
@@ -79,18 +113,20 @@ static bool put_value(const running *digest, const tsr_value *value, uint64_t no
     }
 }
 
-tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
-                             tsr_digest *out, tsr_error *err)
+tsr_status tsr_object_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
+                             tsr_ring *ring, bool *there, tsr_digest *out, tsr_error *err)
 {
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    inner in = {checkpoint, algorithm, ring, TSR_OK, err};
     running digest;
     tsr_json json;
     const bool json_holds = entry->value && tsr_value_is_json(entry->value, VALUE_DEPTH, host->limits.expansion);
-    *there = json_holds || (entry->value && put_value(NULL, entry->value, host->limits.expansion));
+    *there = json_holds || (entry->value && put_value(NULL, entry->value, host->limits.expansion, &in));
     if (!*there) return TSR_OK;
     TSR_TRY(tsr_digest_start(host, algorithm, &digest, err));
     if (!json_holds) {
-        put_value(&digest, entry->value, host->limits.expansion);
-        return tsr_digest_finish(&digest, TSR_OK, out);
+        put_value(&digest, entry->value, host->limits.expansion, &in);
+        return tsr_digest_finish(&digest, in.status, out);
     }
     tsr_json_start(&json, take_text, &digest, 0, err);
     tsr_json_value(&json, entry->value);

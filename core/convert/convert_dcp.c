@@ -33,12 +33,30 @@ static tsr_status add_box(void *ctx, tsr_box box, tsr_error *err)
     return add_piece(ctx, &box, err);
 }
 
+/* The items of a sharded tensor subclass stay as they are. */
+static tsr_status add_subclass(placing *p, const tsr_entry *entry, tsr_error *err)
+{
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        tsr_dcp_piece *piece = tsr_vec_push(&p->pieces, err);
+        if (!piece) return TSR_E_NOMEM;
+        *piece = (tsr_dcp_piece){.source = p->source,
+                                 .offsets = entry->chunks[i].offsets,
+                                 .sizes = entry->chunks[i].sizes,
+                                 .value = entry->value->items[i]};
+    }
+    return TSR_OK;
+}
+
 static tsr_status place(placing *p, bool tensors, tsr_error *err)
 {
     for (p->source = 0; p->source < p->rows->source_count; p->source++) {
         const tsr_dcp_output_entry *source = &p->rows->sources[p->source];
         const tsr_box whole = {source->entry->ndim, NULL, source->entry->shape};
         if ((source->entry->kind == TSR_ENTRY_TENSOR) != tensors) continue;
+        if (!tensors && source->entry->is_sharded) {
+            TSR_TRY(add_subclass(p, source->entry, err));
+            continue;
+        }
         TSR_TRY(source->fragments ? tsr_fragment_boxes(source->entry, source->fragments, whole, add_box, p, err)
                                   : add_piece(p, NULL, err));
     }

@@ -23,6 +23,6 @@ tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, 
 
 /* Why a container cannot contain a row, or NULL (for tsr_choose). */
 const char *tsr_safetensors_refusal(const tsr_converted *row);
-const char *tsr_torch_refusal(const tsr_converted *row); /* also for DCP */
+const char *tsr_torch_refusal(const tsr_converted *row); /* one file; also for ranks */
 
 #endif

@@ -2,6 +2,7 @@
  * with the data that was read, and tensors that shared a storage share one again. */
 #include "convert/convert_to.h"
 #include "formats/torch/torch_loadable.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "write/torch_plan.h"
@@ -9,8 +10,8 @@
 const char *tsr_torch_refusal(const tsr_converted *row)
 {
     if (tsr_is_object(row->entry)) return row->entry->value ? NULL : "is an object whose value was not read";
-    if (row->entry->kind == TSR_ENTRY_OPAQUE)
-        return row->entry->value && tsr_torch_is_subclass(row->entry->value) ? NULL : tsr_opaque_refusal(row->entry);
+    if (tsr_entry_is_subclass(row->entry)) return row->entry->is_sharded ? "is sharded and cannot be joined" : NULL;
+    if (row->entry->kind == TSR_ENTRY_OPAQUE) return tsr_opaque_refusal(row->entry);
     if (tsr_dtype_describe(row->dtype)->bits == 6) return "has a float6 type, which torch does not have";
     return tsr_dtype_describe(row->dtype)->kind == TSR_CLASS_QUANTIZED ? "is quantized, and its scale is unknown" : NULL;
 }

@@ -5,6 +5,7 @@
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 #include "model/nest.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "write/blit.h"
 
@@ -50,11 +51,17 @@ static tsr_status make_sources(tsr_dcp_rows *rows, tsr_error *err)
     return status;
 }
 
+/* A DCP keeps the items of a sharded tensor subclass. The plan of a reshard refuses it. */
+static const char *dcp_refusal(const tsr_converted *row)
+{
+    return tsr_entry_is_subclass(row->entry) ? NULL : tsr_torch_refusal(row);
+}
+
 tsr_status tsr_dcp_rows_of(const tsr_conversion_job *job, const tsr_plan *plan, tsr_dcp_rows *out, tsr_error *err)
 {
     const bool megatron = job->options->to == TSR_TO_MEGATRON;
     *out = (tsr_dcp_rows){.job = job};
-    TSR_TRY(tsr_choose(job->checkpoint, job->options, megatron ? tsr_megatron_refusal : tsr_torch_refusal, job->arena,
+    TSR_TRY(tsr_choose(job->checkpoint, job->options, megatron ? tsr_megatron_refusal : dcp_refusal, job->arena,
                        &out->chosen, err));
     if (plan) TSR_TRY(tsr_leave_unplanned(&out->chosen, plan, err));
     if (megatron) TSR_TRY(tsr_megatron_part_rows(out, err));

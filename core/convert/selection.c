@@ -5,6 +5,7 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
@@ -131,6 +132,14 @@ static tsr_status check_objects(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
+/* The name of an entry for the message, and the class of a tensor that is not dense. */
+static tsr_str refused_name(const tsr_chosen *s, const tsr_entry *entry, tsr_error *err)
+{
+    const bool is_class = entry->kind == TSR_ENTRY_OPAQUE && !tsr_is_object(entry) && entry->dtype != TSR_DTYPE_NONE;
+    return is_class ? tsr_arena_format(s->arena, err, "'%.*s' (%.*s)", TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type))
+                    : tsr_arena_format(s->arena, err, "'%.*s'", TSR_STR_ARG(entry->fqn));
+}
+
 /* Fails with one message for all entries that cannot be written. It names the first few, and states a reason once where it is
  * that of several entries in a row. */
 static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(const tsr_converted *row), tsr_error *err)
@@ -142,8 +151,10 @@ static tsr_status check_refusals(const tsr_chosen *s, const char *(*refusal)(con
         const char *why = s->rows[i].written ? reason(s, &s->rows[i], refusal) : NULL;
         if (!why || refused++ >= NAMED) continue;
         const bool again = why == last;
-        list = tsr_arena_format(s->arena, err, again ? "%.*s%s'%.*s'" : "%.*s%s'%.*s' %s", TSR_STR_ARG(list),
-                                again || !last ? next : ", ", TSR_STR_ARG(s->rows[i].entry->fqn), why);
+        const tsr_str name = refused_name(s, s->rows[i].entry, err);
+        if (!name.data) return TSR_E_NOMEM;
+        list = tsr_arena_format(s->arena, err, again ? "%.*s%s%.*s" : "%.*s%s%.*s %s", TSR_STR_ARG(list),
+                                again || !last ? next : ", ", TSR_STR_ARG(name), why);
         if (!list.data) return TSR_E_NOMEM;
         next = again ? ", " : ", likewise ";
         last = why;

@@ -412,7 +412,13 @@ static tsr_status put_entry(const inspector *in, const tsr_entry *entry)
     tsr_json_text(in->json, kind);
     if (entry->per_rank) put_per_rank(in, entry, kind);
     else if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
-    else tsr_put_object(in->json, entry, tsr_checkpoint_host(in->checkpoint));
+    else {
+        tsr_put_object(in->json, entry, tsr_checkpoint_host(in->checkpoint));
+        if (entry->kind == TSR_ENTRY_OPAQUE && entry->is_sharded) {
+            if (entry->distribution) put_distribution(in->json, entry->distribution);
+            put_chunks(in, "chunks", entry, entry->chunks, entry->chunk_count);
+        }
+    }
     tsr_json_object_end(in->json);
     return status == TSR_OK ? in->json->status : status;
 }

@@ -68,7 +68,7 @@ static tsr_status put_hash(layout_writer *w, const tsr_entry *entry, size_t numb
     bool there = true;
     if (!o->hash) return TSR_OK;
     if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(tsr_digests_get(w->digests, number, &digest, w->err));
-    else TSR_TRY(tsr_object_digest(w->host, entry, o->hash, &there, &digest, w->err));
+    else TSR_TRY(tsr_object_digest(o->checkpoint, entry, o->hash, o->ring, &there, &digest, w->err));
     if (!there) return TSR_OK;
     tsr_json_key(w->json, "hash");
     tsr_document_put_digest(w->json, o->hash, &digest);

@@ -4,6 +4,7 @@
 #include "plan/plan_sources.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/holders.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
@@ -218,6 +219,23 @@ static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_op
     return TSR_OK;
 }
 
+/* Tensor subclasses are not planned: their inner tensors stay together, so they can be neither cut nor joined. */
+static tsr_status refuse_cut(const maker *m, const tsr_entry *entry, tsr_error *err)
+{
+    const tsr_target *target = m->plan->target;
+    const tsr_placement *placements;
+    bool cut = entry->is_sharded, replicated = false;
+    if (!tsr_entry_is_subclass(entry)) return TSR_OK;
+    if (!cut) TSR_TRY(tsr_target_placements(target, entry, m->plan->arena, &placements, &replicated, err));
+    for (uint32_t d = 0; d < target->mesh.dim_count && !cut && !replicated; d++)
+        cut = placements[d].kind != TSR_REPLICATE && target->mesh.shape[d] > 1;
+    TSR_FAIL_IF(cut, err, TSR_E_UNSUPPORTED, "'%.*s' is a tensor of the class %.*s, %s; leave it out with --exclude%s",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type),
+                entry->is_sharded ? "whose shards cannot be joined or cut" : "which cannot be cut",
+                entry->is_sharded ? "" : ", or replicate it");
+    return TSR_OK;
+}
+
 static tsr_status add_tensors(maker *m, const tsr_plan_options *options, tsr_error *err)
 {
     const tsr_catalog *catalog = m->plan->catalog;
@@ -225,6 +243,7 @@ static tsr_status add_tensors(maker *m, const tsr_plan_options *options, tsr_err
         const tsr_entry *entry = &catalog->entries[i];
         bool wanted = !options || !options->want || options->want(options->want_ctx, entry->fqn);
         if (wanted && entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(add_tensor(m, entry, options, err));
+        else if (wanted && !(options && options->layout)) TSR_TRY(refuse_cut(m, entry, err));
     }
     return TSR_OK;
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "write/fragments.h"
 #include "write/torch_plan.h"
@@ -104,7 +105,8 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
     const tsr_entry *entry = w->job.sources[piece->source].entry;
     tsr_torch_plan *plan = TSR_ARENA_NEW(w->job.arena, tsr_torch_plan, err);
     if (!plan) return TSR_E_NOMEM;
-    tsr_status status = tsr_torch_plan_open(w->job.checkpoint, entry->value, w->job.arena, plan, err);
+    const tsr_value *value = piece->value ? piece->value : entry->value;
+    tsr_status status = tsr_torch_plan_open(w->job.checkpoint, value, w->job.arena, plan, err);
     plan->room = &w->room;
     if (status == TSR_OK) status = tsr_torch_plan_lay_out(plan, err);
     if (status != TSR_OK) {
@@ -276,14 +278,6 @@ static tsr_status root_key(const writer *w, tsr_dcp_new_entry *entry, tsr_error 
     return path->key.data || !path->key.size ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* Whether an entry is a tensor subclass. The metadata describes it as a tensor, as PyTorch does; its item contains the inner
- * tensors. */
-static bool is_subclass(const tsr_entry *entry)
-{
-    return entry->kind == TSR_ENTRY_OPAQUE && entry->value && tsr_torch_is_subclass(entry->value) && entry->shape &&
-           entry->dtype != TSR_DTYPE_NONE;
-}
-
 static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *source, tsr_dcp_new_entry *out, tsr_error *err)
 {
     tsr_packed packed;
@@ -292,7 +286,7 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *so
     *out = (tsr_dcp_new_entry){.fqn = source->name,
                                .path = source->path,
                                .path_length = source->path_length,
-                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR || is_subclass(source->entry),
+                               .tensor = source->entry->kind == TSR_ENTRY_TENSOR || tsr_entry_is_subclass(source->entry),
                                .requires_grad = source->entry->requires_grad,
                                .shape = shape};
     if (!out->path_length || out->path[0].kind == TSR_PATH_INDEX) TSR_TRY(root_key(w, out, err));

@@ -23,6 +23,7 @@ typedef struct tsr_dcp_piece {
     const uint64_t *offsets; /* NULL for zeros, and for objects */
     const uint64_t *sizes;   /* NULL for the whole tensor */
     uint32_t file;           /* index into the names */
+    const tsr_value *value;  /* what the item of a sharded tensor subclass holds; NULL: a box of the source, or its value */
 } tsr_dcp_piece;
 
 typedef struct tsr_dcp_job {

@@ -16,31 +16,38 @@ void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry)
 }
 
 /* Writes the tensors among some pairs. Those in a "state" count as direct members. */
-static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested)
+static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested, bool shapes)
 {
     for (size_t i = 0; i + 1 < parts->count; i += 2) {
         const tsr_value *key = parts->items[i], *part = parts->items[i + 1];
         if (key->kind != TSR_VALUE_STR) continue;
         if (part->kind == TSR_VALUE_DICT && !nested && tsr_str_equal(key->text, TSR_STR("state")))
-            put_tensors(json, part, true);
+            put_tensors(json, part, true, shapes);
         if (part->kind != TSR_VALUE_TENSOR) continue;
         tsr_json_object(json);
         tsr_json_key(json, "name");
         tsr_json_str(json, key->text);
-        tsr_put_dtype_and_shape(json, part->as.tensor);
+        tsr_json_key(json, "dtype");
+        tsr_json_text(json, tsr_dtype_describe(part->as.tensor->dtype)->name);
+        if (shapes) {
+            tsr_json_key(json, "shape");
+            tsr_json_u64s(json, part->as.tensor->shape, part->as.tensor->ndim);
+        }
         tsr_json_object_end(json);
     }
 }
 
-/* Writes the inner tensors of a tensor that is not dense. */
+/* Writes the inner tensors of a tensor that is not dense. For a sharded one, those of the first shard; their shapes are left
+ * out, because they differ from shard to shard. */
 static void put_inner(tsr_json *json, const tsr_entry *entry)
 {
     const tsr_value *value = entry->value;
+    if (value && entry->is_sharded && value->kind == TSR_VALUE_LIST) value = value->count ? value->items[0] : NULL;
     const bool parts = value && value->kind == TSR_VALUE_OBJECT && value->count && value->items[0]->kind == TSR_VALUE_DICT;
     if (entry->kind != TSR_ENTRY_OPAQUE || entry->dtype == TSR_DTYPE_NONE || !parts) return;
     tsr_json_key(json, "inner");
     tsr_json_array(json);
-    put_tensors(json, value->items[0], false);
+    put_tensors(json, value->items[0], false, !entry->is_sharded);
     tsr_json_array_end(json);
 }
 

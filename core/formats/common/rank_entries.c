@@ -252,7 +252,7 @@ static tsr_status report_joined(settling *s, const group *g)
     tsr_findings *findings = s->ranks->checkpoint->findings;
     for (uint32_t i = 1; i < g->count; i++) {
         const tsr_entry *entry = g->holders[i].entry;
-        bool same = entry->kind == TSR_ENTRY_TENSOR;
+        bool same = entry->kind == TSR_ENTRY_TENSOR || (entry->is_sharded && first->is_sharded);
         const tsr_place place = {s->ranks->names[g->holders[i].rank], TSR_NO_POSITION, entry->fqn};
         if (are_alike(first, entry) && !same) TSR_TRY(match_values(s, first, entry, &same));
         if (!are_alike(first, entry))

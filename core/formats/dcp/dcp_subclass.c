@@ -5,6 +5,7 @@
  * a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned out to belong to a
  * plain tensor is not examined again. */
 #include "formats/common/expansion.h"
+#include "formats/common/pieces.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"
@@ -33,43 +34,69 @@ static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
 {
     uint64_t bytes;
     const tsr_chunk *chunk = entry->chunks;
+    const tsr_entry stored = {.dtype = entry->dtype, .ndim = entry->ndim, .shape = entry->chunk_count ? chunk->sizes : NULL};
     *length = LENGTHS;
-    if (entry->kind != TSR_ENTRY_TENSOR || entry->chunk_count != 1 || entry->replica_count || chunk->view) return false;
-    if (chunk->file == TSR_NO_FILE || tsr_dcp_is_zstd(tsr_dcp_state_of(s->checkpoint), chunk)) return false;
-    if (!tsr_entry_bytes(entry, &bytes) ||
-        !tsr_box_equal((tsr_box){entry->ndim, NULL, chunk->sizes}, (tsr_box){entry->ndim, NULL, entry->shape}))
+    if (entry->kind != TSR_ENTRY_TENSOR || !entry->chunk_count || chunk->view || !tsr_entry_bytes(&stored, &bytes))
         return false;
+    if (chunk->file == TSR_NO_FILE || tsr_dcp_is_zstd(tsr_dcp_state_of(s->checkpoint), chunk)) return false;
     const uint64_t around = chunk->byte_length >= bytes ? (chunk->byte_length - bytes) / STEP : LENGTHS;
     if (around < LENGTHS) *length = (size_t)around;
     return around >= LENGTHS || !s->plain[around];
 }
 
-/* Turns the entry into that of the subclass in its item. Items that cannot be read, or that hold a different tensor, are
- * reported when the tensor is read. */
-static tsr_status take_subclass(search *s, tsr_entry *entry, const tsr_value *root)
+/* Reads the item of a chunk. *own is opaque if it stores a subclass of the chunk's dtype and sizes. Items that cannot be read,
+ * or that hold a different tensor, are reported when the tensor is read. */
+static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk *chunk, size_t length, tsr_entry *own)
 {
     tsr_checkpoint *checkpoint = s->checkpoint;
-    tsr_entry own = *entry;
-    TSR_TRY(tsr_torch_leaf(root, checkpoint->host, s->seen, checkpoint->arena, &own, s->err));
-    TSR_TRY(tsr_expansion_take_value(&checkpoint->expansion, &own.value, checkpoint->arena, s->err));
-    const bool same = own.dtype == entry->dtype && tsr_entry_same_shape(&own, entry);
-    if (same && own.kind == TSR_ENTRY_OPAQUE) *entry = own;
-    return TSR_OK;
-}
-
-static tsr_status look_into(search *s, tsr_entry *entry, size_t length)
-{
     tsr_torch_item item;
     tsr_error why = {0};
-    const tsr_dcp_item at = {s->checkpoint, entry, entry->chunks};
-    const tsr_status status = tsr_dcp_open_item(at, s->checkpoint->arena, NULL, &item, &why);
+    *own = (tsr_entry){.dtype = entry->dtype, .ndim = entry->ndim, .shape = chunk->sizes};
+    if (chunk->file == TSR_NO_FILE || chunk->view) return TSR_OK;
+    const tsr_status status =
+        tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, checkpoint->arena, NULL, &item, &why);
     if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
         return tsr_raise(s->err, status, why.byte_position, "%s", why.message);
     if (status != TSR_OK) return TSR_OK;
     if (item.root->kind == TSR_VALUE_TENSOR && length < LENGTHS) s->plain[length] = true;
     if (!tsr_torch_is_subclass(item.root)) return TSR_OK;
-    tsr_expansion_add(&s->checkpoint->expansion, item.pickle_bytes);
-    return take_subclass(s, entry, item.root);
+    tsr_expansion_add(&checkpoint->expansion, item.pickle_bytes);
+    tsr_entry found = *own;
+    TSR_TRY(tsr_torch_leaf(item.root, checkpoint->host, s->seen, checkpoint->arena, &found, s->err));
+    TSR_TRY(tsr_expansion_take_value(&checkpoint->expansion, &found.value, checkpoint->arena, s->err));
+    if (found.dtype == own->dtype && tsr_entry_same_shape(&found, own)) *own = found;
+    return TSR_OK;
+}
+
+/* Turns the entry into that of the subclass in its items. If one of several items cannot be read, the entry has no value, and
+ * a finding says why. */
+static tsr_status look_into(search *s, tsr_entry *entry, size_t length)
+{
+    tsr_checkpoint *checkpoint = s->checkpoint;
+    const uint64_t count = entry->chunk_count;
+    tsr_entry own;
+    TSR_TRY(read_chunk(s, entry, &entry->chunks[0], length, &own));
+    if (own.kind != TSR_ENTRY_OPAQUE) return TSR_OK;
+    tsr_chunk *chunks = tsr_arena_array(checkpoint->arena, (size_t)count, sizeof *chunks, s->err);
+    const tsr_value **pieces = tsr_arena_array(checkpoint->arena, (size_t)count, sizeof *pieces, s->err);
+    if (!chunks || !pieces) return TSR_E_NOMEM;
+    memcpy(chunks, entry->chunks, (size_t)count * sizeof *chunks);
+    pieces[0] = own.value;
+    entry->kind = TSR_ENTRY_OPAQUE;
+    entry->type = own.type;
+    entry->is_sharded = count > 1;
+    for (uint64_t i = 1; i < count; i++) {
+        TSR_TRY(read_chunk(s, entry, &chunks[i], LENGTHS, &own));
+        pieces[i] = own.kind == TSR_ENTRY_OPAQUE && tsr_str_equal(own.type, entry->type) ? own.value : NULL;
+        if (pieces[i] || chunks[i].file == TSR_NO_FILE) continue;
+        const tsr_place place = {checkpoint->store->files[chunks[i].file].name, chunks[i].byte_offset, entry->fqn};
+        TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp/item", place, s->err,
+                                "an item of '%.*s' does not contain the %.*s of its chunk", TSR_STR_ARG(entry->fqn),
+                                TSR_STR_ARG(entry->type)));
+    }
+    for (uint64_t i = 0; i < count; i++)
+        if (!pieces[i]) return TSR_OK;
+    return tsr_entry_set_pieces(entry, chunks, pieces, count, checkpoint->arena, s->err);
 }
 
 tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)

@@ -97,7 +97,7 @@ tsr_status tsr_torch_chunk(tsr_torch_build *build, const tsr_torch_dense *on, ui
                            tsr_chunk *out, tsr_error *err);
 
 /* torch_shard.c. The tensor of a DTensor pickle, with the boxes that this rank holds as its chunks. `local` is this rank's
- * tensor, `wrapper` the arguments of _rebuild_wrapper_subclass. *out is NULL when the boxes cannot be told (partial
+ * tensor (without a storage if it is a tensor subclass: the only chunk then states no bytes), `wrapper` the arguments of _rebuild_wrapper_subclass. *out is NULL when the boxes cannot be told (partial
  * values, an unknown rank, a local tensor of another shape); then a finding says so. */
 tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref state, const tsr_torch_dense *local,
                              tsr_torch_dense **out, tsr_error *err);

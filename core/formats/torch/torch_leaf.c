@@ -57,6 +57,10 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
 tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
                           tsr_error *err)
 {
+    if (value->kind == TSR_VALUE_OBJECT && value->as.tensor) {
+        *entry = *value->as.tensor;
+        return tsr_torch_name_inner(entry->value, host, seen, arena, err);
+    }
     const tsr_str enum_class = tsr_enum_named(value);
     bool named = value->kind == TSR_VALUE_GLOBAL && !tsr_str_starts(value->text, TSR_STR("torch."));
     bool member = enum_class.size || tsr_enum_value(value);

@@ -4,6 +4,7 @@
  * Sources: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py of PyTorch 2.13. */
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
@@ -323,7 +324,7 @@ static tsr_status fill_wrapper(tsr_torch_build *build, tsr_ref type, tsr_ref arg
     part parts[] = {{dtensor ? "local_tensor" : "state", dtensor ? local : state},
                     {"dtype", tsr_pickle_item(pickle, args, 1)},
                     {"size", tsr_pickle_item(pickle, args, 2)},
-                    {TSR_TORCH_WRAPPER_PART, args}};
+                    {TSR_WRAPPER_PART, args}};
     if (dtensor) out->then = TSR_THEN_DTENSOR;
     out->args = args;
     out->state = state;
@@ -526,9 +527,40 @@ static tsr_status finish_parameter(tsr_torch_build *build, const tsr_torch_frame
     return TSR_OK;
 }
 
+/* A DTensor whose local tensor is a tensor subclass stays an object, with an entry that says which box the rank holds. */
+static tsr_status finish_subclass(tsr_torch_build *build, const tsr_torch_frame *f, const tsr_value *local, tsr_error *err)
+{
+    const tsr_value *args = tsr_value_get(local->items[0], TSR_STR(TSR_WRAPPER_PART)), *size;
+    tsr_torch_dense outer = {.storage = UINT32_MAX}, *dense;
+    if (args->count < 3 || args->items[1]->kind != TSR_VALUE_DTYPE) return TSR_OK;
+    size = args->items[2];
+    if (size->kind != TSR_VALUE_SIZE && size->kind != TSR_VALUE_TUPLE) return TSR_OK;
+    uint64_t *shape = tsr_arena_array(build->arena, size->count, sizeof *shape, err);
+    if (!shape) return TSR_E_NOMEM;
+    if (size->count > TSR_MAX_NDIM) return TSR_OK;
+    for (size_t i = 0; i < size->count; i++) {
+        if (size->items[i]->kind != TSR_VALUE_INT || size->items[i]->as.integer < 0) return TSR_OK;
+        shape[i] = (uint64_t)size->items[i]->as.integer;
+    }
+    uint64_t elements;
+    outer.entry = (tsr_entry){.dtype = args->items[1]->as.dtype, .ndim = (uint32_t)size->count, .shape = shape};
+    if (!tsr_entry_elements(&outer.entry, &elements)) return TSR_OK;
+    TSR_TRY(tsr_torch_dtensor(build, f->args, f->state, &outer, &dense, err));
+    if (!dense) return TSR_OK;
+    const tsr_value **pieces = tsr_arena_array(build->arena, 1, sizeof *pieces, err);
+    if (!pieces) return TSR_E_NOMEM;
+    pieces[0] = local;
+    dense->entry.kind = TSR_ENTRY_OPAQUE;
+    dense->entry.type = local->text;
+    dense->entry.value = tsr_value_items(build->arena, TSR_VALUE_LIST, pieces, (size_t)dense->entry.chunk_count, err);
+    f->value->as.tensor = &dense->entry;
+    return dense->entry.value ? TSR_OK : TSR_E_NOMEM;
+}
+
 static tsr_status finish_dtensor(tsr_torch_build *build, const tsr_torch_frame *f, tsr_error *err)
 {
     const tsr_torch_dense *local = dense_of(f->items[1]);
+    if (tsr_torch_is_subclass(f->items[1])) return finish_subclass(build, f, f->items[1], err);
     if (!local || local->storage == UINT32_MAX) return TSR_OK;
     tsr_torch_dense *dense;
     TSR_TRY(tsr_torch_dtensor(build, f->args, f->state, local, &dense, err));

@@ -8,6 +8,7 @@
 #include "formats/pickle/enum_names.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
@@ -378,7 +379,7 @@ static tsr_status step_subclass(emitter *e, frame *f)
 {
     const tsr_value *parts = f->value->items[0];
     switch (f->next++) {
-    case 0: return put_value(e, tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)));
+    case 0: return put_value(e, tsr_value_get(parts, TSR_STR(TSR_WRAPPER_PART)));
     case 1: return put_value(e, tsr_value_get(parts, TSR_STR("state")));
     default:
         tsr_pickler_tuple(&e->pickler, 4);
@@ -492,7 +493,6 @@ tsr_status tsr_torch_pickle(const tsr_torch_tree *tree, const tsr_host *host, ts
 bool tsr_torch_is_subclass(const tsr_value *value)
 {
     const tsr_value *parts = value->kind == TSR_VALUE_OBJECT && value->count == 1 ? value->items[0] : NULL;
-    const tsr_value *args =
-        parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_TORCH_WRAPPER_PART)) : NULL;
+    const tsr_value *args = parts && parts->kind == TSR_VALUE_DICT ? tsr_value_get(parts, TSR_STR(TSR_WRAPPER_PART)) : NULL;
     return args && args->kind == TSR_VALUE_TUPLE && tsr_value_get(parts, TSR_STR("state"));
 }

@@ -354,9 +354,11 @@ static tsr_status add_boxes(tsr_torch_build *build, const cuts *runs, const tsr_
             const cut *run = &runs[d].items[which];
             boxes[d] = run->start;
             boxes[ndim + d] = run->size;
-            byte_offset += run->local * local->strides[d] * tsr_dtype_size(local->entry.dtype);
+            if (local->strides) byte_offset += run->local * local->strides[d] * tsr_dtype_size(local->entry.dtype);
         }
-        TSR_TRY(tsr_torch_chunk(build, local, byte_offset, (tsr_box){ndim, boxes, boxes + ndim}, &chunks[i], err));
+        const tsr_box box = {ndim, boxes, boxes + ndim};
+        if (local->storage != UINT32_MAX) TSR_TRY(tsr_torch_chunk(build, local, byte_offset, box, &chunks[i], err));
+        else chunks[i] = (tsr_chunk){.offsets = box.offsets, .sizes = box.sizes, .file = build->file};
     }
     out->entry.chunks = chunks;
     out->entry.chunk_count = total;
@@ -487,12 +489,16 @@ tsr_status tsr_torch_dtensor(tsr_torch_build *build, tsr_ref wrapper, tsr_ref st
     if (!fits)
         return say(build, "torch/dtensor", wrapper,
                    "a DTensor whose local tensor does not match its placements on this rank", err);
+    for (uint32_t d = 0; d < dense->entry.ndim && held && local->storage == UINT32_MAX; d++)
+        if (runs[d].count > 1)
+            return say(build, "torch/dtensor", wrapper,
+                       "a DTensor whose local tensor is a tensor subclass and in more than one box", err);
     TSR_TRY(describe(build, holder, &on, &dense->entry, err));
     dense->entry.storage_id = local->entry.storage_id;
     dense->entry.is_parameter = local->entry.is_parameter;
     *out = dense;
     if (held) return add_boxes(build, runs, local, dense, err);
-    if (elements) return TSR_OK; /* this rank's shard is empty */
+    if (elements || local->storage == UINT32_MAX) return TSR_OK; /* this rank's shard is empty */
     return add_empty(build, local, dense, err);
 }
 

@@ -2,6 +2,7 @@
  * array of chunks and one of replicas. */
 #include "formats/torch/torch_union.h"
 
+#include "formats/common/pieces.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
@@ -10,7 +11,13 @@ typedef struct joined_chunk {
     uint32_t entry;
     bool replica;
     tsr_chunk chunk;
+    const tsr_value *piece; /* of a sharded tensor subclass: what the chunk holds */
 } joined_chunk;
+
+static bool is_sharded_subclass(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_OPAQUE && entry->is_sharded;
+}
 
 tsr_status tsr_torch_union_open(tsr_torch_union *u, tsr_checkpoint *checkpoint, tsr_error *err)
 {
@@ -63,7 +70,8 @@ static tsr_status add_chunks(tsr_torch_union *u, uint32_t number, const tsr_entr
         TSR_TRY(is_new_box(u, number, &entry->chunks[i], entry->ndim, &fresh, err));
         joined_chunk *added = tsr_vec_push(&u->chunks, err);
         if (!added) return TSR_E_NOMEM;
-        *added = (joined_chunk){number, !fresh, entry->chunks[i]};
+        *added = (joined_chunk){number, !fresh, entry->chunks[i], NULL};
+        if (is_sharded_subclass(entry)) added->piece = entry->value->items[i];
     }
     return TSR_OK;
 }
@@ -72,7 +80,8 @@ static tsr_joined compare(const tsr_entry *a, const tsr_entry *b)
 {
     bool same = a->kind == b->kind && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
     if (!same) return TSR_JOINED_MISMATCH;
-    return a->kind == TSR_ENTRY_TENSOR ? TSR_JOINED_CHUNKS : TSR_JOINED_NOTHING;
+    if (is_sharded_subclass(a) != is_sharded_subclass(b)) return TSR_JOINED_MISMATCH;
+    return a->kind == TSR_ENTRY_TENSOR || is_sharded_subclass(a) ? TSR_JOINED_CHUNKS : TSR_JOINED_NOTHING;
 }
 
 tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint32_t storage_base, uint32_t *number,
@@ -95,6 +104,24 @@ tsr_status tsr_torch_union_add(tsr_torch_union *u, const tsr_entry *entry, uint3
         if (added->storage_id) added->storage_id += storage_base;
     }
     return inserted || *joined == TSR_JOINED_CHUNKS ? add_chunks(u, at, entry, err) : TSR_OK;
+}
+
+/* Gives the sharded tensor subclasses what their chunks hold. */
+static tsr_status keep_pieces(const tsr_torch_union *u, tsr_entry *entries, size_t count, tsr_error *err)
+{
+    tsr_arena *arena = u->checkpoint->arena;
+    const joined_chunk *joined = u->chunks.items;
+    const tsr_value **pieces = tsr_arena_array(arena, u->chunks.count, sizeof *pieces, err);
+    if (!pieces) return TSR_E_NOMEM;
+    for (size_t e = 0; e < count; e++) {
+        size_t n = 0;
+        if (!is_sharded_subclass(&entries[e])) continue;
+        for (size_t i = 0; i < u->chunks.count; i++)
+            if (joined[i].entry == e && !joined[i].replica) pieces[n++] = joined[i].piece;
+        TSR_TRY(tsr_entry_set_pieces(&entries[e], (tsr_chunk *)entries[e].chunks, pieces, n, arena, err));
+        pieces += n;
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_torch_union_keep(tsr_torch_union *u, uint32_t storages, tsr_error *err)
@@ -122,6 +149,7 @@ tsr_status tsr_torch_union_keep(tsr_torch_union *u, uint32_t storages, tsr_error
         if (joined[i].replica) ((tsr_chunk *)entry->replicas)[entry->replica_count++] = joined[i].chunk;
         else ((tsr_chunk *)entry->chunks)[entry->chunk_count++] = joined[i].chunk;
     }
+    TSR_TRY(keep_pieces(u, entries, count, err));
     u->checkpoint->catalog.entries = entries;
     u->checkpoint->catalog.entry_count = count;
     return tsr_torch_keep_shared(u->checkpoint->host, entries, count, storages, err);

@@ -43,10 +43,7 @@ typedef struct tsr_torch_tree {
 #define TSR_TORCH_GROUP_OF    "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 #define TSR_TORCH_GROUP_STATE TSR_TORCH_GROUP_OF ".ProcessGroupState"
 
-/* A tensor subclass that wraps other tensors (torchao's, say) is an OBJECT of its class with a DICT of parts: its state, and
- * under this name the arguments of _rebuild_wrapper_subclass. */
-#define TSR_TORCH_WRAPPER_PART "wrapper"
-/* Whether a value is one that can be written again. */
+/* Whether a value is a tensor subclass (TSR_WRAPPER_PART) that can be written again. */
 bool tsr_torch_is_subclass(const tsr_value *value);
 
 void tsr_torch_sort_tensors(tsr_torch_new_tensor *tensors, size_t count);

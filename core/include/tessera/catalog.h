@@ -87,7 +87,9 @@ typedef struct tsr_entry {
     bool is_parameter;                    /* torch.nn.Parameter */
     bool is_sharded;                      /* a DTensor or ShardedTensor, which states where its chunks are */
     const tsr_distribution *distribution; /* or NULL */
-    const tsr_value *value;               /* objects: the data; opaque: the data that could be kept (may be NULL) */
+    /* Objects: the data. Opaque: the data that could be kept (may be NULL); if is_sharded, a LIST of what each of `chunks`
+     * holds, which are then sorted by their offsets. */
+    const tsr_value *value;
     tsr_str type;                 /* objects and opaque: class or Python type name ("dict", "int", "argparse.Namespace") */
     const tsr_per_rank *per_rank; /* or NULL; otherwise the kind is OPAQUE, because there is no single tensor to read */
 } tsr_entry;

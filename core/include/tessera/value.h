@@ -61,7 +61,8 @@ struct tsr_value {
             double re, im;
         } complex;
         tsr_dtype dtype;
-        const struct tsr_entry *tensor;     /* its fqn is the path inside the object */
+        const struct tsr_entry *tensor;     /* its fqn is the path inside the object; OBJECT: the entry of a DTensor whose
+                                               local tensor is a tensor subclass, or NULL */
         const struct tsr_value *attributes; /* DICT: what its __dict__ holds (a state dict's _metadata), or NULL */
     } as;
     tsr_str text;

@@ -12,10 +12,11 @@
 
 TSR_API_BEGIN
 
-/* Computes the digest of an object's value: that of its compact JSON or, if JSON cannot hold it, of another form. *there is false
- * for an object that contains tensors or sets, that is nested more than 48 deep, or that exceeds limits.expansion. */
-tsr_status tsr_object_digest(const tsr_host *host, const tsr_entry *entry, tsr_digest_algorithm algorithm, bool *there,
-                             tsr_digest *out, tsr_error *err);
+/* Computes the digest of an object's value: that of its compact JSON or, if JSON cannot hold it, of another form, which includes the
+ * elements of tensors inside it. *there is false for an object that contains sets or one rank's part of a tensor, that is nested more
+ * than 48 deep, or that exceeds limits.expansion. */
+tsr_status tsr_object_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
+                             tsr_ring *ring, bool *there, tsr_digest *out, tsr_error *err);
 /* Digests of many tensors, which are read ahead of the one that is asked for. Each is read by one thread; the last ones, for which
  * the other threads would wait, by all threads. `entries` is borrowed. It may contain objects, which are skipped. */
 typedef struct tsr_digest_list {

@@ -49,7 +49,7 @@ typedef struct tsr_layout_options {
     size_t size; /* TSR_OPTIONS sets it */
     tsr_selection selection;
     bool no_chunks;
-    tsr_digest_algorithm hash;  /* 0: none. Otherwise of every tensor, and of every object without tensors or sets in it */
+    tsr_digest_algorithm hash;  /* 0: none. Otherwise of every tensor, and of every object without sets in it */
     tsr_checkpoint *checkpoint; /* these three are needed for hash only */
     tsr_ring *ring;
     const tsr_progress *progress; /* may be NULL */

@@ -43,6 +43,12 @@ bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const 
 /* Whether two entries list the same shape; their dtypes may differ. */
 bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b);
 
+/* A tensor subclass that wraps other tensors (torchao's, say) is an OBJECT of its class with a DICT of parts: its state, and
+ * under this name the arguments of torch._utils._rebuild_wrapper_subclass. */
+#define TSR_WRAPPER_PART "wrapper"
+/* Whether an entry is such a tensor, whole or sharded, whose value was read. */
+bool tsr_entry_is_subclass(const tsr_entry *entry);
+
 /* A path item as it is in a name: its key, or its number in decimal, which is written to `digits`. */
 enum { TSR_PATH_DIGITS = 24 };
 tsr_str tsr_path_item_text(const tsr_path_item *item, char digits[TSR_PATH_DIGITS]);
