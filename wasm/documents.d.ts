@@ -79,17 +79,23 @@ export type InspectDocument = {
     readonly inner?: readonly {
       readonly name: string;
       readonly dtype: string;
-      readonly shape: readonly number[];
+      readonly shape?: readonly number[];
     }[];
     readonly value?: unknown;
     readonly repr?: string;
+    readonly mesh?: string;
+    readonly placements?: string;
+    readonly chunks?: readonly {
+      readonly offsets: readonly number[];
+      readonly sizes: readonly number[];
+      readonly file: (string) | (null);
+      readonly byte_offset: number;
+      readonly byte_length: number;
+    }[];
     readonly bytes?: undefined;
     readonly parameter?: undefined;
     readonly requires_grad?: undefined;
-    readonly mesh?: undefined;
-    readonly placements?: undefined;
     readonly shares_storage_with?: undefined;
-    readonly chunks?: undefined;
     readonly replicas?: undefined;
     readonly hash?: undefined;
     readonly stats?: undefined;

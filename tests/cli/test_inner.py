@@ -43,11 +43,14 @@ def test_inner_values_of_objects_in_a_dcp_are_compared(t):
 
 
 @test
-def test_inner_values_without_digests_are_told(t):
-    path = os.path.join(SAMPLES, "torch_quantized", "quantized.pt")
-    t.run("manifest", path, "-o", t.at("m.json"))
-    found = t.json("verify", path, t.at("m.json"), "--json")["findings"]
-    need([(f["rule"], f["level"]) for f in found] == [("layout/not-hashed", "note")] and "3 entries" in found[0]["message"], found)
+def test_inner_tensors_have_digests(t):
+    for name, find in (("torch_sparse/sparse.pt", b"\x00\x00\x80\x3f" * 4), ("torch_nested/nested.pt", b"\x00\x00\x80\x3f" * 6)):
+        path = os.path.join(SAMPLES, name)
+        t.run("manifest", path, "-o", t.at("m.json"))
+        t.run("verify", path, t.at("m.json"))
+        found = t.json("verify", changed_copy(t, name, find, b"\x00\x00\x00\x40" + find[4:]), t.at("m.json"), "--json", status=1)["findings"]
+        kinds = {e["fqn"]: e["kind"] for e in t.json("inspect", path, "--json")["entries"]}
+        need("opaque" in {kinds[f["fqn"]] for f in found if f["rule"] == "layout/digest"}, found)
 
 
 @test

@@ -2,6 +2,8 @@
 keep."""
 import json
 import os
+import shutil
+import struct
 
 from harness import need, test
 
@@ -108,3 +110,99 @@ def test_a_subclass_that_is_not_dequantized_refuses_only_where_it_is_selected(t)
             t.run("convert", path, out, "--dequantize", *more)
             rows = {e["fqn"]: (e["dtype"], e["shape"]) for e in t.json("inspect", out, "--json")["entries"]}
             need(set(rows) == {prefix + n for n in ("first", "large", "bias", "norm")} and rows[prefix + "first"] == ("bfloat16", [16, 32]), f"{more}: {rows}")
+
+
+SHARDED = os.path.join(os.path.dirname(GOLDEN), "torchao_sharded")  # tests/golden/make_torchao_sharded.py
+MOMENTS = ("exp_avg", "exp_avg_sq")
+CLASS = "torchao.optim.subclass_8bit.OptimState8bit"
+
+
+def flipped(t, source, name, find):
+    """A copy of a directory in which the last byte of `find` in one file differs."""
+    shutil.copytree(os.path.join(SHARDED, source), t.at(f"bad {source}"))
+    path = t.at(f"bad {source}", name)
+    with open(path, "rb") as f:
+        data = bytearray(f.read())
+    need(data.count(find) >= 1, "the sample has other bytes")
+    data[data.rindex(find) + len(find) - 1] ^= 1
+    with open(path, "wb") as f:
+        f.write(data)
+    return t.at(f"bad {source}")
+
+
+def scales(seed, rank, count):
+    return struct.pack(f"<{count}f", *(n * 0.25 + seed + 10 * rank for n in range(count)))
+
+
+@test
+def test_sharded_subclasses_are_listed_chunk_by_chunk(t):
+    for source, files in (("dcp", ["__0_0.distcp", "__1_0.distcp"]), ("ranks", ["rank0.pt", "rank1.pt"])):
+        path = os.path.join(SHARDED, source)
+        rows = {e["fqn"]: e for e in t.json("inspect", path, "--json")["entries"]}
+        for name in MOMENTS:
+            row = rows[name]
+            need((row["kind"], row["type"], row["dtype"], row["shape"]) == ("opaque", CLASS, "float32", [11, 16]), row)
+            need([(i["name"], i["dtype"]) for i in row["inner"]] == [("codes", "uint8"), ("scale", "float32"), ("qmap", "float32")], row)
+            need(all(c["byte_length"] > 1024 for c in row["chunks"]), row)
+            need([(c["offsets"], c["sizes"], c["file"]) for c in row["chunks"]] == [([0, 0], [6, 16], files[0]), ([6, 0], [5, 16], files[1])], row)
+        need(rows["same"]["shape"] == [6, 16] and "chunks" not in rows["same"], rows["same"])
+        for deep in ((), ("--deep",)):
+            found = t.json("validate", path, "--json", *deep)["findings"]
+            need({f["level"] for f in found} <= {"note"} and not [f for f in found if f["rule"] == "torch/rank-differs"], found)
+    t.run("diff", os.path.join(SHARDED, "dcp"), os.path.join(SHARDED, "ranks"), "--values")
+
+
+@test
+def test_bytes_inside_sharded_subclasses_are_checked(t):
+    for source, name in (("dcp", "__1_0.distcp"), ("ranks", "rank1.pt")):
+        path, bad = os.path.join(SHARDED, source), flipped(t, source, name, scales(2, 1, 2))
+        found = t.json("validate", bad, "--deep", "--json", status=1)["findings"]
+        need([f for f in found if f["level"] == "error" and f["file"] == name], found)
+        changed = t.json("diff", path, bad, "--values", "--json", status=1)["changed"]
+        need([(c["fqn"], c["what"]) for c in changed] == [("exp_avg_sq", ["value"])], changed)
+        digests = [{e["fqn"]: e["hash"] for e in t.json("manifest", p)["entries"]} for p in (path, bad)]
+        need({n for n in digests[0] if digests[0][n] != digests[1][n]} == {"exp_avg_sq"}, digests)
+
+
+@test
+def test_sharded_subclasses_stay_as_they_are_in_a_dcp(t):
+    manifest = t.json("manifest", os.path.join(SHARDED, "dcp"))
+    for source in ("dcp", "ranks"):
+        out = t.at(f"of {source}")
+        t.run("convert", os.path.join(SHARDED, source), out, "--to", "dcp")
+        rows = {e["fqn"]: e for e in t.json("inspect", out, "--json")["entries"]}
+        need([(c["offsets"], c["sizes"]) for c in rows["exp_avg"]["chunks"]] == [([0, 0], [6, 16]), ([6, 0], [5, 16])], rows["exp_avg"])
+        need({f["level"] for f in t.json("validate", out, "--deep", "--json")["findings"]} <= {"note"}, source)
+        t.run("diff", os.path.join(SHARDED, "dcp"), out, "--values")
+        need({e["fqn"]: e for e in t.json("manifest", out)["entries"]} == {e["fqn"]: e for e in manifest["entries"]}, source)
+
+
+@test
+def test_what_cannot_hold_a_sharded_subclass_refuses_it_with_its_class(t):
+    mesh = ("--mesh", "dp=4", "--placements", "shard(0)")
+    for source in ("dcp", "ranks"):
+        path = os.path.join(SHARDED, source)
+        for command in (["convert", path, t.at("x.safetensors")], ["convert", path, t.at("x.pt"), "--to", "torch"], ["reshard", path, t.at("x"), *mesh],
+                        ["plan", path, *mesh], ["merge", t.at("x.safetensors"), path, path, "--method", "linear", "--exclude", "same"]):
+            message = t.run(*command, status=2).stderr.decode()
+            need("'exp_avg'" in message and CLASS in message, f"{command}: {message}")
+            need(not any(os.path.exists(t.at(n)) for n in ("x", "x.pt", "x.safetensors")), command)
+        t.run("reshard", path, t.at(f"{source} rest"), *mesh, *(a for n in (*MOMENTS, "same") for a in ("--exclude", n)))
+        message = t.run("reshard", path, t.at("x"), *mesh, "--exclude", "exp_avg*", status=2).stderr.decode()
+        need("'same'" in message and "cannot be cut" in message, message)
+        t.run("reshard", path, t.at(f"{source} whole"), "--mesh", "dp=4", "--placements", "replicate", "--exclude", "exp_avg*")
+        t.run("convert", path, t.at(f"{source}.pt"), "--to", "torch", "--exclude", "exp_avg*")
+
+
+@test
+def test_an_item_that_is_another_rank_s_is_found(t):
+    """An item of the other dtype or shape than the metadata states is damage, whatever its class."""
+    shutil.copytree(os.path.join(SHARDED, "dcp"), t.at("swapped"))
+    with open(t.at("swapped", "__1_0.distcp"), "r+b") as f:
+        data = f.read()
+        at = data.index(b"K\x05K\x10\x86")
+        f.seek(at + 1)
+        f.write(b"\x04")
+    found = t.json("validate", t.at("swapped"), "--json", "--deep", status=1)["findings"]
+    need([f for f in found if f["rule"] == "dcp/item" and f["fqn"] == "exp_avg" and CLASS in f["message"]], found)
+    need("exp_avg" in t.run("convert", t.at("swapped"), t.at("x"), "--to", "dcp", status=2).stderr.decode(), "not refused")

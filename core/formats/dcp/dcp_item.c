@@ -5,6 +5,7 @@
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
+#include "formats/torch/torch_writer.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
@@ -31,6 +32,9 @@ static tsr_str describe(tsr_arena *arena, tsr_dtype dtype, const uint64_t *sizes
 tsr_status tsr_dcp_view_of(const tsr_entry *entry, const tsr_chunk *chunk, const tsr_torch_item *item, tsr_arena *arena,
                            tsr_view *out, tsr_error *err)
 {
+    TSR_FAIL_AT(tsr_torch_is_subclass(item->root), err, TSR_E_FORMAT, chunk->byte_offset,
+                "dcp: the item of '%.*s' contains a %.*s of another dtype or shape than the metadata states",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(item->root->text));
     TSR_FAIL_AT(item->root->kind != TSR_VALUE_TENSOR, err, TSR_E_FORMAT, chunk->byte_offset,
                 "dcp: the item of '%.*s' does not contain a dense tensor", TSR_STR_ARG(entry->fqn));
     const tsr_entry *inner = item->root->as.tensor;

@@ -54,11 +54,26 @@ static tsr_status describe_parts(const tsr_value *value, tsr_arena *arena, tsr_e
     return TSR_OK;
 }
 
+/* States where the tensors are that a shard of a tensor subclass consists of: how many bytes, and where the first ones begin. */
+static void place_shard(const tsr_value *shard, tsr_chunk *chunk)
+{
+    const tsr_value *state = tsr_value_get(shard->items[0], TSR_STR("state"));
+    for (size_t i = 1; state && state->kind == TSR_VALUE_DICT && i < state->count; i += 2) {
+        const tsr_value *part = state->items[i];
+        if (part->kind != TSR_VALUE_TENSOR || part->as.tensor->chunk_count != 1) continue;
+        const tsr_chunk *own = part->as.tensor->chunks;
+        if (!chunk->byte_length || own->byte_offset < chunk->byte_offset) chunk->byte_offset = own->byte_offset;
+        chunk->byte_length += own->byte_length;
+    }
+}
+
 tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
                           tsr_error *err)
 {
     if (value->kind == TSR_VALUE_OBJECT && value->as.tensor) {
         *entry = *value->as.tensor;
+        tsr_chunk *chunk = entry->chunk_count ? (tsr_chunk *)entry->chunks : NULL; /* made by the reader of this very tree */
+        if (chunk && !chunk->byte_length) place_shard(entry->value->items[0], chunk);
         return tsr_torch_name_inner(entry->value, host, seen, arena, err);
     }
     const tsr_str enum_class = tsr_enum_named(value);
