@@ -25,6 +25,7 @@ export type InspectDocument = {
       readonly objects: number;
     }[];
   };
+  readonly metadata: Readonly<Record<string, string>>;
   readonly entries: readonly (({
     readonly fqn: string;
     readonly kind: "tensor";
@@ -270,6 +271,21 @@ export type DiffDocument = {
     readonly b: string;
     readonly why: string;
   }[];
+  readonly metadata: {
+    readonly added: readonly {
+      readonly key: string;
+      readonly value: string;
+    }[];
+    readonly removed: readonly {
+      readonly key: string;
+      readonly value: string;
+    }[];
+    readonly changed: readonly {
+      readonly key: string;
+      readonly a: string;
+      readonly b: string;
+    }[];
+  };
   readonly summary: {
     readonly same: number;
     readonly changed: number;
@@ -491,6 +507,7 @@ export type ConvertDocument = {
     readonly cast_from?: string;
     readonly file?: string;
     readonly bytes?: number;
+    readonly second_name_of?: string;
     readonly copied?: boolean;
     readonly replicated?: boolean;
     readonly weights_only?: boolean;

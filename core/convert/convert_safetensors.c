@@ -18,8 +18,12 @@ typedef struct plan {
     size_t count;
     tsr_safetensors_file *files;
     uint32_t file_count;
-    tsr_str *parts; /* part of each file; NULL if the files are not one per part */
+    const tsr_part **parts; /* part of each file; NULL if the files are not one per part */
     tsr_blit *blits;
+    const tsr_converted **seconds; /* rows that are second names of others, by file */
+    size_t second_count;
+    size_t second_next; /* the first one of the next file */
+    bool has_seconds;   /* there may be some */
 } plan;
 
 const char *tsr_safetensors_refusal(const tsr_converted *row)
@@ -54,6 +58,87 @@ static tsr_status add_piece(plan *p, tsr_converted *row, tsr_error *err)
     return TSR_OK;
 }
 
+/* ---- second names ---- */
+
+static bool is_same_tensor(const tsr_converted *a, const tsr_converted *b)
+{
+    const tsr_entry *x = a->entry, *y = b->entry;
+    return a->dtype == b->dtype && x->dtype == y->dtype && x->ndim == y->ndim &&
+           (!x->ndim || memcmp(x->shape, y->shape, x->ndim * sizeof *x->shape) == 0) && x->chunk_count == 1 &&
+           y->chunk_count == 1 && x->chunks->file == y->chunks->file && x->chunks->byte_offset == y->chunks->byte_offset;
+}
+
+typedef struct shared_storage {
+    tsr_converted *first; /* the tensor that is written */
+    uint32_t users, names;
+} shared_storage;
+
+/* Finds what each second name is another name of. If the first name is left out, a second name takes its place. */
+static tsr_status find_firsts(plan *p, tsr_error *err)
+{
+    uint32_t largest = 0;
+    for (uint64_t i = 0; i < p->selection.count; i++) {
+        const tsr_converted *row = &p->selection.rows[i];
+        if (!row->written || !row->entry->is_second_name) continue;
+        p->has_seconds = true;
+        if (row->entry->storage_id > largest) largest = row->entry->storage_id;
+    }
+    if (!p->has_seconds) return TSR_OK;
+    shared_storage *storages = tsr_arena_array(p->job->arena, (size_t)largest + 1, sizeof *storages, err);
+    if (!storages) return TSR_E_NOMEM;
+    for (int pass = 0; pass < 2; pass++) { /* first names, then second names */
+        for (uint64_t i = 0; i < p->selection.count; i++) {
+            tsr_converted *row = &p->selection.rows[i];
+            const tsr_entry *entry = row->entry;
+            if (!row->written || entry->is_second_name != (pass == 1)) continue;
+            if (!entry->storage_id || entry->storage_id > largest) continue;
+            shared_storage *storage = &storages[entry->storage_id];
+            storage->users++;
+            if (!storage->first) storage->first = row;
+            else if (pass == 1 && is_same_tensor(row, storage->first) && tsr_safetensors_may_be_second(row->name))
+                row->second_of = storage->first;
+            storage->names += storage->first == row || row->second_of;
+        }
+    }
+    for (uint64_t i = 0; i < p->selection.count; i++) {
+        tsr_converted *row = &p->selection.rows[i];
+        const uint32_t id = row->entry->storage_id;
+        if (row->second_of || (id && id <= largest && storages[id].users == storages[id].names)) row->copied = false;
+    }
+    return TSR_OK;
+}
+
+static int by_file(const void *a, const void *b)
+{
+    const tsr_converted *x = *(const tsr_converted *const *)a, *y = *(const tsr_converted *const *)b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x > y) - (x < y);
+}
+
+/* Puts the second names into the files of their tensors, and lists them by file. */
+static tsr_status place_seconds(plan *p, tsr_error *err)
+{
+    if (!p->has_seconds) return TSR_OK;
+    p->seconds = tsr_arena_array(p->job->arena, (size_t)p->selection.count, sizeof *p->seconds, err);
+    if (!p->seconds) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < p->selection.count; i++) {
+        tsr_converted *row = &p->selection.rows[i];
+        if (!row->second_of) continue;
+        row->file = row->second_of->file;
+        p->seconds[p->second_count++] = row;
+    }
+    qsort(p->seconds, p->second_count, sizeof *p->seconds, by_file);
+    return TSR_OK;
+}
+
+/* Whether a row gets bytes of its own. */
+static bool is_stored(const tsr_converted *row)
+{
+    return row->written && !row->second_of;
+}
+
+/* ---- files ---- */
+
 /* Makes one file for every part that has tensors. The rows are in the order of the catalog's entries. */
 static tsr_status assign_parts(plan *p, tsr_error *err)
 {
@@ -67,9 +152,9 @@ static tsr_status assign_parts(plan *p, tsr_error *err)
             tsr_converted *row = &p->selection.rows[i];
             if (!row->written) continue;
             row->name = name_in_part(row->name, part->name);
-            TSR_TRY(add_piece(p, row, err));
+            if (is_stored(row)) TSR_TRY(add_piece(p, row, err));
         }
-        if (p->count > before) p->parts[p->file_count++] = part->name;
+        if (p->count > before) p->parts[p->file_count++] = part;
     }
     return TSR_OK;
 }
@@ -80,7 +165,7 @@ static tsr_status assign_files(plan *p, tsr_error *err)
     uint64_t in_file = 0;
     for (uint64_t i = 0; i < p->selection.count; i++) {
         tsr_converted *row = &p->selection.rows[i];
-        if (!row->written) continue;
+        if (!is_stored(row)) continue;
         TSR_TRY(tsr_blit_measure(row->entry, NULL, row->dtype, &row->bytes, err));
         const bool fits = !most || in_file == 0 || (in_file <= most && row->bytes <= most - in_file);
         if (!fits) {
@@ -94,17 +179,42 @@ static tsr_status assign_files(plan *p, tsr_error *err)
     return TSR_OK;
 }
 
-/* States in the file which part it is, so that opening the directory gives the same parts. */
 static tsr_status name_part(plan *p, uint32_t f, tsr_error *err)
 {
-    const tsr_str part = p->parts[f].size ? p->parts[f] : TSR_STR("checkpoint");
-    tsr_safetensors_pair *pair = TSR_ARENA_NEW(p->job->arena, tsr_safetensors_pair, err);
-    if (!pair) return TSR_E_NOMEM;
-    *pair = (tsr_safetensors_pair){TSR_STR(TSR_SAFETENSORS_PART), p->parts[f].size ? p->parts[f] : TSR_STR("")};
-    p->files[f].pairs = pair;
-    p->files[f].pair_count = 1;
+    const tsr_str part = p->parts[f]->name.size ? p->parts[f]->name : TSR_STR("checkpoint");
     p->files[f].name = tsr_arena_format(p->job->arena, err, "%.*s.safetensors", TSR_STR_ARG(part));
     return p->files[f].name.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Appends the pairs that a file has in addition to those of the source: second names, and which part it is, so that opening the
+ * directory gives the same parts. */
+static tsr_status add_own_pairs(plan *p, uint32_t f, tsr_vec *pairs, tsr_error *err)
+{
+    for (; p->second_next < p->second_count && p->seconds[p->second_next]->file == f; p->second_next++) {
+        const tsr_converted *row = p->seconds[p->second_next];
+        tsr_text_pair *pair = tsr_vec_push(pairs, err);
+        if (!pair) return TSR_E_NOMEM;
+        *pair = (tsr_text_pair){row->name, row->second_of->name};
+    }
+    if (!p->parts) return TSR_OK;
+    const tsr_str name = p->parts[f]->name;
+    tsr_text_pair *pair = tsr_vec_push(pairs, err);
+    if (!pair) return TSR_E_NOMEM;
+    *pair = (tsr_text_pair){TSR_STR(TSR_SAFETENSORS_PART), name.size ? name : TSR_STR("")};
+    return TSR_OK;
+}
+
+static tsr_status describe_file(plan *p, uint32_t f, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(p->job->checkpoint);
+    const tsr_text_pairs source = p->parts ? (tsr_text_pairs){p->parts[f]->metadata, p->parts[f]->metadata_count}
+                                           : (tsr_text_pairs){catalog->metadata, catalog->metadata_count};
+    tsr_vec own = tsr_vec_of(tsr_checkpoint_host(p->job->checkpoint)->allocator, sizeof(tsr_text_pair));
+    tsr_status status = add_own_pairs(p, f, &own, err);
+    if (status == TSR_OK)
+        status = tsr_safetensors_carry(source, (tsr_text_pairs){own.items, own.count}, p->job->arena, &p->files[f], err);
+    tsr_vec_free(&own);
+    return status;
 }
 
 static tsr_status name_files(plan *p, tsr_error *err)
@@ -127,6 +237,7 @@ static tsr_status name_files(plan *p, tsr_error *err)
                                                 (unsigned)f + 1, (unsigned)p->file_count);
         }
         if (!p->files[f].name.data) return TSR_E_NOMEM;
+        TSR_TRY(describe_file(p, f, err));
     }
     return TSR_OK;
 }
@@ -217,7 +328,9 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_safetensors_refusal, job->arena, &p->selection, err));
     p->pieces = tsr_arena_array(job->arena, p->selection.tensor_count, sizeof *p->pieces, err);
     if (!p->pieces) return TSR_E_NOMEM;
+    TSR_TRY(find_firsts(p, err));
     TSR_TRY(job->options->per_part ? assign_parts(p, err) : assign_files(p, err));
+    TSR_TRY(place_seconds(p, err));
     TSR_TRY(name_files(p, err));
     tsr_safetensors_layout layout = {
         .pieces = p->pieces, .piece_count = p->count, .files = p->files, .file_count = p->file_count};

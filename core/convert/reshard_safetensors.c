@@ -107,15 +107,14 @@ static tsr_status describe_file(gathering *g, const tsr_safetensors_output *piec
                                 tsr_error *err)
 {
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(g->job->checkpoint)->allocator, 1);
-    tsr_safetensors_pair *pairs = tsr_arena_array(g->job->arena, 2, sizeof *pairs, err);
-    tsr_status status = pairs ? emit_offsets(pieces, count, &text, err) : TSR_E_NOMEM;
+    const tsr_catalog *source = tsr_checkpoint_catalog(g->job->checkpoint);
+    tsr_text_pair pairs[] = {{TSR_STR(TSR_SAFETENSORS_SHARDING), {NULL, 0}}, {TSR_STR("DCP_VERSION"), TSR_STR("1.0")}};
+    tsr_status status = emit_offsets(pieces, count, &text, err);
     if (status == TSR_OK) {
-        pairs[0] = (tsr_safetensors_pair){TSR_STR("DCP_SHARDING_INFO"),
-                                          tsr_arena_str(g->job->arena, (tsr_str){text.items, text.count - 1}, err)};
-        pairs[1] = (tsr_safetensors_pair){TSR_STR("DCP_VERSION"), TSR_STR("1.0")};
-        file->pairs = pairs;
-        file->pair_count = 2;
-        if (!pairs[0].value.data) status = TSR_E_NOMEM;
+        pairs[0].value = tsr_arena_str(g->job->arena, (tsr_str){text.items, text.count - 1}, err);
+        status = !pairs[0].value.data ? TSR_E_NOMEM
+                                      : tsr_safetensors_carry((tsr_text_pairs){source->metadata, source->metadata_count},
+                                                              (tsr_text_pairs){pairs, 2}, g->job->arena, file, err);
     }
     tsr_vec_free(&text);
     return status;

@@ -80,6 +80,21 @@ static tsr_status find_one_sided(tsr_findings *findings, const char *rule, const
     return TSR_OK;
 }
 
+static tsr_status find_texts(tsr_findings *findings, const tsr_diff *diff, tsr_error *err)
+{
+    for (uint64_t i = 0; i < diff->metadata_count; i++) {
+        const tsr_diff_text *text = &diff->metadata[i];
+        tsr_place place = TSR_NOWHERE;
+        place.fqn = text->a ? text->a->key : text->b->key; /* so that a baseline can tell the keys apart */
+        TSR_TRY(tsr_finding_add(findings, "diff/metadata", place, err, "the key '%.*s' of __metadata__ %s",
+                                TSR_STR_ARG(place.fqn),
+                                !text->a   ? "is only in B"
+                                : !text->b ? "is only in A"
+                                           : "has a different text in B"));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err)
 {
     const tsr_diff *diff = document->diff;
@@ -89,6 +104,7 @@ tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *fi
         const tsr_difference *difference = document->differences ? &document->differences[i] : NULL;
         TSR_TRY(find_pair(findings, &diff->pairs[i], difference, err));
     }
+    TSR_TRY(find_texts(findings, diff, err));
     for (uint64_t i = 0; i < diff->renamed_count; i++) {
         const tsr_diff_rename *r = &diff->renamed[i];
         TSR_TRY(tsr_finding_add(findings, "diff/renamed", place_of(r->a), err, "'%.*s' may be '%.*s' in B: %.*s",

@@ -1,5 +1,5 @@
 /* tessera.diff/1. Each side of a change states what differs: dtype and shape of tensors, the value of objects, or the number
- * of chunks if layouts are compared. */
+ * of chunks if layouts are compared. Differences of metadata have the whole texts. */
 #include "documents/document_parts.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/value_walk.h"
@@ -96,6 +96,40 @@ static void put_changes(tsr_json *json, const tsr_diff_document *document)
     tsr_json_array_end(json);
 }
 
+/* Of the keys that are on the sides `in_a` and `in_b`: both sides' values, or the value of the only one. */
+static void put_texts(tsr_json *json, const char *name, const tsr_diff *diff, bool in_a, bool in_b)
+{
+    tsr_json_key(json, name);
+    tsr_json_array(json);
+    for (uint64_t i = 0; i < diff->metadata_count && json->status == TSR_OK; i++) {
+        const tsr_diff_text *text = &diff->metadata[i];
+        if (!text->a == in_a || !text->b == in_b) continue;
+        tsr_json_object(json);
+        tsr_json_key(json, "key");
+        tsr_json_str(json, text->a ? text->a->key : text->b->key);
+        if (text->a) {
+            tsr_json_key(json, text->b ? "a" : "value");
+            tsr_json_str(json, text->a->value);
+        }
+        if (text->b) {
+            tsr_json_key(json, text->a ? "b" : "value");
+            tsr_json_str(json, text->b->value);
+        }
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_metadata(tsr_json *json, const tsr_diff *diff)
+{
+    tsr_json_key(json, "metadata");
+    tsr_json_object(json);
+    put_texts(json, "added", diff, false, true);
+    put_texts(json, "removed", diff, true, false);
+    put_texts(json, "changed", diff, true, true);
+    tsr_json_object_end(json);
+}
+
 static void put_summary(tsr_json *json, const tsr_diff_document *document)
 {
     const tsr_diff *diff = document->diff;
@@ -137,6 +171,7 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json)
     put_names(json, "added", diff->added, diff->added_count);
     put_names(json, "removed", diff->removed, diff->removed_count);
     put_changes(json, document);
+    put_metadata(json, diff);
     put_summary(json, document);
     tsr_json_object_end(json);
     return json->status;

@@ -157,6 +157,17 @@ static void put_summary(tsr_json *json, const tsr_catalog *catalog, const totals
     tsr_json_object_end(json);
 }
 
+static void put_metadata(tsr_json *json, const tsr_catalog *catalog)
+{
+    tsr_json_key(json, "metadata");
+    tsr_json_object(json);
+    for (size_t i = 0; i < catalog->metadata_count && json->status == TSR_OK; i++) {
+        tsr_json_key_str(json, catalog->metadata[i].key);
+        tsr_json_str(json, catalog->metadata[i].value);
+    }
+    tsr_json_object_end(json);
+}
+
 /* ---- entries ---- */
 
 static void put_file(const inspector *in, uint32_t file)
@@ -462,6 +473,7 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
     if (status == TSR_OK) status = find_sharing(&in);
     if (status == TSR_OK) {
         put_summary(json, in.catalog, &sum);
+        put_metadata(json, in.catalog);
         status = put_entries(&in, sum.bytes);
     }
     if (status == TSR_OK) {

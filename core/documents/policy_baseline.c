@@ -124,6 +124,14 @@ static tsr_status read_rename(tsr_policy *policy, const cJSON *rename, const cha
     return know_difference(policy, "renamed", a, b, err);
 }
 
+static tsr_status read_text(tsr_policy *policy, const cJSON *text, const char *where, tsr_error *err)
+{
+    tsr_str key;
+    TSR_TRY(tsr_json_expect(text, TSR_JSON_OBJECT, where, err));
+    TSR_TRY(get_text(text, "key", where, &key, err));
+    return know_difference(policy, "metadata", key, absent, err);
+}
+
 static tsr_status read_items(tsr_policy *policy, const cJSON *root, const char *key,
                              tsr_status (*read)(tsr_policy *, const cJSON *, const char *, tsr_error *), tsr_error *err)
 {
@@ -139,11 +147,23 @@ static tsr_status read_items(tsr_policy *policy, const cJSON *root, const char *
     return TSR_OK;
 }
 
+/* Documents of earlier versions have no metadata. */
+static tsr_status read_metadata(tsr_policy *policy, const cJSON *root, tsr_error *err)
+{
+    const cJSON *metadata;
+    TSR_TRY(tsr_json_find(root, "metadata", TSR_JSON_OBJECT, "", &metadata, err));
+    if (!metadata) return TSR_OK;
+    TSR_TRY(read_items(policy, metadata, "added", read_text, err));
+    TSR_TRY(read_items(policy, metadata, "removed", read_text, err));
+    return read_items(policy, metadata, "changed", read_text, err);
+}
+
 static tsr_status read_diff(tsr_policy *policy, const cJSON *root, tsr_error *err)
 {
     TSR_TRY(read_items(policy, root, "added", read_added, err));
     TSR_TRY(read_items(policy, root, "removed", read_removed, err));
     TSR_TRY(read_items(policy, root, "changed", read_change, err));
+    TSR_TRY(read_metadata(policy, root, err));
     return read_items(policy, root, "renamed", read_rename, err);
 }
 

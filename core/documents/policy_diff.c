@@ -62,6 +62,19 @@ static tsr_status keep_pairs(filter *f, tsr_diff *diff)
     return TSR_OK;
 }
 
+static tsr_status keep_texts(filter *f, tsr_diff *diff)
+{
+    uint64_t kept = 0;
+    bool stays;
+    for (uint64_t i = 0; i < diff->metadata_count; i++) {
+        const tsr_diff_text *text = &diff->metadata[i];
+        TSR_TRY(keep(f, "diff/metadata", text->a ? text->a->key : text->b->key, (tsr_str){NULL, 0}, &stays));
+        if (stays) diff->metadata[kept++] = *text;
+    }
+    diff->metadata_count = kept;
+    return TSR_OK;
+}
+
 static tsr_status keep_renames(filter *f, tsr_diff *diff)
 {
     uint64_t kept = 0;
@@ -86,6 +99,7 @@ static tsr_status filter_all(filter *f, tsr_diff *diff)
     TSR_TRY(keep_entries(f, "diff/removed", diff->removed, &diff->removed_count));
     TSR_TRY(keep_entries(f, "diff/added", diff->added, &diff->added_count));
     TSR_TRY(keep_pairs(f, diff));
+    TSR_TRY(keep_texts(f, diff));
     return keep_renames(f, diff);
 }
 
@@ -100,7 +114,8 @@ tsr_status tsr_policy_diff(const tsr_policy *policy, const tsr_diff *from, tsr_a
     to->added = copied(arena, from->added, from->added_count, sizeof *from->added, err);
     to->removed = copied(arena, from->removed, from->removed_count, sizeof *from->removed, err);
     to->renamed = copied(arena, from->renamed, from->renamed_count, sizeof *from->renamed, err);
-    if (!to->pairs || !to->added || !to->removed || !to->renamed) return TSR_E_NOMEM;
+    to->metadata = copied(arena, from->metadata, from->metadata_count, sizeof *from->metadata, err);
+    if (!to->pairs || !to->added || !to->removed || !to->renamed || !to->metadata) return TSR_E_NOMEM;
     const tsr_status status = filter_all(&f, to);
     tsr_vec_free(&f.key);
     return status;

@@ -137,9 +137,49 @@ static tsr_status list_unmatched(const job *j, const side *s, const tsr_entry *c
     return TSR_OK;
 }
 
+/* A file without a format is a file of PyTorch. */
+static bool is_default(const tsr_text_pair *pair)
+{
+    return tsr_str_equal(pair->key, TSR_STR("format")) && tsr_str_equal(pair->value, TSR_STR("pt"));
+}
+
+static void add_text(tsr_diff *out, const tsr_text_pair *a, const tsr_text_pair *b)
+{
+    if ((!a || !b) && is_default(a ? a : b)) return;
+    if (!a || !b || !tsr_str_equal(a->value, b->value)) out->metadata[out->metadata_count++] = (tsr_diff_text){a, b};
+}
+
+static tsr_status index_pairs(const tsr_catalog *catalog, const tsr_host *host, tsr_map **out, tsr_error *err)
+{
+    *out = tsr_map_new(host->allocator, catalog->metadata_count, err);
+    tsr_status status = *out ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < catalog->metadata_count && status == TSR_OK; i++)
+        status = tsr_map_put(*out, catalog->metadata[i].key, (uint32_t)i, NULL, NULL, err);
+    return status;
+}
+
+static tsr_status compare_metadata(const job *j, tsr_diff *out, tsr_error *err)
+{
+    const tsr_catalog *a = j->a.catalog, *b = j->b.catalog;
+    tsr_map *in_a = NULL, *in_b = NULL;
+    out->metadata = tsr_arena_array(j->arena, a->metadata_count + b->metadata_count, sizeof *out->metadata, err);
+    tsr_status status = out->metadata ? index_pairs(a, j->host, &in_a, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = index_pairs(b, j->host, &in_b, err);
+    for (size_t i = 0; i < a->metadata_count && status == TSR_OK; i++) {
+        const uint32_t at = tsr_map_get(in_b, a->metadata[i].key, ABSENT);
+        add_text(out, &a->metadata[i], at == ABSENT ? NULL : &b->metadata[at]);
+    }
+    for (size_t i = 0; i < b->metadata_count && status == TSR_OK; i++)
+        if (tsr_map_get(in_a, b->metadata[i].key, ABSENT) == ABSENT) add_text(out, NULL, &b->metadata[i]);
+    tsr_map_free(in_a);
+    tsr_map_free(in_b);
+    return status;
+}
+
 static tsr_status run(job *j, tsr_diff *out, tsr_error *err)
 {
     tsr_unmatched_list removed, added;
+    TSR_TRY(compare_metadata(j, out, err));
     TSR_TRY(read_names(j, &j->a, err));
     TSR_TRY(read_names(j, &j->b, err));
     TSR_TRY(match_entries(j, out, err));

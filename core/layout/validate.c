@@ -124,7 +124,7 @@ static bool continues_item(const tsr_entry *entry, uint64_t chunk)
 /* `boxes`: whether one item may contain several boxes of a tensor. */
 static tsr_status gather_ranges(const tsr_entry *entry, bool boxes, tsr_vec *ranges, bool *sorted, tsr_error *err)
 {
-    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+    for (uint64_t i = 0; i < entry->chunk_count && !entry->is_second_name; i++) {
         const tsr_chunk *chunk = &entry->chunks[i];
         uint64_t begin = chunk->view && !chunk->view->zstd ? chunk->view->byte_offset : chunk->byte_offset, end;
         if (chunk->file == TSR_NO_FILE || chunk->byte_length == 0 || (boxes && continues_item(entry, i))) continue;

@@ -29,6 +29,7 @@ static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, ui
         TSR_TRY(tsr_boxes_of_entry(&m->maker, source, &tensor));
         TSR_TRY(tsr_mapped_entry(m, &tensor, source, name, &entry, err));
         entry.storage_id = source->storage_id;
+        entry.is_second_name = source->is_second_name;
         entry.distribution = source->distribution;
         entry.path = source->path;
         entry.path_length = source->path_length;

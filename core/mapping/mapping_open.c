@@ -57,7 +57,11 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
                                  .entry_count = m->rows.count,
                                  .compressed = m->source->catalog.compressed,
                                  .mapped = true,
-                                 .store = own->store};
+                                 .store = own->store,
+                                 .metadata = m->source->catalog.metadata,
+                                 .metadata_count = m->source->catalog.metadata_count,
+                                 .differing_keys = m->source->catalog.differing_keys,
+                                 .differing_count = m->source->catalog.differing_count};
     tsr_str *names = tsr_arena_array(own->arena, own->store->file_count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < own->store->file_count; f++) names[f] = own->store->files[f].name;

@@ -1,4 +1,5 @@
 /* Presents the merge of several checkpoints as one mapped checkpoint over the first of them. */
+#include "formats/common/metadata.h"
 #include "merge/merge_parts.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
@@ -89,7 +90,10 @@ static tsr_status add_sum(builder *b, tsr_merged *tensor)
     }
     tsr_mapped_row *rows = b->m->rows.items;
     if (b->tied.count > noted) ((tied_row *)b->tied.items)[noted].file = file;
-    if (tied) rows[tied->row].entry.storage_id = rows[b->m->rows.count - 1].entry.storage_id = entry->storage_id;
+    if (tied) {
+        rows[tied->row].entry.storage_id = rows[b->m->rows.count - 1].entry.storage_id = entry->storage_id;
+        rows[b->m->rows.count - 1].entry.is_second_name = entry->is_second_name;
+    }
     if (b->merge->tensors) b->merge->tensors[tensor->order] = tensor;
     return TSR_OK;
 }
@@ -237,6 +241,18 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     return status;
 }
 
+/* What the inputs agree on holds for the merge as well. */
+static tsr_status join_metadata(const builder *b, tsr_checkpoint *merged, tsr_error *err)
+{
+    tsr_text_pairs *lists = tsr_arena_array(merged->arena, b->inputs, sizeof *lists, err);
+    if (!lists) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < b->inputs; i++) {
+        const tsr_catalog *catalog = tsr_checkpoint_catalog(b->merge->inputs[i].checkpoint);
+        lists[i] = (tsr_text_pairs){catalog->metadata, catalog->metadata_count};
+    }
+    return tsr_metadata_join(merged, lists, b->inputs, "inputs", err);
+}
+
 static tsr_status check_options(const builder *b, tsr_error *err)
 {
     const tsr_merge_options *o = &b->options;
@@ -262,5 +278,10 @@ tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const t
     TSR_TRY(TSR_OPTIONS_COPY(&b.options, options, tsr_merge_options, err));
     TSR_TRY(check_options(&b, err));
     b.inputs = count + (b.options.base != NULL);
-    return tsr_mapped_open(inputs[0].checkpoint, &scheme, out, err);
+    TSR_TRY(tsr_mapped_open(inputs[0].checkpoint, &scheme, out, err));
+    const tsr_status status = join_metadata(&b, *out, err);
+    if (status == TSR_OK) return TSR_OK;
+    tsr_checkpoint_close(*out);
+    *out = NULL;
+    return status;
 }

@@ -83,7 +83,7 @@ static tsr_status check_repeats(const tsr_work *work, tsr_error *err)
     tsr_status status = TSR_OK;
     tsr_repeats_open(&repeats, work->job.checkpoint);
     for (uint64_t i = 0; i < conversion->row_count && status == TSR_OK; i++) {
-        if (conversion->rows[i].written)
+        if (conversion->rows[i].written && !conversion->rows[i].second_of)
             status = tsr_repeats_add(&repeats, conversion->rows[i].entry, NULL, NULL, NULL, err);
     }
     if (status == TSR_OK) status = tsr_repeats_check(&repeats, err);

@@ -2,9 +2,10 @@
  * they are stored. */
 #include "write/safetensors_write.h"
 
-#include "tessera/sys/try.h"
-
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 
 bool tsr_safetensors_holds(tsr_dtype dtype)
 {
@@ -66,6 +67,28 @@ tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_hos
     layout->blits = tsr_arena_array(arena, layout->piece_count, sizeof *layout->blits, err);
     if (!layout->blits) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < layout->file_count; f++) TSR_TRY(lay_out_file(layout, f, &at, host, arena, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_safetensors_carry(tsr_text_pairs source, tsr_text_pairs more, tsr_arena *arena, tsr_safetensors_file *file,
+                                 tsr_error *err)
+{
+    tsr_text_pair *pairs = tsr_arena_array(arena, source.count + more.count + 1, sizeof *pairs, err);
+    tsr_map *replaced = tsr_map_new(tsr_arena_allocator(arena), more.count, err);
+    tsr_status status = pairs && replaced ? TSR_OK : TSR_E_NOMEM;
+    file->pairs = pairs;
+    file->pair_count = 0;
+    for (size_t i = 0; i < more.count && status == TSR_OK; i++)
+        status = tsr_map_put(replaced, more.pairs[i].key, 1, NULL, NULL, err);
+    for (size_t i = 0; i < source.count && status == TSR_OK; i++) {
+        const tsr_str key = source.pairs[i].key;
+        if (!tsr_str_equal(key, TSR_STR(TSR_SAFETENSORS_SHARDING)) && !tsr_map_get(replaced, key, 0))
+            pairs[file->pair_count++] = source.pairs[i];
+    }
+    tsr_map_free(replaced);
+    if (status != TSR_OK) return status;
+    if (!file->pair_count) pairs[file->pair_count++] = (tsr_text_pair){TSR_STR("format"), TSR_STR("pt")};
+    for (size_t i = 0; i < more.count; i++) pairs[file->pair_count++] = more.pairs[i];
     return TSR_OK;
 }
 

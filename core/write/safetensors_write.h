@@ -2,6 +2,7 @@
 #ifndef TSR_WRITE_SAFETENSORS_WRITE_H
 #define TSR_WRITE_SAFETENSORS_WRITE_H
 
+#include "formats/common/metadata.h"
 #include "formats/safetensors/safetensors_header.h"
 #include "write/stage.h"
 
@@ -17,7 +18,7 @@ typedef struct tsr_safetensors_output {
 
 typedef struct tsr_safetensors_file {
     tsr_str name;
-    const tsr_safetensors_pair *pairs; /* metadata in addition to format:pt */
+    const tsr_text_pair *pairs; /* the metadata (tsr_safetensors_carry); without any it is "format": "pt" */
     size_t pair_count;
     tsr_safetensors_plan plan; /* plan and size are set by tsr_safetensors_lay_out */
     uint64_t size;
@@ -35,6 +36,10 @@ typedef struct tsr_safetensors_layout {
     tsr_blit *blits; /* out: one per piece in the order in which they are stored; blits[i].file is an index into `files` */
 } tsr_safetensors_layout;
 
+/* Makes the metadata of a file: the pairs of the source that still hold, or "format": "pt" if it has none, followed by `more`,
+ * which replace those with the same key. Allocates in `arena`. */
+tsr_status tsr_safetensors_carry(tsr_text_pairs source, tsr_text_pairs more, tsr_arena *arena, tsr_safetensors_file *file,
+                                 tsr_error *err);
 /* Plans the files and makes the blits. Allocates in `arena`. */
 tsr_status tsr_safetensors_lay_out(tsr_safetensors_layout *layout, const tsr_host *host, tsr_arena *arena, tsr_error *err);
 /* Writes the headers of the files, which is everything except the blits. */

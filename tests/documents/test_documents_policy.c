@@ -102,7 +102,7 @@ static void test_documents_policy__pairs_of_a_diff_keep_their_positions(void **s
                              {&entries[1], &entries[1], 0},
                              {&entries[1], &entries[1], TSR_DIFF_VALUE}};
     const tsr_entry *added[] = {&entries[1], &entries[2]}, *removed[] = {&entries[1]};
-    const tsr_diff from = {pairs, 3, added, 2, removed, 1, NULL, 0};
+    const tsr_diff from = {pairs, 3, added, 2, removed, 1, NULL, 0, NULL, 0};
     tsr_diff to;
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
     tsr_policy *policy = policy_of(TSR_POLICY_DIFF, (const char *[]){"diff/value=off", "diff/added=note", NULL}, known);

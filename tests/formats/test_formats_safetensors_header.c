@@ -41,8 +41,8 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     tsr_safetensors_item items[] = {
         {.name = TSR_STR("b"), .dtype = TSR_BOOL, .ndim = 0, .tag = 1},
         {.name = TSR_STR("w\"é"), .dtype = TSR_FLOAT32, .ndim = 2, .shape = shape_3_4, .tag = 2}};
-    tsr_safetensors_pair pair = {TSR_STR("k"), TSR_STR("v")};
-    tsr_safetensors_plan plan = {.items = items, .count = 2, .pairs = &pair, .pair_count = 1};
+    tsr_text_pair pairs[] = {{TSR_STR("format"), TSR_STR("mlx")}, {TSR_STR("k"), TSR_STR("v")}};
+    tsr_safetensors_plan plan = {.items = items, .count = 2, .pairs = pairs, .pair_count = 2};
     assert_int_equal(tsr_safetensors_plan_file(&plan, &tsr_allocator_libc, NULL), TSR_OK);
     assert_int_equal(plan.header_size % 64, 0);
     assert_int_equal(plan.data_size, 49);
@@ -52,9 +52,10 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
     assert_int_equal(s.size, plan.header_size);
     assert_int_equal((uint8_t)s.bytes[0] | (uint8_t)s.bytes[1] << 8, s.size - 8);
-    const char *expected = "{\"__metadata__\":{\"format\":\"pt\",\"k\":\"v\"},\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],"
-                           "\"data_offsets\":[0,48]},"
-                           "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[48,49]}}\n";
+    const char *expected =
+        "{\"__metadata__\":{\"format\":\"mlx\",\"k\":\"v\"},\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],"
+        "\"data_offsets\":[0,48]},"
+        "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[48,49]}}\n";
     assert_memory_equal(s.bytes + 8, expected, strlen(expected));
     for (size_t i = 8 + strlen(expected); i < s.size; i++) assert_int_equal(s.bytes[i], ' ');
 }
@@ -210,7 +211,7 @@ static void test_formats_safetensors_header__no_memory_and_a_header_too_large_ar
     size_t size = TSR_SAFETENSORS_MAX_HEADER;
     char *text = malloc(size);
     memset(text, 'x', size);
-    tsr_safetensors_pair pair = {TSR_STR("k"), {text, size}};
+    tsr_text_pair pair = {TSR_STR("k"), {text, size}};
     tsr_error err = {0};
     plan = (tsr_safetensors_plan){.items = &item, .count = 1, .pairs = &pair, .pair_count = 1};
     assert_int_equal(tsr_safetensors_plan_file(&plan, &tsr_allocator_libc, &err), TSR_E_LIMIT);

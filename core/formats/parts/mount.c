@@ -1,6 +1,7 @@
 /* See mount.h. This file fills the parts. */
 #include "formats/parts/mount.h"
 
+#include "formats/common/metadata.h"
 #include "formats/torch/torch_flatten.h"
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -96,6 +97,26 @@ static tsr_status take_missing(tsr_checkpoint *checkpoint, const tsr_mount *moun
     return checkpoint->incomplete.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Takes over the pairs of a safetensors checkpoint. A part with several of them has pairs of its own only if theirs are the
+ * same. */
+static tsr_status take_metadata(tsr_mounts *mounts, const tsr_catalog *catalog, tsr_error *err)
+{
+    const bool has = catalog->format == TSR_FORMAT_SAFETENSORS || catalog->format == TSR_FORMAT_SAFETENSORS_INDEX ||
+                     catalog->format == TSR_FORMAT_DCP_SAFETENSORS || catalog->metadata_count;
+    tsr_part *part = current_part(mounts);
+    if (!has) return TSR_OK;
+    tsr_text_pairs *pairs = tsr_vec_push(&mounts->metadata, err);
+    if (!pairs) return TSR_E_NOMEM;
+    *pairs = (tsr_text_pairs){catalog->metadata, catalog->metadata_count};
+    if (part->first_entry == mounts->entries.count) {
+        part->metadata = pairs->pairs;
+        part->metadata_count = pairs->count;
+    } else if (!tsr_text_pairs_equal(*pairs, (tsr_text_pairs){part->metadata, part->metadata_count})) {
+        part->metadata_count = 0;
+    }
+    return TSR_OK;
+}
+
 static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_mount *mount, tsr_error *err)
 {
     tsr_mounts *mounts = mounts_of(checkpoint);
@@ -106,6 +127,7 @@ static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
     checkpoint->catalog.compressed = checkpoint->catalog.compressed || catalog->compressed;
     TSR_TRY(take_files(mounts, mount->mounted, &part->files, err));
     TSR_TRY(take_missing(checkpoint, mount, err));
+    TSR_TRY(take_metadata(mounts, catalog, err));
     TSR_TRY(tsr_mounts_take_findings(checkpoint, mount, err));
     return tsr_mounts_add(checkpoint, place->below, &added, err);
 }
@@ -172,7 +194,7 @@ static tsr_status keep_all(tsr_checkpoint *checkpoint, tsr_error *err)
     catalog->mapping_count = mounts->mappings.count;
     catalog->part_count = (uint32_t)mounts->parts.count;
     checkpoint->file_count = (uint32_t)mounts->files.count;
-    return TSR_OK;
+    return tsr_metadata_join(checkpoint, mounts->metadata.items, (uint32_t)mounts->metadata.count, "parts", err);
 }
 
 static void free_lists(tsr_mounts *mounts)
@@ -181,6 +203,7 @@ static void free_lists(tsr_mounts *mounts)
     tsr_vec_free(&mounts->mappings);
     tsr_vec_free(&mounts->parts);
     tsr_vec_free(&mounts->files);
+    tsr_vec_free(&mounts->metadata);
 }
 
 tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint, tsr_status (*mount)(tsr_checkpoint *checkpoint, tsr_error *err),
@@ -193,7 +216,8 @@ tsr_status tsr_mounts_fill(tsr_checkpoint *checkpoint, tsr_status (*mount)(tsr_c
                            .entries = tsr_vec_of(allocator, sizeof(tsr_entry)),
                            .mappings = tsr_vec_of(allocator, sizeof(tsr_mapping)),
                            .parts = tsr_vec_of(allocator, sizeof(tsr_part)),
-                           .files = tsr_vec_of(allocator, sizeof(uint32_t))};
+                           .files = tsr_vec_of(allocator, sizeof(uint32_t)),
+                           .metadata = tsr_vec_of(allocator, sizeof(tsr_text_pairs))};
     checkpoint->state = mounts;
     tsr_status status = mount(checkpoint, err);
     if (status == TSR_OK) status = keep_all(checkpoint, err);

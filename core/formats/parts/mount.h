@@ -27,6 +27,7 @@ typedef struct tsr_mounts {
     tsr_vec mappings;       /* of tsr_mapping */
     tsr_vec parts;          /* of tsr_part */
     tsr_vec files;          /* of uint32_t: the files that were read */
+    tsr_vec metadata;       /* of tsr_text_pairs: of each mounted checkpoint that can have some; only while filling */
     const tsr_entry *first; /* the first entry of the catalog as it was filled */
     uint32_t storages;      /* number of storage ids in use */
     bool skipped;           /* options.part asks for a different part than the current one */

@@ -78,6 +78,9 @@ tsr_status tsr_keep_part(tsr_checkpoint *checkpoint, tsr_error *err)
     keep_entries(catalog, part);
     TSR_TRY(keep_mappings(checkpoint, part, err));
     catalog->format = part->format;
+    catalog->metadata = part->metadata;
+    catalog->metadata_count = part->metadata_count;
+    catalog->differing_count = 0;
     catalog->parts = NULL;
     catalog->part_count = 0;
     return TSR_OK;

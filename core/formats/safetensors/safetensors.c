@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
+#include "base/utf8.h"
 #include "formats/safetensors/safetensors_scan.h"
 #include "tessera/sys/try.h"
 
@@ -105,22 +106,65 @@ static tsr_status check_names(tsr_safetensors *opened, const tsr_allocator *allo
                      TSR_STR_ARG(second->name), first->position);
 }
 
+/* Keeps each key once, at the place of the first one of that name and with the value of the last. */
 static tsr_status keep_metadata(tsr_safetensors *opened, const tsr_vec *pairs, tsr_arena *arena, tsr_str name,
                                 tsr_findings *findings, tsr_error *err)
 {
     uint64_t duplicate;
     tsr_name_index *index;
-    tsr_safetensors_pair *kept = tsr_arena_array(arena, pairs->count, sizeof *kept, err);
-    if (!kept) return TSR_E_NOMEM;
-    if (pairs->count) memcpy(kept, pairs->items, pairs->count * sizeof *kept);
-    TSR_TRY(tsr_name_index_new(pairs->allocator, TSR_NAMED_ITEMS(kept, pairs->count), &index, &duplicate, err));
-    tsr_name_index_free(index);
-    opened->metadata = kept;
-    opened->metadata_count = pairs->count;
-    if (duplicate == TSR_NO_NAME || !findings) return TSR_OK;
+    const tsr_text_pair *all = pairs->items;
+    tsr_text_pair *kept = tsr_arena_array(arena, pairs->count, sizeof *kept, err);
+    size_t *places = tsr_alloc(pairs->allocator, pairs->count, sizeof *places, err);
+    tsr_status status = kept && places ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK)
+        status = tsr_name_index_new(pairs->allocator, TSR_NAMED_ITEMS(all, pairs->count), &index, &duplicate, err);
+    if (status == TSR_OK) {
+        for (size_t i = 0; i < pairs->count; i++) {
+            const size_t first = (size_t)tsr_name_index_find(index, all[i].key);
+            places[i] = first == i ? opened->metadata_count++ : places[first];
+            kept[places[i]] = all[i];
+        }
+        opened->metadata = kept;
+        tsr_name_index_free(index);
+    }
+    tsr_free(pairs->allocator, places, pairs->count, sizeof *places);
+    if (status != TSR_OK || duplicate == TSR_NO_NAME || !findings) return status;
     return tsr_finding_add(findings, "safetensors/duplicate-metadata-key", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}},
                            err, "__metadata__ has the key '%.*s' twice; the last value counts",
-                           TSR_STR_ARG(kept[duplicate].key));
+                           TSR_STR_ARG(all[duplicate].key));
+}
+
+bool tsr_safetensors_may_be_second(tsr_str key)
+{
+    return key.size && !memchr(key.data, 0, key.size) && tsr_utf8_check(key) == key.size &&
+           !tsr_str_equal(key, TSR_STR("format")) && !tsr_str_equal(key, TSR_STR("__metadata__")) &&
+           !tsr_str_equal(key, TSR_STR("DCP_VERSION")) && !tsr_str_equal(key, TSR_STR(TSR_SAFETENSORS_SHARDING)) &&
+           !tsr_safetensors_is_own_key(key);
+}
+
+static tsr_status find_seconds(tsr_safetensors *opened, const tsr_allocator *allocator, tsr_arena *arena, tsr_error *err)
+{
+    tsr_vec found = tsr_vec_of(allocator, sizeof(tsr_safetensors_second));
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < opened->metadata_count && status == TSR_OK; i++) {
+        const tsr_text_pair *pair = &opened->metadata[i];
+        const uint64_t tensor =
+            tsr_safetensors_may_be_second(pair->key) ? tsr_name_index_find(opened->names, pair->value) : TSR_NO_NAME;
+        if (tensor == TSR_NO_NAME || tsr_name_index_find(opened->names, pair->key) != TSR_NO_NAME) continue;
+        tsr_safetensors_second *second = tsr_vec_push(&found, err);
+        if (second) *second = (tsr_safetensors_second){.pair = i, .tensor = tensor};
+        else status = TSR_E_NOMEM;
+    }
+    if (status == TSR_OK && found.count) {
+        opened->seconds = tsr_arena_array(arena, found.count, sizeof *opened->seconds, err);
+        if (!opened->seconds) status = TSR_E_NOMEM;
+    }
+    if (opened->seconds) {
+        memcpy(opened->seconds, found.items, found.count * sizeof *opened->seconds);
+        opened->second_count = found.count;
+    }
+    tsr_vec_free(&found);
+    return status;
 }
 
 static tsr_status check_whole(tsr_safetensors *opened, const tsr_safetensors_scan *scan, tsr_error *err)
@@ -131,7 +175,8 @@ static tsr_status check_whole(tsr_safetensors *opened, const tsr_safetensors_sca
     TSR_TRY(check_end(opened, end, scan->file_name, scan->findings, err));
     TSR_TRY(note_alignment(opened, scan->file_name, scan->findings, err));
     if (!scan->has_metadata) return TSR_OK;
-    return keep_metadata(opened, &scan->metadata, scan->arena, scan->file_name, scan->findings, err);
+    TSR_TRY(keep_metadata(opened, &scan->metadata, scan->arena, scan->file_name, scan->findings, err));
+    return find_seconds(opened, scan->tensors.allocator, scan->arena, err);
 }
 
 static tsr_status read_length(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, uint64_t *length,
@@ -166,7 +211,7 @@ static tsr_status open_image(tsr_range in, const tsr_host *host, tsr_arena *aren
                                  .findings = findings,
                                  .max_entries = host->limits.entries};
     scan.tensors = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_tensor));
-    scan.metadata = tsr_vec_of(host->allocator, sizeof(tsr_safetensors_pair));
+    scan.metadata = tsr_vec_of(host->allocator, sizeof(tsr_text_pair));
     tsr_status status = tsr_safetensors_scan_header(&scan, err);
     tsr_bytes_free(&header);
     out->list = scan.tensors;
@@ -214,9 +259,14 @@ const tsr_safetensors_tensor *tsr_safetensors_find(const tsr_safetensors *opened
 
 tsr_str tsr_safetensors_metadata(const tsr_safetensors *opened, tsr_str key)
 {
-    for (size_t i = opened->metadata_count; i-- > 0;)
+    for (size_t i = 0; i < opened->metadata_count; i++)
         if (tsr_str_equal(opened->metadata[i].key, key)) return opened->metadata[i].value;
     return (tsr_str){NULL, 0};
+}
+
+bool tsr_safetensors_is_own_key(tsr_str key)
+{
+    return tsr_str_starts(key, TSR_STR("tessera."));
 }
 
 bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size)

@@ -12,7 +12,7 @@
 #define TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 
 #include "formats/common/name_index.h"
-#include "tessera/dtype.h"
+#include "tessera/catalog.h"
 #include "tessera/findings.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/vec.h"
@@ -20,6 +20,8 @@
 #define TSR_SAFETENSORS_MAX_HEADER 100000000u
 /* The metadata key of a file that is one part of a checkpoint; its value is the part's name. */
 #define TSR_SAFETENSORS_PART "tessera.part"
+/* The metadata key of DCP for the places of a file's shards. It does not hold for any other file. */
+#define TSR_SAFETENSORS_SHARDING "DCP_SHARDING_INFO"
 
 typedef struct tsr_safetensors_tensor {
     tsr_str name;
@@ -30,10 +32,17 @@ typedef struct tsr_safetensors_tensor {
     tsr_dtype dtype;
 } tsr_safetensors_tensor;
 
-typedef struct tsr_safetensors_pair {
-    tsr_str key;
-    tsr_str value;
-} tsr_safetensors_pair;
+/* A pair of the metadata whose key is another name of a tensor, as safetensors.torch.save_model writes for tied weights:
+ *
+ *   {"__metadata__":{"decoder.weight":"embed.weight"},"embed.weight":{…}}
+ *
+ * The value is the name of a tensor of the file, and the key is not. "format" and the keys of Tessera and DCP are never
+ * names. */
+typedef struct tsr_safetensors_second {
+    size_t pair;     /* index into the metadata */
+    uint64_t tensor; /* index into the tensors */
+    bool is_text;    /* set by readers: another file has a tensor of this name, so the pair is not a name after all */
+} tsr_safetensors_second;
 
 typedef struct tsr_safetensors {
     uint32_t file;
@@ -41,9 +50,10 @@ typedef struct tsr_safetensors {
     uint64_t data_size;                    /* bytes in the file; tensors may end beyond them if the file was cut short */
     const tsr_safetensors_tensor *tensors; /* in header order */
     uint64_t count;
-    const tsr_safetensors_pair *metadata; /* NULL if there is none; a duplicate key is listed twice, and its last value
-                                           * counts */
+    const tsr_text_pair *metadata; /* NULL if there is none; a duplicate key is listed once, with its last value */
     size_t metadata_count;
+    tsr_safetensors_second *seconds; /* in the order of their pairs */
+    size_t second_count;
     tsr_name_index *names;
     tsr_vec list; /* owns the memory of `tensors` */
 } tsr_safetensors;
@@ -61,6 +71,10 @@ void tsr_safetensors_close(tsr_safetensors *opened); /* accepts a zeroed one */
 const tsr_safetensors_tensor *tsr_safetensors_find(const tsr_safetensors *opened, tsr_str name);
 /* The value of a metadata key, or {NULL, 0}. */
 tsr_str tsr_safetensors_metadata(const tsr_safetensors *opened, tsr_str key);
+/* Whether a metadata key can be a second name: not one that has a meaning of its own, or that no tensor may have. */
+bool tsr_safetensors_may_be_second(tsr_str key);
+/* Whether a metadata key belongs to Tessera ("tessera."), so that it says nothing about the checkpoint. */
+bool tsr_safetensors_is_own_key(tsr_str key);
 /* Whether a file that begins with `first_bytes` and has `size` bytes may be a safetensors file. */
 bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size);
 

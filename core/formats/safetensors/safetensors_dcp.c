@@ -85,7 +85,7 @@ static tsr_status add_shard(builder *b, const tsr_safetensors *opened, const tsr
 /* Reads the sharding info, which must list every tensor of the file. */
 static tsr_status add_file(builder *b, const tsr_safetensors *opened)
 {
-    tsr_str text = tsr_safetensors_metadata(opened, TSR_STR("DCP_SHARDING_INFO"));
+    tsr_str text = tsr_safetensors_metadata(opened, TSR_STR(TSR_SAFETENSORS_SHARDING));
     cJSON *info;
     uint64_t found = 0;
     TSR_FAIL_IF(!text.data, b->err, TSR_E_FORMAT, "safetensors: no DCP_SHARDING_INFO in the file's metadata");
@@ -213,6 +213,8 @@ static tsr_status open_sharded(tsr_checkpoint *checkpoint, tsr_error *err)
     b.shards = tsr_vec_of(allocator, sizeof(placed));
     b.entry_of = tsr_map_new(allocator, 0, err);
     tsr_status status = b.entry_of ? build(&b, opened) : TSR_E_NOMEM;
+    for (uint32_t f = 0; f < checkpoint->file_count; f++) opened[f].second_count = 0; /* a sharded save has none */
+    if (status == TSR_OK) status = tsr_safetensors_keep_metadata(checkpoint, opened, checkpoint->file_count, err);
     tsr_map_free(b.entry_of);
     tsr_vec_free(&b.entries);
     tsr_vec_free(&b.shards);

@@ -98,8 +98,10 @@ static tsr_status emit(const tsr_safetensors_plan *plan, tsr_write_fn *write, vo
     tsr_json_object(&json);
     tsr_json_key(&json, "__metadata__");
     tsr_json_object(&json);
-    tsr_json_key(&json, "format");
-    tsr_json_text(&json, "pt");
+    if (!plan->pair_count) {
+        tsr_json_key(&json, "format");
+        tsr_json_text(&json, "pt");
+    }
     for (size_t i = 0; i < plan->pair_count; i++) {
         tsr_json_key_str(&json, plan->pairs[i].key);
         tsr_json_str(&json, plan->pairs[i].value);

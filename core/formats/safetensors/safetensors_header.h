@@ -24,7 +24,7 @@ typedef struct tsr_safetensors_item {
 typedef struct tsr_safetensors_plan {
     tsr_safetensors_item *items;
     uint64_t count;
-    const tsr_safetensors_pair *pairs; /* written after "format": "pt", in this order */
+    const tsr_text_pair *pairs; /* of the metadata, in this order; without any it is "format": "pt" */
     size_t pair_count;
     uint64_t header_size; /* bytes before the data section; a multiple of 64 */
     uint64_t data_size;   /* bytes */

@@ -2,7 +2,7 @@
  *
  * The entries have the order of the index, followed by the tensors that only the files have. Copies of a tensor in other
  * files become replicas, which a full check compares. A tensor that cannot be found is listed as opaque with the type
- * "missing", so that no later step loses it silently. */
+ * "missing", so that no later step loses it silently. Second names of tensors follow, unless the index lists them. */
 #include <inttypes.h>
 
 #include "formats/common/weight_map.h"
@@ -17,17 +17,26 @@ typedef struct copy {
     tsr_chunk chunk;
 } copy;
 
+/* A second name that a file states. */
+typedef struct second_name {
+    uint32_t opened;
+    size_t second;
+} second_name;
+
 typedef struct builder {
     tsr_checkpoint *checkpoint;
     tsr_weight_map map;
     tsr_safetensors *opened; /* one for each of map.files */
     uint32_t *opened_of;     /* store file → its number in `opened` */
     const uint64_t *zeros;
-    tsr_map *entry_of; /* key → entry */
-    tsr_vec entries;   /* of tsr_entry */
-    tsr_vec chunks;    /* of tsr_chunk: one per entry, unused if the tensor is missing */
-    tsr_vec copies;    /* of copy */
-    uint64_t bytes;    /* of the tensors in the weight map */
+    tsr_map *entry_of;  /* key → entry */
+    tsr_vec entries;    /* of tsr_entry */
+    tsr_vec chunks;     /* of tsr_chunk: one per entry, unused if the tensor is missing */
+    tsr_vec copies;     /* of copy */
+    tsr_vec seconds;    /* of second_name */
+    tsr_map *second_of; /* second name → the first of `seconds` that states it */
+    uint32_t storages;  /* storage ids in use */
+    uint64_t bytes;     /* of the tensors in the weight map */
     bool incomplete;
     tsr_error *err;
 } builder;
@@ -62,6 +71,62 @@ static void fill_entry(builder *b, uint32_t number, const tsr_safetensors *opene
     ((tsr_chunk *)b->chunks.items)[number] = tsr_safetensors_chunk(opened, t, b->zeros);
 }
 
+/* ---- second names ---- */
+
+static tsr_str name_of_second(const builder *b, const second_name *s)
+{
+    const tsr_safetensors *opened = &b->opened[s->opened];
+    return opened->metadata[opened->seconds[s->second].pair].key;
+}
+
+static tsr_status list_seconds(builder *b)
+{
+    for (uint32_t f = 0; f < b->map.file_count; f++) {
+        for (size_t i = 0; i < b->opened[f].second_count; i++) {
+            second_name *s = tsr_vec_push(&b->seconds, b->err);
+            if (!s) return TSR_E_NOMEM;
+            *s = (second_name){f, i};
+            TSR_TRY(tsr_map_put(b->second_of, name_of_second(b, s), (uint32_t)b->seconds.count - 1, NULL, NULL, b->err));
+        }
+    }
+    return TSR_OK;
+}
+
+/* Whether the file that should have a tensor states it as a second name of another one. */
+static bool is_second(const builder *b, const tsr_weight *weight)
+{
+    const uint32_t number = tsr_map_get(b->second_of, weight->key, UINT32_MAX);
+    if (number == UINT32_MAX) return false;
+    return b->opened_of[weight->file] == ((const second_name *)b->seconds.items)[number].opened;
+}
+
+/* Adds the second names that are not the names of tensors in other files. All tensors have been added. */
+static tsr_status add_seconds(builder *b)
+{
+    const second_name *list = b->seconds.items;
+    for (size_t i = 0; i < b->seconds.count; i++) {
+        tsr_safetensors *opened = &b->opened[list[i].opened];
+        tsr_safetensors_second *second = &opened->seconds[list[i].second];
+        const tsr_text_pair *pair = &opened->metadata[second->pair];
+        const uint32_t first = tsr_map_get(b->entry_of, pair->value, UINT32_MAX);
+        uint32_t number = tsr_map_get(b->entry_of, pair->key, UINT32_MAX);
+        if (number == UINT32_MAX) {
+            number = (uint32_t)b->entries.count;
+            TSR_TRY(add_entry(b, pair->key));
+        } else if (((const tsr_entry *)b->entries.items)[number].kind == TSR_ENTRY_TENSOR) {
+            second->is_text = true;
+            continue;
+        }
+        tsr_entry *entries = b->entries.items;
+        tsr_chunk *chunks = b->chunks.items;
+        entries[number] = tsr_safetensors_second_entry(&entries[first], entries[number].fqn, &b->storages);
+        chunks[number] = chunks[first];
+    }
+    return TSR_OK;
+}
+
+/* ---- tensors ---- */
+
 static tsr_status add_weight(builder *b, const tsr_weight *weight)
 {
     TSR_TRY(add_entry(b, weight->key));
@@ -77,6 +142,7 @@ static tsr_status add_weight(builder *b, const tsr_weight *weight)
         fill_entry(b, number, opened, t);
         return TSR_OK;
     }
+    if (is_second(b, weight)) return TSR_OK; /* its entry is filled by add_seconds */
     b->incomplete = true;
     return tsr_finding_add(
         b->checkpoint->findings, "index/missing-key", at_tensor(b, weight->file, TSR_NO_POSITION, weight->key), b->err,
@@ -170,9 +236,12 @@ static tsr_status build(builder *b)
 {
     for (uint32_t i = 0; i < b->map.file_count; i++) b->opened_of[b->map.files[i]] = i;
     TSR_TRY(tsr_safetensors_zeros(b->checkpoint, b->opened, b->map.file_count, &b->zeros, b->err));
+    TSR_TRY(list_seconds(b));
     for (uint64_t i = 0; i < b->map.count; i++) TSR_TRY(add_weight(b, &b->map.weights[i]));
     for (uint32_t i = 0; i < b->map.file_count; i++) TSR_TRY(add_unmapped_of(b, &b->opened[i]));
+    TSR_TRY(add_seconds(b));
     TSR_TRY(keep_catalog(b));
+    TSR_TRY(tsr_safetensors_keep_metadata(b->checkpoint, b->opened, b->map.file_count, b->err));
     if (!b->incomplete) TSR_TRY(tsr_weight_map_check_total(b->checkpoint, &b->map, b->bytes, b->err));
     return tsr_weight_map_check_stray(b->checkpoint, &b->map, TSR_STR(".safetensors"), b->err);
 }
@@ -187,10 +256,14 @@ static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
     b.entries = tsr_vec_of(allocator, sizeof(tsr_entry));
     b.chunks = tsr_vec_of(allocator, sizeof(tsr_chunk));
     b.copies = tsr_vec_of(allocator, sizeof(copy));
+    b.seconds = tsr_vec_of(allocator, sizeof(second_name));
     b.opened_of = tsr_alloc(allocator, files, sizeof *b.opened_of, err);
     b.entry_of = b.opened_of ? tsr_map_new(allocator, (size_t)b.map.count, err) : NULL;
-    tsr_status status = b.entry_of ? build(&b) : TSR_E_NOMEM;
+    b.second_of = b.entry_of ? tsr_map_new(allocator, 0, err) : NULL;
+    tsr_status status = b.second_of ? build(&b) : TSR_E_NOMEM;
     tsr_map_free(b.entry_of);
+    tsr_map_free(b.second_of);
+    tsr_vec_free(&b.seconds);
     tsr_free(allocator, b.opened_of, files, sizeof *b.opened_of);
     tsr_vec_free(&b.entries);
     tsr_vec_free(&b.chunks);

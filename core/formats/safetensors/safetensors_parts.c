@@ -5,9 +5,10 @@
 #include "formats/safetensors/safetensors_reader.h"
 #include "tessera/sys/try.h"
 
-/* Whether every file states a part, and all parts are different. */
-static bool are_parts(const tsr_safetensors *opened, uint32_t count)
+bool tsr_safetensors_are_parts(const tsr_checkpoint *checkpoint, const tsr_safetensors *opened)
 {
+    const uint32_t count = checkpoint->file_count;
+    if (checkpoint->store->primary != TSR_NO_FILE) return false; /* the user chose a file, and its names are its own */
     for (uint32_t f = 0; f < count; f++) {
         const tsr_str part = tsr_safetensors_metadata(&opened[f], TSR_STR(TSR_SAFETENSORS_PART));
         if (!part.data) return false;
@@ -44,7 +45,7 @@ tsr_status tsr_safetensors_name_parts(tsr_checkpoint *checkpoint, const tsr_safe
     const uint32_t count = checkpoint->file_count;
     tsr_catalog *catalog = &checkpoint->catalog;
     uint64_t first = 0;
-    if (!are_parts(opened, count)) return TSR_OK;
+    if (!tsr_safetensors_are_parts(checkpoint, opened)) return TSR_OK;
     tsr_part *parts = tsr_arena_array(checkpoint->arena, count, sizeof *parts, err);
     if (!parts) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < count; first += counts[f++]) {

@@ -90,6 +90,8 @@ static tsr_status open_ranks(tsr_checkpoint *checkpoint, tsr_error *err)
     j.entries = (tsr_torch_union){.entries = tsr_vec_of(allocator, sizeof(tsr_entry)), .chunks = tsr_vec_of(allocator, 1)};
     TSR_TRY(tsr_safetensors_open_all(checkpoint, checkpoint->files, checkpoint->file_count, &j.opened, err));
     tsr_status status = join(&j);
+    for (uint32_t f = 0; f < checkpoint->file_count; f++) j.opened[f].second_count = 0; /* a rank's file has none */
+    if (status == TSR_OK) status = tsr_safetensors_keep_metadata(checkpoint, j.opened, checkpoint->file_count, err);
     tsr_map_free(j.seen);
     tsr_torch_union_close(&j.entries);
     tsr_rank_entries_close(&j.holders);

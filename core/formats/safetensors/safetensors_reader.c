@@ -73,19 +73,42 @@ static void move_tensors(tsr_safetensors *opened, const uint64_t *zeros, tsr_ent
     }
 }
 
-static tsr_status fill_catalog(tsr_checkpoint *checkpoint, tsr_safetensors *opened, uint32_t count, tsr_error *err)
+/* Adds the second names of a file behind its `count` entries. */
+static void add_seconds(const tsr_safetensors *opened, tsr_entry *entries, uint64_t count, uint32_t *storages)
+{
+    for (size_t i = 0; i < opened->second_count; i++) {
+        const tsr_safetensors_second *second = &opened->seconds[i];
+        if (second->is_text) continue;
+        entries[count++] =
+            tsr_safetensors_second_entry(&entries[second->tensor], opened->metadata[second->pair].key, storages);
+    }
+}
+
+static uint64_t count_entries(const tsr_safetensors *opened)
+{
+    uint64_t count = opened->count;
+    for (size_t i = 0; i < opened->second_count; i++) count += !opened->seconds[i].is_text;
+    return count;
+}
+
+/* `counts` has the number of each file's entries. */
+static tsr_status fill_catalog(tsr_checkpoint *checkpoint, tsr_safetensors *opened, const uint64_t *counts, uint32_t count,
+                               tsr_error *err)
 {
     const uint64_t *zeros;
     uint64_t total = 0, at;
-    for (uint32_t f = 0; f < count; f++) total += opened[f].count;
+    uint32_t storages = 0;
+    for (uint32_t f = 0; f < count; f++) total += counts[f];
     TSR_TRY(tsr_safetensors_zeros(checkpoint, opened, count, &zeros, err));
     tsr_entry *entries = tsr_arena_room(checkpoint->arena, (size_t)total, sizeof *entries, err);
     tsr_chunk *chunks = entries ? tsr_arena_room(checkpoint->arena, (size_t)total, sizeof *chunks, err) : NULL;
     if (!chunks) return TSR_E_NOMEM;
     at = total;
     for (uint32_t f = count; f-- > 0;) {
-        at -= opened[f].count;
+        const uint64_t tensors = opened[f].count;
+        at -= counts[f];
         move_tensors(&opened[f], zeros, entries + at, chunks + at);
+        add_seconds(&opened[f], entries + at, tensors, &storages);
     }
     checkpoint->catalog.entries = entries;
     checkpoint->catalog.entry_count = total;
@@ -97,7 +120,7 @@ static tsr_status fill_catalog(tsr_checkpoint *checkpoint, tsr_safetensors *open
 static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count, tsr_error *err)
 {
     for (uint32_t f = 0; f < count; f++) {
-        if (!tsr_safetensors_metadata(&opened[f], TSR_STR("DCP_SHARDING_INFO")).data) continue;
+        if (!tsr_safetensors_metadata(&opened[f], TSR_STR(TSR_SAFETENSORS_SHARDING)).data) continue;
         tsr_place place = {checkpoint->store->files[opened[f].file].name, TSR_NO_POSITION, {NULL, 0}};
         TSR_TRY(tsr_finding_add(
             checkpoint->findings, "dcp-safetensors/lone-shard", place, err,
@@ -113,11 +136,14 @@ static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
     uint64_t *counts = tsr_arena_array(checkpoint->arena, count, sizeof *counts, err);
     if (!counts) return TSR_E_NOMEM;
     TSR_TRY(tsr_safetensors_open_all(checkpoint, checkpoint->files, count, &opened, err));
-    for (uint32_t f = 0; f < count; f++) counts[f] = opened[f].count;
-    tsr_status status = fill_catalog(checkpoint, opened, count, err);
+    tsr_status status = tsr_safetensors_are_parts(checkpoint, opened)
+                            ? TSR_OK
+                            : tsr_safetensors_settle_seconds(checkpoint, opened, count, err);
+    for (uint32_t f = 0; f < count; f++) counts[f] = count_entries(&opened[f]);
+    if (status == TSR_OK) status = fill_catalog(checkpoint, opened, counts, count, err);
     if (status == TSR_OK) status = warn_of_shards(checkpoint, opened, count, err);
-    if (status == TSR_OK && checkpoint->store->primary == TSR_NO_FILE)
-        status = tsr_safetensors_name_parts(checkpoint, opened, counts, err);
+    if (status == TSR_OK) status = tsr_safetensors_name_parts(checkpoint, opened, counts, err);
+    if (status == TSR_OK) status = tsr_safetensors_keep_metadata(checkpoint, opened, count, err);
     tsr_safetensors_close_all(checkpoint, opened, count);
     if (status == TSR_OK && count > 1 && !checkpoint->catalog.part_count)
         status = tsr_finding_add(checkpoint->findings, "index/absent", TSR_NOWHERE, err,
@@ -141,6 +167,7 @@ static int compare_items(const void *left, const void *right)
 static size_t collect(const tsr_entry *entry, const tsr_chunk *chunks, uint64_t count, item *items)
 {
     size_t kept = 0;
+    if (entry && entry->is_second_name) return 0; /* the bytes are the first name's */
     for (uint64_t c = 0; c < count; c++)
         if (chunks[c].file != TSR_NO_FILE) items[kept++] = (item){entry, &chunks[c]};
     return kept;

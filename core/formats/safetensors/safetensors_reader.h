@@ -17,6 +17,16 @@ tsr_status tsr_safetensors_zeros(tsr_checkpoint *checkpoint, const tsr_safetenso
  * finding. */
 tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safetensors_tensor *tensor,
                                 const uint64_t *offsets);
+/* Sets the catalog's metadata, and that of its parts if it has one per file. */
+tsr_status tsr_safetensors_keep_metadata(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count,
+                                         tsr_error *err);
+/* Decides for files whose tensors are listed together which second names no other file has as well. */
+tsr_status tsr_safetensors_settle_seconds(tsr_checkpoint *checkpoint, tsr_safetensors *opened, uint32_t count,
+                                          tsr_error *err);
+/* The entry of a second name of the tensor `first`, which gets a storage id from the counter if it has none. */
+tsr_entry tsr_safetensors_second_entry(tsr_entry *first, tsr_str name, uint32_t *storages);
+/* Whether the checkpoint's files are its parts: each states a part, and all are different. */
+bool tsr_safetensors_are_parts(const tsr_checkpoint *checkpoint, const tsr_safetensors *opened);
 /* If each of the checkpoint's files states which part it is, lists the parts and puts their names in front of the names of
  * the entries. The entries are in the order of the files, counts[f] of them per file. */
 tsr_status tsr_safetensors_name_parts(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, const uint64_t *counts,

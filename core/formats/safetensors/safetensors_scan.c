@@ -355,7 +355,7 @@ static tsr_status read_metadata(scanner *s)
     if (peek(s) == 'n') return read_null_metadata(s);
     TSR_TRY(expect(s, '{', "an object as __metadata__"));
     for (more = has_members(s, '}'); more;) {
-        tsr_safetensors_pair *pair = tsr_vec_push(&s->scan->metadata, s->err);
+        tsr_text_pair *pair = tsr_vec_push(&s->scan->metadata, s->err);
         if (!pair) return TSR_E_NOMEM;
         TSR_TRY(read_string(s, "a key of __metadata__", &text));
         TSR_TRY(keep_text(s, text, &pair->key));

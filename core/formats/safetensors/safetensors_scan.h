@@ -12,7 +12,7 @@ typedef struct tsr_safetensors_scan {
     tsr_findings *findings;
     uint64_t max_entries;
     tsr_vec tensors;  /* of tsr_safetensors_tensor; the caller sets the allocator and frees it */
-    tsr_vec metadata; /* of tsr_safetensors_pair; likewise */
+    tsr_vec metadata; /* of tsr_text_pair; likewise */
     bool has_metadata;
 } tsr_safetensors_scan;
 

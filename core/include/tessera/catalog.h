@@ -84,8 +84,10 @@ typedef struct tsr_entry {
     uint32_t ndim;       /* number of dimensions */
     uint32_t storage_id; /* equal and non-zero: tensors on one storage (tied, views) */
     bool requires_grad;
-    bool is_parameter;                    /* torch.nn.Parameter */
-    bool is_sharded;                      /* a DTensor or ShardedTensor, which states where its chunks are */
+    bool is_parameter;   /* torch.nn.Parameter */
+    bool is_sharded;     /* a DTensor or ShardedTensor, which states where its chunks are */
+    bool is_second_name; /* the file only states, in its metadata, that this is another name of a tensor with the same
+                            storage_id (safetensors.torch.save_model writes this for tied weights) */
     const tsr_distribution *distribution; /* or NULL */
     /* Objects: the data. Opaque: the data that could be kept (may be NULL); if is_sharded, a LIST of what each of `chunks`
      * holds, which are then sorted by their offsets. */
@@ -131,6 +133,11 @@ typedef enum tsr_format {
 /* The name of a format in documents and on the command line: "dcp", "torch-zip", …. Static text. */
 const char *tsr_format_name(tsr_format format);
 
+/* A pair of texts that a container has for the checkpoint as a whole. */
+typedef struct tsr_text_pair {
+    tsr_str key, value;
+} tsr_text_pair;
+
 /* A component of a checkpoint that several files make up: a model, an optimizer, random states. Its entries follow each other
  * in the catalog. */
 typedef struct tsr_part {
@@ -140,6 +147,8 @@ typedef struct tsr_part {
     uint64_t first_entry; /* of the catalog's entries */
     uint64_t entry_count;
     bool own_names; /* its stored names already begin with the part's name; otherwise the name was prepended */
+    const tsr_text_pair *metadata; /* as in tsr_catalog, of this part alone */
+    size_t metadata_count;
 } tsr_part;
 
 typedef struct tsr_catalog {
@@ -154,6 +163,12 @@ typedef struct tsr_catalog {
     bool mapped;     /* the entries come from those of another checkpoint, so that several may share bytes of a file */
     const struct tsr_store *store;
     const tsr_str *file_names; /* of the store's files, for messages; NULL: messages name no file */
+    /* The pairs of safetensors' __metadata__ that are equal in all files, each key once. Without second names of tensors,
+     * which are entries, and without Tessera's own keys. */
+    const tsr_text_pair *metadata;
+    size_t metadata_count;
+    const tsr_str *differing_keys; /* of __metadata__: the keys that are not the same in all files */
+    size_t differing_count;
 } tsr_catalog;
 
 /* Selects the entries to process. A NULL `keeps` selects all of them. */

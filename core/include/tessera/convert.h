@@ -86,7 +86,8 @@ typedef struct tsr_converted {
     bool copied;       /* it shares storage in the source and is an independent copy now */
     bool replicated;   /* with a plan: the target's default cuts a dim that the tensor does not have, so it is whole there */
     bool weights_only; /* objects: torch.load(weights_only=True) will accept it */
-    const char *left_out; /* static text: why it was not written; NULL when it was */
+    const char *left_out;                  /* static text: why it was not written; NULL when it was */
+    const struct tsr_converted *second_of; /* safetensors: it is only stated in the metadata, as another name of this one */
 } tsr_converted;
 
 typedef struct tsr_conversion {
@@ -103,6 +104,8 @@ typedef struct tsr_conversion {
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls
  * output->publish(output, out->marker, err), and closes the output either way. Results live in `arena` and borrow the
  * checkpoint.
+ *
+ * Safetensors files get the source's metadata (tsr_catalog.metadata), and second names stay second names of what is written.
  *
  * TSR_TO_RANKS writes the files that the map's `ranks` names (rank{tp}.pt without one, mp_rank_{tp}_{pp}/model_optim_rng.pt
  * with stages), as safetensors where they are called so and with torch.save otherwise. Opened with the same map, they are the

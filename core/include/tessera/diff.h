@@ -37,6 +37,12 @@ typedef struct tsr_diff_rename {
     tsr_str why; /* one line */
 } tsr_diff_rename;
 
+/* A pair of the catalogs' metadata that differs: NULL on the side that does not have its key. */
+typedef struct tsr_diff_text {
+    const tsr_text_pair *a;
+    const tsr_text_pair *b;
+} tsr_diff_text;
+
 typedef struct tsr_diff {
     tsr_diff_pair *pairs; /* in A's order */
     uint64_t pair_count;
@@ -46,6 +52,8 @@ typedef struct tsr_diff {
     uint64_t removed_count;
     tsr_diff_rename *renamed; /* suggestions; their entries are among added and removed too */
     uint64_t renamed_count;
+    tsr_diff_text *metadata; /* A's order, then those in B only; `format: pt` is the same as no format */
+    uint64_t metadata_count;
 } tsr_diff;
 
 typedef struct tsr_diff_options {
@@ -68,7 +76,7 @@ typedef struct tsr_catalog_pair {
 tsr_status tsr_diff_catalogs(tsr_catalog_pair of, const tsr_diff_options *options, const tsr_host *host, tsr_arena *arena,
                              tsr_diff *out, tsr_error *err);
 
-/* Returns true if nothing differs. If values are compared too, call it after that. */
+/* Returns true if no entry differs; metadata may. If values are compared too, call it after that. */
 bool tsr_diff_is_same(const tsr_diff *diff);
 
 TSR_API_END

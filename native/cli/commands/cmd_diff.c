@@ -133,6 +133,23 @@ static void put_one_sided(const comparison *c, const char *mark, cli_style style
     }
 }
 
+static void put_metadata(const comparison *c)
+{
+    enum { KEY_COLUMNS = 60, VALUE_COLUMNS = 60 };
+    for (uint64_t i = 0; i < c->diff.metadata_count; i++) {
+        const tsr_diff_text *text = &c->diff.metadata[i];
+        cli_on(&c->program->out, stdout, CLI_CYAN);
+        fputs("metadata ", stdout);
+        cli_off(&c->program->out, stdout);
+        cli_put_fitted(stdout, text->a ? text->a->key : text->b->key, KEY_COLUMNS, false);
+        fputs("  ", stdout);
+        if (text->a) cli_put_fitted(stdout, text->a->value, VALUE_COLUMNS, false);
+        fputs(!text->a ? "only in B: " : !text->b ? " (only in A)" : " → ", stdout);
+        if (text->b) cli_put_fitted(stdout, text->b->value, VALUE_COLUMNS, false);
+        putchar('\n');
+    }
+}
+
 static void put_text(const comparison *c)
 {
     const tsr_diff *diff = &c->diff;
@@ -155,6 +172,7 @@ static void put_text(const comparison *c)
         cli_put(stdout, diff->renamed[i].why);
         putchar('\n');
     }
+    put_metadata(c);
     const uint64_t same = diff->pair_count - changed - c->left_out.pairs;
     const char *compared =
         c->differences ? "values compared" : "names, dtypes, shapes and objects compared; values: --values";

@@ -157,6 +157,23 @@ static void put_parts(const cli_view *v)
     if (catalog->part_count) putchar('\n');
 }
 
+/* Prints "metadata: format = pt, modelspec.author = A. Berg, and 3 more": the first pairs, each shortened. */
+static void put_metadata(const cli_view *v)
+{
+    enum { MOST = 8, KEY_COLUMNS = 40, VALUE_COLUMNS = 60 };
+    const tsr_catalog *catalog = v->session->catalog;
+    const size_t shown = catalog->metadata_count <= MOST + 1 ? catalog->metadata_count : MOST;
+    for (size_t i = 0; i < shown; i++) {
+        fputs(i ? ", " : "  metadata: ", stdout);
+        cli_put_fitted(stdout, catalog->metadata[i].key, KEY_COLUMNS, false);
+        fputs(" = ", stdout);
+        cli_put_fitted(stdout, catalog->metadata[i].value, VALUE_COLUMNS, false);
+    }
+    if (shown < catalog->metadata_count)
+        printf(", and %s more (--json lists all)", cli_number(catalog->metadata_count - shown).text);
+    if (shown) putchar('\n');
+}
+
 void cli_put_head(const cli_view *v)
 {
     const cli_node *root = cli_view_root(v);
@@ -185,4 +202,5 @@ void cli_put_head(const cli_view *v)
         fputs("  ", stdout);
         put_sharding(v);
     }
+    put_metadata(v);
 }
