@@ -45,6 +45,8 @@ static const tsr_rule rules[] = {
      "The tensor was cast, or the checkpoint was saved with a different precision."},
     {"diff/layout", TSR_ERROR, "a tensor is split into different chunks in the second checkpoint",
      "It was saved with a different world size or sharding. Reported only with --layout."},
+    {"diff/metadata", TSR_NOTE, "a pair of safetensors' __metadata__ is different in the second checkpoint",
+     "The tensors are not affected, but programs that read the pairs may be, such as LoRA loaders that take alpha from them."},
     {"diff/object", TSR_ERROR, "an object has a different value in the second checkpoint",
      "A step count, a learning rate or another setting changed."},
     {"diff/removed", TSR_ERROR, "an entry is only in the first of two checkpoints",
@@ -69,6 +71,9 @@ static const tsr_rule rules[] = {
      "The download or copy was incomplete. Fetch the named file again."},
     {"index/missing-key", TSR_ERROR, "a tensor is not in the file that the index names for it",
      "The index and the files come from different versions of the checkpoint. Fetch both again."},
+    {"index/other-model", TSR_WARNING, "a directory contains a model in another form, which is not read",
+     "As transformers does, the first of model.safetensors, its index, pytorch_model.bin and its index is read. Remove what is "
+     "out of date, or name the file that is meant."},
     {"index/total-size", TSR_WARNING, "the index's total_size is not the sum of its tensors' bytes",
      "The index was written by hand, or the files were replaced afterwards. No data is lost."},
     {"index/unreferenced-file", TSR_WARNING, "a safetensors file next to the index is not named in it",
@@ -128,6 +133,9 @@ static const tsr_rule rules[] = {
      "The Trainer of transformers writes the weights next to the directory in which DeepSpeed keeps its own, with the float32 "
      "weights and the optimizer states. Training scripts save further models next to accelerate's files. Open what is left out by "
      "its path, or a directory with `--step`."},
+    {"parts/one-of-several", TSR_WARNING, "a file is one of several that make up a checkpoint",
+     "Its name states how many there are, as in model-00001-of-00003.safetensors. Open the directory with all of them, or their "
+     "index."},
     {"parts/stages-differ", TSR_WARNING, "stages of a pipeline hold different values under one name",
      "DeepSpeed's tied layers share the weights that are tied. Whatever else the layer has, each stage trains for itself. The first "
      "stage's values keep the name; those of later stages are listed under `mp_rank_NN.`."},
@@ -170,6 +178,8 @@ static const tsr_rule rules[] = {
      "The reference library accepts it, but few programs can load it."},
     {"safetensors/leading-space", TSR_WARNING, "white space before the header's '{'",
      "Earlier versions of the library refuse the file. Write the file again."},
+    {"safetensors/metadata-differs", TSR_NOTE, "a key of __metadata__ is not the same in all files",
+     "It is not part of the checkpoint's metadata, so converting the files to other safetensors files leaves it out."},
     {"safetensors/metadata-null", TSR_WARNING, "__metadata__ is null",
      "The format requires an object of strings. The reference library treats null as no metadata."},
     {"safetensors/misaligned", TSR_NOTE, "tensors do not begin at a multiple of their element's size",

@@ -7,7 +7,7 @@
 #include "tessera/sys/try.h"
 
 const char *const tsr_remote_first[] = {
-    ".metadata", "model.safetensors.index.json", "pytorch_model.bin.index.json", "model.safetensors", "pytorch_model.bin",
+    ".metadata", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
     NULL};
 const char *const tsr_remote_of_trainer[] = {"trainer_state.json", "training_args.bin", "random_states_0.pkl", NULL};
 const char *const tsr_remote_of_adapter[] = {"trainer_state.json", "training_args.bin", NULL};

@@ -114,7 +114,7 @@ export async function openingOfRemote(remote: Remote, signal: AbortSignal, tell:
   return name === ".metadata" ? { title: new URL(".", url).pathname.split("/").at(-2) || name, files, url } : { title: name, files, primary: name, url };
 }
 
-/** Returns the remote file to open for what a person typed. A repository of the hub has an index, or one file. */
+/** Returns the remote file to open for what a person typed. A repository of the hub has one file, or an index. */
 export async function resolveUrl(text: string, signal: AbortSignal): Promise<Remote> {
   const hub = hubOf(text.trim());
   if (hub === undefined) {
@@ -122,9 +122,9 @@ export async function resolveUrl(text: string, signal: AbortSignal): Promise<Rem
     // a directory is taken for a DCP
     return askUrl(url.pathname.endsWith("/") ? new URL(".metadata", url).href : url.href, signal);
   }
-  for (const name of ["model.safetensors.index.json", "model.safetensors"]) {
+  for (const name of ["model.safetensors", "model.safetensors.index.json"]) {
     const remote = await askUrl(hub + name, signal).catch((e: unknown) => { if (e instanceof NotThere) return undefined; throw e; });
     if (remote) return remote;
   }
-  throw new Error(`${text.trim()} has neither model.safetensors.index.json nor model.safetensors; give the URL of one of its files`);
+  throw new Error(`${text.trim()} has neither model.safetensors nor model.safetensors.index.json; give the URL of one of its files`);
 }

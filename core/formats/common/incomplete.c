@@ -288,26 +288,27 @@ static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
     return report_names(checkpoint, &names, ranks * parts, err);
 }
 
-/* An index next to the whole model in one file, which was opened because no file that the index names exists. */
-static tsr_status report_old_index(const tsr_checkpoint *checkpoint, tsr_error *err)
+/* Warns of a file that the user opened although its name says that it is one of several. */
+static tsr_status report_one_of_several(const tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    const tsr_str file = checkpoint->store->files[checkpoint->files[0]].name;
-    const tsr_str index = tsr_arena_format(checkpoint->arena, err, "%.*s%s", TSR_STR_ARG(file), TSR_INDEX_ENDING);
-    if (!index.data) return TSR_E_NOMEM;
-    if (checkpoint->file_count != 1 || tsr_store_find(checkpoint->store, index) == TSR_NO_FILE) return TSR_OK;
-    return tsr_finding_add_at(
-        checkpoint->findings, (tsr_rated_rule){"index/missing-file", TSR_WARNING},
-        (tsr_place){index, TSR_NO_POSITION, {NULL, 0}}, err,
-        "no file that '%.*s' names exists, so it is taken to be left over from another save; '%.*s' is read "
-        "instead, as transformers does",
-        TSR_STR_ARG(index), TSR_STR_ARG(file));
+    const tsr_str path = checkpoint->store->files[checkpoint->store->primary].name;
+    size_t at = path.size;
+    while (at && path.data[at - 1] != '/') at--;
+    const tsr_str name = {path.data + at, path.size - at};
+    const tsr_counted_name counted = tsr_counted_name_of(name);
+    if (checkpoint->options.stay || counted.count < 2) return TSR_OK; /* mounted: the others are mounted as well */
+    return tsr_finding_add(checkpoint->findings, "parts/one-of-several", (tsr_place){path, TSR_NO_POSITION, {NULL, 0}}, err,
+                           "'%.*s' is one of %llu files, so it has only a part of the checkpoint; open their directory to "
+                           "read them together",
+                           TSR_STR_ARG(name), (unsigned long long)counted.count);
 }
 
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     uint64_t rank, part;
-    if (checkpoint->names_unknown || store->primary != TSR_NO_FILE || checkpoint->file_count == 0) return TSR_OK;
+    if (checkpoint->names_unknown || checkpoint->file_count == 0) return TSR_OK;
+    if (store->primary != TSR_NO_FILE) return report_one_of_several(checkpoint, err);
     switch (checkpoint->catalog.format) {
     case TSR_FORMAT_DCP:
         if (tsr_str_equal(store->files[checkpoint->files[0]].name, TSR_STR(".metadata"))) return TSR_OK;
@@ -318,7 +319,7 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
         return check_counted(checkpoint, err);
     case TSR_FORMAT_SAFETENSORS:
     case TSR_FORMAT_TORCH_ZIP:
-    case TSR_FORMAT_TORCH_LEGACY: TSR_TRY(report_old_index(checkpoint, err)); return check_counted(checkpoint, err);
+    case TSR_FORMAT_TORCH_LEGACY:
     case TSR_FORMAT_TORCH_RANKS: return check_counted(checkpoint, err);
     default: return TSR_OK;
     }

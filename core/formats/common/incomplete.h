@@ -24,8 +24,7 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part);
 #define TSR_INDEX_ENDING ".index.json"
 
 /* Reports files of ranks or shards that must exist, judging by the names of those that do. The checkpoint must have been
- * opened by its reader. Also reports an index that is next to the whole model and was therefore not used. Does nothing
- * unless a directory was opened: the user may have chosen a single file on purpose. */
+ * opened by its reader. A single file that the user opened gets only a warning if it is one of several. */
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err);
 
 /* Readers for directories that cannot be listed, because only the missing file has the names of the entries. */

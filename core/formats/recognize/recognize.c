@@ -1,6 +1,7 @@
 /* Chooses a reader by the list of files and their first bytes.
  *
  *   .metadata, __R.metadata        → dcp              one index file                → safetensors-index, torch-index
+ *   what transformers would load   → its format
  *   files with DCP_SHARDING_INFO   → dcp-safetensors  safetensors files only        → safetensors
  *   one torch.save file            → torch-zip/legacy torch.save files 0 … n-1      → torch-ranks
  *
@@ -12,6 +13,7 @@
 #include "base/cursor.h"
 #include "codec/json.h"
 #include "formats/common/incomplete.h"
+#include "formats/common/shown_names.h"
 #include "formats/recognize/below.h"
 #include "formats/recognize/directory_names.h"
 #include "formats/recognize/foreign.h"
@@ -407,6 +409,81 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
                           "name one of them");
 }
 
+/* ---- directories of transformers ---- */
+
+/* Whether a file is another form of the model, or a shard of it, so that it does not belong to a model in one file. */
+static bool is_another_form(tsr_str name)
+{
+    const bool shard = tsr_str_starts(name, TSR_STR("model-")) || tsr_str_starts(name, TSR_STR("pytorch_model-"));
+    return tsr_str_starts(name, TSR_STR("consolidated")) || (shard && tsr_counted_name_of(name).count);
+}
+
+/* The file that transformers loads from a directory in which it could load several; TSR_NO_FILE for all other directories.
+ * Source: _get_resolved_checkpoint_files of transformers. */
+static uint32_t transformers_choice(const recognizer *r)
+{
+    static const char *const models[] = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                                         "pytorch_model.bin.index.json"};
+    enum { MODELS = sizeof models / sizeof *models };
+    const tsr_vec *lists[] = {&r->indexes, &r->safetensors, &r->torch};
+    uint32_t first = TSR_NO_FILE, found = 0;
+    bool explained = true;
+    if (!r->indexes.count && tsr_has_training_files(r->store)) return TSR_NO_FILE;
+    for (size_t m = MODELS; m-- > 0;) {
+        const uint32_t file = tsr_store_find(r->store, tsr_str_from(models[m]));
+        if (file == TSR_NO_FILE) continue;
+        first = file;
+        found++;
+    }
+    for (size_t l = 0; l < 3; l++) {
+        const numbered *items = lists[l]->items;
+        for (size_t i = 0; i < lists[l]->count; i++)
+            explained = explained && (items[i].file == first || is_another_form(name_at(r, items[i].file)));
+    }
+    return found > 1 || explained ? first : TSR_NO_FILE;
+}
+
+/* Whether the reader of an index reports this file itself, if the index does not name it. */
+static bool is_reported(const tsr_reader *reader, tsr_str name)
+{
+    return (reader == &tsr_reader_safetensors_index && tsr_str_ends(name, TSR_STR(".safetensors"))) ||
+           (reader == &tsr_reader_torch_index && tsr_str_ends(name, TSR_STR(".bin")));
+}
+
+static tsr_status report_unread(const recognizer *r, const tsr_reader *reader, bool by_transformers, tsr_error *err)
+{
+    const tsr_vec *lists[] = {&r->indexes, &r->torch, &r->safetensors};
+    const uint32_t chosen = r->checkpoint->files[0];
+    tsr_shown_names names = {.used = 0};
+    tsr_place place = TSR_NOWHERE;
+    for (size_t l = 0; l < 3; l++) {
+        const numbered *items = lists[l]->items;
+        for (size_t i = 0; i < lists[l]->count; i++) {
+            const tsr_str name = name_at(r, items[i].file);
+            if (items[i].file == chosen || is_reported(reader, name)) continue;
+            if (!names.count) place.file = name;
+            tsr_shown_names_add(&names, name);
+        }
+    }
+    if (!names.count || !r->checkpoint->findings) return TSR_OK; /* only the format is wanted */
+    return tsr_finding_add(r->checkpoint->findings, "index/other-model", place, err, "'%.*s' is read%s; not read: %s%s",
+                           TSR_STR_ARG(name_at(r, chosen)), by_transformers ? ", as by transformers" : "", names.text,
+                           tsr_shown_names_rest(&names));
+}
+
+/* Recognizes a directory by the file that states what the model is: an index, or the one that transformers would load. Leaves
+ * *reader alone if there is none. */
+static tsr_status recognize_model(recognizer *r, const tsr_reader **reader)
+{
+    uint32_t file = transformers_choice(r);
+    const bool by_transformers = file != TSR_NO_FILE;
+    if (file == TSR_NO_FILE && r->indexes.count == 1) file = ((const numbered *)r->indexes.items)[0].file;
+    if (file == TSR_NO_FILE) return TSR_OK;
+    const bool is_index = tsr_str_ends(name_at(r, file), TSR_STR(TSR_INDEX_ENDING));
+    TSR_TRY((is_index ? recognize_index : recognize_file)(r, file, reader));
+    return report_unread(r, *reader, by_transformers, r->err);
+}
+
 static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
 {
     tsr_below list = {.used = 0};
@@ -417,7 +494,8 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
         *reader = &tsr_reader_dcp;
         return choose(r, r->metadata.items, r->metadata.count);
     }
-    if (r->indexes.count == 1) return recognize_index(r, ((const numbered *)r->indexes.items)[0].file, reader);
+    TSR_TRY(recognize_model(r, reader));
+    if (*reader) return TSR_OK;
     const tsr_vec *lists[] = {&r->indexes, &r->safetensors, &r->torch};
     size_t kinds = (r->indexes.count > 0) + (r->safetensors.count > 0) + (r->torch.count > 0);
     if (kinds == 0 || tsr_has_training_files(r->store)) return refuse_folder(r);

@@ -14,7 +14,7 @@ TSR_API_BEGIN
 bool tsr_is_address(const char *path); /* http://… or https://… */
 
 /* Opens a URL. A server cannot list directories: for "…/", it is asked for the files that most checkpoints have (.metadata,
- * model.safetensors.index.json, pytorch_model.bin.index.json, model.safetensors, pytorch_model.bin), then for those of
+ * model.safetensors, model.safetensors.index.json, pytorch_model.bin, pytorch_model.bin.index.json), then for those of
  * DeepSpeed, Megatron, accelerate and verl, and for the files that a marker such as `latest` leads to. Any other URL is a
  * single file, which is `primary` if other files may belong to it. tsr_remote_store_add adds further files by name. Servers
  * must support ranges (206), except for files of at most 64 MiB, which are read whole. Redirects are followed; temporary
