@@ -12,6 +12,7 @@
 #define FINDINGS_SHOWN 5u
 #define NAMES_SHOWN    5u
 #define NAMES_BYTES    1024u
+#define METADATA_BYTES 2048u
 
 void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out)
 {
@@ -85,12 +86,15 @@ static tsr_status add_finding(const tsr_finding *f, tsr_arena *arena, tsr_vec *w
     return add(warnings, text, err);
 }
 
-/* Adds what the reader did not list, so that it is not in the output either. */
-static tsr_status add_left_out(const tsr_findings *findings, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+tsr_status tsr_unread_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
+    static const char *const rules[] = {"parts/left-out", "parts/one-of-several", "index/other-model",
+                                        "index/unreferenced-file", "dcp/unreferenced-file"};
+    const tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
-        if (strcmp(f->rule->id, "parts/left-out") == 0) TSR_TRY(add_finding(f, arena, warnings, err));
+        for (size_t r = 0; r < sizeof rules / sizeof *rules && f->level == TSR_WARNING; r++)
+            if (strcmp(f->rule->id, rules[r]) == 0) TSR_TRY(add_finding(f, arena, warnings, err));
     }
     return TSR_OK;
 }
@@ -113,13 +117,49 @@ static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr
                err);
 }
 
-tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
-                                   tsr_vec *warnings, tsr_error *err)
+static void name_key(tsr_line *line, tsr_str key, size_t *named, uint64_t *more)
+{
+    if (line->used + key.size + 40 >= METADATA_BYTES) {
+        ++*more;
+        return;
+    }
+    if ((*named)++) tsr_line_put(line, ", ", 2);
+    tsr_line_put(line, key.data, key.size);
+}
+
+/* Adds the pairs of __metadata__ that the output does not have: in safetensors those on which the files disagree, in other
+ * containers all. */
+static tsr_status add_dropped(const tsr_catalog *catalog, tsr_container to, tsr_arena *arena, tsr_vec *warnings,
+                              tsr_error *err)
+{
+    char names[METADATA_BYTES];
+    tsr_line line = tsr_line_on(names, sizeof names);
+    const bool keeps = to == TSR_TO_SAFETENSORS;
+    uint64_t more = 0;
+    size_t named = 0;
+    for (size_t i = 0; !keeps && i < catalog->metadata_count; i++) {
+        const tsr_text_pair *pair = &catalog->metadata[i];
+        const bool plain = tsr_str_equal(pair->key, TSR_STR("format")) && tsr_str_equal(pair->value, TSR_STR("pt"));
+        if (!plain) name_key(&line, pair->key, &named, &more);
+    }
+    for (size_t i = 0; i < catalog->differing_count; i++) name_key(&line, catalog->differing_keys[i], &named, &more);
+    if (!named && !more) return TSR_OK;
+    if (more) tsr_line_format(&line, " and %" PRIu64 " more", more);
+    return add(warnings,
+               tsr_arena_format(arena, err, "%s dropped: %.*s",
+                                keeps ? "keys of safetensors' __metadata__ that are not the same everywhere are"
+                                      : "safetensors' __metadata__ has no place in the output and is",
+                                (int)line.used, names),
+               err);
+}
+
+tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
+                                   tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     tsr_conversion_counts counts;
     tsr_conversion_count(conversion, &counts);
     TSR_TRY(add_errors(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
-    TSR_TRY(add_left_out(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
+    TSR_TRY(add_dropped(tsr_checkpoint_catalog(checkpoint), to, arena, warnings, err));
     if (counts.copied) {
         const tsr_str names = name_some(conversion, is_copied, arena, err),
                       tensors = plural(counts.copied, "tensor", arena, err);
@@ -156,6 +196,7 @@ static void put_tensor(tsr_json *json, const tsr_conversion *conversion, const t
     if (row->file < conversion->file_count) put_pair(json, "file", conversion->files[row->file]);
     tsr_json_key(json, "bytes");
     tsr_json_uint(json, row->bytes);
+    if (row->second_of) put_pair(json, "second_name_of", row->second_of->name);
     if (row->copied) put_true(json, "copied");
     if (row->replicated) put_true(json, "replicated");
 }

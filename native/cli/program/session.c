@@ -9,6 +9,7 @@
 #include "io/clock.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/steps.h"
@@ -69,6 +70,21 @@ static tsr_status open_compared(cli *program, const char *path, const tsr_open_o
     return tsr_path_open_compared(&opener, path, options, out, err);
 }
 
+/* Warns of files that are not read. `inspect` and `validate`, which list these findings, do not open checkpoints for their
+ * values. */
+static tsr_status warn_of_unread(cli *program, const cli_session *session, tsr_error *err)
+{
+    const tsr_allocator *allocator = cli_host(program)->allocator;
+    tsr_vec warnings = tsr_vec_of(allocator, sizeof(tsr_str));
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    const tsr_status status = arena ? tsr_unread_warnings(session->checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
+    for (size_t i = 0; i < warnings.count && status == TSR_OK; i++)
+        cli_warn(program, "%s: %.*s", session->path, TSR_STR_ARG(((const tsr_str *)warnings.items)[i]));
+    tsr_vec_free(&warnings);
+    tsr_arena_free(arena);
+    return status;
+}
+
 typedef tsr_status open_fn(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
                            tsr_error *err);
 
@@ -87,7 +103,7 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
-    return TSR_OK;
+    return chosen.purpose == TSR_FOR_VALUES ? warn_of_unread(program, out, err) : TSR_OK;
 }
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)

@@ -110,9 +110,10 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
     /* These were printed earlier. */
     if (w->source.ignores_shards) TSR_TRY(cli_keep_warning(w, TSR_STR(TSR_SHARDS_UNUSED), err));
     if (w->source.leaves_settings) TSR_TRY(cli_keep_warning(w, TSR_STR(CLI_SETTINGS_UNREAD), err));
+    TSR_TRY(tsr_unread_warnings(cli_source_checkpoint(&w->source), w->arena, &w->warnings, err));
     TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err));
     const size_t before = w->warnings.count;
-    tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
+    tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->to, w->arena, &w->warnings, err);
     const tsr_selection selection = {cli_selects, &w->options->selection};
     if (status == TSR_OK && (w->to == TSR_TO_TORCH || w->to == TSR_TO_RANKS))
         status = tsr_conversion_changed_dicts(w->source.catalog, &w->conversion, &selection, w->arena, &w->warnings, err);

@@ -23,10 +23,16 @@ typedef struct tsr_conversion_counts {
 } tsr_conversion_counts;
 void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out);
 
-/* Appends what a conversion warns of to `warnings`, a vec of tsr_str in `arena`: errors that reading the source found, tied
- * tensors that are copies now, objects that PyTorch's weights_only loader will refuse. TSR_E_NOMEM. */
-tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
-                                   tsr_vec *warnings, tsr_error *err);
+/* Appends what a conversion to this container warns of to `warnings`, a vec of tsr_str in `arena`: errors that reading the
+ * source found, metadata that is dropped, tied tensors that are copies now, objects that PyTorch's weights_only loader will
+ * refuse. TSR_E_NOMEM. */
+tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
+                                   tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
+
+/* Appends what opening a checkpoint found of files that are not read, or of a file that is only one of several: what everyone
+ * who uses its values should know. `warnings` and `arena` as above. The checkpoint is one that reads files, not a mapped
+ * one. TSR_E_NOMEM. */
+tsr_status tsr_unread_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
 /* For a conversion to torch.save: appends a warning about the dicts of the state dict that were a collections.defaultdict. As
  * containers of entries they are written as dict, so that torch.load can load the rest by its default. `selection` is what was
