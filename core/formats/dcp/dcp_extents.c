@@ -3,10 +3,13 @@
  * so threads open the next few archives in parallel. */
 #include <stdlib.h>
 
+#include "formats/common/rank_bytes.h"
 #include "formats/dcp/dcp_state.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 #define AHEAD_PER_THREAD 4u
 #define AHEAD_OBJECT_BYTES \
@@ -147,10 +150,16 @@ static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, c
 
 /* ---- opening in advance ---- */
 
+/* Whether the item is another rank's copy of one that is read. */
+static bool is_replica(const item *it)
+{
+    return it->chunk >= it->entry->replicas && it->chunk < it->entry->replicas + it->entry->replica_count;
+}
+
 /* Whether the object was read when the checkpoint was opened, so that its faults are already findings. */
 static bool was_read(const tsr_checkpoint *checkpoint, const item *it)
 {
-    return it->entry->kind != TSR_ENTRY_TENSOR && !checkpoint->options.skip_objects;
+    return it->entry->kind != TSR_ENTRY_TENSOR && !checkpoint->options.skip_objects && !is_replica(it);
 }
 
 static tsr_status open_archive(const walk *w, opened *o)
@@ -206,6 +215,39 @@ static opened *find_opened(const walk *w, const item *it)
 
 /* ---- passing on ---- */
 
+typedef struct inner_match {
+    const tsr_checkpoint *checkpoint;
+    tsr_status status;
+    tsr_error *err;
+} inner_match;
+
+static bool match_inner(void *ctx, const tsr_entry *a, const tsr_entry *b)
+{
+    inner_match *m = ctx;
+    bool same = a->kind == b->kind && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
+    const bool stored = a->kind == TSR_ENTRY_TENSOR && a->chunk_count == 1 && b->chunk_count == 1;
+    if (same && stored) m->status = tsr_rank_bytes_match(m->checkpoint, a, b, &same, m->err);
+    return same && m->status == TSR_OK;
+}
+
+/* Compares another rank's copy of an object with the first one, which is the one that is read. */
+static tsr_status check_copy(const walk *w, const item *it, const opened *o, tsr_error *err)
+{
+    const tsr_checkpoint *checkpoint = w->checkpoint;
+    const tsr_entry *first = it->entry;
+    inner_match m = {checkpoint, TSR_OK, err};
+    /* The tensors of a compressed item have no bytes in the file that could be compared. */
+    const bool compressed = tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk);
+    if (!first->value || !is_replica(it)) return TSR_OK;
+    const tsr_match match = tsr_value_match_tensors(first->value, o->archive.root, checkpoint->host->limits.depth,
+                                                    checkpoint->host->limits.expansion, compressed ? NULL : match_inner, &m);
+    if (match == TSR_SAME || m.status != TSR_OK) return m.status;
+    const tsr_place place = {checkpoint->store->files[it->file].name, it->byte_offset, first->fqn};
+    return tsr_finding_add(checkpoint->findings, "torch/rank-object", place, err,
+                           "'%.*s' differs from the object in '%.*s', which is the one that is shown",
+                           TSR_STR_ARG(first->fqn), TSR_STR_ARG(checkpoint->store->files[first->chunks[0].file].name));
+}
+
 static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_error *err)
 {
     tsr_checkpoint *checkpoint = w->checkpoint;
@@ -213,6 +255,7 @@ static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_err
     const bool said = was_read(checkpoint, it) && o->status != TSR_E_NOMEM && o->status != TSR_E_IO;
     if (o->findings) TSR_TRY(tsr_findings_take(checkpoint->findings, o->findings, err));
     if (o->status != TSR_OK) return said ? TSR_OK : tsr_dcp_bad_item(checkpoint, it->entry, it->chunk, &o->why, err);
+    if (it->entry->kind != TSR_ENTRY_TENSOR) TSR_TRY(check_copy(w, it, o, err));
     const tsr_zip_member *members = sort_members(&o->archive.zip, o->scratch, err);
     if (!members) return TSR_E_NOMEM;
     if (tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), it->chunk)) {
