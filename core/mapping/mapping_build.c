@@ -2,6 +2,7 @@
 #include "base/line.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
 
 static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, uint32_t pattern, const tsr_entry *entry,
@@ -133,12 +134,27 @@ static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint3
     return TSR_OK;
 }
 
+/* Refuses to cast numbers without their scales, and to pad them with a number that their scales would multiply. */
+static tsr_status check_scales(const tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    for (uint32_t i = 0; i < rule->step_count && !rule->scale_count; i++) {
+        const tsr_map_step *step = &rule->steps[i];
+        const bool casts = step->kind == TSR_STEP_CAST, pads = step->kind == TSR_STEP_PAD && step->value != 0;
+        const tsr_arithmetic what = {.dtype = casts ? step->dtype : TSR_DTYPE_NONE, .by_map = true};
+        for (uint64_t k = 0; (casts || pads) && k < binding->members * rule->from_count; k++)
+            TSR_TRY(tsr_check_arithmetic_on(m->source, binding->sources[k], &what, err));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_mapped_build(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
 {
     const tsr_map_rule *rule = binding->rule;
     tsr_map_slot *slots;
     uint32_t count = rule->from_count - rule->scale_count;
     if (!rule->step_count) return rename_all(m, binding, err);
+    TSR_TRY(check_scales(m, binding, err));
     TSR_TRY(fill_slots(m, binding, &slots, err));
     TSR_TRY(tsr_mapped_steps(m, rule, &slots, &count, err));
     TSR_FAIL_IF(count != rule->to_count, err, TSR_E_FORMAT, "'%.*s': the steps make %u tensors, but the rule names %u",

@@ -2,6 +2,7 @@
  *
  * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
  * out to be used (mapping_used.c). */
+#include "mapping/mapping_companions.h"
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
@@ -12,19 +13,15 @@ typedef struct finder {
     tsr_mapped *m;
     tsr_scaling scaling; /* what all entries have in common */
     tsr_dequantized *done;
+    tsr_vec *text; /* for names */
     tsr_error *err;
 } finder;
 
 /* Finds the tensor whose name is that of `of` with the ending `data` replaced by `other`; *out is NULL if there is none. */
-static tsr_status find_sibling(const finder *f, tsr_str of, tsr_str data, const char *other, const tsr_entry **out)
+static tsr_status find_sibling(const finder *f, tsr_str of, const char *data, const char *other, const tsr_entry **out)
 {
-    *out = NULL;
-    if (!tsr_str_ends(of, data)) return TSR_OK;
-    const tsr_str stem = {of.data, of.size - data.size};
-    const tsr_str name = tsr_arena_format(f->m->own->arena, f->err, "%.*s%s", TSR_STR_ARG(stem), other);
-    if (!name.data) return TSR_E_NOMEM;
-    const tsr_entry *entry = tsr_checkpoint_entry(f->m->source, name);
-    if (entry && entry->kind == TSR_ENTRY_TENSOR) *out = entry;
+    TSR_TRY(tsr_companion_named(f->m->source, of, data, other, f->text, out, f->err));
+    if (*out && (*out)->kind != TSR_ENTRY_TENSOR) *out = NULL;
     return TSR_OK;
 }
 
@@ -38,7 +35,7 @@ static tsr_status refuse_zero_point(const finder *f, const tsr_entry *entry, con
 static tsr_status refuse_flattened(const finder *f, const tsr_entry *entry)
 {
     const tsr_entry *scale;
-    TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_qdata"), "_scale", &scale));
+    TSR_TRY(find_sibling(f, entry->fqn, "_qdata", "_scale", &scale));
     TSR_FAIL_IF(scale && entry->kind == TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED,
                 "'%.*s' and '%.*s' are a tensor of torchao flattened for safetensors, which --dequantize does not support; "
                 "load it with torchao's "
@@ -53,20 +50,22 @@ static tsr_status find_scale(const finder *f, const tsr_entry *entry, const tsr_
     const tsr_entry *zero;
     *scale = NULL;
     if (entry->kind != TSR_ENTRY_TENSOR || !tsr_mapped_is_scalable(entry->dtype)) return TSR_OK;
-    TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_scale_inv", scale));
-    if (!*scale) TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_scale", scale));
-    if (*scale && !tsr_mapped_is_scale((*scale)->dtype)) *scale = NULL;
+    for (size_t i = 0; i < tsr_companion_count && !*scale; i++)
+        if (tsr_companions[i].multiplies)
+            TSR_TRY(tsr_companion_scale(f->m->source, entry, &tsr_companions[i], f->text, scale, f->err));
     if (!*scale) return TSR_OK;
-    TSR_TRY(find_sibling(f, entry->fqn, TSR_STR(""), "_zero_point", &zero));
+    TSR_TRY(find_sibling(f, entry->fqn, "", "_zero_point", &zero));
     return zero ? refuse_zero_point(f, entry, zero) : TSR_OK;
 }
 
-/* In transformers, int8 with weight_scale_inv is two FP4 numbers per byte. Where whole tensors are stored as int8 in blocks,
+/* In transformers, int8 with weight_scale_inv is two FP4 numbers per byte, as with DeepSeek's own name, scale. Where whole tensors are stored as int8 in blocks,
  * it is one number per byte. The wrong choice would give wrong weights without any error, so an ambiguous case is
  * refused. */
 static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr_entry *scale, tsr_scaling *how)
 {
-    if (entry->dtype != TSR_INT8 || !tsr_str_ends(scale->fqn, TSR_STR("_scale_inv"))) return TSR_OK;
+    const bool in_blocks =
+        tsr_str_ends(scale->fqn, TSR_STR("_scale_inv")) || tsr_str_equal(tsr_last_component(scale->fqn), TSR_STR("scale"));
+    if (entry->dtype != TSR_INT8 || !in_blocks) return TSR_OK;
     if (tsr_mapped_is_packed_mxfp4(entry, scale)) {
         how->scheme = TSR_SCALES_MXFP4;
         return TSR_OK;
@@ -86,7 +85,7 @@ static tsr_status choose_int8(const finder *f, const tsr_entry *entry, const tsr
 static tsr_status find_packed_mxfp4(const finder *f, const tsr_entry *entry, const tsr_entry **scales)
 {
     const tsr_entry *zero;
-    const tsr_str packed = TSR_STR("_packed");
+    const char *const packed = "_packed";
     TSR_TRY(find_sibling(f, entry->fqn, packed, "_scale", scales));
     if (*scales && !tsr_mapped_is_packed_mxfp4(entry, *scales)) *scales = NULL;
     if (!*scales) return TSR_OK;
@@ -101,7 +100,7 @@ static tsr_status find_mxfp4(const finder *f, const tsr_entry *entry, const tsr_
     if (entry->kind != TSR_ENTRY_TENSOR || entry->dtype != TSR_UINT8 || entry->ndim < 2) return TSR_OK;
     if (!tsr_str_ends(entry->fqn, TSR_STR("_blocks"))) return find_packed_mxfp4(f, entry, scales);
     if (entry->shape[entry->ndim - 1] != 16) return TSR_OK;
-    TSR_TRY(find_sibling(f, entry->fqn, TSR_STR("_blocks"), "_scales", scales));
+    TSR_TRY(find_sibling(f, entry->fqn, "_blocks", "_scales", scales));
     if (*scales && (*scales)->dtype != TSR_UINT8) *scales = NULL;
     return TSR_OK;
 }
@@ -125,7 +124,7 @@ static tsr_status find_nvfp4(const finder *f, const tsr_entry *entry, tsr_scalin
     *scales = NULL;
     if (entry->kind != TSR_ENTRY_TENSOR || entry->dtype != TSR_UINT8) return TSR_OK;
     for (size_t i = 0; i < sizeof nvfp4 / sizeof *nvfp4 && !*scales; i++) {
-        const tsr_str packed = tsr_str_from(nvfp4[i].packed);
+        const char *const packed = nvfp4[i].packed;
         TSR_TRY(find_sibling(f, entry->fqn, packed, nvfp4[i].tensor_scale, &how->tensor_scale));
         if (!how->tensor_scale) continue;
         TSR_TRY(find_sibling(f, entry->fqn, packed, "_scale", scales));
@@ -169,14 +168,12 @@ static tsr_status add_row(finder *f, const tsr_scaling *how, const tsr_entry *en
 /* Sets *is to whether the entry is the scale of numbers that are dequantized. */
 static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *is)
 {
-    static const char *const endings[][2] = {{"_scale_inv", ""}, {"_scale", ""},        {"_scales", "_blocks"},
-                                             {"_scale_2", ""},   {"_scale", "_packed"}, {"_global_scale", "_packed"}};
     *is = false;
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
-    for (size_t i = 0; i < sizeof endings / sizeof *endings && !*is; i++) {
+    for (size_t i = 0; i < tsr_companion_count && !*is; i++) {
         const tsr_entry *data, *scale;
         tsr_scaling how;
-        TSR_TRY(find_sibling(f, entry->fqn, tsr_str_from(endings[i][0]), endings[i][1], &data));
+        TSR_TRY(tsr_companion_data(f->m->source, entry, &tsr_companions[i], f->text, &data, f->err));
         if (!data) continue;
         TSR_TRY(find_scaling(f, data, &how, &scale));
         *is = scale && (scale == entry || how.tensor_scale == entry);
@@ -240,6 +237,20 @@ static tsr_status refuse_unscaled(finder *f, const tsr_entry *entry, const tsr_m
     return remember(f, entry, &why);
 }
 
+/* Remembers a float8 weight without a scale, if config.json says that weights are quantized. */
+static tsr_status refuse_unknown(finder *f, const tsr_entry *entry)
+{
+    const tsr_entry *data = NULL;
+    tsr_error why = {.status = TSR_OK};
+    if (!tsr_is_float8_weight(entry) || !tsr_mapped_is_quantized(f->m->config)) return TSR_OK;
+    for (size_t i = 0; i < tsr_companion_count && !data; i++)
+        TSR_TRY(tsr_companion_data(f->m->source, entry, &tsr_companions[i], f->text, &data, f->err));
+    if (data) return TSR_OK; /* the entry is a scale itself */
+    tsr_fail(&why, TSR_E_UNSUPPORTED, TSR_UNSCALED, TSR_STR_ARG(entry->fqn), "", tsr_dtype_describe(entry->dtype)->name,
+             TSR_STR_ARG(entry->fqn));
+    return remember(f, entry, &why);
+}
+
 /* Numbers without a scale have lost it if others with the same dtype and last component of their names have one. Unlike a
  * lost weight, that would show nowhere: the numbers would be taken for weights. */
 static tsr_status find_unscaled(finder *f, tsr_map *scaled)
@@ -251,26 +262,40 @@ static tsr_status find_unscaled(finder *f, tsr_map *scaled)
     for (size_t i = 0; i < f->m->rows.count; i++) {
         const tsr_entry *entry = rows[i].sources[0];
         const uint32_t other = tsr_map_get(scaled, tsr_last_component(entry->fqn), UINT32_MAX);
-        if (rows[i].source_count > 1 || entry->kind != TSR_ENTRY_TENSOR || other == UINT32_MAX) continue;
-        if (rows[other].sources[0]->dtype == entry->dtype) TSR_TRY(refuse_unscaled(f, entry, &rows[other]));
+        if (rows[i].source_count > 1 || entry->kind != TSR_ENTRY_TENSOR) continue;
+        const bool lost = other != UINT32_MAX && rows[other].sources[0]->dtype == entry->dtype;
+        TSR_TRY(lost ? refuse_unscaled(f, entry, &rows[other]) : refuse_unknown(f, entry));
     }
     return TSR_OK;
+}
+
+static tsr_status find_all(finder *f)
+{
+    const tsr_catalog *catalog = &f->m->source->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(f, &catalog->entries[i], i));
+    tsr_map *scaled = tsr_map_new(f->m->own->host->allocator, 0, f->err);
+    const tsr_status status = scaled ? find_unscaled(f, scaled) : TSR_E_NOMEM;
+    tsr_map_free(scaled);
+    if (status != TSR_OK || !f->done->found || !tsr_mapped_is_quantized(f->m->config)) return status;
+    return tsr_mapped_add_note(
+        f->m,
+        TSR_STR("the weights are not quantized any more; remove quantization_config from the config.json "
+                "that is used with them"),
+        f->err);
 }
 
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
 {
     tsr_dequantized *done = TSR_ARENA_NEW(m->own->arena, tsr_dequantized, err);
-    finder f = {.m = m, .scaling.dtype = dtype, .done = done, .err = err};
-    const tsr_catalog *catalog = &m->source->catalog;
+    tsr_vec text = tsr_vec_of(m->own->host->allocator, 1);
+    finder f = {.m = m, .scaling.dtype = dtype, .done = done, .text = &text, .err = err};
     if (!done) return TSR_E_NOMEM;
     *done = (tsr_dequantized){.end = &done->refused};
     m->ctx = done;
     TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
-    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(&f, &catalog->entries[i], i));
-    tsr_map *scaled = tsr_map_new(m->own->host->allocator, 0, err);
-    const tsr_status status = scaled ? find_unscaled(&f, scaled) : TSR_E_NOMEM;
-    tsr_map_free(scaled);
+    const tsr_status status = find_all(&f);
+    tsr_vec_free(&text);
     return status;
 }

@@ -6,15 +6,15 @@
 #define CONFIG_NAME "config.json"
 #define PARAMS_NAME "params.json"
 
-static tsr_status load(tsr_mapped *m, const char *name, tsr_error *err)
+/* Reads and parses a file of the store; *out is NULL if it is not there. */
+static tsr_status load(tsr_store *store, const tsr_host *host, const char *name, cJSON **out, tsr_error *err)
 {
     tsr_bytes bytes = {0};
-    const uint32_t file = tsr_store_find(m->source->store, tsr_str_from(name));
+    const uint32_t file = tsr_store_find(store, tsr_str_from(name));
+    *out = NULL;
     if (file == TSR_NO_FILE) return TSR_OK;
-    m->config_name = name;
-    const uint64_t size = m->source->store->files[file].size;
-    tsr_status status = tsr_range_load((tsr_range){m->source->store, file, 0, size}, m->source->host, &bytes, err);
-    if (status == TSR_OK) status = tsr_json_parse(bytes.data, m->source->host, &m->config, err);
+    tsr_status status = tsr_range_load((tsr_range){store, file, 0, store->files[file].size}, host, &bytes, err);
+    if (status == TSR_OK) status = tsr_json_parse(bytes.data, host, out, err);
     tsr_bytes_free(&bytes);
     if (status != TSR_OK) tsr_error_context(err, "%s", name);
     return status;
@@ -22,8 +22,34 @@ static tsr_status load(tsr_mapped *m, const char *name, tsr_error *err)
 
 tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
 {
-    TSR_TRY(load(m, CONFIG_NAME, err));
-    return m->config ? TSR_OK : load(m, PARAMS_NAME, err);
+    static const char *const names[] = {CONFIG_NAME, PARAMS_NAME};
+    for (size_t i = 0; i < sizeof names / sizeof *names && !m->config; i++) {
+        m->config_name = names[i];
+        TSR_TRY(load(m->source->store, m->source->host, names[i], &m->config, err));
+    }
+    return TSR_OK;
+}
+
+/* compressed-tensors called it compression_config at first. A model with several parts may state it for the language model. */
+static const cJSON *find_quantization(const cJSON *config)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, "quantization_config");
+    if (!cJSON_IsObject(item)) item = cJSON_GetObjectItemCaseSensitive(config, "compression_config");
+    return cJSON_IsObject(item) ? item : NULL;
+}
+
+bool tsr_mapped_is_quantized(const cJSON *config)
+{
+    return find_quantization(config) || find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
+}
+
+tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
+{
+    cJSON *config;
+    TSR_TRY(load(checkpoint->store, checkpoint->host, CONFIG_NAME, &config, err));
+    *out = tsr_mapped_is_quantized(config);
+    cJSON_Delete(config);
+    return TSR_OK;
 }
 
 /* The names in params.json. Source: write_model in transformers' convert_llama_weights_to_hf.py. */

@@ -1,5 +1,6 @@
 /* Finds out which dequantized entries the layers above use, because only those may be refused. Also checks that no map
  * separates numbers from their scales. */
+#include "mapping/mapping_companions.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/try.h"
 
@@ -65,45 +66,47 @@ bool tsr_mapping_uses(void *layer, tsr_str fqn)
 
 /* ---- numbers and scales that a map would separate ---- */
 
-static bool is_quantized(const tsr_entry *entry)
+/* Whether a rule gives these numbers another name or layout. */
+static bool is_moved(const tsr_matcher *s, const tsr_entry *data)
 {
-    return entry->kind == TSR_ENTRY_TENSOR && (tsr_mapped_is_scalable(entry->dtype) || entry->dtype == TSR_UINT8);
+    tsr_str values[TSR_MOST_CAPTURES];
+    tsr_name_match found = {.rule = 0};
+    if (!tsr_match_rule(s->m, s->m->rules, data->fqn, &found, values)) return false;
+    const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
+    const bool same = !rule->step_count && found.pattern < rule->to_count &&
+                      tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
+    return rule->to_count && !same;
 }
 
-/* Finds the numbers that have this scale, if a rule gives them another name or layout; *data is NULL otherwise. */
-static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, const tsr_entry **data)
+/* Finds the numbers that have this scale, if a rule moves them; *data is NULL otherwise. */
+static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, tsr_vec *text, const tsr_entry **data)
 {
-    static const char *const endings[][2] = {
-        {"_scale_inv", ""}, {"_scale", ""}, {"_scales", "_blocks"}, {"_scale", "_packed"}, {"_global_scale", "_packed"}};
-    tsr_str values[TSR_MOST_CAPTURES];
     *data = NULL;
-    for (size_t i = 0; i < sizeof endings / sizeof *endings && !*data; i++) {
-        const tsr_str ending = tsr_str_from(endings[i][0]);
-        tsr_name_match found = {.rule = 0};
-        if (!tsr_str_ends(scale->fqn, ending)) continue;
-        const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s%s", (int)(scale->fqn.size - ending.size),
-                                              scale->fqn.data, endings[i][1]);
-        if (!name.data) return TSR_E_NOMEM;
-        const tsr_entry *entry = tsr_checkpoint_entry(s->m->source, name);
-        if (!entry || !is_quantized(entry) || !tsr_match_rule(s->m, s->m->rules, name, &found, values)) continue;
-        const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
-        const bool same = !rule->step_count && found.pattern < rule->to_count &&
-                          tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
-        if (rule->to_count && !same) *data = entry;
+    for (size_t i = 0; i < tsr_companion_count && !*data; i++) {
+        TSR_TRY(tsr_companion_data(s->m->source, scale, &tsr_companions[i], text, data, s->err));
+        if (*data && !is_moved(s, *data)) *data = NULL;
     }
     return TSR_OK;
 }
 
-tsr_status tsr_parted_check(const tsr_matcher *s)
+static tsr_status check_parted(const tsr_matcher *s, tsr_vec *text)
 {
     const tsr_entry *const *left = s->unmatched.items;
     for (size_t i = 0; i < s->unmatched.count; i++) {
         const tsr_entry *data;
-        TSR_TRY(find_parted(s, left[i], &data));
+        TSR_TRY(find_parted(s, left[i], text, &data));
         TSR_FAIL_IF(
             data, s->err, TSR_E_FORMAT,
             "the map takes '%.*s', but not '%.*s', by which it is scaled; pass --dequantize, or add a rule for the scale",
             TSR_STR_ARG(data->fqn), TSR_STR_ARG(left[i]->fqn));
     }
     return TSR_OK;
+}
+
+tsr_status tsr_parted_check(const tsr_matcher *s)
+{
+    tsr_vec text = tsr_vec_of(s->m->own->host->allocator, 1);
+    const tsr_status status = check_parted(s, &text);
+    tsr_vec_free(&text);
+    return status;
 }

@@ -6,6 +6,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
 
 #define PREFIX "base_model.model."
@@ -82,16 +83,28 @@ static void place_tied(tsr_lora_tied *tied, tsr_fold *fold)
     else if (fold->weight == tied->embedding || (tied->unsure && tsr_lora_is_input(fold->name))) tied->in = fold;
 }
 
+/* Refuses a base that holds the target as packed numbers under another name. */
+static tsr_status check_packed(const folding *f, tsr_str target)
+{
+    const tsr_arithmetic sum = {.dtype = TSR_DTYPE_NONE};
+    const tsr_entry *packed;
+    TSR_TRY(tsr_find_packed(f->m->source, target, &packed, f->err));
+    return packed ? tsr_check_arithmetic_on(f->m->source, packed, &sum, f->err) : TSR_OK;
+}
+
 /* Returns the fold of the base's tensor `target`, and creates it if this is the first tensor of the adapter that changes it.
  * `entry` is that tensor of the adapter; `whole` means that it replaces the base's, so that the base need not have it. */
 static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bool whole, tsr_fold **out)
 {
     uint32_t *number;
     bool inserted;
+    const tsr_arithmetic sum = {.dtype = TSR_DTYPE_NONE};
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
     if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
     const bool added = !weight && whole && tsr_lora_adds(&f->config, f->m->source, target);
     if (added) weight = entry;
+    else if (weight) TSR_TRY(tsr_check_arithmetic_on(f->m->source, weight, &sum, f->err));
+    else TSR_TRY(check_packed(f, target));
     TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
                 "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn),
                 TSR_STR_ARG(target));

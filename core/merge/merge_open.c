@@ -7,6 +7,7 @@
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
 
 typedef struct builder {
@@ -170,9 +171,23 @@ static tsr_status check_repeats(const builder *b, tsr_checkpoint *input)
     return status;
 }
 
+/* Refuses numbers that would be added without their scales. */
+static tsr_status check_scaled(const builder *b)
+{
+    const tsr_arithmetic sum = {.selection = b->merge->selection};
+    for (uint32_t i = 0; i < b->inputs; i++) {
+        const tsr_merge_input *input = &b->merge->inputs[i];
+        const tsr_status status = tsr_check_arithmetic(input->checkpoint, &sum, b->err);
+        if (status != TSR_OK) tsr_error_context(b->err, "%.*s", TSR_STR_ARG(input->name));
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
 static tsr_status fill_all(builder *b)
 {
     const tsr_catalog *catalog = &b->m->source->catalog;
+    TSR_TRY(check_scaled(b));
     TSR_TRY(check_names(b));
     for (uint32_t i = 0; i < b->inputs; i++) TSR_TRY(check_repeats(b, b->merge->inputs[i].checkpoint));
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(b, &catalog->entries[i], i));

@@ -83,12 +83,6 @@ static tsr_status set_weights(merging *m, tsr_error *err)
 
 /* ---- inputs ---- */
 
-static tsr_status check_scaled(const merging *m, tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    const tsr_selection selection = {cli_selects, &m->arguments->writing.selection};
-    return tsr_check_sums(checkpoint, &selection, err);
-}
-
 /* Opens input `i`; the one after the last is the base. The first one is the source of the job. */
 static tsr_status open_input(merging *m, size_t i, tsr_error *err)
 {
@@ -104,7 +98,7 @@ static tsr_status open_input(merging *m, size_t i, tsr_error *err)
     m->inputs[i].name = tsr_str_from(m->path);
     if (i == 0) *source = opened;
     else source->others[source->other_count++] = opened;
-    return check_scaled(m, opened.checkpoint, err);
+    return TSR_OK;
 }
 
 /* Makes room for the other inputs. If the first input has an adapter, that is in the list already. */
