@@ -7,6 +7,7 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optimizers.h"
 #include "tessera/sys/try.h"
 
 #define NAMED 5u /* entries named in an error message; the rest is counted */
@@ -27,7 +28,8 @@ const char *tsr_opaque_refusal(const tsr_entry *entry)
     return tsr_str_equal(entry->type, TSR_STR("missing")) ? "is not in any of the files" : "is not a dense tensor";
 }
 
-static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err)
+/* `scalar`: of an optimizer's state. */
+static tsr_status choose(const tsr_chosen *s, tsr_converted *row, bool scalar, tsr_error *err)
 {
     const tsr_convert_options *options = s->options;
     const tsr_entry *entry = row->entry;
@@ -44,12 +46,11 @@ static tsr_status choose(const tsr_chosen *s, tsr_converted *row, tsr_error *err
     row->name = entry->fqn;
     if (options->rename) TSR_TRY(options->rename(options->rename_ctx, entry->fqn, s->arena, &row->name, err));
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_OK;
-    row->dtype = entry->dtype;
-    if (options->dtype != TSR_DTYPE_NONE && options->dtype != entry->dtype &&
-        tsr_cast_possible(entry->dtype, options->dtype)) {
-        row->dtype = options->dtype;
-        row->cast = true;
-    }
+    const bool casts = options->dtype != TSR_DTYPE_NONE && options->dtype != entry->dtype &&
+                       tsr_cast_possible(entry->dtype, options->dtype);
+    row->kept = casts && scalar;
+    row->cast = casts && !scalar;
+    row->dtype = row->cast ? options->dtype : entry->dtype;
     return TSR_OK;
 }
 
@@ -191,11 +192,14 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
     TSR_TRY(tsr_check_cast_target(options->dtype, err));
     TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, "too many entries to convert");
     tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);
-    if (!rows) return TSR_E_NOMEM;
+    bool *scalars = rows ? tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *scalars, err) : NULL;
+    if (!scalars) return TSR_E_NOMEM;
+    if (options->dtype != TSR_DTYPE_NONE)
+        TSR_TRY(tsr_optimizer_scalars(catalog, tsr_checkpoint_host(checkpoint)->allocator, scalars, err));
     *out = (tsr_chosen){checkpoint, options, arena, rows, catalog->entry_count, 0};
     for (uint64_t i = 0; i < out->count; i++) {
         rows[i].entry = &catalog->entries[i];
-        TSR_TRY(choose(out, &rows[i], err));
+        TSR_TRY(choose(out, &rows[i], scalars[i], err));
         out->tensor_count += rows[i].written && rows[i].entry->kind == TSR_ENTRY_TENSOR;
     }
     TSR_TRY(tsr_check_casts(checkpoint, options, err));

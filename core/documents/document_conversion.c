@@ -24,6 +24,7 @@ void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_count
         c.objects += row->written && !tensor;
         c.left_out += !row->written;
         c.cast += row->cast;
+        c.kept += row->kept;
         c.copied += row->copied;
         c.replicated += row->written && row->replicated;
         c.not_weights_only += row->written && !tensor && !row->weights_only;
@@ -226,8 +227,13 @@ static void put_summary(tsr_json *json, const tsr_conversion_document *document)
     const struct {
         const char *key;
         uint64_t count;
-    } counts[] = {{"tensors", c.tensors}, {"objects", c.objects}, {"left_out", c.left_out},
-                  {"cast", c.cast},       {"copied", c.copied},   {"bytes", document->conversion->byte_total}};
+    } counts[] = {{"tensors", c.tensors},
+                  {"objects", c.objects},
+                  {"left_out", c.left_out},
+                  {"cast", c.cast},
+                  {"kept", c.kept},
+                  {"copied", c.copied},
+                  {"bytes", document->conversion->byte_total}};
     tsr_json_key(json, "summary");
     tsr_json_object(json);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {

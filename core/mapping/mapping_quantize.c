@@ -3,6 +3,7 @@
 
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/optimizers.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 
@@ -13,7 +14,8 @@ typedef struct quantizer {
     tsr_mapped *m;
     tsr_quantize_options options;
     tsr_quantizing *shared;
-    tsr_vec kept; /* of tsr_str */
+    tsr_vec kept;  /* of tsr_str */
+    bool *scalars; /* by entry of the source: whether it is one of an optimizer's state, which is not cast */
     tsr_quantized *out;
     tsr_error *err;
 } quantizer;
@@ -142,11 +144,11 @@ static tsr_status quantize(quantizer *q, const tsr_entry *entry, uint64_t order)
     return add_scales(q, weight, order);
 }
 
-/* Keeps the entry, but casts it to the dtype of the options. */
+/* Keeps the entry, but casts it to the dtype of the options, except scalars of an optimizer's state. */
 static tsr_status keep(quantizer *q, const tsr_entry *entry, uint64_t order)
 {
     const tsr_dtype dtype = q->options.dtype;
-    if (!is_float(entry) || dtype == TSR_DTYPE_NONE || dtype == entry->dtype)
+    if (!is_float(entry) || dtype == TSR_DTYPE_NONE || dtype == entry->dtype || q->scalars[order])
         return tsr_mapped_keep(q->m, entry, order, q->err);
     tsr_mapped_tensor tensor;
     const tsr_entry **sources = TSR_ARENA_NEW(q->m->own->arena, const tsr_entry *, q->err);
@@ -187,7 +189,9 @@ static tsr_status fill_entries(quantizer *q)
 {
     const tsr_catalog *catalog = &q->m->source->catalog;
     q->shared = TSR_ARENA_NEW(q->m->own->arena, tsr_quantizing, q->err);
-    if (!q->shared) return TSR_E_NOMEM;
+    q->scalars = tsr_arena_array(q->m->own->arena, (size_t)catalog->entry_count, sizeof *q->scalars, q->err);
+    if (!q->shared || !q->scalars) return TSR_E_NOMEM;
+    TSR_TRY(tsr_optimizer_scalars(catalog, q->m->own->host->allocator, q->scalars, q->err));
     *q->shared = (tsr_quantizing){.source = q->m->source, .dtype = q->options.dtype};
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         bool chosen;

@@ -5,6 +5,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/number_text.h"
+#include "tessera/sys/optimizers.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/scaled.h"
@@ -20,6 +21,7 @@ typedef struct builder {
     tsr_ring *ring;
     tsr_map *storages; /* storage_id of the first input → index in `tied` */
     tsr_vec tied;      /* of tied_row: the first tensor of each storage */
+    bool *scalars; /* by entry of the first input: whether it is one of an optimizer's state, which `dtype` does not cast */
     tsr_error *err;
 } builder;
 
@@ -125,7 +127,7 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
     *tensor = (tsr_merged){.merge = b->merge,
                            .entries = entries,
                            .sums = TSR_FLOAT32,
-                           .dtype = b->options.dtype ? b->options.dtype : entry->dtype,
+                           .dtype = b->options.dtype && !b->scalars[order] ? b->options.dtype : entry->dtype,
                            .order = order};
     entries[0] = entry;
     for (uint32_t i = 1; i < b->inputs; i++) {
@@ -187,6 +189,9 @@ static tsr_status check_scaled(const builder *b)
 static tsr_status fill_all(builder *b)
 {
     const tsr_catalog *catalog = &b->m->source->catalog;
+    b->scalars = tsr_arena_array(b->m->own->arena, (size_t)catalog->entry_count, sizeof *b->scalars, b->err);
+    if (!b->scalars) return TSR_E_NOMEM;
+    TSR_TRY(tsr_optimizer_scalars(catalog, b->m->own->host->allocator, b->scalars, b->err));
     TSR_TRY(check_scaled(b));
     TSR_TRY(check_names(b));
     for (uint32_t i = 0; i < b->inputs; i++) TSR_TRY(check_repeats(b, b->merge->inputs[i].checkpoint));

@@ -55,7 +55,9 @@ typedef struct tsr_convert_options {
     /* Gives the name at the destination in `*out`, which may be `fqn` itself or live in `arena`. NULL: names stay. */
     tsr_status (*rename)(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err);
     void *rename_ctx;
-    tsr_dtype dtype;         /* TSR_DTYPE_NONE, or what floating tensors become (tessera/sys/cast.h states the rounding) */
+    /* TSR_DTYPE_NONE, or what floating tensors become, except the scalars of optimizer state (tessera/sys/cast.h states the
+     * rounding) */
+    tsr_dtype dtype;
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
     uint64_t max_shard_size; /* safetensors: most bytes of tensors per file; 0: a single file named "" */
     bool per_part;       /* safetensors: a directory with a file PART.safetensors per part, with the part's name stripped */
@@ -83,6 +85,7 @@ typedef struct tsr_converted {
     uint32_t file;   /* of tsr_conversion.files, for written tensors */
     bool written;
     bool cast;
+    bool kept;         /* a scalar of an optimizer's state, such as `step`, which `dtype` does not cast */
     bool copied;       /* it shares storage in the source and is an independent copy now */
     bool replicated;   /* with a plan: the target's default cuts a dim that the tensor does not have, so it is whole there */
     bool weights_only; /* objects: torch.load(weights_only=True) will accept it */

@@ -40,6 +40,7 @@ static void report_text(const cli_writing *w)
     fprintf(stderr, ", %s in %s", cli_bytes(w->conversion.byte_total).text,
             cli_plural(w->conversion.file_count, "file").text);
     if (t.cast) fprintf(stderr, ", %s cast", cli_number(t.cast).text);
+    if (t.kept) fprintf(stderr, ", %s of optimizer state not cast", cli_plural(t.kept, "scalar").text);
     if (t.left_out) fprintf(stderr, ", %s left out", cli_number(t.left_out).text);
     if (t.replicated) fprintf(stderr, ", %s replicated (too few dims)", cli_number(t.replicated).text);
     if (!w->options->dry_run && w->seconds > 0) {

@@ -19,6 +19,7 @@ TSR_API_BEGIN
 typedef struct tsr_conversion_counts {
     uint64_t tensors, objects; /* written */
     uint64_t left_out, cast, copied, replicated;
+    uint64_t kept;             /* scalars of optimizer state, which were not cast */
     uint64_t not_weights_only; /* objects that torch.load(weights_only=True) will refuse */
 } tsr_conversion_counts;
 void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out);
