@@ -154,6 +154,30 @@ static tsr_status add_dropped(const tsr_catalog *catalog, tsr_container to, tsr_
                err);
 }
 
+/* "3 values" with what became of them, and the first tensor of them. */
+static tsr_status add_lost(const tsr_lost_values *lost, const char *became, tsr_arena *arena, tsr_vec *warnings,
+                           tsr_error *err)
+{
+    if (!lost->count) return TSR_OK;
+    const tsr_str values = plural(lost->count, "value", arena, err);
+    return add(warnings,
+               tsr_arena_format(arena, err, "%.*s %s %s, first in '%.*s'", TSR_STR_ARG(values), became,
+                                tsr_dtype_describe(lost->dtype)->name, TSR_STR_ARG(lost->fqn)),
+               err);
+}
+
+/* What values became that are too large for a dtype. */
+static const char *overflow_of(tsr_dtype dtype)
+{
+    switch (dtype) {
+    case TSR_FLOAT8_E4M3FN: return "became the largest number of";
+    case TSR_FLOAT8_E4M3FNUZ:
+    case TSR_FLOAT8_E5M2FNUZ:
+    case TSR_FLOAT8_E8M0FNU: return "became NaN in the cast to";
+    default: return "became infinite in the cast to";
+    }
+}
+
 tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
                                    tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
@@ -170,6 +194,8 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
                                      TSR_STR_ARG(names)),
                     err));
     }
+    TSR_TRY(add_lost(&conversion->zeros, "became zero in the cast to", arena, warnings, err));
+    TSR_TRY(add_lost(&conversion->overflows, overflow_of(conversion->overflows.dtype), arena, warnings, err));
     if (!counts.not_weights_only) return TSR_OK;
     const tsr_str names = name_some(conversion, needs_full_pickle, arena, err);
     return add(warnings, tsr_arena_format(arena, err, "torch.load(weights_only=True) will refuse: %.*s", TSR_STR_ARG(names)),

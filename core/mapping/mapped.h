@@ -2,8 +2,11 @@
 #ifndef TSR_MAPPING_MAPPED_H
 #define TSR_MAPPING_MAPPED_H
 
+#include <stdatomic.h>
+
 #include "formats/common/reader.h"
 #include "mapping/mapping_boxes.h"
+#include "tessera/sys/cast.h"
 #include "tessera/sys/read_run.h"
 
 /* A file of the mapped store whose bytes are computed when they are read. */
@@ -19,8 +22,9 @@ typedef struct tsr_computed {
     tsr_dtype dtype;
     uint64_t elements;
     /* For TSR_COMPUTED_BY: computes elements [first, first + count) in `dtype`, in row-major order. Several threads call it
-     * at the same time. */
-    tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
+     * at the same time. Adds to *losses what a cast to `dtype` loses. */
+    tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                          tsr_error *err);
     const void *ctx;
     /* Not for constants: an entry of the mapped checkpoint that is not in its catalog. For BY, which may be without one, an
      * entry of the source. */
@@ -34,6 +38,11 @@ typedef struct tsr_computed {
     uint64_t block_rows, block_columns; /* how many rows and columns of the input share one scale */
     uint8_t constant[16];               /* a single element */
 } tsr_computed;
+
+/* What casts lost while the elements of a computed file were read. */
+typedef struct tsr_lossy_file {
+    _Atomic uint64_t zeros, overflows;
+} tsr_lossy_file;
 
 /* The sources of an entry of the mapped catalog. `rule` is NULL for an entry that no rule matched, or that was made without
  * rules. */
@@ -63,8 +72,12 @@ typedef struct tsr_mapped {
     struct cJSON *config;           /* the content of config.json or params.json, or NULL */
     const char *config_name;
     tsr_box_maker maker;
-    tsr_vec rows;     /* of tsr_mapped_row */
-    tsr_vec computed; /* of tsr_computed: the files that follow the source's */
+    tsr_vec rows;                  /* of tsr_mapped_row */
+    tsr_vec computed;              /* of tsr_computed: the files that follow the source's */
+    tsr_lossy_file *losses;        /* by computed file */
+    atomic_bool lossy;             /* whether any of them has lost something */
+    tsr_checkpoint *const *others; /* further checkpoints whose tensors of the same names elements are computed from */
+    uint32_t other_count;
     tsr_vec dropped;  /* of const tsr_entry * */
     const char *step; /* what computes elements without a rule, such as "quantize" */
     void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
@@ -111,6 +124,8 @@ tsr_status tsr_mapped_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
 tsr_status tsr_mapped_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                            tsr_found *out, tsr_error *err);
 
+void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses);
+
 /* mapping_store.c: makes the store, which has the source's files followed by the computed ones. */
 tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err);
 /* The reader's function `input`. */
@@ -143,12 +158,14 @@ typedef struct tsr_unpacking {
     uint64_t tensor; /* the number of the tensor scale that the products contain */
     bool made[256];  /* by the stored byte of the scale */
     uint16_t products[256][16];
-    uint8_t *input; /* TSR_UNPACKED_INPUT bytes, aligned for float */
+    uint16_t zeros[256], overflows[256]; /* which of the 16 products were lost, one bit each */
+    bool lossy;                          /* whether any was */
+    uint8_t *input;                      /* TSR_UNPACKED_INPUT bytes, aligned for float */
 } tsr_unpacking;
 /* Whether the file can be unpacked in this way. */
 bool tsr_mapped_unpacks(const tsr_computed *file);
 tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
-                             tsr_error *err);
+                             tsr_cast_losses *losses, tsr_error *err);
 /* Adds a computed file with one element, which the caller completes. *file receives its number. NULL if memory runs out. */
 tsr_computed *tsr_mapped_add_file(tsr_mapped *m, tsr_dtype dtype, uint32_t *file, tsr_error *err);
 /* Adds a row with the name, shape and nesting of `like`, and a file whose elements `by` computes; its kind and number of

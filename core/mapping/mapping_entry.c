@@ -106,6 +106,44 @@ tsr_status tsr_mapped_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry,
     return locate_box(m, entry, origin, scratch, out, err);
 }
 
+/* ---- what casts lost ---- */
+
+static bool is_lossy(const tsr_checkpoint *checkpoint)
+{
+    const tsr_mapped *m = tsr_mapped_state(checkpoint);
+    if (!m) return false;
+    if (atomic_load_explicit(&m->lossy, memory_order_relaxed) || is_lossy(m->source)) return true;
+    for (uint32_t i = 0; i < m->other_count; i++)
+        if (is_lossy(m->others[i])) return true;
+    return false;
+}
+
+/* Takes the losses of a computed file, and of the tensors that it is computed from. `entry` is made from it. */
+static void take_file(tsr_mapped *m, uint32_t number, const tsr_entry *entry, tsr_cast_losses *losses)
+{
+    tsr_lossy_file *lost = &m->losses[number];
+    const tsr_computed *file = (const tsr_computed *)m->computed.items + number;
+    losses->zeros += atomic_exchange_explicit(&lost->zeros, 0, memory_order_relaxed);
+    losses->overflows += atomic_exchange_explicit(&lost->overflows, 0, memory_order_relaxed);
+    if (file->input) tsr_checkpoint_take_losses(file->kind == TSR_COMPUTED_BY ? m->source : m->own, file->input, losses);
+    for (uint32_t i = 0; i < m->other_count; i++) {
+        const tsr_entry *other = tsr_checkpoint_entry(m->others[i], entry->fqn);
+        if (other) tsr_checkpoint_take_losses(m->others[i], other, losses);
+    }
+}
+
+void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses)
+{
+    tsr_mapped *m = checkpoint->state;
+    if (entry->kind != TSR_ENTRY_TENSOR || !is_lossy(checkpoint)) return;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        const tsr_source_box *box = &origin_of(&entry->chunks[i])->box;
+        const uint32_t inner = m->source->store->file_count;
+        if (box->entry) tsr_checkpoint_take_losses(m->source, box->entry, losses);
+        else if (box->file >= inner) take_file(m, box->file - inner, entry, losses);
+    }
+}
+
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint)
 {
     return checkpoint->reader->locate == tsr_mapped_locate ? checkpoint->state : NULL;

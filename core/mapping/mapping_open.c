@@ -103,6 +103,7 @@ static tsr_status open_mapped(tsr_mapped *m, const tsr_mapped_scheme *scheme, ts
                            .extents = source_extents,
                            .close = close_mapped,
                            .input = tsr_mapped_input,
+                           .take_losses = tsr_mapped_take_losses,
                            .crc = tsr_checkpoint_has_crcs(m->source) ? tsr_mapped_crc : NULL,
                            .find = m->source->reader->find ? tsr_mapped_find : NULL};
     m->own->state = m;

@@ -20,11 +20,13 @@ enum {
 struct tsr_products {
     const tsr_allocator *allocator;
     const tsr_computed *file;
-    size_t size;     /* of all that follows this */
-    uint64_t row;    /* of scales, whose products these are; UINT64_MAX: none yet */
-    uint8_t *input;  /* TSR_PRODUCTS_RUN */
-    uint8_t *tables; /* file->scale_columns of NUMBERS products */
-    bool *made;      /* file->scale_columns */
+    size_t size;             /* of all that follows this */
+    uint64_t row;            /* of scales, whose products these are; UINT64_MAX: none yet */
+    uint8_t *input;          /* TSR_PRODUCTS_RUN */
+    uint8_t *tables;         /* file->scale_columns of NUMBERS products */
+    bool *made;              /* file->scale_columns */
+    bool *lossy;             /* file->scale_columns: whether a product was lost in the cast */
+    tsr_cast_losses *losses; /* of the current read */
     float numbers[NUMBERS];
 };
 
@@ -63,13 +65,14 @@ tsr_status tsr_products_open(const tsr_mapped *m, const tsr_computed *file, tsr_
 {
     const tsr_allocator *allocator = m->own->host->allocator;
     const size_t tables = (size_t)file->scale_columns * table_bytes(file);
-    const size_t size = TSR_PRODUCTS_RUN + tables + (size_t)file->scale_columns;
+    const size_t size = TSR_PRODUCTS_RUN + tables + 2 * (size_t)file->scale_columns;
     tsr_products *p = tsr_alloc(allocator, 1, sizeof *p + size, err);
     if (!p) return TSR_E_NOMEM;
     *p = (tsr_products){.allocator = allocator, .file = file, .size = size, .row = UINT64_MAX};
     p->input = (uint8_t *)(p + 1);
     p->tables = p->input + TSR_PRODUCTS_RUN;
     p->made = (bool *)(p->tables + tables);
+    p->lossy = p->made + file->scale_columns;
     fill_numbers(p);
     *out = p;
     return TSR_OK;
@@ -86,11 +89,25 @@ static const uint8_t *table_of(tsr_products *p, size_t column, float scale)
     uint8_t *table = p->tables + column * table_bytes(p->file);
     if (p->made[column]) return table;
     float exact[NUMBERS];
+    tsr_cast_losses losses = {.zeros = 0};
     for (unsigned i = 0; i < NUMBERS; i++) exact[i] = p->numbers[i] * scale;
     if (p->file->dtype == TSR_FLOAT32) memcpy(table, exact, sizeof exact);
-    else tsr_cast(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, NUMBERS, table);
+    else tsr_cast_counted(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, NUMBERS, table, &losses);
     p->made[column] = true;
+    p->lossy[column] = losses.zeros || losses.overflows;
     return table;
+}
+
+/* Counts what the products of these codes lose, for a scale with which some do. */
+static void count_losses(const tsr_products *p, float scale, const uint8_t *codes, size_t count)
+{
+    for (size_t i = 0; i < count; i += NUMBERS) {
+        float exact[NUMBERS];
+        uint8_t cast[NUMBERS * sizeof(float)];
+        const size_t n = (size_t)least(count - i, NUMBERS);
+        for (size_t k = 0; k < n; k++) exact[k] = p->numbers[codes[i + k]] * scale;
+        tsr_cast_counted(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, n, cast, p->losses);
+    }
 }
 
 /* Several at a time, as stores would take longest otherwise. */
@@ -124,6 +141,7 @@ static void look_up_row(tsr_products *p, uint64_t column, size_t count, const fl
     size_t block = (size_t)(column / width), left = (size_t)least(width - column % width, count);
     for (size_t done = 0; done < count; left = (size_t)least(width, count - done), block++, scales++) {
         look_up(itemsize, table_of(p, block, *scales), codes + done, left, out + done * itemsize);
+        if (p->lossy[block]) count_losses(p, *scales, codes + done, left);
         done += left;
     }
 }
@@ -142,8 +160,10 @@ static void look_up_run(tsr_products *p, const tsr_run *run, const tsr_scales_re
     }
 }
 
-tsr_status tsr_products_read(tsr_products *p, tsr_mapped *m, const tsr_run *run, uint8_t *out, tsr_error *err)
+tsr_status tsr_products_read(tsr_products *p, tsr_mapped *m, const tsr_run *run, uint8_t *out, tsr_cast_losses *losses,
+                             tsr_error *err)
 {
+    p->losses = losses;
     tsr_scales_read scales;
     TSR_TRY(tsr_read_run(m->own, p->file->input, run, p->input, (size_t)run->count, err));
     TSR_TRY(tsr_scales_open(m, p->file, run, &scales, err));

@@ -20,7 +20,8 @@ bool tsr_products_pay(const tsr_computed *file, uint64_t elements);
 /* For one read of one file, for which they pay. */
 tsr_status tsr_products_open(const tsr_mapped *m, const tsr_computed *file, tsr_products **out, tsr_error *err);
 void tsr_products_close(tsr_products *products);
-/* A run of elements of the file, in its dtype. */
-tsr_status tsr_products_read(tsr_products *products, tsr_mapped *m, const tsr_run *run, uint8_t *out, tsr_error *err);
+/* A run of elements of the file, in its dtype. Adds what casts to it lose to *losses. */
+tsr_status tsr_products_read(tsr_products *products, tsr_mapped *m, const tsr_run *run, uint8_t *out,
+                             tsr_cast_losses *losses, tsr_error *err);
 
 #endif

@@ -37,7 +37,9 @@ struct tsr_quantized_weight {
 
 /* mapping_quantize_tiles.c: compute the numbers and the scales of a weight (tsr_computed.compute); `ctx` is a
  * tsr_quantized_weight. TSR_E_UNSUPPORTED, naming the weight and the element, if it contains NaN or infinity. */
-tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
-tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
+tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                                tsr_error *err);
+tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                               tsr_error *err);
 
 #endif

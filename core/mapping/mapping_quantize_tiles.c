@@ -46,15 +46,17 @@ static void room_close(const tsr_quantized_weight *w, const room *r)
     tsr_free(w->shared->source->host->allocator, r->bytes, 1, r->size);
 }
 
-/* Reads elements [first, first + count), at most STEP_ELEMENTS, into r->values. */
-static tsr_status load(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, tsr_error *err)
+/* Reads elements [first, first + count), at most STEP_ELEMENTS, into r->values. Adds what the cast to the dtype of the options
+ * loses to *losses. */
+static tsr_status load(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, tsr_cast_losses *losses,
+                       tsr_error *err)
 {
     const tsr_run run = {.first = first, .count = count};
     tsr_dtype dtype = w->entry->dtype;
     const uint8_t *stored = r->bytes;
     TSR_TRY(tsr_read_run(w->shared->source, w->entry, &run, r->bytes, count * tsr_dtype_size(dtype), err));
     if (w->shared->dtype != TSR_DTYPE_NONE && w->shared->dtype != dtype) {
-        tsr_cast(dtype, w->shared->dtype, r->bytes, count, r->cast);
+        tsr_cast_counted(dtype, w->shared->dtype, r->bytes, count, r->cast, losses);
         dtype = w->shared->dtype;
         stored = r->cast;
     }
@@ -97,12 +99,13 @@ static tsr_status raise_maxima(const tsr_quantized_weight *w, uint64_t first, si
 
 static tsr_status compute_maxima(const tsr_quantized_weight *w, uint64_t band, const room *r, tsr_error *err)
 {
+    tsr_cast_losses ignored = {.zeros = 0};
     uint64_t first = band * TSR_TILE * w->columns;
     const uint64_t last_row = (band + 1) * TSR_TILE < w->rows ? (band + 1) * TSR_TILE : w->rows, end = last_row * w->columns;
     for (uint64_t t = 0; t < w->tiles; t++) r->maxima[t] = 0;
     for (size_t count; first < end; first += count) {
         count = end - first < STEP_ELEMENTS ? (size_t)(end - first) : STEP_ELEMENTS;
-        TSR_TRY(load(w, first, count, r, err));
+        TSR_TRY(load(w, first, count, r, &ignored, err)); /* they count when the numbers are read */
         TSR_TRY(raise_maxima(w, first, count, r, err));
     }
     return TSR_OK;
@@ -152,7 +155,7 @@ static void scale_values(const tsr_quantized_weight *w, uint64_t first, size_t c
 }
 
 static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out,
-                              tsr_error *err)
+                              tsr_cast_losses *losses, tsr_error *err)
 {
     const uint64_t end = first + count;
     for (uint64_t at = first; at < end;) {
@@ -161,7 +164,7 @@ static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, siz
         TSR_TRY(find_maxima(w, band, r, err));
         for (size_t step; at < stop; at += step) {
             step = stop - at < STEP_ELEMENTS ? (size_t)(stop - at) : STEP_ELEMENTS;
-            TSR_TRY(load(w, at, step, r, err));
+            TSR_TRY(load(w, at, step, r, losses, err));
             scale_values(w, at, step, r);
             tsr_cast(TSR_FLOAT32, TSR_FLOAT8_E4M3FN, (const uint8_t *)r->values, step, out + (at - first));
         }
@@ -170,8 +173,9 @@ static tsr_status put_numbers(const tsr_quantized_weight *w, uint64_t first, siz
 }
 
 static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out,
-                             tsr_error *err)
+                             tsr_cast_losses *losses, tsr_error *err)
 {
+    (void)losses; /* those of the numbers count */
     for (size_t i = 0; i < count; i++) {
         const uint64_t tile = (first + i) % w->tiles;
         if (i == 0 || tile == 0) TSR_TRY(find_maxima(w, (first + i) / w->tiles, r, err));
@@ -182,24 +186,26 @@ static tsr_status put_scales(const tsr_quantized_weight *w, uint64_t first, size
 }
 
 typedef tsr_status put_fn(const tsr_quantized_weight *w, uint64_t first, size_t count, const room *r, uint8_t *out,
-                          tsr_error *err);
+                          tsr_cast_losses *losses, tsr_error *err);
 
 static tsr_status in_room(put_fn *put, const tsr_quantized_weight *w, uint64_t first, size_t count, uint8_t *out,
-                          tsr_error *err)
+                          tsr_cast_losses *losses, tsr_error *err)
 {
     room r;
     TSR_TRY(room_open(w, &r, err));
-    const tsr_status status = put(w, first, count, &r, out, err);
+    const tsr_status status = put(w, first, count, &r, out, losses, err);
     room_close(w, &r);
     return status;
 }
 
-tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+tsr_status tsr_quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                                tsr_error *err)
 {
-    return in_room(put_numbers, ctx, first, count, out, err);
+    return in_room(put_numbers, ctx, first, count, out, losses, err);
 }
 
-tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+tsr_status tsr_quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                               tsr_error *err)
 {
-    return in_room(put_scales, ctx, first, count, out, err);
+    return in_room(put_scales, ctx, first, count, out, losses, err);
 }

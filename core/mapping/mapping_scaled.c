@@ -209,7 +209,15 @@ static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const p
         if (u->made[scale]) continue;
         TSR_TRY(cast_scales(m, file, packed->first, (tsr_str){(const char *)&packed->stored[g], 1}, &factor, err));
         multiply_group(pairs, E2M1_NUMBERS, factor, exact);
-        tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)exact, E2M1_NUMBERS, (uint8_t *)u->products[scale]);
+        u->zeros[scale] = u->overflows[scale] = 0;
+        for (unsigned i = 0; i < E2M1_NUMBERS; i++) {
+            tsr_cast_losses losses = {.zeros = 0};
+            tsr_cast_counted(TSR_FLOAT32, file->dtype, (const uint8_t *)&exact[i], 1, (uint8_t *)&u->products[scale][i],
+                             &losses);
+            u->zeros[scale] |= (uint16_t)(losses.zeros << i);
+            u->overflows[scale] |= (uint16_t)(losses.overflows << i);
+        }
+        u->lossy |= u->zeros[scale] || u->overflows[scale];
         u->made[scale] = true;
     }
     return TSR_OK;
@@ -259,8 +267,20 @@ static void look_up(const tsr_host *host, const packed_run *run, const tsr_unpac
     }
 }
 
+/* Counts the products of the run that were lost. */
+static void count_losses(const packed_run *run, const tsr_unpacking *u, tsr_cast_losses *losses)
+{
+    const uint64_t first_pair = run->first / 2, first_group = run->first / run->group;
+    for (uint64_t i = run->first; i < run->end; i++) {
+        const uint8_t pair = run->pairs[i / 2 - first_pair], scale = run->stored[i / run->group - first_group];
+        const unsigned code = i % 2 ? pair >> 4 : pair & 15;
+        losses->zeros += u->zeros[scale] >> code & 1;
+        losses->overflows += u->overflows[scale] >> code & 1;
+    }
+}
+
 tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_unpacking *u, uint8_t *out,
-                             tsr_error *err)
+                             tsr_cast_losses *losses, tsr_error *err)
 {
     packed_run packed;
     const uint64_t end = run->first + run->count;
@@ -269,6 +289,7 @@ tsr_status tsr_mapped_unpack(tsr_mapped *m, const tsr_computed *file, const tsr_
         TSR_TRY(read_stored(m, file, &part, u->input, &packed, err));
         TSR_TRY(make_products(m, file, &packed, u, err));
         look_up(m->own->host, &packed, u, out + (part.first - run->first) * sizeof(uint16_t));
+        if (u->lossy) count_losses(&packed, u, losses);
     }
     return TSR_OK;
 }

@@ -25,29 +25,30 @@ typedef struct computing {
     tsr_unpacking *unpacking; /* or NULL */
     tsr_products *products;   /* or NULL */
     size_t most;              /* elements to compute at a time */
+    tsr_cast_losses losses;
 } computing;
 
 /* Computes elements of the file in its dtype. */
-static tsr_status compute(const computing *c, const tsr_run *run, uint8_t *out, tsr_error *err)
+static tsr_status compute(computing *c, const tsr_run *run, uint8_t *out, tsr_error *err)
 {
     const tsr_computed *file = c->file;
     const size_t count = (size_t)run->count;
-    if (file->kind == TSR_COMPUTED_BY) return file->compute(file->ctx, run->first, count, out, err);
-    if (c->unpacking) return tsr_mapped_unpack(c->m, file, run, c->unpacking, out, err);
-    if (TSR_PRODUCTS_BUILT && c->products) return tsr_products_read(c->products, c->m, run, out, err);
+    if (file->kind == TSR_COMPUTED_BY) return file->compute(file->ctx, run->first, count, out, &c->losses, err);
+    if (c->unpacking) return tsr_mapped_unpack(c->m, file, run, c->unpacking, out, &c->losses, err);
+    if (TSR_PRODUCTS_BUILT && c->products) return tsr_products_read(c->products, c->m, run, out, &c->losses, err);
     if (file->kind == TSR_COMPUTED_CAST) {
         TSR_TRY(tsr_read_run(c->m->own, file->input, run, c->scratch, count * tsr_dtype_size(file->input->dtype), err));
-        tsr_cast(file->input->dtype, file->dtype, c->scratch, count, out);
+        tsr_cast_counted(file->input->dtype, file->dtype, c->scratch, count, out, &c->losses);
         return TSR_OK;
     }
     float *products = (float *)(void *)(c->scratch + STEP_ELEMENTS * LARGEST / 2);
     TSR_TRY(tsr_mapped_scaled(c->m, file, run, c->scratch, products, err));
-    tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out);
+    tsr_cast_counted(TSR_FLOAT32, file->dtype, (const uint8_t *)products, count, out, &c->losses);
     return TSR_OK;
 }
 
 /* Whole elements are made where they belong; only one that is read in part is copied. */
-static tsr_status compute_all(const computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+static tsr_status compute_all(computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
 {
     const uint32_t itemsize = tsr_dtype_size(c->file->dtype);
     while (size) {
@@ -73,23 +74,35 @@ static void choose_step(computing *c)
     c->most = TSR_UNPACKED_ELEMENTS;
 }
 
-static tsr_status read_computed(tsr_mapped *m, const tsr_computed *file, uint64_t offset, uint8_t *buffer, size_t size,
-                                tsr_error *err)
+static tsr_status run_steps(computing *c, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
 {
+    tsr_mapped *m = c->m;
+    const tsr_computed *file = c->file;
     const tsr_allocator *allocator = m->own->host->allocator;
-    computing c = {.m = m, .file = file, .most = RUN_ELEMENTS};
-    if (file->kind == TSR_COMPUTED_BY) return compute_all(&c, offset, buffer, size, err);
+    if (file->kind == TSR_COMPUTED_BY) return compute_all(c, offset, buffer, size, err);
     if (TSR_PRODUCTS_BUILT && tsr_products_pay(file, size / tsr_dtype_size(file->dtype))) {
-        c.most = TSR_PRODUCTS_RUN;
-        TSR_TRY(tsr_products_open(m, file, &c.products, err));
+        c->most = TSR_PRODUCTS_RUN;
+        TSR_TRY(tsr_products_open(m, file, &c->products, err));
     } else {
-        c.scratch = tsr_alloc(allocator, STEP_ELEMENTS, LARGEST, err);
-        if (!c.scratch) return TSR_E_NOMEM;
-        choose_step(&c);
+        c->scratch = tsr_alloc(allocator, STEP_ELEMENTS, LARGEST, err);
+        if (!c->scratch) return TSR_E_NOMEM;
+        choose_step(c);
     }
-    const tsr_status status = compute_all(&c, offset, buffer, size, err);
-    tsr_free(allocator, c.scratch, STEP_ELEMENTS, LARGEST);
-    if (TSR_PRODUCTS_BUILT) tsr_products_close(c.products);
+    const tsr_status status = compute_all(c, offset, buffer, size, err);
+    tsr_free(allocator, c->scratch, STEP_ELEMENTS, LARGEST);
+    if (TSR_PRODUCTS_BUILT) tsr_products_close(c->products);
+    return status;
+}
+
+static tsr_status read_computed(tsr_mapped *m, size_t number, uint64_t offset, uint8_t *buffer, size_t size, tsr_error *err)
+{
+    computing c = {.m = m, .file = (const tsr_computed *)m->computed.items + number, .most = RUN_ELEMENTS};
+    const tsr_status status = run_steps(&c, offset, buffer, size, err);
+    if (c.losses.zeros || c.losses.overflows) {
+        atomic_fetch_add_explicit(&m->losses[number].zeros, c.losses.zeros, memory_order_relaxed);
+        atomic_fetch_add_explicit(&m->losses[number].overflows, c.losses.overflows, memory_order_relaxed);
+        atomic_store_explicit(&m->lossy, true, memory_order_relaxed);
+    }
     return status;
 }
 
@@ -97,8 +110,9 @@ static tsr_status read_at(tsr_store *store, uint32_t file, uint64_t offset, void
 {
     const mapped_store *s = (const mapped_store *)store;
     if (file < s->inner->file_count) return s->inner->read_at(s->inner, file, offset, buffer, size, err);
-    const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + (file - s->inner->file_count);
-    if (computed->kind != TSR_COMPUTED_CONSTANT) return read_computed(s->mapped, computed, offset, buffer, size, err);
+    const size_t number = file - s->inner->file_count;
+    const tsr_computed *computed = (const tsr_computed *)s->mapped->computed.items + number;
+    if (computed->kind != TSR_COMPUTED_CONSTANT) return read_computed(s->mapped, number, offset, buffer, size, err);
     memcpy(buffer, computed->constant + offset, size); /* tsr_store_read has compared the range with the file's size */
     return TSR_OK;
 }
@@ -164,7 +178,8 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
     const size_t count = inner->file_count + m->computed.count;
     mapped_store *store = TSR_ARENA_NEW(m->own->arena, mapped_store, err);
     tsr_store_file *files = tsr_arena_array(m->own->arena, count, sizeof *files, err);
-    if (!store || !files) return TSR_E_NOMEM;
+    m->losses = tsr_arena_array(m->own->arena, m->computed.count, sizeof *m->losses, err);
+    if (!store || !files || !m->losses) return TSR_E_NOMEM;
     TSR_TRY(list_files(m, files, err));
     *store = (mapped_store){.base = {.file_count = (uint32_t)count,
                                      .files = files,

@@ -41,7 +41,7 @@ static tsr_status read_magnitudes(const tsr_fold *fold, uint64_t first, uint64_t
 {
     const tsr_stored_tensor magnitudes = {fold->adapter, fold->magnitude};
     const tsr_run run = {.first = first, .count = count};
-    return tsr_merge_read(magnitudes, &run, TSR_FLOAT64, r->bytes, out, err);
+    return tsr_merge_read(magnitudes, &run, TSR_FLOAT64, r->bytes, out, r->losses, err);
 }
 
 /* ---- rows ---- */

@@ -129,10 +129,12 @@ tsr_status tsr_lora_note_added(tsr_mapped *m, tsr_str first, tsr_error *err);
 /* lora_tokens.c: sets fold->tokens to `entry`. Errors: TSR_E_FORMAT if the configuration or the base does not have its rows. */
 tsr_status tsr_lora_set_tokens(const tsr_mapped *m, const tsr_lora_config *config, const tsr_entry *entry, tsr_str module,
                                tsr_fold *fold, tsr_error *err);
-/* Replaces those elements of a run, which `out` has in `dtype`. `bytes` has room for the run as it is stored. */
-tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes, uint8_t *out,
-                               tsr_error *err);
+/* Replaces those elements of a run, which `out` has in `dtype`. */
+struct tsr_lora_room;
+tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const struct tsr_lora_room *r,
+                               uint8_t *out, tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
-tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
+tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                        tsr_error *err);
 
 #endif

@@ -142,19 +142,19 @@ static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtyp
 {
     const tsr_stored_tensor start = {fold->adapter, fold->start}, weight = {fold->base, fold->weight};
     if (fold->before) {
-        TSR_TRY(tsr_lora_sum(fold->before, run->first, (size_t)run->count, r->bytes, err));
-        tsr_cast(fold->before->dtype, dtype, r->bytes, (size_t)run->count, out);
+        TSR_TRY(tsr_lora_sum(fold->before, run->first, (size_t)run->count, r->bytes, r->losses, err));
+        tsr_cast_counted(fold->before->dtype, dtype, r->bytes, (size_t)run->count, out, r->losses);
         return TSR_OK;
     }
-    TSR_TRY(tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, err));
-    return fold->tokens ? tsr_lora_put_tokens(fold, run, dtype, r->bytes, out, err) : TSR_OK;
+    TSR_TRY(tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, r->losses, err));
+    return fold->tokens ? tsr_lora_put_tokens(fold, run, dtype, r, out, err) : TSR_OK;
 }
 
 /* Computes the change to the run's elements, without the scale, in r->sums. */
 static tsr_status read_change(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
     const tsr_stored_tensor change = {fold->adapter, fold->b};
-    if (!fold->a) return tsr_merge_read(change, run, TSR_FLOAT64, r->bytes, r->sums, err);
+    if (!fold->a) return tsr_merge_read(change, run, TSR_FLOAT64, r->bytes, r->sums, r->losses, err);
     memset(r->sums, 0, (size_t)run->count * sizeof *r->sums);
     return add_matrices(fold, run, r, err);
 }
@@ -191,11 +191,11 @@ static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const tsr_lo
     if (fold->magnitude) TSR_TRY(tsr_dora_values(fold, run, r, err));
     else TSR_TRY(values(fold, run, r, err));
     if (fold->dtype == TSR_FLOAT64) memcpy(out, r->loaded, count * sizeof *r->loaded);
-    else tsr_cast(TSR_FLOAT64, fold->dtype, (const uint8_t *)r->loaded, count, out);
+    else tsr_cast_counted(TSR_FLOAT64, fold->dtype, (const uint8_t *)r->loaded, count, out, r->losses);
     return TSR_OK;
 }
 
-tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses, tsr_error *err)
 {
     const tsr_fold *fold = ctx;
     const tsr_allocator *allocator = tsr_checkpoint_host(fold->base)->allocator;
@@ -207,6 +207,7 @@ tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *
                              memory + TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS,
                              memory + 2 * TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS,
                              (uint8_t *)(memory + 3 * TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS),
+                             losses,
                              values};
     for (tsr_run run = {.first = first}; count && status == TSR_OK; run.first += run.count, count -= (size_t)run.count) {
         run.count = least(TSR_LORA_RUN, count);

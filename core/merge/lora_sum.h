@@ -15,11 +15,12 @@ enum {
 /* Working memory for one run, and what computes with it. */
 typedef struct tsr_lora_room tsr_lora_room;
 struct tsr_lora_room {
-    double *sums;   /* the run's sums; TSR_LORA_RUN elements */
-    double *left;   /* TSR_LORA_ROWS × TSR_LORA_RANKS */
-    double *right;  /* TSR_LORA_RANKS × TSR_LORA_COLUMNS */
-    double *loaded; /* TSR_LORA_RUN elements: as many as the larger of the two above */
-    uint8_t *bytes; /* room for the elements of `loaded` as they are stored */
+    double *sums;            /* the run's sums; TSR_LORA_RUN elements */
+    double *left;            /* TSR_LORA_ROWS × TSR_LORA_RANKS */
+    double *right;           /* TSR_LORA_RANKS × TSR_LORA_COLUMNS */
+    double *loaded;          /* TSR_LORA_RUN elements: as many as the larger of the two above */
+    uint8_t *bytes;          /* room for the elements of `loaded` as they are stored */
+    tsr_cast_losses *losses; /* what casts to the dtype of the result lose */
     /* Computes the run's elements of W plus the change in r->loaded, rounded only to float32, in which PyTorch computes. The
      * fold must have a change, and the run at most TSR_LORA_RUN elements. */
     tsr_status (*values)(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err);

@@ -1,6 +1,6 @@
 /* trainable_token_indices: rows of an embedding, or of the output layer, that the adapter stores instead of a change. */
 #include "codec/json.h"
-#include "merge/lora_parts.h"
+#include "merge/lora_sum.h"
 #include "merge/merge_read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
@@ -42,8 +42,8 @@ tsr_status tsr_lora_set_tokens(const tsr_mapped *m, const tsr_lora_config *confi
     return TSR_OK;
 }
 
-tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes, uint8_t *out,
-                               tsr_error *err)
+tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const tsr_lora_room *r,
+                               uint8_t *out, tsr_error *err)
 {
     const tsr_stored_tensor tokens = {fold->adapter, fold->tokens};
     const uint64_t width = fold->weight->shape[1], end = run->first + run->count;
@@ -52,7 +52,8 @@ tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dty
         const uint64_t to = start + width < end ? start + width : end;
         if (from >= to) continue;
         const tsr_run part = {.first = i * width + (from - start), .count = to - from};
-        TSR_TRY(tsr_merge_read(tokens, &part, dtype, bytes, out + (from - run->first) * tsr_dtype_size(dtype), err));
+        TSR_TRY(tsr_merge_read(tokens, &part, dtype, r->bytes, out + (from - run->first) * tsr_dtype_size(dtype), r->losses,
+                               err));
     }
     return TSR_OK;
 }

@@ -205,7 +205,13 @@ static tsr_status copy_inputs(const builder *b, tsr_merge *merge)
 {
     tsr_arena *arena = b->m->own->arena;
     tsr_merge_input *inputs = tsr_arena_array(arena, (size_t)b->inputs, sizeof *inputs, b->err);
+    tsr_checkpoint **checkpoints = tsr_arena_array(arena, (size_t)b->inputs, sizeof(tsr_checkpoint *), b->err);
     merge->inputs = inputs;
+    if (!checkpoints) return TSR_E_NOMEM;
+    for (uint32_t i = 0; inputs && i < b->inputs; i++)
+        checkpoints[i] = i < b->count ? b->given[i].checkpoint : b->options.base->checkpoint;
+    b->m->others = checkpoints;
+    b->m->other_count = b->inputs;
     for (uint32_t i = 0; inputs && i < b->inputs; i++) {
         inputs[i] = i < b->count ? b->given[i] : *b->options.base;
         inputs[i].name = tsr_arena_str(arena, inputs[i].name, b->err);

@@ -43,7 +43,8 @@ static inline tsr_stored_tensor tsr_merge_input_tensor(const tsr_merged *tensor,
 }
 
 /* merge_sum.c: computes a run of the merged elements (tsr_computed.compute); `ctx` is a tsr_merged. */
-tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err);
+tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                         tsr_error *err);
 /* merge_slerp.c: computes the factors of the two inputs. Reads both tensors completely if their angle was not measured
  * before. Errors of reading. */
 tsr_status tsr_merge_factors(const tsr_merged *tensor, double factors[2], tsr_error *err);

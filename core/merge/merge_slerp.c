@@ -30,12 +30,13 @@ static tsr_status measure(const tsr_merged *tensor, tsr_angle *out, tsr_error *e
     double *memory = tsr_alloc(allocator, RUN, 3 * sizeof *memory, err);
     if (!memory) return TSR_E_NOMEM;
     tsr_angle sums = {.known = 1};
+    tsr_cast_losses losses = {.zeros = 0}; /* none: float64 has all values */
     tsr_entry_elements(tensor->entries[0], &elements);
     for (uint64_t first = 0; first < elements && status == TSR_OK; first += RUN) {
         const tsr_run run = {.first = first, .count = elements - first < RUN ? elements - first : RUN};
         for (unsigned i = 0; i < 2 && status == TSR_OK; i++)
             status = tsr_merge_read(tsr_merge_input_tensor(tensor, i), &run, TSR_FLOAT64,
-                                    (uint8_t *)(memory + 2 * (size_t)RUN), memory + i * (size_t)RUN, err);
+                                    (uint8_t *)(memory + 2 * (size_t)RUN), memory + i * (size_t)RUN, &losses, err);
         if (status == TSR_OK) add_products(memory, memory + RUN, (size_t)run.count, &sums);
     }
     tsr_free(allocator, memory, RUN, 3 * sizeof *memory);

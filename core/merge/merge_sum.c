@@ -36,7 +36,8 @@ typedef struct room {
     uint8_t *bytes;
 } room;
 
-static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const room *r, tsr_error *err)
+static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const room *r, tsr_cast_losses *losses,
+                          tsr_error *err)
 {
     const tsr_merge *merge = tensor->merge;
     const tsr_dtype sums = tensor->sums;
@@ -46,11 +47,12 @@ static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const ro
     const void *base = has_base ? r->base : NULL;
     double factors[2] = {0};
     if (merge->method == TSR_MERGE_SLERP) TSR_TRY(tsr_merge_factors(tensor, factors, err));
-    if (base) TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, merge->count), run, sums, r->bytes, r->base, err));
+    if (base)
+        TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, merge->count), run, sums, r->bytes, r->base, losses, err));
     memset(r->sum, 0, count * (wide ? sizeof(double) : sizeof(float)));
     for (uint32_t i = 0; i < merge->count; i++) {
         const double factor = merge->method == TSR_MERGE_SLERP ? factors[i] : merge->inputs[i].weight;
-        TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, i), run, sums, r->bytes, r->x, err));
+        TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, i), run, sums, r->bytes, r->x, losses, err));
         if (wide) add_doubles(r->sum, factor, r->x, base, count);
         else add_floats(r->sum, (float)factor, r->x, base, count);
     }
@@ -59,7 +61,8 @@ static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const ro
     return TSR_OK;
 }
 
-tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_error *err)
+tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                         tsr_error *err)
 {
     const tsr_merged *tensor = ctx;
     const tsr_dtype sums = tensor->sums;
@@ -68,8 +71,8 @@ tsr_status tsr_merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t 
     double *memory = tsr_alloc(allocator, count, 4 * sizeof *memory, err);
     if (!memory) return TSR_E_NOMEM;
     const room r = {memory, memory + count, memory + 2 * count, (uint8_t *)(memory + 3 * count)};
-    const tsr_status status = sum_run(tensor, &run, &r, err);
-    if (status == TSR_OK && sums != tensor->dtype) tsr_cast(sums, tensor->dtype, r.sum, count, out);
+    const tsr_status status = sum_run(tensor, &run, &r, losses, err);
+    if (status == TSR_OK && sums != tensor->dtype) tsr_cast_counted(sums, tensor->dtype, r.sum, count, out, losses);
     else if (status == TSR_OK) memcpy(out, r.sum, count * tsr_dtype_size(sums));
     tsr_free(allocator, memory, count, 4 * sizeof *memory);
     return status;

@@ -9,7 +9,7 @@
 #include "base/cursor.h"
 #include "stream/numeric.h"
 
-enum { BLOCK = 512, BYTE_VALUES = 256 };
+enum { BLOCK = 512, BYTE_VALUES = 256, COUNTED = 2048 }; /* elements at a time; a counted block stays in the caches */
 
 bool tsr_cast_possible(tsr_dtype from, tsr_dtype to)
 {
@@ -273,4 +273,144 @@ void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t coun
     if (cast_directly(from, to, elements, count, out)) return;
     if (tsr_dtype_size(from) == 1 && count >= 2 * BYTE_VALUES) cast_by_table(from, to, elements, count, out);
     else if (!cast_by_float32(from, to, elements, count, out)) cast_each(from, to, elements, count, out);
+}
+
+/* ---- losses ---- */
+
+/* The magnitudes of a type, as integers, that another type cannot represent: `zeros` of them from `least` on become zero, and
+ * `overflows` from `large` on are too large. Magnitudes as integers are in the order of their values. */
+typedef struct lossy {
+    uint64_t least, zeros, large, overflows;
+} lossy;
+
+/* The largest magnitude that is a finite number. */
+static uint64_t largest_of(const tsr_float_form *form)
+{
+    if (form->has_infinity) return infinity_bits(form) - 1;
+    return form->nan == 0x80 ? 0x7f : form->nan - 1;
+}
+
+static uint64_t double_of_magnitude(tsr_dtype from, uint64_t magnitude)
+{
+    uint8_t bytes[sizeof(uint64_t)];
+    double value;
+    uint64_t bits;
+    store(bytes, magnitude, tsr_dtype_size(from));
+    tsr_decode(from, bytes, 1, &value);
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static bool becomes_zero(tsr_dtype to, uint64_t bits)
+{
+    const tsr_float_form *form = tsr_float_form_of(to);
+    return to != TSR_FLOAT64 && form->has_sign && !encode_magnitude(form, bits);
+}
+
+static bool is_too_large(tsr_dtype to, uint64_t bits)
+{
+    const tsr_float_form *form = tsr_float_form_of(to);
+    if (to == TSR_FLOAT64) return false;
+    return form->has_sign ? encode_magnitude(form, bits) > largest_of(form) : encode_e8m0(bits) == 0xff;
+}
+
+/* Finds the first magnitude in [first, end) for which `is` has the value `wanted`, or `end`. It has that value from there on. */
+static uint64_t find_edge(tsr_dtype from, tsr_dtype to, bool (*is)(tsr_dtype to, uint64_t bits), bool wanted, uint64_t first,
+                          uint64_t end)
+{
+    while (first < end) {
+        const uint64_t middle = first + (end - first) / 2;
+        if (is(to, double_of_magnitude(from, middle)) == wanted) end = middle;
+        else first = middle + 1;
+    }
+    return first;
+}
+
+static lossy find_lossy(tsr_dtype from, tsr_dtype to)
+{
+    const tsr_float_form *form = tsr_float_form_of(from);
+    const uint64_t least = form->has_sign, end = largest_of(form) + 1;
+    lossy l = {.least = least, .large = find_edge(from, to, is_too_large, true, least, end)};
+    l.zeros = find_edge(from, to, becomes_zero, false, least, end) - least;
+    l.overflows = end - l.large;
+    return l;
+}
+
+/* Whether results contain anything but magnitudes in [1, largest): only then may something have been lost. The comparison is
+ * one of signed numbers, which every processor can make in vectors. */
+#define FIND_ODD(type, signed_type) \
+    do { \
+        const type mask = (type)-1 >> 1, bias = (type)~mask - (type)1; \
+        const signed_type limit = (signed_type)((type)~mask + (type)(largest - 1)); \
+        type odd = 0; \
+        for (size_t i = 0; i < count; i++) { \
+            type magnitude; \
+            memcpy(&magnitude, results + i * sizeof(type), sizeof(type)); \
+            magnitude = (type)((magnitude & mask) + bias); \
+            odd |= (type)((signed_type)magnitude >= limit); \
+        } \
+        return odd != 0; \
+    } while (0)
+
+static bool has_odd(tsr_dtype dtype, const uint8_t *results, size_t count)
+{
+    const tsr_float_form *form = tsr_float_form_of(dtype);
+    const uint64_t largest = largest_of(form);
+    if (!form->has_sign) return true;
+    switch (form->bytes) {
+    case 1: FIND_ODD(uint8_t, int8_t);
+    case 2: FIND_ODD(uint16_t, int16_t);
+    default: FIND_ODD(uint32_t, int32_t);
+    }
+}
+
+/* The sums have the elements' type, which COUNTED must not exceed. */
+#define COUNT_LOSSES(type, mask) \
+    do { \
+        type zeros = 0, overflows = 0; \
+        for (size_t i = 0; i < count; i++) { \
+            type magnitude; \
+            memcpy(&magnitude, elements + i * sizeof(type), sizeof(type)); \
+            magnitude &= (type)(mask); \
+            zeros = (type)(zeros + ((type)(magnitude - (type)l->least) < (type)l->zeros)); \
+            overflows = (type)(overflows + ((type)(magnitude - (type)l->large) < (type)l->overflows)); \
+        } \
+        losses->zeros += zeros; \
+        losses->overflows += overflows; \
+    } while (0)
+
+static void count_bytes(const lossy *l, uint8_t mask, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
+{
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t magnitude = elements[i] & mask;
+        losses->zeros += magnitude - l->least < l->zeros;
+        losses->overflows += magnitude - l->large < l->overflows;
+    }
+}
+
+static void count_block(const lossy *l, tsr_dtype from, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
+{
+    const tsr_float_form *form = tsr_float_form_of(from);
+    switch (form->bytes) {
+    case 1: count_bytes(l, form->has_sign ? 0x7f : 0xff, elements, count, losses); break;
+    case 2: COUNT_LOSSES(uint16_t, 0x7fff); break;
+    case 4: COUNT_LOSSES(uint32_t, 0x7fffffff); break;
+    default: COUNT_LOSSES(uint64_t, UINT64_MAX >> 1); break;
+    }
+}
+
+void tsr_cast_counted(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out,
+                      tsr_cast_losses *losses)
+{
+    const lossy l = find_lossy(from, to);
+    const uint32_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
+    const bool lossless = !l.zeros && !l.overflows, whole = lossless || from_size == 1;
+    if (whole) tsr_cast(from, to, elements, count, out);
+    for (size_t i = 0; i < count && !lossless; i += COUNTED) {
+        const size_t n = count - i < COUNTED ? count - i : COUNTED;
+        const uint8_t *block = elements + i * from_size;
+        uint8_t *results = out + i * to_size;
+        if (!whole) tsr_cast(from, to, block, n, results);
+        if (has_odd(to, results, n)) count_block(&l, from, block, n, losses);
+    }
 }

@@ -24,6 +24,9 @@ typedef struct tsr_unit {
     uint32_t server; /* with a storage: the server that provides most of what the unit reads */
     uint64_t delay;  /* with a storage: the delay from slow servers and latencies, in bytes of the fastest server */
     uint32_t *crcs;  /* `count` of them, once done */
+    /* Once done: what casts lost, and the first blits of the unit, from 0, in which they did. */
+    tsr_cast_losses losses;
+    uint32_t first_zero, first_overflow;
 } tsr_unit;
 
 /* The weight of a unit when work is divided: small blits are not free. */

@@ -219,8 +219,17 @@ uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
     return left;
 }
 
+/* Forgets what casts lost when tensors were read before they are written, such as to compare them. */
+static void drop_losses(const tsr_work *work)
+{
+    tsr_cast_losses ignored = {.zeros = 0};
+    for (uint64_t i = 0; i < work->conversion.row_count; i++)
+        tsr_checkpoint_take_losses(work->job.checkpoint, work->conversion.rows[i].entry, &ignored);
+}
+
 tsr_status tsr_work_open(tsr_work *work, tsr_output *output, tsr_error *err)
 {
+    drop_losses(work);
     const tsr_conversion *c = &work->conversion;
     work->output = output;
     for (uint32_t f = 0; f < c->file_count; f++) {

@@ -7,6 +7,7 @@
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
 
 #ifndef TSR_BATCH_UNITS     /* tests use small ones */
@@ -65,13 +66,30 @@ static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
     return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
 }
 
+/* Adds what casts lost in blit `i` of the unit: while it was written, and while layers below it computed its elements. */
+static void keep_losses(const batch *b, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
+{
+    tsr_checkpoint *checkpoint = b->work->job.checkpoint;
+    const bool listed = !blit->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), blit->entry);
+    const tsr_entry *entry = blit->entry;
+    tsr_cast_losses losses = blit->losses;
+    if (!blit->literal && !listed) entry = tsr_checkpoint_entry(checkpoint, entry->fqn); /* a shard stands for its tensor */
+    if (!blit->literal && entry) tsr_checkpoint_take_losses(checkpoint, entry, &losses);
+    if (losses.zeros && !unit->losses.zeros) unit->first_zero = i;
+    if (losses.overflows && !unit->losses.overflows) unit->first_overflow = i;
+    tsr_cast_losses_add(&unit->losses, losses);
+}
+
 static void keep_sums(const batch *b)
 {
     size_t at = 0;
     for (size_t l = 0; l < b->lane_count; l++) {
         for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
             tsr_unit *unit = b->units[u];
-            for (uint32_t i = 0; i < unit->count; i++) unit->crcs[i] = b->of.blits[at++].crc;
+            for (uint32_t i = 0; i < unit->count; i++, at++) {
+                unit->crcs[i] = b->of.blits[at].crc;
+                keep_losses(b, unit, i, &b->of.blits[at]);
+            }
             unit->done = true;
         }
     }
@@ -273,10 +291,29 @@ static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
     for (uint32_t i = 0; i < unit->count; i++) tsr_stage_blit(stage, unit->first + i)->crc = unit->crcs[i];
 }
 
+static tsr_status add_lost(tsr_work *work, tsr_lost_values *to, uint64_t count, const tsr_blit *blit, tsr_error *err)
+{
+    if (count && !to->count)
+        *to = (tsr_lost_values){.fqn = tsr_arena_str(work->job.arena, blit->entry->fqn, err), .dtype = blit->dtype};
+    to->count += count;
+    return !count || to->fqn.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_losses(tsr_work *work, const tsr_stage *stage, const tsr_unit *unit, tsr_error *err)
+{
+    const tsr_blit *zero = tsr_stage_blit(stage, unit->first + unit->first_zero),
+                   *overflow = tsr_stage_blit(stage, unit->first + unit->first_overflow);
+    TSR_TRY(add_lost(work, &work->conversion.zeros, unit->losses.zeros, zero, err));
+    return add_lost(work, &work->conversion.overflows, unit->losses.overflows, overflow, err);
+}
+
 static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t first, size_t end, tsr_error *err)
 {
     const tsr_sink sink = {work->output, work->numbers};
-    for (size_t u = first; u < end; u++) join_sums(stage, tsr_work_unit(work, u));
+    for (size_t u = first; u < end; u++) {
+        join_sums(stage, tsr_work_unit(work, u));
+        TSR_TRY(add_losses(work, stage, tsr_work_unit(work, u), err));
+    }
     for (size_t u = first; u < end && stage->behind; u++) {
         const tsr_unit *unit = tsr_work_unit(work, u);
         if (unit->is_tile && unit->tile == 0) TSR_TRY(stage->behind(stage, stage->order.numbers[unit->first], &sink, err));
@@ -287,6 +324,7 @@ static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t fi
 static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error *err)
 {
     size_t first = 0, end;
+    work->conversion.zeros = work->conversion.overflows = (tsr_lost_values){.count = 0};
     for (uint32_t s = 0; s < work->writer.stage_count; s++, first = end) {
         for (end = first; end < work->units.count && tsr_work_unit(work, end)->stage == s;) end++;
         tsr_stage stage;

@@ -15,7 +15,6 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
-#include "tessera/sys/cast.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 #include "write/columns.h"
@@ -32,6 +31,7 @@ typedef struct blit_job {
     size_t out_bytes;
     uint64_t out_at; /* relative to the blit's first byte */
     uint32_t crc;
+    tsr_cast_losses losses;
     bool last;           /* whether it is the last tile of its blit */
     tsr_column_set set;  /* begins with `blit`; the tile is a band of all blits of the set */
     tsr_column *columns; /* those of the set, if it has more than one */
@@ -99,7 +99,7 @@ static tsr_status write_tile(const state *s, blit_job *job, uint8_t *lent, tsr_e
     }
     if (!cast) return write_out(s, job, job->tile.data, err);
     out = tsr_place_for_copy(out, TSR_NO_POSITION, write_at);
-    tsr_cast(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, out);
+    tsr_cast_counted(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, out, &job->losses);
     return write_out(s, job, out, err);
 }
 
@@ -134,6 +134,7 @@ static tsr_status drain_blit(void *ctx, void *item, tsr_error *err)
         const tsr_column *c = job->columns ? &job->columns[i] : &own;
         job->blit[i].crc = c->at ? tsr_crc32_join(job->blit[i].crc, c->crc, c->bytes) : c->crc;
     }
+    tsr_cast_losses_add(&job->blit->losses, job->losses);
     s->byte_done += job->out_bytes;
     if (job->release) close_lease(s, job->release);
     if (progress && progress->step && !progress->step(progress->ctx, s->byte_done, s->byte_total)) {

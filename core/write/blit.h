@@ -5,6 +5,7 @@
 #include "stream/gather.h"
 #include "stream/ring.h"
 #include "tessera/output.h"
+#include "tessera/sys/cast.h"
 
 /* Which bytes of a tensor of the catalog a local tensor has, if they are a contiguous run of rows; otherwise `entry` is
  * NULL. */
@@ -25,7 +26,8 @@ typedef struct tsr_blit {
     uint32_t file;
     uint64_t byte_offset;
     uint64_t byte_length;
-    uint32_t crc; /* set by the run if `crc` is requested */
+    uint32_t crc;           /* set by the run if `crc` is requested */
+    tsr_cast_losses losses; /* added to by the run */
 } tsr_blit;
 
 typedef struct tsr_blit_run {

@@ -132,6 +132,11 @@ tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_s
     return tsr_fail(err, TSR_E_NOT_FOUND, "there is no entry '%.*s'; `tessera inspect` lists them", TSR_STR_ARG(fqn));
 }
 
+void tsr_checkpoint_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, struct tsr_cast_losses *losses)
+{
+    if (checkpoint->reader->take_losses) checkpoint->reader->take_losses(checkpoint, entry, losses);
+}
+
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                  tsr_arena *scratch, tsr_view *out, tsr_error *err)
 {

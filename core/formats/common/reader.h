@@ -44,6 +44,8 @@ struct tsr_checkpoint {
     uint64_t expansion; /* bytes that shared parts of the input may still expand to (expansion.h) */
 };
 
+struct tsr_cast_losses;
+
 typedef struct tsr_reader {
     tsr_format format;
     /* For the formats in the table of formats/recognize/forms.c: whether the directory is in this format. Decides by the
@@ -69,6 +71,9 @@ typedef struct tsr_reader {
      * file exists and its view, if it has one, does not transform the bytes. */
     tsr_status (*crc)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                       tsr_stated_crc *out, tsr_error *err);
+    /* NULL when no elements are computed. Otherwise adds what casts lost since the last call, while elements of this tensor
+     * were computed, to *losses. */
+    void (*take_losses)(tsr_checkpoint *checkpoint, const tsr_entry *entry, struct tsr_cast_losses *losses);
     /* The results of both `locate` and `crc` for a tensor's chunk without a view, with a single read. NULL when neither of
      * them reads. */
     tsr_status (*find)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,

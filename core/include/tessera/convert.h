@@ -93,6 +93,13 @@ typedef struct tsr_converted {
     const struct tsr_converted *second_of; /* safetensors: it is only stated in the metadata, as another name of this one */
 } tsr_converted;
 
+/* Values that casts did not keep as numbers, in all tensors together, and the first tensor with such values. */
+typedef struct tsr_lost_values {
+    uint64_t count;
+    tsr_str fqn;     /* of that tensor */
+    tsr_dtype dtype; /* what it was cast to */
+} tsr_lost_values;
+
 typedef struct tsr_conversion {
     const tsr_converted *rows;
     uint64_t row_count;
@@ -102,6 +109,8 @@ typedef struct tsr_conversion {
     uint32_t marker;     /* for tsr_output.publish: the output's number of the file that becomes visible last */
     uint64_t byte_total; /* of tensors */
     tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; otherwise empty */
+    /* Values of the source that became zero and were not, and finite ones that were too large for their dtype. */
+    tsr_lost_values zeros, overflows;
 } tsr_conversion;
 
 /* Writes everything but does not publish: the caller checks that its source did not change, then calls

@@ -25,6 +25,20 @@ bool tsr_cast_possible(tsr_dtype from, tsr_dtype to);
 /* `count` elements; the memory must not overlap. */
 void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out);
 
+/* What casts lost: values that became zero and were not, and finite values that were too large, which became infinite, NaN
+ * or the largest value. */
+typedef struct tsr_cast_losses {
+    uint64_t zeros, overflows;
+} tsr_cast_losses;
+static inline void tsr_cast_losses_add(tsr_cast_losses *to, tsr_cast_losses losses)
+{
+    to->zeros += losses.zeros;
+    to->overflows += losses.overflows;
+}
+/* The same as tsr_cast, and adds what it loses to *losses. */
+void tsr_cast_counted(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out,
+                      tsr_cast_losses *losses);
+
 /* Whether values of the type are numbers (not bits, quantized, float6 or packed pairs). */
 bool tsr_dtype_is_numeric(tsr_dtype dtype);
 

@@ -63,6 +63,11 @@ tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *en
 tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
                                tsr_arena *scratch, tsr_found *out, tsr_error *err);
 
+/* Adds to *losses (tessera/sys/cast.h) what casts lost since the last call while elements of the tensor were computed, as those
+ * of a mapped checkpoint are. */
+struct tsr_cast_losses;
+void tsr_checkpoint_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, struct tsr_cast_losses *losses);
+
 TSR_API_END
 
 #endif
