@@ -160,6 +160,7 @@ typedef struct tsr_unpacking {
     uint16_t products[256][16];
     uint16_t zeros[256], overflows[256]; /* which of the 16 products were lost, one bit each */
     bool lossy;                          /* whether any was */
+    tsr_lossy range;                     /* products that the cast loses; its dtype is set when it is known */
     uint8_t *input;                      /* TSR_UNPACKED_INPUT bytes, aligned for float */
 } tsr_unpacking;
 /* Whether the file can be unpacked in this way. */

@@ -26,6 +26,7 @@ struct tsr_products {
     uint8_t *tables;         /* file->scale_columns of NUMBERS products */
     bool *made;              /* file->scale_columns */
     bool *lossy;             /* file->scale_columns: whether a product was lost in the cast */
+    tsr_lossy range;         /* products that the cast loses */
     tsr_cast_losses *losses; /* of the current read */
     float numbers[NUMBERS];
 };
@@ -73,6 +74,7 @@ tsr_status tsr_products_open(const tsr_mapped *m, const tsr_computed *file, tsr_
     p->tables = p->input + TSR_PRODUCTS_RUN;
     p->made = (bool *)(p->tables + tables);
     p->lossy = p->made + file->scale_columns;
+    p->range = tsr_lossy_of(TSR_FLOAT32, file->dtype);
     fill_numbers(p);
     *out = p;
     return TSR_OK;
@@ -92,7 +94,8 @@ static const uint8_t *table_of(tsr_products *p, size_t column, float scale)
     tsr_cast_losses losses = {.zeros = 0};
     for (unsigned i = 0; i < NUMBERS; i++) exact[i] = p->numbers[i] * scale;
     if (p->file->dtype == TSR_FLOAT32) memcpy(table, exact, sizeof exact);
-    else tsr_cast_counted(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, NUMBERS, table, &losses);
+    else tsr_cast(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, NUMBERS, table);
+    tsr_count_losses(&p->range, (const uint8_t *)exact, NUMBERS, &losses);
     p->made[column] = true;
     p->lossy[column] = losses.zeros || losses.overflows;
     return table;
@@ -103,10 +106,9 @@ static void count_losses(const tsr_products *p, float scale, const uint8_t *code
 {
     for (size_t i = 0; i < count; i += NUMBERS) {
         float exact[NUMBERS];
-        uint8_t cast[NUMBERS * sizeof(float)];
         const size_t n = (size_t)least(count - i, NUMBERS);
         for (size_t k = 0; k < n; k++) exact[k] = p->numbers[codes[i + k]] * scale;
-        tsr_cast_counted(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, n, cast, p->losses);
+        tsr_count_losses(&p->range, (const uint8_t *)exact, n, p->losses);
     }
 }
 

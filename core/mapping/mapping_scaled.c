@@ -194,6 +194,23 @@ bool tsr_mapped_unpacks(const tsr_computed *file)
  * negated product of the positive one, which also negates a NaN. */
 static const volatile uint8_t all_pairs[E2M1_NUMBERS / 2] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
 
+/* Notes which products of a scale the cast lost. */
+static void note_losses(const tsr_computed *file, const float *exact, uint8_t scale, tsr_unpacking *u)
+{
+    tsr_cast_losses all = {.zeros = 0};
+    u->zeros[scale] = u->overflows[scale] = 0;
+    if (u->range.from == TSR_DTYPE_NONE) u->range = tsr_lossy_of(TSR_FLOAT32, file->dtype);
+    tsr_count_losses(&u->range, (const uint8_t *)exact, E2M1_NUMBERS, &all);
+    if (!all.zeros && !all.overflows) return;
+    u->lossy = true;
+    for (unsigned i = 0; i < E2M1_NUMBERS; i++) {
+        tsr_cast_losses one = {.zeros = 0};
+        tsr_count_losses(&u->range, (const uint8_t *)&exact[i], 1, &one);
+        u->zeros[scale] |= (uint16_t)(one.zeros << i);
+        u->overflows[scale] |= (uint16_t)(one.overflows << i);
+    }
+}
+
 /* Computes the products of each scale that occurs for the first time. */
 static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const packed_run *packed, tsr_unpacking *u,
                                 tsr_error *err)
@@ -209,15 +226,8 @@ static tsr_status make_products(tsr_mapped *m, const tsr_computed *file, const p
         if (u->made[scale]) continue;
         TSR_TRY(cast_scales(m, file, packed->first, (tsr_str){(const char *)&packed->stored[g], 1}, &factor, err));
         multiply_group(pairs, E2M1_NUMBERS, factor, exact);
-        u->zeros[scale] = u->overflows[scale] = 0;
-        for (unsigned i = 0; i < E2M1_NUMBERS; i++) {
-            tsr_cast_losses losses = {.zeros = 0};
-            tsr_cast_counted(TSR_FLOAT32, file->dtype, (const uint8_t *)&exact[i], 1, (uint8_t *)&u->products[scale][i],
-                             &losses);
-            u->zeros[scale] |= (uint16_t)(losses.zeros << i);
-            u->overflows[scale] |= (uint16_t)(losses.overflows << i);
-        }
-        u->lossy |= u->zeros[scale] || u->overflows[scale];
+        tsr_cast(TSR_FLOAT32, file->dtype, (const uint8_t *)exact, E2M1_NUMBERS, (uint8_t *)u->products[scale]);
+        note_losses(file, exact, scale, u);
         u->made[scale] = true;
     }
     return TSR_OK;

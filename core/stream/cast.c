@@ -277,12 +277,6 @@ void tsr_cast(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t coun
 
 /* ---- losses ---- */
 
-/* The magnitudes of a type, as integers, that another type cannot represent: `zeros` of them from `least` on become zero, and
- * `overflows` from `large` on are too large. Magnitudes as integers are in the order of their values. */
-typedef struct lossy {
-    uint64_t least, zeros, large, overflows;
-} lossy;
-
 /* The largest magnitude that is a finite number. */
 static uint64_t largest_of(const tsr_float_form *form)
 {
@@ -326,14 +320,35 @@ static uint64_t find_edge(tsr_dtype from, tsr_dtype to, bool (*is)(tsr_dtype to,
     return first;
 }
 
-static lossy find_lossy(tsr_dtype from, tsr_dtype to)
+tsr_lossy tsr_lossy_of(tsr_dtype from, tsr_dtype to)
 {
     const tsr_float_form *form = tsr_float_form_of(from);
     const uint64_t least = form->has_sign, end = largest_of(form) + 1;
-    lossy l = {.least = least, .large = find_edge(from, to, is_too_large, true, least, end)};
+    tsr_lossy l = {.from = from, .least = least, .large = find_edge(from, to, is_too_large, true, least, end)};
     l.zeros = find_edge(from, to, becomes_zero, false, least, end) - least;
     l.overflows = end - l.large;
     return l;
+}
+
+/* The exponents of a type's least and largest magnitude. */
+static int least_exponent(const tsr_float_form *form)
+{
+    return form->has_sign ? 1 - form->bias - form->fraction_bits : -form->bias;
+}
+
+static int largest_exponent(const tsr_float_form *form)
+{
+    return (int)(largest_of(form) >> form->fraction_bits) - form->bias;
+}
+
+/* Whether it is obvious that a cast loses nothing. */
+static bool is_wider(tsr_dtype from, tsr_dtype to)
+{
+    const tsr_float_form *a = tsr_float_form_of(from), *b = tsr_float_form_of(to);
+    const int large_a = largest_exponent(a), large_b = largest_exponent(b);
+    const bool holds_large =
+        large_b > large_a || (large_b == large_a && b->fraction_bits >= a->fraction_bits && b->has_infinity);
+    return least_exponent(b) <= least_exponent(a) && holds_large;
 }
 
 /* Whether results contain anything but magnitudes in [1, largest): only then may something have been lost. The comparison is
@@ -379,7 +394,7 @@ static bool has_odd(tsr_dtype dtype, const uint8_t *results, size_t count)
         losses->overflows += overflows; \
     } while (0)
 
-static void count_bytes(const lossy *l, uint8_t mask, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
+static void count_bytes(const tsr_lossy *l, uint8_t mask, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
 {
     for (size_t i = 0; i < count; i++) {
         const uint64_t magnitude = elements[i] & mask;
@@ -388,9 +403,9 @@ static void count_bytes(const lossy *l, uint8_t mask, const uint8_t *elements, s
     }
 }
 
-static void count_block(const lossy *l, tsr_dtype from, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
+static void count_block(const tsr_lossy *l, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
 {
-    const tsr_float_form *form = tsr_float_form_of(from);
+    const tsr_float_form *form = tsr_float_form_of(l->from);
     switch (form->bytes) {
     case 1: count_bytes(l, form->has_sign ? 0x7f : 0xff, elements, count, losses); break;
     case 2: COUNT_LOSSES(uint16_t, 0x7fff); break;
@@ -399,18 +414,30 @@ static void count_block(const lossy *l, tsr_dtype from, const uint8_t *elements,
     }
 }
 
+void tsr_count_losses(const tsr_lossy *lossy, const uint8_t *elements, size_t count, tsr_cast_losses *losses)
+{
+    const uint32_t size = tsr_dtype_size(lossy->from);
+    if (!lossy->zeros && !lossy->overflows) return;
+    for (size_t i = 0; i < count; i += COUNTED)
+        count_block(lossy, elements + i * size, count - i < COUNTED ? count - i : COUNTED, losses);
+}
+
+/* Losses leave traces in the results: zeros, and magnitudes that are not below the largest. Only blocks with such results are
+ * counted. */
 void tsr_cast_counted(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out,
                       tsr_cast_losses *losses)
 {
-    const lossy l = find_lossy(from, to);
     const uint32_t from_size = tsr_dtype_size(from), to_size = tsr_dtype_size(to);
-    const bool lossless = !l.zeros && !l.overflows, whole = lossless || from_size == 1;
+    const bool wider = is_wider(from, to), whole = wider || from_size == 1;
+    tsr_lossy l = {.from = TSR_DTYPE_NONE};
     if (whole) tsr_cast(from, to, elements, count, out);
-    for (size_t i = 0; i < count && !lossless; i += COUNTED) {
+    for (size_t i = 0; i < count && !wider; i += COUNTED) {
         const size_t n = count - i < COUNTED ? count - i : COUNTED;
         const uint8_t *block = elements + i * from_size;
         uint8_t *results = out + i * to_size;
         if (!whole) tsr_cast(from, to, block, n, results);
-        if (has_odd(to, results, n)) count_block(&l, from, block, n, losses);
+        if (!has_odd(to, results, n)) continue;
+        if (l.from == TSR_DTYPE_NONE) l = tsr_lossy_of(from, to);
+        tsr_count_losses(&l, block, n, losses);
     }
 }

@@ -141,6 +141,73 @@ static void test_stream_cast__many_elements_become_what_each_becomes(void **stat
     }
 }
 
+/* Whether PyTorch's result means that the value became zero, and that it was too large. */
+static bool is_zero_in_torch(tsr_dtype dtype, uint16_t code)
+{
+    const bool half = tsr_dtype_size(dtype) == 2;
+    return dtype != TSR_FLOAT8_E8M0FNU && !(code & (half ? 0x7fff : 0x7f)) &&
+           (half || code != 0x80 || dtype == TSR_FLOAT8_E4M3FN || dtype == TSR_FLOAT8_E5M2);
+}
+
+static bool is_too_large_in_torch(tsr_dtype dtype, uint16_t code, float value)
+{
+    uint8_t bytes[2] = {(uint8_t)code, (uint8_t)(code >> 8)};
+    float back;
+    if (dtype == TSR_FLOAT8_E4M3FN) return fabsf(value) > 464; /* it saturates: what is nearer to 480 than to 448 */
+    tsr_cast(dtype, TSR_FLOAT32, bytes, 1, (uint8_t *)&back);
+    return isnan(back) || isinf(back);
+}
+
+static void test_stream_cast__losses_are_those_of_torch(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < GOLDENS; i++) {
+        const tsr_dtype dtype = golden_casts[i].dtype;
+        tsr_cast_losses want = {.zeros = 0}, got = {.zeros = 5, .overflows = 7};
+        uint16_t out[800];
+        for (size_t n = 0; n < golden_casts[i].count; n++) {
+            float value;
+            memcpy(&value, &golden_casts[i].probes[n], 4);
+            if (isnan(value) || isinf(value) || value == 0) continue;
+            want.zeros += is_zero_in_torch(dtype, golden_casts[i].codes[n]);
+            want.overflows += is_too_large_in_torch(dtype, golden_casts[i].codes[n], value);
+        }
+        tsr_cast_counted(TSR_FLOAT32, dtype, (const uint8_t *)golden_casts[i].probes, golden_casts[i].count, (uint8_t *)out,
+                         &got);
+        assert_true(want.overflows && (want.zeros || dtype == TSR_FLOAT8_E8M0FNU || dtype == TSR_BFLOAT16));
+        assert_int_equal(got.zeros, want.zeros + 5);
+        assert_int_equal(got.overflows, want.overflows + 7);
+    }
+}
+
+/* Every value of the narrow types, and every length of a block's rest, cast from each type that has them. */
+static void test_stream_cast__losses_do_not_depend_on_the_source(void **state)
+{
+    (void)state;
+    static const tsr_dtype narrow[] = {TSR_FLOAT16,     TSR_BFLOAT16,        TSR_FLOAT8_E4M3FN, TSR_FLOAT8_E4M3FNUZ,
+                                       TSR_FLOAT8_E5M2, TSR_FLOAT8_E5M2FNUZ, TSR_FLOAT8_E8M0FNU};
+    static uint16_t codes[0x10000], out[0x10000];
+    static double wide[0x10000];
+    for (uint32_t i = 0; i < 0x10000u; i++) codes[i] = (uint16_t)i;
+    for (size_t from = 0; from < sizeof narrow / sizeof *narrow; from++) {
+        const size_t size = tsr_dtype_size(narrow[from]), count = size == 1 ? 0x100 : 0x10000;
+        uint8_t bytes[0x100];
+        for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)i;
+        const uint8_t *values = size == 1 ? bytes : (const uint8_t *)codes;
+        tsr_cast(narrow[from], TSR_FLOAT64, values, count, (uint8_t *)wide);
+        for (size_t to = 0; to < sizeof narrow / sizeof *narrow; to++) {
+            tsr_cast_losses direct = {.zeros = 0}, by_double = {.zeros = 0}, one_by_one = {.zeros = 0};
+            tsr_cast_counted(narrow[from], narrow[to], values, count, (uint8_t *)out, &direct);
+            tsr_cast_counted(TSR_FLOAT64, narrow[to], (const uint8_t *)wide, count, (uint8_t *)out, &by_double);
+            const tsr_lossy lossy = tsr_lossy_of(narrow[from], narrow[to]);
+            for (size_t i = 0; i < count; i++) tsr_count_losses(&lossy, values + i * size, 1, &one_by_one);
+            assert_memory_equal(&direct, &by_double, sizeof direct);
+            assert_memory_equal(&direct, &one_by_one, sizeof direct);
+            if (from == to) assert_true(!direct.zeros && !direct.overflows);
+        }
+    }
+}
+
 static void test_stream_cast__only_floating_types_cast(void **state)
 {
     (void)state;
@@ -160,6 +227,8 @@ int main(void)
         cmocka_unit_test(test_stream_cast__double_rounds_once),
         cmocka_unit_test(test_stream_cast__direct_conversions_are_those_by_way_of_float64),
         cmocka_unit_test(test_stream_cast__many_elements_become_what_each_becomes),
+        cmocka_unit_test(test_stream_cast__losses_are_those_of_torch),
+        cmocka_unit_test(test_stream_cast__losses_do_not_depend_on_the_source),
         cmocka_unit_test(test_stream_cast__only_floating_types_cast),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -35,6 +35,15 @@ static inline void tsr_cast_losses_add(tsr_cast_losses *to, tsr_cast_losses loss
     to->zeros += losses.zeros;
     to->overflows += losses.overflows;
 }
+/* The magnitudes of a type, as integers in the order of their values, that another type cannot represent: `zeros` of them from
+ * `least` on become zero, and `overflows` from `large` on are too large. */
+typedef struct tsr_lossy {
+    tsr_dtype from;
+    uint64_t least, zeros, large, overflows;
+} tsr_lossy;
+tsr_lossy tsr_lossy_of(tsr_dtype from, tsr_dtype to);
+/* Adds what a cast of these elements of the type `lossy->from` loses to *losses. */
+void tsr_count_losses(const tsr_lossy *lossy, const uint8_t *elements, size_t count, tsr_cast_losses *losses);
 /* The same as tsr_cast, and adds what it loses to *losses. */
 void tsr_cast_counted(tsr_dtype from, tsr_dtype to, const uint8_t *elements, size_t count, uint8_t *out,
                       tsr_cast_losses *losses);
