@@ -122,6 +122,18 @@ static const tsr_rule rules[] = {
     {"megatron/shards", TSR_ERROR, "some shards of an object are missing",
      "Megatron-Core stores an object per rank, layer or expert under the name KEY/shard_I_N. If one of them is missing, the "
      "list cannot be assembled. Save the checkpoint again."},
+    {"optim/ids-are-texts", TSR_WARNING, "an optimizer's state has texts as keys where its param groups list ints",
+     "A program wrote the ids 0, 1, … as \"0\", \"1\", …, as a DCP does. Optimizer.load_state_dict accepts the file and gives no "
+     "parameter its state. `tessera optim to-id` writes the optimizer with ints as keys."},
+    {"optim/state-incomplete", TSR_ERROR, "a parameter lacks a state that other parameters of its group have",
+     "Adam needs exp_avg and exp_avg_sq of every parameter that it has updated, and max_exp_avg_sq with amsgrad. The next step of "
+     "the optimizer would fail. A rank's state was lost, or a program removed it: use an earlier checkpoint."},
+    {"optim/state-missing", TSR_NOTE, "parameters of a group have no state, while others have it",
+     "Frozen parameters have none, and neither have those that never got a gradient, so this is often as it should be. The "
+     "optimizer starts from zero with such parameters."},
+    {"optim/state-shape", TSR_ERROR, "a state of the optimizer has another shape than its parameter",
+     "The parameter was resized after the optimizer had been created, or the optimizer belongs to another model. This is a warning "
+     "where the param group has options that PyTorch's own optimizers lack: GaLore and others keep smaller states on purpose."},
     {"parts/frozen-weights", TSR_NOTE, "frozen weights are left out of the part 'model'",
      "DeepSpeed's ZeRO 1 stores frozen weights only in the module, and zero_to_fp32 leaves them out. `--part module` "
      "contains them as stored."},

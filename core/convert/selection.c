@@ -7,7 +7,7 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/optimizers.h"
+#include "tessera/sys/optimizer_scalars.h"
 #include "tessera/sys/try.h"
 
 #define NAMED 5u /* entries named in an error message; the rest is counted */

@@ -2,6 +2,7 @@
 #include "tessera/validate.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/number_text.h"
+#include "tessera/sys/optimizers.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/vec.h"
 
@@ -187,5 +188,6 @@ tsr_status tsr_validate_catalog(const tsr_catalog *catalog, const tsr_host *host
         const tsr_entry *entry = &catalog->entries[i];
         if (entry->kind == TSR_ENTRY_TENSOR) TSR_TRY(check_tiling(&c, entry, err));
     }
-    return bytes_are_exclusive(catalog) ? check_shared_bytes(&c, err) : TSR_OK;
+    if (bytes_are_exclusive(catalog)) TSR_TRY(check_shared_bytes(&c, err));
+    return tsr_validate_optimizers(catalog, host, findings, err);
 }

@@ -3,7 +3,7 @@
 
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
-#include "tessera/sys/optimizers.h"
+#include "tessera/sys/optimizer_scalars.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 

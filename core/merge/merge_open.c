@@ -5,7 +5,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/number_text.h"
-#include "tessera/sys/optimizers.h"
+#include "tessera/sys/optimizer_scalars.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/scaled.h"
