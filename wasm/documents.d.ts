@@ -244,7 +244,7 @@ export type DiffDocument = {
   readonly changed: readonly {
     readonly fqn: string;
     readonly fqn_b?: string;
-    readonly what: readonly ("dtype" | "shape" | "value" | "layout" | "object")[];
+    readonly what: readonly ("dtype" | "shape" | "value" | "layout" | "object" | "key")[];
     readonly a: {
       readonly kind: "tensor" | "object" | "opaque";
       readonly dtype?: string;

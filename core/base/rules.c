@@ -43,6 +43,9 @@ static const tsr_rule rules[] = {
      "The entry was added, or the first checkpoint lost it."},
     {"diff/dtype", TSR_ERROR, "a tensor has a different dtype in the second checkpoint",
      "The tensor was cast, or the checkpoint was saved with a different precision."},
+    {"diff/key", TSR_ERROR, "a key on the way to an entry is of another type in the second checkpoint",
+     "A program wrote the int 0 as \"0\", or the other way round. PyTorch does not find the one under the other: an optimizer "
+     "would load no state."},
     {"diff/layout", TSR_ERROR, "a tensor is split into different chunks in the second checkpoint",
      "It was saved with a different world size or sharding. Reported only with --layout."},
     {"diff/metadata", TSR_NOTE, "a pair of safetensors' __metadata__ is different in the second checkpoint",

@@ -1,6 +1,7 @@
 /* Turns a diff into findings, for reports that CI systems read. */
 #include "base/line.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
@@ -60,6 +61,13 @@ static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, c
                  {TSR_DIFF_OBJECT, "diff/object", "the value"}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (pair->what & kinds[i].bit) TSR_TRY(find_sides(findings, kinds[i].rule, kinds[i].what, pair, err));
+    }
+    if (pair->what & TSR_DIFF_KEY) {
+        char a[160], b[160];
+        TSR_TRY(tsr_finding_add(findings, "diff/key", place_of(pair->a), err,
+                                "a key on the way to '%.*s' is of another type: %s in A, %s in B", TSR_STR_ARG(pair->a->fqn),
+                                tsr_path_item_repr(tsr_path_other_type(pair->a, pair->b), a, sizeof a),
+                                tsr_path_item_repr(tsr_path_other_type(pair->b, pair->a), b, sizeof b)));
     }
     if (pair->what & TSR_DIFF_LAYOUT) {
         TSR_TRY(tsr_finding_add(findings, "diff/layout", place_of(pair->a), err,

@@ -1,5 +1,5 @@
-/* tessera.diff/1. Each side of a change states what differs: dtype and shape of tensors, the value of objects, or the number
- * of chunks if layouts are compared. Differences of metadata have the whole texts. */
+/* tessera.diff/1. Each side of a change states what differs: dtype and shape of tensors, the value of objects, a key of another
+ * type, or the number of chunks if layouts are compared. Differences of metadata have the whole texts. */
 #include "documents/document_parts.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/value_walk.h"
@@ -14,12 +14,16 @@ static void put_names(tsr_json *json, const char *key, const tsr_entry *const *e
     tsr_json_array_end(json);
 }
 
-static void put_side(tsr_json *json, const char *key, const tsr_entry *entry, uint32_t what)
+static void put_side(tsr_json *json, const char *key, const tsr_entry *entry, const tsr_entry *other, uint32_t what)
 {
     char text[REPR_BYTES];
     tsr_json_key(json, key);
     tsr_json_object(json);
     tsr_document_put_type(json, entry);
+    if (what & TSR_DIFF_KEY) {
+        tsr_json_key(json, "key");
+        tsr_json_text(json, tsr_path_item_repr(tsr_path_other_type(entry, other), text, sizeof text));
+    }
     if (entry->kind == TSR_ENTRY_TENSOR && what & TSR_DIFF_LAYOUT) {
         tsr_json_key(json, "chunks");
         tsr_json_uint(json, entry->chunk_count);
@@ -48,11 +52,8 @@ static void put_change(tsr_json *json, const tsr_diff_pair *pair, const tsr_diff
     static const struct {
         uint32_t bit;
         const char *name;
-    } names[] = {{TSR_DIFF_DTYPE, "dtype"},
-                 {TSR_DIFF_SHAPE, "shape"},
-                 {TSR_DIFF_VALUE, "value"},
-                 {TSR_DIFF_LAYOUT, "layout"},
-                 {TSR_DIFF_OBJECT, "object"}};
+    } names[] = {{TSR_DIFF_DTYPE, "dtype"},   {TSR_DIFF_SHAPE, "shape"},   {TSR_DIFF_VALUE, "value"},
+                 {TSR_DIFF_LAYOUT, "layout"}, {TSR_DIFF_OBJECT, "object"}, {TSR_DIFF_KEY, "key"}};
     tsr_json_object(json);
     tsr_json_key(json, "fqn");
     tsr_json_str(json, pair->a->fqn);
@@ -66,8 +67,8 @@ static void put_change(tsr_json *json, const tsr_diff_pair *pair, const tsr_diff
         if (pair->what & names[i].bit) tsr_json_text(json, names[i].name);
     }
     tsr_json_array_end(json);
-    put_side(json, "a", pair->a, pair->what);
-    put_side(json, "b", pair->b, pair->what);
+    put_side(json, "a", pair->a, pair->b, pair->what);
+    put_side(json, "b", pair->b, pair->a, pair->what);
     if (pair->what & TSR_DIFF_VALUE && difference) put_difference(json, difference);
     tsr_json_object_end(json);
 }

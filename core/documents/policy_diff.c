@@ -43,11 +43,8 @@ static tsr_status keep_pairs(filter *f, tsr_diff *diff)
     static const struct {
         uint32_t bit;
         const char *rule;
-    } kinds[] = {{TSR_DIFF_DTYPE, "diff/dtype"},
-                 {TSR_DIFF_SHAPE, "diff/shape"},
-                 {TSR_DIFF_VALUE, "diff/value"},
-                 {TSR_DIFF_LAYOUT, "diff/layout"},
-                 {TSR_DIFF_OBJECT, "diff/object"}};
+    } kinds[] = {{TSR_DIFF_DTYPE, "diff/dtype"},   {TSR_DIFF_SHAPE, "diff/shape"},   {TSR_DIFF_VALUE, "diff/value"},
+                 {TSR_DIFF_LAYOUT, "diff/layout"}, {TSR_DIFF_OBJECT, "diff/object"}, {TSR_DIFF_KEY, "diff/key"}};
     for (uint64_t i = 0; i < diff->pair_count; i++) {
         tsr_diff_pair *pair = &diff->pairs[i];
         const uint32_t before = pair->what;

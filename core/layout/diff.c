@@ -5,7 +5,9 @@
 #include "layout/diff_renames.h"
 #include "tessera/box.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optimizer_params.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
@@ -88,11 +90,17 @@ static bool same_object(const job *j, const tsr_entry *a, const tsr_entry *b)
     return tsr_value_match(a->value, b->value, limits->depth, limits->expansion) == TSR_SAME;
 }
 
+static bool keeps_keys(const side *s, const tsr_entry *entry)
+{
+    return tsr_format_keeps_keys(tsr_entry_format(s->catalog, (uint64_t)(entry - s->catalog->entries)));
+}
+
 static tsr_status compare_pair(const job *j, tsr_diff_pair *pair, tsr_error *err)
 {
     const tsr_entry *a = pair->a, *b = pair->b;
+    if (tsr_path_other_type(a, b) && keeps_keys(&j->a, a) && keeps_keys(&j->b, b)) pair->what |= TSR_DIFF_KEY;
     if (a->kind == TSR_ENTRY_TENSOR && b->kind == TSR_ENTRY_TENSOR) return compare_tensors(j, pair, err);
-    if (a->kind != b->kind || (!j->options->skip_objects && !same_object(j, a, b))) pair->what = TSR_DIFF_OBJECT;
+    if (a->kind != b->kind || (!j->options->skip_objects && !same_object(j, a, b))) pair->what |= TSR_DIFF_OBJECT;
     return TSR_OK;
 }
 

@@ -8,6 +8,7 @@
 #include "base/line.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/value_walk.h"
 
 tsr_str tsr_path_item_text(const tsr_path_item *item, char digits[TSR_PATH_DIGITS])
 {
@@ -21,6 +22,28 @@ size_t tsr_path_item_size(const tsr_path_item *item)
 {
     char digits[TSR_PATH_DIGITS];
     return tsr_path_item_text(item, digits).size;
+}
+
+const tsr_path_item *tsr_path_other_type(const tsr_entry *entry, const tsr_entry *other)
+{
+    if (!entry->path || !other->path || entry->path_length != other->path_length) return NULL;
+    for (uint32_t i = 0; i < entry->path_length; i++) {
+        const tsr_path_item *a = &entry->path[i], *b = &other->path[i];
+        char a_digits[TSR_PATH_DIGITS], b_digits[TSR_PATH_DIGITS];
+        if (a->kind == b->kind && !a->value == !b->value) continue;
+        return tsr_str_equal(tsr_path_item_text(a, a_digits), tsr_path_item_text(b, b_digits)) ? a : NULL;
+    }
+    return NULL;
+}
+
+const char *tsr_path_item_repr(const tsr_path_item *item, char *out, size_t capacity)
+{
+    if (item->value) return tsr_value_text(item->value, out, capacity);
+    if (item->kind == TSR_PATH_KEY)
+        return tsr_value_text(&(tsr_value){.kind = TSR_VALUE_STR, .text = item->key}, out, capacity);
+    tsr_line line = tsr_line_on(out, capacity);
+    tsr_line_format(&line, item->kind == TSR_PATH_INDEX ? "[%" PRId64 "]" : "%" PRId64, item->integer);
+    return out;
 }
 
 const char *tsr_entry_kind_name(tsr_entry_kind kind)

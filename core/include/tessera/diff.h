@@ -19,9 +19,10 @@ TSR_API_BEGIN
 enum {
     TSR_DIFF_DTYPE = 1,
     TSR_DIFF_SHAPE = 2,
-    TSR_DIFF_VALUE = 4,  /* set by tsr_diff_values */
-    TSR_DIFF_LAYOUT = 8, /* other chunk boxes; only when asked for */
-    TSR_DIFF_OBJECT = 16 /* object values, or kinds (tensor and object), differ or cannot be compared */
+    TSR_DIFF_VALUE = 4,   /* set by tsr_diff_values */
+    TSR_DIFF_LAYOUT = 8,  /* other chunk boxes; only when asked for */
+    TSR_DIFF_OBJECT = 16, /* object values, or kinds (tensor and object), differ or cannot be compared */
+    TSR_DIFF_KEY = 32 /* keys of another type on the way to the entry, such as 0 and "0"; both must be in torch.save files */
 };
 
 /* An entry that both sides have. */

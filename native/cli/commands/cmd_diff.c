@@ -13,6 +13,7 @@
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/entries.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/value_walk.h"
 
@@ -96,6 +97,16 @@ static void put_side(const tsr_entry *entry, uint32_t what)
     }
 }
 
+/* "key 0 → '0'" */
+static void put_keys(const tsr_diff_pair *pair)
+{
+    char text[160];
+    fputs("key ", stdout);
+    cli_put(stdout, tsr_str_from(tsr_path_item_repr(tsr_path_other_type(pair->a, pair->b), text, sizeof text)));
+    fputs(" → ", stdout);
+    cli_put(stdout, tsr_str_from(tsr_path_item_repr(tsr_path_other_type(pair->b, pair->a), text, sizeof text)));
+}
+
 static void put_change(const comparison *c, uint64_t index)
 {
     const tsr_diff_pair *pair = &c->diff.pairs[index];
@@ -105,7 +116,11 @@ static void put_change(const comparison *c, uint64_t index)
     cli_off(&c->program->out, stdout);
     cli_put(stdout, pair->a->fqn);
     fputs("  ", stdout);
-    if (pair->what & ~(uint32_t)TSR_DIFF_VALUE) {
+    if (pair->what & TSR_DIFF_KEY) {
+        put_keys(pair);
+        if (pair->what & ~(uint32_t)TSR_DIFF_KEY) fputs("; ", stdout);
+    }
+    if (pair->what & ~(uint32_t)(TSR_DIFF_VALUE | TSR_DIFF_KEY)) {
         put_side(pair->a, pair->what);
         fputs(" → ", stdout);
         put_side(pair->b, pair->what);

@@ -55,6 +55,12 @@ tsr_str tsr_path_item_text(const tsr_path_item *item, char digits[TSR_PATH_DIGIT
 /* The length of that text. */
 size_t tsr_path_item_size(const tsr_path_item *item);
 
+/* The first key or position on the way to `entry` that is of another type than that of `other`, although they read the same, such
+ * as 0 and "0"; NULL if there is none, or where one of the paths is unknown or of another length. */
+const tsr_path_item *tsr_path_other_type(const tsr_entry *entry, const tsr_entry *other);
+/* A path item as Python prints it: 'a', 0, or [0] for a position in a list. Returns `out`. */
+const char *tsr_path_item_repr(const tsr_path_item *item, char *out, size_t capacity);
+
 const char *tsr_entry_kind_name(tsr_entry_kind kind); /* as documents have it: "tensor", "object", "opaque" */
 
 TSR_API_END
