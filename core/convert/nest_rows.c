@@ -2,6 +2,7 @@
  * source describes in more detail than its entries do. */
 #include "convert/selection.h"
 #include "model/nest.h"
+#include "tessera/sys/optimizer_params.h"
 #include "tessera/sys/try.h"
 
 /* Empty dicts pass the same filter as entries. A renamed one is dropped, because the other entries' paths do not show where
@@ -36,22 +37,36 @@ static tsr_status add_mappings(const tsr_chosen *chosen, uint64_t entries_before
     return TSR_OK;
 }
 
+/* A leaf's path; with an optimizer's ids as ints, of which a DCP makes texts. */
+static tsr_status find_path(const tsr_converted *row, const tsr_path_item *restored, tsr_arena *arena, tsr_leaf *leaf,
+                            tsr_error *err)
+{
+    tsr_entry entry = *row->entry;
+    if (restored) entry.path = restored;
+    return tsr_renamed_path(&entry, row->name, arena, &leaf->path, &leaf->path_length, err);
+}
+
 tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *values, tsr_arena *arena, const tsr_value **root,
                          tsr_error *err)
 {
-    const uint64_t mappings = tsr_checkpoint_catalog(chosen->checkpoint)->mapping_count;
+    const tsr_host *host = tsr_checkpoint_host(chosen->checkpoint);
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(chosen->checkpoint);
+    const uint64_t mappings = catalog->mapping_count;
+    const tsr_path_item *const *restored;
     uint64_t next = 0;
     size_t count = 0;
     tsr_leaf *leaves = tsr_arena_array(arena, (size_t)(chosen->count + mappings), sizeof *leaves, err);
     if (!leaves) return TSR_E_NOMEM;
+    TSR_TRY(tsr_optimizers_restore_ids(catalog, host, arena, &restored, err));
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         TSR_TRY(add_mappings(chosen, i, &next, leaves, &count, err));
         if (!row->written || !values[i]) continue;
         tsr_leaf *leaf = &leaves[count++];
         *leaf = (tsr_leaf){.name = row->name, .value = values[i]};
-        TSR_TRY(tsr_renamed_path(row->entry, row->name, arena, &leaf->path, &leaf->path_length, err));
+        TSR_TRY(
+            find_path(row, restored && row->entry->path == catalog->entries[i].path ? restored[i] : NULL, arena, leaf, err));
     }
     TSR_TRY(add_mappings(chosen, UINT64_MAX, &next, leaves, &count, err));
-    return tsr_nest(leaves, count, tsr_checkpoint_host(chosen->checkpoint), arena, root, err);
+    return tsr_nest(leaves, count, host, arena, root, err);
 }

@@ -3,7 +3,7 @@
  * Many optimizers keep states that differ from parameter to parameter, and none of them is wrong: Adafactor factors matrices
  * only, Muon leaves vectors to AdamW, parameters that are frozen or never got a gradient have no state. So a state counts as
  * incomplete only where another parameter of the group has the same state and more. */
-#include "tessera/sys/optimizers.h"
+#include "tessera/sys/optimizer_params.h"
 
 #include <stdlib.h>
 

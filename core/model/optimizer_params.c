@@ -2,7 +2,7 @@
  * are; the second gives each entry below "state" to the parameter whose key its name contains. Keys may contain dots, so the
  * longest one counts. One hash map answers both questions, because "optim.state" and "optim.state.a.weight" are the beginnings
  * of the names in question. */
-#include "tessera/sys/optimizers.h"
+#include "tessera/sys/optimizer_params.h"
 
 #include <stdlib.h>
 
@@ -189,14 +189,16 @@ static tsr_status add_params(search *s, uint32_t optimizer, uint32_t group_numbe
 }
 
 /* A single object that has all groups, as PyTorch 2.3 writes it. */
-static tsr_status add_list(search *s, uint32_t optimizer, const tsr_value *list)
+static tsr_status add_list(search *s, uint32_t optimizer, const tsr_entry *entry)
 {
+    const tsr_value *list = entry->value;
     if (!list || list->kind != TSR_VALUE_LIST) return TSR_OK;
     for (size_t i = 0; i < list->count; i++) {
         const tsr_value *dict = list->items[i];
         uint32_t number;
         if (dict->kind != TSR_VALUE_DICT) continue;
         TSR_TRY(new_group(s, (uint32_t)i, &number));
+        ((group *)s->groups.items + number)->shown.list = entry;
         for (size_t k = 0; k < dict->count; k += 2)
             if (dict->items[k]->kind == TSR_VALUE_STR)
                 TSR_TRY(add_option(s, number, dict->items[k]->text, dict->items[k + 1]));
@@ -222,13 +224,14 @@ static tsr_status add_nested(search *s, uint32_t optimizer, const setting *setti
     uint32_t last = UINT32_MAX, here = 0, number;
     tsr_str option;
     for (size_t i = 0; i < count; i++) {
-        if (settings[i].rest.size == 0) TSR_TRY(add_list(s, optimizer, settings[i].entry->value));
+        if (settings[i].rest.size == 0) TSR_TRY(add_list(s, optimizer, settings[i].entry));
         if (!is_group_option(settings[i].rest, &number, &option)) continue;
         if (number != last) {
             if (last != UINT32_MAX) TSR_TRY(add_params(s, optimizer, here));
             TSR_TRY(new_group(s, number, &here));
         }
         last = number;
+        if (tsr_str_equal(option, TSR_STR("params"))) ((group *)s->groups.items + here)->shown.list = settings[i].entry;
         TSR_TRY(add_option(s, here, option, settings[i].entry->value));
     }
     return last == UINT32_MAX ? TSR_OK : add_params(s, optimizer, here);
@@ -446,16 +449,15 @@ tsr_status tsr_optimizers_find(const tsr_catalog *catalog, const tsr_host *host,
 
 /* ---- ids that became texts ---- */
 
-/* The path with the key in `state` as the int that it is the text of. */
-static tsr_status restore_path(const tsr_entry *entry, const tsr_path_item *key, int64_t id, tsr_arena *arena,
-                               const tsr_path_item **out, tsr_error *err)
+const tsr_path_item *tsr_optimizers_id_of(const tsr_optimizers *all, const tsr_catalog *catalog, uint64_t entry)
 {
-    tsr_path_item *path = tsr_arena_array(arena, entry->path_length, sizeof *path, err);
-    if (!path) return TSR_E_NOMEM;
-    memcpy(path, entry->path, entry->path_length * sizeof *path);
-    path[key - entry->path] = (tsr_path_item){.kind = TSR_PATH_INT_KEY, .integer = id};
-    *out = path;
-    return TSR_OK;
+    if (!all->owner_params[entry]) return NULL;
+    const tsr_optimizer_param *param = &all->params[all->owner_params[entry] - 1];
+    const tsr_str name = all->items[all->owners[entry] - 1].name;
+    const tsr_path_item *item = item_after(&catalog->entries[entry], name.size + (name.size ? 1 : 0) + STATE.size);
+    char digits[TSR_PATH_DIGITS];
+    if (!param->is_id || !item || item->kind == TSR_PATH_INDEX || item->value) return NULL;
+    return tsr_str_equal(tsr_path_item_text(item, digits), param->key) ? item : NULL;
 }
 
 static int64_t id_of(tsr_str key)
@@ -464,6 +466,18 @@ static int64_t id_of(tsr_str key)
     for (size_t i = 0; i < key.size; i++)
         if (key.data[i] != '-') id = 10 * id + (key.data[i] - '0');
     return key.data[0] == '-' ? -id : id;
+}
+
+/* The path with the key in `state` as the int that it is the text of. */
+static tsr_status restore_path(const tsr_entry *entry, const tsr_path_item *key, tsr_arena *arena, const tsr_path_item **out,
+                               tsr_error *err)
+{
+    tsr_path_item *path = tsr_arena_array(arena, entry->path_length, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    memcpy(path, entry->path, entry->path_length * sizeof *path);
+    path[key - entry->path] = (tsr_path_item){.kind = TSR_PATH_INT_KEY, .integer = id_of(key->key)};
+    *out = path;
+    return TSR_OK;
 }
 
 tsr_status tsr_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
@@ -475,13 +489,9 @@ tsr_status tsr_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host
     const tsr_path_item **paths = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *paths, err);
     if (!paths) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        if (!all.owner_params[i] || tsr_format_keeps_keys(tsr_entry_format(catalog, i))) continue;
-        const tsr_optimizer_param *param = &all.params[all.owner_params[i] - 1];
-        const tsr_optimizer *of = &all.items[all.owners[i] - 1];
-        const size_t state = of->name.size + (of->name.size ? 1 : 0) + STATE.size;
-        if (!param->is_id || !is_text_key(entry, state, param->key)) continue;
-        TSR_TRY(restore_path(entry, item_after(entry, state), id_of(param->key), arena, &paths[i], err));
+        const tsr_path_item *key = tsr_optimizers_id_of(&all, catalog, i);
+        if (!key || key->kind != TSR_PATH_KEY || tsr_format_keeps_keys(tsr_entry_format(catalog, i))) continue;
+        TSR_TRY(restore_path(&catalog->entries[i], key, arena, &paths[i], err));
         *out = paths;
     }
     return TSR_OK;

@@ -118,6 +118,8 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
     const tsr_selection selection = {cli_selects, &w->options->selection};
     if (status == TSR_OK && (w->to == TSR_TO_TORCH || w->to == TSR_TO_RANKS))
         status = tsr_conversion_changed_dicts(w->source.catalog, &w->conversion, &selection, w->arena, &w->warnings, err);
+    if (status == TSR_OK && w->to == TSR_TO_DCP)
+        status = tsr_conversion_text_keys(w->source.checkpoint, &w->conversion, w->arena, &w->warnings, err);
     const tsr_str *warnings = w->warnings.items;
     for (size_t i = before; i < w->warnings.count; i++) cli_warn(w->program, "%.*s", TSR_STR_ARG(warnings[i]));
     return status;

@@ -41,6 +41,11 @@ tsr_status tsr_unread_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr
 tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
                                         const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
+/* For a conversion to a DCP, whose keys are texts: appends a warning about the dicts that have other keys, such as ints. The ids
+ * of optimizers are not among them, because tsr_convert makes ints of them again. TSR_E_NOMEM. */
+tsr_status tsr_conversion_text_keys(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
+                                    tsr_vec *warnings, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -12,8 +12,8 @@
  *     status = tsr_optimizers_find(catalog, host, arena, &optimizers, &err);
  *     for (uint64_t i = 0; status == TSR_OK && i < catalog->entry_count; i++)
  *         if (optimizers.owners[i]) printf("%.*s is optimizer state\n", TSR_STR_ARG(catalog->entries[i].fqn)); */
-#ifndef TESSERA_SYS_OPTIMIZERS_H
-#define TESSERA_SYS_OPTIMIZERS_H
+#ifndef TESSERA_SYS_OPTIMIZER_PARAMS_H
+#define TESSERA_SYS_OPTIMIZER_PARAMS_H
 
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
@@ -48,6 +48,7 @@ typedef struct tsr_optimizer_group {
     uint32_t number; /* in its optimizer */
     const tsr_optimizer_option *options;
     uint32_t option_count;
+    const tsr_entry *list; /* the object that lists the parameters; NULL in the flat form */
 } tsr_optimizer_group;
 
 typedef struct tsr_optimizer {
@@ -77,6 +78,10 @@ tsr_status tsr_optimizers_find(const tsr_catalog *catalog, const tsr_host *host,
 bool tsr_format_keeps_keys(tsr_format format);
 /* The format of an entry: that of its part, or of the catalog. */
 tsr_format tsr_entry_format(const tsr_catalog *catalog, uint64_t entry);
+
+/* The item of an entry's path that is its parameter's key in `state`, as an int or as its text, where `param_groups` lists that
+ * int; otherwise NULL. `catalog` is the one that was searched. */
+const tsr_path_item *tsr_optimizers_id_of(const tsr_optimizers *all, const tsr_catalog *catalog, uint64_t entry);
 
 /* The paths that the entries of a DCP had before it made texts of an optimizer's ids: where the key in `state` is the text of
  * an int that `param_groups` lists, it is that int again. One path per entry of the catalog, NULL where nothing changes; the
