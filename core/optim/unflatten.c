@@ -345,10 +345,15 @@ static tsr_status put_state(unflattening *u, const param *p, tsr_tree *state, ts
     return tsr_tree_put(state, p->fqn, dict, err);
 }
 
-/* With a module tree, a parameter has state if and only if it requires gradients; without one, if there is any state. */
-static bool wants_state(const unflattening *u, const param *p)
+/* With a module tree, a parameter that requires gradients has state, even if it is empty; without one, if there is any. */
+static tsr_status wants_state(const unflattening *u, const param *p, bool *out, tsr_error *err)
 {
-    return u->known ? tsr_params_at(u->known, tsr_params_find(u->known, p->fqn))->tensor->requires_grad : p->state != 0;
+    *out = p->state != 0;
+    if (!u->known) return TSR_OK;
+    const bool frozen = !tsr_params_at(u->known, tsr_params_find(u->known, p->fqn))->tensor->requires_grad;
+    if (frozen && p->state && u->how->frozen) return u->how->frozen(u->how->ctx, p->fqn, err);
+    *out = !frozen;
+    return TSR_OK;
 }
 
 static tsr_status put_group(unflattening *u, const group *g, tsr_tree *state, tsr_tree *groups, tsr_error *err)
@@ -360,7 +365,9 @@ static tsr_status put_group(unflattening *u, const group *g, tsr_tree *state, ts
     for (size_t i = 0; i < g->members.count && status == TSR_OK; i++) {
         const param *p = param_at(u, members[i]);
         status = tsr_tree_add(&names, tsr_value_str(u->arena, p->fqn, err), err);
-        if (status == TSR_OK && wants_state(u, p)) status = put_state(u, p, state, err);
+        bool wanted = false;
+        if (status == TSR_OK) status = wants_state(u, p, &wanted, err);
+        if (wanted && status == TSR_OK) status = put_state(u, p, state, err);
     }
     if (status == TSR_OK) status = tsr_tree_finish(&names, TSR_VALUE_LIST, &built, err);
     if (status == TSR_OK) status = tsr_tree_put(&dict, TSR_STR("params"), built, err);

@@ -105,9 +105,11 @@ static tsr_status read_documents(tsr_optim_job *j, tsr_error *err)
 
 static tsr_status convert(tsr_optim_job *j, tsr_error *err)
 {
-    const tsr_value *optim;
+    tsr_found_optimizer found;
     if (j->request.action == TSR_OPTIM_UNSHARD) return tsr_optim_unshard(j, &j->result, err);
-    TSR_TRY(tsr_optim_find(j, j->trees.roots[0], &optim, err));
+    TSR_TRY(tsr_optim_find(j, j->trees.roots[0], &found, err));
+    TSR_TRY(tsr_optim_check_states(j, found.name, err));
+    const tsr_value *optim = found.value;
     switch (j->request.action) {
     case TSR_OPTIM_FLATTEN: return tsr_optim_flatten_tree(j, optim, &j->result, err);
     case TSR_OPTIM_UNFLATTEN: return tsr_optim_unflatten_tree(j, optim, &j->result, err);

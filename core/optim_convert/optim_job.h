@@ -24,6 +24,8 @@ struct tsr_optim_job {
     tsr_str *file_names;
     tsr_mesh mesh; /* with unshard and sharded: the mesh of the DTensors */
     uint64_t mesh_shape[2];
+    tsr_str frozen; /* names of frozen parameters whose state is kept, for a message */
+    size_t frozen_count;
     const tsr_str *carried;
     size_t carried_count;
 };
@@ -36,9 +38,14 @@ static inline void tsr_optim_warn(const tsr_optim_job *job, tsr_str message)
 
 /* optim_source.c: opens the source (for unshard, all ranks' files), and rejects it if it has error findings. */
 tsr_status tsr_optim_open_source(tsr_optim_job *job, tsr_error *err);
-/* Finds the optimizer in a training state: the root itself, the member named by `at`, or the only member that looks like
- * one. */
-tsr_status tsr_optim_find(const tsr_optim_job *job, const tsr_value *root, const tsr_value **out, tsr_error *err);
+/* Finds the optimizer in a training state: the root itself, what `at` names, or the only dict in it that looks like one. */
+typedef struct tsr_found_optimizer {
+    const tsr_value *value;
+    tsr_str name; /* "optimizer_states.0"; empty for the root */
+} tsr_found_optimizer;
+tsr_status tsr_optim_find(const tsr_optim_job *job, const tsr_value *root, tsr_found_optimizer *out, tsr_error *err);
+/* Rejects an optimizer of the source whose states tsr_validate_optimizers reports as errors. */
+tsr_status tsr_optim_check_states(const tsr_optim_job *job, tsr_str name, tsr_error *err);
 
 /* optim_tree.c: a callback for tsr_unflatten and tsr_fsdp_context; `ctx` is the job. */
 tsr_status tsr_optim_same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);

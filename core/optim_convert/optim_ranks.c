@@ -97,7 +97,11 @@ tsr_status tsr_optim_unshard(tsr_optim_job *j, const tsr_value **out, tsr_error 
     const tsr_fsdp_context context = context_of(j, j->arena);
     j->ranks = tsr_arena_array(j->arena, j->trees.count, sizeof *j->ranks, err);
     if (!j->ranks) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < j->trees.count; i++) TSR_TRY(tsr_optim_find(j, j->trees.roots[i], &j->ranks[i], err));
+    for (uint32_t i = 0; i < j->trees.count; i++) {
+        tsr_found_optimizer found;
+        TSR_TRY(tsr_optim_find(j, j->trees.roots[i], &found, err));
+        j->ranks[i] = found.value;
+    }
     if (!j->request.has_rank && !j->request.sharded) TSR_TRY(refuse_differences(j, &context, err));
     return unshard_for(j, j->rank, &context, out, err);
 }

@@ -3,6 +3,8 @@
 #include "tessera/compare.h"
 #include "tessera/sys/try.h"
 
+#define FROZEN_SHOWN 5u
+
 static bool has_ids(const tsr_value *optim)
 {
     const tsr_value *groups = optim->kind == TSR_VALUE_DICT ? tsr_value_get(optim, TSR_STR("param_groups")) : NULL;
@@ -40,8 +42,31 @@ tsr_status tsr_optim_flatten_tree(tsr_optim_job *j, const tsr_value *optim, cons
     return tsr_optim_flatten(optim, j->host, j->arena, out, err);
 }
 
+/* Lists the names of parameters that are frozen now. */
+static tsr_status note_frozen(void *ctx, tsr_str fqn, tsr_error *err)
+{
+    tsr_optim_job *j = ctx;
+    if (j->frozen_count++ >= FROZEN_SHOWN) return TSR_OK;
+    j->frozen = tsr_arena_format(j->arena, err, "%.*s%s'%.*s'", TSR_STR_ARG(j->frozen), j->frozen.size ? ", " : "",
+                                 TSR_STR_ARG(fqn));
+    return j->frozen.data ? TSR_OK : TSR_E_NOMEM;
+}
+
 tsr_status tsr_optim_unflatten_tree(tsr_optim_job *j, const tsr_value *flat, const tsr_value **out, tsr_error *err)
 {
-    const tsr_unflatten how = {j->params, j->document.groups, j->document.group_count, tsr_optim_same_tensor, j};
-    return tsr_optim_unflatten(flat, &how, j->host, j->arena, out, err);
+    const tsr_unflatten how = {.params = j->params,
+                               .groups = j->document.groups,
+                               .group_count = j->document.group_count,
+                               .same = tsr_optim_same_tensor,
+                               .ctx = j,
+                               .frozen = note_frozen};
+    TSR_TRY(tsr_optim_unflatten(flat, &how, j->host, j->arena, out, err));
+    if (!j->frozen_count) return TSR_OK;
+    const tsr_str message =
+        tsr_arena_format(j->arena, err, "%zu frozen parameter%s state, which is kept: %.*s%s", j->frozen_count,
+                         j->frozen_count == 1 ? " of the module tree has" : "s of the module tree have",
+                         TSR_STR_ARG(j->frozen), j->frozen_count > FROZEN_SHOWN ? ", …" : "");
+    if (!message.data) return TSR_E_NOMEM;
+    tsr_optim_warn(j, message);
+    return TSR_OK;
 }

@@ -98,14 +98,15 @@ static void check_unflatten(scene *s)
     size_t count;
     tsr_name_list *groups = list_groups(s, golden_get(s->json, "names"), &count);
     const tsr_value *flat = golden_value(s->g, golden_get(s->json, "flat")), *out;
-    ok(s,
-       tsr_optim_unflatten(flat, &(tsr_unflatten){s->params, NULL, 0, NULL, NULL}, &s->g->host, s->g->arena, &out, &s->err));
+    ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){s->params, NULL, 0, NULL, NULL, NULL}, &s->g->host, s->g->arena, &out,
+                              &s->err));
     /* PyTorch keeps the order of the live optimizer's options, which is also that of the flat form */
     same(s, out, want->child, false);
-    ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){s->params, groups, count, NULL, NULL}, &s->g->host, s->g->arena, &out,
-                              &s->err));
+    ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){s->params, groups, count, NULL, NULL, NULL}, &s->g->host, s->g->arena,
+                              &out, &s->err));
     same(s, out, want->child, false);
-    ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){NULL, NULL, 0, NULL, NULL}, &s->g->host, s->g->arena, &out, &s->err));
+    ok(s, tsr_optim_unflatten(flat, &(tsr_unflatten){NULL, NULL, 0, NULL, NULL, NULL}, &s->g->host, s->g->arena, &out,
+                              &s->err));
     if (tsr_value_get(out, TSR_STR("state"))->count) return;
     /* Without state, there are no names for which to add {}. */
     assert_int_equal(tsr_value_get(out, TSR_STR("param_groups"))->count, 1);
@@ -220,14 +221,14 @@ static tsr_status try_flatten(golden *g, const tsr_value *value, const tsr_value
 
 static tsr_status try_unflatten(golden *g, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
-    return tsr_optim_unflatten(value, &(tsr_unflatten){NULL, NULL, 0, NULL, NULL}, &g->host, g->arena, out, err);
+    return tsr_optim_unflatten(value, &(tsr_unflatten){NULL, NULL, 0, NULL, NULL, NULL}, &g->host, g->arena, out, err);
 }
 
 static tsr_status try_unflatten_listed(golden *g, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     static const tsr_str names[] = {{"a", 1}, {"b", 1}};
     const tsr_name_list list = {names, 2};
-    return tsr_optim_unflatten(value, &(tsr_unflatten){NULL, &list, 1, NULL, NULL}, &g->host, g->arena, out, err);
+    return tsr_optim_unflatten(value, &(tsr_unflatten){NULL, &list, 1, NULL, NULL, NULL}, &g->host, g->arena, out, err);
 }
 
 static tsr_status try_to_id(golden *g, const tsr_value *value, const tsr_value **out, tsr_error *err)

@@ -102,8 +102,8 @@ static tsr_status forms(run *r)
     TSR_TRY(tsr_optim_to_id(nested, &r->host, r->arena, &out, &r->err));
     TSR_TRY(tsr_optim_merge(&nested, 1, &r->host, r->arena, &out, &r->err));
     TSR_TRY(tsr_optim_flatten(nested, &r->host, r->arena, &out, &r->err));
-    TSR_TRY(tsr_optim_unflatten(r->m->flat_state, &(tsr_unflatten){r->params, NULL, 0, NULL, NULL}, &r->host, r->arena, &out,
-                                &r->err));
+    TSR_TRY(tsr_optim_unflatten(r->m->flat_state, &(tsr_unflatten){r->params, NULL, 0, NULL, NULL, NULL}, &r->host, r->arena,
+                                &out, &r->err));
     TSR_TRY(tsr_state_keys(r->m->nested, &r->host, r->arena, &keys, &count, &r->err));
     TSR_TRY(tsr_state_unflatten(keys, count, &r->host, r->arena, &out, &r->err));
     const size_t first[] = {0};

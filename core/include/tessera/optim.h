@@ -46,6 +46,9 @@ typedef struct tsr_unflatten {
      * each parameter has its own. NULL: tensors are equal only if they are the same bytes of the same file. */
     tsr_status (*same)(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);
     void *ctx;
+    /* Called for each parameter that has state although it does not require gradients; its state is kept. NULL: such state is
+     * left out, as PyTorch does. */
+    tsr_status (*frozen)(void *ctx, tsr_str fqn, tsr_error *err);
 } tsr_unflatten;
 /* Flat → nested, as `_unflatten_optim_state_dict` does with a live optimizer. Errors: also those of `same`. */
 tsr_status tsr_optim_unflatten(const tsr_value *flat, const tsr_unflatten *how, const tsr_host *host, tsr_arena *arena,

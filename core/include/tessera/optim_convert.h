@@ -50,7 +50,7 @@ typedef struct tsr_optim_request {
     tsr_optim_document modules;     /* tessera.modules/1: names, frozen parameters, groups */
     tsr_optim_document flat_params; /* tessera.flat-params/1; needed by unshard and shard */
     tsr_str part;                   /* the part to read of a checkpoint that has parts; data NULL: all. Not for unshard */
-    tsr_str at;                     /* the key of the optimizer in the checkpoint; data NULL: the only one found */
+    tsr_str at;                     /* the optimizer's name, "optimizer_states.0"; data NULL: the only one found */
     bool sharded;                   /* unshard: write one file per rank, with DTensors split by rows */
     bool has_world_size, has_rank;
     uint64_t world_size; /* shard: the number of ranks to write for; if not set, the document's */

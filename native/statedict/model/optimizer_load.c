@@ -147,7 +147,8 @@ static tsr_status unflatten_own(loading *l, const tsr_value *all, const tsr_valu
     size_t count;
     TSR_TRY(list_names(l, all, &lists, &count, err));
     TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, own, err));
-    const tsr_unflatten how = {l->params, lists, count, tsr_optimizer_same_tensor, l->passing};
+    const tsr_unflatten how = {
+        .params = l->params, .groups = lists, .group_count = count, .same = tsr_optimizer_same_tensor, .ctx = l->passing};
     const tsr_name_list *names = lists;
     for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
         TSR_TRY(tsr_optimizer_check_flat(*own, l->optimizers[o], names, l->host, l->passing, err));
