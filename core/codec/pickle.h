@@ -99,6 +99,8 @@ void tsr_pickle_free(tsr_pickle *pickle); /* accepts NULL */
 
 tsr_ref tsr_pickle_root(const tsr_pickle *pickle);
 unsigned tsr_pickle_protocol(const tsr_pickle *pickle); /* as PROTO states it; 0 without PROTO */
+/* The highest number of a memo slot that does not continue the sequence of slots; 0 if every slot does. */
+uint64_t tsr_pickle_highest_far(const tsr_pickle *pickle);
 tsr_pickle_kind tsr_pickle_kind_of(const tsr_pickle *pickle, tsr_ref ref);
 /* For a ref of another kind, the accessors below return 0, "" or TSR_REF_NONE. */
 bool tsr_pickle_bool(const tsr_pickle *pickle, tsr_ref ref);

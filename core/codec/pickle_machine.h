@@ -110,7 +110,8 @@ struct tsr_pickle {
     tsr_vec bytearrays; /* uint32_t: the texts that are bytearrays, in ascending order */
     tsr_arena *decoded; /* holds texts that had escapes; NULL if there are none yet */
     tsr_ref root;
-    unsigned protocol; /* as PROTO states it */
+    unsigned protocol;    /* as PROTO states it */
+    uint64_t highest_far; /* the highest number of a memo slot that does not continue the sequence; 0: there are none */
 };
 
 typedef struct open {

@@ -19,6 +19,11 @@ unsigned tsr_pickle_protocol(const tsr_pickle *pickle)
     return pickle->protocol;
 }
 
+uint64_t tsr_pickle_highest_far(const tsr_pickle *pickle)
+{
+    return pickle->highest_far;
+}
+
 tsr_ref tsr_pickle_root(const tsr_pickle *pickle)
 {
     return pickle->root;

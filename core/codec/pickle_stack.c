@@ -109,6 +109,7 @@ static bool put_far(machine *m, uint64_t index, tsr_ref ref)
     if (2 * (m->far_count + 1) > m->far.count && !grow_far(m)) return false;
     far_slot *slot = find_far(&m->far, index);
     m->far_count += slot->index == 0;
+    if (index > m->pickle->highest_far) m->pickle->highest_far = index;
     *slot = (far_slot){index + 1, ref};
     return true;
 }

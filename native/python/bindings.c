@@ -18,6 +18,9 @@
 #include "tessera/sys/json.h"
 #include "tessera/sys/loadable.h"
 #include "tessera/sys/path_choices.h"
+#include "tessera/sys/store_read.h"
+#include "tessera/sys/tiling.h"
+#include "tessera/sys/try.h"
 #include "tessera/tessera.h"
 
 /* Which checkpoint to open, and how. Mirrored in _library.py. Texts may be NULL. */
@@ -28,7 +31,9 @@ typedef struct opening {
     const char *shards;  /* name of a built-in map, or path of a document */
     tsr_str shards_text; /* or the text of a tessera.shards/1 document */
     uint32_t threads;
-    uint32_t purpose;    /* a tsr_purpose */
+    uint32_t purpose;       /* a tsr_purpose */
+    uint32_t metadata_rank; /* as in tsr_open_options, if has_metadata_rank */
+    uint8_t has_metadata_rank;
     uint8_t is_compared; /* part and step are those of the checkpoint that this one is compared with */
 } opening;
 
@@ -109,7 +114,8 @@ static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
     const tsr_open_options options = {.purpose = (tsr_purpose)what->purpose,
                                       .part = what->part ? tsr_str_from(what->part) : (tsr_str){NULL, 0},
                                       .step = what->step ? tsr_str_from(what->step) : (tsr_str){NULL, 0},
-                                      .shards = s->arena ? &s->shards : NULL};
+                                      .shards = s->arena ? &s->shards : NULL,
+                                      .metadata_rank = what->has_metadata_rank ? &what->metadata_rank : NULL};
     if (what->is_compared) return tsr_path_open_compared(&opener, what->paths[0], &options, &s->checkpoint, err);
     return tsr_paths_open_by(&opener, what->paths, what->path_count, &options, &s->checkpoint, err);
 }
@@ -167,6 +173,21 @@ tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_
     return status;
 }
 
+EXPORT tsr_status tsr_python_file(session *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+/* Writes the bytes of a file of the checkpoint. */
+tsr_status tsr_python_file(session *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    tsr_bytes bytes;
+    tsr_store *store = tsr_checkpoint_store(s->checkpoint);
+    const uint32_t file = tsr_store_find(store, tsr_str_from(name));
+    TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, "there is no file '%s'", name);
+    TSR_TRY(tsr_range_load(tsr_whole_file(store, file), &s->native.host, &bytes, err));
+    const tsr_status status = write(ctx, bytes.data.data, bytes.data.size, err);
+    tsr_bytes_free(&bytes);
+    return status;
+}
+
 /* ---- the catalog ---- */
 
 /* An entry of the catalog. Mirrored in _library.py. The elements of a float4 tensor are counted in pairs, as in torch. */
@@ -187,6 +208,7 @@ EXPORT const char *tsr_python_format(const session *s);
 EXPORT uint64_t tsr_python_count(const session *s);
 EXPORT void tsr_python_entry(const session *s, uint64_t index, entry_info *out);
 EXPORT void tsr_python_chunk(const session *s, uint64_t index, uint64_t chunk, uint64_t *offsets, uint64_t *sizes);
+EXPORT tsr_status tsr_python_is_tiled(const session *s, uint64_t index, uint8_t *out, tsr_error *err);
 EXPORT void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_item *out);
 
 static const tsr_entry *entry_at(const session *s, uint64_t index)
@@ -228,6 +250,17 @@ void tsr_python_chunk(const session *s, uint64_t index, uint64_t chunk, uint64_t
         offsets[d] = entry->chunks[chunk].offsets[d];
         sizes[d] = entry->chunks[chunk].sizes[d];
     }
+}
+
+/* Whether every element of a tensor is in exactly one chunk. */
+tsr_status tsr_python_is_tiled(const session *s, uint64_t index, uint8_t *out, tsr_error *err)
+{
+    const tsr_entry *entry = entry_at(s, index);
+    tsr_tiling tiling;
+    TSR_TRY(tsr_tiling_check(&s->allocator, (tsr_shape){entry->ndim, entry->shape}, entry->chunks, entry->chunk_count,
+                             &tiling, err));
+    *out = tiling.exact;
+    return TSR_OK;
 }
 
 void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, path_item *out)

@@ -1,11 +1,13 @@
 """tessera.torch on several ranks with a gloo group, beside PyTorch's own reader and writer."""
 import os
+import types
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from test_python import tessera
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType
 from torch_ranks import run_ranks
@@ -62,3 +64,72 @@ def fills_fsdp1(rank, world, path):
 
 def test_load_into_fills_sharded_tensors_of_which_a_rank_has_none(t):
     run_ranks(fills_fsdp1, 4, t.at("fsdp1"))
+
+
+def rank_state(rank, filled):
+    """What differs between ranks under one name: values, a shape, a dtype, an object; and a name that only one rank has."""
+    value = (lambda *shape: torch.arange(float(torch.Size(shape).numel())).reshape(shape) + 100 * rank) if filled else torch.zeros
+    return {"w": value(2, 3), "shape": value(rank + 1), "dtype": value(4).to((torch.float64, torch.int64, torch.bfloat16)[rank]),
+            "same": value(5) - value(5), f"only{rank}": value(2, 2), "of": {"rank": [value(1), f"rank {rank}" if filled else None]},
+            "rows": torch.distributed.tensor.distribute_tensor(torch.arange(14.).reshape(7, 2), torch.distributed.device_mesh.init_device_mesh("cpu", (3,)),
+                                                               [torch.distributed.tensor.Shard(0)]).mul_(1 if filled else 0)}
+
+
+def reads_its_own(rank, world, path):
+    dcp.save(rank_state(rank, True), storage_writer=dcp.FileSystemWriter(path), use_collectives=False)
+    want = rank_state(rank, True)
+    readers = {"PyTorch": FileSystemReader(path), "tessera": tessera.torch.StorageReader(path)}
+    for name, reader in readers.items():
+        state = rank_state(rank, False)
+        dcp.load(state, storage_reader=reader)
+        for key in want:
+            ours, theirs = (x.to_local() if hasattr(x, "to_local") else x for x in (state[key], want[key]))
+            assert same(ours, theirs), (name, rank, key, ours, theirs)
+    theirs, ours = (reader.read_metadata(rank=rank) for reader in readers.values())
+    for field in ("planner_data", "storage_data", "version"):
+        assert getattr(theirs, field) == getattr(ours, field), (rank, field)
+    assert ours.storage_meta.save_id == theirs.storage_meta.save_id and ours.state_dict_metadata.keys() == theirs.state_dict_metadata.keys()
+    for reader in readers.values():
+        try:
+            reader.read_metadata()
+        except (OSError, tessera.TesseraError):
+            continue
+        raise AssertionError("one metadata for all ranks was found")
+    other = {f"only{(rank + 1) % world}": torch.zeros(2, 2)}  # what only another rank has
+    for reader in readers.values():
+        try:
+            dcp.load(other, storage_reader=reader)
+        except CheckpointException as e:
+            assert "Missing key" in str(e), e
+            continue
+        raise AssertionError("a rank got what another one saved")
+    state = {"w": torch.zeros(2, 3), f"only{rank}": torch.zeros(2, 2)}
+    if rank != 1:
+        del state[f"only{rank}"]
+    tessera.torch.load_into(state, path, strict=False)
+    assert all(same(state[key], want[key]) for key in state), (rank, state)
+
+
+def test_every_rank_reads_what_it_saved_with_its_own_metadata(t):
+    path = t.at("local")
+    run_ranks(reads_its_own, 3, path)
+
+
+def writes_objects(rank, world, path):
+    tensors = [torch.arange(4.), torch.arange(4.) + (rank == 1)]
+    state = {"equal": {1, 2, "x"}, "differs": {"step": rank}, "inner": types.SimpleNamespace(tensors=tensors), "tensor": torch.ones(3)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(path), use_collectives=False)
+
+
+def test_objects_that_differ_between_ranks_are_found(t):
+    path = t.at("objects")
+    run_ranks(writes_objects, 2, path)
+    found = [f for f in tessera.check(path, deep=True) if f.rule == "torch/rank-object"]
+    assert sorted(f.fqn for f in found) == ["differs.step", "inner"], found
+    assert all(f.level == "note" and f.file == "__1_0.distcp" and f.byte_offset is not None for f in found), found
+    with open(os.path.join(path, "__1_0.distcp"), "r+b") as f:  # the copy that is not read
+        data = f.read()
+        at = data.index(b"step") if b"step" in data else data.index(b"data.pkl")
+        f.seek(at)
+        f.write(bytes([data[at] ^ 1]))
+    assert any(f.level == "error" for f in tessera.check(path, deep=True)), "a damaged copy of an object is not reported"

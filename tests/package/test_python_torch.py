@@ -1,17 +1,21 @@
 """tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
 import contextlib
 import errno
+import io
 import os
 import pickle
+import shutil
 import threading
+import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
-from harness import SAMPLES
+from harness import SAMPLES, sample_names, sample_path
 from test_python import tessera
 from tessera import _slots
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
 
 DCP = os.path.join(SAMPLES, "dcp_fsdp2")
 
@@ -437,3 +441,92 @@ def test_what_another_program_saves_meanwhile_is_not_replaced(t):
         fails(CheckpointException, lambda: save_while(path, write(name)), "another program", os.path.basename(name))
         with open(name) as f:
             assert f.read() == "somebody's", which
+
+
+# ---- read_metadata ----
+
+
+def dcp_samples():
+    for name, want in sample_names("dcp"):
+        path = sample_path(name, want)
+        if os.path.isfile(os.path.join(path, ".metadata")) and tessera.open(path).format == "dcp":
+            yield name, path
+
+
+def fields_of(metadata):
+    """The content of a Metadata, but for the id of the load."""
+    fields = {**vars(metadata), "storage_meta": {**vars(metadata.storage_meta or object.__new__(StorageMeta)), "load_id": None}}
+    properties = {name: vars(value.properties) for name, value in metadata.state_dict_metadata.items() if isinstance(value, TensorStorageMetadata)}
+    return fields, properties
+
+
+def test_read_metadata_has_what_pytorchs_reader_has(t):
+    save(t.at("ours"), 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({**state_of(2), "odd": {"a.b": [torch.ones(2, requires_grad=True), io.BytesIO(b"x"), 1j], "": torch.zeros(3, dtype=torch.bool)},
+                  "strided": torch.arange(12.).view(3, 4).t(), "channels": torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)},
+                 checkpoint_id=t.at("theirs"), no_dist=True)
+    seen = [("ours", t.at("ours")), ("theirs", t.at("theirs")), *dcp_samples()]
+    assert len(seen) > 8, seen
+    for name, path in seen:
+        reader = tessera.torch.StorageReader(path)
+        ours = reader.read_metadata()
+        try:
+            theirs = FileSystemReader(path).read_metadata()
+        except ValueError:  # PyTorch 2.15 wrote it, and this one cannot read it
+            assert "v2_15" in name and ours.state_dict_metadata.keys() == tessera.open(path).keys()
+            continue
+        assert type(ours) is type(theirs) and fields_of(ours) == fields_of(theirs), (name, ours, theirs)
+        assert list(ours.state_dict_metadata) == list(theirs.state_dict_metadata), name
+        assert ours.storage_meta.load_id and ours.storage_meta.load_id == reader.load_id == reader.read_metadata().storage_meta.load_id
+    reader.reset()
+    assert reader.load_id != ours.storage_meta.load_id
+
+
+def test_elements_in_no_chunk_are_an_error_and_do_not_stay_as_they_were(t):
+    reader = tessera.torch.StorageReader(os.path.join(SAMPLES, "broken_dcp_hole"))
+    holes = [f.fqn for f in tessera.check(reader.path) if f.rule == "layout/hole"]
+    shape = tessera.open(reader.path)[holes[0]].shape
+    fails(CheckpointException, lambda: dcp.load({holes[0]: torch.zeros(shape)}, storage_reader=reader, no_dist=True), holes[0])
+
+
+def test_a_reader_is_used_again_after_its_path_was_replaced(t):
+    reader = tessera.torch.StorageReader(t.at("live"))
+    for k, shape in ((1, (3,)), (2, (4, 2)), (1, (3,))):
+        shutil.rmtree(t.at("live"), ignore_errors=True)
+        want = {"w": torch.full(shape, float(k)), "pad": torch.zeros(k, 7), "k": k}
+        dcp.save(want, checkpoint_id=t.at("live"), no_dist=True)
+        state = {"w": torch.zeros(shape), "pad": torch.ones(k, 7), "k": 0}
+        dcp.load(state, storage_reader=reader, no_dist=True)
+        assert torch.equal(state["w"], want["w"]) and torch.equal(state["pad"], want["pad"]) and state["k"] == k, state
+
+
+def test_a_metadata_file_neither_runs_code_nor_changes_classes(t):
+    path = t.at("planted")
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    with open(os.path.join(path, ".metadata"), "rb") as f:
+        metadata = f.read()
+    load = lambda: tessera.torch.StorageReader(path).read_metadata()
+    # Each is run before the Metadata, whose pickle follows without its PROTO and FRAME.
+    begin = metadata.index(b"\x8c")
+    poison = b"ctorch.distributed.checkpoint.metadata\nStorageMeta\n(N(X\x05\0\0\0plantX\x01\0\0\0xdtb0"
+    before = dict(vars(StorageMeta))
+    with open(os.path.join(path, ".metadata"), "wb") as f:
+        f.write(metadata[:2] + poison + metadata[begin:])
+    try:
+        load()
+    except tessera.TesseraError:
+        pass
+    assert dict(vars(StorageMeta)) == before and not hasattr(StorageMeta, "plant")
+    with open(os.path.join(path, ".metadata"), "wb") as f:  # a memo of 2 ^ 32 slots
+        f.write(metadata[:2] + b"Nr\xff\xff\xff\xf00" + metadata[begin:])
+    fails(tessera.TesseraError, load, "memo slot")
+    marker = t.at("ran")
+    with open(os.path.join(path, ".metadata"), "wb") as f:
+        f.write(metadata[:2] + b"cposix\nsystem\n(X" + len(f"touch {marker}").to_bytes(4, "little") + f"touch {marker}".encode() + b"tR0" + metadata[begin:])
+    try:
+        load()
+    except tessera.TesseraError:
+        pass
+    assert not os.path.exists(marker)

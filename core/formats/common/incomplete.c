@@ -312,6 +312,7 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err)
     switch (checkpoint->catalog.format) {
     case TSR_FORMAT_DCP:
         if (tsr_str_equal(store->files[checkpoint->files[0]].name, TSR_STR(".metadata"))) return TSR_OK;
+        if (checkpoint->options.metadata_rank) return TSR_OK; /* whatever the other ranks have */
         return check_rank_metadata(checkpoint, err);
     case TSR_FORMAT_SHARDS:
         if (tsr_rank_part_of(store->files[checkpoint->files[0]].name, &rank, &part))

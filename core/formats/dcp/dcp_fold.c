@@ -498,5 +498,10 @@ tsr_status tsr_dcp_fold(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *o
                             .ctx = f};
     const tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
     tsr_free(host->allocator, f, 1, sizeof *f);
-    return status;
+    if (status != TSR_OK) return status;
+    /* Python's unpickler allocates memory for all slots up to the highest. */
+    TSR_FAIL_IF(tsr_pickle_highest_far(out->pickle) > bytes.size, err, TSR_E_LIMIT,
+                "dcp: the pickle has %zu bytes, but a memo slot with the number %llu", bytes.size,
+                (unsigned long long)tsr_pickle_highest_far(out->pickle));
+    return TSR_OK;
 }

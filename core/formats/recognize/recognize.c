@@ -409,6 +409,17 @@ static tsr_status recognize_torch(recognizer *r, const tsr_reader **reader)
                           "name one of them");
 }
 
+/* Chooses the metadata that one rank wrote. */
+static tsr_status choose_rank(recognizer *r, uint32_t rank)
+{
+    const numbered *files = r->metadata.items;
+    for (size_t i = 0; i < r->metadata.count; i++)
+        if (files[i].number == rank) return choose_one(r, files[i].file);
+    return tsr_fail(r->err, TSR_E_NOT_FOUND,
+                    "every rank wrote its own metadata, and '__%u.metadata' is not among the %zu files", rank,
+                    r->metadata.count);
+}
+
 /* ---- directories of transformers ---- */
 
 /* Whether a file is another form of the model, or a shard of it, so that it does not belong to a model in one file. */
@@ -492,6 +503,7 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     if (r->metadata.count) {
         qsort(r->metadata.items, r->metadata.count, sizeof(numbered), compare_numbered);
         *reader = &tsr_reader_dcp;
+        if (r->checkpoint->options.metadata_rank) return choose_rank(r, *r->checkpoint->options.metadata_rank);
         return choose(r, r->metadata.items, r->metadata.count);
     }
     TSR_TRY(recognize_model(r, reader));

@@ -54,6 +54,10 @@ typedef struct tsr_open_options {
      * NULL: such tensors are listed per rank. Checkpoints whose tensors are whole do not need it
      * (tsr_checkpoint_joined_ranks). */
     const struct tsr_shards *shards;
+    /* Of a DCP whose ranks wrote their own metadata, open only what this rank's file describes, as PyTorch does on that rank.
+     * Fails with TSR_E_NOT_FOUND if the rank has none. NULL: open the union of all ranks. Other checkpoints ignore it. Only
+     * read while the checkpoint is opened. */
+    const uint32_t *metadata_rank;
 } tsr_open_options;
 
 /* Recognizes the format from content and reads the metadata. Borrows `store` and `host` until close. `options` may be

@@ -131,9 +131,10 @@ class Checkpoint(Mapping[str, Entry]):
 
     def __init__(self, path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-                 _purpose: int = FOR_NAMES, _is_compared: bool = False) -> None:
+                 _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None) -> None:
         self._choices = Choices(part, step, also, shards, _is_compared)
-        self._session = Session(path, self._choices, threads=threads, purpose=_purpose, allow_expansion=allow_expansion)
+        self._session = Session(path, self._choices, threads=threads, purpose=_purpose, allow_expansion=allow_expansion,
+                                metadata_rank=_metadata_rank)
         self.path = self._session.path
         self.format = self._session.format()
         entries = (Entry(self, i) for i in range(self._session.count()))

@@ -49,7 +49,7 @@ class _Str(ctypes.Structure):
 class _Opening(ctypes.Structure):
     _fields_ = [("paths", ctypes.c_void_p), ("path_count", ctypes.c_size_t), ("part", ctypes.c_char_p), ("step", ctypes.c_char_p),
                 ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
-                ("is_compared", ctypes.c_uint8)]
+                ("metadata_rank", ctypes.c_uint32), ("has_metadata_rank", ctypes.c_uint8), ("is_compared", ctypes.c_uint8)]
 
 
 class EntryInfo(ctypes.Structure):
@@ -132,9 +132,11 @@ _unchanged = _function("unchanged", _int, _p, _p)
 _status_name = _function("status_name", _char, _int)
 _format = _function("format", _char, _p)
 _own_files = _function("own_files", _int, _p, _WRITE, _p, _p)
+_file = _function("file", _int, _p, _char, _WRITE, _p, _p)
 _count = _function("count", _u64, _p)
 _entry = _function("entry", None, _p, _u64, _p)
 _chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
+_is_tiled = _function("is_tiled", _int, _p, _u64, _p, _p)
 _path_item = _function("path_item", None, _p, _u64, _u32, _p)
 _read = _function("read", _int, _p, _p, ctypes.c_size_t, _p)
 _is_plain = _function("is_plain", _int, _p, _u64)
@@ -277,22 +279,23 @@ os.register_at_fork(after_in_child=_after_fork)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False):
+    def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None):
         self.path = os.fspath(path)
         self._stop = _Stop()
         self._handle = None
         _sessions.add(self)
-        self._handle = self._open(choices, threads, purpose)
+        self._handle = self._open(choices, threads, purpose, metadata_rank)
         if allow_expansion:
             _allow_expansion(self._handle)
         if choices.shards is not None and not _uses_shards(self._handle):
             warnings.warn(f"{self.path}: shards is not used: its tensors are not plain tensors of several ranks", stacklevel=4)
 
-    def _open(self, choices, threads, purpose):
+    def _open(self, choices, threads, purpose, metadata_rank):
         paths, (name, text), err = choices.paths(self.path), choices.map_of_ranks(), _Error()
         array = (_char * len(paths))(*paths)
         what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
-                        shards=name, threads=threads, purpose=purpose, is_compared=choices.is_compared)
+                        shards=name, threads=threads, purpose=purpose, metadata_rank=metadata_rank or 0,
+                        has_metadata_rank=metadata_rank is not None, is_compared=choices.is_compared)
         buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
         if buffer is not None:
             what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)
@@ -341,6 +344,10 @@ class Session:
         names = _collect([self._stop], lambda *to: _own_files(self.handle, *to), self.path)
         return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
+    def file(self, name):
+        """Returns the bytes of a file of the checkpoint."""
+        return _collect([self._stop], lambda *to: _file(self.handle, os.fsencode(name), *to), self.path)
+
     def count(self):
         return _count(self.handle)
 
@@ -353,6 +360,13 @@ class Session:
         offsets, sizes = (_u64 * MAX_NDIM)(), (_u64 * MAX_NDIM)()
         self._do(_chunk, index, number, offsets, sizes)
         return tuple(offsets[:ndim]), tuple(sizes[:ndim])
+
+    def is_tiled(self, index):
+        """Whether every element of a tensor is in exactly one chunk."""
+        is_tiled, err = ctypes.c_uint8(), _Error()
+        if self._do(_is_tiled, index, ctypes.byref(is_tiled), ctypes.byref(err)) != 0:
+            _raise(err, self.path)
+        return bool(is_tiled.value)
 
     def keys(self, index, length):
         """Returns the path of an entry from the root of the nested state dict: keys as str, and positions in lists as int."""

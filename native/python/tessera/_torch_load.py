@@ -13,6 +13,7 @@ from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
+from ._torch_metadata import MARKER, marker_of
 from ._torch_versions import compute_local_shape_and_global_offset
 
 
@@ -129,10 +130,28 @@ class _Filling:
         self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
         self.missing, self.unexpected, self.read = [], [], []
 
+    def _open(self, metadata_rank=None):
+        return Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES, _metadata_rank=metadata_rank)
+
+    def _open_for(self, names):
+        """Opens the checkpoint. If every rank wrote its own metadata, and this rank's describes all of these tensors, then only that."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self._open()
+        try:
+            own = self._open(dist.get_rank())
+        except TesseraError as e:
+            if e.status != "not found":
+                raise
+            return self._open()  # there are fewer ranks in the checkpoint
+        if marker_of(own) in (None, MARKER) or all(name in own and own._session.is_tiled(own[name]._index) for name in names):
+            return own
+        own.close()
+        return self._open()
+
     def stage(self):
         flat, _ = flatten_state_dict(self.state_dict)
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
-        with Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES) as checkpoint:
+        with self._open_for(tensors) as checkpoint:
             self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
             targets, absent = [], set(self.missing)
             for name, tensor in tensors.items():

@@ -1,4 +1,8 @@
-"""Names that only some of the supported versions of PyTorch have."""
+"""What only some of the supported versions of PyTorch have."""
+import inspect
+
+import torch.distributed.checkpoint as dcp
+
 try:
     from torch.distributed.checkpoint.metadata import StorageMeta
 except ImportError:  # before PyTorch 2.4
@@ -12,3 +16,7 @@ except ImportError:  # before PyTorch 2.5
 def meta_fields(**ids):
     """Returns the field of PyTorch's Metadata that identifies the save or load, by its name; empty if Metadata has no such field."""
     return {"storage_meta": StorageMeta(**ids)} if StorageMeta else {}
+
+
+# Whether dcp.save can write metadata per rank, and dcp.load falls back on it: it asks a reader again, with the rank.
+ASKS_FOR_RANK = "use_collectives" in inspect.signature(dcp.save).parameters

@@ -4,8 +4,7 @@ every checkpoint that Tessera reads.
     dcp.load(state_dict, storage_reader=tessera.torch.StorageReader("model.safetensors"))
 
 Bytes are read directly into the planner's tensors if these are contiguous, on the CPU and of the stored dtype; several tensors, and
-several parts of large ones, are read at the same time. Other tensors are filled through reused memory (_slots.py). Every tensor is
-announced as one chunk, so planning takes the same time for any number of shards."""
+several parts of large ones, are read at the same time. Other tensors are filled through reused memory (_slots.py)."""
 from __future__ import annotations
 
 import io
@@ -13,7 +12,7 @@ import uuid
 from typing import Sequence
 
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
+import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
@@ -21,10 +20,11 @@ from torch.futures import Future
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
-from ._slots import dtype_of, read_tensors
+from ._slots import read_tensors
 from ._torch_load import load, load_into
+from ._torch_metadata import MARKER, marker_of, metadata_of
 from ._torch_save import StorageWriter
-from ._torch_versions import meta_fields
+from ._torch_versions import ASKS_FOR_RANK, StorageMeta
 
 __all__ = ["StorageReader", "StorageWriter", "load", "load_into"]
 
@@ -41,7 +41,9 @@ class StorageReader(_StorageReader):
         super().__init__()
         self.path, self.threads, self.unsafe_objects = path, threads, unsafe_objects
         self._choices = {"part": part, "step": step, "also": also, "shards": shards}
+        self.load_id = str(uuid.uuid4())
         self._checkpoint: Checkpoint | None = None
+        self._rank: int | None = None  # whose metadata is read, if every rank wrote its own
 
     def __getstate__(self):
         return {**self.__dict__, "_checkpoint": None}  # the copy opens it again
@@ -49,7 +51,8 @@ class StorageReader(_StorageReader):
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
             self.path = checkpoint_id
-        self._checkpoint = None
+        self.load_id = str(uuid.uuid4())
+        self._checkpoint, self._rank = None, None
 
     @property
     def checkpoint_id(self):
@@ -65,20 +68,25 @@ class StorageReader(_StorageReader):
 
     def _open(self):
         if self._checkpoint is None:
-            self._checkpoint = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES)
+            self._checkpoint = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES, _metadata_rank=self._rank or 0)
         return self._checkpoint
 
     def read_metadata(self, *args, **kwargs):
-        state, paths = {}, {}
-        for name, entry in self._open().items():
-            if entry.kind == "tensor" and dtype_of(entry):
-                size = torch.Size(entry.shape)
-                properties = TensorProperties(dtype=dtype_of(entry), requires_grad=entry.requires_grad)
-                state[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
-            else:
-                state[name] = BytesStorageMetadata()
-            paths[name] = entry.path or (name,)
-        return Metadata(state, planner_data=paths, storage_data={}, **meta_fields(checkpoint_id=self.path, load_id=str(uuid.uuid4())))
+        """Opens the checkpoint again, because its files may have been replaced since the last load. rank: read what this rank wrote, if
+        every rank wrote its own metadata (use_collectives=False)."""
+        self._checkpoint, self._rank = None, kwargs.get("rank")
+        if self._rank is None and not ASKS_FOR_RANK and dist.is_available() and dist.is_initialized():
+            self._rank = dist.get_rank()
+        checkpoint = self._open()
+        marker = marker_of(checkpoint)
+        if self._rank is None and ASKS_FOR_RANK and marker not in (None, MARKER):  # the loader asks again, with the rank
+            raise TesseraError(f"{self.path}: there is no {MARKER} for all ranks, but {marker} and the like, which each rank wrote for itself; "
+                               "read_metadata(rank=…) reads one of them", "not found")
+        metadata = metadata_of(checkpoint)
+        if StorageMeta:
+            metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
 
     def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
         self._open()
@@ -106,10 +114,11 @@ class StorageReader(_StorageReader):
             target = planner.resolve_tensor(item).detach()
             if target.size() != torch.Size(item.lengths):
                 raise TesseraError(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
-            targets.append((item, entry, target))
-        read_tensors(self._checkpoint._session, [(entry, item.storage_offsets, target) for item, entry, target in targets])
+            chunk = item.storage_index.offset or (0,) * len(item.storage_offsets)
+            targets.append((item, entry, tuple(map(sum, zip(chunk, item.storage_offsets))), target))
+        read_tensors(self._checkpoint._session, [target for _, *target in targets])
         self._checkpoint.unchanged()
-        for item, _, target in targets:
+        for item, *_, target in targets:
             planner.commit_tensor(item, target)
         done = Future()
         done.set_result(None)

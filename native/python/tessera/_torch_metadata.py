@@ -1,0 +1,116 @@
+"""What StorageReader.read_metadata returns. Of a DCP it is the content of `.metadata`, as PyTorch's FileSystemReader returns it. Every
+other checkpoint is described by its entries: each tensor is announced as one chunk, wherever its elements are stored.
+
+`.metadata` is a pickle. The library has read it before, within its limits. Here it is unpickled with a fixed list of names: PyTorch's
+own data classes and plain values. Nothing else is imported, and nothing that the file names is called."""
+from __future__ import annotations
+
+import collections
+import enum
+import io
+import pathlib
+import pickle
+import re
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import metadata as classes
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
+
+from ._slots import dtype_of
+from ._torch_versions import meta_fields
+
+MARKER = ".metadata"
+_RANK_MARKER = re.compile(r"__\d+\.metadata")
+
+
+def _classes_of(module, names):
+    return {name: getattr(module, name) for name in names if hasattr(module, name)}
+
+
+_RECORDS = {**_classes_of(classes, ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+                                    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")),
+            **_classes_of(filesystem, ("_StorageInfo", "_StoragePrefix"))}
+_RECORD_MODULES = {"torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem",
+                   "torch.distributed._shard.checkpoint.metadata", "torch.distributed._shard.checkpoint.filesystem"}
+
+
+def _member(of, name):
+    """Python 3.11 pickles a member of an enum as getattr(class, name)."""
+    if not (isinstance(of, type) and issubclass(of, enum.Enum)):
+        raise pickle.UnpicklingError("getattr of something other than an enum")
+    return of.__members__[name]
+
+
+# Functions are wrapped, because a pickle could set attributes of the originals.
+_VALUES = {("torch", "Size"): torch.Size,
+           ("torch.serialization", "_get_layout"): lambda name: torch.serialization._get_layout(name),
+           ("builtins", "getattr"): lambda of, name: _member(of, name),
+           ("collections", "OrderedDict"): collections.OrderedDict,
+           **{(module, name): lambda *parts, name=name: getattr(pathlib, name)(*parts)
+              for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")}}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        if module in _RECORD_MODULES and name in _RECORDS:
+            return _RECORDS[name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if (module, name) in _VALUES:
+            return _VALUES[module, name]
+        raise pickle.UnpicklingError(f"{module}.{name} is not one of the names of a Metadata")
+
+
+def _unpickled(data):
+    """Returns a Metadata, or None if the pickle contains something else, such as the additions of another program."""
+    before = {record: dict(vars(record)) for record in _RECORDS.values()}
+    try:
+        found = _Unpickler(io.BytesIO(data)).load()
+    except Exception:  # whatever a pickle can raise
+        found = None
+    for record, attributes in before.items():
+        now = dict(vars(record))
+        if now.keys() != attributes.keys() or any(now[name] is not value for name, value in attributes.items()):
+            found = None  # the pickle has set attributes of a class
+            for name in now.keys() - attributes.keys():
+                delattr(record, name)
+            for name in (name for name, value in attributes.items() if now.get(name) is not value):
+                setattr(record, name, attributes[name])
+    return found if isinstance(found, Metadata) and isinstance(found.state_dict_metadata, dict) else None
+
+
+def marker_of(checkpoint):
+    """Returns the name of the metadata file of a DCP; None for other formats."""
+    names = checkpoint._session.own_files() if checkpoint.format == "dcp" else []
+    return MARKER if MARKER in names else next(filter(_RANK_MARKER.fullmatch, names), None)
+
+
+def _whole(entry):
+    size = torch.Size(entry.shape)
+    properties = TensorProperties(dtype=dtype_of(entry), requires_grad=entry.requires_grad)
+    return TensorStorageMetadata(properties, size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)])
+
+
+def _described(entry, stored=None):
+    """stored: what the metadata file has for the entry. It is kept unless PyTorch would load something else than the entry from it: it
+    leaves elements that no chunk has as they were."""
+    if entry.kind != "tensor" or dtype_of(entry) is None:
+        return stored if isinstance(stored, BytesStorageMetadata) else BytesStorageMetadata()
+    if not isinstance(stored, TensorStorageMetadata) or not entry._checkpoint._session.is_tiled(entry._index):
+        return _whole(entry)
+    stored.properties.requires_grad = entry.requires_grad  # not of integers, for which PyTorch could not set it
+    return stored
+
+
+def metadata_of(checkpoint):
+    """Returns a Metadata that describes an opened checkpoint."""
+    marker = marker_of(checkpoint)
+    found = _unpickled(checkpoint._session.file(marker)) if marker else None
+    if found is None or found.state_dict_metadata.keys() != checkpoint.keys():
+        return Metadata({name: _described(entry) for name, entry in checkpoint.items()}, storage_data={},
+                        planner_data={name: entry.path or (name,) for name, entry in checkpoint.items()},
+                        **meta_fields(checkpoint_id=checkpoint.path))
+    stored = found.state_dict_metadata
+    found.state_dict_metadata = {name: _described(checkpoint[name], stored[name]) for name in stored}
+    return found
