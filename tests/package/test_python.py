@@ -25,6 +25,7 @@ sys.path.insert(0, INSTALLED)
 sys.path.append(os.path.join(ROOT, "samples"))  # classes of the samples' objects, for PyTorch
 import tessera  # noqa: E402
 import tessera.torch  # noqa: E402
+from tessera._slots import dtype_of  # noqa: E402
 
 
 def test_the_tag_is_what_auditwheel_finds(t):
@@ -156,13 +157,13 @@ def test_slices_are_those_of_torch(t):
             assert last.tolist() == resolved(value[-1:]).tolist()
 
 
-def refused(call, kind, part):
+def refused(call, kind, *parts):
     try:
         call()
     except kind as e:
-        assert part in str(e), str(e)
+        assert all(part in str(e) for part in parts), str(e)
         return e
-    raise AssertionError(f"nothing was raised: {part}")
+    raise AssertionError(f"nothing was raised: {parts}")
 
 
 def test_misuse_and_damage_are_exceptions_with_the_reason(t):
@@ -278,8 +279,8 @@ def test_every_sample_loads_through_dcp(t):
             continue
         path = sample_path(name, want)
         with tessera.open(path) as checkpoint:
-            state = {n: torch.empty(e.shape, dtype=tessera.torch.dtype_of(e)) for n, e in checkpoint.items()
-                     if e.kind == "tensor" and tessera.torch.dtype_of(e)}
+            state = {n: torch.empty(e.shape, dtype=dtype_of(e)) for n, e in checkpoint.items()
+                     if e.kind == "tensor" and dtype_of(e)}
             formats.add(checkpoint.format)
         if not state:
             continue
@@ -370,3 +371,56 @@ def test_an_object_saves_as_a_file_that_torch_loads(t):
     with tessera.open(t.at("saved")) as checkpoint:
         entry = checkpoint["o"]
         assert entry.is_data() and torch.load(io.BytesIO(entry.save()), weights_only=False) == (value,)
+
+
+def test_wrong_options_say_what_is_allowed(t):
+    path = os.path.join(SAMPLES, "dcp_small")
+    for given in ("md5", "SHA256", "", b"sha256", 5, ["sha256"]):
+        refused(lambda: tessera.inspect(path, hash=given), ValueError, "sha256", "xxh3", repr(given))
+    for function in (tessera.open, tessera.inspect, tessera.validate, tessera.check):
+        for options in ({"part": 5}, {"step": 1.5}, {"also": 5}, {"also": [5]}, {"shards": 5}):
+            refused(lambda: function(path, **options), TypeError, *options)
+    for threads, kind in ((-1, ValueError), (1 << 40, ValueError), ("4", TypeError), (1.5, TypeError), (True, TypeError)):
+        refused(lambda: tessera.open(path, threads=threads), kind, "threads is a whole number")
+    for options in ({"rule": 5}, {"rule": [5]}, {"prefix": 5}, {"allow": 5}, {"layout": 5}, {"baseline": 5}, {"against": 5}):
+        refused(lambda: tessera.validate(path, **options), TypeError, *options)
+    for name in ("atol", "rtol"):
+        for given, kind in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError), (None, TypeError)):
+            refused(lambda: tessera.diff(path, path, **{name: given}), kind, f"{name} is a number")
+    for given in (5, "weight", [5], [None]):
+        refused(lambda: tessera.torch.load(path, given), TypeError, "names")
+    with tessera.open(path) as checkpoint:
+        for call in (lambda: checkpoint["weight"]["x"], lambda: checkpoint["weight"].read("xy"), lambda: checkpoint["weight"].read([0.5, 0])):
+            refused(call, TypeError, "integer")
+    refused(lambda: tessera.torch.StorageWriter(None), TypeError, "PathLike", "None")
+
+
+def test_an_entry_is_a_numpy_array(t):
+    import numpy
+    path = os.path.join(SAMPLES, "dcp_dtypes")
+    want = {name: value for name, value in flatten_state_dict(load_with(FileSystemReader(path)))[0].items() if isinstance(value, torch.Tensor)}
+    try:
+        import ml_dtypes
+    except ImportError:
+        ml_dtypes = None
+        print("note: ml_dtypes is not installed, so bfloat16 and float8 are only refused")
+    with tessera.open(path) as checkpoint:
+        seen = 0
+        for name, tensor in want.items():
+            entry = checkpoint[name]
+            kind = entry.dtype
+            if kind == "float4_e2m1fn_x2" or (kind.startswith(("bfloat16", "complex32", "float8")) and not hasattr(ml_dtypes, kind)):
+                refused(lambda: numpy.asarray(entry), TypeError, name, entry.dtype)
+                continue
+            array = numpy.asarray(entry)
+            assert array.dtype.name == entry.dtype and array.shape == tuple(tensor.shape) and array.flags.writeable, name
+            assert array.tobytes() == tensor.contiguous().view(torch.uint8).numpy().tobytes(), name
+            seen += 1
+        assert seen > 12, seen
+        one = next(checkpoint[name] for name, tensor in want.items() if tensor.dtype == torch.float32)
+        assert numpy.array_equal(numpy.asarray(one, dtype="float64"), want[one.name].double().numpy())
+        assert numpy.asarray(one, dtype="int8").dtype == numpy.int8
+        refused(lambda: one.__array__(copy=False), ValueError, one.name, "copy")
+    with tessera.open(os.path.join(SAMPLES, "dcp_objects")) as checkpoint:
+        entry = next(entry for entry in checkpoint.values() if entry.kind != "tensor")
+        refused(lambda: numpy.asarray(entry), TypeError, entry.name, entry.type)

@@ -95,6 +95,10 @@ def reads_its_own(rank, world, path):
         except (OSError, tessera.TesseraError):
             continue
         raise AssertionError("one metadata for all ranks was found")
+    rows, whole = path + "-rows", {"rows": torch.zeros(7, 2)}  # of which this rank saves some; PyTorch would leave the others as they were
+    dcp.save({"rows": want["rows"]}, storage_writer=dcp.FileSystemWriter(rows), use_collectives=False)
+    dcp.load(whole, storage_reader=tessera.torch.StorageReader(rows))
+    assert torch.equal(whole["rows"], torch.arange(14.).reshape(7, 2)), (rank, whole)
     other = {f"only{(rank + 1) % world}": torch.zeros(2, 2)}  # what only another rank has
     for reader in readers.values():
         try:

@@ -5,13 +5,16 @@ import io
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import SAMPLES, sample_names, sample_path
-from test_python import tessera
+from shell import check
+from test_python import INSTALLED, tessera
 from tessera import _slots
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
@@ -530,3 +533,77 @@ def test_a_metadata_file_neither_runs_code_nor_changes_classes(t):
     except tessera.TesseraError:
         pass
     assert not os.path.exists(marker)
+
+
+# ---- messages ----
+
+
+def test_a_full_disk_is_named_and_nothing_stays(t):
+    """On a small file system where this user can mount one, and with a limit on the size of files in a process of its own everywhere."""
+    disk = t.at("disk")
+    os.mkdir(disk)
+    full = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk]).returncode == 0
+    if not full:
+        print("note: no file system can be mounted here, so only a limit on the size of files is tested")
+    try:
+        for size in ((1 << 20, 30000) if full else ()):  # one tensor, or one of several small ones
+            for path in (os.path.join(disk, "a"), os.path.join(disk, "b/c/")):
+                state = {"w": torch.ones(size), "v": torch.ones(60000)}
+                error = fails(CheckpointException, lambda: dcp.save(state, storage_writer=tessera.torch.StorageWriter(path), no_dist=True))
+                said = error.failures[0][0]
+                assert isinstance(said, OSError) and "No space left on device" in str(said) and path in str(said), said
+                assert os.listdir(disk) == [], os.listdir(disk)
+    finally:
+        if full:
+            subprocess.run(["umount", disk], check=True)
+    program = ("import resource, sys, torch, torch.distributed.checkpoint as dcp, tessera.torch\nresource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
+               "try:\n    dcp.save({'w': torch.ones(100000)}, storage_writer=tessera.torch.StorageWriter(sys.argv[1]), no_dist=True)\n"
+               "except BaseException as e:\n    print(repr(e.failures[0][0]), e.failures[0][0].filename)\n")
+    said = check(sys.executable, "-W", "ignore", "-c", program, t.at("limited"), env={**os.environ, "PYTHONPATH": INSTALLED})
+    assert "File too large" in said and t.at("limited") in said, said
+    assert not os.path.exists(t.at("limited"))
+
+
+class Fails(dcp.DefaultSavePlanner):
+    def __init__(self, stage, error):
+        super().__init__()
+        self.stage, self.error = stage, error
+
+    def create_local_plan(self):
+        if self.stage == "plan":
+            raise self.error
+        return super().create_local_plan()
+
+    def resolve_data(self, item):
+        if self.stage == "write":
+            raise self.error
+        return super().resolve_data(item)
+
+    def create_global_plan(self, plans):
+        if self.stage == "global":
+            raise self.error
+        return super().create_global_plan(plans)
+
+
+def test_a_save_that_fails_at_any_stage_leaves_nothing(t):
+    for stage in ("plan", "global", "write"):
+        for error in (ValueError("planned"), KeyboardInterrupt("planned")):
+            path = t.at("above", "step")
+            saving = lambda: dcp.save(state_of(1), storage_writer=tessera.torch.StorageWriter(path), planner=Fails(stage, error), no_dist=True)
+            assert "planned" in str(fails(CheckpointException, saving)), stage
+            assert not os.path.exists(t.at("above")), (stage, os.listdir(path))
+    os.mkdir(t.at("empty"))  # what the user made stays
+    fails(CheckpointException, lambda: dcp.save(state_of(1), storage_writer=tessera.torch.StorageWriter(t.at("empty")), planner=Fails("write", OSError("x")), no_dist=True))
+    assert os.listdir(t.at("empty")) == []
+
+
+def test_a_second_save_names_the_option_that_replaces(t):
+    save(t.at("twice"), 1)
+    fails(CheckpointException, lambda: save(t.at("twice"), 2), t.at("twice"), "holds a checkpoint already", "overwrite=True")
+
+
+def test_a_module_in_place_of_its_state_dict_is_named(t):
+    model = torch.nn.Linear(2, 2)
+    for given in (model, torch.optim.SGD(model.parameters(), lr=1)):
+        fails(TypeError, lambda: tessera.torch.load_into(given, DCP), type(given).__name__, "state_dict()")
+    fails(TypeError, lambda: tessera.torch.load_into(list(model.parameters()), DCP), "list")

@@ -87,7 +87,7 @@ def diff(a: StrPath, b: StrPath, values: bool = False, layout: bool = False, ato
     or steps; also applies only to a."""
     with Checkpoint(a, 0, allow_expansion, part=part, step=step, also=also, shards=shards) as first, \
             Checkpoint._compared(b, first._choices, allow_expansion=allow_expansion) as second:
-        return first._session.diff(second._session, values or atol > 0 or rtol > 0, layout, atol, rtol)
+        return first._session.diff(second._session, values, layout, atol, rtol)
 
 
 def load_sharded_optimizer_state(path: StrPath, optimizer_key: str, model_state_dict: Mapping[str, Any], *, threads: int = 0,

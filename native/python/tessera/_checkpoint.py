@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 # The dtypes that memoryview has a format for. Tensors of other dtypes are read as bytes.
 _MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
                        "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
+# Digests of `inspect`, by their numbers in the library.
+_HASHES = {"sha256": 1, "xxh3": 2}
 
 
 class Entry:
@@ -68,8 +71,8 @@ class Entry:
         TesseraError if the values cannot be read."""
         if self.kind != "tensor":
             raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
-        offsets = tuple(offsets) if offsets is not None else (0,) * len(self.shape)
-        sizes = tuple(sizes) if sizes is not None else tuple(n - o for n, o in zip(self.shape, offsets))
+        offsets = tuple(map(operator.index, offsets)) if offsets is not None else (0,) * len(self.shape)
+        sizes = tuple(map(operator.index, sizes)) if sizes is not None else tuple(n - o for n, o in zip(self.shape, offsets))
         if len(offsets) != len(self.shape) or len(sizes) != len(self.shape) or any(n < 0 for n in (*offsets, *sizes)):
             raise ValueError(f"offsets and sizes of '{self.name}' are {len(self.shape)} numbers of 0 or more")
         if any(o + n > t for o, n, t in zip(offsets, sizes, self.shape)):
@@ -99,6 +102,7 @@ class Entry:
         offsets, sizes = [], []
         for n, part in zip(self.shape, key + (slice(None),) * (len(self.shape) - len(key))):
             if not isinstance(part, slice):
+                part = operator.index(part)
                 at = part + n if part < 0 else part
                 if not 0 <= at < n:
                     raise IndexError(f"{part} is outside a dim of {n} of '{self.name}'")
@@ -110,6 +114,19 @@ class Entry:
             sizes.append(max(0, stop - start))
         return self.read(offsets, sizes)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Read the whole tensor as a numpy array; numpy.asarray(entry) calls this. bfloat16, complex32 and float8 need the package ml_dtypes. Raises
+        TypeError if the entry is not a tensor or numpy lacks its dtype, and ValueError for copy=False, because every read makes a copy."""
+        import numpy
+        if self.kind != "tensor":
+            raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
+        if copy is False:
+            raise ValueError(f"'{self.name}' is read from a file, which always makes a copy; pass copy=None or copy=True")
+        memory = bytearray(self.nbytes)
+        self.read(out=memory)
+        array = numpy.ndarray(self.shape, _numpy_dtype(self), memory)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def is_data(self) -> bool:
         """Whether an object consists only of Python's and PyTorch's own data types, so that unpickling it runs no other code."""
         return self._checkpoint._session.is_plain(self._index)
@@ -120,6 +137,22 @@ class Entry:
         if self.kind == "tensor" or not self._checkpoint._session.has_value(self._index):
             raise TypeError(f"'{self.name}' cannot be saved as an object: {self.dtype or self.type}")
         return self._checkpoint._session.object(self._index)
+
+
+def _numpy_dtype(entry):
+    import numpy
+    kind = entry.dtype
+    if kind in ("bfloat16", "complex32") or kind.startswith("float8"):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(f"'{entry.name}' is {kind}, which numpy has only with the package ml_dtypes: install it, or read bytes with "
+                            "entry.read()") from None
+        kind = getattr(ml_dtypes, kind, "")
+    try:
+        return numpy.dtype(kind or "none")
+    except TypeError:
+        raise TypeError(f"'{entry.name}' is {entry.dtype}, which numpy does not have; read bytes with entry.read()") from None
 
 
 class Checkpoint(Mapping[str, Entry]):
@@ -171,7 +204,9 @@ class Checkpoint(Mapping[str, Entry]):
     def inspect(self, hash: str | None = None, stats: bool = False) -> dict[str, Any]:
         """Return the tessera.inspect/1 document. hash: add a digest of each tensor, "sha256" or "xxh3". stats: add statistics of
         the values. Both read every byte."""
-        return self._session.inspect({None: 0, "sha256": 1, "xxh3": 2}[hash], stats)
+        if hash is not None and (not isinstance(hash, str) or hash not in _HASHES):
+            raise ValueError(f"hash is {' or '.join(map(repr, _HASHES))}, or None for no digests, not {hash!r}")
+        return self._session.inspect(_HASHES[hash] if hash else 0, bool(stats))
 
     def validate(self, deep: bool = False, layout: Document | None = None, *, against: Against | None = None, rule: str | Sequence[str] = (),
                  baseline: Document | None = None, prefix: str | None = None, allow: str | None = None) -> dict[str, Any]:

@@ -2,12 +2,45 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Sequence, Union
 
 StrPath = Union[str, "os.PathLike[str]"]
 # A JSON document: as a dict, as its text, or as the path of a file.
 Document = Union["dict[str, Any]", str, bytes, "os.PathLike[str]"]
+
+
+def whole_number(given: Any, what: str) -> int:
+    """Returns a number that is 0 or more and fits in 32 bits. `what` names it in errors."""
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"{what} is a whole number, not {type(given).__name__}")
+    if not 0 <= operator.index(given) < 1 << 32:
+        raise ValueError(f"{what} is a whole number from 0 to {(1 << 32) - 1}, not {given}")
+    return operator.index(given)
+
+
+def tolerance(given: Any, what: str) -> float:
+    if isinstance(given, (bool, str)) or not hasattr(given, "__float__"):
+        raise TypeError(f"{what} is a number, not {type(given).__name__}")
+    if not 0 <= float(given) < math.inf:
+        raise ValueError(f"{what} is a number of 0 or more, not {given}")
+    return float(given)
+
+
+def text(given: Any, what: str) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"{what} is a text, not {type(given).__name__}")
+    return given
+
+
+def state_dict(given: Any, what: str = "state_dict") -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    instead = "; pass its state_dict(), as in model.state_dict()" if callable(getattr(given, "state_dict", None)) else ""
+    raise TypeError(f"{what} is a dict of names and tensors, not {type(given).__name__}{instead}")
 
 
 def looks_like_json(text: bytes) -> bool:
@@ -52,7 +85,10 @@ class Choices(NamedTuple):
 
     def paths(self, path: StrPath) -> list[bytes]:
         """Returns `path` and the directories that form one checkpoint with it."""
-        also = [self.also] if isinstance(self.also, (str, os.PathLike)) else list(self.also or ())
+        also = [self.also] if isinstance(self.also, (str, os.PathLike)) else self.also or ()
+        if not isinstance(also, Iterable):
+            raise TypeError(f"also takes paths of directories, not {type(also).__name__}")
+        also = list(also)
         for other in also:
             if not isinstance(other, (str, os.PathLike)):
                 raise TypeError(f"also takes paths of directories, not {type(other).__name__}")

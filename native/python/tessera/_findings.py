@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import AbstractSet, Sequence, Union
 
 from ._checkpoint import Checkpoint
-from ._choices import Document, document, encoded, looks_like_json
+from ._choices import Document, document, encoded, looks_like_json, text
 from ._library import FOR_FINDINGS, FOR_NAMES, TesseraError
 
 # What a checkpoint should load into: an opened checkpoint, its path, a document, or names.
@@ -60,16 +61,17 @@ def against(given, choices):
 def validate(checkpoint, deep, options):
     """Returns the tessera.findings/1 document of an opened checkpoint. options: those of tessera.validate, by name."""
     rules = options.get("rule") or ()
-    rules = [rules] if isinstance(rules, str) else list(rules)
-    if not all(isinstance(rule, str) for rule in rules):
+    rules = [rules] if isinstance(rules, str) else rules
+    if not isinstance(rules, Iterable) or not all(isinstance(rule, str) for rule in rules):
         raise TypeError("rule takes texts ID=LEVEL")
-    texts = {name: encoded(options[name]) for name in ("prefix", "allow") if options.get(name) is not None}
+    rules = list(rules)
+    texts = {name: encoded(text(options[name], name)) for name in ("prefix", "allow") if options.get(name) is not None}
     texts.update({name: document(options[name], name) for name in ("layout", "baseline") if options.get(name) is not None})
     other, opened = None, False
     if options.get("against") is not None:
-        text, other, opened = against(options["against"], checkpoint._choices)
-        if text is not None:
-            texts["against"] = text
+        document_text, other, opened = against(options["against"], checkpoint._choices)
+        if document_text is not None:
+            texts["against"] = document_text
     try:
         return checkpoint._session.validate(deep, texts, other._session if other else None, rules)
     finally:

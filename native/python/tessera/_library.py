@@ -10,7 +10,7 @@ import time
 import warnings
 import weakref
 
-from ._choices import Choices
+from ._choices import Choices, tolerance, whole_number
 
 MAX_NDIM = 64
 _QUICK_BYTES = 16 << 20  # smaller reads end too soon for a thread of their own to be worthwhile
@@ -294,7 +294,7 @@ class Session:
         paths, (name, text), err = choices.paths(self.path), choices.map_of_ranks(), _Error()
         array = (_char * len(paths))(*paths)
         what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
-                        shards=name, threads=threads, purpose=purpose, metadata_rank=metadata_rank or 0,
+                        shards=name, threads=whole_number(threads, "threads"), purpose=purpose, metadata_rank=metadata_rank or 0,
                         has_metadata_rank=metadata_rank is not None, is_compared=choices.is_compared)
         buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
         if buffer is not None:
@@ -450,7 +450,8 @@ class Session:
         return json.loads(_collect(stops, lambda *to: _validate(self.handle, os.fsencode(self.path), ctypes.byref(options), *to), self.path))
 
     def diff(self, other, values, layout, atol, rtol):
+        atol, rtol = tolerance(atol, "atol"), tolerance(rtol, "rtol")
         asked = _Difference(os.fsencode(self.path), os.fsencode(other.path), _Tolerance(atol == 0 and rtol == 0, atol, rtol),
-                            values, layout)
+                            bool(values or atol or rtol), bool(layout))
         return json.loads(_collect([self._stop, other._stop],
                                    lambda *to: _diff(self.handle, other.handle, ctypes.byref(asked), *to), None))

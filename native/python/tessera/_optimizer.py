@@ -10,9 +10,10 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, Sharde
 from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from ._checkpoint import Checkpoint
+from ._choices import state_dict, text
 from ._library import FOR_VALUES, PlannedRead, TesseraError
 from ._ranks import agree, attempt
-from .torch import dtype_of
+from ._slots import dtype_of
 
 try:
     from torch.distributed.tensor import DTensor
@@ -116,7 +117,8 @@ class _Job:
         self.reads = []  # items of Session.read
 
     def prepare(self):
-        slices, group = _layout(self.model_state_dict)
+        text(self.key, "optimizer_key")
+        slices, group = _layout(state_dict(self.model_state_dict, "model_state_dict"))
         self.is_2d, self.group = group is not None, group or _default_group()
         self.device = _device_of(self.group)
         self.checkpoint = Checkpoint(self.path, **self.opening, _purpose=FOR_VALUES)

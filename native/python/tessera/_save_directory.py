@@ -7,6 +7,7 @@ old checkpoint or the new one. The files that the old one lists are removed afte
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
     .tessera-save.lock        held by the coordinator while it saves"""
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -17,7 +18,7 @@ import threading
 import time
 
 from ._library import TesseraError
-from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, Place, name_of_file, name_of_journal, new_token, token_of
+from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, TO_REPLACE, Place, name_of_file, name_of_journal, new_token, token_of
 
 _LOCK = ".tessera-save.lock"
 _locks = {}  # directory → _Lock; a thread that saves there again reuses its lock
@@ -37,12 +38,37 @@ def _create(path):
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+@contextlib.contextmanager
+def _naming(path):
+    """Adds the path to errors of descriptors, such as a full disk."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None and e.errno is not None:
+            raise OSError(e.errno, e.strerror, path) from None
+        raise
+
+
 def _write_new(path, data):
-    """Creates a file with these bytes, and returns when it is on disk."""
+    """Creates a file with these bytes, and returns when it is on disk. Leaves no file if that fails."""
     with open(_create(path), "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
+        try:
+            with _naming(path):
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+        except BaseException:
+            _remove(path)
+            raise
+
+
+def _missing(path):
+    """Returns the directories that have to be created for `path`, the lowest first."""
+    missing, path = [], path.rstrip("/")
+    while path and not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path).rstrip("/")
+    return missing
 
 
 def _remove(path):
@@ -97,21 +123,24 @@ class _File:
         self._directory, token = directory, new_token()
         self.name, self._journal = name_of_file(number, token), directory.at(name_of_journal(token))
         os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
-        _write_new(self._journal, json.dumps({"files": [self.name]}).encode())
         try:
+            _write_new(self._journal, json.dumps({"files": [self.name]}).encode())
             self._fd = _create(directory.at(self.name))
         except BaseException:
             _remove(self._journal)
+            directory.remove_made()
             raise
 
     def write(self, view):
         at = 0
-        while at < len(view):
-            at += os.write(self._fd, view[at:at + (64 << 20)])
+        with _naming(self._directory.at(self.name)):
+            while at < len(view):
+                at += os.write(self._fd, view[at:at + (64 << 20)])
 
     def finish(self):
-        os.fsync(self._fd)
-        os.close(self._fd)
+        with _naming(self._directory.at(self.name)):
+            os.fsync(self._fd)
+            os.close(self._fd)
         _sync_directory(self._directory.path)
 
     def discard(self):
@@ -121,28 +150,39 @@ class _File:
             pass  # it is closed
         _remove(self._directory.at(self.name))
         _remove(self._journal)
+        self._directory.remove_made()
 
 
 class Directory(Place):
     _found = {}  # the coordinator's: identities of the marker and of the files that are replaced, when the save began
+    _made = ()  # directories that did not exist when the save began, the lowest first; of a failed save, the last rank removes them
+
+    def remove_made(self):
+        for directory in self._made:
+            try:
+                os.rmdir(directory)
+            except OSError:  # another rank still has a file there
+                return
 
     def at(self, name):
         return os.path.join(self.path, name)
 
-    def set_up(self, is_coordinator):
+    def set_up(self):
         self.refuse_marker(os.listdir(self.path) if os.path.isdir(self.path) else [])
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise FileExistsError(f"{self.path}: exists and is not a directory")
-        if is_coordinator:
-            os.makedirs(self.path, exist_ok=True)
-            self._lock()
-            try:  # an old checkpoint whose metadata cannot be read is not replaced
-                self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(MARKER)) else set()
-                self._found = {name: _identity(self.at(name)) for name in sorted(self._replaced | {MARKER})}
-                self._clean()
-            except BaseException:
-                self.release()
-                raise
+        self._made = _missing(self.path)
+
+    def begin(self):
+        os.makedirs(self.path, exist_ok=True)
+        self._lock()
+        try:  # an old checkpoint whose metadata cannot be read is not replaced
+            self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(MARKER)) else set()
+            self._found = {name: _identity(self.at(name)) for name in sorted(self._replaced | {MARKER})}
+            self._clean()
+        except BaseException:
+            self.release()
+            raise
 
     def new_file(self, number, expected):
         """expected: bytes, about."""
@@ -153,14 +193,24 @@ class Directory(Place):
         token = new_token()
         marker, journal = f".tessera-save-{token}.metadata", name_of_journal(token)
         replaced = {name: then for name, then in self._found.items() if name != MARKER and name not in files}
-        _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
-        _write_new(self.at(marker), data)
-        _sync_directory(self.path)
-        if self.overwrite:
-            self._refuse_changed()
-            os.rename(self.at(marker), self.at(MARKER))
-        else:
-            self._rename_new(marker)
+        written = False
+        try:
+            _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
+            _write_new(self.at(marker), data)
+            written = True
+            _sync_directory(self.path)
+            if self.overwrite:
+                self._refuse_changed()
+                os.rename(self.at(marker), self.at(MARKER))
+            else:
+                self._rename_new(marker)
+        except Exception:
+            if not (written and self._has_its_name(marker)):
+                for name in (marker, *files, *(name_of_journal(token_of(name)) for name in files), journal):
+                    _remove(self.at(name))
+            raise
+        self._made = ()
+        _remove(self.at(marker))
         _sync_directory(self.path)
         for name, then in replaced.items():
             self._remove_replaced(name, then)
@@ -168,6 +218,11 @@ class Directory(Place):
             _remove(self.at(name_of_journal(token_of(name))))
         _remove(self.at(journal))
         _sync_directory(self.path)
+
+    def _has_its_name(self, marker):
+        """Whether the marker is published, which is possible even if the call that did it failed, for example on NFS."""
+        there = _identity(self.at(marker))
+        return there is None or there == _identity(self.at(MARKER))
 
     def _refuse_changed(self):
         """Raises TesseraError if another program has saved here since the save began."""
@@ -192,10 +247,9 @@ class Directory(Place):
             if os.path.lexists(self.at(MARKER)):
                 raise self._appeared() from None
             os.rename(self.at(marker), self.at(MARKER))
-        _remove(self.at(marker))
 
     def _appeared(self):
-        return FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save")
+        return FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save{TO_REPLACE}")
 
     # ---- one save at a time ----
 
@@ -227,6 +281,7 @@ class Directory(Place):
         if lock:
             _remove(self.at(_LOCK))
             lock.close()
+        self.remove_made()
 
     # ---- what interrupted saves left ----
 

@@ -12,7 +12,7 @@ import warnings
 import weakref
 
 from ._library import TesseraError
-from ._save_place import JOURNAL, MARKER, Place, name_of_file, name_of_journal, new_token
+from ._save_place import JOURNAL, MARKER, TO_REPLACE, Place, name_of_file, name_of_journal, new_token
 from ._saving import PUBLISHES, REPLACES, SENDS, Saving
 
 SCHEMES = ("s3://", "gs://", "az://")
@@ -51,10 +51,10 @@ class Objects(Place):
     def __reduce__(self):  # for saves in other processes
         return Objects, (self.path, self.overwrite)
 
-    def set_up(self, is_coordinator):
+    def set_up(self):
         self.release()
-        if not is_coordinator:
-            return
+
+    def begin(self):
         try:
             self._lead = Saving(self.path, REPLACES if self.overwrite else PUBLISHES)
             names = self._lead.names()
@@ -64,7 +64,7 @@ class Objects(Place):
         except TesseraError as e:
             self.release()
             if e.status == "exists":
-                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER})") from None
+                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}){TO_REPLACE}") from None
             if "exists and is a file" in str(e):
                 raise FileExistsError(f"{self.path}: exists and is not a directory") from None
             raise
@@ -95,7 +95,7 @@ class Objects(Place):
             self._lead.close()  # which removes what was made
             self._forget(journal, files)
             if e.status == "exists":
-                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save") from None
+                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save{TO_REPLACE}") from None
             raise
         sent = self._sent and self._sent()
         if sent:

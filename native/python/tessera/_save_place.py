@@ -8,6 +8,7 @@ from ._library import FOR_NAMES
 MARKER = ".metadata"
 JOURNAL = re.compile(r"\.tessera-save-([0-9a-f]{16})\.json")
 MOST_JOURNAL_BYTES = 64 << 20
+TO_REPLACE = "; StorageWriter(…, overwrite=True) replaces it"
 
 
 def new_token():
@@ -29,8 +30,9 @@ def name_of_journal(token):
 
 
 class Place:
-    """A destination. `set_up` begins a save on every rank, and refuses to replace what may not be replaced. On the coordinator it also
-    removes what interrupted saves left. Then every rank writes one file, `new_file`. `publish` or `release` ends the save."""
+    """A destination. `set_up` starts a save on every rank: it creates nothing, and refuses to replace what may not be replaced. When all
+    ranks have planned, `begin` on the coordinator removes what interrupted saves left. Then every rank writes one file, `new_file`.
+    `publish` or `release` ends the save."""
 
     def __init__(self, path, overwrite):
         self.path, self.overwrite = path, overwrite
@@ -41,8 +43,9 @@ class Place:
         ours = sorted(name for name in names if not name.startswith(".tessera-"))
         marker = next((name for name in ours if name.endswith(MARKER) or name.endswith(".index.json")), None)
         if marker and (not self.overwrite or marker != MARKER):
-            kind = "a checkpoint" if marker == MARKER else "a checkpoint of another form"
-            raise FileExistsError(f"{self.path}: holds {kind} already ({marker})")
+            if marker != MARKER:
+                raise FileExistsError(f"{self.path}: holds a checkpoint of another form already ({marker}); save to another path")
+            raise FileExistsError(f"{self.path}: holds a checkpoint already ({marker}){TO_REPLACE}")
 
     def files_of_checkpoint(self):
         """Returns the names of the files that the checkpoint here lists, including `.metadata`."""

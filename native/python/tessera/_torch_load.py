@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ._checkpoint import Checkpoint
-from ._choices import Document, StrPath
+from ._choices import Document, StrPath, state_dict as checked_state_dict, text
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
@@ -32,9 +33,9 @@ def _chosen(checkpoint, names):
         if opaque:
             warnings.warn(f"{checkpoint.path}: left out, because they are not plain tensors: {', '.join(opaque[:5])}{', …' if len(opaque) > 5 else ''}", stacklevel=4)
         return [entry for entry in checkpoint.values() if entry.kind == "tensor"]
-    if isinstance(names, (str, bytes)):
-        raise TypeError("names is a list of names, not one string")
-    names = list(dict.fromkeys(names))
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise TypeError(f"names is a list of names, not {'one string' if isinstance(names, (str, bytes)) else type(names).__name__}")
+    names = list(dict.fromkeys(text(name, "each of names") for name in names))
     for name in names:
         if name not in checkpoint:
             raise TesseraError(f"{checkpoint.path}: there is no '{name}'", "not found")
@@ -130,26 +131,21 @@ class _Filling:
         self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
         self.missing, self.unexpected, self.read = [], [], []
 
-    def _open(self, metadata_rank=None):
-        return Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES, _metadata_rank=metadata_rank)
-
     def _open_for(self, names):
         """Opens the checkpoint. If every rank wrote its own metadata, and this rank's describes all of these tensors, then only that."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return self._open()
-        try:
-            own = self._open(dist.get_rank())
-        except TesseraError as e:
-            if e.status != "not found":
-                raise
-            return self._open()  # there are fewer ranks in the checkpoint
-        if marker_of(own) in (None, MARKER) or all(name in own and own._session.is_tiled(own[name]._index) for name in names):
-            return own
-        own.close()
-        return self._open()
+        if dist.is_available() and dist.is_initialized():
+            try:
+                own = Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES, _metadata_rank=dist.get_rank())
+                if marker_of(own) in (None, MARKER) or all(name in own and own._session.is_tiled(own[name]._index) for name in names):
+                    return own
+                own.close()
+            except TesseraError as e:
+                if e.status != "not found":  # there are fewer ranks in the checkpoint
+                    raise
+        return Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES)
 
     def stage(self):
-        flat, _ = flatten_state_dict(self.state_dict)
+        flat, _ = flatten_state_dict(checked_state_dict(self.state_dict))
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
         with self._open_for(tensors) as checkpoint:
             self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import enum
 import io
+import math
 import pathlib
 import pickle
 import re
@@ -84,6 +85,17 @@ def marker_of(checkpoint):
     """Returns the name of the metadata file of a DCP; None for other formats."""
     names = checkpoint._session.own_files() if checkpoint.format == "dcp" else []
     return MARKER if MARKER in names else next(filter(_RANK_MARKER.fullmatch, names), None)
+
+
+def has_box(entry, offsets, sizes):
+    """Whether chunks of the entry have all elements of a box."""
+    if entry._checkpoint._session.is_tiled(entry._index):
+        return True
+    ends, found = tuple(map(sum, zip(offsets, sizes))), 0
+    for at, size in entry.chunks:
+        common = (min(end, a + s) - max(begin, a) for begin, end, a, s in zip(offsets, ends, at, size))
+        found += math.prod(max(0, n) for n in common)
+    return found >= math.prod(sizes)
 
 
 def _whole(entry):

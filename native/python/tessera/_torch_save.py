@@ -37,6 +37,7 @@ class _Digested(io.RawIOBase):
     def __init__(self, file):
         super().__init__()
         self.file, self.size, self._kept, self._sha = file, 0, bytearray(), hashlib.sha256()
+        self.failure = None  # what a write raised: torch.save raises an error of its own instead, without the cause
 
     @property
     def digest(self):
@@ -62,7 +63,11 @@ class _Digested(io.RawIOBase):
         return view.nbytes
 
     def _write(self, view):
-        self.file.write(view)
+        try:
+            self.file.write(view)
+        except BaseException as e:
+            self.failure = self.failure or e
+            raise
         self._sha.update(view if len(view) < self.LARGE else len(view).to_bytes(8, "little"))
 
     def write_kept(self):
@@ -175,7 +180,7 @@ class StorageWriter(_StorageWriter):
     def __init__(self, path: StrPath, *, overwrite: bool = False, checksums: bool = True) -> None:
         super().__init__()
         self.overwrite, self.checksums = overwrite, checksums
-        self.reset(path)
+        self.reset(os.fspath(path))
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
@@ -216,12 +221,13 @@ class StorageWriter(_StorageWriter):
         if kwargs.get("use_collectives", True) is False:
             raise TesseraError("tessera.torch.StorageWriter writes one .metadata for all ranks: use_collectives=False is not supported", "unsupported")
         self._coordinator = is_coordinator
-        self._place.set_up(is_coordinator)
+        self._place.set_up()
 
     def prepare_local_plan(self, plan):
         return plan
 
     def prepare_global_plan(self, plans):
+        self._place.begin()
         return [dataclasses.replace(plan, storage_data=_Ranked(number)) for number, plan in enumerate(plans)]
 
     def write_data(self, plan, planner):
@@ -242,8 +248,10 @@ class StorageWriter(_StorageWriter):
                 results = _write_items(out, file.name, plan, planner)
             out.write_kept()
             handed = file.finish()
-        except BaseException:
+        except BaseException as e:
             file.discard()
+            if out.failure not in (None, e):
+                raise out.failure from None
             raise
         for result in results:  # for finish, which takes them off
             result.storage_data.digest = out.digest.hexdigest()

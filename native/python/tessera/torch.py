@@ -22,7 +22,7 @@ from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._slots import read_tensors
 from ._torch_load import load, load_into
-from ._torch_metadata import MARKER, marker_of, metadata_of
+from ._torch_metadata import MARKER, has_box, marker_of, metadata_of
 from ._torch_save import StorageWriter
 from ._torch_versions import ASKS_FOR_RANK, StorageMeta
 
@@ -43,16 +43,17 @@ class StorageReader(_StorageReader):
         self._choices = {"part": part, "step": step, "also": also, "shards": shards}
         self.load_id = str(uuid.uuid4())
         self._checkpoint: Checkpoint | None = None
+        self._all: Checkpoint | None = None  # the same with the metadata of all ranks
         self._rank: int | None = None  # whose metadata is read, if every rank wrote its own
 
     def __getstate__(self):
-        return {**self.__dict__, "_checkpoint": None}  # the copy opens it again
+        return {**self.__dict__, "_checkpoint": None, "_all": None}  # the copy opens it again
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
             self.path = checkpoint_id
         self.load_id = str(uuid.uuid4())
-        self._checkpoint, self._rank = None, None
+        self._checkpoint, self._all, self._rank = None, None, None
 
     @property
     def checkpoint_id(self):
@@ -74,7 +75,7 @@ class StorageReader(_StorageReader):
     def read_metadata(self, *args, **kwargs):
         """Opens the checkpoint again, because its files may have been replaced since the last load. rank: read what this rank wrote, if
         every rank wrote its own metadata (use_collectives=False)."""
-        self._checkpoint, self._rank = None, kwargs.get("rank")
+        self._checkpoint, self._all, self._rank = None, None, kwargs.get("rank")
         if self._rank is None and not ASKS_FOR_RANK and dist.is_available() and dist.is_initialized():
             self._rank = dist.get_rank()
         checkpoint = self._open()
@@ -97,6 +98,13 @@ class StorageReader(_StorageReader):
     def prepare_global_plan(self, plans):
         return plans
 
+    def _entry_of_all(self, name):
+        """Returns an entry of which this rank saved only some elements, with those of all ranks. PyTorch would leave the others as they
+        were."""
+        if self._all is None:
+            self._all = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES)
+        return self._all[name]
+
     def _load_object(self, item, planner):
         entry = self._checkpoint[item.storage_index.fqn]
         if not (self.unsafe_objects or entry.is_data()):
@@ -115,10 +123,15 @@ class StorageReader(_StorageReader):
             if target.size() != torch.Size(item.lengths):
                 raise TesseraError(f"{self.path}: '{entry.name}' is to be read as {list(item.lengths)} into a tensor of {list(target.size())}", "usage")
             chunk = item.storage_index.offset or (0,) * len(item.storage_offsets)
-            targets.append((item, entry, tuple(map(sum, zip(chunk, item.storage_offsets))), target))
-        read_tensors(self._checkpoint._session, [target for _, *target in targets])
+            offsets = tuple(map(sum, zip(chunk, item.storage_offsets)))
+            own = self._rank is None or has_box(entry, offsets, item.lengths)
+            targets.append((item, own, (entry if own else self._entry_of_all(entry.name), offsets, target)))
+        read_tensors(self._checkpoint._session, [target for _, own, target in targets if own])
+        if self._all:
+            read_tensors(self._all._session, [target for _, own, target in targets if not own])
+            self._all.unchanged()
         self._checkpoint.unchanged()
-        for item, *_, target in targets:
+        for item, _, (*_, target) in targets:
             planner.commit_tensor(item, target)
         done = Future()
         done.set_result(None)
