@@ -2,6 +2,7 @@
 #include "handles.h"
 #include "platform/lent.h"
 #include "tessera/document_read.h"
+#include "tessera/sys/host_calls.h"
 
 /* Reads the value of --shards: a document, which begins with a brace, or the name of a built-in map. */
 static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *arena, const tsr_shards **out, tsr_error *err)
@@ -25,7 +26,7 @@ static tsr_status read_shards(tsr_str given, const tsr_host *host, tsr_arena *ar
 TSR_EXPORT(tessera_prepare) void tessera_prepare(void)
 {
     tessera_lent =
-        (tsr_host){.crc32 = tessera_crc32, .sha256 = &tessera_sha256, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
+        (tsr_host){.crc32 = tessera_crc32, .sha256 = &tsr_sha256_portable, .xxh3 = &tessera_xxh3, .zstd = &tessera_zstd};
     tessera_read_shards = read_shards;
     tessera_is_prepared = true;
 }

@@ -151,14 +151,11 @@ tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_plac
 tsr_status tsr_finding_add_failure(tsr_findings *findings, const char *rule_id, tsr_place place, const tsr_error *failure,
                                    tsr_error *err)
 {
-    switch (failure->status) {
-    case TSR_E_NOMEM:
-    case TSR_E_CANCELLED: return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
-    case TSR_E_IO:
-        return tsr_finding_add(findings, IO_RULE, (tsr_place){place.file, TSR_NO_POSITION, {NULL, 0}}, err, "%s",
-                               failure->message);
-    default: return tsr_finding_add(findings, rule_id, place, err, "%s", failure->message);
-    }
+    if (!tsr_may_be_finding(failure->status))
+        return tsr_raise(err, failure->status, failure->byte_position, "%s", failure->message);
+    if (failure->status != TSR_E_IO) return tsr_finding_add(findings, rule_id, place, err, "%s", failure->message);
+    return tsr_finding_add(findings, IO_RULE, (tsr_place){place.file, TSR_NO_POSITION, {NULL, 0}}, err, "%s",
+                           failure->message);
 }
 
 tsr_status tsr_finding_add_at(tsr_findings *findings, tsr_rated_rule given, tsr_place place, tsr_error *err,

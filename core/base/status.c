@@ -100,6 +100,7 @@ const char *tsr_status_name(tsr_status status)
     case TSR_E_EXISTS: return "exists";
     case TSR_E_CHANGED: return "changed";
     case TSR_E_CANCELLED: return "cancelled";
+    case TSR_E_NOT_BUILT: return "not built";
     }
     return "unknown";
 }

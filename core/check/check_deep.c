@@ -6,6 +6,7 @@
 #include "stream/numeric.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 
@@ -79,7 +80,7 @@ static tsr_status mark_repeats(tsr_deep *c, tsr_error *err)
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         status = tsr_repeats_add(&repeats, entry, NULL, NULL, &c->tallies[i].repeats, &failure);
         /* Other errors are reported later. */
-        if (status != TSR_OK && status != TSR_E_NOMEM && status != TSR_E_CANCELLED) status = TSR_OK;
+        if (tsr_may_be_finding(status)) status = TSR_OK;
     }
     const bool many = status == TSR_OK && tsr_repeats_too_many(&repeats);
     for (uint64_t i = 0; i < catalog->entry_count; i++) c->tallies[i].repeats = many && c->tallies[i].repeats;

@@ -281,12 +281,10 @@ static void put_stats(tsr_json *json, const tsr_stats *stats, const tsr_extremes
     tsr_json_object_end(json);
 }
 
-/* A tensor that cannot be read is a finding. Running out of memory and cancellation are errors. */
+/* A tensor that cannot be read is a finding. */
 static tsr_status report_unreadable(const inspector *in, const tsr_entry *entry, const tsr_error *why)
 {
-    if (why->status == TSR_E_NOMEM || why->status == TSR_E_CANCELLED) {
-        return tsr_raise(in->err, why->status, why->byte_position, "%s", why->message);
-    }
+    if (!tsr_may_be_finding(why->status)) return tsr_raise(in->err, why->status, why->byte_position, "%s", why->message);
     tsr_place place = {{NULL, 0}, why->byte_position, entry->fqn};
     return tsr_finding_add(tsr_checkpoint_findings(in->checkpoint), "file/unreadable", place, in->err, "%s", why->message);
 }

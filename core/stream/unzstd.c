@@ -7,6 +7,7 @@
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
 
 #define INPUT_BYTES ((size_t)64 << 10)
@@ -26,8 +27,7 @@ struct tsr_unzstd {
 
 tsr_status tsr_unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err)
 {
-    TSR_FAIL_AT(!host->zstd, err, TSR_E_UNSUPPORTED, in.byte_offset,
-                "zstd-compressed items cannot be read: this build has no zstd");
+    TSR_FAIL_AT(!host->zstd, err, TSR_E_NOT_BUILT, in.byte_offset, TSR_ZSTD_NOT_BUILT);
     tsr_unzstd *stream = tsr_alloc(host->allocator, 1, sizeof *stream, err);
     if (!stream) return TSR_E_NOMEM;
     stream->in = in;

@@ -1,5 +1,6 @@
 /* Thin adapters over the optional libraries. */
 #include "io/digests.h"
+#include "tessera/sys/host_calls.h"
 
 #if defined(TSR_HAVE_ISAL)
 #include <isa-l/crc.h>
@@ -14,8 +15,6 @@
 #include <arm_acle.h>
 #include <string.h>
 #include <sys/auxv.h>
-
-#include "tessera/sys/host_calls.h"
 #endif
 #if defined(TSR_HAVE_CRYPTO)
 #include <openssl/evp.h>
@@ -124,7 +123,7 @@ static const tsr_digest_ops md5_ops = {16, md5_start, evp_update, evp_finish, ev
 const tsr_digest_ops *const tsr_native_sha256 = &sha256_ops;
 const tsr_digest_ops *const tsr_native_md5 = &md5_ops;
 #else
-const tsr_digest_ops *const tsr_native_sha256 = NULL;
+const tsr_digest_ops *const tsr_native_sha256 = &tsr_sha256_portable;
 const tsr_digest_ops *const tsr_native_md5 = NULL;
 #endif
 
@@ -175,7 +174,7 @@ static void xxh3_finish(void *state, uint8_t *out)
 static const tsr_digest_ops xxh3_ops = {16, xxh3_start, xxh3_update, xxh3_finish, xxh3_abandon};
 const tsr_digest_ops *const tsr_native_xxh3 = &xxh3_ops;
 #else
-const tsr_digest_ops *const tsr_native_xxh3 = NULL;
+const tsr_digest_ops *const tsr_native_xxh3 = &tsr_xxh3_portable;
 #endif
 
 #if defined(TSR_HAVE_ZSTD)

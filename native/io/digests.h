@@ -1,4 +1,5 @@
-/* CRC-32, digests and zstd from the libraries that this was built with; NULL if there is none. */
+/* CRC-32, digests and zstd from the libraries that this was built with. Without them, the digests are core's portable ones, and the
+ * others are NULL. */
 #ifndef TSR_NATIVE_DIGESTS_H
 #define TSR_NATIVE_DIGESTS_H
 

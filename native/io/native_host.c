@@ -1,5 +1,6 @@
 /* See host.h. */
 #include "tessera/native_host.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/native_host.h"
 
 #include <sched.h>
@@ -52,7 +53,7 @@ void tsr_native_host_close(tsr_native_host *native)
 
 tsr_native_parts tsr_native_parts_built(void)
 {
-    tsr_native_parts parts = {"portable", NULL, NULL, NULL};
+    tsr_native_parts parts = {.crc32 = "portable", .sha256 = "portable", .xxh3 = "portable"};
 #if defined(TSR_HAVE_ISAL)
     parts.crc32 = "isa-l";
 #elif defined(TSR_HAVE_LIBDEFLATE)
@@ -62,8 +63,8 @@ tsr_native_parts tsr_native_parts_built(void)
 #elif defined(__AARCH64EL__)
     parts.crc32 = "armv8";
 #endif
-    if (tsr_native_sha256) parts.sha256 = "libcrypto";
-    if (tsr_native_xxh3) parts.xxh3 = "libxxhash";
+    if (tsr_native_sha256 != &tsr_sha256_portable) parts.sha256 = "libcrypto";
+    if (tsr_native_xxh3 != &tsr_xxh3_portable) parts.xxh3 = "libxxhash";
     if (tsr_native_zstd) parts.zstd = "libzstd";
     return parts;
 }

@@ -403,7 +403,8 @@ void tsr_transfer_clear(tsr_transfer *transfer)
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err)
 {
     (void)allocator, (void)depth, (void)out;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "this build cannot read URLs: it was made without libcurl");
+    return tsr_raise(err, TSR_E_NOT_BUILT, TSR_NO_POSITION,
+                     "this build cannot read URLs: it was built without libcurl (Debian: libcurl4-openssl-dev)");
 }
 
 void tsr_transport_close(tsr_transport *transport)

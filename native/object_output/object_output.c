@@ -1,7 +1,6 @@
 /* See tessera/sys/object_output.h. */
 #include "object_output/object_output.h"
 
-#include "io/digests.h"
 #include "io/file_name.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/alloc.h"
@@ -141,11 +140,8 @@ static void output_close(tsr_output *base)
 static tsr_status open_service(object_output *output, const tsr_location *location, tsr_error *err)
 {
     const tsr_host *host = output->host;
-    TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
-                             err));
-    TSR_FAIL_IF(!tsr_native_sha256, err, TSR_E_UNSUPPORTED,
-                "this build cannot write to object stores: it was made without OpenSSL");
-    return TSR_OK;
+    return tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
+                            err);
 }
 
 /* Refuses to write a directory where an object exists, and an object where a directory exists. */

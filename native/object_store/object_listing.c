@@ -165,7 +165,7 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
 tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_object_list *out, tsr_str *next, tsr_error *err)
 {
     (void)form, (void)page, (void)out, (void)next;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "this build cannot list object stores: it was made without expat");
+    return tsr_raise(err, TSR_E_NOT_BUILT, TSR_NO_POSITION,
+                     "this build cannot list object stores: it was built without expat (Debian: libexpat1-dev)");
 }
 #endif

@@ -4,7 +4,7 @@
 
 #include "tessera/host.h"
 
-extern const tsr_digest_ops tessera_xxh3, tessera_sha256;
+extern const tsr_digest_ops tessera_xxh3;
 extern const tsr_zstd_ops tessera_zstd;
 uint32_t tessera_crc32(uint32_t crc, const void *data, size_t size);
 

@@ -7,6 +7,7 @@
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,

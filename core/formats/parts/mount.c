@@ -5,6 +5,7 @@
 #include "formats/torch/torch_flatten.h"
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 static tsr_mounts *mounts_of(const tsr_checkpoint *checkpoint)
@@ -53,8 +54,8 @@ static tsr_str name_of(const tsr_checkpoint *checkpoint, const tsr_mount_place *
 /* Adds a finding for a file that cannot be read; the others are listed without it. */
 static tsr_status report_unreadable(tsr_checkpoint *checkpoint, tsr_str name, const tsr_error *why, tsr_error *err)
 {
-    const bool ends = why->status == TSR_E_NOMEM || why->status == TSR_E_IO || why->status == TSR_E_CANCELLED;
-    if (ends) return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
+    if (!tsr_may_be_finding(why->status) || why->status == TSR_E_IO)
+        return tsr_raise(err, why->status, why->byte_position, "%s", why->message);
     const tsr_str message =
         tsr_arena_format(checkpoint->arena, err, "'%.*s' cannot be read: %s", TSR_STR_ARG(name), why->message);
     return tsr_checkpoint_is_incomplete(checkpoint, name, message, err);

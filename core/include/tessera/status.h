@@ -31,7 +31,8 @@ typedef enum tsr_status {
     TSR_E_NOT_FOUND,   /* a name, file or entry that is not there */
     TSR_E_EXISTS,      /* a destination that already exists */
     TSR_E_CHANGED,     /* a source changed, or a plan is stale */
-    TSR_E_CANCELLED    /* the caller asked to stop */
+    TSR_E_CANCELLED,   /* the caller asked to stop */
+    TSR_E_NOT_BUILT    /* this build lacks a library that it needs for this; the message names it and its package */
 } tsr_status;
 
 #define TSR_NO_POSITION        UINT64_MAX

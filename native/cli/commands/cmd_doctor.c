@@ -34,7 +34,7 @@ typedef struct fact {
 } fact;
 
 typedef struct facts {
-    fact items[48];
+    fact items[64];
     size_t count;
 } facts;
 
@@ -234,6 +234,19 @@ static tsr_status tell_file_system(facts *f, const char *folder, tsr_error *err)
     return TSR_OK;
 }
 
+/* What was looked for and not found when this was configured (tsr_missing in native/CMakeLists.txt). */
+static void tell_missing(facts *f)
+{
+    static const struct {
+        const char *library, *package, *effect;
+    } missing[] = {TSR_MISSING{NULL, NULL, NULL}};
+    for (size_t i = 0; missing[i].library; i++) {
+        char text[160];
+        snprintf(text, sizeof text, "%.90s (Debian: %.50s)", missing[i].effect, missing[i].package);
+        tell(f, "missing", missing[i].library, text);
+    }
+}
+
 static void put_text(const cli *program, const facts *f)
 {
     const char *group = "";
@@ -287,6 +300,7 @@ static int run(cli *program, const void *given)
     tsr_error err = {0};
     tell_program(&f, cli_host(program));
     tell_cpu(&f);
+    tell_missing(&f);
     tell_mpi(&f);
     tell_cuda(&f);
     if (tell_file_system(&f, directory, &err) != TSR_OK) return cli_fail_error(program, NULL, &err);

@@ -131,6 +131,20 @@ static tsr_status inspect_text(cli *program, const cli_session *session, const i
     return status;
 }
 
+/* Where this build cannot read the objects, the rest is listed all the same. */
+static tsr_status open_listed(cli *program, const char *path, cli_session *session, tsr_error *err)
+{
+    tsr_open_options options = {.purpose = TSR_FOR_NAMES};
+    tsr_error why = {0};
+    tsr_status status = cli_open(program, path, &options, session, err);
+    if (status != TSR_E_NOT_BUILT) return status;
+    options.skip_objects = true;
+    if (cli_open(program, path, &options, session, &why) != TSR_OK) return status;
+    cli_warn(program, "the objects are listed without their values: %s", err->message);
+    *err = (tsr_error){0};
+    return TSR_OK;
+}
+
 static int run(cli *program, const void *given)
 {
     const inspect_arguments *arguments = given;
@@ -139,7 +153,7 @@ static int run(cli *program, const void *given)
     tsr_ring *ring = NULL;
     const char *path = program->operands.items[0];
     cli_allow_expansion(program, arguments->allow_expansion);
-    tsr_status status = cli_open(program, path, &(tsr_open_options){.purpose = TSR_FOR_NAMES}, &session, &err);
+    tsr_status status = open_listed(program, path, &session, &err);
     if (status == TSR_OK) {
         status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
     }

@@ -35,8 +35,8 @@ static void put_version(void)
 {
     tsr_native_parts parts = tsr_native_parts_built();
     printf("tessera %s\n", TSR_VERSION);
-    printf("built with: crc32 %s, sha256 %s, xxh3 %s, zstd %s\n", parts.crc32, parts.sha256 ? parts.sha256 : "none",
-           parts.xxh3 ? parts.xxh3 : "none", parts.zstd ? parts.zstd : "none");
+    printf("built with: crc32 %s, sha256 %s, xxh3 %s, zstd %s\n", parts.crc32, parts.sha256, parts.xxh3,
+           parts.zstd ? parts.zstd : "none");
 }
 
 /* A mapped file that is truncated while it is read causes SIGBUS. All that can be done then is to exit with a defined

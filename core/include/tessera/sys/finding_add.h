@@ -26,6 +26,13 @@ typedef struct tsr_place {
 } tsr_place;
 #define TSR_NOWHERE (TSR_LITERAL(tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}})
 
+/* Whether a failure to read something may be a finding. Other failures are about this process or this build, and not about what it
+ * reads: they end the call. */
+static inline bool tsr_may_be_finding(tsr_status status)
+{
+    return status != TSR_E_NOMEM && status != TSR_E_CANCELLED && status != TSR_E_NOT_BUILT;
+}
+
 /* Adds a finding, whose message is formatted as by printf. Copies what it is given, of a name at most 4096 bytes. `rule_id`
  * must be in the table. The first form takes the rule's usual level. */
 tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_place place, tsr_error *err, const char *format,

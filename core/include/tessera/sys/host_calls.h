@@ -16,6 +16,14 @@ uint32_t tsr_crc32(const tsr_host *host, uint32_t crc, const void *data, size_t 
 /* The CRC of A‖B from the CRCs of A and B and B's length in bytes. */
 uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 
+/* Digests in portable C, for hosts that have no library for them. */
+extern const tsr_digest_ops tsr_sha256_portable;
+extern const tsr_digest_ops tsr_xxh3_portable;
+
+/* The message of TSR_E_NOT_BUILT where a host has no zstd. */
+#define TSR_ZSTD_NOT_BUILT \
+    "the items are compressed with zstd, which this build cannot read: it was built without libzstd (Debian: libzstd-dev)"
+
 /* parallel_for of the host, or a plain loop. */
 void tsr_parallel(const tsr_host *host, size_t count, void (*body)(void *arg, size_t index), void *arg);
 /* How many of its bodies run together at most. The WebAssembly module has one thread, and need not carry what is for more. */

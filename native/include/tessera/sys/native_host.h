@@ -11,7 +11,8 @@
 
 TSR_API_BEGIN
 
-/* Names of the libraries in use, for `tessera doctor`: "isa-l", "libdeflate", "zlib", "portable"; NULL when absent. */
+/* Names of the libraries in use, for `tessera doctor`, like "isa-l" and "libcrypto"; "portable" is core's own code. `zstd` is NULL
+ * without libzstd. */
 typedef struct tsr_native_parts {
     const char *crc32;
     const char *sha256;
