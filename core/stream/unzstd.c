@@ -27,7 +27,7 @@ struct tsr_unzstd {
 
 tsr_status tsr_unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err)
 {
-    TSR_FAIL_AT(!host->zstd, err, TSR_E_NOT_BUILT, in.byte_offset, TSR_ZSTD_NOT_BUILT);
+    TSR_FAIL_IF(!host->zstd, err, TSR_E_NOT_BUILT, TSR_ZSTD_NOT_BUILT);
     tsr_unzstd *stream = tsr_alloc(host->allocator, 1, sizeof *stream, err);
     if (!stream) return TSR_E_NOMEM;
     stream->in = in;

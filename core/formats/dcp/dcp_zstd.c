@@ -86,7 +86,7 @@ static tsr_status decompress(tsr_checkpoint *checkpoint, const tsr_chunk *chunk,
                              tsr_error *err)
 {
     const tsr_zstd_ops *zstd = checkpoint->host->zstd;
-    TSR_FAIL_AT(!zstd, err, TSR_E_NOT_BUILT, chunk->byte_offset, TSR_ZSTD_NOT_BUILT);
+    TSR_FAIL_IF(!zstd, err, TSR_E_NOT_BUILT, TSR_ZSTD_NOT_BUILT);
     char *buffer = tsr_arena_array(scratch, 2, INPUT_BYTES, err);
     if (!buffer) return TSR_E_NOMEM;
     void *stream = zstd->start();
