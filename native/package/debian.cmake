@@ -1,6 +1,6 @@
 # Debian packages by CPack: tessera, libtessera0.2, libtessera-dev; for MPI tessera-mpi, libtessera-mpi0.2, libtessera-mpi-dev.
-# Configure with -DCMAKE_INSTALL_PREFIX=/usr, then run
-#   cpack -G DEB -B FOLDER --config build/PRESET/CPackConfig.cmake
+# Build the preset package, then run
+#   cpack -G DEB -B FOLDER --config build/package/CPackConfig.cmake
 set(TSR_MAINTAINER "Tessera authors <tessera@users.noreply.github.com>" CACHE STRING "maintainer field of packages")
 set(libraries libtessera${TSR_SOVERSION})
 set(components "")
