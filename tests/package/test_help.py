@@ -17,12 +17,35 @@ def commands(t):
 
 
 def test_manual_pages_are_accepted_by_mandoc_and_man(t):
-    for name in ["", *commands(t)]:
-        page = t.at(f"tessera-{name}.1")
+    for name in ["", *commands(t), "formats"]:
+        page = t.at(f"tessera-{name}.{5 if name == 'formats' else 1}")
         with open(page, "wb") as f:
             f.write(t.run("help", "--man", *([name] if name else [])).stdout)
         assert check("mandoc", "-Tlint", "-Wwarning", page) == ""
         assert check("man", "--warnings", "-l", page, env={**os.environ, "MANPAGER": "cat", "LC_ALL": "C.UTF-8"}).count("WARNING") == 0
+
+
+def test_manual_pages_lose_nothing_in_the_posix_locale(t):
+    for name in ["", *commands(t), "formats"]:
+        page = t.at("page.1")
+        with open(page, "wb") as f:
+            f.write(t.run("help", "--man", *([name] if name else [])).stdout)
+        with open(page) as f:
+            assert f.read().isascii(), name
+        plain = check("man", "--warnings", "-l", page, env={**os.environ, "MANPAGER": "cat", "LC_ALL": "C"})
+        wide = check("man", "-l", page, env={**os.environ, "MANPAGER": "cat", "LC_ALL": "C.UTF-8"})
+        typographic = {"\u2018": "`", "\u2019": "'", "\u2010": "-"}  # of groff itself
+        assert "troff:" not in plain and plain.split() == "".join(typographic.get(c, c) for c in wide).split(), name
+
+
+def test_the_manual_describes_every_document(t):
+    page = t.at("page.5")
+    with open(page, "wb") as f:
+        f.write(t.run("help", "--man", "formats").stdout)
+    shown = "".join(re.sub(".\b", "", check("mandoc", "-Tutf8", page)).replace("…", "...").split())
+    for paragraph in t.run("help", "formats").stdout.decode().replace("…", "...").split("\n\n")[2:]:
+        for word in paragraph.split():
+            assert word in shown, f"not in the manual page: {word}"
 
 
 def test_manual_pages_tell_what_help_tells(t):
@@ -87,6 +110,7 @@ CASES = [
     ("optim un", ["unflatten", "unshard"]),
     ("explain zip/", ["zip/crc", "zip/crc-absent"]),
     ("help doc", ["doctor"]),
+    ("help forma", ["formats"]),
     ("completions ", ["bash", "zsh", "fish"]),
     ("get $S/dcp_small w", ["weight"]),
     ("layout $S/dcp_smal", ["dcp_small"]),

@@ -10,6 +10,11 @@ static int run(cli *program, const void *given)
 {
     const help_arguments *arguments = given;
     const cli_command *command = NULL;
+    if (program->operands.count && strcmp(program->operands.items[0], "formats") == 0) {
+        if (arguments->man) cli_put_formats_man();
+        else cli_put_formats(program);
+        return CLI_DONE;
+    }
     if (program->operands.count && !(command = cli_find_command(program, program->operands.items[0]))) return CLI_TROUBLE;
     if (arguments->man) cli_put_man(command);
     else cli_put_help(program, command);
@@ -24,10 +29,11 @@ static const cli_option options[] = {
 const cli_command cli_help = {
     .name = "help",
     .summary = "Show how to use a command, starting with examples",
-    .operands = "[COMMAND]",
+    .operands = "[COMMAND|formats]",
     .least = 0,
     .most = 1,
-    .examples = "tessera help\nList all commands\ntessera help convert\nShow how to use convert\n",
+    .examples = "tessera help\nList all commands\ntessera help convert\nShow how to use convert\n"
+                "tessera help formats\nDescribe the documents that options read, with examples\n",
     .options = options,
     .arguments_size = sizeof(help_arguments),
     .run = run,

@@ -179,6 +179,10 @@ const cli_command *cli_find_command(const cli *program, const char *name);
 
 void cli_put_help(const cli *program, const cli_command *command); /* NULL: the overview */
 void cli_put_man(const cli_command *command);                      /* the manual page; NULL: tessera(1) */
+/* The documents that people write by hand: `tessera help formats`, and tessera-formats(5). */
+void cli_put_formats(const cli *program);
+void cli_put_formats_man(void);
+extern const char *const cli_formats_summary;
 /* Prints "tessera: …" on stderr. Returns CLI_TROUBLE. */
 int cli_fail(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
 void cli_fail_with(const cli *program, const char *format, va_list arguments);

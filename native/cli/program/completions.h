@@ -11,6 +11,7 @@ typedef enum cli_meaning {
     CLI_MEANS_DTYPES,   /* DTYPE */
     CLI_MEANS_RULES,    /* RULE */
     CLI_MEANS_COMMANDS, /* COMMAND */
+    CLI_MEANS_TOPICS,   /* COMMAND|formats: what help describes */
     CLI_MEANS_FQNS      /* FQN: names in the checkpoint that is the first operand */
 } cli_meaning;
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "cli/program/cli.h"
+#include "cli/program/formats.h"
 #include "cli/program/term.h"
 
 static void heading(const cli *program, const char *text)
@@ -27,7 +28,7 @@ static void put_examples(const cli *program, const char *examples)
     }
 }
 
-enum { HELP_COLUMN = 30 };
+enum { HELP_COLUMN = 30, FORMAT_COLUMN = 16 };
 
 static void put_options(const cli *program, const cli_option *options)
 {
@@ -72,6 +73,53 @@ const char *const cli_overview_examples =
     "tessera convert ckpt/ model.safetensors --to safetensors\nConvert DCP to a single file, without loading the "
     "model into memory\n";
 
+const char *const cli_formats_summary = "The documents that options of tessera read";
+
+/* Prints the lines of the examples of a format: names of files and commands start further left than contents. */
+static void put_format_examples(const cli *program, const char *examples)
+{
+    bool is_name = true;
+    for (const char *line = examples; *line;) {
+        const int size = (int)strcspn(line, "\n");
+        const bool is_command = strncmp(line, "tessera ", 8) == 0;
+        if (is_name) {
+            printf("\n  Example, in %.*s:\n", size, line);
+        } else if (size) {
+            fputs(is_command ? "  " : "    ", stdout);
+            if (is_command) cli_on(&program->out, stdout, CLI_CYAN);
+            printf("%.*s", size, line);
+            if (is_command) cli_off(&program->out, stdout);
+            putchar('\n');
+        }
+        is_name = size == 0;
+        line += size + (line[size] == '\n');
+    }
+}
+
+void cli_put_formats(const cli *program)
+{
+    printf(
+        "%s\n\nA GLOB matches whole names: * within a component, ** across components, ?, [...]. The schemas of all documents "
+        "are\ninstalled in share/tessera/schemas.\n",
+        cli_formats_summary);
+    for (const cli_format *format = cli_formats; format->name; format++) {
+        putchar('\n');
+        heading(program, format->name);
+        fputs("  ", stdout);
+        cli_put_wrapped(stdout, tsr_str_from(format->summary), 2, 2, program->out.columns);
+        for (const cli_format_key *key = format->keys; key->name; key++) {
+            unsigned used = (unsigned)printf("  %s", key->name);
+            if (used >= FORMAT_COLUMN - 1) {
+                putchar('\n');
+                used = 0;
+            }
+            cli_pad(stdout, FORMAT_COLUMN - used);
+            cli_put_wrapped(stdout, tsr_str_from(key->help), FORMAT_COLUMN, FORMAT_COLUMN, program->out.columns);
+        }
+        put_format_examples(program, format->examples);
+    }
+}
+
 void cli_put_help(const cli *program, const cli_command *command)
 {
     if (command) {
@@ -84,5 +132,6 @@ void cli_put_help(const cli *program, const cli_command *command)
     putchar('\n');
     heading(program, "Commands");
     for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-11s %s\n", (*c)->name, (*c)->summary);
-    puts("\nRun `tessera help COMMAND` for details. Tessera never executes anything in a checkpoint.");
+    puts("\nRun `tessera help COMMAND` for details, and `tessera help formats` for the documents that options read.\n"
+         "Tessera never executes anything in a checkpoint.");
 }

@@ -1,8 +1,9 @@
-/* Writes manual pages from the tables, in man(7) format with escapes for non-ASCII characters. */
+/* Writes manual pages from the tables, in man(7) format. Ellipses are three dots: a terminal of the POSIX locale would show nothing. */
 #include <ctype.h>
 #include <stdio.h>
 
 #include "cli/program/cli.h"
+#include "cli/program/formats.h"
 
 /* Decodes one character of valid UTF-8, which the tables are. *size is the number of its bytes. */
 static unsigned code_point(const char *text, size_t *size)
@@ -28,6 +29,7 @@ static void put_text(const char *text, size_t size)
         case '^': fputs("\\(ha", stdout); break;
         case '~': fputs("\\(ti", stdout); break;
         case '"': fputs("\\(dq", stdout); break;
+        case 0x2026: fputs("...", stdout); break;
         default: printf(point < 0x80 ? "%c" : "\\[u%04X]", point);
         }
     }
@@ -39,14 +41,14 @@ static void put_line(const char *text)
     putchar('\n');
 }
 
-static void put_title(const char *name)
+static void put_title(const char *name, int section, const char *manual)
 {
     fputs(".TH ", stdout);
     for (; *name; name++) {
         if (*name == '-') fputs("\\-", stdout);
         else putchar(toupper((unsigned char)*name));
     }
-    printf(" 1 %s \"tessera %s\" \"User Commands\"\n.nh\n.ad l\n", TSR_RELEASED, TSR_VERSION);
+    printf(" %d %s \"tessera %s\" \"%s\"\n.nh\n.ad l\n", section, TSR_RELEASED, TSR_VERSION, manual);
 }
 
 static void put_examples(const char *examples)
@@ -106,7 +108,7 @@ static void put_command(const cli_command *command)
 {
     char name[64];
     snprintf(name, sizeof name, "tessera-%s", command->name);
-    put_title(name);
+    put_title(name, 1, "User Commands");
     printf(".SH NAME\n");
     put_text(name, strlen(name));
     fputs(" \\- ", stdout);
@@ -117,22 +119,22 @@ static void put_command(const cli_command *command)
         put_text(command->operands, strlen(command->operands));
         fputs("\\fR", stdout);
     }
-    puts(" [\\fIOPTION\\fR]\\[u2026]");
+    puts(" [\\fIOPTION\\fR]...");
     put_examples(command->examples);
     puts(".SH OPTIONS");
     put_options(command->options);
     puts(".SS Global options");
     put_options(cli_global_options);
     put_end();
-    puts(".SH \"SEE ALSO\"\n.BR tessera (1)");
+    puts(".SH \"SEE ALSO\"\n.BR tessera (1),\n.BR tessera\\-formats (5)");
 }
 
 static void put_overview(void)
 {
-    put_title("tessera");
+    put_title("tessera", 1, "User Commands");
     fputs(".SH NAME\ntessera \\- ", stdout);
     put_line(cli_overview_summary);
-    puts(".SH SYNOPSIS\n\\fBtessera\\fR \\fICOMMAND\\fR [\\fIOPERAND\\fR]\\[u2026] [\\fIOPTION\\fR]\\[u2026]");
+    puts(".SH SYNOPSIS\n\\fBtessera\\fR \\fICOMMAND\\fR [\\fIOPERAND\\fR]... [\\fIOPTION\\fR]...");
     puts(
         ".SH DESCRIPTION\nTessera reads distributed checkpoints (DCP), torch.save files and safetensors, and recognizes them "
         "by their content.\nIt needs no Python, never executes anything in a checkpoint, and its memory use does not grow "
@@ -146,6 +148,54 @@ static void put_overview(void)
     puts(".SH OPTIONS\nEvery command accepts these options.");
     put_options(cli_global_options);
     put_end();
+    puts(".SH \"SEE ALSO\"\n.BR tessera\\-formats (5)");
+}
+
+/* Examples are set as they are, with names of files and commands between them. */
+static void put_format_examples(const char *examples)
+{
+    bool is_name = true;
+    for (const char *line = examples; *line;) {
+        const size_t size = strcspn(line, "\n");
+        if (is_name) {
+            fputs(".PP\nExample, in\n.IR ", stdout);
+            put_text(line, size);
+            puts(" :\n.RS 4\n.EX");
+        } else if (strncmp(line, "tessera ", 8) == 0) {
+            fputs(".EE\n.RE\n.PP\n.B \"", stdout);
+            put_text(line, size);
+            puts("\"");
+        } else if (size) {
+            put_text(line, size);
+            putchar('\n');
+        }
+        is_name = size == 0;
+        line += size + (line[size] == '\n');
+    }
+}
+
+void cli_put_formats_man(void)
+{
+    put_title("tessera-formats", 5, "File Formats");
+    fputs(".SH NAME\ntessera\\-formats \\- ", stdout);
+    put_line(cli_formats_summary);
+    puts(
+        ".SH DESCRIPTION\nA GLOB matches whole names: * within a component, ** across components, ?, [...]. The schemas of all "
+        "documents are installed in share/tessera/schemas.");
+    for (const cli_format *format = cli_formats; format->name; format++) {
+        fputs(".SS \"", stdout);
+        put_text(format->name, strlen(format->name));
+        puts("\"");
+        put_line(format->summary);
+        for (const cli_format_key *key = format->keys; key->name; key++) {
+            fputs(".TP\n.B \"", stdout);
+            put_text(key->name, strlen(key->name));
+            puts("\"");
+            put_line(key->help);
+        }
+        put_format_examples(format->examples);
+    }
+    puts(".SH \"SEE ALSO\"\n.BR tessera (1)");
 }
 
 void cli_put_man(const cli_command *command)
