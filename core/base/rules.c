@@ -229,7 +229,8 @@ static const tsr_rule rules[] = {
     {"zip/crc", TSR_ERROR, "a member's bytes do not match its CRC-32",
      "The bytes changed after they were written, or the writer stored a wrong checksum. Restore the file from a copy."},
     {"zip/crc-absent", TSR_NOTE, "the archive was written without checksums",
-     "torch.serialization.set_crc32_options(False) writes 0 for every CRC. Damage to such files goes unnoticed."},
+     "torch.serialization.set_crc32_options(False) writes 0 for every CRC, and torch.serialization.skip_data for those of "
+     "the storages. Damage to such files goes unnoticed."},
     {NULL, TSR_NOTE, NULL, NULL}, /* ends the list for tsr_suggest */
 };
 

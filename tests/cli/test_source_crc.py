@@ -1,8 +1,10 @@
 """Conversions compare what they read with the CRCs that the source's archives state for its tensors."""
+import io
 import json
 import os
 import shutil
 import struct
+import zipfile
 
 from harness import SAMPLES, need, test
 
@@ -95,3 +97,33 @@ def test_source_crc_archives_without_them_state_nothing(t):
     path = damaged(t, "dcp_crc_off", "__0_0.distcp", 0)
     for i, way in enumerate(WAYS):
         t.run(*args_of(way, path, t.at(f"out{i}")))
+
+
+SKIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "skip_data")  # tests/golden/make_skip_data.py
+
+
+@test
+def test_storages_that_skip_data_left_room_for_have_no_checksum(t):
+    plain, filled = os.path.join(SKIPPED, "plain.pt"), os.path.join(SKIPPED, "filled.pt")
+    found = t.json("validate", filled, "--deep", "--json")["findings"]
+    need([(f["rule"], f["level"]) for f in found] == [("zip/crc-absent", "note")] and "skip_data" in found[0]["message"], found)
+    t.run("diff", plain, filled, "--values")
+    for name in ("x.safetensors", "x.pt"):
+        t.run("convert", filled, t.at(name))
+        t.run("diff", plain, t.at(name), "--values")
+    need(t.json("validate", t.at("x.pt"), "--deep", "--json")["findings"] == [], "the copy has checksums")
+
+
+@test
+def test_a_zero_among_the_checksums_of_storages_is_a_mismatch(t):
+    """skip_data leaves none of them: one that is 0 while another is not is damage, and so is one of the pickle."""
+    with open(os.path.join(SKIPPED, "plain.pt"), "rb") as f:
+        data = f.read()
+    with zipfile.ZipFile(io.BytesIO(data)) as z:
+        sums = {m.filename: m.CRC for m in z.infolist()}
+    for member in ("plain/data/0", "plain/data.pkl"):
+        with open(t.at("bad.pt"), "wb") as f:
+            f.write(data.replace(struct.pack("<I", sums[member]), bytes(4)))
+        found = t.json("validate", t.at("bad.pt"), "--deep", "--json", status=1)["findings"]
+        need("zip/crc" in {f["rule"] for f in found if f["level"] == "error"}, found)
+    t.run("convert", t.at("bad.pt"), t.at("x.safetensors"))

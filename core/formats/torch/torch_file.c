@@ -43,8 +43,8 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
                             item.pickle_bytes};
     for (uint32_t i = 0; i < item.zip.count; i++) {
         const tsr_zip_member *m = &item.zip.members[i];
-        TSR_TRY(
-            push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, !item.zip.crc_absent, m->crc32, m->name}, err));
+        const bool has_crc = !item.zip.crc_absent && !(item.storages_unsummed && tsr_torch_is_storage(&item.zip, m));
+        TSR_TRY(push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, has_crc, m->crc32, m->name}, err));
     }
     return TSR_OK;
 }

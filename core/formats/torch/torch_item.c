@@ -111,12 +111,30 @@ static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, ts
     return TSR_OK;
 }
 
+bool tsr_torch_is_storage(const tsr_zip *zip, const tsr_zip_member *member)
+{
+    const size_t top = zip->top.size ? zip->top.size + 1 : 0;
+    return tsr_str_starts((tsr_str){member->name.data + top, member->name.size - top}, TSR_STR("data/"));
+}
+
+static bool storages_unsummed(const tsr_zip *zip)
+{
+    bool bytes = false;
+    for (uint32_t m = 0; m < zip->count; m++) {
+        if (!tsr_torch_is_storage(zip, &zip->members[m])) continue;
+        if (zip->members[m].crc32 != 0) return false;
+        bytes |= zip->members[m].size > 0;
+    }
+    return bytes && !zip->crc_absent;
+}
+
 static tsr_status build_values(tsr_torch_build *build, const tsr_zip *zip, bool big, tsr_torch_item *out, tsr_error *err)
 {
     TSR_TRY(tsr_torch_build_open(build, err));
     TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), &out->root, err));
     TSR_TRY(locate_storages(build, zip, err));
     out->storage_count = (uint32_t)build->storages.count;
+    out->storages_unsummed = storages_unsummed(zip);
     out->rank_known = build->rank.known;
     out->rank = build->rank.rank;
     out->world = build->rank.world;
@@ -180,7 +198,11 @@ tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *hos
     const tsr_status status = open_item(&window, &build, out, err);
     tsr_zip_window_free(&window);
     TSR_TRY(status);
-    if (!out->zip.crc_absent || !findings || store->unsummed) return TSR_OK;
+    const bool absent = out->zip.crc_absent;
+    if (!(absent || out->storages_unsummed) || !findings || store->unsummed) return TSR_OK;
     tsr_place place = {build.file_name, from->range.byte_offset, {NULL, 0}};
-    return tsr_finding_add(findings, "zip/crc-absent", place, err, "the archive carries no checksums (every CRC-32 is 0)");
+    return tsr_finding_add(findings, "zip/crc-absent", place, err,
+                           absent ? "the archive carries no checksums (every CRC-32 is 0)"
+                                  : "the archive carries no checksums of tensors (the CRC-32 of every storage is 0, as "
+                                    "torch.serialization.skip_data leaves it)");
 }

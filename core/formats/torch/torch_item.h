@@ -30,13 +30,18 @@ typedef struct tsr_torch_item {
     uint32_t rank;
     uint32_t world;        /* the number of ranks according to these; 0: unknown */
     uint64_t pickle_bytes; /* size of the pickle */
+    /* Some storage has bytes, and no storage has a CRC other than 0, although other members have: torch.serialization.skip_data
+     * leaves room for storages, which are filled in later. */
+    bool storages_unsummed;
 } tsr_torch_item;
 
 /* Adds to `findings` (may be NULL) unlisted classes (a warning if they are built, an error if they are called) and an
- * archive whose CRCs are all 0 (a note). Checks that each storage lies within its member and each dense tensor within its
+ * archive whose CRCs, or those of whose storages, are all 0 (a note). Checks that each storage lies within its member and each dense tensor within its
  * storage. Everything lives in `arena`. Errors: TSR_E_FORMAT, TSR_E_UNSUPPORTED (TorchScript, unknown storages),
  * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
 tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
                                tsr_torch_item *out, tsr_error *err);
+/* Whether a member holds the bytes of a storage. */
+bool tsr_torch_is_storage(const tsr_zip *zip, const tsr_zip_member *member);
 
 #endif
