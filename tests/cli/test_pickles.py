@@ -1,6 +1,9 @@
 """Pickles that would do more than make data: the techniques that have bypassed scanners of pickles, each in every kind of
 checkpoint; and pickles that PyTorch cannot load. Expectations come from Python's unpickler and from
 torch.load(weights_only=False)."""
+import argparse
+import array
+import collections
 import io
 import json
 import os
@@ -8,6 +11,7 @@ import pickle
 import struct
 import warnings
 import zipfile
+import zoneinfo
 
 import pickles
 from harness import SAMPLES, need, test
@@ -422,3 +426,51 @@ def test_calls_that_share_their_arguments_cost_no_more_than_the_file(t):
         data = b"\x80\2" + shared + b"q\0" + b"0" + callee + b"q\1" + b"0" + s("f4") + b"q\2" + b"0" + b"](" + one * 40000 + b"e."
         got, why = findings(t, write(t.at("a.pt"), archive(data)))
         need(got is None and "share arguments" in why, f"{name}: {got}, {why}")
+
+
+PLAIN = {"bytes": io.BytesIO(b"state \xff of TransformerEngine"), "text": io.StringIO("one\ntwo"), "space": argparse.Namespace(lr=0.5, name="x"),
+         "numbers": array.array("d", [1.5, -2.25]), "chain": collections.ChainMap({"a": 1}, {"b": [2]}), "user": collections.UserDict(a=1),
+         "users": collections.UserList([1, "b"]), "string": collections.UserString("s"), "zone": zoneinfo.ZoneInfo("UTC"), "error": ValueError("bad", 3),
+         "os_error": FileNotFoundError(2, "no such file"), "stop": StopIteration(4), "text_error": UnicodeDecodeError("utf-8", b"a", 0, 1, "reason"),
+         "dots": ..., "not": NotImplemented}
+
+
+def plain_state(value):
+    """What equality does not tell of the types in PLAIN."""
+    if isinstance(value, (io.BytesIO, io.StringIO)):
+        return type(value), value.getvalue(), value.tell()
+    if isinstance(value, BaseException):
+        return type(value), value.args
+    return type(value), repr(value)
+
+
+@test
+def test_plain_values_of_python_are_data(t):
+    for protocol in (2, 4):
+        PLAIN["bytes"].seek(3)
+        write(t.at(f"p{protocol}.pt"), archive(pickle.dumps(PLAIN, protocol=protocol)))
+        path = t.at(f"p{protocol}.pt")
+        found = t.json("validate", path, "--deep", "--json")["findings"]
+        need({f["level"] for f in found} <= {"note"}, found)
+        rows = {e["fqn"]: e["type"] for e in t.json("inspect", path, "--json")["entries"]}
+        need(set(rows) == set(PLAIN) and rows["user"] == "collections.UserDict" and rows["zone"] == "zoneinfo.ZoneInfo", rows)
+        need(rows["bytes"] == "_io.BytesIO" and rows["error"].endswith("ValueError") and rows["numbers"] == "array.array", rows)
+        t.run("convert", path, t.at(f"d{protocol}"), "--to", "dcp")
+        t.run("convert", t.at(f"d{protocol}"), t.at(f"back{protocol}.pt"), "--to", "torch")
+        t.run("convert", path, t.at(f"again{protocol}.pt"), "--to", "torch")
+        t.run("diff", path, t.at(f"d{protocol}"), "--values")
+        for name in (f"back{protocol}.pt", f"again{protocol}.pt"):
+            with zipfile.ZipFile(t.at(name)) as z:
+                got = pickle.loads(z.read(next(n for n in z.namelist() if n.endswith("/data.pkl"))))
+            need({k: plain_state(v) for k, v in got.items()} == {k: plain_state(v) for k, v in PLAIN.items()}, got)
+
+
+@test
+def test_what_is_next_to_plain_values_is_not_data(t):
+    zone = glob("zoneinfo", "ZoneInfo")
+    for name, value in {"method": call(call(glob("builtins", "getattr"), zone, s("from_file")), s("x")), "not an error": call(glob("exceptions", "system"), s("x")),
+                        "open": call(glob("_io", "open"), s("x")), "function": call(glob("array", "array_reconstructor"), s("x")),
+                        "cache": call(call(glob("builtins", "getattr"), zone, s("clear_cache")))}.items():
+        write(t.at("bad.pt"), archive(b"\x80\x02" + dict_of(x=value) + b"."))
+        found = t.json("validate", t.at("bad.pt"), "--json", status=1)["findings"]
+        need((CALL, "error") in {(f["rule"], f["level"]) for f in found}, f"{name}: {found}")

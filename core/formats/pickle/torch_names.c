@@ -69,6 +69,22 @@ static const tsr_pickle_name names[] = {
     {"pathlib", "PureWindowsPath", TSR_TORCH_LISTED},
     {"pathlib._local", "PosixPath", TSR_TORCH_LISTED},
     {"pathlib._local", "WindowsPath", TSR_TORCH_LISTED},
+    {"_io", "BytesIO", TSR_TORCH_LISTED},
+    {"_io", "StringIO", TSR_TORCH_LISTED},
+    {"argparse", "Namespace", TSR_TORCH_LISTED | UNHASHABLE},
+    {"array", "array", TSR_TORCH_LISTED | UNHASHABLE},
+    {"array", "_array_reconstructor", TSR_TORCH_FUNCTION | UNHASHABLE},
+    {"collections", "ChainMap", TSR_TORCH_LISTED | UNHASHABLE},
+    {"collections", "UserDict", TSR_TORCH_LISTED | UNHASHABLE},
+    {"collections", "UserList", TSR_TORCH_LISTED | UNHASHABLE},
+    {"collections", "UserString", TSR_TORCH_LISTED},
+    {"UserDict", "IterableUserDict", TSR_TORCH_LISTED | UNHASHABLE}, /* up to protocol 2, under Python 2's names */
+    {"UserDict", "UserDict", TSR_TORCH_LISTED | UNHASHABLE},
+    {"UserList", "UserList", TSR_TORCH_LISTED | UNHASHABLE},
+    {"UserString", "UserString", TSR_TORCH_LISTED},
+    {"zoneinfo", "ZoneInfo", TSR_TORCH_LISTED},
+    {"torch.torch_version", "TorchVersion", TSR_TORCH_LISTED},
+    {"torch", "OutOfMemoryError", TSR_TORCH_LISTED},
     {"numpy", "ndarray", TSR_TORCH_LISTED | UNHASHABLE},
     {"numpy", "dtype", TSR_TORCH_LISTED},
     NUMPY_MODULES("multiarray", "_reconstruct", TSR_TORCH_FUNCTION | UNHASHABLE),
@@ -173,6 +189,7 @@ static const struct {
 } attributes[] = {
     {"ShardedTensor", "ProcessGroupState"},
     {"ReduceOp", "RedOpType"},
+    {"ZoneInfo", "_unpickle"},
     {"MEM_FORMAT_ENCODING", "TORCH_CONTIGUOUS_FORMAT"},
     {"MEM_FORMAT_ENCODING", "TORCH_CHANNELS_LAST"},
     {"MEM_FORMAT_ENCODING", "TORCH_PRESERVE_FORMAT"},
@@ -216,8 +233,29 @@ size_t tsr_torch_return_size(tsr_str name)
     return 0;
 }
 
+/* Python's own exceptions, which up to protocol 2 are in Python 2's module. */
+static bool is_exception(tsr_str module, tsr_str name)
+{
+    static const char exceptions[] =
+        " ArithmeticError AssertionError AttributeError BaseException BaseExceptionGroup BlockingIOError BrokenPipeError "
+        "BufferError BytesWarning ChildProcessError ConnectionAbortedError ConnectionError ConnectionRefusedError "
+        "ConnectionResetError DeprecationWarning EOFError EncodingWarning EnvironmentError Exception ExceptionGroup "
+        "FileExistsError FileNotFoundError FloatingPointError FutureWarning GeneratorExit IOError ImportError ImportWarning "
+        "IndentationError IndexError InterruptedError IsADirectoryError KeyError KeyboardInterrupt LookupError MemoryError "
+        "ModuleNotFoundError NameError NotADirectoryError NotImplementedError OSError OverflowError "
+        "PendingDeprecationWarning PermissionError ProcessLookupError RecursionError ReferenceError ResourceWarning "
+        "RuntimeError RuntimeWarning StandardError StopAsyncIteration StopIteration SyntaxError SyntaxWarning SystemError "
+        "SystemExit TabError TimeoutError TypeError UnboundLocalError UnicodeDecodeError UnicodeEncodeError UnicodeError "
+        "UnicodeTranslateError UnicodeWarning UserWarning ValueError Warning ZeroDivisionError ";
+    if (!tsr_str_equal(module, TSR_STR("builtins")) && !tsr_str_equal(module, TSR_STR("exceptions"))) return false;
+    for (const char *at = exceptions + 1; *at; at += strcspn(at, " ") + 1)
+        if (tsr_str_equal(name, (tsr_str){at, strcspn(at, " ")})) return true;
+    return false;
+}
+
 static uint32_t other_id(tsr_str module, tsr_str name)
 {
+    if (is_exception(module, name)) return TSR_TORCH_LISTED;
     if (tsr_str_equal(module, TSR_STR("torch.return_types"))) return tsr_torch_return_size(name) ? TSR_TORCH_RETURN_TYPE : 0;
     return tsr_enum_is_listed(module, name) ? TSR_TORCH_ENUM : 0;
 }

@@ -45,6 +45,9 @@ enum tsr_torch_name {
     TSR_TORCH_RETURN_TYPE    /* what torch.max and the like return: a tuple with names */
 };
 
+/* A time zone is pickled as a call of this method. */
+#define TSR_TORCH_ZONE "zoneinfo.ZoneInfo._unpickle"
+
 /* The table for tsr_pickle_parse: no folding. */
 extern const tsr_pickle_sink tsr_torch_names;
 

@@ -1,5 +1,6 @@
 /* The kind, type and value of leaves of a state dict that are not dense tensors. */
 #include "formats/pickle/enum_names.h"
+#include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_flatten.h"
 #include "tessera/sys/try.h"
 
@@ -11,6 +12,24 @@ static tsr_str class_name(const tsr_value *object)
                  tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"));
     bool names = makes && args->kind == TSR_VALUE_TUPLE && args->count && args->items[0]->kind == TSR_VALUE_GLOBAL;
     return names ? args->items[0]->text : object->text;
+}
+
+/* The names that classes have now, where protocol 2 or a method of the class stands for them. */
+static tsr_str present_name(tsr_str name)
+{
+    static const struct {
+        const char *pickled, *name;
+    } rows[] = {{TSR_TORCH_ZONE, "zoneinfo.ZoneInfo"},
+                {"array._array_reconstructor", "array.array"},
+                {"UserDict.IterableUserDict", "collections.UserDict"},
+                {"UserDict.UserDict", "collections.UserDict"},
+                {"UserList.UserList", "collections.UserList"},
+                {"UserString.UserString", "collections.UserString"}};
+    const tsr_str exceptions = TSR_STR("exceptions.");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(rows[i].pickled))) return tsr_str_from(rows[i].name);
+    if (!tsr_str_starts(name, exceptions)) return name;
+    return (tsr_str){name.data + exceptions.size, name.size - exceptions.size}; /* "ValueError", as for "int" */
 }
 
 static tsr_str type_name(const tsr_value *value)
@@ -25,7 +44,7 @@ static tsr_str type_name(const tsr_value *value)
         [TSR_VALUE_SIZE] = "torch.Size", [TSR_VALUE_DTYPE] = "torch.dtype", [TSR_VALUE_DEVICE] = "torch.device",
         [TSR_VALUE_TENSOR] = "torch.Tensor", [TSR_VALUE_GLOBAL] = "type"};
     /* clang-format on */
-    return value->kind == TSR_VALUE_OBJECT ? class_name(value) : tsr_str_from(names[value->kind]);
+    return value->kind == TSR_VALUE_OBJECT ? present_name(class_name(value)) : tsr_str_from(names[value->kind]);
 }
 
 /* The dtype and shape of a quantized, sparse or other special tensor, from its named parts. */

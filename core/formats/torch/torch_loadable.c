@@ -58,8 +58,9 @@ bool tsr_torch_may_be_called(const tsr_value *object)
 {
     tsr_str module, name;
     if (!tsr_torch_split_name(object->text, &module, &name) || reaches_further(object)) return false;
-    if (is_listed(module, name)) return true;
-    return tsr_str_equal(module, TSR_STR("torch.return_types")) && tsr_torch_names.other(module, name);
+    if (is_listed(module, name) || tsr_str_equal(object->text, TSR_STR(TSR_TORCH_ZONE))) return true;
+    const uint32_t other = tsr_torch_names.other(module, name);
+    return other == TSR_TORCH_LISTED || other == TSR_TORCH_RETURN_TYPE;
 }
 
 bool tsr_torch_is_plain_factory(tsr_str factory)
@@ -86,11 +87,14 @@ bool tsr_torch_is_plain(const tsr_value *value)
 /* A class of Python, numpy or PyTorch that the reader lists. */
 static bool is_known_class(tsr_str dotted)
 {
-    static const char *const packages[] = {"builtins.", "collections.", "copyreg.", "datetime.", "decimal.", "fractions.",
-                                           "numpy.",    "pathlib.",     "torch.",   "types.",    "uuid."};
+    static const char *const packages[] = {"_io.",      "argparse.", "array.",      "builtins.",   "collections.",
+                                           "copyreg.",  "datetime.", "decimal.",    "exceptions.", "fractions.",
+                                           "numpy.",    "pathlib.",  "torch.",      "types.",      "uuid.",
+                                           "UserDict.", "UserList.", "UserString.", "zoneinfo."};
     tsr_str module, name;
     if (!tsr_torch_split_name(dotted, &module, &name)) return false;
     bool known = false;
+    if (tsr_str_equal(dotted, TSR_STR(TSR_TORCH_ZONE))) return true;
     for (size_t i = 0; i < sizeof packages / sizeof *packages && !known; i++)
         known = tsr_str_starts(dotted, tsr_str_from(packages[i]));
     return known && (is_listed(module, name) || tsr_torch_names.other(module, name));

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "formats/pickle/enum_names.h"
+#include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/entries.h"
@@ -135,7 +136,7 @@ static tsr_status refuse(emitter *e, const char *what, tsr_str name)
 /* What protocol 2 writes as getattr(class, name): nested classes, and the members of enums. */
 static bool is_attribute(tsr_str dotted, tsr_str module)
 {
-    return tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE)) ||
+    return tsr_str_equal(dotted, TSR_STR(TSR_TORCH_GROUP_STATE)) || tsr_str_equal(dotted, TSR_STR(TSR_TORCH_ZONE)) ||
            tsr_str_ends(dotted, TSR_STR("_c10d.ReduceOp.RedOpType")) || tsr_enum_is_class(module);
 }
 
