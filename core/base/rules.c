@@ -21,6 +21,9 @@ static const tsr_rule rules[] = {
      "name."},
     {"dcp/duplicate-record", TSR_ERROR, "storage_data places the same chunk twice",
      "Which of the two places is read depends on the reader. Save the checkpoint again."},
+    {"dcp/extension", TSR_NOTE, "items went through a stream extension that Tessera does not have",
+     "The names and shapes are those of the metadata. Only the program that has the extension can read the values; let it save "
+     "the checkpoint without the extension, or with PyTorch's zstd."},
     {"dcp/item", TSR_ERROR, "an item of a data file cannot be read, or is not what the metadata says",
      "The data file is damaged, or the metadata belongs to another save. The message says what was found."},
     {"dcp/missing-file", TSR_ERROR, "a data file that the metadata names is missing",

@@ -111,6 +111,7 @@ static const tsr_finding *finding_of(const tsr_chosen *s, const tsr_entry *entry
     const tsr_findings *findings = tsr_checkpoint_findings(s->checkpoint);
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *finding = tsr_findings_at(findings, i);
+        if (strcmp(finding->rule->id, "dcp/extension") == 0) return finding;
         if (finding->level != TSR_ERROR) continue;
         if (finding->fqn.data && tsr_str_equal(finding->fqn, entry->fqn)) return finding;
         if (strcmp(finding->rule->id, "file/io") == 0 && is_in(s->checkpoint, entry, finding->file)) return finding;

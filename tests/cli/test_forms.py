@@ -409,3 +409,21 @@ def test_orbax_next_to_other_files_is_refused(t):
     shutil.copy(sample("torch_plain")[0], t.at("marked", "extra.pt"))
     for name in ("orbax", "marked"):
         check_refused(t, t.at(name), "an Orbax checkpoint", "orbax.checkpoint")
+
+
+@test
+def test_items_that_went_through_a_user_s_extension_are_listed(t):
+    """tests/golden/make_dcp_extension.py. Only the program that has the extension can read the values."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "dcp_extension")
+    doc = t.json("inspect", path, "--json")
+    need({e["fqn"]: (e["kind"], e.get("dtype"), e.get("shape")) for e in doc["entries"]} == {
+        "model.w": ("tensor", "float32", [6]), "model.b": ("tensor", "bfloat16", [2, 3]), "step": ("object", None, None)}, doc["entries"])
+    for deep in ((), ("--deep",)):
+        found = t.json("validate", path, "--json", *deep)["findings"]
+        need([(f["rule"], f["level"]) for f in found] == [("dcp/extension", "note")] and "stream.acme-scramble/2" in found[0]["message"], found)
+    t.run("layout", path)
+    t.run("plan", path, "--mesh", "dp=2", "--placements", "shard(0)")
+    for command in (["convert", path, t.at("x.safetensors"), "--objects", "drop"], ["convert", path, t.at("x.pt"), "--to", "torch"], ["manifest", path],
+                    ["reshard", path, t.at("x"), "--mesh", "dp=2", "--placements", "shard(0)"], ["diff", path, path, "--values"], ["get", path, "model.w", "--print"]):
+        message = t.run(*command, status=2).stderr.decode()
+        need("stream.acme-scramble/2" in message and not any(os.path.exists(t.at(n)) for n in ("x", "x.pt", "x.safetensors")), message)

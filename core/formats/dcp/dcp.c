@@ -351,9 +351,14 @@ static tsr_status read_all(tsr_checkpoint *checkpoint, tsr_error *err)
     for (uint64_t i = 0; i < count; i++) TSR_TRY(split_replicas(checkpoint, &entries[i], err));
     checkpoint->catalog.entries = entries;
     checkpoint->catalog.entry_count = count;
-    checkpoint->catalog.compressed = state->zstd != NULL;
+    checkpoint->catalog.compressed = state->transforms != NULL;
     TSR_TRY(tsr_dcp_place_safetensors(checkpoint, err));
     TSR_TRY(report_unreferenced(checkpoint, err));
+    if (state->extension.size)
+        TSR_TRY(tsr_finding_add(checkpoint->findings, "dcp/extension", TSR_NOWHERE, err,
+                                "%llu items are stored through the extension '%.*s', which only the program that has it can "
+                                "undo: their values cannot be read or checked here",
+                                (unsigned long long)state->extended_count, TSR_STR_ARG(state->extension)));
     TSR_TRY(tsr_dcp_find_subclasses(checkpoint, entries, count, err));
     return tsr_dcp_read_objects(checkpoint, entries, count, err);
 }
@@ -375,7 +380,7 @@ static void close_dcp(tsr_checkpoint *checkpoint)
         tsr_free(checkpoint->host->allocator, state->sources[i].chunks, (size_t)state->sources[i].chunk_room,
                  sizeof(tsr_chunk));
     }
-    tsr_map_free(state->zstd);
+    tsr_map_free(state->transforms);
 }
 
 static tsr_status open_dcp(tsr_checkpoint *checkpoint, tsr_error *err)

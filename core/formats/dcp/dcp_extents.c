@@ -192,13 +192,19 @@ static void close_ahead(walk *w)
     w->used = 0;
 }
 
+/* Whether the item went through a user's own extension: a finding already says that it cannot be checked. */
+static bool is_extended(const walk *w, const item *it)
+{
+    return tsr_dcp_transform_of(tsr_dcp_state_of(w->checkpoint), it->chunk) == TSR_DCP_EXTENDED;
+}
+
 /* Opens the archives of the first few items, skipping those that have none. */
 static void open_ahead(walk *w, const item *items, size_t count)
 {
     uint64_t object_bytes = 0;
     close_ahead(w);
     for (size_t i = 0; i < count && w->used < w->room; i++) {
-        if (items[i].skipped || items[i].chunk->view) continue;
+        if (items[i].skipped || items[i].chunk->view || is_extended(w, &items[i])) continue;
         if (items[i].entry->kind != TSR_ENTRY_TENSOR) object_bytes += items[i].byte_length;
         if (w->used && object_bytes > AHEAD_OBJECT_BYTES) break;
         w->ahead[w->used++] = (opened){.of = &items[i]};
@@ -269,6 +275,7 @@ static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_err
 static tsr_status give(walk *w, const item *it, size_t count, tsr_error *err)
 {
     if (it->chunk->view) return give_whole(w, it, it->chunk->view, err);
+    if (is_extended(w, it)) return TSR_OK;
     opened *o = find_opened(w, it);
     if (!o) {
         open_ahead(w, it, count);

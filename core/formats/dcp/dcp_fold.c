@@ -250,20 +250,18 @@ static tsr_status fold_index(item *it, tsr_ref *out)
     return add_record(it, words, 2, out);
 }
 
-/* Whether the item was compressed with zstd. Any other transform is rejected. */
-static tsr_status take_transforms(item *it, tsr_ref list, bool *zstd)
+/* What the item went through. Anything but a single stream.zstd/1 can only be undone by the program that has the extension. */
+static tsr_dcp_transform take_transforms(item *it, tsr_ref list)
 {
     size_t count;
     const tsr_ref *items = tsr_pickle_items(it->pickle, list, &count);
-    *zstd = false;
+    tsr_dcp_transform transform = TSR_DCP_PLAIN;
     for (size_t i = 0; i < count; i++) {
-        tsr_str text = tsr_pickle_text(it->pickle, items[i]);
-        TSR_FAIL_AT(*zstd || !tsr_str_equal(text, TSR_STR("stream.zstd/1")), it->err, TSR_E_UNSUPPORTED, it->parts->position,
-                    "dcp: transform %zu of an item is '%.*s'; only a single stream.zstd/1 is supported", i,
-                    TSR_STR_ARG(text));
-        *zstd = true;
+        const bool zstd = tsr_str_equal(tsr_pickle_text(it->pickle, items[i]), TSR_STR("stream.zstd/1"));
+        transform = zstd && count == 1 ? TSR_DCP_ZSTD : TSR_DCP_EXTENDED;
+        if ((!zstd || count > 1) && !it->folder->metadata->extension) it->folder->metadata->extension = items[i];
     }
-    return TSR_OK;
+    return transform;
 }
 
 static tsr_status fold_storage(item *it, tsr_ref *out)
@@ -271,7 +269,6 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
     tsr_ref values[KEY_CHUNKS + 1] = {0};
     unsigned found;
     uint32_t path;
-    bool zstd;
     TSR_TRY(take_attributes(it, "_StorageInfo", values, &found));
     if (tsr_pickle_kind_of(it->pickle, values[KEY_RELATIVE_PATH]) != TSR_PICKLE_STR) {
         return malformed(it, "dcp: a _StorageInfo lacks the string 'relative_path'");
@@ -280,10 +277,10 @@ static tsr_status fold_storage(item *it, tsr_ref *out)
         tsr_pickle_kind_of(it->pickle, values[KEY_LENGTH]) != TSR_PICKLE_INT) {
         return malformed(it, "dcp: 'offset' or 'length' of a _StorageInfo is not a 64-bit integer");
     }
-    TSR_TRY(take_transforms(it, values[KEY_TRANSFORMS], &zstd));
+    const tsr_dcp_transform transform = take_transforms(it, values[KEY_TRANSFORMS]);
     tsr_str text = tsr_pickle_text(it->pickle, values[KEY_RELATIVE_PATH]);
     TSR_TRY(tsr_dcp_names_add(&it->folder->metadata->paths, text, &path, it->err));
-    uint64_t words[3] = {TSR_DCP_STORAGE | (uint64_t)zstd << 8 | (uint64_t)path << 32,
+    uint64_t words[3] = {TSR_DCP_STORAGE | (uint64_t)transform << 8 | (uint64_t)path << 32,
                          (uint64_t)tsr_pickle_int(it->pickle, values[KEY_OFFSET]),
                          (uint64_t)tsr_pickle_int(it->pickle, values[KEY_LENGTH])};
     return add_record(it, words, 3, out);
@@ -475,6 +472,7 @@ static void restart(void *ctx)
     tsr_dcp_names_free(&f->metadata->fqns);
     tsr_dcp_names_free(&f->metadata->paths);
     f->metadata->odd_getattr = f->metadata->unloadable = f->metadata->misused = f->metadata->newer = TSR_NO_POSITION;
+    f->metadata->extension = TSR_REF_NONE;
     f->chunk_count = 0;
     memset(f->dims.cache, 0, sizeof f->dims.cache);
     memset(f->dims.before, 0, sizeof f->dims.before);

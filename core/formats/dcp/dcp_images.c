@@ -85,7 +85,7 @@ static tsr_status view_chunks(images *im, const tsr_entry *entry, const tsr_chun
     for (uint64_t i = 0; i < count; i++) {
         tsr_chunk *chunk = (tsr_chunk *)&chunks[i];
         if (chunk->file == TSR_NO_FILE || state->file_uses[chunk->file] != TSR_DCP_SAFETENSORS ||
-            tsr_dcp_is_zstd(state, chunk))
+            tsr_dcp_transform_of(state, chunk) != TSR_DCP_PLAIN)
             continue;
         TSR_TRY(view_in_image(im, entry, chunk, err));
     }

@@ -14,6 +14,11 @@ tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *
                              tsr_error *err)
 {
     const tsr_chunk *chunk = item.chunk;
+    const tsr_dcp_state *state = tsr_dcp_state_of(item.checkpoint);
+    TSR_FAIL_AT(
+        tsr_dcp_transform_of(state, chunk) == TSR_DCP_EXTENDED, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+        "dcp: the item of '%.*s' is stored through the extension '%.*s', which only the program that has it can undo",
+        TSR_STR_ARG(item.entry->fqn), TSR_STR_ARG(state->extension));
     if (tsr_dcp_is_zstd(tsr_dcp_state_of(item.checkpoint), chunk)) return tsr_dcp_open_zstd(item, arena, findings, out, err);
     const tsr_torch_source from = {.range = {item.checkpoint->store, chunk->file, chunk->byte_offset, chunk->byte_length}};
     return tsr_torch_item_open(&from, item.checkpoint->host, arena, findings, out, err);
@@ -94,7 +99,7 @@ tsr_status tsr_dcp_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
                        tsr_stated_crc *out, tsr_error *err)
 {
     tsr_found found;
-    if (chunk->view || tsr_dcp_is_zstd(tsr_dcp_state_of(checkpoint), chunk))
+    if (chunk->view || tsr_dcp_transform_of(tsr_dcp_state_of(checkpoint), chunk) != TSR_DCP_PLAIN)
         return TSR_OK; /* there is no archive, or it is compressed */
     TSR_TRY(tsr_dcp_find(checkpoint, entry, chunk, scratch, &found, err));
     *out = found.crc;
@@ -152,6 +157,7 @@ static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entries, ui
     const tsr_chunk *chunk = &entry->chunks[0];
     entry->type = TSR_STR("object");
     if (chunk->file == TSR_NO_FILE || checkpoint->options.skip_objects) return TSR_OK;
+    if (tsr_dcp_transform_of(tsr_dcp_state_of(checkpoint), chunk) == TSR_DCP_EXTENDED) return TSR_OK;
     uint64_t *place = tsr_arena_array(checkpoint->arena, 3, sizeof *place, err);
     if (!place) return TSR_E_NOMEM;
     place[0] = chunk->file;

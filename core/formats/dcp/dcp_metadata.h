@@ -4,7 +4,7 @@
  *   dims      [ ndim | 1 + what followed << 32 ] [ values… ]   torch.Size: sizes and offsets, equal ones mostly shared
  *   records   CHUNK   [ kind | offsets << 4 | sizes << 32 ]               ChunkStorageMetadata; dims ids
  *             INDEX   [ kind | fqn << 32 ] [ hint | offset dims << 32 ]   MetadataIndex; fqn: number in `fqns`
- *             STORAGE [ kind | zstd << 8 | path << 32 ] [ offset ] [ length ]   _StorageInfo; path: number in `paths`
+ *             STORAGE [ kind | transform << 8 | path << 32 ] [ offset ] [ length ]   _StorageInfo; path: number in `paths`
  *             TENSOR  [ kind | dtype << 8 | requires_grad << 16 | size dims << 32 ] [ chunks ] [ where its CHUNKs begin ]
  *             PROPERTIES, BYTES, NOTE (layouts, memory formats): one word
  *
@@ -31,8 +31,16 @@ typedef enum tsr_dcp_kind {
     TSR_DCP_BYTES
 } tsr_dcp_kind;
 
+/* What an item's bytes went through before they were stored. */
+typedef enum tsr_dcp_transform {
+    TSR_DCP_PLAIN,
+    TSR_DCP_ZSTD,
+    TSR_DCP_EXTENDED /* a stream extension of the user's own */
+} tsr_dcp_transform;
+
 typedef struct tsr_dcp_metadata {
     tsr_pickle *pickle;
+    tsr_ref extension;                              /* the descriptor of the first such extension, or TSR_REF_NONE */
     tsr_vec dims;                                   /* uint64_t */
     tsr_vec records;                                /* uint64_t */
     tsr_dcp_names fqns, paths;                      /* of storage_data */

@@ -28,7 +28,7 @@ typedef struct record {
     uint32_t hint;
     uint32_t path;
     int64_t byte_offset, byte_length;
-    bool zstd;
+    tsr_dcp_transform transform;
 } record;
 
 static tsr_place metadata_place(const placer *p, tsr_str fqn)
@@ -205,11 +205,11 @@ static tsr_status find_beyond(placer *p, const record *r, uint32_t file, tsr_err
 
 /* A file's use, decided by the first tensor in it. Items in safetensors files have exactly the bytes of their elements; a
  * torch.save archive is always longer. */
-static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, bool zstd)
+static tsr_dcp_use use_of(const tsr_entry *entry, const tsr_chunk *chunk, tsr_dcp_transform transform)
 {
     uint64_t elements = 1, bytes;
     if (entry->kind != TSR_ENTRY_TENSOR) return TSR_DCP_OBJECTS;
-    if (zstd) return TSR_DCP_TORCH;
+    if (transform != TSR_DCP_PLAIN) return TSR_DCP_TORCH;
     for (uint32_t d = 0; d < entry->ndim; d++) {
         if (!tsr_mul_u64(elements, chunk->sizes[d], &elements)) return TSR_DCP_TORCH;
     }
@@ -223,21 +223,29 @@ static void item_key(const tsr_chunk *chunk, char key[12])
     memcpy(key + 4, &chunk->byte_offset, 8);
 }
 
-bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk)
+tsr_dcp_transform tsr_dcp_transform_of(const tsr_dcp_state *state, const tsr_chunk *chunk)
 {
     char key[12];
     item_key(chunk, key);
-    return state->zstd && tsr_map_get(state->zstd, (tsr_str){key, sizeof key}, 0);
+    return state->transforms ? tsr_map_get(state->transforms, (tsr_str){key, sizeof key}, TSR_DCP_PLAIN) : TSR_DCP_PLAIN;
 }
 
-static tsr_status note_zstd(tsr_checkpoint *checkpoint, const tsr_chunk *chunk, tsr_error *err)
+static tsr_status note_transform(const placer *p, const tsr_chunk *chunk, tsr_dcp_transform transform, tsr_error *err)
 {
+    tsr_checkpoint *checkpoint = p->checkpoint;
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
-    if (!state->zstd) state->zstd = tsr_map_new(checkpoint->host->allocator, 0, err);
-    char *key = state->zstd ? tsr_arena_array(checkpoint->arena, 12, 1, err) : NULL;
+    if (!state->transforms) state->transforms = tsr_map_new(checkpoint->host->allocator, 0, err);
+    char *key = state->transforms ? tsr_arena_array(checkpoint->arena, 12, 1, err) : NULL;
     if (!key) return TSR_E_NOMEM;
     item_key(chunk, key);
-    return tsr_map_put(state->zstd, (tsr_str){key, 12}, 1, NULL, NULL, err);
+    if (transform == TSR_DCP_EXTENDED && !state->extension.size) {
+        const tsr_dcp_metadata *metadata = &p->source->metadata;
+        state->extension = tsr_arena_str(checkpoint->arena, tsr_pickle_text(metadata->pickle, metadata->extension), err);
+        if (!state->extension.data) return TSR_E_NOMEM;
+        if (!state->extension.size) state->extension = TSR_STR("(without a name)");
+    }
+    state->extended_count += transform == TSR_DCP_EXTENDED;
+    return tsr_map_put(state->transforms, (tsr_str){key, 12}, transform, NULL, NULL, err);
 }
 
 static tsr_status place_one(placer *p, const record *r, tsr_error *err)
@@ -256,14 +264,14 @@ static tsr_status place_one(placer *p, const record *r, tsr_error *err)
     chunk->byte_length = (uint64_t)r->byte_length;
     if (file == TSR_NO_FILE) return TSR_OK;
     uint8_t *use = &tsr_dcp_state_of(p->checkpoint)->file_uses[file];
-    if (*use <= TSR_DCP_OBJECTS) *use = (uint8_t)use_of(entry, chunk, r->zstd);
+    if (*use <= TSR_DCP_OBJECTS) *use = (uint8_t)use_of(entry, chunk, r->transform);
     if (r->byte_offset < 0 || r->byte_length < 0 || !tsr_add_u64(chunk->byte_offset, chunk->byte_length, &end) ||
         end > p->checkpoint->store->files[file].size) {
         if (r->byte_offset < 0 || r->byte_length < 0) chunk->byte_offset = chunk->byte_length = 0;
         return find_beyond(p, r, file, err);
     }
     chunk->file = file;
-    return r->zstd ? note_zstd(p->checkpoint, chunk, err) : TSR_OK;
+    return r->transform == TSR_DCP_PLAIN ? TSR_OK : note_transform(p, chunk, r->transform, err);
 }
 
 static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *err)
@@ -280,7 +288,7 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
                 .path = tsr_dcp_high(storage[0]),
                 .byte_offset = (int64_t)storage[1],
                 .byte_length = (int64_t)storage[2],
-                .zstd = storage[0] >> 8 & 1};
+                .transform = (tsr_dcp_transform)(storage[0] >> 8 & 3)};
     if (tsr_dcp_high(index[1]) != TSR_DCP_NO_DIMS) r.offsets = tsr_dcp_dims(metadata, tsr_dcp_high(index[1]), &r.ndim);
     return place_one(p, &r, err);
 }

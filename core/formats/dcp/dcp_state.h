@@ -35,10 +35,12 @@ typedef struct tsr_dcp_original {
 typedef struct tsr_dcp_state {
     tsr_dcp_output_entry *sources;
     uint32_t source_count;
-    tsr_map *names;     /* FQN → entry; only while opening */
-    tsr_vec entries;    /* tsr_entry; only while opening */
-    tsr_map *zstd;      /* key of (file, byte_offset) → 1 for zstd-compressed items; NULL if there are none */
-    uint8_t *file_uses; /* a tsr_dcp_use per file of the store */
+    tsr_map *names;      /* FQN → entry; only while opening */
+    tsr_vec entries;     /* tsr_entry; only while opening */
+    tsr_map *transforms; /* key of (file, byte_offset) → tsr_dcp_transform, of items that are not plain; NULL if all are */
+    tsr_str extension;   /* the user's own stream extension that items went through; empty if there is none */
+    uint64_t extended_count;           /* of such items */
+    uint8_t *file_uses;                /* a tsr_dcp_use per file of the store */
     const tsr_dcp_original *originals; /* in the order of mcore_data */
     uint64_t original_count;
     bool has_mcore_data;
@@ -68,7 +70,11 @@ tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *sourc
 /* Opens the safetensors files among the data files and gives their chunks a view. */
 tsr_status tsr_dcp_place_safetensors(tsr_checkpoint *checkpoint, tsr_error *err);
 
-bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk);
+tsr_dcp_transform tsr_dcp_transform_of(const tsr_dcp_state *state, const tsr_chunk *chunk);
+static inline bool tsr_dcp_is_zstd(const tsr_dcp_state *state, const tsr_chunk *chunk)
+{
+    return tsr_dcp_transform_of(state, chunk) == TSR_DCP_ZSTD;
+}
 /* An item of a data file: what torch.save wrote for one chunk or object. */
 typedef struct tsr_dcp_item {
     tsr_checkpoint *checkpoint;

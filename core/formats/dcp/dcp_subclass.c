@@ -39,7 +39,8 @@ static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
     *length = LENGTHS;
     if (entry->kind != TSR_ENTRY_TENSOR || !entry->chunk_count || chunk->view || !tsr_entry_bytes(&stored, &bytes))
         return false;
-    if (chunk->file == TSR_NO_FILE || tsr_dcp_is_zstd(tsr_dcp_state_of(s->checkpoint), chunk)) return false;
+    if (chunk->file == TSR_NO_FILE || tsr_dcp_transform_of(tsr_dcp_state_of(s->checkpoint), chunk) != TSR_DCP_PLAIN)
+        return false;
     const uint64_t around = chunk->byte_length >= bytes ? (chunk->byte_length - bytes) / STEP : LENGTHS;
     if (around < LENGTHS) *length = (size_t)around;
     return around >= LENGTHS || !s->plain[around];
