@@ -16,6 +16,15 @@ static void add_doubles(double *sum, double factor, const double *x, const doubl
     for (size_t i = 0; i < count && !base; i++) sum[i] += factor * x[i];
 }
 
+/* Sums start at -0, which changes no value that is added to it: a sum of negative zeros is one, too. */
+static void start_sums(void *sum, bool wide, size_t count)
+{
+    double *doubles = sum;
+    float *floats = sum;
+    for (size_t i = 0; i < count && wide; i++) doubles[i] = -0.0;
+    for (size_t i = 0; i < count && !wide; i++) floats[i] = -0.0f;
+}
+
 /* sum / divisor + base; there is no base if `base` is NULL */
 static void finish_floats(float *sum, float divisor, const float *base, size_t count)
 {
@@ -49,7 +58,7 @@ static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const ro
     if (merge->method == TSR_MERGE_SLERP) TSR_TRY(tsr_merge_factors(tensor, factors, err));
     if (base)
         TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, merge->count), run, sums, r->bytes, r->base, losses, err));
-    memset(r->sum, 0, count * (wide ? sizeof(double) : sizeof(float)));
+    start_sums(r->sum, wide, count);
     for (uint32_t i = 0; i < merge->count; i++) {
         const double factor = merge->method == TSR_MERGE_SLERP ? factors[i] : merge->inputs[i].weight;
         TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, i), run, sums, r->bytes, r->x, losses, err));
