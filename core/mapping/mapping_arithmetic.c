@@ -110,11 +110,17 @@ static tsr_status check_entry(search *s, const tsr_entry *entry)
 
 /* ---- messages ---- */
 
-/* If --dequantize has found out why it cannot multiply these numbers, that is the reason. */
-static const tsr_error *find_reason(const search *s, const tsr_entry *entry)
+/* What --dequantize has found out, if this is the checkpoint that it made; otherwise NULL. */
+static const tsr_dequantized *dequantized(const search *s)
 {
     const tsr_mapped *m = tsr_mapped_state(s->checkpoint);
-    const tsr_dequantized *done = m && m->step == tsr_step_name(TSR_STEP_DEQUANTIZE) ? m->ctx : NULL;
+    return m && m->step == tsr_step_name(TSR_STEP_DEQUANTIZE) ? m->ctx : NULL;
+}
+
+/* Why it cannot multiply these numbers; NULL if it has not found out. */
+static const tsr_error *find_reason(const search *s, const tsr_entry *entry)
+{
+    const tsr_dequantized *done = dequantized(s);
     for (const tsr_dequantize_refusal *r = done ? done->refused : NULL; r; r = r->next)
         if (tsr_str_equal(r->fqn, entry->fqn)) return &r->why;
     return NULL;
@@ -127,6 +133,15 @@ static void count_more(uint64_t count, char *text, size_t capacity)
     if (count > 1) tsr_line_format(&line, " (and %llu more like it)", (unsigned long long)(count - 1));
 }
 
+static tsr_status report_unsupported(const search *s, const char *more)
+{
+    const char *const method = tsr_mapped_quant_method(s->checkpoint->state);
+    return tsr_fail(s->err, TSR_E_UNSUPPORTED,
+                    "'%.*s' is scaled by '%.*s'%s, in a form that --dequantize does not support%s%s%s",
+                    TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more,
+                    *method ? "; quant_method of config.json is '" : "", method, *method ? "'" : "");
+}
+
 static tsr_status report_scaled(const search *s)
 {
     const tsr_dtype dtype = s->what->dtype;
@@ -137,6 +152,7 @@ static tsr_status report_scaled(const search *s)
         return reason->status;
     }
     count_more(s->count, more, sizeof more);
+    if (dequantized(s)) return report_unsupported(s, more);
     TSR_FAIL_IF(dtype == TSR_DTYPE_NONE, s->err, TSR_E_UNSUPPORTED,
                 "'%.*s' is scaled by '%.*s'%s, which a sum of the stored numbers would not apply; pass --dequantize",
                 TSR_STR_ARG(s->data->fqn), TSR_STR_ARG(s->scale), more);

@@ -2,6 +2,7 @@
  * separates numbers from their scales. */
 #include "mapping/mapping_companions.h"
 #include "mapping/mapping_match.h"
+#include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
 
 /* Makes an array for one layer: which entries of its catalog are used. */
@@ -27,6 +28,11 @@ static void mark_sources(const tsr_mapped *layer, const bool *used, bool *below)
     }
 }
 
+static bool is_used(const void *ctx, tsr_str fqn)
+{
+    return tsr_mapping_uses((void *)(uintptr_t)ctx, fqn);
+}
+
 tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *top, const tsr_open_options *options,
                                          tsr_error *err)
 {
@@ -49,6 +55,8 @@ tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *
         return r->why.status;
     }
     const char *method = tsr_mapped_quant_method(m);
+    const tsr_arithmetic any = {.selection = {is_used, layer}};
+    if (!done->found) TSR_TRY(tsr_check_arithmetic(layer, &any, err)); /* names numbers in an unsupported form */
     TSR_FAIL_IF(!done->found, err, TSR_E_UNSUPPORTED,
                 "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint%s%s%s",
                 *method ? "; quant_method of config.json is '" : "", method, *method ? "'" : "");
