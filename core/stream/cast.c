@@ -356,15 +356,15 @@ static bool is_wider(tsr_dtype from, tsr_dtype to)
 #define FIND_ODD(type, signed_type) \
     do { \
         const type mask = (type)-1 >> 1, bias = (type)~mask - (type)1; \
-        const signed_type limit = (signed_type)((type)~mask + (type)(largest - 1)); \
-        type odd = 0; \
+        const signed_type limit = (signed_type)((type)~mask + (type)(largest - 2)); \
+        signed_type most = limit; \
         for (size_t i = 0; i < count; i++) { \
             type magnitude; \
             memcpy(&magnitude, results + i * sizeof(type), sizeof(type)); \
-            magnitude = (type)((magnitude & mask) + bias); \
-            odd |= (type)((signed_type)magnitude >= limit); \
+            const signed_type place = (signed_type)(type)((magnitude & mask) + bias); \
+            most = place > most ? place : most; \
         } \
-        return odd != 0; \
+        return most > limit; \
     } while (0)
 
 static bool has_odd(tsr_dtype dtype, const uint8_t *results, size_t count)
