@@ -62,7 +62,8 @@ static bool is_optimizer(const tsr_value *value)
 /* Removes a key or position and its dot from the beginning of `at`. False if `at` does not begin with it. */
 static bool take_step(tsr_str *at, tsr_str step)
 {
-    if (!tsr_str_starts(*at, step) || (at->size > step.size && at->data[step.size] != '.')) return false;
+    if (!tsr_str_starts(*at, step) || at->size == step.size + 1) return false;
+    if (at->size > step.size && at->data[step.size] != '.') return false;
     const size_t used = step.size + (at->size > step.size ? 1 : 0);
     *at = (tsr_str){at->data + used, at->size - used};
     return true;
@@ -138,7 +139,7 @@ static tsr_status find_optimizer(const tsr_optim_job *j, const tsr_value *root, 
     search s = {.job = j, .names = {"", 0}, .err = err};
     *out = (tsr_found_optimizer){root, TSR_STR("")};
     if (j->request.at.data) {
-        *out = (tsr_found_optimizer){value_at(root, j->request.at), j->request.at};
+        *out = (tsr_found_optimizer){j->request.at.size ? value_at(root, j->request.at) : NULL, j->request.at};
         TSR_FAIL_IF(!out->value, err, TSR_E_NOT_FOUND, "there is no '%.*s'", TSR_STR_ARG(j->request.at));
         return TSR_OK;
     }
