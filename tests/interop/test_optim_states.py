@@ -5,7 +5,7 @@ import json
 import os
 import sys
 
-from harness import ROOT
+from harness import ROOT, load_dcp
 
 sys.path.insert(0, os.path.join(ROOT, "samples"))
 
@@ -334,6 +334,32 @@ def test_frozen_state_is_kept(t):
         told = t.run("optim", "unflatten", t.at("flat.pt"), t.at("out.pt"), "--modules", t.at("m.json"), "--overwrite").stderr.decode()
         assert ("warning" in told) == bool(frozen) and all(f"'{n}'" in told for n in frozen), told
         assert same(torch.load(t.at("out.pt"))["state"], nested["state"]), frozen
+
+
+def test_written_as_dcp(t):
+    """--to dcp writes what PyTorch would: the keys of its own DCP of the same state dict, and the values."""
+    import torch
+    from describe_modules import modules_document
+    from torch.distributed.checkpoint import state_dict as dsd
+    model, optim = trained(two_groups)
+    nested = dsd.get_optimizer_state_dict(model, optim)
+    flat = dsd._flatten_optim_state_dict(copy.deepcopy(nested))
+    json.dump({**modules_document(model), "groups": [g["params"] for g in nested["param_groups"]]}, open(t.at("m.json"), "w"))
+    torch.save({"optim": optim.state_dict()}, t.at("native.pt"))
+    torch.save(flat, t.at("flat.pt"))
+    torch.save(nested, t.at("nested.pt"))
+    wants = {"to-fqn": ("native.pt", nested), "flatten": ("native.pt", flat), "unflatten": ("flat.pt", nested), "to-id": ("nested.pt", optim.state_dict())}
+    for action, (source, want) in wants.items():
+        modules = [] if action == "to-id" else ["--modules", t.at("m.json")]
+        t.run("optim", action, t.at(source), t.at(action), "--to", "dcp", *modules)
+        save_dcp(want, t.at(f"{action}-want"))
+        got, expected = load_dcp(t.at(action)), load_dcp(t.at(f"{action}-want"))
+        assert set(got) == set(expected) and all(same(got[k], expected[k]) for k in got), (action, set(got) ^ set(expected))
+        t.run("optim", action, t.at(source), t.at(action), "--to", "dcp", *modules, status=2)
+        doc = t.json("optim", action, t.at(source), t.at(action), "--to", "dcp", *modules, "--overwrite", "--json")
+        assert doc["files"] == len([f for f in os.listdir(t.at(action)) if f.endswith(".distcp")]) and doc["bytes"], doc
+    t.run("convert", t.at("to-id"), t.at("ids.pt"))
+    assert set(torch.load(t.at("ids.pt"), weights_only=True)["state"]) == set(optim.state_dict()["state"])
 
 
 def test_positions_in_lists(t):

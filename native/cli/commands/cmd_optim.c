@@ -1,5 +1,6 @@
 /* `tessera optim ACTION PATH DEST`: converts optimizer state from one form to another. The library does the conversion; this
  * file reads its documents, and optim_output.c publishes its files. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,11 +11,13 @@
 #include "cli/writing/writing.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/try.h"
 
 typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;
+    unsigned to; /* choice: torch, dcp */
     uint64_t max_memory;
     bool sharded, overwrite, json, allow_expansion;
 } optim_arguments;
@@ -99,6 +102,8 @@ static tsr_status read_request(job *j, tsr_error *err)
     return status;
 }
 
+enum { TO_DCP = 2 };
+
 /* The forms that names such as out.safetensors ask for are not written here. */
 static tsr_status check_name(const job *j, tsr_error *err)
 {
@@ -107,7 +112,10 @@ static tsr_status check_name(const job *j, tsr_error *err)
     const char *action = tsr_optim_action_names[j->request.action];
     const bool directory =
         j->request.action == TSR_OPTIM_SHARD || (j->request.action == TSR_OPTIM_UNSHARD && j->request.sharded);
-    if (!cli_container_of_name(name, &named)) return TSR_OK;
+    TSR_FAIL_IF(directory && j->arguments->to == TO_DCP, err, TSR_E_USAGE,
+                "optim %s writes one torch file per rank; run tessera convert on the directory for a DCP",
+                j->request.sharded ? "unshard --sharded" : action);
+    if (j->arguments->to == TO_DCP || !cli_container_of_name(name, &named)) return TSR_OK;
     TSR_FAIL_IF(
         directory, err, TSR_E_USAGE,
         "'%s' is the name of a single file, but optim %s writes a directory with one file per rank; leave out the extension",
@@ -122,8 +130,57 @@ static tsr_status check_name(const job *j, tsr_error *err)
 
 /* ---- command ---- */
 
+/* What the result depends on apart from the source's bytes, so that no other job's unfinished files are continued. */
+static tsr_str recipe_of(const job *j, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_optim_request *r = &j->request;
+    uint32_t sum = tsr_crc32(cli_host(j->program), 0, r->modules.text.data, r->modules.text.size);
+    sum = tsr_crc32(cli_host(j->program), sum, r->flat_params.text.data, r->flat_params.text.size);
+    return tsr_arena_format(arena, err, "optim %s %08" PRIx32 " %d %" PRIu64 " %.*s", tsr_optim_action_names[r->action], sum,
+                            r->has_rank, r->rank, TSR_STR_ARG(r->at));
+}
+
+static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_error *err)
+{
+    const tsr_open_options any = {.purpose = TSR_FOR_FINDINGS};
+    tsr_checkpoint *layer;
+    tsr_status status = cli_open(j->program, j->output.source, &any, &w->source, err);
+    if (status == TSR_OK) status = tsr_checkpoint_open(result, cli_host(j->program), NULL, &layer, err);
+    if (status != TSR_OK) return status;
+    cli_add_layer(&w->source, layer);
+    w->source.recipe = recipe_of(j, w->arena, err);
+    status = w->source.recipe.data ? cli_choose_container(w, 1 + TSR_TO_DCP, 0, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = cli_write(w, err);
+    j->output.files_written = w->conversion.file_count;
+    for (uint32_t i = 0; i < w->conversion.file_count; i++) j->output.bytes_written += w->conversion.file_sizes[i];
+    return status;
+}
+
+/* Converts the torch file that would be written, as it is read from memory. */
+static tsr_status write_dcp(job *j, tsr_error *err)
+{
+    const cli_writing_options options = {.max_memory = j->arguments->max_memory,
+                                         .overwrite = j->arguments->overwrite,
+                                         .allow_expansion = j->arguments->allow_expansion};
+    cli_writing w = {.program = j->program,
+                     .options = &options,
+                     .what = tsr_optim_action_names[j->request.action],
+                     .destination = j->output.destination,
+                     .documents = {j->arguments->modules, j->arguments->flat_params},
+                     .arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err)};
+    tsr_store *result = NULL;
+    tsr_status status = w.arena ? tsr_optim_store(j->optim, &result, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = convert_result(j, &w, result, err);
+    cli_writing_close(&w);
+    tsr_arena_free(w.arena);
+    cli_close(&w.source);
+    if (result) result->close(result);
+    return status;
+}
+
 static tsr_status write_output(job *j, tsr_error *err)
 {
+    if (j->arguments->to == TO_DCP) return write_dcp(j, err);
     cli_progress progress;
     j->output.optim = j->optim;
     j->output.store = j->files.store;
@@ -208,12 +265,13 @@ static int run(cli *program, const void *arguments)
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
     if (status == TSR_OK) status = run_job(&j, &err);
     if (status == TSR_OK && a->json) status = report_json(&j, tsr_seconds() - started, &err);
-    else if (status == TSR_OK && !program->globals.quiet) report_text(&j, tsr_seconds() - started);
+    else if (status == TSR_OK && !program->globals.quiet && a->to != TO_DCP) report_text(&j, tsr_seconds() - started);
     close_job(&j);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
 static const cli_option options[] = {
+    {"to", 0, CLI_CHOICE, "torch|dcp", "Write this format (default: torch)", offsetof(optim_arguments, to)},
     {"modules", 0, CLI_TEXT, "MODULES.json", "Take names, frozen parameters and groups from a tessera.modules/1 document",
      offsetof(optim_arguments, modules)},
     {"flat-params", 0, CLI_TEXT, "FLAT.json", "Take FSDP1's flat parameters from a tessera.flat-params/1 document",
