@@ -183,7 +183,7 @@ def test_the_trainer_names_the_checkpoint_of_deepspeed_below_it(t):
         need(len(found) == 1 and "'global_step2'" in found[0]["message"] and "--step global_step2" in found[0]["message"], found)
     need("deepspeed" in t.text("inspect", t.at("both"), "--step", "global_step2"), "it is opened so")
     message = t.run("convert", t.at("both"), t.at("out.pt"), "--to", "torch").stderr.decode()
-    need("warning: latest: DeepSpeed's checkpoint 'global_step2'" in message, message)
+    need(message.count("latest: DeepSpeed's checkpoint 'global_step2'") == 1 and "warning: " + t.at("both") in message, message)
     need(b"left-out" not in t.run("convert", t.at("both"), t.at("model.pt"), "--to", "torch", "--part", "model").stderr, "it was asked for")
     shutil.rmtree(t.at("both", "global_step2"))
     need(not any(f["rule"] == "parts/left-out" for f in t.json("validate", t.at("both"), "--json")["findings"]), "nothing is left out")
@@ -459,20 +459,81 @@ def test_an_index_that_save_pretrained_left_does_not_hide_the_model(t):
     write_index(t, "old", shards)
     st_write(os.path.join(t.at("old"), "model.safetensors"), {"w0": ("F32", [2], floats(1.5, 2.5)), "w1": ("F32", [2], floats(3, 4))})
     found = [f for f in t.json("validate", t.at("old"), "--deep", "--json")["findings"] if f["level"] != "note"]
-    need([(f["rule"], f["level"], f["file"]) for f in found] == [("index/missing-file", "warning", "model.safetensors.index.json")], found)
+    need([(f["rule"], f["level"], f["file"]) for f in found] == [("index/other-model", "warning", "model.safetensors.index.json")], found)
     need(t.json("inspect", t.at("old"), "--json")["format"] == "safetensors" and "1.5" in value_of(t, t.at("old")), "the file is the model")
     t.run("convert", t.at("old"), t.at("x.pt"), "--to", "torch")
     index = os.path.join(t.at("old"), "model.safetensors.index.json")  # by its own path, it is what the user asked for
     need(shards[0] in t.run("get", index, "w0", "--print", status=2).stderr.decode(), "an index that was named")
 
 
+FORMS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def write_form(t, path, form):
+    """Writes a model of one tensor in one of the forms that transformers tries, in this order; its value says which it is."""
+    value = FORMS.index(form) + 1.5
+    file = form.removesuffix(".index.json").replace(".", "-00001-of-00001.", 1) if form.endswith(".json") else form
+    st_write(t.at("value.safetensors"), {"w0": ("F32", [2], floats(value, 0))})
+    t.run("convert", t.at("value.safetensors"), t.at("value.bin"), "--to", "torch", "--overwrite")
+    shutil.copy(t.at("value.bin" if ".bin" in file else "value.safetensors"), os.path.join(path, file))
+    if form.endswith(".json"):
+        with open(os.path.join(path, form), "w") as f:
+            json.dump({"metadata": {"total_size": 8}, "weight_map": {"w0": file}}, f)
+    return value, [form] + ([file] if file != form else [])
+
+
 @test
-def test_a_file_that_transformers_prefers_to_the_index_is_named(t):
-    write_index(t, "both", ["model-00001-of-00001.safetensors"])
-    for file, value in (("model-00001-of-00001.safetensors", 1.5), ("model.safetensors", 7.25)):
-        st_write(os.path.join(t.at("both"), file), {"w0": ("F32", [2], floats(value, 0))})
-    found = [f for f in t.json("validate", t.at("both"), "--json")["findings"] if f["rule"] == "index/unreferenced-file"]
-    need([f["file"] for f in found] == ["model.safetensors"] and "transformers loads it" in found[0]["message"], found)
+def test_the_model_that_transformers_loads_is_read_and_the_others_are_named(t):
+    """_get_resolved_checkpoint_files of transformers tries the forms in this order."""
+    for bits in range(1, 1 << len(FORMS)):
+        path = t.at(f"forms-{bits}")
+        os.mkdir(path)
+        open(os.path.join(path, "config.json"), "w").write("{}")
+        there = [write_form(t, path, form) for i, form in enumerate(FORMS) if bits >> i & 1]
+        others = {file for _, files in there[1:] for file in files}
+        read = t.run("get", path, "w0", "--print")
+        need(str(there[0][0]) in read.stdout.decode(), f"{bits:04b}: {read.stdout}")
+        found = [f for f in t.json("validate", path, "--deep", "--json")["findings"] if f["level"] == "warning"]
+        need(all(f["rule"] in ("index/other-model", "index/unreferenced-file") for f in found) and bool(found) == bool(others), f"{bits:04b}: {found}")
+        for command in (("get", path, "w0", "--print"), ("diff", path, path), ("manifest", path), ("merge", t.at("out.safetensors"), path, "--method", "linear", "--overwrite"),
+                        ("convert", path, t.at("out.pt"), "--to", "torch", "--rename", "w=v", "--overwrite"), ("plan", path, "--mesh", "dp=2", "--placements", "shard(0)")):
+            said = t.run(*command).stderr.decode()
+            need(all(f"'{file}'" in said for file in others), f"{bits:04b}: {command[0]} does not name {others}: {said}")
+            need(others or "not read" not in said, f"{bits:04b}: {command[0]} names files without reason: {said}")
+
+
+@test
+def test_other_forms_of_a_model_in_one_file_are_no_part_of_it(t):
+    """Mistral's repositories have consolidated.safetensors, with other names, next to the model."""
+    path = t.at("mistral")
+    os.mkdir(path)
+    for file, name in (("model.safetensors", "w0"), ("consolidated.safetensors", "tok.weight"), ("model-00001-of-00002.safetensors", "w0")):
+        st_write(os.path.join(path, file), {name: ("F32", [2], floats(1.5 + len(name), 0))})
+    need(list(rows(t.json("inspect", path, "--json"))) == ["w0"] and "3.5" in value_of(t, path), "only the model")
+    found = [f for f in t.json("validate", path, "--json")["findings"] if f["level"] != "note"]
+    need([f["rule"] for f in found] == ["index/other-model"] and "'consolidated.safetensors'" in found[0]["message"], found)
+    os.remove(os.path.join(path, "consolidated.safetensors"))
+    os.rename(os.path.join(path, "model-00001-of-00002.safetensors"), os.path.join(path, "extra.safetensors"))
+    need("two entries have the name 'w0'" in t.run("inspect", path, status=2).stderr.decode(), "a file that nothing explains is not passed over")
+
+
+@test
+def test_a_lone_shard_is_called_one_of_several(t):
+    several = ("model-00001-of-00003.safetensors", "pytorch_model-00002-of-00002.bin", "shard-00002-model-00002-of-00002.safetensors",
+               "model_world_size_4_rank_0.pt", "consolidated-00007-of-00010.safetensors")
+    whole = ("model-00001-of-00001.safetensors", "model.safetensors", "pytorch_model-00001-of-00001.bin", "model-00004-of-00003.safetensors",
+             "best-of-3.safetensors", "2-of-a-kind.safetensors", "model_world_size_1_rank_0.pt")
+    st_write(t.at("value.safetensors"), {"w0": ("F32", [2], floats(1.5, 0))})
+    t.run("convert", t.at("value.safetensors"), t.at("value.pt"), "--to", "torch")
+    for name in several + whole:
+        os.makedirs(t.at("shards"), exist_ok=True)
+        path = t.at("shards", name)
+        shutil.copy(t.at("value.safetensors" if name.endswith(".safetensors") else "value.pt"), path)
+        found = t.json("validate", path, "--json")["findings"]
+        need([(f["rule"], f["level"]) for f in found if f["level"] != "note"] == [("parts/one-of-several", "warning")] * (name in several), (name, found))
+        for command in (("get", path, "w0", "--print"), ("diff", path, path), ("convert", path, t.at("out.safetensors"), "--overwrite")):
+            need((b"one-of-several" in t.run(*command).stderr) == (name in several), (name, command[0]))
+        os.remove(path)
 
 
 @test

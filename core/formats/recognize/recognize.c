@@ -478,7 +478,7 @@ static tsr_status report_unread(const recognizer *r, const tsr_reader *reader, b
     }
     if (!names.count || !r->checkpoint->findings) return TSR_OK; /* only the format is wanted */
     return tsr_finding_add(r->checkpoint->findings, "index/other-model", place, err, "'%.*s' is read%s; not read: %s%s",
-                           TSR_STR_ARG(name_at(r, chosen)), by_transformers ? ", as by transformers" : "", names.text,
+                           TSR_STR_ARG(name_at(r, chosen)), by_transformers ? ", as transformers would" : "", names.text,
                            tsr_shown_names_rest(&names));
 }
 
