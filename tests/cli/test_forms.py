@@ -182,11 +182,14 @@ def test_several_indexes_are_not_chosen_from(t):
     write(os.path.join(path, "model.safetensors.index.json"), text)
     t.run("validate", path)
     for second in (text, b"{", b""):
-        write(os.path.join(path, "pytorch_model.bin.index.json"), second)
+        write(os.path.join(path, "other.safetensors.index.json"), second)
         for command in (["inspect", path], ["validate", path], ["convert", path, t.at("out"), "--to", "torch"]):
             message = t.run(*command, status=2).stderr.decode()
-            need("model.safetensors.index.json" in message and "pytorch_model.bin.index.json" in message, message)
+            need("model.safetensors.index.json" in message and "other.safetensors.index.json" in message, message)
     t.run("validate", os.path.join(path, "model.safetensors.index.json"))
+    os.rename(os.path.join(path, "other.safetensors.index.json"), os.path.join(path, "pytorch_model.bin.index.json"))
+    found = t.json("validate", path, "--json")["findings"]  # transformers chooses between these two
+    need([(f["rule"], f["file"]) for f in found if f["level"] != "note"] == [("index/other-model", "pytorch_model.bin.index.json")], found)
 
 
 @test
