@@ -36,9 +36,9 @@ def names(t, path):
     return {e["fqn"]: e.get("shares_storage_with") for e in t.json("inspect", path, "--json")["entries"]}
 
 
-def index(t, name, where):
+def index(t, name, where, metadata=()):
     with open(os.path.join(t.at(name), "model.safetensors.index.json"), "w") as f:
-        json.dump({"metadata": {}, "weight_map": where}, f)
+        json.dump({"metadata": dict(metadata), "weight_map": where}, f)
     return t.at(name)
 
 
@@ -184,5 +184,12 @@ def test_second_names_in_files_of_an_index(t):
         need("1.5" in t.run("get", path, "tied", "--print").stdout.decode(), "the value")
     found = t.json("validate", index(t, "dir", {"tied": two, "w": one, "v": two}), "--json", status=1)["findings"]
     need("index/missing-key" in {f["rule"] for f in found}, "a name that another file states")
+    write(t, "hub", {"format": "pt"}, (("w", (1.5, 2.5)),), one)
+    write(t, "hub", {"format": "pt"}, (("v", (4.5,)),), two)
+    path = index(t, "hub", {"w": one, "v": two}, {"total_size": 12, "tied": "w", "v": "w", "license": "MIT", "chain": "tied"})  # as huggingface_hub writes it
+    need(names(t, path) == {"w": ["tied"], "v": None, "tied": ["w"]}, names(t, path))
+    t.run("validate", "--deep", path)
+    t.run("convert", path, t.at("hub.safetensors"))
+    need(stored(t.at("hub.safetensors")) == ({"format": "pt", "tied": "w"}, {"w", "v"}), stored(t.at("hub.safetensors")))
     os.remove(os.path.join(t.at("dir"), "model.safetensors.index.json"))
     need(set(names(t, t.at("dir"))) == {"w", "tied", "v", "other"}, "without an index")

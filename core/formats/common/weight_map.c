@@ -89,10 +89,26 @@ static tsr_status keep_files(reader *r, tsr_weight_map *out)
     return TSR_OK;
 }
 
+static tsr_status read_texts(reader *r, const cJSON *metadata, tsr_weight_map *out)
+{
+    tsr_text_pair *pairs = tsr_arena_array(r->checkpoint->arena, tsr_json_count(metadata), sizeof *pairs, r->err);
+    if (!pairs) return TSR_E_NOMEM;
+    out->texts.pairs = pairs;
+    for (const cJSON *member = metadata->child; member; member = member->next) {
+        if (!cJSON_IsString(member)) continue;
+        tsr_text_pair *pair = &pairs[out->texts.count++];
+        pair->key = tsr_arena_str(r->checkpoint->arena, tsr_json_key_of(member), r->err);
+        pair->value = tsr_arena_str(r->checkpoint->arena, tsr_json_text_of(member), r->err);
+        if (!pair->key.data || !pair->value.data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_total(reader *r, const cJSON *root, tsr_weight_map *out)
 {
     const cJSON *metadata;
     TSR_TRY(tsr_json_find(root, "metadata", TSR_JSON_OBJECT, "", &metadata, r->err));
+    if (metadata) TSR_TRY(read_texts(r, metadata, out));
     const cJSON *total = metadata ? cJSON_GetObjectItemCaseSensitive(metadata, "total_size") : NULL;
     if (!total) return TSR_OK;
     out->has_total_size = tsr_json_to_u64(total, "metadata.total_size", &out->total_size, NULL) == TSR_OK;

@@ -2,11 +2,12 @@
  *
  *   {"metadata": {"total_size": bytes}, "weight_map": {"name": "file in the same directory", …}}
  *
- * Source: what transformers' save_pretrained and DCP's consolidation write. */
+ * Source: what transformers' save_pretrained, DCP's consolidation and huggingface_hub's save_torch_model write. The last one
+ * also puts texts into `metadata`, such as the second names of tied weights. */
 #ifndef TSR_FORMATS_COMMON_WEIGHT_MAP_H
 #define TSR_FORMATS_COMMON_WEIGHT_MAP_H
 
-#include "formats/common/reader.h"
+#include "formats/common/metadata.h"
 
 typedef struct tsr_weight {
     tsr_str key;       /* unique in the map */
@@ -20,7 +21,8 @@ typedef struct tsr_weight_map {
     const uint32_t *files; /* the distinct files that exist, in order of first appearance */
     uint32_t file_count;
     bool has_total_size;
-    uint64_t total_size; /* bytes */
+    uint64_t total_size;  /* bytes */
+    tsr_text_pairs texts; /* the members of `metadata` that are texts */
 } tsr_weight_map;
 
 /* Reads the index file checkpoint->files[0] into the checkpoint's arena. Fails with TSR_E_FORMAT if a file name contains a

@@ -100,6 +100,31 @@ static bool is_second(const builder *b, const tsr_weight *weight)
     return b->opened_of[weight->file] == ((const second_name *)b->seconds.items)[number].opened;
 }
 
+/* Makes an entry that has no tensor yet a second name of another one. */
+static void fill_second(builder *b, uint32_t number, uint32_t first)
+{
+    tsr_entry *entries = b->entries.items;
+    tsr_chunk *chunks = b->chunks.items;
+    entries[number] = tsr_safetensors_second_entry(&entries[first], entries[number].fqn, &b->storages);
+    chunks[number] = chunks[first];
+}
+
+/* Adds the second names in the index itself. */
+static tsr_status add_seconds_of_index(builder *b)
+{
+    for (size_t i = 0; i < b->map.texts.count; i++) {
+        const tsr_text_pair *pair = &b->map.texts.pairs[i];
+        const uint32_t first = tsr_map_get(b->entry_of, pair->value, UINT32_MAX);
+        if (first == UINT32_MAX || ((const tsr_entry *)b->entries.items)[first].kind != TSR_ENTRY_TENSOR) continue;
+        if (((const tsr_entry *)b->entries.items)[first].is_second_name) continue;
+        if (!tsr_safetensors_may_be_second(pair->key) || tsr_map_get(b->entry_of, pair->key, UINT32_MAX) != UINT32_MAX)
+            continue;
+        TSR_TRY(add_entry(b, pair->key));
+        fill_second(b, (uint32_t)b->entries.count - 1, first);
+    }
+    return TSR_OK;
+}
+
 /* Adds the second names that are not the names of tensors in other files. All tensors have been added. */
 static tsr_status add_seconds(builder *b)
 {
@@ -117,12 +142,9 @@ static tsr_status add_seconds(builder *b)
             second->is_text = true;
             continue;
         }
-        tsr_entry *entries = b->entries.items;
-        tsr_chunk *chunks = b->chunks.items;
-        entries[number] = tsr_safetensors_second_entry(&entries[first], entries[number].fqn, &b->storages);
-        chunks[number] = chunks[first];
+        fill_second(b, number, first);
     }
-    return TSR_OK;
+    return add_seconds_of_index(b);
 }
 
 /* ---- tensors ---- */
