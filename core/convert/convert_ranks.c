@@ -74,7 +74,10 @@ typedef struct all_files {
 static tsr_status add_pieces(all_files *a, uint32_t file, tsr_error *err)
 {
     const tsr_rank_files *r = a->ranks;
+    const tsr_catalog *source = tsr_checkpoint_catalog(r->job->checkpoint);
     a->files[file].name = r->names[file];
+    TSR_TRY(tsr_safetensors_carry((tsr_text_pairs){source->metadata, source->metadata_count}, (tsr_text_pairs){NULL, 0},
+                                  r->job->arena, &a->files[file], err));
     for (uint64_t i = 0; i < r->chosen.count; i++) {
         const tsr_converted *row = &r->chosen.rows[i];
         if (!row->written) continue;

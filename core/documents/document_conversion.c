@@ -130,12 +130,10 @@ static void name_key(tsr_line *line, tsr_str key, size_t *named, uint64_t *more)
 
 /* Adds the pairs of __metadata__ that the output does not have: in safetensors those on which the files disagree, in other
  * containers all. */
-static tsr_status add_dropped(const tsr_catalog *catalog, tsr_container to, tsr_arena *arena, tsr_vec *warnings,
-                              tsr_error *err)
+static tsr_status add_dropped(const tsr_catalog *catalog, bool keeps, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     char names[METADATA_BYTES];
     tsr_line line = tsr_line_on(names, sizeof names);
-    const bool keeps = to == TSR_TO_SAFETENSORS;
     uint64_t more = 0;
     size_t named = 0;
     for (size_t i = 0; !keeps && i < catalog->metadata_count; i++) {
@@ -182,9 +180,12 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
                                    tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     tsr_conversion_counts counts;
+    /* The files of ranks may be either. */
+    const bool is_safetensors = to == TSR_TO_SAFETENSORS || (to == TSR_TO_RANKS && conversion->file_count &&
+                                                             tsr_str_ends(conversion->files[0], TSR_STR(".safetensors")));
     tsr_conversion_count(conversion, &counts);
     TSR_TRY(add_errors(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
-    TSR_TRY(add_dropped(tsr_checkpoint_catalog(checkpoint), to, arena, warnings, err));
+    TSR_TRY(add_dropped(tsr_checkpoint_catalog(checkpoint), is_safetensors, arena, warnings, err));
     if (counts.copied) {
         const tsr_str names = name_some(conversion, is_copied, arena, err),
                       tensors = plural(counts.copied, "tensor", arena, err);

@@ -29,6 +29,7 @@ import test_extensions  # noqa: F401
 import test_folders  # noqa: F401
 import test_forms  # noqa: F401
 import test_expansion  # noqa: F401
+import test_header_metadata  # noqa: F401
 import test_inner  # noqa: F401
 import test_long_names  # noqa: F401
 import test_megatron  # noqa: F401
