@@ -103,7 +103,9 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
-    return chosen.purpose == TSR_FOR_VALUES ? warn_of_unread(program, out, err) : TSR_OK;
+    if (chosen.purpose == TSR_FOR_VALUES) status = warn_of_unread(program, out, err);
+    if (status != TSR_OK) cli_close(out);
+    return status;
 }
 
 tsr_status cli_open(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
