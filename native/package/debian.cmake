@@ -22,7 +22,7 @@ set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SHLIBDEPS ON)
-set(CPACK_DEBIAN_TESSERA_PACKAGE_RECOMMENDS "libcurl4, libmicrohttpd12") # loaded when an address is read, a page is served
+set(CPACK_DEBIAN_TESSERA_PACKAGE_RECOMMENDS libcurl4) # loaded when an address is read
 set(CPACK_COMPONENT_TESSERA_DESCRIPTION "inspect, validate, diff, convert and reshard PyTorch checkpoints
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python, without executing pickle and without loading the model into

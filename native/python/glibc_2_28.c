@@ -13,20 +13,20 @@
 #include <unistd.h>
 
 #if defined(__x86_64__)
-#define OLDEST "GLIBC_2.2.5"
+#define OLDEST         "GLIBC_2.2.5"
 #define CONTINUE(name) "endbr64\n jmp " name "@PLT\n"
 #elif defined(__aarch64__)
-#define OLDEST "GLIBC_2.17"
+#define OLDEST         "GLIBC_2.17"
 #define CONTINUE(name) "bti c\n b " name "\n"
 #else
 #error "add the oldest version of glibc's functions for this processor"
 #endif
 
 /* Defines `name`, which continues in the oldest version of `as`. */
-#define OLD_AS(name, as)                                                                                               \
-    __asm__(".symver tsr_old_" #name ", " #as "@" OLDEST "\n"                                                          \
-            ".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" #name ":\n"        \
-            CONTINUE("tsr_old_" #name) ".size " #name ", . - " #name "\n.popsection")
+#define OLD_AS(name, as) \
+    __asm__(".symver tsr_old_" #name ", " #as "@" OLDEST "\n" \
+            ".pushsection .text\n.globl " #name "\n.hidden " #name "\n.type " #name ", %function\n" #name \
+            ":\n" CONTINUE("tsr_old_" #name) ".size " #name ", . - " #name "\n.popsection")
 #define OLD(name) OLD_AS(name, name)
 
 /* libdl and libpthread, which became part of libc in 2.34. */

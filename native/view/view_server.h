@@ -31,13 +31,11 @@ typedef struct view_settings {
  *   /TOKEN/other/NAME        a file of the second one
  *
  * Everything else is not found. A Host that is not the loopback address is refused, because a page of another site may
- * reach this address under its own name. The server has its own threads; view_tend must be called about once a second.
- * Errors: TSR_E_UNSUPPORTED without libmicrohttpd, TSR_E_IO if the port is in use, TSR_E_NOMEM. */
+ * reach this address under its own name. The server has its own threads. Errors: TSR_E_IO if the port is in use,
+ * TSR_E_NOMEM. */
 tsr_status view_start(const view_settings *view, const tsr_host *host, view_server **out, tsr_error *err);
 /* "http://127.0.0.1:PORT/TOKEN/"; borrowed until stop. */
 const char *view_address(const view_server *server);
-/* Closes connections that have been idle for too long. */
-void view_tend(view_server *server);
 void view_stop(view_server *server); /* accepts NULL */
 
 #endif

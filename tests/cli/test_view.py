@@ -208,6 +208,69 @@ def test_view_idle_connections_keep_nobody_out(t):
         need(wanted < 60, f"{wanted} descriptors are still open")
 
 
+def answers(socket, count, has_body=True):
+    """Status and body of `count` answers that arrive on one connection; the rest of what arrives must be nothing."""
+    data, found = b"", []
+    while len(found) < count:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        size = int(re.search(rb"(?i)content-length: (\d+)", head)[1]) if end and has_body else 0
+        if end and len(rest) >= size:
+            found.append((int(head.split()[1]), rest[:size], head))
+            data = rest[size:]
+            continue
+        more = socket.recv(65536)
+        need(more, f"the connection ended after {len(found)} answers: {data[:200]}")
+        data += more
+    need(not data, f"more than was asked for: {data[:200]}")
+    return found
+
+
+@test
+def test_view_speaks_http(t):
+    path = sample("dcp_fsdp2")[0]
+    data = open(os.path.join(path, "__1_0.distcp"), "rb").read()
+    with viewing(t, path) as v:
+        host = f"Host: {v.where}\r\n"
+        get = f"GET {v.root}checkpoint/__1_0.distcp HTTP/1.1\r\n{host}"
+        with v.connect() as s:  # one connection for several requests, which may come together, or byte by byte
+            s.sendall((f"{get}range:  bytes=0-9 \r\n\r\n" + f"{get}RANGE: bytes=10-11\r\n\r\n\r\n{get}\r\n").encode())
+            need([a[1] for a in answers(s, 3)] == [data[:10], data[10:12], data], "three requests at a time")
+            for byte in f"{get}Range: bytes=3-4\r\n\r\n".encode():
+                s.sendall(bytes([byte]))
+            need(answers(s, 1)[0][:2] == (206, data[3:5]), "a request in single bytes")
+            s.sendall(get.replace("GET", "HEAD", 1).encode() + b"\r\n")
+            status, _, head = answers(s, 1, has_body=False)[0]
+            need(status == 200 and b"Content-Length: %d\r\n" % len(data) in head, head)
+            s.sendall(get.encode() + b"Connection: close\r\n\r\n")
+            need(answers(s, 1)[0][1] == data and s.recv(1) == b"", "the connection is kept")
+        for text, want in ((get.replace("1.1", "1.0") + "\r\n", 200), (f"POST {v.root} HTTP/1.1\r\n{host}Content-Length: 30\r\n\r\nGET {v.root} HTTP/1.1", 405),
+                           (get + host + "\r\n", 403), (f"GET {v.root} HTTP/1.1\r\n\r\n", 403), ("GET\r\n\r\n", 400), (f"GET {v.root}\r\n{host}\r\n", 400),
+                           (get + "X: \0\r\n\r\n", 400), (get + " folded: 1\r\n\r\n", 400), (get + "X: " + "x" * 9000, 431)):
+            with v.connect() as s:
+                s.sendall(text.encode())
+                s.shutdown(socket.SHUT_WR)
+                status, body, _ = answers(s, 1)[0]
+                need(status == want and (want == 200) == (body == data) and s.recv(1) == b"", f"{text[:60]!r}: {status}, expected {want}")
+
+
+@test
+def test_view_slow_readers_keep_nobody_out(t):
+    with open(t.at("big.safetensors"), "wb") as f:
+        text = json.dumps({"w": {"dtype": "U8", "shape": [64 << 20], "data_offsets": [0, 64 << 20]}}).encode()
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.truncate(8 + len(text) + (64 << 20))
+    with viewing(t, t.at("big.safetensors")) as v:
+        slow = [v.connect() for _ in range(20)]
+        for s in slow:
+            s.sendall(f"GET {v.root}checkpoint/big.safetensors HTTP/1.1\r\nHost: {v.where}\r\n\r\n".encode())
+            s.recv(1)
+        for _ in range(5):
+            need(v.ask("checkpoint.json")[0] == 200, "a new client is kept out")
+        need(len(v.ask("checkpoint/big.safetensors")[1]) == os.path.getsize(t.at("big.safetensors")), "a file of many blocks")
+        for s in slow:
+            s.close()
+
+
 @test
 def test_view_refuses(t):
     need(b"web/build" in t.run("view", sample("dcp_small")[0], "--pages", t.at("none"), status=2).stderr, "no pages")
@@ -216,4 +279,8 @@ def test_view_refuses(t):
     need(b"nosuch" in t.run("view", t.at("nosuch"), "--pages", t.at("pages"), status=2).stderr, "no checkpoint")
     need(b"nosuch" in t.run("view", sample("dcp_small")[0], t.at("nosuch"), "--pages", t.at("pages"), status=2).stderr, "no second checkpoint")
     need(b"index.html" in t.run("view", t.at("pages"), "--pages", t.at("pages"), status=2).stderr, "no checkpoint in a directory")
+    with viewing(t, sample("dcp_small")[0]) as v:
+        port = v.where.split(":")[1]
+        said = t.run("view", sample("dcp_small")[0], "--pages", t.at("pages"), "--port", port, status=2).stderr
+        need(f"cannot listen on 127.0.0.1:{port}: Address already in use".encode() in said, said)
     need(b"expects a port number up to 65535" in t.run("view", sample("dcp_small")[0], "--pages", t.at("pages"), "--port", "70000", status=2).stderr, "port 70000")

@@ -2,7 +2,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli/commands/commands.h"
@@ -125,15 +124,11 @@ static tsr_status open_side(cli *program, size_t number, viewed *side, view_side
 }
 
 /* Serves until a signal ends the program. */
-static void serve(view_server *server)
+static void serve(const view_server *server)
 {
-    const struct timespec turn = {0, 500000000};
     printf("%s\n", view_address(server));
     fflush(stdout);
-    for (;;) {
-        nanosleep(&turn, NULL);
-        view_tend(server);
-    }
+    for (;;) pause();
 }
 
 static int run(cli *program, const void *given)

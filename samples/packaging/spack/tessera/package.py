@@ -26,7 +26,6 @@ class Tessera(CMakePackage):
     depends_on("curl")
     depends_on("expat")
     depends_on("isa-l")
-    depends_on("libmicrohttpd")
     depends_on("openssl")
     depends_on("xxhash")
     depends_on("zstd")
