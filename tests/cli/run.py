@@ -19,6 +19,7 @@ import test_accelerate  # noqa: F401
 import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
 import test_built_in_maps  # noqa: F401
+import test_changed_files  # noqa: F401
 import test_choices  # noqa: F401
 import test_clones  # noqa: F401
 import test_contracts  # noqa: F401

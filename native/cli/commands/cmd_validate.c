@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cli/commands/changed_files.h"
 #include "cli/commands/commands.h"
 #include "cli/program/contract.h"
 #include "cli/program/policy_options.h"
@@ -16,7 +17,7 @@
 
 typedef struct validate_arguments {
     const char *layout, *against, *prefix, *allow;
-    bool deep, json, list_rules;
+    bool deep, json, list_rules, changed_files;
     unsigned format;  /* a cli_report_format */
     unsigned fail_on; /* choice: error, warning, note */
     cli_policy_options policy;
@@ -162,13 +163,25 @@ static int run(cli *program, const void *given)
         free_contracts(&all);
         return cli_fail_error(program, path, &err);
     }
+    tsr_arena *arena = NULL;
+    cli_list paths = program->operands;
+    if (arguments->changed_files) {
+        arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
+        status = arena ? cli_list_changed(program, program->operands, arena, &paths, &err) : TSR_E_NOMEM;
+        if (cli_agree(program, status, &err) != TSR_OK) {
+            tsr_arena_free(arena);
+            free_contracts(&all);
+            return cli_fail_error(program, NULL, &err);
+        }
+    }
     cli_report report;
     int result = CLI_DONE;
     unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format ? arguments->format : CLI_REPORT_TEXT;
-    cli_report_start(&report, &program->out, (cli_report_format)format, program->operands.count, &err);
-    for (size_t i = 0; i < program->operands.count; i++) {
-        result = worse(result, validate_path(program, arguments, &all, program->operands.items[i], &report));
+    cli_report_start(&report, &program->out, (cli_report_format)format, paths.count, &err);
+    for (size_t i = 0; i < paths.count; i++) {
+        result = worse(result, validate_path(program, arguments, &all, paths.items[i], &report));
     }
+    tsr_arena_free(arena);
     free_contracts(&all);
     if (format != CLI_REPORT_TEXT && format != CLI_REPORT_JSON) cli_note_left_out(program, &report.policy);
     if (cli_report_end(&report) != TSR_OK) return cli_fail_error(program, NULL, &err);
@@ -198,6 +211,9 @@ static const cli_option options[] = {
     {"baseline", 0, CLI_TEXT, "FILE",
      "Leave out findings that an earlier --json document lists with the same rule, file and name",
      offsetof(validate_arguments, policy.baseline)},
+    {"changed-files", 0, CLI_FLAG, NULL,
+     "Take the PATHs as changed files, as a hook is given, and validate each checkpoint that they belong to, once",
+     offsetof(validate_arguments, changed_files)},
     {"list-rules", 0, CLI_FLAG, NULL, "List the rules of validate with their levels",
      offsetof(validate_arguments, list_rules)},
     CLI_SOURCE_OPTIONS,
