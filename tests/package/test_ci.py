@@ -179,33 +179,104 @@ def git(folder, *arguments):
     return check("git", "-C", folder, "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments)
 
 
+class PreCommit:
+    """A repository with checkpoints, whose hooks come from another one, as a user's do."""
+
+    def __init__(self, t):
+        self.t, self.hooks, self.work = t, t.at("hooks"), t.at("work")
+        for folder in (self.hooks, self.work):
+            os.makedirs(folder)
+            check("git", "init", "-q", folder)
+        shutil.copy(os.path.join(ROOT, ".pre-commit-hooks.yaml"), self.hooks)
+        git(self.hooks, "add", ".")
+        git(self.hooks, "commit", "-q", "-m", "hooks")
+        self.revision = git(self.hooks, "rev-parse", "HEAD").strip()
+
+    def at(self, *names):
+        return os.path.join(self.work, *names)
+
+    def configure(self, hooks):
+        with open(self.at(".pre-commit-config.yaml"), "w") as f:
+            f.write(f"repos:\n- repo: {self.hooks}\n  rev: {self.revision}\n  hooks:\n{hooks}")
+
+    def layout(self, checkpoint, name):
+        os.makedirs(os.path.dirname(self.at(name)), exist_ok=True)
+        with open(self.at(name), "wb") as f:
+            f.write(self.t.run("layout", checkpoint).stdout)
+
+    def commit(self):
+        git(self.work, "add", ".")
+        git(self.work, "commit", "-q", "--no-verify", "-m", "state")
+
+    def run(self, *arguments, status=0):
+        git(self.work, "add", ".")
+        env = {"PATH": f"{os.path.dirname(self.t.path)}:/usr/bin:/bin", "HOME": self.t.scratch, "PRE_COMMIT_HOME": self.t.at("cache")}
+        return check(os.path.join(TOOLS, "bin/pre-commit"), "run", "--verbose", *arguments, status=status, cwd=self.work, env=env)
+
+
+def flip(path):
+    """Changes a byte in the middle of a file."""
+    with open(path, "r+b") as f:
+        middle = os.path.getsize(path) // 2
+        f.seek(middle)
+        byte = f.read(1)[0]
+        f.seek(middle)
+        f.write(bytes([byte ^ 1]))
+
+
 def test_pre_commit_stops_the_commit_of_a_broken_checkpoint(t):
-    hooks, work = t.at("hooks"), t.at("work")
-    for folder in (hooks, work):
-        os.makedirs(folder)
-        check("git", "init", "-q", folder)
-    shutil.copy(os.path.join(ROOT, ".pre-commit-hooks.yaml"), hooks)
-    git(hooks, "add", ".")
-    git(hooks, "commit", "-q", "-m", "hooks")
-    revision = git(hooks, "rev-parse", "HEAD").strip()
-    with open(os.path.join(work, ".pre-commit-config.yaml"), "w") as f:
-        f.write(f"repos:\n- repo: {hooks}\n  rev: {revision}\n  hooks:\n  - id: tessera-validate\n    args: [--deep]\n  - id: tessera-layout\n")
-    env = {"PATH": f"{os.path.dirname(t.path)}:/usr/bin:/bin", "HOME": t.scratch, "PRE_COMMIT_HOME": t.at("cache")}
-    run = [os.path.join(TOOLS, "bin/pre-commit"), "run", "--all-files"]
-    with open(os.path.join(work, "layout.json"), "wb") as f:
-        f.write(t.run("layout", GOOD).stdout)
-    shutil.copytree(GOOD, os.path.join(work, "good"))
-    git(work, "add", ".")
-    out = check(*run, cwd=work, env=env)
+    p = PreCommit(t)
+    p.configure("  - id: tessera-validate\n    args: [--deep]\n  - id: tessera-layout\n")
+    p.layout(GOOD, "layout.json")
+    shutil.copytree(GOOD, p.at("good"))
+    out = p.run("--all-files")
     assert out.count("Passed") == 2, out
-    shutil.copytree(BROKEN, os.path.join(work, "broken"))
-    git(work, "add", ".")
-    out = check(*run, status=1, cwd=work, env=env)
+    shutil.copytree(BROKEN, p.at("broken"))
+    out = p.run("--all-files", status=1)
     assert "layout/hole" in out and out.count("Failed") == 2, out
-    with open(os.path.join(work, "known.json"), "wb") as f:
-        f.write(t.run("validate", "--deep", os.path.join(work, "broken"), "--json", status=1).stdout)
+    with open(p.at("known.json"), "wb") as f:
+        f.write(t.run("validate", "--deep", p.at("broken"), "--json", status=1).stdout)
     for args, status in (("[--deep, --rule, layout/hole=warning]", 0), ("[--deep, --baseline, known.json]", 0), ("[--deep, --rule, '*=error']", 1)):
-        with open(os.path.join(work, ".pre-commit-config.yaml"), "w") as f:
-            f.write(f"repos:\n- repo: {hooks}\n  rev: {revision}\n  hooks:\n  - id: tessera-validate\n    args: {args}\n")
-        git(work, "add", ".")
-        check(*run, status=status, cwd=work, env=env)
+        p.configure(f"  - id: tessera-validate\n    args: {args}\n")
+        p.run("--all-files", status=status)
+
+
+def test_pre_commit_validates_the_checkpoint_that_a_changed_file_belongs_to_once(t):
+    p = PreCommit(t)
+    p.configure("  - id: tessera-validate\n    args: [--deep]\n    files: ^runs/\n")
+    for name in ("dcp_fsdp2", "dcp_tp", "safetensors_index"):
+        shutil.copytree(os.path.join(SAMPLES, name), p.at("runs", name))
+    with open(p.at("runs/notes.txt"), "w") as f:
+        f.write("nothing")
+    p.commit()
+    flip(p.at("runs/dcp_fsdp2/__1_0.distcp"))
+    out = p.run(status=1)
+    assert "runs/dcp_fsdp2  dcp" in out and "dcp_tp" not in out, out
+    shutil.copytree(GOOD, p.at("runs/dcp_fsdp2"), dirs_exist_ok=True)
+    for name in os.listdir(p.at("runs/dcp_tp")):  # several files of one checkpoint, one of another, and one of none
+        with open(p.at("runs/dcp_tp", name), "ab") as f:
+            f.write(b"\0" * (name != ".metadata"))
+    with open(p.at("runs/notes.txt"), "w") as f:
+        f.write("more")
+    git(p.work, "mv", "runs/safetensors_index/model-00002-of-00003.safetensors", "runs/safetensors_index/second.safetensors")
+    out = p.run(status=1)
+    assert "'runs/notes.txt' does not belong to a checkpoint" in out and "dcp_fsdp2" not in out, out
+    assert len(re.findall("^runs/dcp_tp  ", out, re.M)) == 1 and len(re.findall("^runs/safetensors_index  ", out, re.M)) == 1 and "2 paths" in out, out
+
+
+def test_the_example_configuration_of_pre_commit_has_a_layout_per_checkpoint(t):
+    p = PreCommit(t)
+    with open(os.path.join(ROOT, "samples/ci/pre-commit-config.yaml")) as f:
+        text = f.read()
+    with open(p.at(".pre-commit-config.yaml"), "w") as f:
+        f.write(text.replace("https://github.com/OWNER/tessera", p.hooks).replace("VERSION\n    hooks", f"{p.revision}\n    hooks"))
+    for name, source in (("base", "dcp_fsdp2"), ("tuned", "torch_plain")):
+        shutil.copytree(os.path.join(SAMPLES, source), p.at("checkpoints", name))
+        p.layout(p.at("checkpoints", name), f"layouts/{name}.json")
+    out = p.run("--all-files")
+    assert out.count("Passed") == 3, out
+    p.commit()
+    shutil.rmtree(p.at("checkpoints/base"))
+    shutil.copytree(os.path.join(SAMPLES, "dcp_tp"), p.at("checkpoints/base"))
+    out = p.run(status=1)
+    assert re.search(r"layout of checkpoints/base\.+Failed", out) and not re.search(r"layout of checkpoints/tuned\.+(Failed|Passed)", out) and "layout/" in out, out
