@@ -1,10 +1,14 @@
-# Debian packages by CPack: tessera, libtessera0.2, libtessera-dev; for MPI tessera-mpi, libtessera-mpi0.2, libtessera-mpi-dev.
-# Build the preset package, then run
-#   cpack -G DEB -B FOLDER --config build/package/CPackConfig.cmake
+# Debian packages by CPack: tessera-checkpoint, libtessera0.2, libtessera-dev; for MPI tessera-checkpoint-mpi, libtessera-mpi0.2,
+# libtessera-mpi-dev. The libraries' packages have the names of the libraries, as Debian wants. How to make them is in
+# samples/packaging/README.md.
 set(TSR_MAINTAINER "Tessera authors <tessera@users.noreply.github.com>" CACHE STRING "maintainer field of packages")
 set(libraries libtessera${TSR_SOVERSION})
 set(components "")
-set(CPACK_PACKAGE_NAME tessera)
+set(CPACK_PACKAGE_NAME tessera-checkpoint)
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/need_page.cmake "if(NOT EXISTS \"${PROJECT_SOURCE_DIR}/web/dist/index.html\")
+  message(FATAL_ERROR \"the packages need the viewer's page: run web/build first\")
+endif()\n")
+set(CPACK_INSTALL_SCRIPTS ${CMAKE_CURRENT_BINARY_DIR}/need_page.cmake)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_CONTACT ${TSR_MAINTAINER})
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
@@ -19,7 +23,9 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_CURRENT_BINARY_DIR}) # libtessera, for the libraries beside it
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
-set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera)
+set(CPACK_DEBIAN_TESSERA_PACKAGE_NAME tessera-checkpoint)
+set(CPACK_DEBIAN_TESSERA_PACKAGE_CONFLICTS tessera) # the name of 0.2 and earlier; it has the same files
+set(CPACK_DEBIAN_TESSERA_PACKAGE_REPLACES tessera)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_TESSERA_PACKAGE_RECOMMENDS libcurl4) # loaded when an address is read
@@ -84,10 +90,12 @@ contains the headers and libraries for ${part}.")
 endforeach()
 if(TARGET tessera-mpi)
   set(CPACK_DEBIAN_DEV_MPI_PACKAGE_DEPENDS "${CPACK_DEBIAN_DEV_MPI_PACKAGE_DEPENDS}, libopenmpi-dev")
-  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_NAME tessera-mpi)
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_NAME tessera-checkpoint-mpi)
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_CONFLICTS tessera-mpi)
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_REPLACES tessera-mpi)
   set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_SECTION science)
   set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_SHLIBDEPS ON)
-  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_DEPENDS "tessera (= ${PROJECT_VERSION}-1)")
+  set(CPACK_DEBIAN_TESSERA_MPI_PACKAGE_DEPENDS "tessera-checkpoint (= ${PROJECT_VERSION}-1)")
   set(CPACK_COMPONENT_TESSERA_MPI_DESCRIPTION "checkpoints of PyTorch training, checked and converted by MPI ranks
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python and without loading the model into memory. This program shares

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Packs the wheel: make_wheel.py BUILD DEST [LICENCE…]. BUILD is the built preset `wheel`; prints the wheel's path.
+"""Packs the wheel: make_wheel.py BUILD DEST PAGE [LICENCE…]. BUILD is the built preset `wheel`, PAGE the built page of the
+viewer, or empty; prints the wheel's path.
 
 The platform tag is read off the binaries: manylinux_2_N where they need nothing but the C library, and of it no version
-after 2.N (PEP 600); plain linux otherwise."""
+after 2.N (PEP 600); plain linux otherwise. N is at most 28."""
 import base64
 import hashlib
 import os
@@ -14,6 +15,8 @@ import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+NAME = "tessera_checkpoint"  # the distribution; the package and the command are `tessera`
+NEWEST_GLIBC = 28  # of the oldest systems that the wheel supports: RHEL 8 and its relatives
 # What every manylinux system has (PEP 600's policies list more; these are all that may be needed here).
 SYSTEM = re.compile(r"^(lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*\.so\.\d+)$")
 
@@ -40,20 +43,24 @@ def machine_of(binary):
 
 
 def platform_tag(binaries):
-    newest, foreign = (17,), []
+    newest, foreign = 17, []
     for path in binaries:
         dynamic = output_of("readelf", "-W", "-d", path)
         foreign += [name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic) if not SYSTEM.match(name)]
         symbols = output_of("readelf", "-W", "--dyn-syms", path)
-        newest = max([newest, *((int(n),) for n in re.findall(r"@GLIBC_2\.(\d+)", symbols))])
+        needed = {name: int(n) for name, n in re.findall(r"(\w+)@GLIBC_2\.(\d+)", symbols)}
+        too_new = sorted(name for name, n in needed.items() if n > NEWEST_GLIBC)
+        if too_new:
+            sys.exit(f"make_wheel: {path} needs functions that glibc 2.{NEWEST_GLIBC} does not have: {', '.join(too_new)}; add them to native/python/glibc_2_28.c")
+        newest = max(newest, *needed.values())
     machine = machine_of(binaries[0])
-    return f"linux_{machine}" if foreign else f"manylinux_2_{newest[0]}_{machine}"
+    return f"linux_{machine}" if foreign else f"manylinux_2_{newest}_{machine}"
 
 
 def metadata():
     with open(os.path.join(HERE, "README.md")) as f:
         readme = f.read()
-    return ("Metadata-Version: 2.1\nName: tessera\n" f"Version: {version()}\n"
+    return ("Metadata-Version: 2.1\nName: tessera-checkpoint\n" f"Version: {version()}\n"
             "Summary: Inspect, validate, diff, convert and reshard PyTorch checkpoints\n"
             "License: MIT\nRequires-Python: >=3.9\nProvides-Extra: torch\nRequires-Dist: torch>=2.3; extra == 'torch'\n"
             "Description-Content-Type: text/markdown\n\n" + readme)
@@ -92,8 +99,8 @@ def read(path):
 
 
 def main():
-    build, dest, *licences = sys.argv[1:]
-    name = f"tessera-{version()}"
+    build, dest, page, *licences = sys.argv[1:]
+    name = f"{NAME}-{version()}"
     library, program = stripped(os.path.join(build, "native/python/_tessera.so")), stripped(os.path.join(build, "bin/tessera"))
     tag = f"py3-none-{platform_tag([library, program])}"
     os.makedirs(dest, exist_ok=True)
@@ -104,11 +111,10 @@ def main():
             wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version().encode()))
     wheel.add("tessera/_tessera.so", read(library), True)
     wheel.add(f"{name}.data/scripts/tessera", read(program), True)
-    pages = os.path.join(ROOT, "web/dist")  # for `tessera view`, where web/build has made them
-    for folder, _, files in sorted(os.walk(pages)):
+    for folder, _, files in sorted(os.walk(page)) if page else ():
         for file in sorted(files):
             path = os.path.join(folder, file)
-            wheel.add(f"{name}.data/data/share/tessera/viewer/{os.path.relpath(path, pages)}", read(path))
+            wheel.add(f"{name}.data/data/share/tessera/viewer/{os.path.relpath(path, page)}", read(path))
     wheel.add(f"{name}.dist-info/METADATA", metadata().encode())
     wheel.add(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
     wheel.add(f"{name}.dist-info/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))

@@ -159,7 +159,7 @@ def test_a_project_that_contains_the_sources_builds(t):
 def packages(t):
     check("cpack", "-G", "DEB", "-B", t.at("debs"), cwd=BUILD)
     found = {os.path.basename(p).split("_")[0]: p for p in glob.glob(t.at("debs/*.deb"))}
-    assert set(found) == {"tessera", "libtessera0.2", "libtessera-dev", "tessera-mpi", "libtessera-mpi0.2", "libtessera-mpi-dev"}, found
+    assert set(found) == {"tessera-checkpoint", "libtessera0.2", "libtessera-dev", "tessera-checkpoint-mpi", "libtessera-mpi0.2", "libtessera-mpi-dev"}, found
     return found
 
 
@@ -173,7 +173,7 @@ def test_debian_packages_pass_lintian_and_work_installed(t):
     assert not re.search("^[EW]:", out, re.M), out
     depends = check("dpkg-deb", "-f", debs["libtessera-dev"], "Depends")
     assert f"libtessera0.2 (= {VERSION}-1)" in depends
-    assert "libcjson1" in check("dpkg-deb", "-f", debs["tessera"], "Depends") and "libcjson1" in check("dpkg-deb", "-f", debs["libtessera0.2"], "Depends")
+    assert "libcjson1" in check("dpkg-deb", "-f", debs["tessera-checkpoint"], "Depends") and "libcjson1" in check("dpkg-deb", "-f", debs["libtessera0.2"], "Depends")
     root = t.at("root")
     os.makedirs(os.path.join(root, "var/lib/dpkg/updates"))
     os.makedirs(os.path.join(root, "var/lib/dpkg/info"))
@@ -182,7 +182,7 @@ def test_debian_packages_pass_lintian_and_work_installed(t):
     out = check("dpkg", f"--root={root}", "--force-not-root", "--force-depends", "--force-script-chrootless", "--install", *debs.values())
     assert "already" not in out
     shown = check("dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", "${Package} ${db:Status-Status}\n").split("\n")
-    assert {"tessera installed", "libtessera0.2 installed", "libtessera-dev installed"} <= set(shown), shown
+    assert {"tessera-checkpoint installed", "libtessera0.2 installed", "libtessera-dev installed"} <= set(shown), shown
     tree = os.path.join(root, "usr")
     assert "dcp_fsdp2" in check(os.path.join(tree, "bin/tessera"), "inspect", CHECKPOINT)
     assert "tessera-inspect" in check("man", "-M", os.path.join(tree, "share/man"), "-P", "cat", "tessera-inspect")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import zipfile
@@ -31,7 +32,16 @@ from tessera._slots import dtype_of  # noqa: E402
 def test_the_tag_is_what_auditwheel_finds(t):
     tag = os.path.basename(WHEEL).removesuffix(".whl").split("-")[-1]
     out = " ".join(check(os.path.join(TOOLS, "bin/auditwheel"), "show", WHEEL).split())
-    assert tag.startswith("manylinux_2_") and f'consistent with the following platform tag: "{tag}"' in out.replace("platform tag: \"", "platform tag: \""), out
+    assert tag.startswith("manylinux_2_28_") and f'consistent with the following platform tag: "{tag}"' in out.replace("platform tag: \"", "platform tag: \""), out
+
+
+def test_nothing_in_the_wheel_needs_a_newer_glibc_than_2_28(t):
+    binaries = [name for name in zipfile.ZipFile(WHEEL).namelist() if zipfile.ZipFile(WHEEL).read(name)[:4] == b"\x7fELF"]
+    assert len(binaries) == 2, binaries
+    for name in binaries:
+        path = zipfile.ZipFile(WHEEL).extract(name, t.at("binaries"))
+        versions = {tuple(map(int, v.split("."))) for v in re.findall(r"Name: GLIBC_([0-9.]+)", check("readelf", "-W", "--version-info", path))}
+        assert versions and max(versions) <= (2, 28), f"{name} needs glibc {max(versions)}"
 
 
 def test_pip_installs_the_command_and_a_package_without_torch(t):
@@ -43,13 +53,13 @@ def test_pip_installs_the_command_and_a_package_without_torch(t):
                "assert 'torch' not in sys.modules\n")
     assert check(t.at("venv/bin/python"), "-c", program, os.path.join(SAMPLES, "dcp_small")).split()[:2] == [VERSION, "dcp"]
     check(t.at("venv/bin/pip"), "check", "--disable-pip-version-check")
-    check(t.at("venv/bin/pip"), "uninstall", "-y", "tessera", "--disable-pip-version-check")
+    check(t.at("venv/bin/pip"), "uninstall", "-y", "tessera-checkpoint", "--disable-pip-version-check")
     assert not os.path.exists(t.at("venv/bin/tessera"))
 
 
 def test_the_wheel_carries_the_licences_of_what_is_linked_in(t):
     names = zipfile.ZipFile(WHEEL).namelist()
-    for part in ("LICENSE", "cjson", "libdeflate", "libssl", "libzstd", "libxxhash"):
+    for part in ("LICENSE", "cjson", "libdeflate", "libexpat", "libssl", "libzstd", "libxxhash"):
         assert any("/licenses/" in n and part in n for n in names), f"no licence of {part}"
 
 

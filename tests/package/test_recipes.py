@@ -20,15 +20,16 @@ def test_the_dockerfile_installs_what_the_build_needs(t):
         text = f.read()
     setup = check("bash", "-c", f'. {ROOT}/samples/setup; echo "${{build_packages[@]}}"').split()
     installed = set(re.search(r"--no-install-recommends \\\n(.*?)\\\n", text, re.S)[1].split())
-    needed = set(setup) - {"libopenmpi-dev", "openmpi-bin"}
+    page = "".join(open(os.path.join(ROOT, script)).read() for script in ("web/build", "wasm/build"))
+    needed = set(setup).union(*(line.split() for line in re.findall(r"debian_packages ([a-z].*)", page)))
     assert needed <= installed, f"the Dockerfile lacks {sorted(needed - installed)}"
-    assert "cmake --preset package" in text and "cpack -G DEB" in text
+    assert "RUN web/build" in text and "cmake --preset package" in text and "cpack -G DEB" in text
 
 
 def source_tree(t):
-    """What a packager has: the files of the repository without samples and pages, which no package needs."""
+    """What a packager has after web/build: the files of the repository without samples, which no package needs."""
     tree = t.at("source")
-    shutil.copytree(ROOT, tree, ignore=lambda folder, names: [n for n in names if n in ("build", ".local", ".git", "node_modules", "checkpoints", "web", "__pycache__")])
+    shutil.copytree(ROOT, tree, ignore=lambda folder, names: [n for n in names if n in ("build", ".local", ".git", "node_modules", "checkpoints", "__pycache__")])
     return tree
 
 
@@ -36,16 +37,16 @@ def test_the_conda_recipe_renders_builds_and_passes_its_tests(t):
     """By rattler-build. No channel of conda packages is needed: requirements are rendered, then this machine's are used."""
     out = check(os.path.join(TOOLS, "bin/python"), os.path.join(ROOT, "tests/package/conda_build.py"), os.path.join(PACKAGING, "conda/recipe.yaml"),
                 source_tree(t), t.at("out"), env={**os.environ, "HOME": t.scratch, "CMAKE_BUILD_PARALLEL_LEVEL": "2"})
-    assert f"rendered: tessera {VERSION}\n" in out and re.search(f"built: tessera {VERSION} .*tessera-{VERSION}-.*[.]conda", out), out[-2000:]
+    assert f"rendered: tessera-checkpoint {VERSION}\n" in out and re.search(f"built: tessera-checkpoint {VERSION} .*tessera-checkpoint-{VERSION}-.*[.]conda", out), out[-2000:]
 
 
 def test_the_spack_recipe_names_what_the_build_has(t):
     """Spack is in no registry (it is cloned from its repository), so that its own audit cannot run here: the recipe must be
     Python, derive from CMakePackage, and its CMake options and dependencies must be those of the build."""
-    with open(os.path.join(PACKAGING, "spack/tessera/package.py")) as f:
+    with open(os.path.join(PACKAGING, "spack/tessera-checkpoint/package.py")) as f:
         tree = ast.parse(f.read())
     package = next(n for n in tree.body if isinstance(n, ast.ClassDef))
-    assert package.name == "Tessera" and [b.id for b in package.bases] == ["CMakePackage"] and ast.get_docstring(package)
+    assert package.name == "TesseraCheckpoint" and [b.id for b in package.bases] == ["CMakePackage"] and ast.get_docstring(package)
     calls = [n for n in ast.walk(package) if isinstance(n, ast.Call)]
     options = {c.args[0].value for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr.startswith("define")}
     files = [os.path.join(d, f) for d, _, names in os.walk(ROOT) if "/build" not in d and "/.local" not in d for f in names if f == "CMakeLists.txt"]

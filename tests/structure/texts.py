@@ -51,13 +51,14 @@ DOCUMENTS = {"README.md", "RECORDS.md", "ARCHITECTURE.md", "SEEDS.md"}
 
 
 def files_in_readmes():
-    """Files that a README names are there; PyTorch's own are named with their folder, "distributed/…"."""
+    """Files that a README names are there; PyTorch's own are named with their folder, "distributed/…", and what
+    is built with its own, "build/…"."""
     directories = [ROOT / d for d in ("core", "native", "samples", "tests", "wasm", "web/src")]
     known = {p.name for d in directories for p in d.rglob("*")} | {p.name for p in ROOT.glob("web/*")}
     for readme in [*ROOT.glob("*.md"), ROOT / "web/README.md", *(p for d in directories for p in sorted(d.rglob("*.md")) if p.name in DOCUMENTS)]:
         prose = re.sub(r"^```.*?^```", "", readme.read_text(), flags=re.M | re.S)  # code includes system headers
         for name in sorted(set(re.findall(r"[\w./-]+\.(?:c|h|cu|py|tsx?|mjs|js|cmake)\b", prose))):
-            if "distributed/" not in name and pathlib.Path(name).name not in known:
+            if "distributed/" not in name and not name.startswith("build/") and pathlib.Path(name).name not in known:
                 yield f"{readme.relative_to(ROOT)}: there is no {name}"
 
 
@@ -77,7 +78,7 @@ def unknown_formats(paths):
                         yield f"{p.relative_to(ROOT)}: {literal} has {m[0]}, which the module does not print (wasm/platform/print.c)"
 
 
-TOP_LEVEL = {".ci", ".clang-format", ".clang-tidy", ".gitignore", ".pre-commit-hooks.yaml", "CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json",
+TOP_LEVEL = {".ci", ".clang-format", ".clang-tidy", ".dockerignore", ".gitignore", ".pre-commit-hooks.yaml", "CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json",
              "CONTRIBUTING.md", "LICENSE", "README.md", "core", "native", "samples", "tests", "wasm", "web"}
 
 

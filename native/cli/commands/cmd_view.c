@@ -143,9 +143,12 @@ static int run(cli *program, const void *given)
         .pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
     if (arguments->port > UINT16_MAX)
         return cli_fail(program, "--port expects a port number up to %u", (unsigned)UINT16_MAX);
-    if (arguments->pages ? !has_index(arguments->pages) : !find_pages(pages))
-        return cli_fail(program, "the viewer is not %s; build it with web/build, or pass its directory with --pages",
-                        arguments->pages ? arguments->pages : "next to this program");
+    if (arguments->pages && !has_index(arguments->pages))
+        return cli_fail(program, "there is no page in '%s'; web/build makes it in web/dist of Tessera's source directory",
+                        arguments->pages);
+    if (!arguments->pages && !find_pages(pages))
+        return cli_fail(program, "the viewer's page is not installed with this program; run web/build in Tessera's source "
+                                 "directory and install again, or pass the page's directory with --pages");
     const char *path = program->operands.items[0];
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < count && status == TSR_OK; i++) {

@@ -1,10 +1,10 @@
-# A Spack recipe: put this folder's parent in a repository of yours (spack repo create), then spack install tessera.
+# A Spack recipe: put this folder's parent in a repository of yours (spack repo create), then spack install tessera-checkpoint.
 from spack_repo.builtin.build_systems.cmake import CMakePackage
 
 from spack.package import *
 
 
-class Tessera(CMakePackage):
+class TesseraCheckpoint(CMakePackage):
     """Inspect, validate, diff, convert and reshard PyTorch checkpoints, without Python and without loading the model into
     memory."""
 
