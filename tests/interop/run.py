@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every test_*(t) of the test_*.py files of a folder: by default here, real PyTorch and safetensors against the built
+"""Runs every test_*(t) of the test_*.py files of folders: by default here, real PyTorch and safetensors against the built
 program.
 
-    run.py --tessera PATH [--tests FOLDER] [--jobs N] [name…]
+    run.py --tessera PATH [--tests FOLDER]… [--jobs N] [name…]
 
 `t` is a harness.Tessera. A test passes unless it raises; Skip(reason) is counted and printed."""
 import argparse
@@ -18,9 +18,9 @@ sys.path.insert(0, HERE)
 from harness import Skip, Tessera  # noqa: E402
 
 
-def tests(folder, picked):
-    sys.path.insert(0, folder)
-    for file in sorted(os.listdir(folder)):
+def tests(folders, picked):
+    sys.path[:0] = folders
+    for file in (f for folder in folders for f in sorted(os.listdir(folder))):
         if not (file.startswith("test_") and file.endswith(".py")):
             continue
         module = importlib.import_module(file[:-3])
@@ -44,13 +44,14 @@ def run(tessera, name, function):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--tessera", required=True)
-    ap.add_argument("--tests", default=HERE, metavar="FOLDER")
+    ap.add_argument("--tests", action="append", metavar="FOLDER")
     ap.add_argument("--jobs", type=int, default=1, metavar="N", help="tests at a time, where they wait for programs")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
-        picked = list(tests(os.path.abspath(a.tests), a.names))  # before a test starts: two threads cannot import torch at once
+        # Before a test starts: two threads cannot import torch at once.
+        picked = list(tests([os.path.abspath(f) for f in a.tests or [HERE]], a.names))
         for result, text in pool.map(lambda pair: run(os.path.abspath(a.tessera), *pair), picked):
             counts[result] += 1
             if text:
