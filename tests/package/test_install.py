@@ -119,6 +119,55 @@ def test_a_cmake_project_builds_against_the_installed_tree(t):
         assert [line for line in said if not line.startswith("[hwloc/")] == ["3"], said  # hwloc complains where there is no /sys
 
 
+def test_a_project_of_cpp_alone_uses_mpi(t):
+    """CMake's MPI::MPI_C is not to be had in it."""
+    tree = installed(t)
+    os.makedirs(t.at("asks"))
+    with open(os.path.join(ROOT, "tests/package/consumer/mpi/ranks.c")) as f:
+        source = f.read().replace("tsr_error err = {0}", "tsr_error err{}")
+    with open(t.at("asks/ranks.cpp"), "w") as f:
+        f.write(source)
+    with open(t.at("asks/CMakeLists.txt"), "w") as f:
+        f.write("cmake_minimum_required(VERSION 3.22)\nproject(asks LANGUAGES CXX)\nfind_package(tessera 0.2 REQUIRED COMPONENTS mpi)\n"
+                "add_executable(ranks ranks.cpp)\ntarget_link_libraries(ranks PRIVATE tessera::mpi)\n")
+    for static in ("OFF", "ON"):
+        build = t.at(f"build-{static}")
+        check("cmake", "-S", t.at("asks"), "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={tree}", f"-Dtessera_USE_STATIC={static}")
+        check("cmake", "--build", build)
+        run = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", os.path.join(build, "ranks")]
+        said = check(*run, env={**os.environ, "HOME": t.scratch}).splitlines()
+        assert [line for line in said if not line.startswith("[hwloc/")] == ["2"], said
+
+
+def test_the_component_of_mpi_names_what_it_needs(t):
+    tree = installed(t)
+    os.makedirs(t.at("asks"))
+    for wish, status in (("REQUIRED COMPONENTS mpi", 1), ("REQUIRED COMPONENTS native OPTIONAL_COMPONENTS mpi", 0)):
+        with open(t.at("asks/CMakeLists.txt"), "w") as f:
+            f.write(f"cmake_minimum_required(VERSION 3.22)\nproject(asks LANGUAGES C)\nset(CMAKE_DISABLE_FIND_PACKAGE_MPI ON)\nfind_package(tessera 0.2 {wish})\n"
+                    "if(TARGET tessera::mpi)\n  message(FATAL_ERROR \"there is no MPI\")\nendif()\n")
+        out = check("cmake", "-S", t.at("asks"), "-B", t.at("asks-build"), f"-DCMAKE_PREFIX_PATH={tree}", status=status)
+        assert status == 0 or "libopenmpi-dev" in out, out
+
+
+def test_samples_are_built_without_the_test_libraries(t):
+    """The preset package has no tests, as a machine without cmocka."""
+    for target in ("train", "fsdp1_state"):
+        check("cmake", "--build", BUILD, "--target", target)
+    run = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", os.path.join(BUILD, "bin/train"), "--steps", "2", "--save-every", "2", "--checkpoints", t.at("run")]
+    os.mkdir(t.at("run"))
+    check(*run, env={**os.environ, "HOME": t.scratch})
+    assert "weight" in check(os.path.join(BUILD, "bin/tessera"), "inspect", t.at("run/step-2"))
+    check(os.path.join(BUILD, "bin/fsdp1_state"), t.at("fsdp1"))
+
+
+def test_schemas_and_the_manual_of_documents_are_installed(t):
+    tree = installed(t)
+    names = set(os.listdir(os.path.join(ROOT, "native/cli/schemas")))
+    assert set(os.listdir(os.path.join(tree, "share/tessera/schemas"))) == names and len(names) > 10
+    assert "tessera.target/1" in check("man", "-M", os.path.join(tree, "share/man"), "-P", "cat", "5", "tessera-formats")
+
+
 def test_a_missing_component_and_another_version_are_refused(t):
     tree = installed(t)
     for request in ("find_package(tessera 0.2 REQUIRED COMPONENTS core nothing)", "find_package(tessera 0.3 REQUIRED)"):
@@ -157,7 +206,7 @@ def test_a_project_that_contains_the_sources_builds(t):
 
 
 def packages(t):
-    check("cpack", "-G", "DEB", "-B", t.at("debs"), cwd=BUILD)
+    check("cpack", "-G", "DEB", "-B", t.at("debs"), "--config", os.path.join(BUILD, "CPackConfig.cmake"), cwd=ROOT)
     found = {os.path.basename(p).split("_")[0]: p for p in glob.glob(t.at("debs/*.deb"))}
     assert set(found) == {"tessera-checkpoint", "libtessera0.2", "libtessera-dev", "tessera-checkpoint-mpi", "libtessera-mpi0.2", "libtessera-mpi-dev"}, found
     return found

@@ -3,6 +3,8 @@ import functools
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import stat
 import tempfile
 import threading
@@ -39,13 +41,13 @@ def configure(*options):
         f.write(MPICC)
     os.chmod(compiler, stat.S_IRWXU)
     return check("cmake", "-S", ROOT, "-B", os.path.join(KEPT.name, "build"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DTSR_CUDA=OFF", "-DTSR_TESTS=OFF",
-                 "-DTSR_INSTALL=OFF", f"-DMPI_C_COMPILER={compiler}", *options, env={**os.environ, "PKG_CONFIG_LIBDIR": packages})
+                 f"-DMPI_C_COMPILER={compiler}", *options, env={**os.environ, "PKG_CONFIG_LIBDIR": packages})
 
 
 @functools.cache
 def build_all():
     out = configure()
-    check("cmake", "--build", os.path.join(KEPT.name, "build"), "--target", "tessera", "--", "-j2")
+    check("cmake", "--build", os.path.join(KEPT.name, "build"), "--target", "installed", "--", "-j2", timeout=1800)
     return out, os.path.join(KEPT.name, "build/bin/tessera")
 
 
@@ -68,6 +70,19 @@ def test_what_is_missing_is_named_when_it_is_configured_and_by_doctor(t):
     text = run("doctor")
     assert all(p in text for p in PACKAGES), text
     assert "built with: crc32 portable, sha256 portable, xxh3 portable, zstd none" in run("--version")
+
+
+def test_what_was_built_to_be_installed_is_all_that_an_installation_needs(t):
+    """As samples/run builds it and prints the next line; and the README's lines for C."""
+    built()
+    tree = t.at(".local")
+    check("cmake", "--install", os.path.join(KEPT.name, "build"), "--prefix", tree)
+    assert "dcp_fsdp2" in check(os.path.join(tree, "bin/tessera"), "inspect", DCP)
+    shutil.copy(os.path.join(ROOT, "samples/c/list.c"), t.at("list.c"))
+    lines = "cc list.c $(pkg-config --cflags --libs tessera) -Wl,-rpath,$(pkg-config --variable=libdir tessera) -o list\n./list " + shlex.quote(DCP)
+    out = check("bash", "-ec", lines, cwd=t.scratch, env={**os.environ, "PKG_CONFIG_PATH": os.path.join(tree, "lib/pkgconfig")})
+    want = [f"{n} " for n, v in load_dcp(DCP).items() if isinstance(v, torch.Tensor)]
+    assert want and all(any(line.startswith(n) for line in out.splitlines()) for n in want), out
 
 
 def test_what_needs_no_library_works(t):
