@@ -29,8 +29,9 @@ tsr_status tsr_curl_open(tsr_curl *out, tsr_error *err)
     *out = (tsr_curl){0};
     if (tsr_library_open(names, calls, sizeof calls / sizeof *calls, &out->library, NULL) != TSR_OK ||
         out->global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "URLs are read with libcurl 7.68 or later (libcurl.so.4), which is not installed");
+        return tsr_raise(
+            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            "URLs are read with libcurl 7.68 or later (libcurl.so.4), which is not installed (Debian: libcurl4)");
     return TSR_OK;
 }
 
