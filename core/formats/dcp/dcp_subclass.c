@@ -12,7 +12,6 @@
 #include "tessera/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/entries.h"
-#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 
 enum { STEP = 64, LENGTHS = 64 }; /* bytes; what exceeds their product is always examined */
@@ -57,7 +56,7 @@ static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk 
     if (chunk->file == TSR_NO_FILE || chunk->view) return TSR_OK;
     const tsr_status status =
         tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, checkpoint->arena, NULL, &item, &why);
-    if (!tsr_may_be_finding(status) || status == TSR_E_IO)
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
         return tsr_raise(s->err, status, why.byte_position, "%s", why.message);
     if (status != TSR_OK) return TSR_OK;
     if (item.root->kind == TSR_VALUE_TENSOR && length < LENGTHS) s->plain[length] = true;

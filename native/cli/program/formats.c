@@ -227,7 +227,7 @@ const cli_format cli_formats[] = {
      "tessera validate ckpt/ --against names.txt\n"},
     {"tessera.findings/1, tessera.diff/1",
      "Findings and differences that are known. `validate --baseline` and `diff --baseline` read what `--json` of the "
-     "same command printed; it may be edited, and several may be joined.",
+     "same command printed; it may be edited.",
      {{"findings", "of validate: each has a rule, and a file and an fqn where the finding has them"},
       {"added, removed, changed, renamed", "of diff: names, {\"a\": NAME, \"b\": NAME} for renamed, and for changed {\"fqn\": NAME, \"what\": "
        "[WORD, …]}"}},
