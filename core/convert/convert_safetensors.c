@@ -229,7 +229,7 @@ static tsr_status name_files(plan *p, tsr_error *err)
         if (p->parts) {
             TSR_TRY(name_part(p, f, err));
         } else if (!p->job->options->max_shard_size) {
-            p->files[f].name = TSR_STR("");
+            p->files[f].name = tsr_single_file(p->job);
         } else if (p->file_count == 1) {
             p->files[f].name = tsr_arena_format(arena, err, "%.*s.safetensors", TSR_STR_ARG(head));
         } else {
@@ -339,6 +339,7 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     TSR_TRY(describe(p, err));
     *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
     /* An index must be replaced by an index. */
-    if (!p->parts && (p->file_count > 1 || job->generation > 0)) out->finish = write_index;
+    const bool is_named = job->options->file_name.size > 0;
+    if (!p->parts && !is_named && (p->file_count > 1 || job->generation > 0)) out->finish = write_index;
     return TSR_OK;
 }

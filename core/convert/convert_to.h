@@ -14,6 +14,12 @@ typedef struct tsr_conversion_job {
     tsr_conversion *out; /* filled except for the marker */
 } tsr_conversion_job;
 
+/* The name of the file of a container that consists of one. */
+static inline tsr_str tsr_single_file(const tsr_conversion_job *job)
+{
+    return job->options->file_name.size ? job->options->file_name : TSR_STR("");
+}
+
 /* `job` must outlive the writer. */
 tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);
 tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, tsr_error *err);

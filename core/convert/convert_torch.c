@@ -41,7 +41,7 @@ static tsr_status report(const tsr_conversion_job *job, const tsr_chosen *chosen
     tsr_str *name = TSR_ARENA_NEW(job->arena, tsr_str, err);
     uint64_t *size = TSR_ARENA_NEW(job->arena, uint64_t, err);
     if (!name || !size) return TSR_E_NOMEM;
-    *name = TSR_STR("");
+    *name = tsr_single_file(job);
     *size = plan->archive.size;
     *out = (tsr_conversion){.rows = chosen->rows,
                             .row_count = chosen->count,

@@ -59,7 +59,7 @@ typedef struct tsr_convert_options {
      * rounding) */
     tsr_dtype dtype;
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
-    uint64_t max_shard_size; /* safetensors: most bytes of tensors per file; 0: a single file named "" */
+    uint64_t max_shard_size; /* safetensors: most bytes of tensors per file; 0: a single file */
     bool per_part;       /* safetensors: a directory with a file PART.safetensors per part, with the part's name stripped */
     size_t max_memory;   /* of the ring; 0: its default */
     uint64_t unit_bytes; /* of work (work.h); 0: the default. Part of what a record means */
@@ -74,6 +74,8 @@ typedef struct tsr_convert_options {
     /* With `plan`: NULL, or the servers of the source (tessera/sys/storage.h). The work is then shared (tessera/sys/work.h) so
      * that the servers are busy for equal times, and each share begins at another server. The output does not change. */
     const struct tsr_storage *storage;
+    tsr_str
+        file_name; /* the name of a single file in a directory; empty: the output is the file itself, which is named "" */
 } tsr_convert_options;
 
 /* The outcome for one entry of the source. Rows are in the source's order. */
