@@ -262,6 +262,11 @@ static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
     tsr_json_object(&json);
     tsr_json_key(&json, "total_size");
     tsr_json_uint(&json, p->job->out->byte_total);
+    /* Different limits may divide a model in the same way, but --resume must tell these jobs apart. */
+    if (p->job->options->max_shard_size) {
+        tsr_json_key(&json, "max_shard_size");
+        tsr_json_uint(&json, p->job->options->max_shard_size);
+    }
     tsr_json_object_end(&json);
     tsr_json_key(&json, "weight_map");
     tsr_json_object(&json);
