@@ -35,6 +35,10 @@ tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error 
     struct stat link, info;
     char plain[PATH_MAX];
     TSR_TRY(tsr_path_must_be_local(path, err));
+    TSR_FAIL_IF(
+        strcmp(path, "-") == 0, err, TSR_E_USAGE,
+        "'-' cannot be a destination: a checkpoint cannot be written to standard output; give a path, such as ./- for "
+        "a file of this name");
     const size_t size = without_slashes(path);
     TSR_FAIL_IF(size >= sizeof plain, err, TSR_E_USAGE, "the name '%s' is too long", path);
     memcpy(plain, path, size);

@@ -13,7 +13,8 @@ typedef struct tsr_destination {
 
 /* Splits a path: "a/b/c" and "a/b/c/" are "c" in "a/b". A symbolic link to a directory is resolved, because the directory it
  * points to is replaced: exchanging the link itself would turn it into a directory. A link to a file is itself the
- * destination, as for rename(2). TSR_E_USAGE if the path does not end in a name. */
+ * destination, as for rename(2). TSR_E_USAGE if the path does not end in a name, and for "-", which means standard output
+ * elsewhere. */
 tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error *err);
 
 #endif
