@@ -114,16 +114,25 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists now, but was not there a moment ago: another process is writing it",
                          path);
-    if (!output->options.overwrite) {
-        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it", path);
-    }
     if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                          "the destination '%s' exists and is neither a file nor a directory", path);
     }
-    if (S_ISDIR(info.st_mode) != folder) {
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' exists and is a %s; a %s would be written",
-                         path, folder ? "file" : "directory", folder ? "directory" : "file");
+    if (S_ISDIR(info.st_mode) && !folder) {
+        return tsr_raise(
+            err, TSR_E_EXISTS, TSR_NO_POSITION,
+            "the destination '%s' exists and is a directory, but a file would be written; give the file's name, "
+            "or write '%s%s' to replace the checkpoint in the directory",
+            path, path, path[strlen(path) - 1] == '/' ? "" : "/");
+    }
+    if (!S_ISDIR(info.st_mode) && folder) {
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                         "the destination '%s' exists and is a file, but a directory would be written; choose another name",
+                         path);
+    }
+    if (!output->options.overwrite) {
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces %s", path,
+                         folder ? "the checkpoint in it, and keeps its other files" : "it");
     }
     return TSR_OK;
 }
