@@ -11,6 +11,7 @@
 #include "publish/folder_output.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 
 typedef struct decision {
@@ -36,6 +37,17 @@ static bool in_root(tsr_str name)
 
 /* ---- what is there ---- */
 
+/* A model that fits in one shard is written without an index. If nothing else in the directory is a checkpoint or a part of
+ * one, that file is the checkpoint that an index replaces. */
+static void own_only_shard(decision *d)
+{
+    uint32_t only = tsr_store_find(d->store, TSR_STR(TSR_MODEL_FILE));
+    if (!d->old || !d->request->marker || strcmp(d->request->marker, TSR_INDEX_MARKER) != 0) return;
+    for (uint32_t f = 0; f < d->store->file_count; f++)
+        if (d->roles[f] != TSR_ROLE_NONE && f != only) only = TSR_NO_FILE;
+    if (only != TSR_NO_FILE) d->owned[only] = true;
+}
+
 static tsr_status open_old(decision *d, tsr_error *err)
 {
     const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_NAMES, .stay = true};
@@ -46,6 +58,7 @@ static tsr_status open_old(decision *d, tsr_error *err)
     if (!d->owned || !d->roles) return TSR_E_NOMEM;
     if (d->old) TSR_TRY(tsr_checkpoint_own_files(d->old, d->owned, err));
     for (uint32_t f = 0; f < d->store->file_count; f++) TSR_TRY(tsr_store_file_role(d->store, f, &d->roles[f], err));
+    own_only_shard(d);
     return TSR_OK;
 }
 
@@ -84,7 +97,7 @@ static tsr_status add_unread(decision *d, DIR *folder, tsr_vec *kept, tsr_error 
         const tsr_str copy = tsr_arena_str(d->arena, name, err);
         tsr_kept *own = copy.data ? tsr_vec_push(kept, err) : NULL;
         if (!own) return TSR_E_NOMEM;
-        *own = (tsr_kept){copy, TSR_ROLE_NONE};
+        *own = (tsr_kept){.name = copy};
     }
     return TSR_OK;
 }
@@ -121,8 +134,9 @@ static tsr_status sort_file(decision *d, uint32_t f, tsr_error *err)
     if (!in_root(name) || (was_written(d, name) && !d->owned[f])) return TSR_OK;
     const tsr_str copy = tsr_arena_str(d->arena, name, err);
     if (!copy.data) return TSR_E_NOMEM;
+    d->owned[f] |= d->request->file_name.size && tsr_str_equal(name, d->request->file_name);
     if (d->owned[f]) d->out->obsolete[d->out->obsolete_count++] = copy;
-    else d->out->kept[d->out->kept_count++] = (tsr_kept){copy, d->roles[f]};
+    else d->out->kept[d->out->kept_count++] = (tsr_kept){copy, d->roles[f], true};
     d->out->has_stray |= !d->owned[f] && d->roles[f] == TSR_ROLE_TENSORS;
     return TSR_OK;
 }
@@ -142,6 +156,41 @@ static tsr_status sort_files(decision *d, tsr_error *err)
 }
 
 /* ---- whether it can be replaced ---- */
+
+/* The files of a model, in the order in which transformers looks for them: it loads the first one that exists. */
+static const char *const model_files[] = {TSR_MODEL_FILE, TSR_INDEX_MARKER, TSR_TORCH_FILE, TSR_TORCH_FILE ".index.json"};
+enum { MODEL_FILES = sizeof model_files / sizeof *model_files };
+
+/* The position of a name in that order, or MODEL_FILES. */
+static size_t rank_of_model_file(tsr_str name)
+{
+    size_t i = 0;
+    while (i < MODEL_FILES && !tsr_str_equal(name, tsr_str_from(model_files[i]))) i++;
+    return i;
+}
+
+/* The file by which transformers recognizes the new checkpoint; empty if it does not read the format. */
+static tsr_str new_model_file(const tsr_replacement_request *request)
+{
+    return request->file_name.size ? request->file_name : request->marker ? tsr_str_from(request->marker) : TSR_STR("");
+}
+
+tsr_status tsr_replacement_check_readers(const tsr_replacement_request *request, const tsr_replacement *replacement,
+                                         tsr_error *err)
+{
+    const tsr_str new_file = new_model_file(request);
+    const size_t rank = rank_of_model_file(new_file);
+    for (size_t i = 0; i < replacement->kept_count && rank < MODEL_FILES; i++) {
+        const tsr_kept *kept = &replacement->kept[i];
+        if (!kept->is_file || rank_of_model_file(kept->name) >= rank) continue;
+        return tsr_raise(
+            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+            "'%s' cannot be replaced: '%.*s' in it does not belong to the checkpoint there and would be kept, and "
+            "transformers would load it instead of the new '%.*s'; move it away, or write to another directory",
+            request->path, TSR_STR_ARG(kept->name), TSR_STR_ARG(new_file));
+    }
+    return TSR_OK;
+}
 
 /* Refuses kept files that would be taken for part of the new checkpoint: any other marker next to an index, and any file
  * with tensors next to a format without a marker. A `.metadata` takes precedence over all of them. */
@@ -183,10 +232,11 @@ static tsr_status refuse_hollow_index(const decision *d, tsr_error *err)
 static bool needs_swap(const decision *d)
 {
     const char *marker = d->request->marker;
-    if (!marker) return true;
+    if (!marker && !d->request->file_name.size) return true;
     bool plain = d->out->obsolete_count == 0;
     for (size_t i = 0; i < d->out->kept_count; i++) plain &= d->out->kept[i].role == TSR_ROLE_NONE;
     if (plain) return false;
+    if (!marker) return true;
     const tsr_format same = strcmp(marker, TSR_DCP_MARKER) == 0 ? TSR_FORMAT_DCP : TSR_FORMAT_SAFETENSORS_INDEX;
     if (!d->old || tsr_checkpoint_catalog(d->old)->format != same) return true;
     for (size_t i = 0; i < d->out->obsolete_count; i++)
@@ -255,7 +305,10 @@ static tsr_status open_remote(decision *d, bool *is_folder, tsr_error *err)
  * cannot exchange directories. */
 static tsr_status refuse_exchange(const decision *d, tsr_error *err)
 {
-    if (!d->out->swap || (d->request->marker && (d->out->marker_count || !d->out->obsolete_count))) return TSR_OK;
+    const tsr_replacement *out = d->out;
+    const bool is_marked = d->request->marker && (out->marker_count || !out->obsolete_count);
+    const bool is_one_file = d->request->file_name.size && (out->marker_count || out->obsolete_count <= 1);
+    if (!out->swap || is_marked || is_one_file) return TSR_OK;
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' cannot be replaced: %s has no marker file, and an object store cannot exchange directories in one step; remove it, or "

@@ -16,11 +16,18 @@
 
 #define TSR_DCP_MARKER   ".metadata"
 #define TSR_INDEX_MARKER "model.safetensors.index.json"
+#define TSR_MODEL_FILE   "model.safetensors"
+#define TSR_TORCH_FILE   "pytorch_model.bin"
 
 /* The marker of an output that is a directory; NULL if the format has none. */
 static inline const char *tsr_marker_of(tsr_container to)
 {
     return to == TSR_TO_DCP ? TSR_DCP_MARKER : to == TSR_TO_MEGATRON ? "metadata.json" : NULL;
+}
+/* The name of the file of a format that consists of one, if the destination is a directory. */
+static inline const char *tsr_file_of(tsr_container to)
+{
+    return to == TSR_TO_TORCH ? TSR_TORCH_FILE : TSR_MODEL_FILE;
 }
 /* The file that is created together with the marker and is not among a conversion's files: Megatron's .metadata. NULL:
  * none. */
@@ -35,6 +42,7 @@ typedef struct tsr_replacement_request {
     bool is_folder;   /* a directory will be written; otherwise one file */
     bool overwrite;
     const char *marker;       /* as tsr_marker_of, or TSR_INDEX_MARKER; NULL: the format has none */
+    tsr_str file_name;        /* of a single file in the directory, which replaces any file of this name; empty: not one */
     const tsr_inputs *inputs; /* what the job reads; may be NULL */
     const tsr_str *written;   /* names in it that an unfinished publication of the same job has created */
     size_t written_count;
@@ -43,6 +51,7 @@ typedef struct tsr_replacement_request {
 typedef struct tsr_kept {
     tsr_str name;
     tsr_file_role role;
+    bool is_file; /* it can be read */
 } tsr_kept;
 
 /* Lives in the arena given to tsr_replacement_decide. */
@@ -64,6 +73,12 @@ typedef struct tsr_replacement {
  * new checkpoint; errors of reading the old checkpoint. */
 tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_arena *arena, tsr_replacement *out,
                                   tsr_error *err);
+
+/* Refuses a kept file that the usual reader of the new checkpoint would load instead of it, by its name: transformers
+ * prefers model.safetensors to its index, and both to pytorch_model.bin and its index. Callers that replace further files
+ * by their names decide that first. */
+tsr_status tsr_replacement_check_readers(const tsr_replacement_request *request, const tsr_replacement *replacement,
+                                         tsr_error *err);
 
 /* Whether a file is a sidecar with the objects of a conversion, judged by the beginning of its content. */
 bool tsr_is_sidecar(const char *path);
