@@ -33,6 +33,7 @@ typedef struct writing {
     tsr_comm *comm;
     tsr_arena *arena;
     const char *marker; /* NULL: the format has none */
+    tsr_str file_name;  /* of a single file, if the path is a directory all the same */
     bool is_directory;
     place place;
     tsr_work *work;
@@ -52,10 +53,12 @@ static tsr_status decide_replacement(writing *w, tsr_error *err)
                                              .is_folder = w->is_directory,
                                              .overwrite = w->options->overwrite,
                                              .marker = w->marker,
+                                             .file_name = w->file_name,
                                              .inputs = &inputs};
     tsr_status status = TSR_OK;
     if (w->options->overwrite) status = tsr_inputs_add(&inputs, tsr_checkpoint_store(w->checkpoint), w->checkpoint, err);
     if (status == TSR_OK) status = tsr_replacement_decide(&request, w->arena, &w->replacement, err);
+    if (status == TSR_OK) status = tsr_replacement_check_readers(&request, &w->replacement, err);
     tsr_inputs_free(&inputs);
     return status;
 }
@@ -218,14 +221,20 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
     tsr_path_write_options own;
+    tsr_convert_options convert;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_path_write_options, err));
     TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert is required");
+    TSR_TRY(TSR_OPTIONS_COPY(&convert, own.convert, tsr_convert_options, err));
+    own.convert = &convert;
     writing w = {.checkpoint = checkpoint, .path = path, .options = &own, .arena = arena, .comm = own.comm};
     tsr_comm *self = NULL;
-    const tsr_container to = own.convert->to;
+    const tsr_container to = convert.to;
     w.marker = marker_of(&own);
-    w.is_directory =
-        w.marker || own.convert->plan || own.convert->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
+    w.is_directory = w.marker || convert.plan || convert.per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
+    if (!w.is_directory && tsr_str_ends(tsr_str_from(path), TSR_STR("/"))) {
+        convert.file_name = w.file_name = tsr_str_from(tsr_file_of(to));
+        w.is_directory = true;
+    }
     if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
     if (self) w.comm = self;
     const tsr_status status = own.convert->dry_run ? tsr_comm_agree(w.comm, plan_work(&w, err), err) : write_all(&w, err);

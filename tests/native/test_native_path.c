@@ -222,6 +222,40 @@ static tsr_status replace(void *arg, tsr_comm *comm, tsr_error *err)
     return tsr_comm_barrier(comm, err);
 }
 
+/* A path that ends in '/' is a directory, and so is an output of one file; a plan or a map of files is one in any case. */
+static tsr_status write_below(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const struct {
+        tsr_container to;
+        const char *file;
+    } cases[] = {{TSR_TO_SAFETENSORS, "model.safetensors"}, {TSR_TO_TORCH, "pytorch_model.bin"}};
+    (void)arg;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const job j = {.sample = "safetensors_model", .to = cases[i].to};
+        char single[700], slash[700], below[700];
+        int files, below_files;
+        snprintf(single, sizeof single, "%s/single", ranks_scratch());
+        snprintf(slash, sizeof slash, "%s/below/", ranks_scratch());
+        snprintf(below, sizeof below, "%s%s", slash, cases[i].file);
+        TSR_TRY(carry_out(&j, comm, single, err));
+        TSR_TRY(carry_out(&j, comm, slash, err));
+        if (comm->rank == 0) {
+            RANKS_NEED(access(below, F_OK) == 0 && access(single, F_OK) == 0);
+            RANKS_NEED(sum_of(slash, &below_files) && below_files == 1 && sum_of(below, &files) == sum_of(single, &files));
+            remove_all(single);
+            remove_all(slash);
+        }
+        TSR_TRY(tsr_comm_barrier(comm, err));
+    }
+    return TSR_OK;
+}
+
+static void test_native_path__a_path_with_a_slash_at_its_end_is_a_directory(void **state)
+{
+    (void)state;
+    ranks_run(write_below, NULL);
+}
+
 static void test_native_path__an_existing_destination_stays_unless_it_is_overwritten(void **state)
 {
     (void)state;
@@ -331,6 +365,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_native_path__any_number_of_ranks_writes_the_same_files),
+        cmocka_unit_test(test_native_path__a_path_with_a_slash_at_its_end_is_a_directory),
         cmocka_unit_test(test_native_path__an_existing_destination_stays_unless_it_is_overwritten),
         cmocka_unit_test(test_native_path__ranks_that_opened_different_checkpoints_are_refused),
         cmocka_unit_test(test_native_path__a_failed_write_leaves_nothing),

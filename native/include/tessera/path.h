@@ -39,7 +39,8 @@ typedef struct tsr_path_write_options {
 } tsr_path_write_options;
 
 /* Writes a checkpoint to `path`, completely or not at all: a single file, or a directory for DCP, for a reshard, and for
- * safetensors with a max_shard_size. Nothing is visible under that name before everything is on disk, and a failed run
+ * safetensors with a max_shard_size. A path that ends in '/' is a directory, in which a single file is model.safetensors or
+ * pytorch_model.bin. Nothing is visible under that name before everything is on disk, and a failed run
  * leaves an earlier checkpoint as it was. The bytes do not depend on the number of ranks or threads. `out` (may be NULL)
  * receives what was written; it lives in `arena` and borrows the checkpoint. With TSR_OBJECTS_SIDECAR the caller writes
  * out->sidecar.
