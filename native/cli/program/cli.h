@@ -101,7 +101,16 @@ typedef struct cli_command {
 } cli_command;
 
 extern const cli_command *const cli_commands[]; /* ends with NULL */
-extern const cli_option cli_global_options[];   /* fields of cli_globals */
+
+/* The title under which a command and those after it are listed. */
+typedef struct cli_group {
+    const char *title;
+    const cli_command *first;
+} cli_group;
+extern const cli_group cli_groups[]; /* ends with a NULL title */
+/* The title of the group that a command begins, or NULL. */
+const char *cli_group_begun(const cli_command *command);
+extern const cli_option cli_global_options[]; /* fields of cli_globals */
 extern const char *const cli_overview_examples;
 extern const char *const cli_overview_summary;
 

@@ -120,6 +120,13 @@ void cli_put_formats(const cli *program)
     }
 }
 
+const char *cli_group_begun(const cli_command *command)
+{
+    const cli_group *group = cli_groups;
+    while (group->title && group->first != command) group++;
+    return group->title;
+}
+
 void cli_put_help(const cli *program, const cli_command *command)
 {
     if (command) {
@@ -131,7 +138,14 @@ void cli_put_help(const cli *program, const cli_command *command)
     put_examples(program, cli_overview_examples);
     putchar('\n');
     heading(program, "Commands");
-    for (const cli_command *const *c = cli_commands; *c; c++) printf("  %-11s %s\n", (*c)->name, (*c)->summary);
+    for (const cli_command *const *c = cli_commands; *c; c++) {
+        const char *title = cli_group_begun(*c);
+        if (title) {
+            putchar('\n');
+            heading(program, title);
+        }
+        printf("  %-11s %s\n", (*c)->name, (*c)->summary);
+    }
     puts("\nRun `tessera help COMMAND` for details, and `tessera help formats` for the documents that options read.\n"
          "Tessera never executes anything in a checkpoint.");
 }

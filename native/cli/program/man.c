@@ -142,6 +142,8 @@ static void put_overview(void)
     put_examples(cli_overview_examples);
     puts(".SH COMMANDS");
     for (const cli_command *const *c = cli_commands; *c; c++) {
+        const char *title = cli_group_begun(*c);
+        if (title) printf(".SS %s\n", title);
         printf(".TP\n.BR tessera\\-%s (1)\n", (*c)->name);
         put_line((*c)->summary);
     }
