@@ -24,6 +24,7 @@ import test_choices  # noqa: F401
 import test_clones  # noqa: F401
 import test_contracts  # noqa: F401
 import test_copies  # noqa: F401
+import test_destinations  # noqa: F401
 import test_enums  # noqa: F401
 import test_deepspeed  # noqa: F401
 import test_extensions  # noqa: F401
@@ -432,7 +433,7 @@ def test_convert_refuses_and_replaces(t):
     for args in ((path, out, "--objects", "drop"), (path, path, "--to", "dcp"), (path, out, "--to", "dcp", "--overwrite"), (out, out, "--overwrite")):
         said = [t.run("convert", *args, *more, status=2).stderr for more in ((), ("--dry-run",))]
         need(said[0] == said[1], f"a dry run says what the run does not: {said}")
-        need("dcp" not in args or out not in args or b"exists and is a file; a directory would be written" in said[0], said[0])
+        need("dcp" not in args or out not in args or b"exists and is a file, but a directory would be written" in said[0], said[0])
     t.run("convert", path, out, "--objects", "drop", "--overwrite", "-q")
     need(open(out, "rb").read() == before, "the same conversion gave other bytes")
     p = t.run("convert", path, os.path.join(path, "x.safetensors"), "--objects", "drop", status=2)

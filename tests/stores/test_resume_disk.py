@@ -95,7 +95,8 @@ def test_resume_onto_a_disk_without_an_interrupted_run(t):
     with serving(objects(files)) as s:
         need(resume(t, s)["bytes"] == 0, "nothing was there")
         is_done(t, files)
-        need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "refused")
+        need(b"already complete" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env()).stderr, "a second time")
+        is_done(t, files)
         kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck/B.bin", t.at("one.bin"))
         s.asked.clear()
         r = t.json("cp", "s3://b/ck/B.bin", t.at("one.bin"), "--resume", "--json", env=s.env())["resumed"]
@@ -230,13 +231,12 @@ def test_resume_onto_a_disk_after_the_last_rename(t):
         p = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env())
         need(b"already complete" in p.stderr, p.stderr)
         is_done(t, files)
-        need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "no journal")
+        need(b"already complete" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env()).stderr, "no journal")
 
         shutil.rmtree(t.at("copy"))
         put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
         r = resume(t, s)
         need(r["objects"] == len(files) and r["bytes"] == sum(map(len, files.values())), f"{r}")
-        need(sum(fetched(s).values()) <= 2 * CHUNK, f"only what no record has is compared with the source: {fetched(s)}")
         is_done(t, files)
 
         for change in (lambda: s.objects.update({"ck/c.bin": b"more"}), lambda: s.objects.update({"ck/deep/c.bin": os.urandom(54321)})):
@@ -244,7 +244,7 @@ def test_resume_onto_a_disk_after_the_last_rename(t):
             shutil.rmtree(t.at("copy"))
             put_back_journal(t, s, "cp", "s3://b/ck", t.at("copy"))
             change()
-            need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "another source")
+            need("exists, and is not" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), "another source")
             need(files_below(t.at("copy")) == files, "the copy")
             s.objects.clear()
             s.objects.update(before)
@@ -258,5 +258,5 @@ def test_resume_onto_a_disk_after_the_last_rename(t):
                 f.seek(at)
                 f.write(bytes([byte[0] ^ 1]))
             changed = files_below(t.at("copy"))
-            need("already exists" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), name)
+            need("exists, and is not" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode(), name)
             need(files_below(t.at("copy")) == changed, f"{name} was touched")

@@ -83,3 +83,48 @@ def test_repair_to_moto(t):
         need(b"exists" in p.stderr, p.stderr)
         p = t.run("repair", t.at("lost"), "hf://org/name/.metadata", "--like", path, status=2, env=place.env)
         need(b"hf:// is read only" in p.stderr, p.stderr)
+
+
+@test
+def test_dest_with_a_slash_in_a_bucket(t):
+    """A single object gets a name below the URL. It is replaced, refused and found complete like a file in a directory."""
+    path, other = sample("safetensors_model")[0], t.at("other.safetensors")
+    path = os.path.join(path, "model.safetensors") if os.path.isdir(path) else path
+    t.run("convert", path, other, "--dtype", "bfloat16")
+    with serving({}) as s:
+        run = lambda *args, status=0: t.run(*args, env=s.env(), status=status).stderr
+        for to, name in (("safetensors", "model.safetensors"), ("torch", "pytorch_model.bin")):
+            dest = f"s3://b/{to}/"
+            job = ("convert", path, dest, "--to", to)
+            run(*job)
+            need(list(s.objects) == [f"{to}/{name}"], list(s.objects))
+            s.objects[f"{to}/config.json"] = b"{}"
+            before = dict(s.objects)
+            need(b"exists" in run(*job, status=2) and b"exists" in run("convert", other, dest, "--to", to, "--resume", status=2), "it exists")
+            s.done.clear()
+            for more in ((), ("--overwrite",)):
+                need(b"already complete" in run(*job, "--resume", *more) and not s.done and s.objects == before, f"--resume {more}: {s.done}")
+            run("convert", other, dest, "--to", to, "--overwrite")
+            need(set(s.objects) == set(before) and s.objects[f"{to}/{name}"] != before[f"{to}/{name}"], "it was not replaced")
+            s.objects.clear()
+        run("cp", path, "s3://b/copies/")
+        need(b"exists" in run("cp", path, "s3://b/copies/", status=2), "a copy exists")
+        run("cp", other, "s3://b/copies/")
+        need(b"already complete" in run("cp", path, "s3://b/copies/", "--resume"), "the copy is complete")
+        need(b"exists" in run("cp", path, "s3://b/copies/other.safetensors", "--resume", status=2), "another file's copy")
+        need(list(s.objects) == ["copies/model.safetensors", "copies/other.safetensors"], list(s.objects))
+        run("optim", "flatten", sample("torch_train_state")[0], "s3://b/optim/")
+        need("optim/train.pt" in s.objects, list(s.objects))
+        need(b"already complete" in run("optim", "flatten", sample("torch_train_state")[0], "s3://b/optim/", "--resume"), "the state is complete")
+        p = run("optim", "flatten", sample("torch_train_state")[0], "s3://b/optim/train.pt", "--at", "optimizer", "--resume")
+        need(b"already complete" in p, "the same state, told by its place")
+
+
+@test
+def test_dest_in_a_bucket_whose_reader_would_load_a_kept_object(t):
+    path = sample("safetensors_index")[0]
+    with serving({f"hf/{n}": d for n, d in files_below(sample("dcp_small")[0]).items()}) as s:
+        s.objects["hf/model.safetensors"] = files_below(sample("safetensors_model")[0]).popitem()[1]
+        before = dict(s.objects)
+        p = t.run("convert", path, "s3://b/hf", "--max-shard-size", "2KB", "--overwrite", env=s.env(), status=2)
+        need(b"'model.safetensors'" in p.stderr and b"transformers" in p.stderr and s.objects == before, p.stderr)

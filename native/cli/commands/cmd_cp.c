@@ -10,11 +10,12 @@
 #include "cli/writing/copy_complete.h"
 #include "cli/writing/copy_files.h"
 #include "cli/writing/copy_log.h"
-#include "cli/writing/copy_published.h"
 #include "cli/writing/copy_source.h"
 #include "cli/writing/resumed.h"
+#include "cli/writing/writing.h"
 #include "io/file_name.h"
 #include "io/sys.h"
+#include "publish/completed.h"
 #include "publish/file_sums.h"
 #include "publish/publication.h"
 #include "tessera/sys/alloc.h"
@@ -41,9 +42,8 @@ typedef struct copying {
     tsr_store *store;
     tsr_arena *arena;
     cli_copy_files files;
-    bool is_remote; /* the copy goes to an object store */
-    /* The run that --resume continues had published it already, but was killed before it removed its journal. */
-    bool was_published;
+    bool is_remote;   /* the copy goes to an object store */
+    bool is_complete; /* with --resume: an earlier run has made the same copy */
     tsr_replacement replacement;
     tsr_publication publication;
     tsr_output *output;
@@ -221,7 +221,8 @@ static tsr_status decide_replacement(copying *c, tsr_error *err)
     tsr_status status = tsr_inputs_add(&inputs, c->store, NULL, err);
     if (status == TSR_OK) status = tsr_replacement_decide(&request, c->arena, &c->replacement, err);
     tsr_inputs_free(&inputs);
-    return status == TSR_OK ? replace_same_names(c, err) : status;
+    if (status == TSR_OK) status = replace_same_names(c, err);
+    return status == TSR_OK ? tsr_replacement_check_readers(&request, &c->replacement, err) : status;
 }
 
 static tsr_status open_remote_output(copying *c, tsr_error *err)
@@ -346,39 +347,49 @@ static tsr_status refuse_existing(const copying *c, tsr_error *err)
                      c->to);
 }
 
-/* Loads what the interrupted run recorded. *fits is false if it copied another source. */
-static tsr_status load_log(copying *c, bool *fits, tsr_error *err)
+/* Compares the destination with what would be copied. Journals of interrupted runs do not matter: they are removed if the copy
+ * is complete; otherwise they stay, because the user may remove the destination and resume. */
+static tsr_status find_completed(copying *c, tsr_error *err)
 {
-    tsr_str source;
-    *fits = false;
-    tsr_status status = begin_journal(c, err);
-    if (status == TSR_OK) status = cli_copy_source(&c->files, c->arena, &source, err);
-    if (status == TSR_OK) status = cli_copy_log_new(c->arena, &c->files, &c->log, err);
-    return status == TSR_OK && c->publication.journal ? cli_copy_log_load(&c->log, c->publication.journal, source, fits, err)
-                                                      : status;
+    tsr_error why = {0};
+    tsr_store *there = NULL;
+    uint32_t file;
+    tsr_status status = tsr_path_store_open(cli_host(c->program), c->to, &there, &why);
+    if (there) there->close(there);
+    if (status == TSR_E_NOT_FOUND) return TSR_OK;
+    if (status == TSR_OK) status = tsr_completed_open(cli_host(c->program), c->to, &c->output, &why);
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
+        status = c->output->create(c->output, c->files.names[i], c->files.sizes[i], &file, &why);
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
+        status = copy_range(c, i, c->files.numbers[i], (tsr_file_range){0, c->files.sizes[i]}, &why);
+    const bool has_list = cli_copy_last_list(&c->files) || !is_directory(c);
+    if (status == TSR_OK) status = c->output->publish(c->output, has_list ? c->files.marker : TSR_NO_FILE, &why);
+    if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, &why);
+    c->is_complete = status == TSR_OK;
+    if (c->output) c->output->close(c->output);
+    c->output = NULL;
+    c->byte_done = 0;
+    if (c->is_complete) c->resumed = (tsr_object_resumed){.objects = c->files.count, .bytes = c->files.byte_total};
+    if (c->is_complete || (status == TSR_E_EXISTS && (c->arguments->overwrite || c->is_remote))) return TSR_OK;
+    return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
 }
 
-/* The destination exists. It may have been published by a run that was killed afterwards; this is so if it has exactly the
- * contents that would be copied. */
-static tsr_status look_for_published(copying *c, tsr_error *err)
+/* A destination that ends in '/' is a directory, to which a single file is copied under its own name. */
+static tsr_status choose_place(copying *c, tsr_error *err)
 {
-    const cli_published_copy copy = {
-        .files = &c->files, .log = &c->log, .tag = c->publication.tag, .buffer = c->buffer, .buffer_size = BUFFER / 2};
-    bool fits = false;
-    tsr_status status = c->publication.continues ? load_log(c, &fits, err) : TSR_OK;
-    if (status == TSR_OK && fits) status = cli_copy_is_published(&copy, cli_host(c->program), c->to, &c->was_published, err);
-    if (status == TSR_OK && !c->was_published) status = refuse_existing(c, err);
-    if (c->was_published) {
-        cli_warn(c->program, "'%s' is already complete", c->to);
-        c->resumed = (tsr_object_resumed){.objects = c->files.count, .bytes = c->files.byte_total};
-        tsr_publication_close(&c->publication);
-    } else {
-        /* Keep what the interrupted run left: the user may remove the destination and resume. */
-        tsr_publication_leave(&c->publication);
+    cli_file_place place;
+    if (is_directory(c)) return TSR_OK;
+    tsr_str name = c->store->files[c->store->primary].name;
+    for (size_t i = name.size; i-- > 0;) {
+        if (name.data[i] != '/') continue;
+        name = (tsr_str){name.data + i + 1, name.size - i - 1};
+        break;
     }
-    cli_copy_log_free(&c->log);
-    c->log = (cli_copy_log){0};
-    return status;
+    const tsr_status status = cli_place_file(c->to, name, c->arena, &place, err);
+    if (status != TSR_OK) return status;
+    c->to = place.path;
+    c->files.names[0] = place.name;
+    return TSR_OK;
 }
 
 static tsr_status check_destination(copying *c, tsr_error *err)
@@ -386,13 +397,20 @@ static tsr_status check_destination(copying *c, tsr_error *err)
     if (c->is_remote) return cli_refuse_overlap((cli_list){&c->from, 1}, c->to, err);
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
-    const bool exists = !c->arguments->overwrite && access(c->to, F_OK) == 0;
-    if (exists && !c->arguments->resume) return refuse_existing(c, err);
+    if (!c->arguments->overwrite && access(c->to, F_OK) == 0) return refuse_existing(c, err);
     const tsr_publication_job job = job_of(c);
     if (!c->arguments->resume)
         return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
-    const tsr_status reopened = tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
-    return reopened == TSR_OK && exists ? look_for_published(c, err) : reopened;
+    return tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
+}
+
+/* Removes the journal of an earlier run that was killed after it had published the copy. */
+static tsr_status clear_completed(copying *c, tsr_error *err)
+{
+    if (c->is_remote) return TSR_OK;
+    const tsr_status status = tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
+    if (status == TSR_OK) tsr_publication_close(&c->publication);
+    return status;
 }
 
 static void close_all(copying *c, tsr_status status)
@@ -410,11 +428,17 @@ static void close_all(copying *c, tsr_status status)
 static tsr_status write_copy(copying *c, tsr_error *err)
 {
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = c};
-    const tsr_status refused = check_destination(c, err);
-    if (refused != TSR_OK || c->was_published) return refused;
-    cli_cleanup_add(&cleanup);
     cli_progress_start(&c->progress, c->program, "copying");
-    const tsr_status status = copy_all(c, err);
+    tsr_status status = choose_place(c, err);
+    if (status == TSR_OK && c->arguments->resume) status = find_completed(c, err);
+    if (status == TSR_OK && c->is_complete) status = clear_completed(c, err);
+    else if (status == TSR_OK) status = check_destination(c, err);
+    if (status != TSR_OK || c->is_complete) {
+        cli_progress_end(&c->progress);
+        return status;
+    }
+    cli_cleanup_add(&cleanup);
+    status = copy_all(c, err);
     cli_progress_end(&c->progress);
     cli_signals_hold();
     close_all(c, status);
@@ -439,7 +463,7 @@ static tsr_status put_json(const copying *c, tsr_error *err)
     tsr_json_key(&json, "bytes");
     tsr_json_uint(&json, c->files.byte_total);
     tsr_json_key(&json, "verified");
-    tsr_json_bool(&json, !c->arguments->no_verify);
+    tsr_json_bool(&json, !c->arguments->no_verify || c->is_complete);
     if (c->arguments->resume) cli_put_resumed(&json, &c->resumed);
     tsr_json_object_end(&json);
     return tsr_json_finish(&json);
@@ -448,6 +472,12 @@ static tsr_status put_json(const copying *c, tsr_error *err)
 static void report(const copying *c)
 {
     if (c->program->globals.quiet) return;
+    if (c->is_complete) {
+        cli_put(stderr, tsr_str_from(c->to));
+        fprintf(stderr, " is already complete: %s, %s; nothing was copied\n", cli_plural(c->files.count, "file").text,
+                cli_bytes(c->files.byte_total).text);
+        return;
+    }
     if (c->arguments->resume && c->is_remote) cli_report_resumed(c->program, &c->resumed);
     else if (c->arguments->resume) cli_report_continued(&c->resumed);
     cli_put(stdout, tsr_str_from(c->to));
@@ -504,7 +534,8 @@ static const cli_option options[] = {
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has",
      offsetof(cp_arguments, overwrite)},
     {"resume", 0, CLI_FLAG, NULL,
-     "Continue an interrupted copy: keep what it wrote if the digests agree; keep finished work if this run fails",
+     "Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished "
+     "work if this run fails",
      offsetof(cp_arguments, resume)},
     {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then share them",
      offsetof(cp_arguments, no_verify)},

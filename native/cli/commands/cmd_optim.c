@@ -19,7 +19,7 @@ typedef struct optim_arguments {
     const char *modules, *flat_params, *world_size, *rank, *at;
     unsigned to; /* choice: torch, dcp */
     uint64_t max_memory;
-    bool sharded, overwrite, json, allow_expansion;
+    bool sharded, overwrite, resume, json, allow_expansion;
 } optim_arguments;
 
 /* A file whose text the library uses. */
@@ -233,8 +233,14 @@ static tsr_status report_json(const job *j, double seconds, tsr_error *err)
 
 static void report_text(const job *j, double seconds)
 {
-    fputs("wrote ", stderr);
+    const bool is_complete = j->output.is_complete;
+    if (!is_complete) fputs("wrote ", stderr);
     cli_put(stderr, tsr_str_from(j->output.destination));
+    if (is_complete) {
+        fprintf(stderr, " is already complete: %s in %s; nothing was written\n", cli_bytes(j->output.bytes_written).text,
+                cli_plural(j->output.files_written, "file").text);
+        return;
+    }
     fprintf(stderr, ": %s in %s; %.2f s\n", cli_bytes(j->output.bytes_written).text,
             cli_plural(j->output.files_written, "file").text, seconds);
 }
@@ -259,7 +265,8 @@ static int run(cli *program, const void *arguments)
                         .source = program->operands.items[1],
                         .destination = program->operands.items[2],
                         .documents = {a->modules, a->flat_params},
-                        .overwrite = a->overwrite}};
+                        .overwrite = a->overwrite,
+                        .resume = a->resume}};
     const double started = tsr_seconds();
     cli_allow_expansion(program, a->allow_expansion);
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
@@ -290,6 +297,9 @@ static const cli_option options[] = {
      offsetof(optim_arguments, max_memory)},
     {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that it does not list",
      offsetof(optim_arguments, overwrite)},
+    {"resume", 0, CLI_FLAG, NULL,
+     "Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over",
+     offsetof(optim_arguments, resume)},
     {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},
     CLI_EXPANSION_OPTION(optim_arguments, allow_expansion),
     CLI_PART_OPTION,

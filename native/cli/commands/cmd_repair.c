@@ -8,6 +8,7 @@
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 #include "cli/text/report.h"
+#include "cli/writing/writing.h"
 #include "publish/publication.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document.h"
@@ -29,6 +30,7 @@ typedef struct repair {
     cli *program;
     const repair_arguments *arguments;
     const char *path, *dest;
+    cli_file_place place; /* of the new .metadata */
     cli_files files;
     tsr_store *store;     /* of the checkpoint, or of the part that --part names */
     tsr_checkpoint *part; /* with --part: it owns `store`; otherwise NULL */
@@ -106,10 +108,11 @@ static tsr_status create_file(const repair *r, repaired_file *file, uint64_t siz
 {
     tsr_status status = tsr_publication_begin(&file->publication, JOB, 0, NULL, 0, err);
     if (status != TSR_OK) return status;
-    const tsr_folder_output_options options = {.tag = file->publication.tag,
+    const tsr_folder_output_options options = {.is_folder = r->place.name.size > 0,
+                                               .tag = file->publication.tag,
                                                .parent = tsr_journals_parent(&file->publication.journals)};
     status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, &file->output, err);
-    return status == TSR_OK ? file->output->create(file->output, TSR_STR(""), size, number, err) : status;
+    return status == TSR_OK ? file->output->create(file->output, r->place.name, size, number, err) : status;
 }
 
 static tsr_status write_output(const repair *r, repaired_file *file, const tsr_vec *bytes, tsr_error *err)
@@ -123,7 +126,8 @@ static tsr_status write_output(const repair *r, repaired_file *file, const tsr_v
     if (status == TSR_OK) status = file->output->sync(file->output, err);
     if (status != TSR_OK) return status;
     cli_signals_hold();
-    status = tsr_publication_publish(&file->publication, file->output, number, false, err);
+    status =
+        tsr_publication_publish(&file->publication, file->output, r->place.name.size ? TSR_NO_FILE : number, false, err);
     cli_signals_release();
     return status;
 }
@@ -177,11 +181,14 @@ static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *e
     return status;
 }
 
-static tsr_status write_metadata(const repair *r, tsr_error *err)
+static tsr_status write_metadata(repair *r, tsr_error *err)
 {
     const tsr_host *host = cli_host(r->program);
     const tsr_salvage *s = &r->salvage;
     tsr_vec text = tsr_vec_of(host->allocator, 1);
+    const tsr_status placed = cli_place_file(r->dest, TSR_STR(TSR_DCP_MARKER), r->arena, &r->place, err);
+    if (placed != TSR_OK) return placed;
+    r->dest = r->place.path;
     const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
     const tsr_dcp_new_metadata metadata = {s->entries, s->entry_count, id, 0};
     tsr_status status = id.data ? tsr_dcp_metadata_write(&metadata, host, &text, err) : TSR_E_NOMEM;
@@ -197,7 +204,8 @@ static void put_text(const repair *r)
            cli_number(s->items - s->unnamed).text);
     if (s->lost) printf(", %s lost", cli_number(s->lost).text);
     putchar('\n');
-    const tsr_str dest = tsr_str_from(r->dest);
+    const tsr_str dest = r->place.name.size ? tsr_arena_format(r->arena, NULL, "%s%.*s", r->dest, TSR_STR_ARG(r->place.name))
+                                            : tsr_str_from(r->dest);
     const bool in_place = tsr_str_equal(dest, TSR_STR(".metadata")) || tsr_str_ends(dest, TSR_STR("/.metadata"));
     cli_put(stdout, dest);
     printf(": %s%s\n", cli_plural(s->entry_count, "name").text,
@@ -293,7 +301,7 @@ const cli_command cli_repair = {
     .examples = "tessera repair step-1000/ step-1000.metadata --like step-900/\nRebuild it in a new file; then run mv "
                 "step-1000.metadata step-1000/.metadata\n"
                 "tessera repair step-1000/ found.metadata\n"
-                "Rebuild it without names: each item is named after its file and number\n",
+                "Rebuild it without names: each item is named after its file and number, and the exit status is 1\n",
     .options = options,
     .absent = absent,
     .arguments_size = sizeof(repair_arguments),

@@ -55,6 +55,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
         .progress = progress,
         .plan = w->plan,
         .storage = has_storage ? &w->storage : NULL,
+        .file_name = w->file_name,
         .for_torch = for_torch,
     };
     return TSR_OK;
@@ -99,6 +100,16 @@ static tsr_status check_destination(cli_writing *w, tsr_error *err)
     return status == TSR_OK ? cli_note_kept(w, err) : status;
 }
 
+static tsr_status dry_run(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+{
+    tsr_error why = {0};
+    const tsr_conversion planned = w->conversion;
+    const tsr_status status = w->options->resume ? cli_find_completed(w, options, &why, err) : TSR_OK;
+    if (status != TSR_OK || w->is_complete) return status;
+    w->conversion = planned;
+    return cli_agree(w->program, check_destination(w, err), err);
+}
+
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
 {
     tsr_convert_options options;
@@ -106,8 +117,8 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
     if (status == TSR_OK) status = check_names(w, err);
     if (status == TSR_OK) status = make_options(w, progress, &options, err);
     if (status == TSR_OK) status = decide(w, &options, err);
-    if (status == TSR_OK && w->options->dry_run) return cli_agree(w->program, check_destination(w, err), err);
     status = cli_agree(w->program, status, err);
+    if (status == TSR_OK && w->options->dry_run) return dry_run(w, &options, err);
     if (status != TSR_OK) return status;
     if (tsr_is_object_url(w->destination)) return cli_agree(w->program, cli_carry_out_remote(w, &options, err), err);
     return cli_carry_out(w, &options, err);

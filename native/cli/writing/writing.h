@@ -67,7 +67,8 @@ typedef struct cli_writing_options {
          0, \
          CLI_FLAG, \
          NULL, \
-         "Continue an interrupted run of the same job; keep finished work if this run fails", \
+         "Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run " \
+         "fails", \
          offsetof(type, field.resume)}, \
         CLI_DISCARD_PARTS_OPTION(type, field.discard_parts), \
         {"no-verify", \
@@ -92,6 +93,7 @@ typedef struct cli_writing {
     cli_list sources;   /* the paths that are read */
     tsr_container to;
     bool is_folder;
+    tsr_str file_name;  /* of a single file, if DEST is a directory all the same, because it ends in '/'; otherwise empty */
     const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER; NULL if the format has none */
     uint64_t max_shard_size;
     bool per_part;
@@ -121,6 +123,8 @@ typedef struct cli_writing {
     uint64_t units_found;       /* units that earlier runs and other processes have done */
     tsr_object_resumed resumed; /* what was continued in an object store, with --resume */
     bool published;
+    bool compares;    /* `output` compares DEST with what would be written (publish/completed.h) */
+    bool is_complete; /* with --resume: an earlier run of this job has written DEST */
     tsr_work *work;
     tsr_conversion conversion;
     double seconds;
@@ -135,6 +139,14 @@ bool cli_container_of_name(const char *path, tsr_container *out);
 tsr_status cli_choose_container(cli_writing *writing, unsigned to, uint64_t max_shard_size, tsr_error *err);
 /* To be called when the source is open: writes one file per part if the source has parts. */
 void cli_choose_parts(cli_writing *writing);
+/* Where a command writes its only file. */
+typedef struct cli_file_place {
+    const char *path;
+    tsr_str name; /* of the file in the directory `path`, which does not exist yet; empty: `path` is the file */
+} cli_file_place;
+/* A destination that ends in '/' is a directory, which the file `name` is added to. A new directory is published together
+ * with its file. In `arena`. */
+tsr_status cli_place_file(const char *destination, tsr_str name, tsr_arena *arena, cli_file_place *out, tsr_error *err);
 /* Writes the destination, checks that the source did not change, publishes and reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything except the source. Removes what was not published. */

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include "publish/completed.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/try.h"
 
@@ -52,11 +53,13 @@ tsr_status cli_decide_replacement(cli_writing *w, const tsr_str *written, size_t
                                              .is_folder = w->is_folder,
                                              .overwrite = w->options->overwrite,
                                              .marker = w->marker,
+                                             .file_name = w->file_name,
                                              .inputs = &inputs,
                                              .written = written,
                                              .written_count = count};
     tsr_status status = w->options->overwrite ? list_inputs(w, &inputs, err) : TSR_OK;
     if (status == TSR_OK) status = tsr_replacement_decide(&request, w->arena, &w->replacement, err);
+    if (status == TSR_OK) status = tsr_replacement_check_readers(&request, &w->replacement, err);
     tsr_inputs_free(&inputs);
     return status;
 }
@@ -78,10 +81,32 @@ static tsr_status check_name(const cli_writing *w, tsr_str name, tsr_error *err)
     return tsr_replacement_check_name(&w->replacement, w->destination, name, err);
 }
 
+/* For a single file: warns if transformers would load another file of its directory. Both may belong to one model, so it is
+ * written. */
+static tsr_status note_preferred_file(cli_writing *w, tsr_error *err)
+{
+    static const char *const preferred[] = {TSR_MODEL_FILE, TSR_INDEX_MARKER};
+    const tsr_str dest = tsr_str_from(w->destination), name = TSR_STR(TSR_TORCH_FILE);
+    const tsr_str folder = {dest.data, tsr_str_ends(dest, name) ? dest.size - name.size : 0};
+    if (!tsr_str_ends(dest, name) || (folder.size && folder.data[folder.size - 1] != '/')) return TSR_OK;
+    for (size_t i = 0; i < sizeof preferred / sizeof *preferred; i++) {
+        const tsr_str path = tsr_arena_format(w->arena, err, "%.*s%s", TSR_STR_ARG(folder), preferred[i]);
+        if (!path.data) return TSR_E_NOMEM;
+        if (access(path.data, F_OK) != 0) continue;
+        return note(w,
+                    tsr_arena_format(w->arena, err,
+                                     "transformers loads '%s' instead of the new '%.*s' in the same directory", preferred[i],
+                                     TSR_STR_ARG(name)),
+                    err);
+    }
+    return TSR_OK;
+}
+
 tsr_status cli_check_names(cli_writing *w, tsr_error *err)
 {
     const tsr_conversion *c = tsr_work_conversion(w->work);
-    tsr_status status = TSR_OK;
+    tsr_status status = w->is_folder ? TSR_OK : note_preferred_file(w, err);
+    if (status != TSR_OK) return status;
     if (!w->is_folder) return c->sidecar.size ? check_sidecar_file(w, err) : TSR_OK;
     if (c->sidecar.size)
         status = tsr_replacement_take_sidecar(&w->replacement, w->destination, cli_sidecar_name(w), w->arena, err);
@@ -97,6 +122,14 @@ tsr_str cli_sidecar_name(const cli_writing *w)
     return generation ? tsr_arena_format(w->arena, NULL, "objects-g%u.json", (unsigned)generation) : TSR_STR("objects.json");
 }
 
+static tsr_status open_sidecar(cli_writing *w, const char *path, tsr_error *err)
+{
+    const tsr_folder_output_options options = {
+        .overwrite = w->options->overwrite, .tag = w->tag, .join = w->joins, .parent = tsr_journals_parent(&w->journals)};
+    if (!w->compares) return tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path, &options, &w->sidecar, err);
+    return tsr_completed_open(cli_host(w->program), path, &w->sidecar, err);
+}
+
 /* Writes the sidecar into the directory, or next to the single file. */
 tsr_status cli_write_sidecar(cli_writing *w, tsr_error *err)
 {
@@ -107,13 +140,8 @@ tsr_status cli_write_sidecar(cli_writing *w, tsr_error *err)
     if (text.size == 0 || w->options->dry_run) return TSR_OK;
     if (!w->is_folder) {
         tsr_str path = tsr_arena_format(w->arena, err, "%s.objects.json", w->destination);
-        const tsr_folder_output_options options = {.overwrite = w->options->overwrite,
-                                                   .tag = w->tag,
-                                                   .join = w->joins,
-                                                   .parent = tsr_journals_parent(&w->journals)};
         if (!path.data) return TSR_E_NOMEM;
-        tsr_status status =
-            tsr_folder_output_open(NULL, cli_host(w->program)->allocator, path.data, &options, &w->sidecar, err);
+        const tsr_status status = open_sidecar(w, path.data, err);
         if (status != TSR_OK) return status;
         to = w->sidecar;
         name = TSR_STR("");

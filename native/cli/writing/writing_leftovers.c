@@ -126,11 +126,8 @@ static tsr_status refuse_busy(const cli_writing *w, const cli_start *b, tsr_erro
     return TSR_OK;
 }
 
-/* Without --resume, removes an earlier run of the same job. */
-static tsr_status start_over(cli_writing *w, cli_start *b, tsr_error *err)
+tsr_status cli_start_over(cli_writing *w, cli_start *b, tsr_error *err)
 {
-    if (w->is_exec || w->options->resume || !(b->resumed || b->publishing)) return TSR_OK;
-    cli_warn(w->program, "starting '%s' over; --resume would have continued the interrupted run", w->destination);
     tsr_status status = tsr_journals_discard(&w->journals, w->tag, err);
     *b = (cli_start){.text = b->text};
     return status == TSR_OK ? tsr_journal_new_tag(w->tag, err) : status;
@@ -145,9 +142,15 @@ tsr_status cli_look_around(cli_writing *w, cli_start *b, tsr_error *err)
     status = tsr_journals_list(&w->journals, w->arena, &b->found, &b->count, err);
     if (status == TSR_OK) status = choose_tag(w, b, err);
     if (status == TSR_OK) status = note_own(w, b, err);
-    if (status == TSR_OK) status = refuse_busy(w, b, err);
-    if (status == TSR_OK) status = clear_other(w, b, err);
-    return status == TSR_OK ? start_over(w, b, err) : status;
+    return status == TSR_OK ? refuse_busy(w, b, err) : status;
+}
+
+tsr_status cli_clear_around(cli_writing *w, cli_start *b, tsr_error *err)
+{
+    const tsr_status status = clear_other(w, b, err);
+    if (status != TSR_OK || w->is_exec || w->options->resume || !(b->resumed || b->publishing)) return status;
+    cli_warn(w->program, "starting '%s' over; --resume would have continued the interrupted run", w->destination);
+    return cli_start_over(w, b, err);
 }
 
 tsr_status cli_finds_others(cli_writing *w, const cli_start *b, bool *found, tsr_error *err)

@@ -28,8 +28,15 @@ tsr_status cli_check_against(const cli_writing *writing, tsr_error *err);
 /* Describes the job in lines: everything that affects the output. */
 tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err);
 
-/* On the rank that prints messages: opens the journals, chooses the tag, and removes what runs of other jobs left. */
+/* On the rank that prints messages: opens the journals, and finds what earlier runs of this job left. The second removes
+ * what runs of other jobs left and, without --resume, what those of this job did. */
 tsr_status cli_look_around(cli_writing *writing, cli_start *start, tsr_error *err);
+tsr_status cli_clear_around(cli_writing *writing, cli_start *start, tsr_error *err);
+/* Removes what an earlier run of the same job left, to start over. */
+tsr_status cli_start_over(cli_writing *writing, cli_start *start, tsr_error *err);
+/* writing_completed.c: compares DEST, if it exists, with all that the job would write. If it is the same, sets
+ * w->is_complete, and w->work and w->conversion to the job; otherwise *why is the error that refuses DEST. Collective. */
+tsr_status cli_find_completed(cli_writing *writing, const tsr_convert_options *options, tsr_error *why, tsr_error *err);
 /* Whether other parts or ranks of this job have journals. */
 tsr_status cli_finds_others(cli_writing *writing, const cli_start *start, bool *found, tsr_error *err);
 /* writing_steps.c: records in the journal what is done, with the sums of what was written. */

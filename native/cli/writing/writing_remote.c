@@ -183,6 +183,9 @@ static tsr_status carry_out_plan(cli_writing *w, const tsr_convert_options *opti
 tsr_status cli_carry_out_remote(cli_writing *w, const tsr_convert_options *given, tsr_error *err)
 {
     tsr_convert_options options = *given;
+    tsr_error why = {0};
+    const tsr_status status = w->options->resume ? cli_find_completed(w, given, &why, err) : TSR_OK;
+    if (status != TSR_OK || w->is_complete) return status;
     options.unit_bytes = UINT64_MAX; /* do not divide units: files are written from front to back, one after the other */
     if (w->is_exec) return carry_out_plan(w, &options, err);
     if (w->program->ranks && w->program->ranks->size > 1) return carry_out_on_ranks(w, &options, err);

@@ -76,7 +76,7 @@ tsr_status cli_find_replacement(cli_writing *w, bool *found, tsr_error *err)
     tsr_kept *kept = tsr_arena_array(w->arena, was.other_count + 1, sizeof *kept, err);
     tsr_str *obsolete = tsr_arena_array(w->arena, was.obsolete_count + was.other_count + 1, sizeof *obsolete, err);
     if (!kept || !obsolete) return TSR_E_NOMEM;
-    for (size_t i = 0; i < was.other_count; i++) kept[i] = (tsr_kept){was.others[i], TSR_ROLE_NONE};
+    for (size_t i = 0; i < was.other_count; i++) kept[i] = (tsr_kept){.name = was.others[i], .is_file = true};
     for (size_t i = 0; i < was.obsolete_count; i++) obsolete[i] = was.obsolete[i];
     w->replacement = (tsr_replacement){.exists = true,
                                        .swap = was.is_unlike,

@@ -22,6 +22,12 @@ static void report_text(const cli_writing *w)
     tsr_conversion_counts t;
     tsr_conversion_count(&w->conversion, &t);
     if (w->options->json || w->program->globals.quiet) return;
+    if (w->is_complete) {
+        cli_put(stderr, tsr_str_from(w->destination));
+        fprintf(stderr, " is already complete: %s, %s in %s; nothing was written\n", cli_plural(t.tensors, "tensor").text,
+                cli_bytes(w->conversion.byte_total).text, cli_plural(w->conversion.file_count, "file").text);
+        return;
+    }
     if (resumed_remotely(w)) cli_report_resumed(w->program, &w->resumed);
     if (w->units_found && !w->finish) {
         fprintf(stderr, "resumed: %s of %s %s done already\n", cli_number(w->units_found).text,

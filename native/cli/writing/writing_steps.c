@@ -1,6 +1,7 @@
-/* Records in journals what is done: records of units, and the sums of what they wrote. */
+/* Records in journals what is done: records of units, and the sums of what they wrote. Ranks also exchange these records. */
 #include "cli/writing/writing_parts.h"
 #include "publish/file_sums.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 
 static tsr_status take_sums(cli_writing *w, uint64_t **sums, uint32_t *count, tsr_error *err)
@@ -68,4 +69,19 @@ tsr_status cli_verify_written(cli_writing *w, tsr_error *err)
         while (tsr_journal_step_next(&text, &step)) tsr_journal_step_sum(&step, sums, files);
     }
     return status == TSR_OK ? tsr_folder_output_verify(w->output, sums, files, err) : status;
+}
+
+tsr_status cli_exchange_records(const cli_writing *w, tsr_error *err)
+{
+    tsr_comm *ranks = w->program->ranks;
+    tsr_comm_blobs all = {0};
+    tsr_vec own = tsr_vec_of(cli_host(w->program)->allocator, 1);
+    if (!ranks) return TSR_OK;
+    tsr_status status = cli_agree(w->program, tsr_work_records(w->work, &own, err), err);
+    if (status == TSR_OK)
+        status = tsr_comm_gather_blobs((tsr_ranks){ranks, own.allocator}, (tsr_str){own.items, own.count}, &all, err);
+    for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) status = tsr_work_take(w->work, all.blobs[r], NULL, err);
+    tsr_comm_blobs_free(&all);
+    tsr_vec_free(&own);
+    return status;
 }

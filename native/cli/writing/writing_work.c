@@ -161,7 +161,7 @@ static tsr_status open_all(cli_writing *w, cli_start *b, const tsr_convert_optio
 static tsr_status share_start(cli_writing *w, cli_start *b, tsr_error *err)
 {
     tsr_comm *ranks = w->program->ranks;
-    uint32_t told[] = {b->generation, b->resumed, b->publishing, b->complete, w->replacement.swap};
+    uint32_t told[] = {b->generation, b->resumed, b->publishing, w->replacement.swap};
     char sum[TSR_JOURNAL_TAG_SIZE + 1];
     if (!ranks) return TSR_OK;
     tsr_journal_tag(b->text, sum);
@@ -171,8 +171,7 @@ static tsr_status share_start(cli_writing *w, cli_start *b, tsr_error *err)
     b->generation = told[0];
     b->resumed = told[1];
     b->publishing = told[2];
-    b->complete = told[3];
-    w->replacement.swap = told[4];
+    w->replacement.swap = told[3];
     return status;
 }
 
@@ -229,21 +228,6 @@ static tsr_status open_on_ranks(cli_writing *w, cli_start *b, const tsr_convert_
     tsr_status status = cli_agree(w->program, first ? open_all(w, b, options, err) : TSR_OK, err);
     if (status == TSR_OK) status = share_start(w, b, err);
     return status == TSR_OK ? cli_agree(w->program, first ? TSR_OK : join_rank_0(w, b, options, err), err) : status;
-}
-
-tsr_status cli_exchange_records(const cli_writing *w, tsr_error *err)
-{
-    tsr_comm *ranks = w->program->ranks;
-    tsr_comm_blobs all = {0};
-    tsr_vec own = tsr_vec_of(cli_host(w->program)->allocator, 1);
-    if (!ranks) return TSR_OK;
-    tsr_status status = cli_agree(w->program, tsr_work_records(w->work, &own, err), err);
-    if (status == TSR_OK)
-        status = tsr_comm_gather_blobs((tsr_ranks){ranks, own.allocator}, (tsr_str){own.items, own.count}, &all, err);
-    for (uint32_t r = 0; r < all.count && status == TSR_OK; r++) status = tsr_work_take(w->work, all.blobs[r], NULL, err);
-    tsr_comm_blobs_free(&all);
-    tsr_vec_free(&own);
-    return status;
 }
 
 /* ---- work ---- */
@@ -380,15 +364,32 @@ static void clean_up(cli_writing *w)
         w->journals.sys->unlink(w->journals.sys, w->journals.folder, tsr_journal_name(w->journal), false);
 }
 
+/* Whether an earlier run has written DEST completely. Journals can only give a hint: the contents of DEST decide. */
+static tsr_status find_completed(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
+{
+    tsr_error why = {0};
+    tsr_comm *ranks = w->program->ranks;
+    const bool published = (w->options->resume || w->is_exec) && was_published(w, b);
+    const bool continues = b->publishing || (b->resumed && w->options->overwrite);
+    bool looks = published || (w->options->resume && !continues);
+    tsr_status status = ranks ? ranks->broadcast(ranks, &looks, sizeof looks, 0, err) : TSR_OK;
+    if (status == TSR_OK && looks) status = cli_find_completed(w, options, &why, err);
+    if (status != TSR_OK || w->is_complete || !looks) return status;
+    if (published && cli_speaks(w->program)) status = cli_start_over(w, b, err);
+    if (status == TSR_OK && why.status != TSR_OK && !w->options->overwrite)
+        status = tsr_raise(err, why.status, TSR_NO_POSITION, "%s", why.message);
+    return cli_agree(w->program, status, err);
+}
+
 /* Determines what is left to do, as rank 0 sees it. */
-static tsr_status begin(cli_writing *w, cli_start *b, tsr_error *err)
+static tsr_status begin(cli_writing *w, cli_start *b, const tsr_convert_options *options, tsr_error *err)
 {
     tsr_status status = cli_agree(w->program, cli_look_around(w, b, err), err);
+    if (status == TSR_OK) status = find_completed(w, b, options, err);
+    if (status != TSR_OK || w->is_complete) return status;
+    status = cli_agree(w->program, cli_speaks(w->program) ? cli_clear_around(w, b, err) : TSR_OK, err);
     if (status != TSR_OK) return status;
-    b->complete = (w->options->resume || w->is_exec) && was_published(w, b);
-    if (b->complete) cli_warn(w->program, "'%s' is already complete", w->destination);
-    else if (w->options->resume && !b->resumed)
-        cli_warn(w->program, "nothing to resume for '%s'; starting over", w->destination);
+    if (w->options->resume && !b->resumed) cli_warn(w->program, "nothing to resume for '%s'; starting over", w->destination);
     return share_start(w, b, err);
 }
 
@@ -396,9 +397,9 @@ tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr
 {
     cli_start b = {0};
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
-    tsr_status status = begin(w, &b, err);
+    tsr_status status = begin(w, &b, options, err);
     if (status != TSR_OK) return status;
-    if (b.complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
+    if (w->is_complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
     if (cli_speaks(w->program)) cli_cleanup_add(&cleanup);
     status = open_on_ranks(w, &b, options, err);
     if (status == TSR_OK) status = do_units(w, err);
