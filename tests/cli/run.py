@@ -30,6 +30,7 @@ import test_deepspeed  # noqa: F401
 import test_extensions  # noqa: F401
 import test_folders  # noqa: F401
 import test_forms  # noqa: F401
+import test_examples  # noqa: F401
 import test_expansion  # noqa: F401
 import test_header_metadata  # noqa: F401
 import test_inner  # noqa: F401

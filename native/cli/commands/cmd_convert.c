@@ -89,7 +89,8 @@ static int run(cli *program, const void *given)
 
 static const cli_option options[] = {
     {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
-     "Write this format (default: inferred from the extension of DEST); ranks: one file per rank, cut by --shards",
+     "Write this format (default: inferred from the extension of DEST, or safetensors with --max-shard-size); ranks: one file "
+     "per rank, cut by --shards",
      offsetof(convert_arguments, to)},
     {"world-size", 0, CLI_COUNT, "N", "With --to ranks: write files for N ranks, those of all pipeline stages together",
      offsetof(convert_arguments, world_size)},
@@ -110,6 +111,9 @@ static const cli_option options[] = {
     {0},
 };
 
+#define RESHARD_HINT "it writes whole tensors; tessera reshard writes a checkpoint for a device mesh"
+static const cli_absent absent[] = {{"mesh", RESHARD_HINT}, {"placements", RESHARD_HINT}, {"target", RESHARD_HINT}, {0}};
+
 const cli_command cli_convert = {
     .name = "convert",
     .summary = "Convert a checkpoint to another format, to other names, or to another dtype",
@@ -119,6 +123,7 @@ const cli_command cli_convert = {
     .examples =
         "tessera convert ckpt/ model.safetensors --to safetensors\n"
         "Convert DCP to a single file, in a few MiB of memory\n"
+        "tessera convert ckpt/ hf/ --to safetensors\nWrite hf/model.safetensors: a DEST that ends in / is a directory\n"
         "tessera convert ckpt/ hf/ --to safetensors --max-shard-size 5GB --include 'model.**' --rename "
         "model.=\nWrite shards with an index, and strip the prefix of the names\n"
         "tessera convert checkpoint-500/ model.safetensors --part model\nTake the model out of a training checkpoint\n"
@@ -134,6 +139,7 @@ const cli_command cli_convert = {
         "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of "
         "ranks",
     .options = options,
+    .absent = absent,
     .arguments_size = sizeof(convert_arguments),
     .run = run,
 };
