@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.futures import Future
 
 from ._choices import StrPath
@@ -160,13 +160,6 @@ def _write_items(out, name, plan, planner):
     return results
 
 
-@dataclasses.dataclass
-class _Ranked:
-    """What prepare_global_plan sends to each rank: the number of its plan."""
-
-    number: int
-
-
 class StorageWriter(_StorageWriter):
     """A StorageWriter for torch.distributed.checkpoint.save and async_save whose checkpoints appear completely or not at all.
 
@@ -228,7 +221,8 @@ class StorageWriter(_StorageWriter):
 
     def prepare_global_plan(self, plans):
         self._place.begin()
-        return [dataclasses.replace(plan, storage_data=_Ranked(number)) for number, plan in enumerate(plans)]
+        # PyTorch's own type, because plans that a planner caches are shared by all writers of a process.
+        return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{number}_")) for number, plan in enumerate(plans)]
 
     def write_data(self, plan, planner):
         done = Future()
@@ -241,7 +235,7 @@ class StorageWriter(_StorageWriter):
         return done
 
     def _write_file(self, plan, planner):
-        file = self._place.new_file(plan.storage_data.number, _expected_bytes(plan))
+        file = self._place.new_file(plan.storage_data.prefix.strip("_"), _expected_bytes(plan))
         try:
             out = _Digested(file)
             with _Crc32Option(self.checksums):
