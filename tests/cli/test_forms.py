@@ -430,3 +430,30 @@ def test_items_that_went_through_a_user_s_extension_are_listed(t):
                     ["reshard", path, t.at("x"), "--mesh", "dp=2", "--placements", "shard(0)"], ["diff", path, path, "--values"], ["get", path, "model.w", "--print"]):
         message = t.run(*command, status=2).stderr.decode()
         need("stream.acme-scramble/2" in message and not any(os.path.exists(t.at(n)) for n in ("x", "x.pt", "x.safetensors")), message)
+
+
+@test
+def test_local_checkpoints_of_ranks_are_named(t):
+    """LocalCheckpointManager of nvidia-resiliency-ext 0.4 saves one object per rank."""
+    import pickles
+    root = pickles.new(pickles.glob("nvidia_resiliency_ext.checkpointing.local.basic_state_dict", "BasicTensorAwareStateDict"))
+    state = pickles.dict_of(state_dict=pickles.dict_of(w=pickles.s("x")), _is_hollow=b"\x89")
+    for rank in range(2):
+        write(t.at("ckpt", f"iter_0000010_{rank}_local.pt"), pickles.archive(b"\x80\x02" + root + state + b"b."))
+    for path in (t.at("ckpt"), t.at("ckpt", "iter_0000010_1_local.pt")):
+        check_refused(t, path, "nvidia-resiliency-ext", "LocalCheckpointManager")
+        need("LocalCheckpointManager" in t.run("inspect", path, status=2).stderr.decode(), path)
+
+
+@test
+def test_another_storage_writer_is_named(t):
+    """PyTorch's S3RdmaStorageWriter describes where items are by a class of its own."""
+    path = copy_of(t, "dcp_small", "rdma")
+    with open(os.path.join(path, ".metadata"), "rb") as f:
+        data = f.read()
+    need(b"_StorageInfo" in data, "the sample has other classes")
+    for old, new in ((b"torch.distributed.checkpoint.filesystem", b"torch.distributed.checkpoint._s3_rdmaxx"), (b"_StorageInfo", b"_RdmaObjectI")):
+        data = data.replace(old, new)
+    write(os.path.join(path, ".metadata"), data)
+    check_refused(t, path, "_RdmaObjectI", "only its own reader loads it")
+    need("_RdmaObjectI" in t.run("inspect", path, status=2).stderr.decode(), "not named")

@@ -109,17 +109,6 @@ static const struct {
      "'offset' or 'length' of a _StorageInfo is not a 64-bit integer"},
     {METADATA("", "", INDEX(STR("w"), SIZE0, "N") STORAGE(STR("d"), INT("99999999999999999999"), INT("0"))), TSR_E_FORMAT,
      "not a 64-bit integer"},
-    {METADATA("", "",
-              INDEX(STR("w"), SIZE0, "N") NEW(FILES, "_StorageInfo",
-                                              "(" STR("relative_path") STR("d") STR("offset") INT("0") STR("length") INT("0")
-                                                  STR("transform_descriptors") "(" STR("stream.lz4/1") "ld")),
-     TSR_E_UNSUPPORTED, "transform 0 of an item is 'stream.lz4/1'"},
-    {METADATA("", "",
-              INDEX(STR("w"), SIZE0, "N")
-                  NEW(FILES, "_StorageInfo",
-                      "(" STR("relative_path") STR("d") STR("offset") INT("0") STR("length") INT("0")
-                          STR("transform_descriptors") "(" STR("stream.zstd/1") STR("stream.zstd/1") "ld")),
-     TSR_E_UNSUPPORTED, "transform 1 of an item is 'stream.zstd/1'; only a single"},
     {METADATA("", "", INDEX(STR("w"), STR("x"), "N") STORAGE(STR("d"), INT("0"), INT("0"))), TSR_E_FORMAT,
      "sizes or offsets are not a list of"},
     {METADATA("", "", NEW(MODULE, "MetadataIndex", "N") "N"), TSR_E_FORMAT, "state of a MetadataIndex is not a dict"},

@@ -279,6 +279,15 @@ static tsr_status place_pair(placer *p, tsr_ref key, tsr_ref value, tsr_error *e
     const tsr_dcp_metadata *metadata = &p->source->metadata;
     const uint64_t *index = tsr_dcp_record(metadata, key, TSR_DCP_INDEX),
                    *storage = tsr_dcp_record(metadata, value, TSR_DCP_STORAGE);
+    const tsr_ref class_ = tsr_pickle_class(metadata->pickle, value);
+    TSR_FAIL_IF(index && tsr_pickle_kind_of(metadata->pickle, class_) == TSR_PICKLE_GLOBAL, err, TSR_E_UNSUPPORTED,
+                "dcp: storage_data contains %.*s.%.*s instead of _StorageInfo: another storage writer than FileSystemWriter "
+                "wrote this checkpoint, and only its own reader loads it%s",
+                TSR_STR_ARG(tsr_pickle_module(metadata->pickle, class_)),
+                TSR_STR_ARG(tsr_pickle_name_of(metadata->pickle, class_)),
+                tsr_str_equal(tsr_pickle_name_of(metadata->pickle, class_), TSR_STR("_RdmaObjectInfo"))
+                    ? " (PyTorch's S3RdmaStorageReader)"
+                    : "");
     TSR_FAIL_IF(!index || !storage, err, TSR_E_FORMAT,
                 "dcp: storage_data contains something other than MetadataIndex: _StorageInfo");
     uint32_t fqn = tsr_dcp_high(index[0]), part = p->parts_of[fqn];

@@ -28,6 +28,9 @@
     "a model that DFloat11 compressed, which is not supported: DFloat11Model.from_pretrained of the package dfloat11 loads it"
 #define ZIPNN \
     "compressed by ZipNN, which is not supported: the package zipnn decompresses it, or loads it after zipnn_safetensors()"
+#define NVRX_LOCAL \
+    "a directory of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
+    "them in the job that wrote them"
 #define ONNX_DATA "the external data of an ONNX model, which is not supported: onnx.load reads it with the model"
 
 /* ---- by the names of files ---- */
@@ -78,6 +81,20 @@ static bool is_megatron_zarr(const tsr_store *store)
         return false;
     for (uint32_t f = 0; f < store->file_count; f++)
         if (!tsr_is_deeper(store->files[f].name) && tsr_str_ends(store->files[f].name, TSR_STR("/.zarray"))) return true;
+    return false;
+}
+
+/* "iter_0000010_3_local.pt", as LocalCheckpointManager names what rank 3 wrote. */
+static bool is_local_checkpoint(const tsr_store *store)
+{
+    const tsr_str before = TSR_STR("iter_"), after = TSR_STR("_local.pt");
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        bool is = tsr_str_starts(name, before) && tsr_str_ends(name, after) && name.size > before.size + after.size;
+        for (size_t i = before.size; is && i < name.size - after.size; i++)
+            is = (name.data[i] >= '0' && name.data[i] <= '9') || name.data[i] == '_';
+        if (is) return true;
+    }
     return false;
 }
 
@@ -164,7 +181,7 @@ static tsr_status by_document(tsr_checkpoint *checkpoint, const document_row *ro
 tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : NULL;
+    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local_checkpoint(store) ? NVRX_LOCAL : NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !*what; i++)
         if (names[i].decides && tsr_store_find(store, tsr_str_from(names[i].name)) != TSR_NO_FILE) *what = names[i].what;
     for (size_t i = 0; i < sizeof documents / sizeof documents[0] && !*what; i++)

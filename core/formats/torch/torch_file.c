@@ -29,6 +29,17 @@ static tsr_status push_run(tsr_vec *runs, tsr_torch_run run, tsr_error *err)
     return TSR_OK;
 }
 
+/* Files whose root is an object that holds the state of one rank for the library that wrote it. */
+static const char *foreign_root(const tsr_value *root)
+{
+    static const char *const classes[] = {
+        "nvidia_resiliency_ext.checkpointing.local.basic_state_dict.BasicTensorAwareStateDict",
+        "megatron.core.dist_checkpointing.tensor_aware_state_dict.MCoreTensorAwareStateDict"};
+    for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
+        if (root->kind == TSR_VALUE_OBJECT && tsr_str_equal(root->text, tsr_str_from(classes[i]))) return classes[i];
+    return NULL;
+}
+
 static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_rank rank, tsr_torch_file *out,
                            tsr_vec *runs, tsr_error *err)
 {
@@ -36,6 +47,10 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
     const tsr_torch_source from = {tsr_whole_file(checkpoint->store, file), rank.hinted, rank.hint, NULL};
     tsr_status status = tsr_torch_item_open(&from, checkpoint->host, checkpoint->arena, checkpoint->findings, &item, err);
     if (status != TSR_OK) return status;
+    TSR_FAIL_IF(foreign_root(item.root), err, TSR_E_UNSUPPORTED,
+                "%.*s is one rank's local checkpoint of nvidia-resiliency-ext (%s), which is not supported: its "
+                "LocalCheckpointManager loads it in the job that wrote it",
+                TSR_STR_ARG(checkpoint->store->files[file].name), foreign_root(item.root));
     *out = (tsr_torch_file){file,
                             item.root,
                             item.storage_count,
