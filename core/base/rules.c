@@ -202,6 +202,8 @@ static const tsr_rule rules[] = {
      "The format requires an object of strings. The reference library treats null as no metadata."},
     {"safetensors/misaligned", TSR_NOTE, "tensors do not begin at a multiple of their element's size",
      "On some machines such tensors cannot be used in place through a memory map. `tessera convert` writes aligned files."},
+    {"safetensors/no-tensors", TSR_NOTE, "there is not a single tensor",
+     "Such a file is valid, but a model that was saved is not empty. Check what was selected when it was written."},
     {"safetensors/nul-in-name", TSR_WARNING, "a tensor's name contains a NUL character",
      "C programs end the name there, so two tensors may appear to have the same name."},
     {"safetensors/trailing-bytes", TSR_ERROR, "bytes follow the last tensor",

@@ -201,3 +201,12 @@ def test_second_names_in_files_of_an_index(t):
     need(stored(t.at("hub.safetensors")) == ({"format": "pt", "tied": "w"}, {"w", "v"}), stored(t.at("hub.safetensors")))
     os.remove(os.path.join(t.at("dir"), "model.safetensors.index.json"))
     need(set(names(t, t.at("dir"))) == {"w", "tied", "v", "other"}, "without an index")
+
+
+@test
+def test_files_without_a_tensor_are_not_passed_over(t):
+    os.makedirs(t.at("none"))
+    for path in (write(t, "empty.safetensors", {"format": "pt"}, ()), index(t, "none", {})):
+        found = t.json("validate", path, "--json")["findings"]
+        need([(f["rule"], f["level"]) for f in found] == [("safetensors/no-tensors", "note")], (path, found))
+    need(not t.json("validate", write(t, "zero.safetensors", {"format": "pt"}, (("w", ()),)), "--json")["findings"], "a tensor without elements is one")

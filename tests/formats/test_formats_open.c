@@ -138,7 +138,7 @@ static const index_case index_cases[] = {
      "a"},
     {"{\"metadata\":{\"total_size\":\"4\"},\"weight_map\":{\"a\":\"x.safetensors\"}}", A_IN("a"), NULL, "index/total-size:w",
      "a"},
-    {"{\"weight_map\":{}}", NULL, NULL, "", ""},
+    {"{\"weight_map\":{}}", NULL, NULL, "safetensors/no-tensors:n", ""},
 };
 
 static void test_formats_open__an_index_and_its_files_are_checked_against_each_other(void **state)

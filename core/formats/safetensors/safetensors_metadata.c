@@ -35,7 +35,10 @@ tsr_status tsr_safetensors_keep_metadata(tsr_checkpoint *checkpoint, const tsr_s
         parts[p].metadata = lists[p].pairs;
         parts[p].metadata_count = lists[p].count;
     }
-    return tsr_metadata_join(checkpoint, lists, count, "files", err);
+    TSR_TRY(tsr_metadata_join(checkpoint, lists, count, "files", err));
+    if (checkpoint->catalog.entry_count) return TSR_OK;
+    return tsr_finding_add(checkpoint->findings, "safetensors/no-tensors", TSR_NOWHERE, err,
+                           count == 1 ? "the file contains no tensors" : "the files contain no tensors");
 }
 
 static tsr_status settle(tsr_safetensors *opened, uint32_t count, tsr_map *names, tsr_error *err)

@@ -17,7 +17,7 @@ tsr_status tsr_safetensors_zeros(tsr_checkpoint *checkpoint, const tsr_safetenso
  * finding. */
 tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safetensors_tensor *tensor,
                                 const uint64_t *offsets);
-/* Sets the catalog's metadata, and that of its parts if it has one per file. */
+/* Sets the catalog's metadata, and that of its parts if it has one per file. Reports files without any tensor. */
 tsr_status tsr_safetensors_keep_metadata(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count,
                                          tsr_error *err);
 /* Decides for files whose tensors are listed together which second names no other file has as well. */
