@@ -7,6 +7,8 @@
 #include <string.h>
 
 static const tsr_rule rules[] = {
+    {"container/empty", TSR_NOTE, "the checkpoint has no entries",
+     "An empty state dict was saved, or this is not the file or directory that was meant."},
     {"dcp-safetensors/lone-shard", TSR_WARNING, "a file of sharded safetensors is read without the others",
      "Its tensors are shards, listed with the shapes of the shards. Open the directory that contains all shard files."},
     {"dcp-safetensors/no-global-shape", TSR_WARNING, "the global shapes of sharded safetensors are only inferred",

@@ -70,6 +70,16 @@ static tsr_status refine_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_megatron_refine(checkpoint, err);
 }
 
+/* Without it, a checkpoint of which nothing was read would look like one that was found to be in order. */
+static tsr_status report_empty(const tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    if (checkpoint->catalog.entry_count || checkpoint->catalog.mapping_count || checkpoint->names_unknown ||
+        checkpoint->options.part.size)
+        return TSR_OK;
+    return tsr_finding_add(checkpoint->findings, "container/empty", TSR_NOWHERE, err,
+                           "the checkpoint has no entries, so there was nothing to check");
+}
+
 static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *form, tsr_error *err)
 {
     const tsr_reader *reader;
@@ -84,6 +94,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     if (checkpoint->joined_ranks) TSR_TRY(tsr_shards_join(checkpoint, err));
     TSR_TRY(tsr_keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
+    TSR_TRY(report_empty(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));
     TSR_TRY(tsr_check_lightning(checkpoint, err));
     TSR_TRY(tsr_check_accelerate(checkpoint, err));
