@@ -118,6 +118,8 @@ static bool is_lossy(const tsr_checkpoint *checkpoint)
     return false;
 }
 
+static void take_entry(tsr_mapped *m, const tsr_entry *entry, tsr_cast_losses *losses);
+
 /* Takes the losses of a computed file, and of the tensors that it is computed from. `entry` is made from it. */
 static void take_file(tsr_mapped *m, uint32_t number, const tsr_entry *entry, tsr_cast_losses *losses)
 {
@@ -125,23 +127,30 @@ static void take_file(tsr_mapped *m, uint32_t number, const tsr_entry *entry, ts
     const tsr_computed *file = (const tsr_computed *)m->computed.items + number;
     losses->zeros += atomic_exchange_explicit(&lost->zeros, 0, memory_order_relaxed);
     losses->overflows += atomic_exchange_explicit(&lost->overflows, 0, memory_order_relaxed);
-    if (file->input) tsr_checkpoint_take_losses(file->kind == TSR_COMPUTED_BY ? m->source : m->own, file->input, losses);
+    if (file->input && file->kind != TSR_COMPUTED_BY) take_entry(m, file->input, losses);
+    else if (file->input) tsr_checkpoint_take_losses(m->source, file->input, losses);
     for (uint32_t i = 0; i < m->other_count; i++) {
         const tsr_entry *other = tsr_checkpoint_entry(m->others[i], entry->fqn);
         if (other) tsr_checkpoint_take_losses(m->others[i], other, losses);
     }
 }
 
-void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses)
+static void take_entry(tsr_mapped *m, const tsr_entry *entry, tsr_cast_losses *losses)
 {
-    tsr_mapped *m = checkpoint->state;
-    if (entry->kind != TSR_ENTRY_TENSOR || !is_lossy(checkpoint)) return;
+    const uint32_t inner = m->source->store->file_count;
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         const tsr_source_box *box = &origin_of(&entry->chunks[i])->box;
-        const uint32_t inner = m->source->store->file_count;
         if (box->entry) tsr_checkpoint_take_losses(m->source, box->entry, losses);
         else if (box->file >= inner) take_file(m, box->file - inner, entry, losses);
     }
+}
+
+void tsr_mapped_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_cast_losses *losses)
+{
+    tsr_mapped *m = checkpoint->state;
+    if (!is_lossy(checkpoint)) return;
+    if (is_mapped(checkpoint, entry)) take_entry(m, entry, losses);
+    else tsr_checkpoint_take_losses(m->source, entry, losses);
 }
 
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint)
