@@ -251,6 +251,7 @@ export type DiffDocument = {
       readonly shape?: readonly number[];
       readonly chunks?: number;
       readonly type?: string;
+      readonly key?: string;
       readonly repr?: string;
     };
     readonly b: {
@@ -259,6 +260,7 @@ export type DiffDocument = {
       readonly shape?: readonly number[];
       readonly chunks?: number;
       readonly type?: string;
+      readonly key?: string;
       readonly repr?: string;
     };
     readonly differing?: number;

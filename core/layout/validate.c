@@ -2,8 +2,8 @@
 #include "tessera/validate.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/number_text.h"
-#include "tessera/sys/optimizer_params.h"
 #include "tessera/sys/tiling.h"
+#include "tessera/sys/validate.h"
 #include "tessera/sys/vec.h"
 
 #include <stdlib.h>

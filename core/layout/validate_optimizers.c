@@ -3,7 +3,7 @@
  * Many optimizers keep states that differ from parameter to parameter, and none of them is wrong: Adafactor factors matrices
  * only, Muon leaves vectors to AdamW, parameters that are frozen or never got a gradient have no state. So a state counts as
  * incomplete only where another parameter of the group has the same state and more. */
-#include "tessera/sys/optimizer_params.h"
+#include "tessera/sys/validate.h"
 
 #include <stdlib.h>
 
@@ -12,6 +12,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optimizer_params.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -63,7 +64,7 @@ static const char *param_text(const tsr_optimizer_param *param, tsr_str fqn, cha
         return out;
     }
     tsr_line_format(&line, "parameter %.*s", TSR_STR_ARG(param->key));
-    if (fqn.size) tsr_line_format(&line, " ('%.*s')", TSR_STR_ARG(fqn));
+    if (fqn.data && fqn.size) tsr_line_format(&line, " ('%.*s')", TSR_STR_ARG(fqn));
     return out;
 }
 

@@ -4,9 +4,9 @@
 #include "optim_convert/optim_job.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/entries.h"
-#include "tessera/sys/optimizer_params.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/validate.h"
 
 static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_error *err)
 {

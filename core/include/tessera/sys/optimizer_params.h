@@ -16,7 +16,6 @@
 #define TESSERA_SYS_OPTIMIZER_PARAMS_H
 
 #include "tessera/catalog.h"
-#include "tessera/findings.h"
 #include "tessera/host.h"
 
 TSR_API_BEGIN
@@ -88,10 +87,6 @@ const tsr_path_item *tsr_optimizers_id_of(const tsr_optimizers *all, const tsr_c
  * array itself is NULL if there is none. Allocated in `arena`. TSR_E_NOMEM. */
 tsr_status tsr_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
                                       const tsr_path_item *const **out, tsr_error *err);
-
-/* Adds findings about optimizer state: optim/state-incomplete, optim/state-shape, optim/state-missing, optim/ids-are-texts.
- * tsr_validate_catalog includes them. (core/layout) */
-tsr_status tsr_validate_optimizers(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err);
 
 TSR_API_END
 
