@@ -96,9 +96,12 @@ def reads_its_own(rank, world, path):
             continue
         raise AssertionError("one metadata for all ranks was found")
     rows, whole = path + "-rows", {"rows": torch.zeros(7, 2)}  # of which this rank saves some; PyTorch would leave the others as they were
-    dcp.save({"rows": want["rows"]}, storage_writer=dcp.FileSystemWriter(rows), use_collectives=False)
+    dcp.save({"rows": want["rows"], "w": want["w"]}, storage_writer=dcp.FileSystemWriter(rows), use_collectives=False)
     dcp.load(whole, storage_reader=tessera.torch.StorageReader(rows))
     assert torch.equal(whole["rows"], torch.arange(14.).reshape(7, 2)), (rank, whole)
+    both = {"rows": torch.zeros(7, 2), "w": torch.zeros(2, 3)}
+    tessera.torch.load_into(both, rows)
+    assert same(both, {**whole, "w": want["w"]}), (rank, both)
     other = {f"only{(rank + 1) % world}": torch.zeros(2, 2)}  # what only another rank has
     for reader in readers.values():
         try:

@@ -153,7 +153,8 @@ static tsr_status give_zstd(const walk *w, const item *it, const tsr_zip *zip, c
 /* Whether the item is another rank's copy of one that is read. */
 static bool is_replica(const item *it)
 {
-    return it->chunk >= it->entry->replicas && it->chunk < it->entry->replicas + it->entry->replica_count;
+    const tsr_entry *entry = it->entry;
+    return entry->replica_count && it->chunk >= entry->replicas && it->chunk < entry->replicas + entry->replica_count;
 }
 
 /* Whether the object was read when the checkpoint was opened, so that its faults are already findings. */

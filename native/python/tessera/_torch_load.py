@@ -1,6 +1,7 @@
 """Loads the tensors of a checkpoint: as a dict of new tensors, or into the tensors of a state dict."""
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterable
 from typing import Any, Sequence
@@ -14,7 +15,7 @@ from ._choices import Document, StrPath, state_dict as checked_state_dict, text
 from ._library import FOR_VALUES, TesseraError
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
-from ._torch_metadata import MARKER, marker_of
+from ._torch_metadata import MARKER, has_box, marker_of
 from ._torch_versions import compute_local_shape_and_global_offset
 
 
@@ -131,33 +132,38 @@ class _Filling:
         self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
         self.missing, self.unexpected, self.read = [], [], []
 
-    def _open_for(self, names):
-        """Opens the checkpoint. If every rank wrote its own metadata, and this rank's describes all of these tensors, then only that."""
+    def _open(self, names):
+        """Returns the checkpoint and, if every rank wrote its own metadata, what this rank wrote, or None. The latter alone is enough if it
+        has all of these tensors; the ranks together may not even be one checkpoint."""
+        own = None
         if dist.is_available() and dist.is_initialized():
             try:
                 own = Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES, _metadata_rank=dist.get_rank())
-                if marker_of(own) in (None, MARKER) or all(name in own and own._session.is_tiled(own[name]._index) for name in names):
-                    return own
-                own.close()
             except TesseraError as e:
                 if e.status != "not found":  # there are fewer ranks in the checkpoint
                     raise
-        return Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES)
+        if own and (marker_of(own) in (None, MARKER) or all(name in own and own._session.is_tiled(own[name]._index) for name in names)):
+            return own, None
+        return Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES), own
 
     def stage(self):
         flat, _ = flatten_state_dict(checked_state_dict(self.state_dict))
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
-        with self._open_for(tensors) as checkpoint:
+        checkpoint, own = self._open(tensors)
+        with checkpoint, own or contextlib.nullcontext():
             self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
             targets, absent = [], set(self.missing)
             for name, tensor in tensors.items():
                 for piece, offsets in [] if name in absent else _pieces(tensor):
                     _check_memory(name, piece)
-                    targets.append((checkpoint[name], offsets, piece))
+                    has_own = own and name in own and has_box(own[name], offsets, piece.shape)
+                    targets.append(((own if has_own else checkpoint)[name], offsets, piece))
             places = _places([piece for *_, piece in targets])
             self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in targets]
-            read_tensors(checkpoint._session, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)])
-            checkpoint.unchanged()
+            for source in [checkpoint] if own is None else [checkpoint, own]:
+                read_tensors(source._session, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)
+                                               if entry._checkpoint is source])
+                source.unchanged()
 
     def keep(self):
         with torch.no_grad():
