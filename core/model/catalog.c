@@ -107,15 +107,6 @@ bool tsr_shape_equal(uint32_t a_ndim, const uint64_t *a, uint32_t b_ndim, const 
     return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, a_ndim * sizeof *a) == 0);
 }
 
-bool tsr_entry_is_subclass(const tsr_entry *entry)
-{
-    const tsr_value *value = entry->value;
-    if (entry->kind != TSR_ENTRY_OPAQUE || !value || !entry->shape || entry->dtype == TSR_DTYPE_NONE) return false;
-    if (entry->is_sharded) return true;
-    if (value->kind != TSR_VALUE_OBJECT || value->count != 1 || value->items[0]->kind != TSR_VALUE_DICT) return false;
-    return tsr_value_get(value->items[0], TSR_STR(TSR_WRAPPER_PART)) != NULL;
-}
-
 bool tsr_entry_same_shape(const tsr_entry *a, const tsr_entry *b)
 {
     return tsr_shape_equal(a->ndim, a->shape, b->ndim, b->shape);

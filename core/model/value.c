@@ -358,3 +358,12 @@ bool tsr_value_is_json(const tsr_value *value, uint32_t depth, uint64_t nodes)
         value = stack[height - 1].container->items[stack[height - 1].next++];
     }
 }
+
+bool tsr_entry_is_subclass(const tsr_entry *entry)
+{
+    const tsr_value *value = entry->value;
+    if (entry->kind != TSR_ENTRY_OPAQUE || !value || !entry->shape || entry->dtype == TSR_DTYPE_NONE) return false;
+    if (entry->is_sharded) return true;
+    if (value->kind != TSR_VALUE_OBJECT || value->count != 1 || value->items[0]->kind != TSR_VALUE_DICT) return false;
+    return tsr_value_get(value->items[0], TSR_STR(TSR_WRAPPER_PART)) != NULL;
+}

@@ -5,7 +5,7 @@
  * a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned out to belong to a
  * plain tensor is not examined again. */
 #include "formats/common/expansion.h"
-#include "formats/common/pieces.h"
+#include "formats/common/subclass_chunks.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"

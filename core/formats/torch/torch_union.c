@@ -2,7 +2,7 @@
  * array of chunks and one of replicas. */
 #include "formats/torch/torch_union.h"
 
-#include "formats/common/pieces.h"
+#include "formats/common/subclass_chunks.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"

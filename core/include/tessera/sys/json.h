@@ -31,7 +31,7 @@ typedef struct tsr_json {
     uint8_t pretty; /* 0: compact; 1: one line per member of the outermost two levels */
     bool after_key;
     bool replaces_surrogates; /* set after tsr_json_start: lone surrogates become U+FFFD too, for readers that refuse them */
-    uint64_t has_items; /* bit per depth (≤ 63) */
+    uint64_t has_items;       /* bit per depth (≤ 63) */
     uint64_t is_object;
     size_t used;
     char buffer[4096];

@@ -1,7 +1,7 @@
 /* Tensor subclasses (torchao's quantized tensors, say) of which several boxes are stored: catalog.h describes how an entry lists
  * them. */
-#ifndef TSR_FORMATS_COMMON_PIECES_H
-#define TSR_FORMATS_COMMON_PIECES_H
+#ifndef TSR_FORMATS_COMMON_SUBCLASS_CHUNKS_H
+#define TSR_FORMATS_COMMON_SUBCLASS_CHUNKS_H
 
 #include "tessera/catalog.h"
 

@@ -1,5 +1,5 @@
-/* See pieces.h. */
-#include "formats/common/pieces.h"
+/* See subclass_chunks.h. */
+#include "formats/common/subclass_chunks.h"
 
 #include <stdlib.h>
 #include <string.h>
