@@ -48,6 +48,7 @@ class System:
         check("cp", "-a", "--reflink=auto", made(suite, packages), self.path)
         for name in filter(os.path.exists, SETTINGS):
             os.makedirs(os.path.dirname(self.path + name), exist_ok=True)
+            check("rm", "-rf", self.path + name)  # a link in it would lead to this machine's own file
             check("cp", "-aLT", name, self.path + name)
 
     def put(self, source, name):
