@@ -62,11 +62,13 @@ static bool ends_name(char c)
     return c == '\0' || strchr(" '\"(),:;", c) != NULL;
 }
 
-/* Whether the message names `text` already, as a whole and not as a part of a longer name. */
+/* Whether the message names `text` already, as a whole and not as a part of a longer name. A very short one may be there by
+ * chance. */
 static bool mentions(const char *message, const char *text)
 {
+    enum { LEAST = 4 };
     const size_t size = strlen(text);
-    for (const char *at = message; size && (at = strstr(at, text)) != NULL; at++) {
+    for (const char *at = message; size >= LEAST && (at = strstr(at, text)) != NULL; at++) {
         if ((at == message || ends_name(at[-1])) && ends_name(at[size])) return true;
     }
     return false;

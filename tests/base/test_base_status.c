@@ -43,8 +43,9 @@ static void test_base_status__context_is_appended_to_errors_only(void **state)
     assert_string_equal(err.message, "too deep, in file 1");
     tsr_error_context(&err, "file");
     assert_string_equal(err.message, "too deep, in file 1");
-    tsr_error_context(&err, "fil"); /* a part of a word does not name it */
-    assert_string_equal(err.message, "too deep, in file 1, in fil");
+    tsr_error_context(&err, "le 1"); /* a part of a word does not name it */
+    tsr_error_context(&err, "1");    /* nor is a name of one letter recognized */
+    assert_string_equal(err.message, "too deep, in file 1, in le 1, in 1");
 }
 
 static void test_base_status__hostile_text_is_escaped(void **state)

@@ -235,7 +235,7 @@ static void test_convert_files__what_the_format_cannot_hold_is_refused_by_name(v
          "o",
          {.to = TSR_TO_SAFETENSORS, .objects = TSR_OBJECTS_DROP},
          TSR_E_UNSUPPORTED,
-         "'o' is not a dense tensor"},
+         "'o' () is not a dense tensor"},
         {TSR_INT8, TSR_ENTRY_OBJECT, "o", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'o' is an object"},
         {TSR_INT8, TSR_ENTRY_TENSOR, "", {.to = TSR_TO_SAFETENSORS}, TSR_E_UNSUPPORTED, "'' is an empty name"},
         {TSR_INT8,
