@@ -207,6 +207,24 @@ static tsr_status unflatten_original(unsharding *u, uint32_t id, const tsr_flat_
     return status == TSR_OK ? tsr_tree_put(&u->state, param->fqn, built, err) : status;
 }
 
+/* Requires that this rank has each tensor that another rank has, whose elements would otherwise be lost. */
+static tsr_status check_flat_names(const unsharding *u, uint32_t id, tsr_error *err)
+{
+    const tsr_flat_unit *unit = u->keys.keys[id].unit;
+    const tsr_value *mine = state_on(u, u->rank, id);
+    for (uint32_t slice = 0; slice < slices_of(u, unit); slice++) {
+        const uint32_t rank = tsr_flat_rank_with(u->flat, unit, u->rank, slice);
+        const tsr_value *state = state_on(u, rank, id);
+        for (size_t i = 0; state && i < state->count; i += 2) {
+            if (tsr_form_of(state->items[i + 1]) != TSR_FORM_TENSOR || tsr_value_get(mine, state->items[i]->text)) continue;
+            return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                             "optim: rank %" PRIu32 " has no tensor '%.*s' for '%.*s', which rank %" PRIu32 " has", u->rank,
+                             TSR_STR_ARG(state->items[i]->text), TSR_STR_ARG(id_name(u, id)), rank);
+        }
+    }
+    return TSR_OK;
+}
+
 static tsr_status unflatten_unit(unsharding *u, uint32_t id, tsr_error *err)
 {
     const tsr_flat_unit *unit = u->keys.keys[id].unit;
@@ -214,7 +232,7 @@ static tsr_status unflatten_unit(unsharding *u, uint32_t id, tsr_error *err)
     size_t count;
     TSR_TRY(tsr_sorted_state(state_on(u, u->rank, id), u->arena, &named, &count, err));
     for (uint32_t p = 0; p < unit->param_count; p++) TSR_TRY(unflatten_original(u, id, &unit->params[p], named, count, err));
-    return TSR_OK;
+    return check_flat_names(u, id, err);
 }
 
 /* ---- original parameters ---- */
@@ -231,13 +249,20 @@ static bool rank_counts(const unsharding *u, uint32_t id, uint32_t slice, bool t
            (!tensors || (begin < param->flat_end && param->flat_begin < end));
 }
 
+/* The value of a key among the items from `first` on; NULL if there is none. */
+static const tsr_value *find_key(const tsr_tree *dict, size_t first, const tsr_value *key)
+{
+    const tsr_value *const *items = (const tsr_value *const *)dict->items.items;
+    for (size_t i = first; i < dict->items.count; i += 2)
+        if (tsr_key_equal(items[i], key)) return items[i + 1];
+    return NULL;
+}
+
 /* Adds a scalar, or compares it with that of an earlier rank. */
 static tsr_status put_scalar(unsharding *u, uint32_t id, uint32_t rank, const tsr_named *named, tsr_tree *dict,
                              tsr_error *err)
 {
-    const tsr_value *const *items = (const tsr_value *const *)dict->items.items, *earlier = NULL;
-    for (size_t i = 0; i < dict->items.count && !earlier; i += 2)
-        earlier = tsr_key_equal(items[i], named->key) ? items[i + 1] : NULL;
+    const tsr_value *earlier = find_key(dict, 0, named->key);
     if (!earlier) return tsr_tree_put_key(dict, named->key, named->value, err);
     bool equal = tsr_value_match(earlier, named->value, 64, 4096) == TSR_SAME;
     if (equal && earlier->kind == TSR_VALUE_TENSOR && u->context->same)
@@ -269,22 +294,62 @@ static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree
     return TSR_OK;
 }
 
-/* Adds the scalars, then the tensors that the first rank with elements has. The other ranks must have the same ones. */
+static bool has_tensors(const tsr_value *state)
+{
+    for (size_t i = 0; state && i < state->count; i += 2)
+        if (tsr_form_of(state->items[i + 1]) == TSR_FORM_TENSOR) return true;
+    return false;
+}
+
+/* Whether any rank has a tensor, even one without elements, as state of one of the unit's parameters [from, to). */
+static bool unit_has_tensors(const unsharding *u, const tsr_flat_unit *unit, uint32_t from, uint32_t to)
+{
+    for (uint32_t id = from; id < to; id++) {
+        if (u->keys.keys[id].unit != unit) continue;
+        for (uint32_t slice = 0; slice < slices_of(u, unit); slice++)
+            if (has_tensors(state_on(u, tsr_flat_rank_with(u->flat, unit, u->rank, slice), id))) return true;
+    }
+    return false;
+}
+
+/* Requires state on every rank that holds elements of a parameter, of which other ranks have only scalars. A unit without any
+ * tensors is left alone: its optimizer keeps nothing per element. */
+static tsr_status check_holders(const unsharding *u, uint32_t id, tsr_error *err)
+{
+    const tsr_flat_key *key = &u->keys.keys[id];
+    const uint32_t slices = slices_of(u, key->unit);
+    if (!unit_has_tensors(u, key->unit, 0, u->keys.count)) return TSR_OK;
+    for (uint32_t slice = 0; slice < slices; slice++) {
+        const uint32_t rank = tsr_flat_rank_with(u->flat, key->unit, u->rank, slice);
+        const tsr_flat_param *param = &key->unit->params[key->param];
+        uint64_t begin, end;
+        tsr_flat_shard_range(key->unit, slices, slice, &begin, &end);
+        TSR_FAIL_IF(!state_on(u, rank, id) && begin < param->flat_end && param->flat_begin < end, err, TSR_E_FORMAT,
+                    "optim: rank %" PRIu32 " has no state for '%.*s', which is on other ranks, although this rank holds "
+                    "elements of it",
+                    rank, TSR_STR_ARG(id_name(u, id)));
+    }
+    return TSR_OK;
+}
+
+/* Adds the scalars, then each tensor that any rank has. All ranks with elements must have it. */
 static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr_error *err)
 {
     const tsr_flat_key *key = &u->keys.keys[id];
-    tsr_named *named = NULL;
-    size_t count = 0, tensors = 0;
-    for (uint32_t slice = 0; slice < slices_of(u, key->unit) && !tensors; slice++) {
-        if (!rank_counts(u, id, slice, true)) continue;
-        uint32_t rank = tsr_flat_rank_with(u->flat, key->unit, u->rank, slice);
-        TSR_TRY(tsr_sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
-        for (size_t i = 0; i < count; i++) tensors += tsr_form_of(named[i].value) == TSR_FORM_TENSOR;
-    }
-    TSR_TRY(put_scalars(u, id, tensors > 0, dict, err));
-    for (size_t i = 0; i < count; i++) {
-        if (tsr_form_of(named[i].value) == TSR_FORM_TENSOR)
-            TSR_TRY(put_tensor(u, &(original){id, &key->unit->params[key->param], false}, &named[i], dict, err));
+    const bool tensors = unit_has_tensors(u, key->unit, id, id + 1);
+    if (!tensors) TSR_TRY(check_holders(u, id, err));
+    TSR_TRY(put_scalars(u, id, tensors, dict, err));
+    const size_t scalars = dict->items.count;
+    for (uint32_t slice = 0; slice < slices_of(u, key->unit) && tensors; slice++) {
+        const tsr_value *state = state_on(u, tsr_flat_rank_with(u->flat, key->unit, u->rank, slice), id);
+        tsr_named *named;
+        size_t count;
+        if (!has_tensors(state)) continue;
+        TSR_TRY(tsr_sorted_state(state, u->arena, &named, &count, err));
+        for (size_t i = 0; i < count; i++) {
+            if (tsr_form_of(named[i].value) == TSR_FORM_TENSOR && !find_key(dict, scalars, named[i].key))
+                TSR_TRY(put_tensor(u, &(original){id, &key->unit->params[key->param], false}, &named[i], dict, err));
+        }
     }
     return TSR_OK;
 }

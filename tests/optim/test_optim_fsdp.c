@@ -228,6 +228,11 @@ static tsr_status unshard_two(golden *g, const char *flat_text, const char *rank
     return tsr_fsdp_unshard(&flat, ranks, 0, &context, full, err);
 }
 
+/* The state of 'b' on both ranks, and a tensor without elements. */
+#define B0   OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]")))
+#define B1   OF("{\"i\":1}", P("m", T("float32", "[3]", "[2,3,4]")))
+#define NONE T("float32", "[0]", "[]")
+
 static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
 {
     (void)state;
@@ -251,6 +256,19 @@ static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
         {ORIGINALS, OPTIM(OF("{\"i\":1}", P("m", T("float32", "[1]", "[1]")) "," P("k", "{\"i\":1}")), ID0),
          OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[1,2,3]")) "," P("k", "{\"i\":2}")), ID0),
          "'k' of 'b' has a different value on rank 1 (2) than on the ranks before it (1)"},
+        /* State that only a rank without elements has, or that only some ranks have; PyTorch raises AssertionError. */
+        {ORIGINALS, OPTIM(B0, "{\"i\":1}"), OPTIM(B1 "," OF(ID0, P("m", NONE) "," P("k", "{\"i\":1}")), "{\"i\":1}"),
+         "rank 0 has no tensor 'm' for 'a', of which it holds 3 elements"},
+        {ORIGINALS, OPTIM(B0, "{\"i\":1}"), OPTIM(B1 "," OF(ID0, P("k", "{\"i\":1}")), "{\"i\":1}"),
+         "rank 0 has no state for 'a', which is on other ranks, although this rank holds elements of it"},
+        {ORIGINALS, OPTIM(B0 "," OF(ID0, P("k", "{\"i\":1}")), "{\"i\":1}"),
+         OPTIM(B1 "," OF(ID0, P("m", NONE)), "{\"i\":1}"), "rank 0 has no tensor 'm' for 'a', of which it holds 3 elements"},
+        {ORIGINALS, OPTIM(B0, "{\"i\":1}"),
+         OPTIM(OF("{\"i\":1}", P("m", T("float32", "[3]", "[2,3,4]")) "," P("n", T("float32", "[3]", "[5,6,7]"))),
+               "{\"i\":1}"),
+         "rank 0 has no tensor 'n' for 'b', of which it holds 1 elements"},
+        {ONE_FLAT, OPTIM(OF(ID0, P("m", FOUR)), ID0), OPTIM(OF(ID0, P("m", FOUR) "," P("n", FOUR)), ID0),
+         "rank 0 has no tensor 'n' for '_flat_param', which rank 1 has"},
     };
     golden g = golden_open("fsdp_optim.json");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -260,6 +278,23 @@ static void test_optim_fsdp__B2_B8_what_ranks_may_not_say(void **state)
         if (status != TSR_E_FORMAT || !strstr(err.message, rows[i].message))
             fail_msg("row %zu gave %d: %s", i, status, err.message);
     }
+    golden_close(&g);
+}
+
+/* A unit whose optimizer keeps no tensors: PyTorch takes the scalars of whichever rank has them. */
+static void test_optim_fsdp__B10_scalars_of_a_rank_without_elements(void **state)
+{
+    (void)state;
+    golden g = golden_open("fsdp_optim.json");
+    tsr_error err = {0};
+    tsr_fsdp_full full;
+    const tsr_status status = unshard_two(&g, ORIGINALS, OPTIM(OF("{\"i\":1}", P("k", "{\"i\":4}")), ID0),
+                                          OPTIM(OF(ID0, P("k", "{\"i\":3}")), ID0), &full, &err);
+    if (status != TSR_OK) fail_msg("%s", err.message);
+    const tsr_value *states = tsr_value_get(full.optim, TSR_STR("state")), *a = tsr_value_get(states, TSR_STR("a")),
+                    *b = tsr_value_get(states, TSR_STR("b"));
+    assert_true(a && a->count == 2 && tsr_value_get(a, TSR_STR("k"))->as.integer == 3);
+    assert_true(b && b->count == 2 && tsr_value_get(b, TSR_STR("k"))->as.integer == 4);
     golden_close(&g);
 }
 
@@ -517,6 +552,7 @@ int main(void)
         cmocka_unit_test(test_optim_fsdp__B12_units_and_indices_of_all_fqns),
         cmocka_unit_test(test_optim_fsdp__B3_hybrid_strategies_in_other_worlds),
         cmocka_unit_test(test_optim_fsdp__B2_B8_what_ranks_may_not_say),
+        cmocka_unit_test(test_optim_fsdp__B10_scalars_of_a_rank_without_elements),
         cmocka_unit_test(test_optim_fsdp__B3_what_originals_may_not_say),
         cmocka_unit_test(test_optim_fsdp__B3_missing_tensors_are_zeros),
         cmocka_unit_test(test_optim_fsdp__B7_named_optimizers_and_user_state),
