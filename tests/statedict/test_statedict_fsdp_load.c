@@ -40,26 +40,24 @@ static tsr_status untouched(const fsdp_world *w, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status load_on(const job *j, fsdp_world *w, tsr_arena *arena, tsr_state_dict *in, tsr_error *err)
+static tsr_status load_on(const job *j, fsdp_world *w, tsr_arena *arena, tsr_state_dict *in, tsr_fsdp_keys *keys,
+                          tsr_error *err)
 {
     tsr_comm *comm = w->comm;
     const cJSON *record = cJSON_GetArrayItem(live_get(j->load, "ranks"), (int)comm->rank);
     const tsr_fsdp_settings settings = fsdp_world_settings(live_get(j->load, "type")->valuestring);
     const tsr_value *state = live_value(in, live_get(record, "in"), comm->rank, j->on_device ? &w->device.base : NULL);
-    tsr_fsdp_keys keys;
     tsr_error own = {0};
     TSR_TRY(tsr_fsdp_set_type(w->model, 0, &settings, NULL, err));
     fsdp_world_scramble(w);
     const tsr_status status =
-        tsr_fsdp_model_load(w->model, state, cJSON_IsTrue(live_get(j->load, "strict")), arena, &keys, &own);
+        tsr_fsdp_model_load(w->model, state, cJSON_IsTrue(live_get(j->load, "strict")), arena, keys, &own);
     if (refused(j->load)) {
         NEED(status == TSR_E_USAGE);
         NEED(!strstr(own.message, "_fsdp_wrapped_module") && !strstr(own.message, "_checkpoint_wrapped_module"));
         return j->on_device ? TSR_OK : untouched(w, err);
     }
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", own.message);
-    NEED(same_names(keys.missing, keys.missing_count, live_get(record, "missing")));
-    NEED(same_names(keys.unexpected, keys.unexpected_count, live_get(record, "unexpected")));
     NEED(w->extras == (tsr_value_get(w->tree.plain, TSR_STR("ignored._extra_state")) != NULL));
     const bool shardless = live_is(j->load, "change", "no_shards") && comm->rank == 0;
     NEED(!shardless || w->warnings == 1);
@@ -71,17 +69,24 @@ static tsr_status load(void *arg, tsr_comm *comm, tsr_error *err)
     const job *j = arg;
     fsdp_world w;
     tsr_state_dict *in;
+    tsr_fsdp_keys keys = {0};
     TSR_TRY(fsdp_world_open(&w, j->test, comm, j->on_device, err));
     TSR_TRY(tsr_state_dict_new(&w.host, &in, err));
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, err);
-    const tsr_status status = load_on(j, &w, arena, in, err);
+    const tsr_status status = load_on(j, &w, arena, in, &keys, err);
     if (status != TSR_OK)
         tsr_error_context(err, "%s: %s %s, rank %u", j->test->string, live_get(j->load, "type")->valuestring,
                           live_get(j->load, "change")->valuestring, (unsigned)comm->rank);
-    tsr_arena_free(arena);
     tsr_state_dict_free(in);
     fsdp_world_close(&w);
     NEED(w.device.allocated == 0);
+    /* The keys are in the arena, so they outlive the model and the state. */
+    const cJSON *record = cJSON_GetArrayItem(live_get(j->load, "ranks"), (int)comm->rank);
+    const bool same =
+        refused(j->load) || (same_names(keys.missing, keys.missing_count, live_get(record, "missing")) &&
+                             same_names(keys.unexpected, keys.unexpected_count, live_get(record, "unexpected")));
+    tsr_arena_free(arena);
+    NEED(status != TSR_OK || same);
     return status;
 }
 

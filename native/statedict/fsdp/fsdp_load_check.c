@@ -19,6 +19,15 @@ static tsr_status index_keys(tsr_fsdp_loading *l, tsr_map *map, tsr_error *err)
     return TSR_OK;
 }
 
+/* The names outlive the model and the state, so they are copied. */
+static tsr_status add_name(const tsr_fsdp_loading *l, tsr_str *names, size_t *count, tsr_str name, tsr_error *err)
+{
+    const tsr_str copy = tsr_arena_str(l->arena, name, err);
+    if (!copy.data) return TSR_E_NOMEM;
+    names[(*count)++] = copy;
+    return TSR_OK;
+}
+
 static tsr_status match(tsr_fsdp_loading *l, const tsr_map *map, bool *used, tsr_error *err)
 {
     const tsr_fsdp_item *items = tsr_fsdp_items(l->model);
@@ -31,10 +40,10 @@ static tsr_status match(tsr_fsdp_loading *l, const tsr_map *map, bool *used, tsr
             continue;
         }
         TSR_FAIL_IF(items[i].kind == TSR_ITEM_FLAT, err, TSR_E_USAGE, "the state has no '%.*s'", TSR_STR_ARG(items[i].fqn));
-        l->missing[l->keys.missing_count++] = items[i].fqn;
+        TSR_TRY(add_name(l, l->missing, &l->keys.missing_count, items[i].fqn, err));
     }
     for (size_t p = 0; p < l->state->count / 2; p++)
-        if (!used[p]) l->unexpected[l->keys.unexpected_count++] = l->state->items[2 * p]->text;
+        if (!used[p]) TSR_TRY(add_name(l, l->unexpected, &l->keys.unexpected_count, l->state->items[2 * p]->text, err));
     return TSR_OK;
 }
 
