@@ -156,22 +156,40 @@ def misshapen(state):
     return state
 
 
+def narrowed(state):
+    """Tensors of several kinds as bfloat16, which float32 holds exactly."""
+    for name in ("scale", "body.0.weight", "body.1.0.weight", "fixed.weight"):
+        state[name] = state[name].bfloat16()
+    return state
+
+
+def unfrozen(state):
+    """As get_model_state_dict leaves it with ignore_frozen_params: the second name of the frozen parameter is still there."""
+    state.pop("fixed.weight")
+    return state
+
+
 def sets(build, wrapped):
     full = {"full_state_dict": True}
     spread = {"full_state_dict": True, "broadcast_from_rank0": True}
     lax = {"strict": False}
     same = lambda state: state
+    whole_of = lambda options: full if options.get("full_state_dict") else {}
     for name, options, change in (
         ("as it is", {}, same), ("as it is", full, same), ("as it is", spread, same), ("missing", {}, without),
         ("missing", lax, without), ("missing", full, without), ("missing", spread, without), ("missing", {**spread, **lax}, without),
         ("unexpected", {}, stranger), ("unexpected", lax, stranger), ("unexpected", {**full, **lax}, stranger),
         ("unexpected", {**spread, **lax}, stranger), ("misshapen", {}, misshapen),
         ("nothing", {}, lambda s: {}), ("nothing", lax, lambda s: {}), ("contradiction", {"broadcast_from_rank0": True}, same),
+        ("narrowed", {}, narrowed), ("narrowed", full, narrowed), ("narrowed", spread, narrowed),
+        ("unfrozen", {**full, "ignore_frozen_params": True}, unfrozen), ("unfrozen", {"ignore_frozen_params": True}, unfrozen),
     ):
         if name == "missing" and options == spread and wrapped:
             continue  # rank 0 fails before the others, which wait for ever
+        if name == "unfrozen" and whole_of(options) and wrapped:
+            continue  # refused, because PyTorch looks for the names of wrapped models before it fills in local values
         model = build()
-        whole = full if options.get("full_state_dict") else {}
+        whole = whole_of(options)
         state = change(changed(get_model_state_dict(model, options=StateDictOptions(**whole))))
         if options.get("broadcast_from_rank0") and dist.get_rank():
             state = {}

@@ -262,7 +262,8 @@ static void test_statedict_model_state__A7_refusals_name_both_sides(void **state
     refusal cases[] = {
         {"plain", TSR_FLOAT32, 4, false, "float32 [4] in the state dict, float32 [3] in the model, in 'scale'"},
         {"plain", TSR_FLOAT64, 3, false, "float64 [3] in the state dict, float32 [3] in the model, in 'scale'"},
-        {"plain", TSR_BFLOAT16, 3, true, "bfloat16 [3] in the state dict, float32 [3] in the model, in 'scale'"},
+        {"plain", TSR_INT32, 3, true, "int32 [3] in the state dict, float32 [3] in the model, in 'scale'"},
+        {"plain", TSR_FLOAT8_E4M3FN, 3, true, "float8_e4m3fn [3] in the state dict, float32 [3] in the model, in 'scale'"},
         {"sharded", TSR_FLOAT32, 3, false,
          "float32 [3] in the state dict, float32 [3] over dp=2: shard(0) in the model, in 'scale'"},
         {"sharded", TSR_FLOAT32, 2, true,

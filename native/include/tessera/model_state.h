@@ -103,13 +103,16 @@ typedef struct tsr_state_call {
  * tsr_state_dict_gather. */
 tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call *call, tsr_state_dict *out, tsr_error *err);
 
-/* set_model_state_dict: writes the tensors of `state` into the model. Dtypes and shapes must be the model's.
+/* set_model_state_dict: writes the tensors of `state` into the model. Shapes must be the model's. Dtypes must be, too,
+ * except that float16, bfloat16 and float32 are loaded into a wider float type, which holds them exactly.
  *
  *   full_state_dict        each rank passes whole tensors and keeps its shard; without this option, distributed tensors are
  *                          redistributed if need be, also between meshes (PyTorch: only within one mesh)
  *   broadcast_from_rank0   use only rank 0's `state`; other ranks may pass NULL; needs full_state_dict
  *   cpu_offload            with broadcast_from_rank0, meta tensors get memory on the host, not on their device
  *   strict                 fail with TSR_E_NOT_FOUND on missing or unexpected keys, naming the first
+ *   ignore_frozen_params   with full_state_dict and without broadcast_from_rank0, frozen parameters may be missing: they
+ *                          keep their values
  *
  * `call->unmatched` is filled as far as the call got, even if it fails; in a broadcast it is the same on all ranks. PyTorch
  * 2.13 reports missing keys with full_state_dict only if broadcast_from_rank0 and strict are set too; here they are always
@@ -118,7 +121,7 @@ tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call
  * FSDP1 units accept FULL state with full_state_dict, otherwise SHARDED, and cast it. With broadcast_from_rank0 every rank
  * temporarily holds the whole state, as in PyTorch.
  *
- * Errors: TSR_E_USAGE, stating both sides, for a tensor whose shape or dtype is not the model's (PyTorch converts dtypes)
+ * Errors: TSR_E_USAGE, stating both sides, for a tensor whose shape or dtype does not fit the model's (PyTorch converts all dtypes)
  * or that is whole on one side only; TSR_E_FORMAT for an empty state dict where one is needed; TSR_E_UNSUPPORTED for meta
  * tensors outside the units of a model that has FSDP1 units. */
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call,

@@ -1,6 +1,7 @@
 /* Loads a state dict with canonical names into a model: matches names, checks tensors, makes all ranks agree, and only
  * then writes. */
 #include "statedict/model/model_setting.h"
+#include "statedict/model/optimizer_take.h"
 #include "statedict/ops/state_full.h"
 #include "statedict/tensor/value_pack.h"
 #include "statedict/transfer/transfer.h"
@@ -12,7 +13,8 @@ typedef tsr_model_setting setting;
 
 /* ---- matching ---- */
 
-static tsr_status match(setting *s, tsr_error *err)
+/* `frozen` (may be NULL): names that may be missing. */
+static tsr_status match(setting *s, const tsr_map *frozen, tsr_error *err)
 {
     const size_t pairs = tsr_value_pairs(s->state), count = s->items.count;
     tsr_str *missing = tsr_arena_array(s->arena, count, sizeof *missing, err);
@@ -28,11 +30,24 @@ static tsr_status match(setting *s, tsr_error *err)
     }
     for (size_t i = 0; i < count; i++) {
         s->matched[i] = s->values[i] != NULL;
-        if (s->matched[i]) continue;
+        if (s->matched[i] || (frozen && tsr_map_get(frozen, s->items.items[i].fqn, 0))) continue;
         missing[s->unmatched->missing_count] = tsr_arena_str(s->arena, s->items.items[i].fqn, err);
         if (!missing[s->unmatched->missing_count++].data) return TSR_E_NOMEM;
     }
     return TSR_OK;
+}
+
+/* With ignore_frozen_params, a full state dict was saved without frozen parameters, which keep their values. Without
+ * full_state_dict, and in a broadcast, PyTorch calls them missing. */
+static tsr_status match_but_frozen(setting *s, tsr_error *err)
+{
+    const tsr_state_options *o = s->options;
+    if (!o->ignore_frozen_params || !o->full_state_dict || o->broadcast_from_rank0) return match(s, NULL, err);
+    tsr_map *frozen = tsr_map_new(s->host->allocator, 0, err);
+    tsr_status status = frozen ? tsr_model_frozen(s->model->modules, s->host, s->passing, frozen, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = match(s, frozen, err);
+    tsr_map_free(frozen);
+    return status;
 }
 
 static const tsr_value *name_list(setting *s, const tsr_str *names, size_t count, tsr_error *err)
@@ -113,6 +128,13 @@ static tsr_status refuse_unmatched(const tsr_unmatched_keys *u, tsr_error *err)
 
 /* ---- checking ---- */
 
+/* Whether every number of `from` is also one of `to`. Float8 is never widened: its numbers may need scales. */
+static bool is_widened(tsr_dtype from, tsr_dtype to)
+{
+    const bool half = from == TSR_BFLOAT16 || from == TSR_FLOAT16;
+    return (half && (to == TSR_FLOAT32 || to == TSR_FLOAT64)) || (from == TSR_FLOAT32 && to == TSR_FLOAT64);
+}
+
 static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr_value *value, tsr_error *err)
 {
     const tsr_tensor *given = tsr_tensor_of(value);
@@ -128,9 +150,20 @@ static tsr_status check_tensor(setting *s, const tsr_model_item *item, const tsr
                     TSR_E_UNSUPPORTED, "%s in the state, which is not cast to the model's %s",
                     tsr_dtype_describe(given->entry.dtype)->name, tsr_dtype_describe(want.entry.dtype)->name);
         want.entry.dtype = given->entry.dtype;
+    } else if (is_widened(given->entry.dtype, want.entry.dtype)) {
+        want.entry.dtype = given->entry.dtype;
     }
     const bool mixed = !full && (given->spread == TSR_WHOLE) != (want.spread == TSR_WHOLE);
     return tsr_tensor_same_place(given, &want, &(tsr_likeness){"the state dict", "the model", mixed}, s->passing, err);
+}
+
+/* Replaces a value of a narrower type by a copy of the model's type. */
+static tsr_status widen(setting *s, const tsr_model_item *item, const tsr_value **value, tsr_error *err)
+{
+    const tsr_taking taking = {.memory = s->scratch, .passing = s->passing, .param = item->tensor};
+    if (tsr_tensor_of(*value)->entry.dtype == item->tensor->entry.dtype) return TSR_OK;
+    *value = tsr_optimizer_take(&taking, *value, NULL, err);
+    return *value ? TSR_OK : err && err->status ? err->status : TSR_E_NOMEM;
 }
 
 static tsr_status check_all(setting *s, tsr_error *err)
@@ -146,7 +179,8 @@ static tsr_status check_all(setting *s, tsr_error *err)
         TSR_FAIL_IF(!item->tensor && !s->model->set_extra, err, TSR_E_USAGE, "the model has no set_extra for '%.*s'",
                     TSR_STR_ARG(item->raw));
         if (!item->tensor || !s->values[i]) continue;
-        const tsr_status status = check_tensor(s, item, s->values[i], err);
+        tsr_status status = check_tensor(s, item, s->values[i], err);
+        if (status == TSR_OK && !s->bound) status = widen(s, item, &s->values[i], err);
         if (status == TSR_OK) continue;
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(item->fqn));
         return status;
@@ -458,7 +492,7 @@ static tsr_status prepare(setting *s, bool has, tsr_error *err)
     s->matched = tsr_arena_array(s->passing, s->items.count, sizeof *s->matched, err);
     if (!s->values || !s->matched) return TSR_E_NOMEM;
     TSR_TRY(tsr_state_dict_new(s->host, &s->scratch, err));
-    return has ? match(s, err) : TSR_OK;
+    return has ? match_but_frozen(s, err) : TSR_OK;
 }
 
 static tsr_status check_model(setting *s, tsr_error *err)

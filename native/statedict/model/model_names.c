@@ -1,6 +1,8 @@
 /* See model_names.h. */
 #include "statedict/model/model_names.h"
 
+#include "statedict/fsdp/fsdp_model.h"
+
 #include <inttypes.h>
 
 #include "tessera/sys/module_tree.h"
@@ -89,6 +91,25 @@ tsr_status tsr_model_fqn(const tsr_modules *modules, tsr_str raw, tsr_arena *are
     *fqn = name.fqns[0];
     for (size_t i = 0; renamed && i < name.removed_count; i++)
         *renamed = *renamed || !tsr_str_equal(name.removed[i].component, tsr_wrapper_child(TSR_WRAPPER_CHECKPOINT));
+    return TSR_OK;
+}
+
+tsr_status tsr_model_frozen(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_map *names,
+                            tsr_error *err)
+{
+    tsr_state_item *named;
+    size_t count;
+    TSR_TRY(tsr_fqn_named_parameters(modules, host, arena, &named, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        tsr_name name;
+        if (named[i].tensor->requires_grad) continue;
+        TSR_TRY(tsr_fqn_resolve(modules, named[i].raw, NULL, arena, &name, err));
+        for (size_t n = 0; n < name.fqn_count; n++) {
+            const tsr_str fqn = tsr_fsdp_clean(name.fqns[n], arena, err);
+            if (!fqn.data) return TSR_E_NOMEM;
+            TSR_TRY(tsr_map_put(names, fqn, 1, NULL, NULL, err));
+        }
+    }
     return TSR_OK;
 }
 

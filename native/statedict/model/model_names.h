@@ -53,6 +53,11 @@ tsr_status tsr_model_held(const tsr_model *model, const tsr_tensor_ids *ids, tsr
 tsr_status tsr_model_fqn(const tsr_modules *modules, tsr_str raw, tsr_arena *arena, tsr_str *fqn, bool *renamed,
                          tsr_error *err);
 
+/* Adds the canonical names that getting leaves out with ignore_frozen_params: as in PyTorch the first name of a frozen
+ * parameter, and all originals of a flat one. */
+tsr_status tsr_model_frozen(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_map *names,
+                            tsr_error *err);
+
 /* Fails on all ranks if one of them has failed so far, or if their options or numbers of optimizers differ. Collective. */
 tsr_status tsr_options_agree(tsr_comm *comm, const char *call, const tsr_state_options *options, size_t optimizers,
                              tsr_status mine, tsr_error *err);

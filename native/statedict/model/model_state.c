@@ -20,25 +20,6 @@ typedef struct getting {
     tsr_name_tally meta; /* without values */
 } getting;
 
-/* As in PyTorch a frozen parameter goes under its first name only; of a flat parameter all originals go. */
-static tsr_status find_frozen(getting *g, tsr_error *err)
-{
-    tsr_state_item *named;
-    size_t count;
-    TSR_TRY(tsr_fqn_named_parameters(g->model->modules, g->out->host, g->passing, &named, &count, err));
-    for (size_t i = 0; i < count; i++) {
-        tsr_name name;
-        if (named[i].tensor->requires_grad) continue;
-        TSR_TRY(tsr_fqn_resolve(g->model->modules, named[i].raw, NULL, g->passing, &name, err));
-        for (size_t n = 0; n < name.fqn_count; n++) {
-            const tsr_str fqn = tsr_fsdp_clean(name.fqns[n], g->passing, err);
-            if (!fqn.data) return TSR_E_NOMEM;
-            TSR_TRY(tsr_map_put(g->frozen, fqn, 1, NULL, NULL, err));
-        }
-    }
-    return TSR_OK;
-}
-
 static tsr_status make_value(getting *g, const tsr_model_item *item, const tsr_value **out, tsr_error *err)
 {
     const tsr_model *model = g->model;
@@ -105,7 +86,7 @@ static tsr_status prepare(getting *g, tsr_comm *comm, tsr_error *err)
     g->frozen = tsr_map_new(host->allocator, 0, err);
     g->taken = g->frozen ? tsr_map_new(host->allocator, 0, err) : NULL;
     if (!g->taken) return TSR_E_NOMEM;
-    if (g->options->ignore_frozen_params) TSR_TRY(find_frozen(g, err));
+    if (g->options->ignore_frozen_params) TSR_TRY(tsr_model_frozen(g->model->modules, host, g->passing, g->frozen, err));
     if (!tsr_fsdp_is_in(g->model->modules)) return tsr_model_items_of(g->model, host, g->passing, &g->items, err);
     const tsr_fsdp_bound given = {.model = g->model, .host = host, .arena = g->passing, .out = g->out};
     TSR_TRY(tsr_fsdp_bind(&given, comm, &g->bound, err));
