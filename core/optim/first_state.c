@@ -135,7 +135,7 @@ tsr_status tsr_optim_first_state(const tsr_first_step *step, const tsr_module_te
     case TSR_SGD: return sgd_state(step, param, out, count, err);
     case TSR_ADAM:
     case TSR_ADAMW: return adam_state(step, param, out, count, err);
-    case TSR_OTHER_ALGORITHM: break;
+    default: break;
     }
     return tsr_fail(err, TSR_E_USAGE, "optim: the first state of this algorithm is unknown; the caller must provide it");
 }
@@ -199,7 +199,7 @@ static tsr_status step_in_place(const tsr_live_optimizer *o, tsr_error *err)
 tsr_status tsr_optim_init(const tsr_live_optimizer *optimizer, tsr_error *err)
 {
     if (!is_untouched(optimizer)) return TSR_OK;
-    return optimizer->algorithm == TSR_OTHER_ALGORITHM ? step_in_place(optimizer, err) : create_states(optimizer, err);
+    return optimizer->algorithm >= TSR_OTHER_ALGORITHM ? step_in_place(optimizer, err) : create_states(optimizer, err);
 }
 
 /* ---- checks before getting and loading ---- */

@@ -50,6 +50,19 @@ def named(params):
     return [torch.optim.AdamW([{"params": a}, {"params": b[::-1], "lr": 0.25}], lr=0.5, betas=(0.5, 0.75), foreach=False)]
 
 
+def others(params):
+    """One parameter for each of the other algorithms whose __setstate__ completes old state dicts."""
+    p = {n.removeprefix("module."): p for n, p in params}
+    return [torch.optim.Adagrad([p["scale"]], lr=0.5), torch.optim.RMSprop([p["emb.weight"]], lr=0.5, centered=True, momentum=0.5),
+            torch.optim.Adadelta([p["body.0.weight"]], lr=0.5), torch.optim.Adamax([p["body.0.bias"]], lr=0.5, betas=(0.5, 0.75)),
+            torch.optim.NAdam([p["body.1.0.weight"]], lr=0.5, betas=(0.5, 0.75)), torch.optim.RAdam([p["extra.weight"]], lr=0.5, betas=(0.5, 0.75)),
+            torch.optim.ASGD([p["extra.bias"]], lr=0.5)]
+
+
+def rprop(params):
+    return [torch.optim.Rprop([p for _, p in params], lr=0.5)]
+
+
 def half():
     """FSDP2 of parameters of bfloat16."""
     net = Net().bfloat16()
@@ -61,7 +74,8 @@ MODELS = {**MODELS, "half": half}
 CASES = {"ddp": ("ddp", adamw, 2), "compiled two": ("compiled", two, 2), "sharded": ("sharded", adamw, 2),
          "sharded two": ("sharded", two, 2), "fresh": ("sharded", two, 0),
          "named": ("ddp", named, 2), "named sharded": ("sharded", named, 2),
-         "stateless": ("ddp", stateless, 2), "tensor lr": ("sharded", tensor_lr, 2), "half": ("half", adamw, 2)}
+         "stateless": ("ddp", stateless, 2), "tensor lr": ("sharded", tensor_lr, 2), "half": ("half", adamw, 2),
+         "others": ("ddp", others, 2), "rprop": ("ddp", rprop, 2)}
 
 
 def train(model, make, steps):
@@ -257,13 +271,31 @@ def numbered(kind):
     return change
 
 
+def of_adam(state):
+    """Saved by Adam, which has another default of an option that decides what AdamW is."""
+    for g in state["param_groups"]:
+        g["decoupled_weight_decay"] = False
+    return state
+
+
+def old(state):
+    """As before these states were tensors, and before these options."""
+    for s in state["state"].values():
+        s.update({k: int(v) if k == "step" else float(v) for k, v in s.items() if k in ("step", "eta", "mu", "mu_product")})
+    for g in state["param_groups"]:
+        for k in ("foreach", "maximize", "differentiable", "capturable", "fused", "momentum", "centered", "decoupled_weight_decay"):
+            g.pop(k, None)
+    return state
+
+
 same = lambda state: state
 NAMED = [("no names", keep, without_names), ("other names", keep, other_names), ("no names here", forget_names, same)]
 USER = [("user", add_user, same), ("user given", keep, given_user), ("user in both", add_user, given_user)]
 UNLIKE = {
     "ddp": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("option", keep, with_option), ("no option", keep, without_option),
             ("tensor", keep, with_state("more", torch.full((3,), 8.0))), ("scalar", keep, with_state("count", torch.tensor(3.0))),
-            ("number", keep, with_state("count", 3)), *USER],
+            ("number", keep, with_state("count", 3)), ("of Adam", keep, of_adam), *USER],
+    "others": [("old", keep, old)], "rprop": [("old", keep, old)],
     "sharded": USER,
     "named": NAMED, "named sharded": NAMED,
     "sharded two": [("gradients", gradients, same), ("lacks", lacks("body.0.bias"), same), ("lacks", lacks("scale"), same)],
@@ -293,7 +325,7 @@ def get_error(model, optimizers, options):
 
 
 def unlike(name, kind):
-    rows = [(*row, o) for row in UNLIKE.get(name, []) for o in ({}, FULL, SPREAD)] + [(*row, FLAT) for row in UNLIKE_FLAT.get(name, [])]
+    rows = [(*row, o) for row in UNLIKE.get(name, []) for o in (({},) if row[0] == "old" else ({}, FULL, SPREAD))] + [(*row, FLAT) for row in UNLIKE_FLAT.get(name, [])]
     if name in ("ddp", "sharded"):
         rows += [("numbered", keep, numbered(kind), {}), ("numbered and user", add_user, numbered(kind), {})]
     for of, prepare, change, options in rows:
@@ -348,6 +380,9 @@ def cases():
     for name, kind in CASES.items():
         model, optimizers = build(*kind)
         case = {"of": name, "modules": modules_document(model), "tensors": tensors(model), "optimizers": groups(model, optimizers)}
+        if name in ("others", "rprop"):  # only what they do with old state dicts differs from the others
+            yield {**case, "gets": [], "sets": [], "unlike": list(unlike(name, kind)), "raws": []}
+            continue
         yield {**case, "gets": list(gets(kind)), "sets": list(sets(kind)), "unlike": list(unlike(name, kind)),
                "raws": list(raws(kind)) if name in ("ddp", "named sharded", "stateless") else []}
 

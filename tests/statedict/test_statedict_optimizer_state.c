@@ -18,7 +18,7 @@ static cJSON *golden, *over_meshes;
 
 typedef struct live_optimizers {
     live_model m;
-    tsr_model_optimizer list[2], *at[2];
+    tsr_model_optimizer list[8], *at[8];
     size_t count;
     tsr_state_dict *out;
 } live_optimizers;
@@ -43,6 +43,20 @@ static void read_group(live_model *m, const cJSON *json, tsr_model_group *out, u
     }
 }
 
+static tsr_algorithm algorithm_of(const cJSON *optimizer)
+{
+    static const struct {
+        const char *name;
+        tsr_algorithm algorithm;
+    } known[] = {{"SGD", TSR_SGD},         {"Adam", TSR_ADAM},       {"AdamW", TSR_ADAMW}, {"Adadelta", TSR_ADADELTA},
+                 {"Adagrad", TSR_ADAGRAD}, {"Adamax", TSR_ADAMAX},   {"ASGD", TSR_ASGD},   {"NAdam", TSR_NADAM},
+                 {"RAdam", TSR_RADAM},     {"RMSprop", TSR_RMSPROP}, {"Rprop", TSR_RPROP}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (live_is(optimizer, "algorithm", known[i].name)) return known[i].algorithm;
+    fail_msg("the golden has an algorithm that this test does not know");
+    return TSR_OTHER_ALGORITHM;
+}
+
 /* `optimizers` NULL: uses those of the case. */
 static tsr_status open_with(live_optimizers *l, const cJSON *test, const cJSON *optimizers, uint32_t rank, tsr_error *err)
 {
@@ -53,9 +67,7 @@ static tsr_status open_with(live_optimizers *l, const cJSON *test, const cJSON *
     for (const cJSON *o = optimizers->child; o; o = o->next) {
         tsr_model_optimizer *optimizer = l->at[l->count] = &l->list[l->count];
         const cJSON *groups = live_get(o, "groups");
-        optimizer->algorithm = live_is(o, "algorithm", "SGD")    ? TSR_SGD
-                               : live_is(o, "algorithm", "Adam") ? TSR_ADAM
-                                                                 : TSR_ADAMW;
+        optimizer->algorithm = algorithm_of(o);
         optimizer->memory = l->m.home;
         optimizer->group_count = (size_t)cJSON_GetArraySize(groups);
         optimizer->groups = tsr_arena_array(l->m.arena, optimizer->group_count, sizeof *optimizer->groups, err);

@@ -73,8 +73,23 @@ typedef struct tsr_group_naming {
 tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_group_naming *how, const tsr_host *host,
                                  tsr_arena *arena, tsr_group_names *out, tsr_error *err);
 
-/* The algorithms whose first state is known here. Any other has to make its own (tsr_model_optimizer.first_state). */
-typedef enum tsr_algorithm { TSR_SGD, TSR_ADAM, TSR_ADAMW, TSR_OTHER_ALGORITHM } tsr_algorithm;
+/* PyTorch's algorithms. The first state of SGD, Adam and AdamW is known here; any other has to make its own
+ * (tsr_model_optimizer.first_state). Those after TSR_OTHER_ALGORITHM are the ones whose `__setstate__` completes state dicts
+ * of older versions. */
+typedef enum tsr_algorithm {
+    TSR_SGD,
+    TSR_ADAM,
+    TSR_ADAMW,
+    TSR_OTHER_ALGORITHM,
+    TSR_ADADELTA,
+    TSR_ADAGRAD,
+    TSR_ADAMAX,
+    TSR_ASGD,
+    TSR_NADAM,
+    TSR_RADAM,
+    TSR_RMSPROP,
+    TSR_RPROP
+} tsr_algorithm;
 
 /* StateDictOptions. Its dsd_fqn_modifiers is a property of the module tree instead: put the result of the method that it
  * names into tsr_module.modifiers. A tree without modifiers is the same as naming a method that modules do not have. */

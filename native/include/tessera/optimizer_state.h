@@ -38,7 +38,7 @@ typedef struct tsr_model_optimizer {
     tsr_algorithm algorithm;
     tsr_model_group *groups;
     size_t group_count;
-    /* TSR_OTHER_ALGORITHM: sets params[].state to the state after a step with zero gradients and learning rate 0. May be
+    /* Other algorithms than SGD, Adam and AdamW: sets params[].state to the state after a step with zero gradients and learning rate 0. May be
      * NULL. */
     tsr_status (*first_state)(void *ctx, tsr_error *err);
     void *ctx;

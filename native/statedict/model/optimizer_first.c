@@ -278,7 +278,7 @@ static tsr_status with_numbers(tsr_arena *arena, const tsr_value *options, tsr_l
 tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimizer_names *names, tsr_error *err)
 {
     starting s = {optimizer, names};
-    if (optimizer->algorithm == TSR_OTHER_ALGORITHM) return start_other(&s, err);
+    if (optimizer->algorithm >= TSR_OTHER_ALGORITHM) return start_other(&s, err);
     tsr_live_group *groups = tsr_arena_array(names->arena, optimizer->group_count, sizeof *groups, err);
     if (!groups) return TSR_E_NOMEM;
     for (size_t g = 0; g < optimizer->group_count; g++) {

@@ -132,24 +132,94 @@ static tsr_status check_param(const tsr_loaded_state *l, const tsr_taking *takin
     return state ? check_value(l, taking, state, param->state, err) : TSR_OK;
 }
 
-/* Adam's "step" was a number before it became a tensor (`__setstate__`). */
-static tsr_status make_step(const tsr_loaded_state *l, const tsr_taking *taking, const tsr_value **state, tsr_error *err)
+/* What PyTorch does to state dicts of older versions (`__setstate__`): it turns numbers in states into tensors, and gives
+ * defaults to options that the algorithm did not have yet. Programs in C need not have all of these options. */
+typedef struct default_option {
+    const char *name;
+    tsr_value_kind kind; /* None, False or 0 */
+} default_option;
+
+typedef struct completion {
+    tsr_algorithm algorithm;
+    const char *scalars[3];
+    bool on_device; /* the tensors are always on the parameter's device */
+    default_option options[8];
+} completion;
+
+/* The options are in PyTorch's order. */
+#define FALSE_AS(name) \
+    { \
+        name, TSR_VALUE_BOOL \
+    }
+#define NONE_AS(name) \
+    { \
+        name, TSR_VALUE_NONE \
+    }
+#define COMMON NONE_AS("foreach"), FALSE_AS("maximize"), FALSE_AS("differentiable")
+#define ADAM_OPTIONS \
+    FALSE_AS("amsgrad"), FALSE_AS("maximize"), NONE_AS("foreach"), FALSE_AS("capturable"), FALSE_AS("differentiable"), \
+        FALSE_AS("decoupled_weight_decay"), NONE_AS("fused")
+#define NADAM_OPTIONS \
+    FALSE_AS("maximize"), NONE_AS("foreach"), FALSE_AS("capturable"), FALSE_AS("differentiable"), \
+        FALSE_AS("decoupled_weight_decay")
+static const completion completions[] = {
+    {TSR_SGD,
+     {NULL},
+     false,
+     {FALSE_AS("nesterov"), FALSE_AS("maximize"), NONE_AS("foreach"), FALSE_AS("differentiable"), FALSE_AS("fused")}},
+    {TSR_ADAM, {"step"}, false, {ADAM_OPTIONS}},
+    {TSR_ADAMW, {"step"}, false, {ADAM_OPTIONS}},
+    {TSR_ADADELTA, {"step"}, false, {COMMON, FALSE_AS("capturable")}},
+    {TSR_ADAGRAD, {"step"}, false, {COMMON, NONE_AS("fused")}},
+    {TSR_ADAMAX, {"step"}, false, {COMMON, FALSE_AS("capturable")}},
+    {TSR_ASGD, {"step", "eta", "mu"}, true, {COMMON, FALSE_AS("capturable")}},
+    {TSR_NADAM, {"step", "mu_product"}, false, {NADAM_OPTIONS}},
+    {TSR_RADAM, {"step"}, false, {COMMON, FALSE_AS("decoupled_weight_decay"), FALSE_AS("capturable")}},
+    {TSR_RMSPROP, {"step"}, false, {{"momentum", TSR_VALUE_INT}, FALSE_AS("centered"), COMMON, FALSE_AS("capturable")}},
+    {TSR_RPROP, {"step"}, false, {COMMON, FALSE_AS("capturable")}},
+};
+#undef FALSE_AS
+#undef NONE_AS
+#undef COMMON
+#undef ADAM_OPTIONS
+#undef NADAM_OPTIONS
+
+/* NULL for algorithms that are not known. */
+static const completion *completion_of(tsr_algorithm algorithm)
+{
+    for (size_t i = 0; i < sizeof completions / sizeof *completions; i++)
+        if (completions[i].algorithm == algorithm) return &completions[i];
+    return NULL;
+}
+
+/* Replaces a number in a state by a 0-d tensor. */
+static tsr_status make_scalar(const tsr_loaded_state *l, const tsr_taking *taking, const completion *how, const char *name,
+                              const tsr_value *state, tsr_error *err)
 {
     const tsr_model_optimizer *o = l->optimizer;
-    const tsr_value *step = tsr_value_get(*state, TSR_STR("step")), *made;
-    if ((o->algorithm != TSR_ADAM && o->algorithm != TSR_ADAMW) || !step) return TSR_OK;
-    const bool real = step->kind == TSR_VALUE_FLOAT;
-    if (!real && step->kind != TSR_VALUE_INT && step->kind != TSR_VALUE_BOOL) return TSR_OK;
-    const double number = real ? step->as.real : step->kind == TSR_VALUE_INT ? (double)step->as.integer : step->as.boolean;
+    const tsr_value *given = tsr_value_get(state, tsr_str_from(name)), *made;
+    const bool real = given && given->kind == TSR_VALUE_FLOAT;
+    if (!given || (!real && given->kind != TSR_VALUE_INT && given->kind != TSR_VALUE_BOOL)) return TSR_OK;
+    const double number = real                           ? given->as.real
+                          : given->kind == TSR_VALUE_INT ? (double)given->as.integer
+                                                         : given->as.boolean;
     const float single = (float)number;
     const bool wide = o->default_dtype == TSR_FLOAT64 && !taking->step_moves;
     tsr_tensor want = tsr_tensor_whole(wide ? TSR_FLOAT64 : TSR_FLOAT32, 0, NULL, NULL);
-    if (taking->step_moves && taking->param) want.device = taking->param->device;
+    if ((taking->step_moves || how->on_device) && taking->param) want.device = taking->param->device;
     TSR_TRY(tsr_state_dict_allocate(o->memory, &want, &made, err));
     TSR_TRY(tsr_device_upload(want.device, tsr_tensor_of(made)->data, wide ? (const void *)&number : &single,
                               wide ? sizeof number : sizeof single, err));
-    for (size_t i = 0; i < (*state)->count; i += 2)
-        if ((*state)->items[i + 1] == step) ((const tsr_value **)(uintptr_t)(*state)->items)[i + 1] = made;
+    for (size_t i = 0; i < state->count; i += 2)
+        if (state->items[i + 1] == given) ((const tsr_value **)(uintptr_t)state->items)[i + 1] = made;
+    return TSR_OK;
+}
+
+static tsr_status complete_state(const tsr_loaded_state *l, const tsr_taking *taking, const tsr_value *state, tsr_error *err)
+{
+    const completion *how = completion_of(l->optimizer->algorithm);
+    for (size_t i = 0; how && i < sizeof how->scalars / sizeof *how->scalars && how->scalars[i]; i++)
+        TSR_TRY(make_scalar(l, taking, how, how->scalars[i], state, err));
     return TSR_OK;
 }
 
@@ -158,7 +228,7 @@ static tsr_status write_param(const tsr_loaded_state *l, const tsr_taking *takin
 {
     const tsr_value *taken = state ? tsr_optimizer_take(taking, state, param->state, err) : NULL;
     if (state && !taken) return err && err->status ? err->status : TSR_E_NOMEM;
-    if (taken) TSR_TRY(make_step(l, taking, &taken, err));
+    if (taken) TSR_TRY(complete_state(l, taking, taken, err));
     param->state = taken;
     return TSR_OK;
 }
@@ -177,41 +247,38 @@ static const tsr_value *with_own_names(tsr_arena *arena, const tsr_value *option
     return items[options->count] ? tsr_value_items(arena, TSR_VALUE_DICT, items, options->count + 2, err) : NULL;
 }
 
-/* The default that PyTorch gives to an option which the algorithm did not have yet when the state dict was saved
- * (`__setstate__`): None or False. Programs in C need not have all of these options. */
-typedef struct default_option {
-    const char *name;
-    tsr_value_kind kind;
-} default_option;
+static bool is_decoupled(const tsr_loaded_state *l, tsr_str option)
+{
+    return l->optimizer->algorithm == TSR_ADAMW && tsr_str_equal(option, TSR_STR("decoupled_weight_decay"));
+}
 
-static const default_option sgd_defaults[] = {{"nesterov", TSR_VALUE_BOOL}, {"maximize", TSR_VALUE_BOOL},
-                                              {"foreach", TSR_VALUE_NONE},  {"differentiable", TSR_VALUE_BOOL},
-                                              {"fused", TSR_VALUE_BOOL},    {NULL, TSR_VALUE_NONE}};
-static const default_option adam_defaults[] = {
-    {"amsgrad", TSR_VALUE_BOOL},        {"maximize", TSR_VALUE_BOOL},
-    {"foreach", TSR_VALUE_NONE},        {"capturable", TSR_VALUE_BOOL},
-    {"differentiable", TSR_VALUE_BOOL}, {"decoupled_weight_decay", TSR_VALUE_BOOL},
-    {"fused", TSR_VALUE_NONE},          {NULL, TSR_VALUE_NONE}};
+/* The value of an option that the program's optimizer has: AdamW's is always True, whatever was loaded. */
+static const tsr_value *default_of(const tsr_loaded_state *l, const default_option *option, tsr_error *err)
+{
+    tsr_arena *arena = l->names->arena;
+    if (is_decoupled(l, tsr_str_from(option->name))) return tsr_value_bool(arena, true, err);
+    if (option->kind == TSR_VALUE_NONE) return tsr_value_none(arena, err);
+    return option->kind == TSR_VALUE_INT ? tsr_value_int(arena, 0, err) : tsr_value_bool(arena, false, err);
+}
 
 static const tsr_value *with_defaults(const tsr_loaded_state *l, const tsr_value *own, const tsr_value *options,
                                       tsr_error *err)
 {
-    const tsr_model_optimizer *o = l->optimizer;
+    const completion *how = completion_of(l->optimizer->algorithm);
     tsr_arena *arena = l->names->arena;
-    const default_option *defaults = o->algorithm == TSR_SGD ? sgd_defaults : adam_defaults;
-    const size_t most = sizeof adam_defaults / sizeof *adam_defaults;
-    if (o->algorithm == TSR_OTHER_ALGORITHM) return options;
+    if (!how) return options;
+    const size_t most = sizeof how->options / sizeof *how->options;
     const tsr_value **items = tsr_arena_array(arena, options->count + 2 * most, sizeof *items, err);
     size_t count = options->count;
     if (!items) return NULL;
     if (count) memcpy(items, options->items, count * sizeof *items);
-    for (; defaults->name; defaults++) {
-        const tsr_str name = tsr_str_from(defaults->name);
+    for (size_t i = 0; i < count; i += 2)
+        if (is_decoupled(l, items[i]->text) && !(items[i + 1] = tsr_value_bool(arena, true, err))) return NULL;
+    for (size_t i = 0; i < most && how->options[i].name; i++) {
+        const tsr_str name = tsr_str_from(how->options[i].name);
         if (tsr_value_get(options, name) || !tsr_value_get(own, name)) continue;
-        const bool decoupled = o->algorithm == TSR_ADAMW && strcmp(defaults->name, "decoupled_weight_decay") == 0;
         items[count++] = tsr_value_str(arena, name, err);
-        items[count++] =
-            defaults->kind == TSR_VALUE_NONE ? tsr_value_none(arena, err) : tsr_value_bool(arena, decoupled, err);
+        items[count++] = default_of(l, &how->options[i], err);
         if (!items[count - 2] || !items[count - 1]) return NULL;
     }
     return tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);

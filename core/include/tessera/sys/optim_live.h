@@ -99,7 +99,7 @@ typedef struct tsr_live_optimizer {
     bool (*has_gradient)(void *ctx, size_t group, size_t param);
     /* SGD, Adam, AdamW: makes a parameter's state as `specs` say. Not called where there is none. */
     tsr_status (*create)(void *ctx, size_t group, size_t param, const tsr_state_spec *specs, size_t count, tsr_error *err);
-    /* TSR_OTHER_ALGORITHM: the parts of one step. `lr` NULL is 0; gradients are zeros for all parameters that require them,
+    /* TSR_OTHER_ALGORITHM and those after it: the parts of one step. `lr` NULL is 0; gradients are zeros for all parameters that require them,
      * or (`zeros` false) gone. */
     tsr_status (*set_lr)(void *ctx, size_t group, const tsr_value *lr, tsr_error *err);
     tsr_status (*set_gradients)(void *ctx, bool zeros, tsr_error *err);
@@ -107,7 +107,7 @@ typedef struct tsr_live_optimizer {
 } tsr_live_optimizer;
 /* `_init_optim_state`: does nothing, without an error, if there is already state or a gradient. Parameters do not change,
  * and learning rates and gradients are as before afterwards, also when a callback fails (its error is returned). TSR_E_USAGE
- * for TSR_OTHER_ALGORITHM without its callbacks. */
+ * for any other algorithm without its callbacks. */
 tsr_status tsr_optim_init(const tsr_live_optimizer *optimizer, tsr_error *err);
 
 /* The state dict type that the options give FSDP modules (`_verify_options`): FULL_STATE_DICT or SHARDED_STATE_DICT, and
