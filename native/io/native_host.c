@@ -8,6 +8,7 @@
 
 #include "io/digests.h"
 #include "io/pair_shuffles.h"
+#include "io/retry.h"
 #include "io/thread_pool.h"
 #include "io/wide_scan.h"
 
@@ -23,6 +24,7 @@ static uint32_t cores_allowed(void)
 
 void tsr_native_host_open(tsr_native_host *out, uint32_t threads)
 {
+    tsr_retry_forget();
     if (!threads) threads = cores_allowed();
     if (threads > TSR_NATIVE_MOST_THREADS) threads = TSR_NATIVE_MOST_THREADS;
     *out = (tsr_native_host){.host = {

@@ -4,22 +4,24 @@
 #if defined(TSR_HAVE_CURL)
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
 #include <time.h>
 
 #include "io/answer_headers.h"
+#include "io/clock.h"
 #include "io/curl_library.h"
 #include "io/forked.h"
+#include "io/retry.h"
 
 #include "tessera/sys/alloc.h"
 
 enum {
     MOST_HANDLES = 64,
     CONNECT_SECONDS = 20,
-    STALL_SECONDS = 60,
     MOST_IGNORED = 64 << 10,
-    POLL_MILLISECONDS = 1000,
+    POLL_MILLISECONDS = 500,
     EXPECT_MILLISECONDS = 200
 };
 
@@ -31,6 +33,8 @@ typedef struct job {
     CURL *handle;
     struct curl_slist *headers;
     size_t ignored, sent;
+    double patience; /* seconds without traffic after which the transfer is given up */
+    bool is_stalled;
     bool ended_here; /* the transfer was ended here because the rest of the answer is not wanted */
     char reason[CURL_ERROR_SIZE];
 } job;
@@ -85,6 +89,7 @@ static size_t take_body(char *data, size_t one, size_t size, void *ctx)
     job *j = ctx;
     tsr_transfer *t = j->transfer;
     (void)one;
+    t->heard = tsr_seconds();
     if (t->answer.status >= 300) return keep_problem(j, data, size);
     const size_t room = t->capacity - t->answer.size, taken = size < room ? size : room;
     if (taken) memcpy(t->buffer + t->answer.size, data, taken);
@@ -99,6 +104,7 @@ static size_t take_header(char *line, size_t one, size_t size, void *ctx)
     tsr_transfer *t = j->transfer;
     tsr_str value;
     (void)one;
+    t->heard = tsr_seconds();
     if (tsr_header_is(line, size, "Link", &value) && !t->link) t->link = strndup(value.data, value.size);
     else if (tsr_header_is(line, size, "Retry-After", &value)) t->answer.retry_after = tsr_retry_after(value, time(NULL));
     else tsr_answer_header(&t->answer, line, size);
@@ -111,6 +117,7 @@ static size_t give_body(char *data, size_t one, size_t room, void *ctx)
     const size_t left = j->transfer->body_size - j->sent, size = left < one * room ? left : one * room;
     if (size) memcpy(data, (const char *)j->transfer->body + j->sent, size);
     j->sent += size;
+    j->transfer->heard = tsr_seconds();
     return size;
 }
 
@@ -120,6 +127,15 @@ static int rewind_body(void *ctx, curl_off_t offset, int origin)
     if (origin != SEEK_SET || offset < 0 || (uint64_t)offset > j->transfer->body_size) return CURL_SEEKFUNC_FAIL;
     j->sent = (size_t)offset;
     return CURL_SEEKFUNC_OK;
+}
+
+/* libcurl's own limit is on an average speed, which falls to zero only seconds after the last byte. */
+static int watch(void *ctx, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+{
+    job *j = ctx;
+    (void)down_total, (void)down, (void)up_total, (void)up;
+    j->is_stalled = tsr_seconds() - j->transfer->heard > j->patience;
+    return j->is_stalled;
 }
 
 /* ---- one transfer ---- */
@@ -170,9 +186,15 @@ static bool prepare(const tsr_curl *curl, job *j)
     curl->easy_setopt(handle, CURLOPT_NETRC, t->use_netrc ? (long)CURL_NETRC_OPTIONAL : (long)CURL_NETRC_IGNORED);
     curl->easy_setopt(handle, CURLOPT_PROTOCOLS, (long)(CURLPROTO_HTTP | CURLPROTO_HTTPS));
     curl->easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
-    curl->easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, t->connect_seconds ? (long)t->connect_seconds : (long)CONNECT_SECONDS);
+    const double connecting = t->connect_seconds              ? t->connect_seconds
+                              : j->patience < CONNECT_SECONDS ? j->patience
+                                                              : CONNECT_SECONDS;
+    curl->easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, (long)(connecting * 1000) + 1);
     curl->easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    curl->easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, (long)STALL_SECONDS);
+    curl->easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, (long)j->patience + 1);
+    curl->easy_setopt(handle, CURLOPT_NOPROGRESS, 0L);
+    curl->easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, watch);
+    curl->easy_setopt(handle, CURLOPT_XFERINFODATA, j);
     curl->easy_setopt(handle, CURLOPT_USERAGENT, "tessera");
     curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, j->reason);
     curl->easy_setopt(handle, CURLOPT_WRITEFUNCTION, take_body);
@@ -193,6 +215,7 @@ static tsr_transfer_result result_of(const job *j, CURLcode code)
     switch (code) {
     case CURLE_OK: return TSR_TRANSFER_ANSWERED;
     case CURLE_WRITE_ERROR: return j->ended_here ? TSR_TRANSFER_ANSWERED : TSR_TRANSFER_FAILED;
+    case CURLE_ABORTED_BY_CALLBACK: return j->is_stalled ? TSR_TRANSFER_CUT : TSR_TRANSFER_FAILED;
     case CURLE_COULDNT_CONNECT: return TSR_TRANSFER_NOT_CONNECTED;
     case CURLE_OPERATION_TIMEDOUT:
     case CURLE_PARTIAL_FILE:
@@ -211,11 +234,14 @@ static void finish(tsr_transport *transport, job *j, CURLcode code)
     tsr_transfer *t = j->transfer;
     char *redirect = NULL;
     t->result = result_of(j, code);
+    t->ended = tsr_seconds();
     if (t->result == TSR_TRANSFER_ANSWERED && t->answer.status >= 300 && t->answer.status < 400 &&
         curl->easy_getinfo(j->handle, CURLINFO_REDIRECT_URL, &redirect) == CURLE_OK && redirect)
         t->redirect = strdup(redirect);
     if (t->result != TSR_TRANSFER_ANSWERED) {
-        const char *words = j->reason[0] ? j->reason : curl->easy_strerror(code);
+        const char *words = j->is_stalled  ? "the server stopped answering"
+                            : j->reason[0] ? j->reason
+                                           : curl->easy_strerror(code);
         const size_t size = strlen(words) < sizeof t->reason ? strlen(words) : sizeof t->reason - 1;
         memcpy(t->reason, words, size);
         t->reason[size] = '\0';
@@ -236,6 +262,13 @@ static void begin(tsr_transport *transport, job *j)
 {
     const tsr_curl *curl = &transport->curl;
     transport->active++;
+    j->transfer->began = j->transfer->heard = tsr_seconds();
+    j->patience = tsr_retry_patience();
+    if (j->patience <= 0) {
+        snprintf(j->reason, sizeof j->reason, "not requested, because the server has failed for too long");
+        finish(transport, j, CURLE_ABORTED_BY_CALLBACK);
+        return;
+    }
     j->handle = transport->idle_count ? transport->idle[--transport->idle_count] : curl->easy_init();
     if (!j->handle) finish(transport, j, CURLE_OUT_OF_MEMORY);
     else if (!prepare(curl, j)) finish(transport, j, CURLE_FAILED_INIT);
@@ -365,7 +398,8 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
     tsr_process_init(&transport->process);
     pthread_mutex_init(&transport->lock, NULL);
     pthread_cond_init(&transport->ended, NULL);
-    tsr_status status = tsr_curl_open(&transport->curl, err);
+    tsr_status status = tsr_retry_check_setting(err);
+    if (status == TSR_OK) status = tsr_curl_open(&transport->curl, err);
     if (status == TSR_OK && !open_connections(transport))
         status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for connections");
     if (status != TSR_OK) {

@@ -52,11 +52,12 @@ typedef struct tsr_transfer {
 
     tsr_transfer_result result;
     tsr_http_answer answer;
-    char reason[256];   /* libcurl's message if there was no answer */
-    bool overflowed;    /* the answer's body is longer than `capacity` */
-    char problem[2048]; /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
-    char *redirect;     /* target of a redirect, or NULL; freed by tsr_transfer_clear */
-    char *link;         /* value of the Link header, or NULL; freed by tsr_transfer_clear */
+    double began, heard, ended; /* on the clock of io/clock.h; `heard`: when bytes were last received or sent */
+    char reason[256];           /* libcurl's message if there was no answer */
+    bool overflowed;            /* the answer's body is longer than `capacity` */
+    char problem[2048];         /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
+    char *redirect;             /* target of a redirect, or NULL; freed by tsr_transfer_clear */
+    char *link;                 /* value of the Link header, or NULL; freed by tsr_transfer_clear */
 } tsr_transfer;
 
 /* Frees what an answer left, so that the transfer can be performed again. */

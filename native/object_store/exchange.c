@@ -173,7 +173,7 @@ static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, 
         snprintf(t->reason, sizeof t->reason, "the server gave %zu bytes of %zu", t->answer.size, t->capacity);
     }
     x->is_lost = x->request->once && is_lost(t);
-    x->is_done = x->is_lost || !tsr_retry_worthwhile(t, x->attempts, seconds);
+    x->is_done = !tsr_retry_worthwhile(t, x->attempts, seconds) || x->is_lost;
     if (x->is_lost) return TSR_OK;
     if (!x->is_done || t->result == TSR_TRANSFER_ANSWERED) return TSR_OK;
     return tsr_raise(err, TSR_E_IO, x->request->is_ranged ? x->request->offset : TSR_NO_POSITION, "%s: %s",

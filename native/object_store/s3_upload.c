@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "io/retry.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "tessera/sys/try.h"
@@ -135,7 +136,7 @@ static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, con
                                  .is_upload = true,
                                  .once = true};
     *id = NULL;
-    for (unsigned tries = 0; tries < MOST_BEGINS && !*id; tries++) {
+    for (unsigned tries = 0; tries < MOST_BEGINS && !*id && !(tries && tsr_retry_is_spent()); tries++) {
         tsr_upload_reply reply;
         TSR_TRY(tsr_upload_ask(service, &request, arena, &reply, err));
         if (reply.is_lost) {

@@ -147,7 +147,7 @@ tsr_status tsr_upload_make(tsr_service *service, const tsr_upload *upload, const
         if (is_done) status = TSR_OK;
         else if (status == TSR_OK && asked != TSR_OK) status = tsr_raise(err, asked, TSR_NO_POSITION, "%s", why.message);
         if (status != TSR_OK || is_done) break;
-        if (tries + 1 == MOST_TRIES)
+        if (tries + 1 == MOST_TRIES || tsr_retry_is_spent())
             status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server did not confirm that the object was written",
                                tsr_shown_key_of(service, upload->key).text);
         else tsr_retry_wait(seconds);

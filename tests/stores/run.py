@@ -12,6 +12,7 @@ from harness import Tessera  # noqa: E402
 
 import servers  # noqa: E402
 import test_azure  # noqa: E402, F401
+import test_broken_servers  # noqa: E402, F401
 import test_costs  # noqa: E402, F401
 import test_cp  # noqa: E402, F401
 import test_every_reply  # noqa: E402, F401
