@@ -57,6 +57,7 @@ static uint16_t half_of(double number)
     if (number == 0) return 0;
     int exponent;
     const double fraction = frexp(fabs(number), &exponent); /* [0.5, 1): 1.m × 2^(exponent - 1) */
+    if (exponent - 1 < -14) return (uint16_t)((number < 0 ? 0x8000 : 0) | (unsigned)ldexp(fabs(number), 24)); /* subnormal */
     return (uint16_t)((number < 0 ? 0x8000 : 0) | (exponent - 1 + 15) << 10 | ((unsigned)(fraction * 2048) & 0x3ff));
 }
 
