@@ -536,6 +536,76 @@ static void test_statedict_get_set_worlds__A7_states_of_several_modules(void **s
 
 /* ---- what cannot be saved ---- */
 
+/* FSDP2 over tensor parallelism on 2 × 2 ranks, which both split the same 5 rows: tensor parallelism into 3 and 2, and FSDP2
+ * these into 2, 1 and 1, 1. PyTorch 2.13 gathers such a parameter, but raises AssertionError where it sets full state. */
+static tsr_status uneven_twice(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const uint64_t grid_shape[2] = {2, 2}, begins[4] = {0, 3, 2, 4}, rows[4] = {2, 1, 1, 1};
+    const tsr_mesh grid = {.dim_count = 2, .shape = grid_shape};
+    const tsr_placement placements[2] = {{TSR_STRIDED_SHARD, 0, 2}, {TSR_SHARD, 0, 0}};
+    world w;
+    tsr_state_options options = tsr_state_options_default();
+    (void)arg;
+    options.full_state_dict = true;
+    TSR_TRY(open_world(&w, comm, err));
+    w.tensors[1] = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, shape, w.data[1]), &grid, placements, comm->rank);
+    w.model.tensor_count = 2; /* the third one would be split as by one mesh dim */
+    w.modules[1].parameter_count = 2;
+    tsr_modules_free(w.tree);
+    TSR_TRY(tsr_modules_new(w.modules, &w.host, &w.tree, err));
+    w.model.modules = w.tree;
+    const uint64_t at = begins[comm->rank] * COLUMNS, held = rows[comm->rank] * COLUMNS;
+    for (uint64_t i = 0; i < held; i++) w.data[1][i] = (float)(at + i);
+    TSR_TRY(tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options}, w.out, err));
+    const float *full = tsr_tensor_of(tsr_state_dict_get(w.out, TSR_STR("net.mesh")))->data;
+    for (int i = 0; i < MOST; i++) NEED(full[i] == (float)i);
+    for (uint64_t i = 0; i < held; i++) w.data[1][i] = -1;
+    for (int broadcast = 0; broadcast < 2; broadcast++) {
+        options.broadcast_from_rank0 = broadcast;
+        TSR_TRY(tsr_set_model_state_dict(
+            &w.model, tsr_state_dict_root(w.out),
+            &(tsr_state_call){.comm = comm, .options = &options, .host = &w.host, .arena = w.arena}, err));
+        for (uint64_t i = 0; i < held; i++) NEED(w.data[1][i] == (float)(at + i));
+        for (uint64_t i = 0; i < held; i++) w.data[1][i] = -1;
+    }
+    close_world(&w);
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A7_full_state_of_rows_that_split_unevenly_twice(void **state)
+{
+    (void)state;
+    live_run(4, uneven_twice, NULL);
+}
+
+/* A DTensor of every second rank: the message says what to do. */
+static tsr_status on_some_ranks(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    static const uint64_t half[1] = {2};
+    const tsr_mesh sub = {.dim_count = 1, .shape = half};
+    world w;
+    tsr_error own = {0};
+    tsr_state_options options = tsr_state_options_default();
+    (void)arg;
+    options.full_state_dict = true;
+    TSR_TRY(open_world(&w, comm, err));
+    w.tensors[1].mesh = &sub;
+    w.tensors[1].mesh_rank = comm->rank % 2;
+    const tsr_status status =
+        tsr_get_model_state_dict(&w.model, &(tsr_state_call){.comm = comm, .options = &options}, w.out, &own);
+    close_world(&w);
+    if (status != TSR_E_USAGE ||
+        !strstr(own.message, "add the dims of the other ranks to its mesh, with replicate placements"))
+        return tsr_raise(err, TSR_E_FORMAT, 0, "on some ranks: %d %s", (int)status, own.message);
+    return TSR_OK;
+}
+
+static void test_statedict_get_set_worlds__A6_a_mesh_of_some_ranks(void **state)
+{
+    (void)state;
+    live_run(4, on_some_ranks, NULL);
+}
+
 static tsr_status partial(void *arg, tsr_comm *comm, tsr_error *err)
 {
     world w;
@@ -569,6 +639,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_get_set_worlds__A12_placements_that_differ_are_refused_before_anything_loads),
         cmocka_unit_test(test_statedict_get_set_worlds__A12_models_that_differ_are_refused_before_a_broadcast),
         cmocka_unit_test(test_statedict_get_set_worlds__A7_states_of_several_modules),
+        cmocka_unit_test(test_statedict_get_set_worlds__A7_full_state_of_rows_that_split_unevenly_twice),
+        cmocka_unit_test(test_statedict_get_set_worlds__A6_a_mesh_of_some_ranks),
         cmocka_unit_test(test_statedict_get_set_worlds__A6_partial_tensors_are_refused_by_name),
     };
     ranks_begin(&argc, &argv);

@@ -86,7 +86,9 @@ tsr_status tsr_leaves_check(const tsr_leaves *leaves, const tsr_comm *comm, tsr_
         const tsr_tensor *tensor = leaves->items[i].tensor;
         if (!tensor || tensor->spread != TSR_OVER_MESH) continue;
         TSR_FAIL_IF(tsr_mesh_ranks(tensor->mesh) != comm->size || tensor->mesh_rank != comm->rank, err, TSR_E_USAGE,
-                    "'%.*s' is on rank %" PRIu64 " of a mesh of %" PRIu64 ", but this is rank %" PRIu32 " of %" PRIu32,
+                    "'%.*s' is on rank %" PRIu64 " of a mesh of %" PRIu64 ", but this is rank %" PRIu32 " of %" PRIu32
+                    "; use the communicator of the mesh's ranks, or add the dims of the other ranks to its mesh, with "
+                    "replicate placements",
                     TSR_STR_ARG(leaves->items[i].path), tensor->mesh_rank, tsr_mesh_ranks(tensor->mesh), comm->rank,
                     comm->size);
     }
