@@ -117,6 +117,20 @@ def local_cases(world, add):
     add("copy", {"in": encode(s), "out": encode(sdu._copy_state_dict(s, target))})
 
 
+def convert_cases(world, add):
+    """copy_ converts dtypes and broadcasts."""
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
+    boxes = [[((a, 0), (b - a, 2))] if b > a else [] for a, b in rows_of(7, world)]
+    over = lambda t: distribute_tensor(t, mesh, [Shard(0)])
+    s = {"wider": over(ramp([5, 3], start=2)), "narrower": ramp([2, 3], start=1) / 3, "integers": ramp([4], torch.int64, 3),
+         "row": ramp([3], start=1), "column": ramp([2, 1], torch.bfloat16, 4), "scalar": torch.tensor(2.5), "boxes": sharded(ramp([7, 2], start=5), boxes)}
+    t = {"wider": over(torch.zeros(5, 3, dtype=torch.float64)), "narrower": torch.zeros(2, 3, dtype=torch.bfloat16),
+         "integers": torch.zeros(4), "row": torch.zeros(2, 3), "column": torch.zeros(3, 2, 4), "scalar": torch.zeros(3, dtype=torch.float64),
+         "boxes": sharded(torch.zeros(7, 2, dtype=torch.bfloat16), boxes)}
+    given = {"in": encode(s), "other": encode(t)}
+    add("convert", {**given, "out": encode(sdu._copy_state_dict(s, t))})
+
+
 def shapes(v):
     """What is known of new memory: zeros of the same shapes."""
     if isinstance(v, (ShardedTensor, DTensor)) or (isinstance(v, torch.Tensor) and v.dim() == 0):
@@ -252,6 +266,7 @@ def run(rank, world, folder):
 
     gather_cases(world, add)
     local_cases(world, add)
+    convert_cases(world, add)
     full_cases(world, add)
     if world == 1:
         similar_cases(add)

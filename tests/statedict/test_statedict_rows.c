@@ -202,6 +202,23 @@ static void test_statedict_rows__D4_copy(void **state)
     run_cases("copy", copy, true);
 }
 
+/* Into tensors of other dtypes and shapes, as copy_ does. */
+static tsr_status convert(run *r, tsr_error *err)
+{
+    tsr_comm *comm = r->comm;
+    const tsr_value *target =
+        live_value(r->in, live_get(r->record, "other"), comm->rank, r->on_device ? &r->device.base : NULL);
+    TSR_TRY(tsr_state_dict_copy(r->state, target, false, r->out, err));
+    return expect_out(r, err);
+}
+
+static void test_statedict_rows__D4_copy_converts_and_broadcasts(void **state)
+{
+    (void)state;
+    run_cases("convert", convert, false);
+    run_cases("convert", convert, true);
+}
+
 static tsr_status create(run *r, tsr_error *err)
 {
     tsr_create_options options = {.share = cJSON_GetObjectItem(r->test, "share") ? r->comm : NULL};
@@ -371,6 +388,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_rows__D2_gather_into_a_companion),
         cmocka_unit_test(test_statedict_rows__D3_offload),
         cmocka_unit_test(test_statedict_rows__D4_copy),
+        cmocka_unit_test(test_statedict_rows__D4_copy_converts_and_broadcasts),
         cmocka_unit_test(test_statedict_rows__D5_create),
         cmocka_unit_test(test_statedict_rows__D5_shared_between_ranks),
         cmocka_unit_test(test_statedict_rows__D6_similar),

@@ -101,9 +101,10 @@ typedef struct tsr_offload_options {
 tsr_status tsr_state_dict_offload(const tsr_value *state, tsr_comm *comm, const tsr_offload_options *options,
                                   tsr_state_dict *out, tsr_error *err);
 
-/* Copies every tensor into the tensor at the same position of `target`, which must have the same structure, dtypes and
- * distributions, but may be on another device. The copies are done on return. The result has `target`'s tensors and
- * `state`'s other values. Source: _copy_state_dict. */
+/* Copies every tensor into the tensor at the same position of `target`, which must have the same structure and distributions,
+ * but may be on another device. As with PyTorch's copy_, float types are converted to each other and integers to them, and
+ * whole tensors are broadcast. The copies are done on return. The result has `target`'s tensors and `state`'s other values.
+ * TSR_E_USAGE, stating both tensors, where there is no such copy. Source: _copy_state_dict. */
 tsr_status tsr_state_dict_copy(const tsr_value *state, const tsr_value *target, bool any_type, tsr_state_dict *out,
                                tsr_error *err);
 

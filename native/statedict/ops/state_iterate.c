@@ -1,4 +1,5 @@
 /* PyTorch's _iterate_state_dict: makes a new tree of the same structure, with tensors that a function provides. */
+#include "statedict/tensor/convert.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "statedict/tensor/warn.h"
@@ -59,10 +60,13 @@ static tsr_status to_companion(walk *w, const tsr_tensor **tensor, const tsr_val
 {
     const tsr_tensor *target = tsr_tensor_of(companion);
     TSR_FAIL_IF(!target, err, TSR_E_USAGE, "a tensor in the state dict, %s in the companion", tsr_python_type(companion));
-    TSR_TRY(
-        tsr_tensor_same_place(*tensor, target, &(tsr_likeness){"the state dict", "the companion", true}, w->passing, err));
-    TSR_TRY(copy_to(w, *tensor, target, err));
+    const tsr_tensor *given = *tensor;
+    bool done = false;
     *tensor = target;
+    if (!tsr_tensor_is_like(given, target, true)) TSR_TRY(tsr_tensor_copy_into(given, target, w->out, &done, err));
+    if (done) return TSR_OK;
+    TSR_TRY(tsr_tensor_same_place(given, target, &(tsr_likeness){"the state dict", "the companion", true}, w->passing, err));
+    TSR_TRY(copy_to(w, given, target, err));
     return TSR_OK;
 }
 
