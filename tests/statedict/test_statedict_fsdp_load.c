@@ -22,12 +22,15 @@ static bool refused(const cJSON *load)
     return any;
 }
 
+/* The golden's names are sorted. */
 static bool same_names(const tsr_str *names, size_t count, const cJSON *want)
 {
-    size_t at = 0;
     if ((size_t)cJSON_GetArraySize(want) != count) return false;
-    for (const cJSON *n = want->child; n; n = n->next)
-        if (!tsr_str_equal(names[at++], tsr_str_from(n->valuestring))) return false;
+    for (const cJSON *n = want->child; n; n = n->next) {
+        bool found = false;
+        for (size_t i = 0; i < count; i++) found = found || tsr_str_equal(names[i], tsr_str_from(n->valuestring));
+        if (!found) return false;
+    }
     return true;
 }
 

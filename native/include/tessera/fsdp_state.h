@@ -170,7 +170,8 @@ typedef struct tsr_fsdp_keys {
  * gets zeros, as in PyTorch. Collective.
  *
  * Errors are found before anything is written. TSR_E_USAGE lists everything that is wrong: missing or unexpected keys (if
- * `strict`), a different shape or form, padding in LOCAL shards, LOCAL into units with use_orig_params, ranks that differ.
+ * `strict`), a different shape or form, padding in LOCAL shards, ranks that differ. In LOCAL, units with use_orig_params
+ * load the slices of their originals, and `_flat_param`, which must be there, is an unexpected key, as in PyTorch.
  * Source: _pre_load_state_dict_hook, Module.load_state_dict. */
 tsr_status tsr_fsdp_model_load(tsr_fsdp_model *model, const tsr_value *state, bool strict, tsr_arena *arena,
                                tsr_fsdp_keys *keys, tsr_error *err);

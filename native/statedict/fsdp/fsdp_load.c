@@ -90,6 +90,19 @@ static tsr_status load_rows(const tsr_fsdp_loading *l, const unit_work *w, uint3
     return status;
 }
 
+/* Copies an original's part of this rank's slice, from a LOCAL state dict. */
+static tsr_status load_part(const tsr_fsdp_loading *l, const unit_work *w, uint32_t original, const tsr_tensor *part,
+                            tsr_error *err)
+{
+    const tsr_flat_layout *layout = &w->node->layout;
+    const uint64_t rank = w->node->unit->comm->rank;
+    const tsr_span range = tsr_flat_layout_range(layout, original, rank);
+    if (range.size == 0) return TSR_OK;
+    const uint64_t at = layout->flat_offsets[original] + range.offset - rank * layout->slice_numel;
+    return fetch((elements){part, part->data, range.size}, w->node->unit->dtype, w->slice + at * w->node->itemsize,
+                 l->model->host->allocator, err);
+}
+
 /* The function of the program's extensions that returns the tensor to be flattened; NULL: there is none. */
 typedef tsr_status to_flatten(void *ctx, tsr_str fqn, const tsr_tensor *tensor, tsr_comm *comm, tsr_state_dict *out,
                               const tsr_tensor **whole, tsr_error *err);
@@ -141,7 +154,9 @@ static tsr_status load_item(const tsr_fsdp_loading *l, const unit_work *w, size_
     const tsr_fsdp_item *item = &tsr_fsdp_items(l->model)[i];
     const tsr_tensor *tensor = tsr_tensor_of(l->values[i]);
     void *ctx;
-    if (item->kind == TSR_ITEM_FLAT) return load_slice(l, w, tensor, err);
+    const bool local = tsr_fsdp_effective(w->node).type == TSR_FSDP_LOCAL, keeps = w->node->flat->use_orig_params;
+    if (item->kind == TSR_ITEM_FLAT) return keeps ? TSR_OK : load_slice(l, w, tensor, err);
+    if (local) return load_part(l, w, item->original, tensor, err);
     if (flattening(w->node, &ctx)) return load_gathered(l, w, item, tensor, err);
     if (tsr_fsdp_effective(w->node).type == TSR_FSDP_FULL) return load_whole(l, w, item->original, tensor, err);
     return load_rows(l, w, item->original, tensor, err);

@@ -19,6 +19,13 @@ static tsr_status index_keys(tsr_fsdp_loading *l, tsr_map *map, tsr_error *err)
     return TSR_OK;
 }
 
+/* Whether it is the `_flat_param` of a unit that keeps original parameters. A LOCAL state dict has it in addition to the
+ * originals' slices, which are loaded. In PyTorch, too, it is an unexpected key that must be there. */
+static bool is_extra_flat(const tsr_fsdp_loading *l, const tsr_fsdp_item *item)
+{
+    return item->kind == TSR_ITEM_FLAT && tsr_fsdp_nodes(l->model)[item->node].flat->use_orig_params;
+}
+
 /* The names outlive the model and the state, so they are copied. */
 static tsr_status add_name(const tsr_fsdp_loading *l, tsr_str *names, size_t *count, tsr_str name, tsr_error *err)
 {
@@ -34,6 +41,10 @@ static tsr_status match(tsr_fsdp_loading *l, const tsr_map *map, bool *used, tsr
     for (size_t i = 0; i < l->model->items.count; i++) {
         if (!tsr_fsdp_is_saved(l->model, &items[i])) continue;
         const uint32_t pair = tsr_map_get(map, items[i].fqn, UINT32_MAX);
+        if (pair != UINT32_MAX && is_extra_flat(l, &items[i])) {
+            l->values[i] = l->state->items[2 * (size_t)pair + 1]; /* checked, but not loaded */
+            continue;
+        }
         if (pair != UINT32_MAX) {
             l->values[i] = l->state->items[2 * (size_t)pair + 1];
             used[pair] = true;
@@ -159,6 +170,15 @@ static tsr_status check_2d(const tsr_fsdp_loading *l, const tsr_fsdp_node *node,
     return TSR_OK;
 }
 
+/* The slice of an original in a LOCAL state dict. */
+static tsr_status check_slice(const tsr_fsdp_loading *l, const tsr_fsdp_node *node, const tsr_fsdp_item *item,
+                              const tsr_tensor *tensor, tsr_error *err)
+{
+    const tsr_span range = tsr_flat_layout_range(&node->layout, item->original, node->unit->comm->rank);
+    TSR_TRY(check_tensor(tensor, item->fqn, node->unit->dtype, (tsr_shape){1, &range.size}, l->arena, err));
+    return check_spread(tensor, TSR_WHOLE, item->fqn, err);
+}
+
 static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item *item, const tsr_tensor *tensor,
                                  tsr_error *err)
 {
@@ -168,6 +188,7 @@ static tsr_status check_original(const tsr_fsdp_loading *l, const tsr_fsdp_item 
     const tsr_fsdp_transforms *t = node->unit->transforms;
     const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
     TSR_FAIL_IF(!tensor, err, TSR_E_USAGE, "'%.*s' is not a tensor in the state", TSR_STR_ARG(item->fqn));
+    if (type == TSR_FSDP_LOCAL) return check_slice(l, node, item, tensor, err);
     if (type == TSR_FSDP_SHARDED && e && e->gather) return TSR_OK;
     if (type == TSR_FSDP_FULL && t && t->flatten) return TSR_OK;
     if (tsr_fsdp_is_2d(node)) return check_2d(l, node, item, tensor, err);

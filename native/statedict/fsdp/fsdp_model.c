@@ -160,7 +160,7 @@ void tsr_fsdp_tell(const tsr_fsdp_model *model, const tsr_fsdp_item *item, bool 
     if (model->tree.at) model->tree.at(model->tree.ctx, moment, item->fqn);
 }
 
-static tsr_status check_node(const tsr_fsdp_model *model, const tsr_fsdp_node *node, bool loading, tsr_error *err)
+static tsr_status check_node(const tsr_fsdp_model *model, const tsr_fsdp_node *node, tsr_error *err)
 {
     const tsr_fsdp_type type = tsr_fsdp_effective(node).type;
     if (!node->unit) return TSR_OK;
@@ -169,9 +169,6 @@ static tsr_status check_node(const tsr_fsdp_model *model, const tsr_fsdp_node *n
                 TSR_STR_ARG(node->fqn));
     TSR_FAIL_IF(type == TSR_FSDP_LOCAL && node->unit->comm->size != model->tree.comm->size, err, TSR_E_UNSUPPORTED,
                 "unit '%.*s' is split with replicas (HYBRID), which LOCAL state dicts do not support; set it to SHARDED",
-                TSR_STR_ARG(node->fqn));
-    TSR_FAIL_IF(type == TSR_FSDP_LOCAL && loading && node->flat->use_orig_params, err, TSR_E_USAGE,
-                "unit '%.*s' keeps original parameters: it has no '_flat_param' to load a LOCAL state dict into",
                 TSR_STR_ARG(node->fqn));
     for (size_t i = 0; i < node->flat->param_count && type == TSR_FSDP_SHARDED && !node->unit->extensions; i++)
         TSR_FAIL_IF(node->flat->params[i].ndim == 0, err, TSR_E_UNSUPPORTED,
@@ -216,9 +213,13 @@ static tsr_status take_managed(const tsr_fsdp_model *model, const tsr_value *sta
     size_t count = 0;
     const tsr_value **pairs = tsr_arena_array(arena, state->count, sizeof *pairs, err);
     if (!pairs) return TSR_E_NOMEM;
-    for (size_t i = 0; i < model->items.count; i++)
-        if (items[i].kind == TSR_ITEM_ORIGINAL || items[i].kind == TSR_ITEM_FLAT)
-            TSR_TRY(tsr_map_put(names, items[i].fqn, 1, NULL, NULL, err));
+    for (size_t i = 0; i < model->items.count; i++) {
+        const bool original = items[i].kind == TSR_ITEM_ORIGINAL;
+        if (!original && items[i].kind != TSR_ITEM_FLAT) continue;
+        /* The slices of originals in a LOCAL state dict have a different size on each rank. */
+        if (original && tsr_fsdp_effective(&tsr_fsdp_nodes(model)[items[i].node]).type == TSR_FSDP_LOCAL) continue;
+        TSR_TRY(tsr_map_put(names, items[i].fqn, 1, NULL, NULL, err));
+    }
     for (size_t i = 0; i < state->count; i += 2) {
         if (state->items[i]->kind != TSR_VALUE_STR || !tsr_map_get(names, state->items[i]->text, 0)) continue;
         pairs[count++] = state->items[i];
@@ -252,7 +253,7 @@ static tsr_status add_agreement(const tsr_fsdp_model *model, const char *call, c
     for (size_t i = 0; i < model->nodes.count; i++) {
         const tsr_fsdp_node *node = &tsr_fsdp_nodes(model)[i];
         TSR_TRY(add_node(agreement, node, i, err));
-        TSR_TRY(check_node(model, node, state != NULL, err));
+        TSR_TRY(check_node(model, node, err));
     }
     return TSR_OK;
 }
