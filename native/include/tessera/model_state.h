@@ -121,9 +121,9 @@ tsr_status tsr_get_model_state_dict(const tsr_model *model, const tsr_state_call
  * FSDP1 units accept FULL state with full_state_dict, otherwise SHARDED, and cast it. With broadcast_from_rank0 every rank
  * temporarily holds the whole state, as in PyTorch.
  *
- * Errors: TSR_E_USAGE, stating both sides, for a tensor whose shape or dtype does not fit the model's (PyTorch converts all dtypes)
- * or that is whole on one side only; TSR_E_FORMAT for an empty state dict where one is needed; TSR_E_UNSUPPORTED for meta
- * tensors outside the units of a model that has FSDP1 units. */
+ * Errors: TSR_E_USAGE, stating both sides, for a tensor whose shape or dtype does not fit the model's (PyTorch converts all
+ * dtypes) or that is whole on one side only; TSR_E_FORMAT for an empty state dict where one is needed; TSR_E_UNSUPPORTED for
+ * meta tensors outside the units of a model that has FSDP1 units. */
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call,
                                     tsr_error *err);
 

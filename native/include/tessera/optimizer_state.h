@@ -38,8 +38,8 @@ typedef struct tsr_model_optimizer {
     tsr_algorithm algorithm;
     tsr_model_group *groups;
     size_t group_count;
-    /* Other algorithms than SGD, Adam and AdamW: sets params[].state to the state after a step with zero gradients and learning rate 0. May be
-     * NULL. */
+    /* Other algorithms than SGD, Adam and AdamW: sets params[].state to the state after a step with zero gradients and
+     * learning rate 0. May be NULL. */
     tsr_status (*first_state)(void *ctx, tsr_error *err);
     void *ctx;
     tsr_state_dict *memory; /* owns first states and loaded values, so it must outlive them */

@@ -1,7 +1,7 @@
 /* See optimizer_take.h. */
 #include "statedict/model/optimizer_take.h"
 
-#include "statedict/tensor/convert.h"
+#include "statedict/tensor/convert_tensors.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/try.h"

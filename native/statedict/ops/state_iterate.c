@@ -1,5 +1,5 @@
 /* PyTorch's _iterate_state_dict: makes a new tree of the same structure, with tensors that a function provides. */
-#include "statedict/tensor/convert.h"
+#include "statedict/tensor/convert_tensors.h"
 #include "statedict/tensor/path.h"
 #include "statedict/tensor/state_dict.h"
 #include "statedict/tensor/warn.h"

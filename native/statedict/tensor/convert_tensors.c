@@ -1,5 +1,5 @@
-/* See convert.h. */
-#include "statedict/tensor/convert.h"
+/* See convert_tensors.h. */
+#include "statedict/tensor/convert_tensors.h"
 
 #include "statedict/tensor/state_dict.h"
 #include "tessera/sys/cast.h"

@@ -1,6 +1,6 @@
 /* Copies between tensors of different dtypes and shapes, as PyTorch's copy_ does. */
-#ifndef TSR_STATEDICT_CONVERT_H
-#define TSR_STATEDICT_CONVERT_H
+#ifndef TSR_STATEDICT_CONVERT_TENSORS_H
+#define TSR_STATEDICT_CONVERT_TENSORS_H
 
 #include "tessera/statedict.h"
 

@@ -99,8 +99,8 @@ typedef struct tsr_live_optimizer {
     bool (*has_gradient)(void *ctx, size_t group, size_t param);
     /* SGD, Adam, AdamW: makes a parameter's state as `specs` say. Not called where there is none. */
     tsr_status (*create)(void *ctx, size_t group, size_t param, const tsr_state_spec *specs, size_t count, tsr_error *err);
-    /* TSR_OTHER_ALGORITHM and those after it: the parts of one step. `lr` NULL is 0; gradients are zeros for all parameters that require them,
-     * or (`zeros` false) gone. */
+    /* TSR_OTHER_ALGORITHM and those after it: the parts of one step. `lr` NULL is 0; gradients are zeros for all parameters
+     * that require them, or (`zeros` false) gone. */
     tsr_status (*set_lr)(void *ctx, size_t group, const tsr_value *lr, tsr_error *err);
     tsr_status (*set_gradients)(void *ctx, bool zeros, tsr_error *err);
     tsr_status (*step)(void *ctx, tsr_error *err);
