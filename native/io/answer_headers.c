@@ -41,6 +41,16 @@ static void take_range(tsr_str value, tsr_http_answer *answer)
     answer->is_range = answer->first != UINT64_MAX && answer->last != UINT64_MAX && answer->first <= answer->last;
 }
 
+/* Parses "bytes=0-9", the first bytes of an upload. */
+static uint64_t take_stored(tsr_str value)
+{
+    static const char begin[] = "bytes=0-";
+    const size_t n = sizeof begin - 1;
+    const bool is_known = value.size > n && strncasecmp(value.data, begin, n) == 0;
+    const uint64_t last = is_known ? number_of(value.data + n, value.size - n) : UINT64_MAX;
+    return last == UINT64_MAX ? 0 : last + 1;
+}
+
 static void keep(char *to, size_t room, tsr_str value)
 {
     const size_t size = value.size < room ? value.size : room - 1;
@@ -56,6 +66,8 @@ void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size)
         *answer = (tsr_http_answer){.total = UINT64_MAX, .status = space ? strtol(space + 1, NULL, 10) : 0};
     } else if (tsr_header_is(line, size, "Content-Range", &value)) {
         take_range(value, answer);
+    } else if (tsr_header_is(line, size, "Range", &value)) {
+        answer->stored = take_stored(value);
     } else if (tsr_header_is(line, size, "Content-Length", &value)) {
         if (answer->total == UINT64_MAX && answer->status != 206) answer->total = number_of(value.data, value.size);
     } else if (tsr_header_is(line, size, "ETag", &value) ||

@@ -64,7 +64,8 @@ void tsr_transfer_clear(tsr_transfer *transfer)
 {
     free(transfer->redirect);
     free(transfer->link);
-    transfer->redirect = transfer->link = NULL;
+    free(transfer->location);
+    transfer->redirect = transfer->link = transfer->location = NULL;
     transfer->answer = (tsr_http_answer){.total = UINT64_MAX};
     transfer->overflowed = false;
     transfer->reason[0] = transfer->problem[0] = '\0';
@@ -106,6 +107,7 @@ static size_t take_header(char *line, size_t one, size_t size, void *ctx)
     (void)one;
     t->heard = tsr_seconds();
     if (tsr_header_is(line, size, "Link", &value) && !t->link) t->link = strndup(value.data, value.size);
+    else if (tsr_header_is(line, size, "Location", &value) && !t->location) t->location = strndup(value.data, value.size);
     else if (tsr_header_is(line, size, "Retry-After", &value)) t->answer.retry_after = tsr_retry_after(value, time(NULL));
     else tsr_answer_header(&t->answer, line, size);
     return size;

@@ -24,6 +24,7 @@ typedef struct tsr_http_answer {
     size_t size;         /* number of bytes received */
     char region[32];     /* x-amz-bucket-region; may be empty */
     char generation[32]; /* x-goog-generation; may be empty */
+    uint64_t stored;     /* bytes that a resumable upload has, according to Range in the answer */
     double retry_after;  /* seconds to wait according to Retry-After; 0: there was no such header */
 } tsr_http_answer;
 
@@ -58,6 +59,7 @@ typedef struct tsr_transfer {
     char problem[2048];         /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
     char *redirect;             /* target of a redirect, or NULL; freed by tsr_transfer_clear */
     char *link;                 /* value of the Link header, or NULL; freed by tsr_transfer_clear */
+    char *location;             /* value of the Location header, or NULL; freed by tsr_transfer_clear */
 } tsr_transfer;
 
 /* Frees what an answer left, so that the transfer can be performed again. */

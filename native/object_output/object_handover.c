@@ -49,6 +49,11 @@ tsr_status tsr_object_output_hand_over(tsr_output *base, const bool *kept, uint3
 {
     object_output *output = (object_output *)base;
     uint32_t given = 0;
+    /* `only_sends`: the process that publishes is running, and may be this one. It finds out itself. */
+    TSR_FAIL_IF(output->service->uploading->is_of_process && !output->options.only_sends, err, TSR_E_UNSUPPORTED,
+                "%s: the emulator has only the JSON API, in which a process cannot complete the uploads of another one; "
+                "write with a single process",
+                output->service->shown);
     TSR_TRY(tsr_object_output_share(base, kept, count, false, err));
     TSR_TRY(tsr_parts_finish(output, err));
     for (uint32_t f = 0; f < count; f++) given += is_given(output, kept, f);

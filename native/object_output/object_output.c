@@ -140,8 +140,9 @@ static void output_close(tsr_output *base)
 static tsr_status open_service(object_output *output, const tsr_location *location, tsr_error *err)
 {
     const tsr_host *host = output->host;
-    return tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
-                            err);
+    TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
+                             err));
+    return output->service->choose_uploading ? output->service->choose_uploading(output->service, err) : TSR_OK;
 }
 
 /* Refuses to write a directory where an object exists, and an object where a directory exists. */

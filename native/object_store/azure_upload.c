@@ -144,4 +144,4 @@ static bool is_same_part(const tsr_object *part, const tsr_upload_bytes *bytes, 
 }
 
 static const tsr_resuming resuming = {NULL, list_parts, block_id, is_same_part};
-const tsr_uploading tsr_uploading_by_azure = {begin, send, complete, abort_upload, put, tsr_upload_remove, &resuming};
+const tsr_uploading tsr_uploading_by_azure = {begin, send, complete, abort_upload, put, tsr_upload_remove, &resuming, false};

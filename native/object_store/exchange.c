@@ -111,6 +111,7 @@ static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
         if (!range.data) return TSR_E_NOMEM;
         x->transfer.range = range.data;
     }
+    if (r->content_range) TSR_TRY(tsr_exchange_header(x, "Content-Range", r->content_range, err));
     if (r->content_type) TSR_TRY(tsr_exchange_header(x, "Content-Type", r->content_type, err));
     return service->prepare(service, x, err);
 }
@@ -149,11 +150,12 @@ static bool relocate(tsr_service *service, tsr_exchange *x)
     return service->relocate(service, region);
 }
 
-/* Whether the server may have carried out the request although there is no answer that says so. 503 means that it has
+/* Whether the server may have carried out the request although there is no answer that says so. 501 and 503 mean that it has
  * not. */
 static bool is_lost(const tsr_transfer *t)
 {
-    if (t->result == TSR_TRANSFER_ANSWERED) return t->answer.status >= 500 && t->answer.status != 503;
+    if (t->result == TSR_TRANSFER_ANSWERED)
+        return t->answer.status >= 500 && t->answer.status != 501 && t->answer.status != 503;
     return t->result == TSR_TRANSFER_CUT;
 }
 

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include "io/http_origin.h"
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
@@ -83,11 +84,15 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     tsr_status status = TSR_OK;
     tsr_str bearer = {NULL, 0};
     if (!key.data || !query.data) return TSR_E_NOMEM;
-    x->transfer.url = tsr_arena_format(x->arena, err, "%s%s/%.*s%s%s%.*s%.*s", service->endpoint,
-                                       r->is_upload ? "" : "/storage/v1/b", TSR_STR_ARG(service->bucket),
-                                       r->is_upload ? "" : "/o", key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query))
-                          .data;
+    x->transfer.url =
+        r->url ? r->url
+               : tsr_arena_format(x->arena, err, "%s%s/%.*s%s%s%.*s%.*s", service->endpoint,
+                                  r->is_upload ? "" : "/storage/v1/b", TSR_STR_ARG(service->bucket),
+                                  r->is_upload ? "" : "/o", key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query))
+                     .data;
     if (!x->transfer.url) return TSR_E_NOMEM;
+    /* The server chooses the address of a resumable upload, which may be one that must not get the token. */
+    if (r->url && !tsr_http_same_origin(service->endpoint, r->url)) return TSR_OK;
     if (r->if_absent) TSR_TRY(tsr_exchange_header(x, "x-goog-if-generation-match", "0", err));
     pthread_mutex_lock(&service->lock);
     status = renew(service, err);
@@ -144,6 +149,39 @@ static tsr_status prepare_any(tsr_service *base, tsr_exchange *x, tsr_error *err
     const tsr_status status = prepare(base, x, err);
     x->request = asked;
     return status;
+}
+
+/* ---- writing ---- */
+
+tsr_str tsr_gcs_upload_address(tsr_service *base, tsr_arena *arena, const tsr_parameter *parameters, size_t count,
+                               tsr_error *err)
+{
+    const gcs *service = (const gcs *)base;
+    const tsr_str query = tsr_url_query(arena, parameters, count, err);
+    if (!query.data) return query;
+    return tsr_arena_format(arena, err, "%s/upload/storage/v1/b/%.*s/o%.*s", service->endpoint, TSR_STR_ARG(service->bucket),
+                            TSR_STR_ARG(query));
+}
+
+/* Google has both APIs, but some emulators have only the JSON API, which they show by not knowing how to list uploads. */
+static tsr_status choose_uploading(tsr_service *base, tsr_error *err)
+{
+    static const tsr_parameter parameters[] = {
+        {"encoding-type", {"url", 3}}, {"max-uploads", {"1", 1}}, {"prefix", {"", 0}}, {"uploads", {"", 0}}};
+    static const char listing[] = "<ListMultipartUploadsResult";
+    const tsr_request request = {.parameters = parameters, .parameter_count = 4, .on_bucket = true, .is_upload = true};
+    tsr_exchange x = {0};
+    tsr_str page = {NULL, 0};
+    if (!tsr_setting("STORAGE_EMULATOR_HOST")) return TSR_OK;
+    const tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
+    const long answer = x.transfer.answer.status;
+    const bool is_listed = status == TSR_OK && page.size && memmem(page.data, page.size, listing, sizeof listing - 1);
+    const bool is_unknown = answer == 400 || answer == 404 || answer == 405 || answer == 501;
+    if (status == TSR_OK ? !is_listed : is_unknown) base->uploading = &tsr_uploading_by_google;
+    tsr_exchange_end(&x);
+    if (status != TSR_OK && !is_unknown) return status;
+    if (err) *err = (tsr_error){0};
+    return TSR_OK;
 }
 
 /* ---- opening ---- */
@@ -222,6 +260,7 @@ tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *loca
                               .stat = stat_object,
                               .completes_unconditionally = true,
                               .uploading = &tsr_uploading_by_s3,
+                              .choose_uploading = choose_uploading,
                               .release = release};
     const tsr_status status = tsr_service_new(transport, &kind, out, err);
     gcs *service = (gcs *)*out;

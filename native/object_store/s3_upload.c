@@ -262,4 +262,4 @@ static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_
     return tsr_upload_make(service, upload, &request, bytes, err);
 }
 
-const tsr_uploading tsr_uploading_by_s3 = {begin, send, complete, abort_upload, put, tsr_upload_remove, &resuming};
+const tsr_uploading tsr_uploading_by_s3 = {begin, send, complete, abort_upload, put, tsr_upload_remove, &resuming, false};

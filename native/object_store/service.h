@@ -28,11 +28,12 @@ typedef struct tsr_request {
     bool on_bucket;  /* the request is about the bucket: messages name the bucket, not the key */
     const void *body;
     size_t body_size;
-    const char *content_type; /* of the body, or of the object whose upload begins; NULL: none */
-    const char *body_sum;     /* SHA-256 of the body, in hexadecimal digits; NULL: no body */
-    bool is_upload;           /* a request of upload.h; Google accepts these in its XML API */
-    bool if_absent;           /* only if there is no object of this key; otherwise the server answers 412 */
-    bool once;                /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
+    const char *content_type;  /* of the body, or of the object whose upload begins; NULL: none */
+    const char *content_range; /* of the body; NULL: none */
+    const char *body_sum;      /* SHA-256 of the body, in hexadecimal digits; NULL: no body */
+    bool is_upload;            /* a request of upload.h; Google accepts these in its XML API */
+    bool if_absent;            /* only if there is no object of this key; otherwise the server answers 412 */
+    bool once;                 /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
 } tsr_request;
 
 /* A request in progress. Everything that is sent is in the exchange's own memory. */
@@ -83,6 +84,8 @@ struct tsr_service {
     /* Called when the server names another region. Returns whether requests will be sent there. NULL: the service has no
      * regions. */
     bool (*relocate)(tsr_service *service, const char *region);
+    /* Sets `uploading` to what the server supports, before anything is written. NULL: it is already set. */
+    tsr_status (*choose_uploading)(tsr_service *service, tsr_error *err);
     /* Frees the fields of this kind of service: locks, and an arena of secrets. NULL: there is nothing to free. */
     void (*release)(tsr_service *service);
 };

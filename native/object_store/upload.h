@@ -61,10 +61,11 @@ typedef struct tsr_uploading {
     /* Removes an object. It is not an error if there is none. */
     tsr_status (*remove)(tsr_service *service, tsr_str key, tsr_error *err);
     const tsr_resuming *resuming;
+    bool is_of_process; /* only the process that began an upload can complete it */
 } tsr_uploading;
 
-/* With the protocol of S3, which Google's XML API also has, and with that of Azure. */
-extern const tsr_uploading tsr_uploading_by_s3, tsr_uploading_by_azure;
+/* With the protocol of S3, which Google's XML API also has, with that of Azure, and with Google's JSON API. */
+extern const tsr_uploading tsr_uploading_by_s3, tsr_uploading_by_azure, tsr_uploading_by_google;
 
 /* SHA-256 of some bytes, in hexadecimal digits. Needs tsr_native_sha256. */
 void tsr_upload_sum(const void *data, size_t size, char out[TSR_SUM_DIGITS + 1]);

@@ -5,6 +5,7 @@ import datetime
 import json
 import re
 import urllib.parse
+import urllib.request
 
 import fake_s3
 import http_serving
@@ -12,6 +13,7 @@ import servers
 from checks import Skip, need, test
 from test_azure import ACCOUNT, KEY
 from test_gcs import TOKEN
+from test_s3 import files_below
 from test_write import Place, compare_all, large_file, overwrite_all
 
 
@@ -91,6 +93,108 @@ def test_write_to_google_looks_before_parts_become_an_object(t):
         s.trouble = appear
         p = t.run("convert", large_file(t), "gs://b/x.pt", status=2, env={"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url})
         need(b"exists" in p.stderr and s.objects == {"x.pt": b"another's"} and not s.uploads, p.stderr)
+
+
+@contextlib.contextmanager
+def emulator_place():
+    """An emulator of another project, which has the JSON API only."""
+    with servers.gcs_emulator() as url:
+        def call(method, path, data=None, kind="application/octet-stream"):
+            request = urllib.request.Request(url + path, data=data, headers={"Content-Type": kind}, method=method)
+            return urllib.request.urlopen(request, timeout=20).read()
+
+        def read(prefix):
+            found = json.loads(call("GET", "/storage/v1/b/b/o?" + urllib.parse.urlencode({"prefix": prefix})))
+            return {i["name"]: call("GET", f"/storage/v1/b/b/o/{urllib.parse.quote(i['name'], safe='')}?alt=media") for i in found["items"]}
+
+        def put(key, data):
+            call("POST", f"/upload/storage/v1/b/b/o?uploadType=media&name={urllib.parse.quote(key, safe='')}", data)
+
+        call("POST", "/storage/v1/b", b'{"name": "b"}', "application/json")
+        yield Place("gs://b", {"STORAGE_EMULATOR_HOST": url}, read, put)
+
+
+@test
+def test_write_to_a_gcs_emulator(t):
+    with emulator_place() as place:
+        compare_all(t, place)
+        overwrite_all(t, place)
+        source = large_file(t)
+        p = t.run("cp", source, place.url + "/resumed.safetensors", "--resume", env=place.env)
+        need(place.read("resumed.safetensors") == {"resumed.safetensors": files_below(source)["large.safetensors"]}, p.stderr)
+
+
+class JsonOnly(Google):
+    """The JSON API alone. A resumable upload is at an address of another server, which must not get the token. `kept` is how
+    many bytes of each of the next chunks are kept, last first, and `losses` the replies to chunks that get lost."""
+
+    def serve(self, path, key, query, count):
+        s = self.server
+        one = {k: v[0] for k, v in query.items()}
+        if path == "/upload/storage/v1/b/b/o" and self.command == "POST":
+            name = one["name"]
+            if self.refusal():
+                return self.answer(401)
+            if "ifGenerationMatch" in one and name in s.objects:
+                return self.answer(412)
+            if one["uploadType"] == "media":
+                s.objects[name] = self.body
+                return self.answer(200, b"{}")
+            s.sessions[f"session-{len(s.sessions)}"] = [name, b""]
+            return self.answer(200, Location=f"{s.elsewhere}/sessions/session-{len(s.sessions) - 1}")
+        if path.startswith("/sessions/"):
+            need("Authorization" not in self.headers, "the token is sent to another server")
+            return self.resume(s.sessions[path.rpartition("/")[2]])
+        if self.command == "DELETE" and path.startswith("/storage/v1/b/b/o/"):
+            s.objects.pop(urllib.parse.unquote(path[len("/storage/v1/b/b/o/"):]), None)
+            return self.answer(204)
+        return super().serve(path, key, query, count) if path.startswith("/storage/v1/") else self.answer(s.unknown)
+
+    def resume(self, session):
+        s, (name, had) = self.server, session
+        m = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)", self.headers["Content-Range"])
+        s.chunks.append(self.headers["Content-Range"])
+        total = int(m[3])
+        if m[1]:
+            need(int(m[1]) == len(had) and int(m[2]) + 1 - len(had) == len(self.body) and (int(m[2]) + 1 == total or len(self.body) % (256 << 10) == 0 or s.kept), m[0])
+            session[1] = had = had + (self.body[:s.kept.pop()] if s.kept else self.body)
+        if len(had) == total:
+            s.objects[name] = had
+        if s.losses and m[1]:
+            s.losses.pop()
+            self.close_connection = True
+            return self.connection.shutdown(2)
+        if len(had) == total:
+            return self.answer(200, b"{}")
+        return self.answer(308, **({"Range": f"bytes=0-{len(had) - 1}"} if had else {}))
+
+
+@contextlib.contextmanager
+def json_only(unknown):
+    server, other = google({}), google({})
+    shared = {"objects": {}, "sessions": {}, "chunks": [], "kept": [], "losses": [], "unknown": unknown, "elsewhere": other.url, "RequestHandlerClass": JsonOnly}
+    for s in (server, other):
+        s.__dict__.update(shared)
+    with http_serving.running(server, other):
+        yield server, {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": server.url}
+
+
+@test
+def test_write_to_google_with_resumable_uploads(t):
+    source = large_file(t)
+    wanted = files_below(source)["large.safetensors"]
+    for unknown, kept, losses in ((501, [], 0), (404, [1 << 20, 3 << 20], 0), (405, [], 3), (400, [256 << 10, 0, 5 << 20], 1)):
+        with json_only(unknown) as (s, env):
+            s.kept += kept
+            s.losses += [1] * losses
+            t.run("cp", source, "gs://b/x.safetensors", env=env)
+            need(s.objects == {"x.safetensors": wanted} and len(s.sessions) == 1, f"{unknown}: {[(k, len(v)) for k, v in s.objects.items()]}")
+            need(len(s.chunks) == -(-len(wanted) // (8 << 20)) + len(kept) + losses, s.chunks)
+            p = t.run("cp", source, "gs://b/x.safetensors", status=2, env=env)
+            need(b"exists" in p.stderr and TOKEN.encode() not in p.stderr, p.stderr)
+            s.kept += [0] * 40
+            p = t.run("cp", source, "gs://b/y.safetensors", status=2, env=env)
+            need(b"the server has 0 bytes of the upload" in p.stderr and list(s.objects) == ["x.safetensors"], p.stderr)
 
 
 @contextlib.contextmanager
