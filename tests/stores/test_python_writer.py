@@ -12,7 +12,7 @@ import servers
 from checks import Skip, need, test
 from fake_s3 import serving
 from test_write import BUCKET, Place, bucket, uploads_left
-from test_write_others import azurite_place, google_place
+from test_write_others import azurite_place, emulator_place, google_place
 
 RANKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "writer_ranks.py")
 PYTHON = {"python": None, "package": None}  # set by run.py
@@ -122,6 +122,19 @@ def test_writer_to_azurite(t):
 def test_writer_to_google(t):
     with google_place() as place:
         check_place(t, place)
+
+
+@test
+def test_writer_to_a_gcs_emulator(t):
+    """The JSON API alone: one process can save, several are told why they cannot."""
+    with emulator_place() as place:
+        with Ranks(t, place, world=1) as ranks:
+            files, findings = ranks.saved("ck", 1)
+            need(len(files) == 2 and set(findings) <= {"dcp/unreferenced-file"}, f"{sorted(files)} {findings}")
+        with Ranks(t, place) as ranks:
+            done = ranks.save("many", 2)
+            need(all("write with a single process" in one["said"] for one in done), done)
+        need(not place.read("many/"), "something stays of a save that failed")
 
 
 @test

@@ -120,6 +120,12 @@ def test_write_to_a_gcs_emulator(t):
         compare_all(t, place)
         overwrite_all(t, place)
         source = large_file(t)
+        with open(t.at("plan.json"), "wb") as f:
+            f.write(t.run("plan", source, "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
+        p = t.run("exec", t.at("plan.json"), place.url + "/parts", "--part", "1/2", status=2, env=place.env)
+        need(b"write with a single process" in p.stderr and not place.read("parts/"), p.stderr)
+        t.run("exec", t.at("plan.json"), place.url + "/parts", env=place.env)
+        need(t.json("diff", source, place.url + "/parts", "--values", "--json", env=place.env)["same"], "other values")
         p = t.run("cp", source, place.url + "/resumed.safetensors", "--resume", env=place.env)
         need(place.read("resumed.safetensors") == {"resumed.safetensors": files_below(source)["large.safetensors"]}, p.stderr)
 
