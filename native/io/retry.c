@@ -78,8 +78,8 @@ double tsr_retry_patience(void)
 {
     double budget;
     const double left = seconds_left(&budget);
-    const double last =
-        budget / 9; /* for each request after that, such as those that clean up; two of them may be in vain */
+    /* For each request after that, such as those that clean up. Two of them may be in vain. */
+    const double last = budget / 9;
     double patience = budget * 2 / 3 < MOST_STALL ? budget * 2 / 3 : MOST_STALL;
     if (left + 2 * last <= 0) return 0;
     if (left < patience) patience = left > last ? left : last;

@@ -84,12 +84,15 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     tsr_status status = TSR_OK;
     tsr_str bearer = {NULL, 0};
     if (!key.data || !query.data) return TSR_E_NOMEM;
-    x->transfer.url =
-        r->url ? r->url
-               : tsr_arena_format(x->arena, err, "%s%s/%.*s%s%s%.*s%.*s", service->endpoint,
-                                  r->is_upload ? "" : "/storage/v1/b", TSR_STR_ARG(service->bucket),
-                                  r->is_upload ? "" : "/o", key.size ? "/" : "", TSR_STR_ARG(key), TSR_STR_ARG(query))
-                     .data;
+    /* Inserted objects are named by a parameter. */
+    const bool names_key = key.size && !r->is_insertion;
+    const char *api = r->is_upload ? "" : r->is_insertion ? "/upload/storage/v1/b" : "/storage/v1/b";
+    x->transfer.url = r->url;
+    if (!r->url)
+        x->transfer.url = tsr_arena_format(x->arena, err, "%s%s/%.*s%s%s%.*s%.*s", service->endpoint, api,
+                                           TSR_STR_ARG(service->bucket), r->is_upload ? "" : "/o", names_key ? "/" : "",
+                                           names_key ? (int)key.size : 0, key.data, TSR_STR_ARG(query))
+                              .data;
     if (!x->transfer.url) return TSR_E_NOMEM;
     /* The server chooses the address of a resumable upload, which may be one that must not get the token. */
     if (r->url && !tsr_http_same_origin(service->endpoint, r->url)) return TSR_OK;
@@ -152,16 +155,6 @@ static tsr_status prepare_any(tsr_service *base, tsr_exchange *x, tsr_error *err
 }
 
 /* ---- writing ---- */
-
-tsr_str tsr_gcs_upload_address(tsr_service *base, tsr_arena *arena, const tsr_parameter *parameters, size_t count,
-                               tsr_error *err)
-{
-    const gcs *service = (const gcs *)base;
-    const tsr_str query = tsr_url_query(arena, parameters, count, err);
-    if (!query.data) return query;
-    return tsr_arena_format(arena, err, "%s/upload/storage/v1/b/%.*s/o%.*s", service->endpoint, TSR_STR_ARG(service->bucket),
-                            TSR_STR_ARG(query));
-}
 
 /* Google has both APIs, but some emulators have only the JSON API, which they show by not knowing how to list uploads. */
 static tsr_status choose_uploading(tsr_service *base, tsr_error *err)

@@ -9,8 +9,4 @@
 tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
                         tsr_service **out, tsr_error *err);
 
-/* The URL of the JSON API for inserting objects into the bucket, with these parameters. NULL data: TSR_E_NOMEM. */
-tsr_str tsr_gcs_upload_address(tsr_service *service, tsr_arena *arena, const tsr_parameter *parameters, size_t count,
-                               tsr_error *err);
-
 #endif

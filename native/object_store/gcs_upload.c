@@ -2,7 +2,7 @@
  * (Objects: insert, Objects: delete, resumable uploads). A resumable upload accepts bytes only in their order, while parts come
  * in any order, so parts wait in a temporary file until the object is complete. An interrupted run leaves nothing on the server
  * that could be continued. */
-#include "object_store/gcs.h"
+#include "object_store/upload.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,7 +14,6 @@
 #include "io/sys.h"
 #include "object_store/exchange.h"
 #include "object_store/setting.h"
-#include "object_store/upload.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
 
@@ -89,15 +88,16 @@ static tsr_status look_first(tsr_service *service, const tsr_upload *upload, tsr
     return TSR_OK;
 }
 
-/* The address for inserting an object. */
-static tsr_str address(tsr_service *service, const tsr_upload *upload, const char *type, tsr_arena *arena, tsr_error *err)
+enum { MOST_PARAMETERS = 3 };
+
+/* Fills the parameters of a request that inserts the object, and returns their number. */
+static size_t insertion(const tsr_upload *upload, const char *type, tsr_parameter out[MOST_PARAMETERS])
 {
-    tsr_parameter parameters[3];
     size_t count = 0;
-    if (upload->if_absent) parameters[count++] = (tsr_parameter){"ifGenerationMatch", TSR_STR("0")};
-    parameters[count++] = (tsr_parameter){"name", upload->key};
-    parameters[count++] = (tsr_parameter){"uploadType", tsr_str_from(type)};
-    return tsr_gcs_upload_address(service, arena, parameters, count, err);
+    if (upload->if_absent) out[count++] = (tsr_parameter){"ifGenerationMatch", TSR_STR("0")};
+    out[count++] = (tsr_parameter){"name", upload->key};
+    out[count++] = (tsr_parameter){"uploadType", tsr_str_from(type)};
+    return count;
 }
 
 /* A resumable upload in progress. */
@@ -112,10 +112,13 @@ typedef struct session {
 
 static tsr_status open_session(session *s, tsr_error *err)
 {
-    const tsr_str url = address(s->service, s->upload, "resumable", s->arena, err);
-    if (!url.data) return TSR_E_NOMEM;
-    const tsr_request request = {
-        .method = "POST", .key = s->upload->key, .url = url.data, .content_type = "application/json"};
+    tsr_parameter parameters[MOST_PARAMETERS];
+    const tsr_request request = {.method = "POST",
+                                 .key = s->upload->key,
+                                 .parameters = parameters,
+                                 .parameter_count = insertion(s->upload, "resumable", parameters),
+                                 .content_type = "application/json",
+                                 .is_insertion = true};
     tsr_exchange x = {0};
     tsr_str text;
     tsr_status status = tsr_exchange_text(s->service, request, MOST_ANSWER, &x, &text, err);
@@ -239,20 +242,18 @@ static tsr_status complete(tsr_service *service, const tsr_upload *upload, const
 
 static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, tsr_error *err)
 {
-    tsr_arena *arena = tsr_arena_new(service->allocator, 0, err);
-    tsr_status status = arena ? look_first(service, upload, err) : TSR_E_NOMEM;
-    const tsr_str url = status == TSR_OK ? address(service, upload, "media", arena, err) : (tsr_str){NULL, 0};
-    if (status == TSR_OK && !url.data) status = TSR_E_NOMEM;
+    tsr_parameter parameters[MOST_PARAMETERS];
     const tsr_request request = {.method = "POST",
                                  .key = upload->key,
-                                 .url = url.data,
+                                 .parameters = parameters,
+                                 .parameter_count = insertion(upload, "media", parameters),
                                  .body = bytes->data,
                                  .body_size = bytes->size,
                                  .content_type = TSR_OBJECT_TYPE,
+                                 .is_insertion = true,
                                  .once = upload->if_absent};
-    if (status == TSR_OK) status = tsr_upload_make(service, upload, &request, bytes, err);
-    tsr_arena_free(arena);
-    return status;
+    TSR_TRY(look_first(service, upload, err));
+    return tsr_upload_make(service, upload, &request, bytes, err);
 }
 
 static tsr_status remove_object(tsr_service *service, tsr_str key, tsr_error *err)
