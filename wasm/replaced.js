@@ -4,7 +4,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { TesseraError } from "./errors.js";
 
-const METADATA = ".metadata", MEGATRON = "metadata.json", INDEX = "model.safetensors.index.json";
+const METADATA = ".metadata", MEGATRON = "metadata.json", INDEX = "model.safetensors.index.json", MODEL = "model.safetensors";
 const HEAD_BYTES = 512, MOST_JSON = 1 << 16, MOST_HEADER = 100_000_000;
 const ZIP_HEADER_BYTES = 30; // of a member, before its name
 const FIRST_MEMBERS = /\/(data\.pkl|version|\.format_version|byteorder)$/;
@@ -101,10 +101,20 @@ function ownOfRanks(files) {
   return isTorch || data.every(isSharded) ? data : [];
 }
 
-function ownFiles(directory, files) {
-  const has = (wanted) => files.some(({ name }) => name === wanted);
+/** Next to an index, transformers loads a model in one file. Without one, that file is the checkpoint which an index replaces
+ *  if nothing else is: a model that fits in one shard is written so. */
+function ownFiles(directory, files, written) {
+  const has = (wanted) => files.some(({ name }) => name === wanted), model = files.filter(({ name, kind }) => name === MODEL && kind === "safetensors");
   if (has(METADATA)) return ownOfDcp(directory, files);
-  return has(INDEX) ? ownOfIndex(directory, files) : ownOfRanks(files);
+  if (has(INDEX)) return model.length ? model : ownOfIndex(directory, files);
+  const own = ownOfRanks(files);
+  return own.length || !written.has(INDEX) || files.some((file) => file !== model[0] && (isMarker(file) || hasTensors(file))) ? own : model;
+}
+
+/** Refuses a kept model in one file, which transformers would load instead of the new index. */
+function refuseHidden(directory, kept, written) {
+  if (!written.has(INDEX) || !kept.some(({ name }) => name === MODEL)) return;
+  throw refusal(`'${directory}' cannot be replaced: '${MODEL}' in it does not belong to the checkpoint there and would be kept, and transformers would load it instead of the new '${INDEX}'; move it away, or write to another directory`);
 }
 
 /** Refuses files that stay and would be taken for part of the new checkpoint. A .metadata takes precedence over all of
@@ -119,9 +129,11 @@ function refuseSpoilers(directory, kept, written) {
 /** Returns the names in a directory that stay when files with the names `written` replace the checkpoint there. Throws if
  *  the checkpoint cannot be replaced. */
 export function keptNames(directory, written) {
-  const files = filesIn(directory), own = new Set(ownFiles(directory, files).map(({ name }) => name));
+  const files = filesIn(directory), own = new Set(ownFiles(directory, files, written).map(({ name }) => name));
   for (const { name, at } of files) if (/^objects(-g\d+)?\.json$/.test(name) && written.has(name) && isSidecar(at)) own.add(name);
-  refuseSpoilers(directory, files.filter(({ name }) => !own.has(name)), written);
+  const others = files.filter(({ name }) => !own.has(name));
+  refuseSpoilers(directory, others, written);
+  refuseHidden(directory, others, written);
   const kept = fs.readdirSync(directory).filter((name) => !own.has(name)), blocked = kept.find((name) => written.has(name));
   if (blocked !== undefined) throw refusal(`'${blocked}' in '${directory}' is not part of the checkpoint there and blocks the write`);
   return kept;

@@ -30,7 +30,8 @@ class DiskSink {
   }
 
   #refuseExisting(at) {
-    if (!this.#overwrite && fs.existsSync(at)) throw refusal(`${at === this.#target ? "the destination " : ""}'${at}' exists; --overwrite replaces it`);
+    const info = this.#overwrite ? undefined : fs.statSync(at, { throwIfNoEntry: false });
+    if (info) throw refusal(`${at === this.#target ? "the destination " : ""}'${at}' exists; --overwrite replaces ${info.isDirectory() ? "the checkpoint in it, and keeps its other files" : "it"}`);
   }
 
   /** `name` is the name of a file in the directory, or the text after the target's own name. */

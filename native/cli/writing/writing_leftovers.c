@@ -66,6 +66,18 @@ static tsr_status clear_other(cli_writing *w, const cli_start *b, tsr_error *err
     return status;
 }
 
+tsr_status cli_clear_completed(cli_writing *w, const cli_start *b, tsr_error *err)
+{
+    tsr_status status = tsr_journals_discard(&w->journals, w->tag, err);
+    for (size_t i = 0, end; i < b->count && status == TSR_OK; i = end) {
+        bool only_record = true;
+        for (end = i; end < b->count && strcmp(b->found[end].tag, b->found[i].tag) == 0; end++)
+            only_record &= b->found[end].publishing && !b->found[end].busy;
+        if (only_record) status = tsr_journals_discard(&w->journals, b->found[i].tag, err);
+    }
+    return status;
+}
+
 /* Looks for an earlier run of this job, to continue it under its tag. */
 static bool finds_tag(cli_writing *w, const cli_start *b)
 {

@@ -32,6 +32,9 @@ tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err
  * what runs of other jobs left and, without --resume, what those of this job did. */
 tsr_status cli_look_around(cli_writing *writing, cli_start *start, tsr_error *err);
 tsr_status cli_clear_around(cli_writing *writing, cli_start *start, tsr_error *err);
+/* Removes what runs left that were killed when DEST was complete: the job's own, and records of publications whose journals are
+ * gone. */
+tsr_status cli_clear_completed(cli_writing *writing, const cli_start *start, tsr_error *err);
 /* Removes what an earlier run of the same job left, to start over. */
 tsr_status cli_start_over(cli_writing *writing, cli_start *start, tsr_error *err);
 /* writing_completed.c: compares DEST, if it exists, with all that the job would write. If it is the same, sets

@@ -399,7 +399,7 @@ tsr_status cli_carry_out(cli_writing *w, const tsr_convert_options *options, tsr
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = w};
     tsr_status status = begin(w, &b, options, err);
     if (status != TSR_OK) return status;
-    if (w->is_complete) return cli_speaks(w->program) ? tsr_journals_discard(&w->journals, w->tag, err) : TSR_OK;
+    if (w->is_complete) return cli_speaks(w->program) ? cli_clear_completed(w, &b, err) : TSR_OK;
     if (cli_speaks(w->program)) cli_cleanup_add(&cleanup);
     status = open_on_ranks(w, &b, options, err);
     if (status == TSR_OK) status = do_units(w, err);
