@@ -150,13 +150,19 @@ static void copy_object(const tsr_entry *from, tsr_entry *to)
     to->ndim = from->ndim;
 }
 
+/* Megatron-Core keeps values of many names in this object (megatron_common.c), so names depend on it, too. */
+static bool holds_names(const tsr_entry *entry)
+{
+    return tsr_str_equal(entry->fqn, TSR_STR("common_state")) || tsr_str_starts(entry->fqn, TSR_STR("common_state/"));
+}
+
 static tsr_status read_object(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t number, read_items *items,
                               tsr_error *err)
 {
     tsr_entry *entry = &entries[number];
     const tsr_chunk *chunk = &entry->chunks[0];
     entry->type = TSR_STR("object");
-    if (chunk->file == TSR_NO_FILE || checkpoint->options.skip_objects) return TSR_OK;
+    if (chunk->file == TSR_NO_FILE || (checkpoint->options.skip_objects && !holds_names(entry))) return TSR_OK;
     if (tsr_dcp_transform_of(tsr_dcp_state_of(checkpoint), chunk) == TSR_DCP_EXTENDED) return TSR_OK;
     uint64_t *place = tsr_arena_array(checkpoint->arena, 3, sizeof *place, err);
     if (!place) return TSR_E_NOMEM;
