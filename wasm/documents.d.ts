@@ -492,6 +492,7 @@ export type ConvertDocument = {
     readonly objects: number;
     readonly left_out: number;
     readonly cast: number;
+    readonly kept?: number;
     readonly copied: number;
     readonly bytes: number;
     readonly seconds: number;

@@ -91,7 +91,7 @@ TECHNIQUES = [
     ("a way to globals", stack_global("torch._utils", "_rebuild_tensor_v2.__globals__"), BAD_CLASS),
     ("an instance of an unlisted class", new(glob("my.package", "Config")) + dict_of(a=b"N") + b"b", ODD_CLASS),
     ("an instance of an unlisted class with keywords", glob("my.package", "Config") + b")" + dict_of(a=b"N") + b"\x92", ODD_CLASS),
-    ("an instance of an exception", new(glob("builtins", "ValueError"), s("a")), ODD_CLASS),
+    ("an instance of an exception of others", new(glob("my.package", "Error"), s("a")), ODD_CLASS),
     ("an unhashable key", b"}]Ns", ("pickle/unloadable", "error")),
     ("an unhashable key in a tuple", b"}" + tup(b"K\1", b"}") + b"Ns", ("pickle/unloadable", "error")),
     ("an unhashable key among many", b"}(K\1NK\2N\x8fNu", ("pickle/unloadable", "error")),
@@ -107,7 +107,8 @@ def findings(t, path):
     p = t.run("validate", path, "--deep", "--json", status=(0, 1, 2))
     if p.returncode == 2:
         return None, p.stderr.decode()
-    return {(f["rule"], f["level"]) for f in json.loads(p.stdout)["findings"]}, p.returncode
+    # Most of these pickles hold no entry, which is a note of its own.
+    return {(f["rule"], f["level"]) for f in json.loads(p.stdout)["findings"] if f["rule"] != "container/empty"}, p.returncode
 
 
 def check(t, name, fragment, want):
