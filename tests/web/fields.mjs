@@ -115,7 +115,7 @@ async function testOptions(page, scratch) {
   const CASES = [
     ["scaled.safetensors", async () => {
       await field("Floating-point tensors become").selectOption("bfloat16");
-      await says("use “Cast scaled numbers without their scales” to cast the stored numbers as they are");
+      await says("“Cast scaled numbers without their scales” to cast the stored numbers as they are");
       await field("Cast scaled numbers without their scales").check();
     }, ["--dtype", "bfloat16", "--raw-cast"]],
     ["full.safetensors", async () => {
