@@ -132,7 +132,7 @@ def test_refusals(t):
         refused(t, {**stacked, "w_scale_2": torch.ones(shape)}, f"'w_scale_2' {list(shape)} does not fit 'w' [3, 4, 16]")
     refused(t, {"w_packed": w, "w_scale": s, "w_global_scale": one, "w_zero_point": w.clone()}, "'w_packed' has a zero point, 'w_zero_point'")
     refused(t, {"w_packed": w, "w_scale": s, "w_global_scale": one, "w": torch.ones(3)}, "'w' would be written twice")
-    refused(t, {"w": w, "w_scale": s}, "NVFP4", "no float8, int8")  # without the scale of the tensor it could be another form
+    refused(t, {"w": w, "w_scale": s}, "'w' is scaled by 'w_scale', in a form that --dequantize does not support")  # without the scale of the tensor it could be another form
     refused(t, {"w": w, "w_scale": s, "v": fp8(2, 2), "v_scale": one}, "'w' is scaled by 'w_scale'")
 
 
