@@ -28,7 +28,7 @@ typedef struct view_answer {
     view_body body;
 } view_answer;
 
-/* Answers a request. Called by several threads at once. `out` is zeroed, and its `fd` is -1. */
+/* Answers a request. Several threads call it at the same time. `out` is zeroed, and its `fd` is -1. */
 typedef void view_handler(void *ctx, const view_request *request, view_answer *out);
 
 typedef struct view_site {
