@@ -39,8 +39,8 @@ tsr_status tsr_finding_add(tsr_findings *findings, const char *rule_id, tsr_plac
                            ...) TSR_PRINTF_LIKE(5, 6);
 
 /* Adds a finding for an error that one part of a checkpoint caused, under `rule_id`. Errors of input and output are the rule
- * file/io instead, once per message, as a file that cannot be opened fails for everything in it. Returns the errors that end
- * every command: out of memory, cancelled. */
+ * file/io instead, once per message, as a file that cannot be opened fails for everything in it. Returns errors that may not be
+ * findings (tsr_may_be_finding). */
 tsr_status tsr_finding_add_failure(tsr_findings *findings, const char *rule_id, tsr_place place, const tsr_error *failure,
                                    tsr_error *err);
 
