@@ -104,6 +104,7 @@ def test_megatrons_directory_has_the_files_that_its_metadata_does_not_name(t):
             asked = len(s.asked)
             judged = [t.json("validate", path, "--json")["findings"] for path in (s.url + "/", folder)]
         assert [{**f, "path": ""} for f in judged[0]] == [{**f, "path": ""} for f in judged[1]], judged
+        assert any(e["fqn"].startswith("common.") for e in remote["entries"]), f"{name}: common.pt, which .metadata does not name, was not found"
         local = t.json("inspect", folder, "--json")
         for key in ("format", "summary", "entries", "findings"):
             assert remote[key] == local[key], f"{name}: {key}: {remote[key]} for {local[key]}"
