@@ -286,7 +286,7 @@ static uint64_t largest_of(const tsr_float_form *form)
 
 static uint64_t double_of_magnitude(tsr_dtype from, uint64_t magnitude)
 {
-    uint8_t bytes[sizeof(uint64_t)];
+    uint8_t bytes[2 * sizeof(uint64_t)]; /* as large as the largest element */
     double value;
     uint64_t bits;
     store(bytes, magnitude, tsr_dtype_size(from));

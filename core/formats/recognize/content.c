@@ -116,7 +116,7 @@ static const char *foreign_name(tsr_str head, tsr_str name)
     if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||
         tsr_str_ends(member, TSR_STR("/data/weights/model_weights_config.json")))
         return "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it";
-    if (head.size > 4 && memcmp(head.data, "ZN", 2) == 0 && head.data[2] >= 0 && head.data[2] < ' ')
+    if (head.size > 4 && memcmp(head.data, "ZN", 2) == 0 && (unsigned char)head.data[2] < ' ')
         return "compressed by ZipNN, which is not supported: the package zipnn decompresses it";
     return foreign_zip_name(head, member, tsr_str_ends(name, TSR_STR(".onnx")));
 }
