@@ -330,10 +330,10 @@ def test_addresses_secrets_are_in_no_text(t):
         plan = clean(t.run("plan", folder, "--mesh", "dp=2", "--placements", "shard(0)", "--json"), shown).stdout
         open(t.at("plan.json"), "wb").write(plan)
         p = clean(t.run("exec", t.at("plan.json"), t.at("out"), status=2), b"--source")
-        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--part", "1/2"))
+        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--share", "1/2"))
         left = b"".join(open(os.path.join(d, f), "rb").read() for d, _, files in os.walk(t.folder) for f in files)
         need(b"S3CRET" not in left and b"S3USER" not in left and any(".tessera-" in n for n in os.listdir(t.folder)), "a secret in what is on the disk")
-        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--part", "2/2", "--finish", "--json"))
+        clean(t.run("exec", t.at("plan.json"), t.at("out"), "--source", folder, "--share", "2/2", "--finish", "--json"))
         t.run("reshard", path, t.at("same"), "--mesh", "dp=2", "--placements", "shard(0)")
         t.run("diff", t.at("same"), t.at("out"), "--values", "--layout")
         clean(t.run("exec", t.at("plan.json"), t.at("out2"), "--source", path, status=2))  # the files have other versions

@@ -23,7 +23,7 @@ def parts(t, to, path):
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, *TARGET, "--to", to, "--json").stdout)
     for part in (2, 1, 3):
-        t.run("exec", plan, t.at(to), "--part", f"{part}/3")
+        t.run("exec", plan, t.at(to), "--share", f"{part}/3")
     folder = next(f for f in leftovers(t, to) if os.path.isdir(f))
     shutil.rmtree(t.at("copy"), ignore_errors=True)
     os.mkdir(t.at("copy"))
@@ -94,7 +94,7 @@ def test_a_whole_run_notices_changes_of_the_parts_before_it(t):
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, *TARGET, "--to", "dcp", "--json").stdout)
     for more, status in (((), 2), (("--no-verify",), 0)):
-        t.run("exec", plan, t.at("e"), "--part", "1/2")
+        t.run("exec", plan, t.at("e"), "--share", "1/2")
         folder = next(f for f in leftovers(t, "e") if os.path.isdir(f))
         flip(os.path.join(folder, "__0_0.distcp"), 1 << 20)
         p = t.run("exec", plan, t.at("e"), *more, status=status)

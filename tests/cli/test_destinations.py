@@ -208,7 +208,7 @@ def test_resume_of_a_complete_plan_and_of_a_kill(t):
     p = job("--resume")
     need(b"already complete" not in p.stderr, f"an unfinished run: {p.stderr}")
     before = tree(t.at("out"))
-    for more in ((), ("--part", "2/3"), ("--finish",), ("--dry-run",)):
+    for more in ((), ("--share", "2/3"), ("--finish",), ("--dry-run",)):
         need(b"already complete" in job("--resume", *more).stderr and tree(t.at("out")) == before, more)
     doc = t.json("exec", t.at("plan.json"), t.at("out"), "--resume", "--json")
     need(doc["published"] and doc["work"]["left"] == 0 and doc["work"]["found_done"] == doc["work"]["units"], doc["work"])

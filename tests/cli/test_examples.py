@@ -25,7 +25,7 @@ BEFORE = {
     "validate step-2000/ --layout": ["tessera layout step-1000/ -o layout.json"],
     "validate ckpt/ --baseline": ["tessera validate ckpt/ --json >known.json"],
     "diff main/ branch/ --baseline": ["! tessera diff main/ branch/ --values --json >known.json"],
-    "exec plan.json ckpt-3/ --finish": [f"tessera exec plan.json ckpt-3/ --part {i}/8" for i in range(1, 9)],
+    "exec plan.json ckpt-3/ --finish": [f"tessera exec plan.json ckpt-3/ --share {i}/8" for i in range(1, 9)],
     "verify resharded/ manifest.json": ["tessera manifest ckpt/ -o manifest.json", "tessera reshard ckpt/ resharded --mesh dp=3 --placements 'shard(0)'"],
     "verify model.safetensors manifest.json": ["tessera manifest ckpt/ -o manifest.json", "tessera convert ckpt/ model.safetensors --include '**.fc.**' --overwrite"],
     "map suggest titan/ hf/": ["tessera convert ckpt/ titan/ --to dcp --rename model.=m.", "tessera convert ckpt/ hf/ --to safetensors"],

@@ -441,7 +441,7 @@ def test_expansion_inside_objects_plans_and_optimizers(t):
     plan = bounded(t, "plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--json", status=0).stdout
     with open(t.at("plan.json"), "wb") as f:
         f.write(plan)
-    for extra in ((), ("--part", "1/2"), ("--dry-run",)):
+    for extra in ((), ("--share", "1/2"), ("--dry-run",)):
         need(b"--allow-expansion" in bounded(t, "exec", t.at("plan.json"), t.at("made"), *extra, status=2).stderr, extra)
     small = save(t.at("small.pt"), pickled({"w": Tensor(Storage("0", 4), 0, (4,), (1,))}), [("0", FLOATS)])
     t.run("manifest", small, "-o", t.at("sums.json"))

@@ -39,11 +39,11 @@ def test_parts_of_destinations_that_begin_alike_stay_apart(t):
     first, second = map(t.at, NAMES)
     with open(t.at("plan.json"), "wb") as f:
         f.write(t.run("plan", path, *TARGET, "--json").stdout)
-    t.run("exec", t.at("plan.json"), first, "--part", "1/2")
+    t.run("exec", t.at("plan.json"), first, "--share", "1/2")
     before = left(t)
     doc = t.json("exec", t.at("plan.json"), second, "--json")
     need(doc["published"] and not doc["work"]["found_done"] and left(t) == before, f"{doc['work']} {left(t)}")
-    t.run("exec", t.at("plan.json"), first, "--part", "2/2", "--finish")
+    t.run("exec", t.at("plan.json"), first, "--share", "2/2", "--finish")
     need(tree(first) == tree(second) and not left(t), left(t))
 
 

@@ -95,13 +95,13 @@ def test_exec_in_parts_equals_reshard(t):
         plan, out, whole = t.at(f"{to}.json"), t.at(f"{to}-parts"), t.at(f"{to}-whole")
         open(plan, "wb").write(t.run("plan", path, *target, "--to", to, "--json").stdout)
         t.run("reshard", path, whole, *target, "--to", to, "-q")
-        t.run("exec", plan, out, "--part", "2/3")
-        doc = t.json("exec", plan, out, "--part", "2/3", "--json")
+        t.run("exec", plan, out, "--share", "2/3")
+        doc = t.json("exec", plan, out, "--share", "2/3", "--json")
         need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["found_done"] and doc["work"]["left"], doc["work"])
         need(not os.path.exists(out), "a part published")
         p = t.run("exec", plan, out, "--finish", status=2)
         need(b"of 3 parts, 1, 3 are not done" in p.stderr, p.stderr)
-        both = [subprocess.Popen([t.path, "exec", plan, out, "--part", f"{i}/3"], stderr=subprocess.PIPE) for i in (1, 3)]
+        both = [subprocess.Popen([t.path, "exec", plan, out, "--share", f"{i}/3"], stderr=subprocess.PIPE) for i in (1, 3)]
         need([(b.communicate(timeout=60), b.returncode)[1] for b in both] == [0, 0], "parts at the same time fail")
         doc = t.json("exec", plan, out, "--finish", "--json")
         need(doc["schema"] == "tessera.exec/1" and doc["published"] and doc["work"]["left"] == 0, doc["work"])
@@ -110,13 +110,13 @@ def test_exec_in_parts_equals_reshard(t):
         need(tree(t.at(f"{to}-one")) == tree(whole), f"--to {to}: exec writes other bytes")
         need(not [f for f in os.listdir(t.folder) if f.startswith(".")], os.listdir(t.folder))
     t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), status=2)
-    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--part", "2/2", "--overwrite", "-q")
-    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--part", "1/2", "--finish", "--overwrite", "-q")
+    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--share", "2/2", "--overwrite", "-q")
+    t.run("exec", t.at("dcp.json"), t.at("dcp-whole"), "--share", "1/2", "--finish", "--overwrite", "-q")
     need(sorted(tree(t.at("dcp-whole"))) == [".metadata"] + [f"__{r}_1.distcp" for r in range(4)], os.listdir(t.at("dcp-whole")))
     t.run("diff", t.at("dcp-parts"), t.at("dcp-whole"), "--values", "--layout")
     for part in ("0/3", "4/3", "x", "1/", "/2", "1/2x", "-1/2"):
-        p = t.run("exec", t.at("dcp.json"), t.at("none"), "--part", part, status=2)
-        need(b"i/N" in p.stderr or b"--part" in p.stderr, p.stderr)
+        p = t.run("exec", t.at("dcp.json"), t.at("none"), "--share", part, status=2)
+        need(b"--share" in p.stderr, p.stderr)
 
 
 @test
@@ -351,7 +351,7 @@ def test_a_storage_shows_servers_and_orders_reads(t):
     t.run("reshard", t.at("ckpt"), t.at("stored"), *target, "--to", "dcp", "--storage", t.at("storage.json"), "-q")
     open(t.at("plan.json"), "wb").write(t.run("plan", t.at("ckpt"), *target, "--to", "dcp", "--storage", t.at("storage.json"), "--json").stdout)
     for part in (2, 1, 3):
-        t.run("exec", t.at("plan.json"), t.at("parts"), "--part", f"{part}/3", "-q")
+        t.run("exec", t.at("plan.json"), t.at("parts"), "--share", f"{part}/3", "-q")
     t.run("exec", t.at("plan.json"), t.at("parts"), "--finish", "-q")
     need(tree(t.at("whole")) == tree(t.at("stored")) == tree(t.at("parts")), "a storage changes bytes")
 

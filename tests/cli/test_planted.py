@@ -134,7 +134,7 @@ def test_plans_refuse_what_no_part_has_made(t):
     plan = t.at("plan.json")
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
-    t.run("exec", plan, t.at("e"), "--part", "1/2")
+    t.run("exec", plan, t.at("e"), "--share", "1/2")
     journal, folder = sorted(leftovers(t, "e"), key=os.path.isdir)
     for kind in ("link", "folder"):
         os.unlink(journal)
@@ -147,16 +147,16 @@ def test_plans_refuse_what_no_part_has_made(t):
             os.symlink(t.at("victim"), folder)
         else:
             shutil.copytree(t.at("victim"), folder)
-        p = t.run("exec", plan, t.at("e"), "--part", "1/2", status=2)
+        p = t.run("exec", plan, t.at("e"), "--share", "1/2", status=2)
         need(os.path.basename(folder).encode() in p.stderr, p.stderr)
         need(tree(t.at("victim")) == was and tree(folder) == was, f"{kind}: files of others changed")
         shutil.rmtree(t.at("victim"))
         if kind == "link":
             os.unlink(folder)
-            t.run("exec", plan, t.at("e"), "--part", "1/2")
+            t.run("exec", plan, t.at("e"), "--share", "1/2")
             journal, folder = sorted(leftovers(t, "e"), key=os.path.isdir)
     shutil.rmtree(folder)
-    parts = [subprocess.Popen([t.path, "exec", plan, t.at("e"), "--part", f"{i}/4"], stderr=subprocess.PIPE) for i in range(1, 5)]
+    parts = [subprocess.Popen([t.path, "exec", plan, t.at("e"), "--share", f"{i}/4"], stderr=subprocess.PIPE) for i in range(1, 5)]
     need(all(p.wait(60) == 0 for p in parts), [p.stderr.read() for p in parts])
     t.run("exec", plan, t.at("e"), "--finish")
     t.run("diff", path, t.at("e"), "--values", "-q")
@@ -170,7 +170,7 @@ def test_plans_refuse_files_of_others_in_the_destination(t):
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
     t.run("exec", plan, t.at("e"), "-q")
-    t.run("exec", plan, t.at("e"), "--part", "1/2", "--overwrite")
+    t.run("exec", plan, t.at("e"), "--share", "1/2", "--overwrite")
     left = leftovers(t, "e")
     journal, inside = [f for f in left if f.endswith("-of-2")], [f for f in left if os.path.dirname(f) == t.at("e")]
     need(len(journal) == 1 and len(inside) == 2, left)
@@ -184,7 +184,7 @@ def test_plans_refuse_files_of_others_in_the_destination(t):
         else:
             os.symlink(t.at("victim"), inside[1])
         for _ in range(2):  # a failed run must not make the next one accept it
-            p = t.run("exec", plan, t.at("e"), "--part", "1/2", "--overwrite", status=2)
+            p = t.run("exec", plan, t.at("e"), "--share", "1/2", "--overwrite", status=2)
             need(os.path.basename(inside[1]).encode() in p.stderr, p.stderr)
             need(leftovers(t, "e") == [inside[1]] and open(inside[1], "rb").read() == b"precious", leftovers(t, "e"))
         os.unlink(inside[1])

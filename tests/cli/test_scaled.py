@@ -322,7 +322,7 @@ def test_values_that_casts_lose_are_counted_in_parts(t):
     with open(t.at("plan.json"), "w") as f:
         json.dump(plan, f)
     for i in (1, 2):
-        t.run("exec", t.at("plan.json"), t.at("out"), "--part", f"{i}/2")
+        t.run("exec", t.at("plan.json"), t.at("out"), "--share", f"{i}/2")
     doc = t.json("exec", t.at("plan.json"), t.at("out"), "--finish", "--json")
     need(doc["warnings"] == [ZEROS.format("b.mixed"), OVERFLOWS.format("b.mixed")], doc["warnings"])
     numbers = ("F8_E4M3", [128, 128], bytes([0x7E, 0x38, 0x00, 0x01] * 4096))  # 448, 1, 0, 2^-9

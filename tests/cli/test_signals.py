@@ -147,9 +147,9 @@ def test_signals_keep_what_is_resumed(t):
     os.mkdir(t.at("out"))
     plan = t.at("plan.json")
     open(plan, "wb").write(t.run("plan", a, "--mesh", "dp=2", "--placements", "shard(0)", "--json").stdout)
-    p = start(t, "exec", plan, t.at("out", "d"), "--part", "1/2")
+    p = start(t, "exec", plan, t.at("out", "d"), "--share", "1/2")
     appears(p, t.at("out"), ".tessera-")
-    ends_by(p, signal.SIGTERM, "exec --part")
+    ends_by(p, signal.SIGTERM, "exec --share")
     need(tree(t.at("out")), "the part is gone")
 
 

@@ -86,7 +86,7 @@ def test_source_crc_parts_of_a_plan_are_checked_when_they_are_joined(t):
     with open(plan, "wb") as f:
         f.write(t.run("plan", path, "--mesh", "dp=3", "--placements", "shard(0)", "--to", "dcp", "--json").stdout)
     for part in ("1/2", "2/2"):
-        t.run("exec", plan, t.at("out"), "--part", part)
+        t.run("exec", plan, t.at("out"), "--share", part)
     p = t.run("exec", plan, t.at("out"), "--finish", status=2)
     need(b"is damaged in the source" in p.stderr and not os.path.exists(t.at("out")), f"{p.stderr}")
     t.run("exec", plan, t.at("out"), "--finish", "--ignore-crc")

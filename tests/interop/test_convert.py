@@ -464,7 +464,7 @@ def test_flat_parameters_of_ranks_load_in_fsdp1(t):
         with open(t.at("plan.json"), "wb") as f:
             f.write(t.run("plan", t.at("columns"), "--target", t.at("target.json"), "--to", "torch", "--json").stdout)
         for part in (2, 1):
-            t.run("exec", t.at("plan.json"), t.at(f"parts{world}"), "--part", f"{part}/2")
+            t.run("exec", t.at("plan.json"), t.at(f"parts{world}"), "--share", f"{part}/2")
         t.run("exec", t.at("plan.json"), t.at(f"parts{world}"), "--finish")
         for r in range(world):
             assert filecmp.cmp(t.at(f"columns{world}", f"rank{r}.pt"), t.at(f"parts{world}", f"rank{r}.pt"), shallow=False), "parts write other bytes"

@@ -162,12 +162,12 @@ def a_killed_job_does_not_outlive_the_next_run(folder):
         plan = os.path.join(place.scratch, "plan.json")
         with open(plan, "w") as f:
             f.write(alone(place.tessera, "plan", place.source, *RESHARD, "--json")[1])
-        need(alone(place.tessera, "exec", plan, place.out, "--part", "1/2")[0] == 0, "part 1")
+        need(alone(place.tessera, "exec", plan, place.out, "--share", "1/2")[0] == 0, "part 1")
         parts = left()
         status, _, err = alone(*other)
         need(status == 0 and "unfinished job of 2 parts" in err and left() == sorted(parts + ["out"]), f"{left()}: {err}")
         shutil.rmtree(place.out)
-        status, _, err = alone(place.tessera, "exec", plan, place.out, "--part", "2/2", "--finish")
+        status, _, err = alone(place.tessera, "exec", plan, place.out, "--share", "2/2", "--finish")
         need(status == 0 and tree(place.out) == place.reference and left() == ["out"], f"the row of jobs went on: {err}, {left()}")
 
 

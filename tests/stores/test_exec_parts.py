@@ -1,4 +1,4 @@
-"""exec --part and exec --finish to object stores: the parts run on machines that share nothing but the bucket."""
+"""exec --share and exec --finish to object stores: the parts run on machines that share nothing but the bucket."""
 import os
 import subprocess
 import threading
@@ -33,18 +33,18 @@ def check_parts(t, place, plan, wanted, key):
     """Runs the parts in any order and at the same time. Nothing may be visible before the end, and then the bytes must be
     those of `reshard`."""
     url = f"{place.url}/{key}"
-    doc = t.json("exec", plan, url, "--part", "2/3", "--json", env=place.env)
+    doc = t.json("exec", plan, url, "--share", "2/3", "--json", env=place.env)
     need(not doc["published"] and doc["work"]["part"] == 2 and doc["work"]["left"], f"{doc['work']}")
     need(len(notes(place.below(key))) == 1 == len(place.below(key)), f"{sorted(place.below(key))}")
     p = t.run("exec", plan, url, "--finish", status=2, env=place.env)
     need(b"of 3 parts, 1, 3 are not done" in p.stderr, p.stderr)
-    both = [subprocess.Popen([t.path, "exec", plan, url, "--part", f"{i}/3"], env={**os.environ, **place.env}, stderr=subprocess.PIPE) for i in (1, 3)]
+    both = [subprocess.Popen([t.path, "exec", plan, url, "--share", f"{i}/3"], env={**os.environ, **place.env}, stderr=subprocess.PIPE) for i in (1, 3)]
     need([(b.communicate(timeout=60), b.returncode)[1] for b in both] == [0, 0], "parts at the same time")
     need(len(notes(place.below(key))) == 3 == len(place.below(key)), f"{sorted(place.below(key))}")
     doc = t.json("exec", plan, url, "--finish", "--json", env=place.env)
     need(doc["schema"] == "tessera.exec/1" and doc["published"] and doc["work"]["left"] == 0, f"{doc['work']}")
     need(place.below(key) == wanted, f"{key}: {sorted(place.below(key))}")
-    p = t.run("exec", plan, url, "--part", "1/3", status=2, env=place.env)
+    p = t.run("exec", plan, url, "--share", "1/3", status=2, env=place.env)
     need(b"exists" in p.stderr and place.below(key) == wanted, p.stderr)
 
 
@@ -88,7 +88,7 @@ def test_exec_parts_to_google(t):
 
 def run_parts(t, s, plan, url, parts, *more):
     for i in parts:
-        t.run("exec", plan, url, "--part", f"{i}/3", *more, env=s.env())
+        t.run("exec", plan, url, "--share", f"{i}/3", *more, env=s.env())
 
 
 @test
@@ -100,7 +100,7 @@ def test_exec_parts_of_which_one_is_killed(t):
         with serving({}) as s:
             run_parts(t, s, plan, "s3://b/ck", (1, 3), *more)
             is_point = lambda h: h.command == "PUT" and "partNumber=2&" in h.path  # noqa: E731
-            kill(t, s, is_point, lambda: len(s.uploads) > 2, s.env(), "exec", plan, "s3://b/ck", "--part", "2/3", *more)
+            kill(t, s, is_point, lambda: len(s.uploads) > 2, s.env(), "exec", plan, "s3://b/ck", "--share", "2/3", *more)
             need(b"is not done" in t.run("exec", plan, "s3://b/ck", "--finish", status=2, env=s.env()).stderr, "a part is missing")
             need(not [k for k in s.objects if ".tessera-" not in k], f"{sorted(s.objects)}")
             run_parts(t, s, plan, "s3://b/ck", (2,), *more)
@@ -153,7 +153,7 @@ def test_exec_parts_that_replace(t):
     old = {f"ck/{k}": v for k, v in files_below(sample("dcp_fsdp2")[0]).items()}
     with serving({**old, "ck/mine.txt": b"mine"}) as s:
         before = dict(s.objects)
-        need(b"exists" in t.run("exec", plan, "s3://b/ck", "--part", "1/3", status=2, env=s.env()).stderr, "an old checkpoint")
+        need(b"exists" in t.run("exec", plan, "s3://b/ck", "--share", "1/3", status=2, env=s.env()).stderr, "an old checkpoint")
         run_parts(t, s, plan, "s3://b/ck", (3, 1, 2), "--overwrite")
         need({k: v for k, v in s.objects.items() if ".tessera-" not in k} == before, "the old one stays until the end")
         t.run("exec", plan, "s3://b/ck", "--finish", "--overwrite", env=s.env())
@@ -249,7 +249,7 @@ def check_again_at(t, place, server):
     for name, data in {**files_below(sample("dcp_fsdp2")[0]), "mine.txt": b"mine"}.items():
         place.put(f"ck/{name}", data)
     for i in (1, 2, 3):
-        t.run("exec", plan, f"{place.url}/ck", "--part", f"{i}/3", "--overwrite", env=place.env)
+        t.run("exec", plan, f"{place.url}/ck", "--share", f"{i}/3", "--overwrite", env=place.env)
     is_removal = lambda h: h.command == "DELETE" and "__0_0.distcp" in h.path  # noqa: E731
     kill(t, server, is_removal, lambda: True, place.env, "exec", plan, f"{place.url}/ck", "--finish", "--overwrite")
     need("__0_0.distcp" in place.below("ck/") and notes(place.below("ck/")), f"{sorted(place.below('ck/'))}")

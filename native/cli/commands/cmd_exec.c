@@ -10,7 +10,7 @@
 
 typedef struct exec_arguments {
     cli_writing_options writing; /* options that the plan does not contain */
-    const char *part;
+    const char *share;
     const char *source;
     bool finish;
 } exec_arguments;
@@ -27,7 +27,7 @@ typedef struct execution {
 } execution;
 
 /* Parses "3/8". */
-static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
+static tsr_status parse_share(const char *text, cli_writing *w, tsr_error *err)
 {
     char *slash, *end;
     if (!text) return TSR_OK;
@@ -35,7 +35,7 @@ static tsr_status parse_part(const char *text, cli_writing *w, tsr_error *err)
     w->parts = *slash == '/' ? strtoull(slash + 1, &end, 10) : 0;
     const bool digits = strspn(text, "0123456789/") == strlen(text) && slash != text && w->parts && *end == '\0';
     if (digits && w->part >= 1 && w->part <= w->parts) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--part expects i/N with i from 1 to N, such as 3/8, not '%s'",
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--share expects i/N with i from 1 to N, such as 3/8, not '%s'",
                      text);
 }
 
@@ -116,7 +116,7 @@ static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_err
 {
     cli_writing *w = &e->writing;
     w->arena = tsr_arena_new(cli_host(e->program)->allocator, 0, err);
-    tsr_status status = w->arena ? parse_part(arguments->part, w, err) : TSR_E_NOMEM;
+    tsr_status status = w->arena ? parse_share(arguments->share, w, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_plan(e, err);
     if (status == TSR_OK) status = open_source(e, arguments->source, err);
     if (status != TSR_OK) return status;
@@ -153,9 +153,10 @@ static int run(cli *program, const void *given)
 }
 
 static const cli_option options[] = {
-    {"part", 0, CLI_TEXT, "i/N", "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine",
-     offsetof(exec_arguments, part)},
-    {"finish", 0, CLI_FLAG, NULL, "Check that all parts are done, and publish the checkpoint",
+    {"share", 0, CLI_TEXT, "i/N", "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine",
+     offsetof(exec_arguments, share)},
+    {"part", 0, CLI_TEXT, "i/N", "An older name of --share", offsetof(exec_arguments, share)},
+    {"finish", 0, CLI_FLAG, NULL, "Check that all shares are written, and publish the checkpoint",
      offsetof(exec_arguments, finish)},
     {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
      offsetof(exec_arguments, source)},
@@ -183,16 +184,16 @@ static const cli_option options[] = {
 
 const cli_command cli_exec = {
     .name = "exec",
-    .summary = "Carry out a plan, as a whole or in parts, without MPI",
+    .summary = "Carry out a plan, as a whole or in shares, without MPI",
     .operands = "PLAN DEST",
     .least = 2,
     .most = 2,
     .examples = "tessera exec plan.json ckpt-3/\n"
                 "Carry out a plan of `tessera plan --json`, unless its source changed since\n"
-                "tessera exec plan.json ckpt-3/ --part $SLURM_ARRAY_TASK_ID/8\nDo one of eight parts, numbered from 1\n"
-                "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight parts are done\n"
-                "tessera exec plan.json s3://bucket/ckpt-3 --part $SLURM_ARRAY_TASK_ID/8\n"
-                "Upload one of eight parts, on any machine; nothing is visible before `--finish`\n",
+                "tessera exec plan.json ckpt-3/ --share $SLURM_ARRAY_TASK_ID/8\nWrite one of eight shares, numbered from 1\n"
+                "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight shares are written\n"
+                "tessera exec plan.json s3://bucket/ckpt-3 --share $SLURM_ARRAY_TASK_ID/8\n"
+                "Upload one of eight shares, on any machine; nothing is visible before `--finish`\n",
     .options = options,
     .arguments_size = sizeof(exec_arguments),
     .run = run,

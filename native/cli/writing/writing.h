@@ -25,7 +25,7 @@ typedef struct cli_writing_options {
 
 #define CLI_DISCARD_PARTS_OPTION(type, field) \
     { \
-        "discard-parts", 0, CLI_FLAG, NULL, "Remove what unfinished parts of another plan (exec --part) left at DEST", \
+        "discard-parts", 0, CLI_FLAG, NULL, "Remove what unfinished parts of another plan (exec --share) left at DEST", \
             offsetof(type, field) \
     }
 

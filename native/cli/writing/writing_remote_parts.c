@@ -1,4 +1,4 @@
-/* The parts of a plan whose destination is in an object store (exec --part, --finish).
+/* The parts of a plan whose destination is in an object store (exec --share, --finish).
  *
  *   part      does the units of its files, and what surrounds them; uploads all of it, but completes nothing; leaves a note
  *   the end   takes over what the notes describe; does what is left (--finish: refuses it); publishes; removes the notes
