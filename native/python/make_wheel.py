@@ -80,6 +80,12 @@ class Wheel:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         self.record.append(f"{name},sha256={digest},{len(data)}\n")
 
+    def add_folder(self, name, path):
+        for folder, _, files in sorted(os.walk(path)):
+            for file in sorted(files):
+                file = os.path.join(folder, file)
+                self.add(f"{name}/{os.path.relpath(file, path)}", read(file))
+
     def finish(self):
         name = f"{self.name}.dist-info/RECORD"
         self.zip.writestr(zipfile.ZipInfo(name, (*self.date, 0, 0, 0)), "".join(self.record) + f"{name},,\n")
@@ -111,10 +117,10 @@ def main():
             wheel.add(f"tessera/{file}", read(os.path.join(package, file)).replace(b"@VERSION@", version().encode()))
     wheel.add("tessera/_tessera.so", read(library), True)
     wheel.add(f"{name}.data/scripts/tessera", read(program), True)
-    for folder, _, files in sorted(os.walk(page)) if page else ():
-        for file in sorted(files):
-            path = os.path.join(folder, file)
-            wheel.add(f"{name}.data/data/share/tessera/viewer/{os.path.relpath(path, page)}", read(path))
+    share = f"{name}.data/data/share/tessera"
+    if page:
+        wheel.add_folder(f"{share}/viewer", page)
+    wheel.add_folder(f"{share}/schemas", os.path.join(ROOT, "native/cli/schemas"))
     wheel.add(f"{name}.dist-info/METADATA", metadata().encode())
     wheel.add(f"{name}.dist-info/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
     wheel.add(f"{name}.dist-info/licenses/LICENSE", read(os.path.join(ROOT, "LICENSE")))

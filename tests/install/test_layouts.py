@@ -17,13 +17,14 @@ def wheel():
     return glob.glob(os.path.join(ROOT, "build/wheel/dist/tessera_checkpoint-*.whl"))[0]
 
 
-def test_the_program_of_the_wheel_shows_its_page(t):
+def test_the_wheel_brings_the_page_and_the_schemas(t):
     check(sys.executable, "-m", "venv", "--without-pip", t.at("venv"))
     check(sys.executable, "-m", "pip", "--python", t.at("venv/bin/python"), "install", "--no-index", "--disable-pip-version-check", wheel())
     os.makedirs(t.at("bin"))
     os.symlink(t.at("venv/bin/tessera"), t.at("bin/tessera"))  # as pipx does
     for program in ("venv/bin/tessera", "bin/tessera"):
         expect_page([t.at(program)], CHECKPOINT)
+    assert sorted(os.listdir(t.at("venv/share/tessera/schemas"))) == sorted(os.listdir(os.path.join(ROOT, "native/cli/schemas")))
 
 
 def test_the_wheel_has_one_name_and_says_what_it_needs(t):
