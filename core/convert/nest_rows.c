@@ -2,7 +2,7 @@
  * source describes in more detail than its entries do. */
 #include "convert/selection.h"
 #include "model/nest.h"
-#include "tessera/sys/optimizer_params.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 
 /* Empty dicts pass the same filter as entries. A renamed one is dropped, because the other entries' paths do not show where
@@ -57,7 +57,7 @@ tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *value
     size_t count = 0;
     tsr_leaf *leaves = tsr_arena_array(arena, (size_t)(chosen->count + mappings), sizeof *leaves, err);
     if (!leaves) return TSR_E_NOMEM;
-    TSR_TRY(tsr_optimizers_restore_ids(catalog, host, arena, &restored, err));
+    TSR_TRY(tsr_stored_optimizers_restore_ids(catalog, host, arena, &restored, err));
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         TSR_TRY(add_mappings(chosen, i, &next, leaves, &count, err));

@@ -3,7 +3,7 @@
 
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/entries.h"
-#include "tessera/sys/optimizer_params.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 
 #define NAMES_SHOWN 5u
@@ -86,11 +86,11 @@ static tsr_status list_dicts(listing *l, const tsr_entry *entry, const tsr_path_
 
 /* The path item that is an id of an optimizer, if the conversion writes the list of ids too: then reading makes ints of them
  * again. */
-static const tsr_path_item *kept_id(const tsr_optimizers *all, const tsr_catalog *catalog, const tsr_conversion *conversion,
-                                    const tsr_entry *entry)
+static const tsr_path_item *kept_id(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
+                                    const tsr_conversion *conversion, const tsr_entry *entry)
 {
     const uint64_t number = (uint64_t)(entry - catalog->entries);
-    const tsr_path_item *item = tsr_optimizers_id_of(all, catalog, number);
+    const tsr_path_item *item = tsr_stored_optimizers_id_of(all, catalog, number);
     if (!item) return NULL;
     const tsr_entry *list = all->groups[all->params[all->owner_params[number] - 1].group].list;
     return conversion->rows[list - catalog->entries].written ? item : NULL;
@@ -101,8 +101,8 @@ tsr_status tsr_conversion_text_keys(tsr_checkpoint *checkpoint, const tsr_conver
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     listing l = {.arena = arena, .names = {"", 0}, .err = err};
-    tsr_optimizers all;
-    TSR_TRY(tsr_optimizers_find(catalog, tsr_checkpoint_host(checkpoint), arena, &all, err));
+    tsr_stored_optimizers all;
+    TSR_TRY(tsr_stored_optimizers_find(catalog, tsr_checkpoint_host(checkpoint), arena, &all, err));
     for (uint64_t i = 0; i < conversion->row_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (conversion->rows[i].written) TSR_TRY(list_dicts(&l, entry, kept_id(&all, catalog, conversion, entry)));

@@ -7,8 +7,8 @@
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/optimizer_params.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 

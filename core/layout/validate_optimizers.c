@@ -12,7 +12,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/optimizer_params.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -26,11 +26,11 @@ typedef struct checking {
     const tsr_host *host;
     tsr_arena *arena;
     tsr_findings *findings;
-    tsr_optimizers all;
+    tsr_stored_optimizers all;
     uint64_t lookups; /* so far */
 } checking;
 
-static const tsr_optimizer_state *state_at(const checking *c, uint32_t number)
+static const tsr_stored_optimizer_state *state_at(const checking *c, uint32_t number)
 {
     return number == TSR_NO_STATE ? NULL : &c->all.states[number];
 }
@@ -41,14 +41,14 @@ static bool is_none(const tsr_entry *entry)
     return entry->kind == TSR_ENTRY_OBJECT && entry->value && entry->value->kind == TSR_VALUE_NONE;
 }
 
-static bool has_state(const checking *c, const tsr_optimizer_param *param, const char *name)
+static bool has_state(const checking *c, const tsr_stored_optimizer_param *param, const char *name)
 {
-    for (const tsr_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
+    for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
         if (tsr_str_equal(s->name, tsr_str_from(name))) return !is_none(s->entry);
     return false;
 }
 
-static const tsr_value *option(const tsr_optimizer_group *group, const char *name)
+static const tsr_value *option(const tsr_stored_optimizer_group *group, const char *name)
 {
     for (uint32_t i = 0; i < group->option_count; i++)
         if (tsr_str_equal(group->options[i].name, tsr_str_from(name))) return group->options[i].value;
@@ -56,7 +56,7 @@ static const tsr_value *option(const tsr_optimizer_group *group, const char *nam
 }
 
 /* "parameter 'a.weight'", or "parameter 1 ('a.weight')". */
-static const char *param_text(const tsr_optimizer_param *param, tsr_str fqn, char out[NAME_BYTES])
+static const char *param_text(const tsr_stored_optimizer_param *param, tsr_str fqn, char out[NAME_BYTES])
 {
     tsr_line line = tsr_line_on(out, NAME_BYTES);
     if (!param->is_id) {
@@ -68,7 +68,7 @@ static const char *param_text(const tsr_optimizer_param *param, tsr_str fqn, cha
     return out;
 }
 
-static tsr_status place_of(const checking *c, const tsr_optimizer *of, tsr_str key, tsr_place *out, tsr_error *err)
+static tsr_status place_of(const checking *c, const tsr_stored_optimizer *of, tsr_str key, tsr_place *out, tsr_error *err)
 {
     *out = TSR_NOWHERE;
     out->fqn = tsr_arena_format(c->arena, err, "%.*s%sstate%s%.*s", TSR_STR_ARG(of->name), of->name.size ? "." : "",
@@ -92,16 +92,16 @@ static bool lists(const group_states *g, tsr_str name)
     return false;
 }
 
-static void count_param(const checking *c, const tsr_optimizer_param *param, group_states *g)
+static void count_param(const checking *c, const tsr_stored_optimizer_param *param, group_states *g)
 {
     if (param->first == TSR_NO_STATE) g->without++;
     else g->with++;
     if (!has_state(c, param, "exp_avg") || !has_state(c, param, "exp_avg_sq")) return;
-    for (const tsr_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
+    for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
         if (g->name_count < MOST_NAMES && !lists(g, s->name)) g->names[g->name_count++] = s->name;
 }
 
-static tsr_status check_complete(const checking *c, const tsr_optimizer *of, const tsr_optimizer_param *param,
+static tsr_status check_complete(const checking *c, const tsr_stored_optimizer *of, const tsr_stored_optimizer_param *param,
                                  const group_states *g, tsr_error *err)
 {
     const bool first = has_state(c, param, "exp_avg"), second = has_state(c, param, "exp_avg_sq");
@@ -117,7 +117,7 @@ static tsr_status check_complete(const checking *c, const tsr_optimizer *of, con
                                param_text(param, param->fqn, name));
     }
     if (first == second || !g->name_count) return TSR_OK;
-    for (const tsr_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
+    for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
         if (!lists(g, s->name)) return TSR_OK; /* a state of another kind, such as Adafactor's factors */
     return tsr_finding_add(c->findings, "optim/state-incomplete", place, err,
                            "%s has %s but no %s, while other parameters of its group have both",
@@ -125,8 +125,9 @@ static tsr_status check_complete(const checking *c, const tsr_optimizer *of, con
                            first ? "exp_avg_sq" : "exp_avg");
 }
 
-static tsr_status report_missing(const checking *c, const tsr_optimizer *of, const tsr_optimizer_param *const *params,
-                                 uint32_t count, const group_states *g, tsr_error *err)
+static tsr_status report_missing(const checking *c, const tsr_stored_optimizer *of,
+                                 const tsr_stored_optimizer_param *const *params, uint32_t count, const group_states *g,
+                                 tsr_error *err)
 {
     char names[NAMES_SHOWN * NAME_BYTES] = "", name[NAME_BYTES];
     tsr_line line = tsr_line_on(names, sizeof names);
@@ -143,8 +144,8 @@ static tsr_status report_missing(const checking *c, const tsr_optimizer *of, con
                            names, shown < g->without ? ", …" : "");
 }
 
-static tsr_status check_group(const checking *c, const tsr_optimizer *of, const tsr_optimizer_param *const *params,
-                              uint32_t count, tsr_error *err)
+static tsr_status check_group(const checking *c, const tsr_stored_optimizer *of,
+                              const tsr_stored_optimizer_param *const *params, uint32_t count, tsr_error *err)
 {
     group_states g = {0};
     for (uint32_t i = 0; i < count; i++) count_param(c, params[i], &g);
@@ -154,14 +155,15 @@ static tsr_status check_group(const checking *c, const tsr_optimizer *of, const 
 
 static int by_group(const void *a, const void *b)
 {
-    const tsr_optimizer_param *x = *(const tsr_optimizer_param *const *)a, *y = *(const tsr_optimizer_param *const *)b;
+    const tsr_stored_optimizer_param *x = *(const tsr_stored_optimizer_param *const *)a,
+                                     *y = *(const tsr_stored_optimizer_param *const *)b;
     if (x->group != y->group) return x->group < y->group ? -1 : 1;
     return (x > y) - (x < y);
 }
 
-static tsr_status check_groups(const checking *c, const tsr_optimizer *of, tsr_error *err)
+static tsr_status check_groups(const checking *c, const tsr_stored_optimizer *of, tsr_error *err)
 {
-    const tsr_optimizer_param **params = tsr_arena_array(c->arena, of->param_count, sizeof *params, err);
+    const tsr_stored_optimizer_param **params = tsr_arena_array(c->arena, of->param_count, sizeof *params, err);
     if (!params) return TSR_E_NOMEM;
     for (uint32_t i = 0; i < of->param_count; i++) params[i] = &c->all.params[of->first_param + i];
     qsort(params, of->param_count, sizeof *params, by_group);
@@ -172,9 +174,9 @@ static tsr_status check_groups(const checking *c, const tsr_optimizer *of, tsr_e
     return TSR_OK;
 }
 
-static tsr_status check_texts(const checking *c, const tsr_optimizer *of, tsr_error *err)
+static tsr_status check_texts(const checking *c, const tsr_stored_optimizer *of, tsr_error *err)
 {
-    const tsr_optimizer_param *params = c->all.params + of->first_param, *sample = NULL;
+    const tsr_stored_optimizer_param *params = c->all.params + of->first_param, *sample = NULL;
     uint32_t count = 0;
     for (uint32_t i = 0; i < of->param_count; i++) {
         if (!params[i].is_id || !params[i].is_text || params[i].first == TSR_NO_STATE) continue;
@@ -194,7 +196,7 @@ static tsr_status check_texts(const checking *c, const tsr_optimizer *of, tsr_er
 /* ---- shapes ---- */
 
 /* Whether a state has its parameter's shape in PyTorch's optimizers. */
-static bool has_param_shape(const tsr_optimizer_state *state)
+static bool has_param_shape(const tsr_stored_optimizer_state *state)
 {
     static const char *const names[] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -204,7 +206,7 @@ static bool has_param_shape(const tsr_optimizer_state *state)
 
 /* Whether a group has only options of the optimizers in torch.optim (2.13), and those that its learning-rate schedulers
  * add. */
-static bool is_of_torch(const tsr_optimizer_group *group)
+static bool is_of_torch(const tsr_stored_optimizer_group *group)
 {
     static const char *const known[] = {"adjust_lr_fn",
                                         "alpha",
@@ -259,24 +261,26 @@ static bool is_of_torch(const tsr_optimizer_group *group)
 }
 
 /* The first state of another shape than the parameter's, or NULL. */
-static const tsr_optimizer_state *misshapen(const checking *c, const tsr_optimizer_param *param, const tsr_entry *model)
+static const tsr_stored_optimizer_state *misshapen(const checking *c, const tsr_stored_optimizer_param *param,
+                                                   const tsr_entry *model)
 {
-    for (const tsr_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
+    for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
         if (has_param_shape(s) && !tsr_entry_same_shape(s->entry, model)) return s;
     return NULL;
 }
 
-static bool has_shaped_state(const checking *c, const tsr_optimizer_param *param)
+static bool has_shaped_state(const checking *c, const tsr_stored_optimizer_param *param)
 {
-    for (const tsr_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
+    for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next))
         if (has_param_shape(s)) return true;
     return false;
 }
 
-static tsr_status report_shape(const checking *c, const tsr_optimizer_param *param, const tsr_entry *model, tsr_error *err)
+static tsr_status report_shape(const checking *c, const tsr_stored_optimizer_param *param, const tsr_entry *model,
+                               tsr_error *err)
 {
     const tsr_rated_rule rule = {"optim/state-shape", is_of_torch(&c->all.groups[param->group]) ? TSR_ERROR : TSR_WARNING};
-    for (const tsr_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next)) {
+    for (const tsr_stored_optimizer_state *s = state_at(c, param->first); s; s = state_at(c, s->next)) {
         if (!has_param_shape(s) || tsr_entry_same_shape(s->entry, model)) continue;
         char name[NAME_BYTES];
         tsr_dims_buffer own, expected;
@@ -353,13 +357,13 @@ static tsr_status check_namesakes(const checking *c, const namesake *list, size_
     return status;
 }
 
-static tsr_status check_named(checking *c, const tsr_optimizer *of, tsr_error *err)
+static tsr_status check_named(checking *c, const tsr_stored_optimizer *of, tsr_error *err)
 {
     tsr_map *names = tsr_map_new(c->host->allocator, of->param_count, err);
     tsr_vec found = tsr_vec_of(c->host->allocator, sizeof(namesake));
     tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
     for (uint32_t i = of->first_param; i < of->first_param + of->param_count && status == TSR_OK; i++) {
-        const tsr_optimizer_param *param = &c->all.params[i];
+        const tsr_stored_optimizer_param *param = &c->all.params[i];
         if (param->fqn.data && has_shaped_state(c, param)) status = tsr_map_put(names, param->fqn, i, NULL, NULL, err);
     }
     if (status == TSR_OK && tsr_map_count(names)) status = find_namesakes(c, names, &found, err);
@@ -441,7 +445,7 @@ typedef struct comparison {
 
 /* Calls `each` for the parameters of an optimizer that have states to compare, with their weights. False if the numbers of
  * parameters and weights differ, so that nothing says which belong together. */
-static bool pair_up(checking *c, const tsr_optimizer *of, const weights *w, bool buffers, const tsr_entry **pairs)
+static bool pair_up(checking *c, const tsr_stored_optimizer *of, const weights *w, bool buffers, const tsr_entry **pairs)
 {
     size_t at = 0;
     c->lookups++;
@@ -454,13 +458,13 @@ static bool pair_up(checking *c, const tsr_optimizer *of, const weights *w, bool
     return true;
 }
 
-static comparison compare(const checking *c, const tsr_optimizer *of, const tsr_entry *const *pairs)
+static comparison compare(const checking *c, const tsr_stored_optimizer *of, const tsr_entry *const *pairs)
 {
-    const tsr_optimizer_param *params = c->all.params + of->first_param;
+    const tsr_stored_optimizer_param *params = c->all.params + of->first_param;
     comparison result = {.flat = true};
     for (uint32_t i = 0; i < of->param_count; i++) {
         if (!has_shaped_state(c, &params[i])) continue;
-        const tsr_optimizer_state *s = misshapen(c, &params[i], pairs[i]);
+        const tsr_stored_optimizer_state *s = misshapen(c, &params[i], pairs[i]);
         if (s) result.different++;
         else result.same++;
         if (pairs[i]->ndim > 1 && (!s || s->entry->ndim != 1)) result.flat = false;
@@ -470,11 +474,11 @@ static comparison compare(const checking *c, const tsr_optimizer *of, const tsr_
 
 /* Whether a state of another shape has that of a weight whose own state has another shape: the optimizer's order may be
  * another one. */
-static bool may_be_reordered(checking *c, const tsr_optimizer *of, const tsr_entry *const *pairs)
+static bool may_be_reordered(checking *c, const tsr_stored_optimizer *of, const tsr_entry *const *pairs)
 {
-    const tsr_optimizer_param *params = c->all.params + of->first_param;
+    const tsr_stored_optimizer_param *params = c->all.params + of->first_param;
     for (uint32_t i = 0; i < of->param_count; i++) {
-        const tsr_optimizer_state *s = misshapen(c, &params[i], pairs[i]);
+        const tsr_stored_optimizer_state *s = misshapen(c, &params[i], pairs[i]);
         for (uint32_t k = 0; s && k < of->param_count; k++) {
             if (c->lookups++ > MOST_LOOKUPS) return true;
             if (k != i && misshapen(c, &params[k], pairs[k]) && tsr_entry_same_shape(s->entry, pairs[k])) return true;
@@ -485,7 +489,7 @@ static bool may_be_reordered(checking *c, const tsr_optimizer *of, const tsr_ent
 
 /* Ids are numbers of parameters in the order of the groups, which is that of the model's state dict where it has as many
  * tensors. This is certain only if most states confirm it, no other order would, and no other dict fits better. */
-static tsr_status check_numbered(checking *c, const tsr_optimizer *of, const tsr_vec *dicts, tsr_error *err)
+static tsr_status check_numbered(checking *c, const tsr_stored_optimizer *of, const tsr_vec *dicts, tsr_error *err)
 {
     const tsr_entry **pairs = tsr_arena_array(c->arena, of->param_count, sizeof *pairs, err);
     const weights *list = dicts->items, *best = NULL;
@@ -504,16 +508,16 @@ static tsr_status check_numbered(checking *c, const tsr_optimizer *of, const tsr
     pair_up(c, of, best, with_buffers, pairs);
     if (may_be_reordered(c, of, pairs)) return TSR_OK;
     for (uint32_t i = 0; i < of->param_count; i++) {
-        const tsr_optimizer_param *param = &c->all.params[of->first_param + i];
+        const tsr_stored_optimizer_param *param = &c->all.params[of->first_param + i];
         if (misshapen(c, param, pairs[i])) TSR_TRY(report_shape(c, param, pairs[i], err));
     }
     return TSR_OK;
 }
 
-static bool is_numbered(const checking *c, const tsr_optimizer *of)
+static bool is_numbered(const checking *c, const tsr_stored_optimizer *of)
 {
     for (uint32_t i = 0; i < of->param_count; i++) {
-        const tsr_optimizer_param *param = &c->all.params[of->first_param + i];
+        const tsr_stored_optimizer_param *param = &c->all.params[of->first_param + i];
         if (!param->is_id || param->fqn.data) return false;
     }
     return of->param_count > 0;
@@ -524,7 +528,7 @@ static tsr_status check_shapes(checking *c, tsr_error *err)
     tsr_vec dicts = tsr_vec_of(c->host->allocator, sizeof(weights));
     tsr_status status = list_weights(c, &dicts, err);
     for (uint32_t i = 0; i < c->all.count && status == TSR_OK && c->lookups < MOST_LOOKUPS; i++) {
-        const tsr_optimizer *of = &c->all.items[i];
+        const tsr_stored_optimizer *of = &c->all.items[i];
         status = is_numbered(c, of) ? check_numbered(c, of, &dicts, err) : check_named(c, of, err);
     }
     for (size_t i = 0; i < dicts.count; i++) tsr_vec_free(&((weights *)dicts.items + i)->tensors);
@@ -537,7 +541,7 @@ static tsr_status check_shapes(checking *c, tsr_error *err)
 tsr_status tsr_validate_optimizers(const tsr_catalog *catalog, const tsr_host *host, tsr_findings *findings, tsr_error *err)
 {
     checking c = {.catalog = catalog, .host = host, .arena = tsr_arena_new(host->allocator, 0, err), .findings = findings};
-    tsr_status status = c.arena ? tsr_optimizers_find(catalog, host, c.arena, &c.all, err) : TSR_E_NOMEM;
+    tsr_status status = c.arena ? tsr_stored_optimizers_find(catalog, host, c.arena, &c.all, err) : TSR_E_NOMEM;
     for (uint32_t i = 0; i < c.all.count && status == TSR_OK; i++) {
         status = check_texts(&c, &c.all.items[i], err);
         if (status == TSR_OK) status = check_groups(&c, &c.all.items[i], err);

@@ -41,7 +41,7 @@ CORE = {
 HEADERS = {
     "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options number_text try little_endian",
     "io": "store output comm store_read collectives guards",
-    "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries optimizer_params optimizer_scalars",
+    "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries optimizer_scalars stored_optimizers",
     "fqn": "glob fqn canonical_names name_choice params",
     "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
     "plan": "target plan target_fsdp1 holders plan_items storage",

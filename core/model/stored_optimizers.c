@@ -2,7 +2,7 @@
  * are; the second gives each entry below "state" to the parameter whose key its name contains. Keys may contain dots, so the
  * longest one counts. One hash map answers both questions, because "optim.state" and "optim.state.a.weight" are the beginnings
  * of the names in question. */
-#include "tessera/sys/optimizer_params.h"
+#include "tessera/sys/stored_optimizers.h"
 
 #include <stdlib.h>
 
@@ -24,12 +24,12 @@ typedef struct setting {
 } setting;
 
 typedef struct group {
-    tsr_optimizer_group shown;
-    tsr_vec options; /* tsr_optimizer_option */
+    tsr_stored_optimizer_group shown;
+    tsr_vec options; /* tsr_stored_optimizer_option */
 } group;
 
 typedef struct found {
-    tsr_optimizer shown;
+    tsr_stored_optimizer shown;
     tsr_str state; /* "optim.state" */
     bool nested;   /* its groups list parameters */
 } found;
@@ -42,8 +42,8 @@ typedef struct search {
     tsr_vec optimizers; /* found */
     tsr_vec settings;   /* setting, in the order of the catalog */
     tsr_vec groups;     /* group */
-    tsr_vec params;     /* tsr_optimizer_param */
-    tsr_vec states;     /* tsr_optimizer_state */
+    tsr_vec params;     /* tsr_stored_optimizer_param */
+    tsr_vec states;     /* tsr_stored_optimizer_state */
     tsr_error *err;
 } search;
 
@@ -128,29 +128,30 @@ static tsr_status new_group(search *s, uint32_t number, uint32_t *out)
 {
     group *new = tsr_vec_push(&s->groups, s->err);
     if (!new) return TSR_E_NOMEM;
-    *new = (group){.shown = {.number = number}, .options = tsr_vec_of(s->host->allocator, sizeof(tsr_optimizer_option))};
+    *new =
+        (group){.shown = {.number = number}, .options = tsr_vec_of(s->host->allocator, sizeof(tsr_stored_optimizer_option))};
     *out = (uint32_t)s->groups.count - 1;
     return TSR_OK;
 }
 
 static tsr_status add_option(search *s, uint32_t group_number, tsr_str name, const tsr_value *value)
 {
-    tsr_optimizer_option *new = tsr_vec_push(&((group *)s->groups.items + group_number)->options, s->err);
+    tsr_stored_optimizer_option *new = tsr_vec_push(&((group *)s->groups.items + group_number)->options, s->err);
     if (!new) return TSR_E_NOMEM;
-    *new = (tsr_optimizer_option){name, value};
+    *new = (tsr_stored_optimizer_option){name, value};
     return TSR_OK;
 }
 
 static const tsr_value *option_value(const group *g, tsr_str name)
 {
-    const tsr_optimizer_option *options = g->options.items;
+    const tsr_stored_optimizer_option *options = g->options.items;
     for (size_t i = 0; i < g->options.count; i++)
         if (tsr_str_equal(options[i].name, name)) return options[i].value;
     return NULL;
 }
 
 /* Adds a parameter to the optimizer that was begun last. A key that is listed twice counts once. */
-static tsr_status add_param(search *s, uint32_t optimizer, tsr_str key, tsr_optimizer_param param)
+static tsr_status add_param(search *s, uint32_t optimizer, tsr_str key, tsr_stored_optimizer_param param)
 {
     found *of = (found *)s->optimizers.items + optimizer;
     const tsr_str name = tsr_arena_format(s->arena, s->err, "%.*s.%.*s", TSR_STR_ARG(of->state), TSR_STR_ARG(key));
@@ -158,7 +159,7 @@ static tsr_status add_param(search *s, uint32_t optimizer, tsr_str key, tsr_opti
     if (!name.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_map_put(s->names, name, (uint32_t)s->params.count, NULL, &fresh, s->err));
     if (!fresh) return TSR_OK;
-    tsr_optimizer_param *new = tsr_vec_push(&s->params, s->err);
+    tsr_stored_optimizer_param *new = tsr_vec_push(&s->params, s->err);
     if (!new) return TSR_E_NOMEM;
     *new = param;
     new->key = (tsr_str){name.data + of->state.size + 1, key.size};
@@ -175,7 +176,7 @@ static tsr_status add_params(search *s, uint32_t optimizer, uint32_t group_numbe
     if (names && (names->kind != TSR_VALUE_LIST || names->count != params->count)) names = NULL;
     for (size_t i = 0; i < params->count; i++) {
         const tsr_value *key = params->items[i];
-        tsr_optimizer_param param = {.group = group_number, .is_id = key->kind == TSR_VALUE_INT};
+        tsr_stored_optimizer_param param = {.group = group_number, .is_id = key->kind == TSR_VALUE_INT};
         char digits[TSR_PATH_DIGITS];
         tsr_str text = key->text;
         if (param.is_id)
@@ -283,7 +284,7 @@ static tsr_status add_flat(search *s, uint32_t optimizer, setting *settings, siz
     qsort(settings, count, sizeof *settings, by_fqn);
     for (size_t i = 0, end; i < count; i = end) {
         const tsr_str fqn = flat_fqn(settings[i].rest);
-        tsr_optimizer_param param = {.fqn = fqn};
+        tsr_stored_optimizer_param param = {.fqn = fqn};
         for (end = i + 1; end < count && tsr_str_equal(flat_fqn(settings[end].rest), fqn);) end++;
         if (!fqn.size) continue;
         TSR_TRY(flat_group(s, settings + i, end - i, optimizer, &param.group));
@@ -312,13 +313,13 @@ static tsr_status read_groups(search *s)
 
 static tsr_status add_state(search *s, uint32_t param_number, tsr_str name, const tsr_entry *entry)
 {
-    tsr_optimizer_param *param = (tsr_optimizer_param *)s->params.items + param_number;
-    tsr_optimizer_state *new = tsr_vec_push(&s->states, s->err);
+    tsr_stored_optimizer_param *param = (tsr_stored_optimizer_param *)s->params.items + param_number;
+    tsr_stored_optimizer_state *new = tsr_vec_push(&s->states, s->err);
     if (!new) return TSR_E_NOMEM;
-    *new = (tsr_optimizer_state){name, entry, TSR_NO_STATE};
+    *new = (tsr_stored_optimizer_state){name, entry, TSR_NO_STATE};
     const uint32_t number = (uint32_t)s->states.count - 1;
     if (param->last == TSR_NO_STATE) param->first = number;
-    else ((tsr_optimizer_state *)s->states.items)[param->last].next = number;
+    else ((tsr_stored_optimizer_state *)s->states.items)[param->last].next = number;
     param->last = number;
     return TSR_OK;
 }
@@ -344,7 +345,7 @@ static bool is_text_key(const tsr_entry *entry, size_t state_size, tsr_str key)
 /* Gives an entry whose name begins with a parameter's key to that parameter. */
 static tsr_status place_state(search *s, uint32_t number, size_t key_end, const tsr_entry *entry)
 {
-    tsr_optimizer_param *param = (tsr_optimizer_param *)s->params.items + number;
+    tsr_stored_optimizer_param *param = (tsr_stored_optimizer_param *)s->params.items + number;
     const tsr_value *dict = entry->value;
     if (is_text_key(entry, key_end - param->key.size - 1, param->key)) param->is_text = true;
     if (key_end < entry->fqn.size)
@@ -388,10 +389,10 @@ static tsr_status copy_items(search *s, const tsr_vec *vec, const void **out)
     return TSR_OK;
 }
 
-static tsr_status put_result(search *s, tsr_optimizers *out)
+static tsr_status put_result(search *s, tsr_stored_optimizers *out)
 {
-    tsr_optimizer *items = tsr_arena_array(s->arena, s->optimizers.count, sizeof *items, s->err);
-    tsr_optimizer_group *groups = tsr_arena_array(s->arena, s->groups.count, sizeof *groups, s->err);
+    tsr_stored_optimizer *items = tsr_arena_array(s->arena, s->optimizers.count, sizeof *items, s->err);
+    tsr_stored_optimizer_group *groups = tsr_arena_array(s->arena, s->groups.count, sizeof *groups, s->err);
     if (!items || !groups) return TSR_E_NOMEM;
     for (size_t i = 0; i < s->optimizers.count; i++) items[i] = ((found *)s->optimizers.items)[i].shown;
     for (size_t i = 0; i < s->groups.count; i++) {
@@ -409,20 +410,20 @@ static tsr_status put_result(search *s, tsr_optimizers *out)
     return copy_items(s, &s->states, (const void **)&out->states);
 }
 
-static tsr_status run(search *s, const tsr_catalog *catalog, tsr_optimizers *out)
+static tsr_status run(search *s, const tsr_catalog *catalog, tsr_stored_optimizers *out)
 {
     uint32_t *owners = tsr_arena_array(s->arena, (size_t)catalog->entry_count, sizeof *owners, s->err);
     uint32_t *owner_params = tsr_arena_array(s->arena, (size_t)catalog->entry_count, sizeof *owner_params, s->err);
     if (!owners || !owner_params || !s->names || !s->alike) return TSR_E_NOMEM;
-    *out = (tsr_optimizers){.owners = owners, .owner_params = owner_params};
+    *out = (tsr_stored_optimizers){.owners = owners, .owner_params = owner_params};
     TSR_TRY(read_settings(s, catalog));
     TSR_TRY(read_groups(s));
     if (s->optimizers.count) TSR_TRY(read_states(s, catalog, owners, owner_params));
     return put_result(s, out);
 }
 
-tsr_status tsr_optimizers_find(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_optimizers *out,
-                               tsr_error *err)
+tsr_status tsr_stored_optimizers_find(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
+                                      tsr_stored_optimizers *out, tsr_error *err)
 {
     const tsr_allocator *a = host->allocator;
     search s = {.host = host,
@@ -432,8 +433,8 @@ tsr_status tsr_optimizers_find(const tsr_catalog *catalog, const tsr_host *host,
                 .optimizers = tsr_vec_of(a, sizeof(found)),
                 .settings = tsr_vec_of(a, sizeof(setting)),
                 .groups = tsr_vec_of(a, sizeof(group)),
-                .params = tsr_vec_of(a, sizeof(tsr_optimizer_param)),
-                .states = tsr_vec_of(a, sizeof(tsr_optimizer_state)),
+                .params = tsr_vec_of(a, sizeof(tsr_stored_optimizer_param)),
+                .states = tsr_vec_of(a, sizeof(tsr_stored_optimizer_state)),
                 .err = err};
     const tsr_status status = run(&s, catalog, out);
     for (size_t i = 0; i < s.groups.count; i++) tsr_vec_free(&((group *)s.groups.items + i)->options);
@@ -449,10 +450,11 @@ tsr_status tsr_optimizers_find(const tsr_catalog *catalog, const tsr_host *host,
 
 /* ---- ids that became texts ---- */
 
-const tsr_path_item *tsr_optimizers_id_of(const tsr_optimizers *all, const tsr_catalog *catalog, uint64_t entry)
+const tsr_path_item *tsr_stored_optimizers_id_of(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
+                                                 uint64_t entry)
 {
     if (!all->owner_params[entry]) return NULL;
-    const tsr_optimizer_param *param = &all->params[all->owner_params[entry] - 1];
+    const tsr_stored_optimizer_param *param = &all->params[all->owner_params[entry] - 1];
     const tsr_str name = all->items[all->owners[entry] - 1].name;
     const tsr_path_item *item = item_after(&catalog->entries[entry], name.size + (name.size ? 1 : 0) + STATE.size);
     char digits[TSR_PATH_DIGITS];
@@ -480,16 +482,16 @@ static tsr_status restore_path(const tsr_entry *entry, const tsr_path_item *key,
     return TSR_OK;
 }
 
-tsr_status tsr_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
-                                      const tsr_path_item *const **out, tsr_error *err)
+tsr_status tsr_stored_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
+                                             const tsr_path_item *const **out, tsr_error *err)
 {
-    tsr_optimizers all;
+    tsr_stored_optimizers all;
     *out = NULL;
-    TSR_TRY(tsr_optimizers_find(catalog, host, arena, &all, err));
+    TSR_TRY(tsr_stored_optimizers_find(catalog, host, arena, &all, err));
     const tsr_path_item **paths = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *paths, err);
     if (!paths) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_path_item *key = tsr_optimizers_id_of(&all, catalog, i);
+        const tsr_path_item *key = tsr_stored_optimizers_id_of(&all, catalog, i);
         if (!key || key->kind != TSR_PATH_KEY || tsr_format_keeps_keys(tsr_entry_format(catalog, i))) continue;
         TSR_TRY(restore_path(&catalog->entries[i], key, arena, &paths[i], err));
         *out = paths;

@@ -8,12 +8,12 @@
  *
  * Example:
  *
- *     tsr_optimizers optimizers;
- *     status = tsr_optimizers_find(catalog, host, arena, &optimizers, &err);
+ *     tsr_stored_optimizers optimizers;
+ *     status = tsr_stored_optimizers_find(catalog, host, arena, &optimizers, &err);
  *     for (uint64_t i = 0; status == TSR_OK && i < catalog->entry_count; i++)
  *         if (optimizers.owners[i]) printf("%.*s is optimizer state\n", TSR_STR_ARG(catalog->entries[i].fqn)); */
-#ifndef TESSERA_SYS_OPTIMIZER_PARAMS_H
-#define TESSERA_SYS_OPTIMIZER_PARAMS_H
+#ifndef TESSERA_SYS_STORED_OPTIMIZERS_H
+#define TESSERA_SYS_STORED_OPTIMIZERS_H
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
@@ -23,55 +23,55 @@ TSR_API_BEGIN
 #define TSR_NO_STATE UINT32_MAX /* ends a list of states */
 
 /* A value of a parameter's state, such as "exp_avg". */
-typedef struct tsr_optimizer_state {
+typedef struct tsr_stored_optimizer_state {
     tsr_str name;
     const tsr_entry *entry; /* where it is stored */
     uint32_t next;          /* the parameter's next state */
-} tsr_optimizer_state;
+} tsr_stored_optimizer_state;
 
-typedef struct tsr_optimizer_param {
+typedef struct tsr_stored_optimizer_param {
     tsr_str key;          /* as in the names of entries: an FQN, or an id in decimal */
     tsr_str fqn;          /* the key, or what the group's "param_names" states for an id; NULL data: unknown */
     bool is_id;           /* the group lists an int */
     bool is_text;         /* `state` has the key as a str */
-    uint32_t group;       /* index in tsr_optimizers.groups */
+    uint32_t group;       /* index in tsr_stored_optimizers.groups */
     uint32_t first, last; /* states; TSR_NO_STATE if there are none */
-} tsr_optimizer_param;
+} tsr_stored_optimizer_param;
 
-typedef struct tsr_optimizer_option {
+typedef struct tsr_stored_optimizer_option {
     tsr_str name;
     const tsr_value *value; /* NULL: a tensor, or not read */
-} tsr_optimizer_option;
+} tsr_stored_optimizer_option;
 
-typedef struct tsr_optimizer_group {
+typedef struct tsr_stored_optimizer_group {
     uint32_t number; /* in its optimizer */
-    const tsr_optimizer_option *options;
+    const tsr_stored_optimizer_option *options;
     uint32_t option_count;
     const tsr_entry *list; /* the object that lists the parameters; NULL in the flat form */
-} tsr_optimizer_group;
+} tsr_stored_optimizer_group;
 
-typedef struct tsr_optimizer {
+typedef struct tsr_stored_optimizer {
     tsr_str name;                      /* what comes before ".state" and ".param_groups"; may be empty */
     uint32_t first_param, param_count; /* in the order of the groups */
-} tsr_optimizer;
+} tsr_stored_optimizer;
 
-typedef struct tsr_optimizers {
-    const tsr_optimizer *items; /* in the order of the catalog */
+typedef struct tsr_stored_optimizers {
+    const tsr_stored_optimizer *items; /* in the order of the catalog */
     uint32_t count;
-    const tsr_optimizer_param *params;
+    const tsr_stored_optimizer_param *params;
     uint32_t param_count;
-    const tsr_optimizer_group *groups;
+    const tsr_stored_optimizer_group *groups;
     uint32_t group_count;
-    const tsr_optimizer_state *states;
+    const tsr_stored_optimizer_state *states;
     /* One number per entry of the catalog, for entries below an optimizer's "state": 1 + the index of the optimizer, and
      * 1 + the index of the parameter; 0 for others. */
     const uint32_t *owners, *owner_params;
-} tsr_optimizers;
+} tsr_stored_optimizers;
 
 /* Finds all optimizers. Everything in `out` lives in `arena` and borrows the catalog. Param groups whose values were not read
  * are passed over. TSR_E_NOMEM. */
-tsr_status tsr_optimizers_find(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_optimizers *out,
-                               tsr_error *err);
+tsr_status tsr_stored_optimizers_find(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
+                                      tsr_stored_optimizers *out, tsr_error *err);
 
 /* Whether a state dict of this format keeps ints as keys. A DCP has texts in their place. */
 bool tsr_format_keeps_keys(tsr_format format);
@@ -80,13 +80,14 @@ tsr_format tsr_entry_format(const tsr_catalog *catalog, uint64_t entry);
 
 /* The item of an entry's path that is its parameter's key in `state`, as an int or as its text, where `param_groups` lists that
  * int; otherwise NULL. `catalog` is the one that was searched. */
-const tsr_path_item *tsr_optimizers_id_of(const tsr_optimizers *all, const tsr_catalog *catalog, uint64_t entry);
+const tsr_path_item *tsr_stored_optimizers_id_of(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
+                                                 uint64_t entry);
 
 /* The paths that the entries of a DCP had before it made texts of an optimizer's ids: where the key in `state` is the text of
  * an int that `param_groups` lists, it is that int again. One path per entry of the catalog, NULL where nothing changes; the
  * array itself is NULL if there is none. Allocated in `arena`. TSR_E_NOMEM. */
-tsr_status tsr_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
-                                      const tsr_path_item *const **out, tsr_error *err);
+tsr_status tsr_stored_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
+                                             const tsr_path_item *const **out, tsr_error *err);
 
 TSR_API_END
 
