@@ -49,7 +49,7 @@ static tsr_status stage_of_torch(void *ctx, uint32_t number, tsr_arena *arena, t
     TSR_TRY(nest_rank(&f, &root, err));
     TSR_TRY(tsr_torch_plan_open(all->job->checkpoint, root, arena, plan, err));
     for (uint64_t i = 0; i < all->chosen.count; i++) {
-        tsr_torch_source *source = all->chosen.rows[i].cast ? tsr_torch_plan_source(plan, &f.rows[i].local) : NULL;
+        tsr_torch_tensor *source = all->chosen.rows[i].cast ? tsr_torch_plan_source(plan, &f.rows[i].local) : NULL;
         if (source) source->dtype = all->chosen.rows[i].dtype;
     }
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));

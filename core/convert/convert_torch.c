@@ -76,7 +76,7 @@ tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, 
     TSR_TRY(nest_rows(job, &chosen, &root, err));
     TSR_TRY(tsr_torch_plan_open(job->checkpoint, root, job->arena, plan, err));
     for (uint64_t i = 0; i < chosen.count; i++) {
-        tsr_torch_source *source = chosen.rows[i].cast ? tsr_torch_plan_source(plan, chosen.rows[i].entry) : NULL;
+        tsr_torch_tensor *source = chosen.rows[i].cast ? tsr_torch_plan_source(plan, chosen.rows[i].entry) : NULL;
         if (source) source->dtype = chosen.rows[i].dtype;
     }
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));

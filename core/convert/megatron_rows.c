@@ -141,7 +141,7 @@ static tsr_status plan_common(tsr_dcp_rows *rows, wrapping *w, tsr_error *err)
         tsr_converted *row = &rows->chosen.rows[i];
         if (!row->written || !rows->in_common[i]) continue;
         row->file = w->common_file;
-        tsr_torch_source *source = row->cast ? tsr_torch_plan_source(&w->common, row->entry) : NULL;
+        tsr_torch_tensor *source = row->cast ? tsr_torch_plan_source(&w->common, row->entry) : NULL;
         if (source) source->dtype = row->dtype;
     }
     return tsr_torch_plan_lay_out(&w->common, err);

@@ -138,7 +138,7 @@ void tsr_flat_casts(const tsr_flat_rank *of, tsr_torch_plan *file)
     uint64_t count;
     const tsr_fsdp1_unit *units = tsr_plan_flat_units(of->plan, &count);
     for (uint64_t u = 0; u < count; u++) {
-        tsr_torch_source *source = tsr_torch_plan_source(file, &of->locals[u]);
+        tsr_torch_tensor *source = tsr_torch_plan_source(file, &of->locals[u]);
         if (source) source->dtype = tsr_row_of(of->chosen, units[u].entries[0])->dtype;
     }
 }

@@ -29,8 +29,8 @@ typedef struct rank_file {
     ranks *all;
     uint64_t rank;
     tsr_arena *arena;
-    tsr_entry *locals; /* one per row; with flat ranges, one per unit */
-    tsr_rows *rows;    /* those of `locals`; not used with flat ranges */
+    tsr_entry *locals;   /* one per row; with flat ranges, one per unit */
+    tsr_row_range *rows; /* those of `locals`; not used with flat ranges */
     tsr_entry *rank_map;
     const uint8_t *rank_numbers;
     const tsr_value *mesh_value;
@@ -43,7 +43,7 @@ static tsr_status make_mesh(rank_file *f, const tsr_mesh *mesh, tsr_error *err)
     return f->mesh_value ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status find_rows(const tsr_entry *entry, const tsr_shard *shard, tsr_rows *out, tsr_error *err)
+static tsr_status find_rows(const tsr_entry *entry, const tsr_shard *shard, tsr_row_range *out, tsr_error *err)
 {
     tsr_packed packed;
     uint64_t length;
@@ -121,7 +121,7 @@ static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)
     if (r->flat) tsr_flat_casts(&flat, plan);
     for (uint64_t i = 0; i < r->chosen.count; i++) {
         const tsr_converted *row = &r->chosen.rows[i];
-        tsr_torch_source *source = tsr_torch_plan_source(plan, r->flat ? row->entry : &f->locals[i]);
+        tsr_torch_tensor *source = tsr_torch_plan_source(plan, r->flat ? row->entry : &f->locals[i]);
         if (source && row->cast) source->dtype = row->dtype;
         if (source && !r->flat) source->rows = f->rows[i];
     }

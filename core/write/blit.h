@@ -9,10 +9,10 @@
 
 /* Which bytes of a tensor of the catalog a local tensor has, if they are a contiguous run of rows; otherwise `entry` is
  * NULL. */
-typedef struct tsr_rows {
+typedef struct tsr_row_range {
     const tsr_entry *entry;
     uint64_t byte_first; /* in row-major order */
-} tsr_rows;
+} tsr_row_range;
 
 /* Writes the elements of a box, contiguous in row-major order and cast to `dtype`, to [byte_offset, + byte_length) of an
  * output file. */
@@ -21,7 +21,7 @@ typedef struct tsr_blit {
     const uint64_t *offsets; /* in the gather's elements, like sizes; NULL for the whole tensor */
     const uint64_t *sizes;
     const uint8_t *literal; /* the bytes to write, so that nothing is read or cast; or NULL */
-    tsr_rows rows;          /* for a local tensor `entry` */
+    tsr_row_range rows;     /* for a local tensor `entry` */
     tsr_dtype dtype;
     uint32_t file;
     uint64_t byte_offset;

@@ -20,12 +20,12 @@
 
 static int by_entry(const void *a, const void *b)
 {
-    const tsr_torch_source *x = a, *y = b;
+    const tsr_torch_tensor *x = a, *y = b;
     if (x->entry != y->entry) return (uintptr_t)x->entry < (uintptr_t)y->entry ? -1 : 1;
     return (x->order > y->order) - (x->order < y->order);
 }
 
-tsr_torch_source *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_entry *entry)
+tsr_torch_tensor *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_entry *entry)
 {
     size_t low = 0, high = plan->source_count;
     while (low < high) {
@@ -43,7 +43,7 @@ typedef struct search {
     tsr_map *seen; /* addresses of values */
     tsr_arena *keys;
     tsr_vec stack; /* of const tsr_value * */
-    tsr_vec found; /* tsr_torch_source */
+    tsr_vec found; /* tsr_torch_tensor */
 } search;
 
 static tsr_status push(search *s, const tsr_value *value, tsr_error *err)
@@ -59,8 +59,8 @@ static tsr_status visit(search *s, const tsr_value *value, tsr_error *err)
     bool fresh = true;
     if (value->kind == TSR_VALUE_TENSOR) {
         const tsr_entry *entry = value->as.tensor;
-        tsr_torch_source *source = tsr_vec_push(&s->found, err);
-        if (source) *source = (tsr_torch_source){entry, entry->dtype, s->found.count, entry->is_parameter, {NULL, 0}};
+        tsr_torch_tensor *source = tsr_vec_push(&s->found, err);
+        if (source) *source = (tsr_torch_tensor){entry, entry->dtype, s->found.count, entry->is_parameter, {NULL, 0}};
         return source ? TSR_OK : TSR_E_NOMEM;
     }
     const tsr_str key = tsr_arena_str(s->keys, (tsr_str){(const char *)&value, sizeof value}, err);
@@ -83,7 +83,7 @@ static tsr_status walk(search *s, const tsr_value *root, const tsr_host *host, t
 
 static tsr_status keep_found(tsr_torch_plan *plan, tsr_vec *found, tsr_error *err)
 {
-    tsr_torch_source *sources = found->items;
+    tsr_torch_tensor *sources = found->items;
     if (found->count) qsort(sources, found->count, sizeof *sources, by_entry);
     plan->sources = tsr_arena_array(plan->arena, found->count, sizeof *sources, err);
     if (!plan->sources) return TSR_E_NOMEM;
@@ -99,7 +99,7 @@ tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root
 {
     const tsr_host *host = tsr_checkpoint_host(checkpoint);
     search s = {.stack = tsr_vec_of(host->allocator, sizeof(const tsr_value *)),
-                .found = tsr_vec_of(host->allocator, sizeof(tsr_torch_source))};
+                .found = tsr_vec_of(host->allocator, sizeof(tsr_torch_tensor))};
     *out = (tsr_torch_plan){.checkpoint = checkpoint, .arena = arena, .root = root};
     tsr_status status = walk(&s, root, host, err);
     if (status == TSR_OK) status = keep_found(out, &s.found, err);
@@ -114,7 +114,7 @@ tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root
 
 /* A source, and its position if it is on a storage that others may share. */
 typedef struct placed {
-    const tsr_torch_source *source;
+    const tsr_torch_tensor *source;
     const tsr_entry *readable;
     tsr_dtype dtype; /* of the elements in the source, packed */
     uint32_t ndim;
@@ -149,7 +149,7 @@ static bool may_share(const placed *p, uint64_t elements)
     return entry->dtype == p->dtype && !p->view.zstd && !p->view.conj && !p->view.neg;
 }
 
-static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_source *source, placed *out, tsr_error *err)
+static tsr_status place(const tsr_torch_plan *plan, const tsr_torch_tensor *source, placed *out, tsr_error *err)
 {
     tsr_packed packed;
     uint64_t span, *sizes = tsr_arena_array(plan->arena, TSR_MAX_NDIM, sizeof *sizes, err);

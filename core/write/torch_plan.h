@@ -7,13 +7,13 @@
 #include "write/stage.h"
 
 /* A tensor that is in the tree. */
-typedef struct tsr_torch_source {
+typedef struct tsr_torch_tensor {
     const tsr_entry *entry;
     tsr_dtype dtype; /* dtype in the destination; the entry's dtype unless the caller changes it */
     size_t order;    /* its position in the tree, which is also the order of the storages */
     bool is_parameter;
-    tsr_rows rows; /* for a local tensor; set by the caller */
-} tsr_torch_source;
+    tsr_row_range rows; /* for a local tensor; set by the caller */
+} tsr_torch_tensor;
 
 typedef struct tsr_torch_plan {
     tsr_checkpoint *checkpoint;
@@ -21,7 +21,7 @@ typedef struct tsr_torch_plan {
     const tsr_value *root;
     const tsr_entry *literal_entry; /* a tensor whose bytes are in no file, but in `literal`; or NULL */
     const uint8_t *literal;
-    tsr_torch_source *sources; /* sorted by the address of `entry`, without duplicates */
+    tsr_torch_tensor *sources; /* sorted by the address of `entry`, without duplicates */
     size_t source_count;
     tsr_torch_new_tensor *tensors;
     tsr_torch_new_storage *storages;
@@ -35,7 +35,7 @@ typedef struct tsr_torch_plan {
 /* Finds the tensors of the tree. */
 tsr_status tsr_torch_plan_open(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_arena *arena, tsr_torch_plan *out,
                                tsr_error *err);
-tsr_torch_source *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_entry *entry); /* or NULL */
+tsr_torch_tensor *tsr_torch_plan_source(const tsr_torch_plan *plan, const tsr_entry *entry); /* or NULL */
 
 /* The bytes that the pickles of a job may take: as many as a checkpoint's shared parts may expand to. */
 uint64_t tsr_torch_plan_room(const tsr_checkpoint *checkpoint);

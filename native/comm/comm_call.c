@@ -11,9 +11,9 @@ static uint64_t mix(uint64_t digest, uint64_t value)
     return digest ^ digest >> 29;
 }
 
-tsr_call tsr_call_all_gather(const size_t *sizes, uint32_t ranks)
+tsr_comm_call tsr_call_all_gather(const size_t *sizes, uint32_t ranks)
 {
-    tsr_call call = {.kind = TSR_CALL_ALL_GATHER};
+    tsr_comm_call call = {.kind = TSR_CALL_ALL_GATHER};
     for (uint32_t r = 0; r < ranks; r++) {
         call.bytes += sizes[r];
         call.digest = mix(call.digest, sizes[r]);
@@ -21,7 +21,7 @@ tsr_call tsr_call_all_gather(const size_t *sizes, uint32_t ranks)
     return call;
 }
 
-bool tsr_call_equal(const tsr_call *a, const tsr_call *b)
+bool tsr_call_equal(const tsr_comm_call *a, const tsr_comm_call *b)
 {
     return a->kind == b->kind && a->root == b->root && a->bytes == b->bytes && a->digest == b->digest;
 }
@@ -30,7 +30,7 @@ typedef struct words {
     char text[96];
 } words;
 
-static words describe(const tsr_call *call)
+static words describe(const tsr_comm_call *call)
 {
     words w = {"in an unknown call"};
     switch ((tsr_call_kind)call->kind) {
@@ -47,7 +47,7 @@ static words describe(const tsr_call *call)
     return w;
 }
 
-tsr_status tsr_call_raise(const tsr_call *zero, uint32_t rank, const tsr_call *other, tsr_error *err)
+tsr_status tsr_call_raise(const tsr_comm_call *zero, uint32_t rank, const tsr_comm_call *other, tsr_error *err)
 {
     words first = describe(zero), second = describe(other);
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "comm: rank 0 %s, but rank %" PRIu32 " %s%s", first.text, rank,

@@ -16,17 +16,17 @@ typedef enum tsr_call_kind {
 } tsr_call_kind;
 
 /* Must not contain padding, because it is sent as raw memory. */
-typedef struct tsr_call {
+typedef struct tsr_comm_call {
     uint32_t kind; /* tsr_call_kind */
     uint32_t root;
     uint64_t bytes;  /* the total number of bytes that are moved */
     uint64_t digest; /* a hash of the list of sizes */
-} tsr_call;
+} tsr_comm_call;
 
-tsr_call tsr_call_all_gather(const size_t *sizes, uint32_t ranks);
-bool tsr_call_equal(const tsr_call *a, const tsr_call *b);
+tsr_comm_call tsr_call_all_gather(const size_t *sizes, uint32_t ranks);
+bool tsr_call_equal(const tsr_comm_call *a, const tsr_comm_call *b);
 /* Returns TSR_E_USAGE with a message that states how the call of `rank` differs from that of rank 0. */
-tsr_status tsr_call_raise(const tsr_call *zero, uint32_t rank, const tsr_call *other, tsr_error *err);
+tsr_status tsr_call_raise(const tsr_comm_call *zero, uint32_t rank, const tsr_comm_call *other, tsr_error *err);
 /* Returns TSR_E_IO with a message that the rank has left. */
 tsr_status tsr_call_raise_left(uint32_t rank, tsr_error *err);
 /* Check this rank's own arguments. Errors: TSR_E_USAGE. */

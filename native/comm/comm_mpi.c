@@ -74,7 +74,7 @@ static int wait_for_request(MPI_Request *request)
 
 enum { POISONED, WHO, NOT_WHO, BYTES, NOT_BYTES, DIGEST, NOT_DIGEST, VALUE, WORDS };
 
-static void fill_summary(const member *m, const tsr_call *call, uint64_t value, uint64_t summary[WORDS])
+static void fill_summary(const member *m, const tsr_comm_call *call, uint64_t value, uint64_t summary[WORDS])
 {
     const uint64_t who = (uint64_t)call->kind << 32 | call->root;
     summary[POISONED] = call->kind == TSR_CALL_POISON ? (uint64_t)m->base.size - m->base.rank : 0;
@@ -100,9 +100,9 @@ static tsr_status receive_failure(member *m, uint32_t root, const tsr_error *min
 }
 
 /* Finds a rank whose call differs from that of rank 0, without memory for the calls of all ranks. All ranks call this. */
-static tsr_status find_mismatch(member *m, const tsr_call *call)
+static tsr_status find_mismatch(member *m, const tsr_comm_call *call)
 {
-    tsr_call zero = *call;
+    tsr_comm_call zero = *call;
     tsr_status status = check_mpi(m, MPI_Bcast(&zero, sizeof zero, MPI_BYTE, 0, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
     struct {
@@ -113,7 +113,7 @@ static tsr_status find_mismatch(member *m, const tsr_call *call)
     if (left.value == 0) return tsr_call_raise_left((uint32_t)left.rank, &m->failed);
     status = check_mpi(m, MPI_Allreduce(MPI_IN_PLACE, &other, 1, MPI_2INT, MPI_MINLOC, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
-    tsr_call theirs = *call;
+    tsr_comm_call theirs = *call;
     status = check_mpi(m, MPI_Bcast(&theirs, sizeof theirs, MPI_BYTE, other.rank, m->ranks), "comparing calls");
     if (status != TSR_OK) return status;
     return tsr_call_raise(&zero, (uint32_t)other.rank, &theirs, &m->failed);
@@ -121,7 +121,7 @@ static tsr_status find_mismatch(member *m, const tsr_call *call)
 
 /* Waits until all ranks have entered `call`, and compares their calls. `mine` is used only with TSR_CALL_POISON. *value
  * becomes the largest value of all ranks. */
-static tsr_status compare_with_all(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
+static tsr_status compare_with_all(member *m, const tsr_comm_call *call, const tsr_error *mine, uint64_t *value)
 {
     uint64_t summary[WORDS], merged[WORDS];
     MPI_Request request;
@@ -137,9 +137,9 @@ static tsr_status compare_with_all(member *m, const tsr_call *call, const tsr_er
 }
 
 /* Like compare_with_all, but poisons the call if this rank has an error of its own. */
-static tsr_status enter(member *m, const tsr_call *call, const tsr_error *mine, uint64_t *value)
+static tsr_status enter(member *m, const tsr_comm_call *call, const tsr_error *mine, uint64_t *value)
 {
-    static const tsr_call poisoned = {.kind = TSR_CALL_POISON};
+    static const tsr_comm_call poisoned = {.kind = TSR_CALL_POISON};
     if (m->failed.status != TSR_OK) return m->failed.status;
     return compare_with_all(m, mine->status == TSR_OK ? call : &poisoned, mine, value);
 }
@@ -155,7 +155,7 @@ static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *siz
 {
     member *m = (member *)comm;
     tsr_error none = {0};
-    const tsr_call call = tsr_call_all_gather(sizes, comm->size);
+    const tsr_comm_call call = tsr_call_all_gather(sizes, comm->size);
     if (enter(m, &call, &none, NULL) == TSR_OK) {
         check_mpi(m, tsr_mpi_all_gather(m->ranks, mine, sizes, all, m->round_bytes, m->counts), "gathering to all");
     }
@@ -166,7 +166,7 @@ static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t ro
 {
     member *m = (member *)comm;
     tsr_error own = {0};
-    const tsr_call call = {.kind = TSR_CALL_BROADCAST, .root = root, .bytes = size};
+    const tsr_comm_call call = {.kind = TSR_CALL_BROADCAST, .root = root, .bytes = size};
     if (enter(m, &call, &own, NULL) == TSR_OK && tsr_call_check_root(root, comm->size, &m->failed) == TSR_OK) {
         check_mpi(m, tsr_mpi_broadcast(m->ranks, data, size, root, m->round_bytes), "broadcasting");
     }
@@ -177,7 +177,7 @@ static tsr_status largest(tsr_comm *comm, uint64_t *value, tsr_error *err)
 {
     member *m = (member *)comm;
     tsr_error none = {0};
-    const tsr_call call = {.kind = TSR_CALL_LARGEST};
+    const tsr_comm_call call = {.kind = TSR_CALL_LARGEST};
     enter(m, &call, &none, value);
     return leave(m, err);
 }
@@ -189,13 +189,13 @@ static tsr_status poison(tsr_comm *comm, tsr_status mine, tsr_error *err)
     if (err) told = *err;
     told.status = mine;
     if (err) *err = (tsr_error){0};
-    const tsr_call call = {.kind = TSR_CALL_POISON};
+    const tsr_comm_call call = {.kind = TSR_CALL_POISON};
     enter(m, &call, &told, NULL);
     return leave(m, err);
 }
 
 /* Compares what every rank sends to this one with what this rank expects. */
-static tsr_status compare_traffic(member *m, const tsr_exchange *x, tsr_traffic *told, tsr_error *mine)
+static tsr_status compare_traffic(member *m, const tsr_mpi_exchange *x, tsr_traffic *told, tsr_error *mine)
 {
     const uint32_t ranks = m->base.size;
     tsr_traffic *heard = told + ranks;
@@ -210,14 +210,14 @@ static tsr_status compare_traffic(member *m, const tsr_exchange *x, tsr_traffic 
     return status;
 }
 
-static tsr_status prepare_exchange(const member *m, tsr_exchange *x, tsr_traffic **told, tsr_error *mine)
+static tsr_status prepare_exchange(const member *m, tsr_mpi_exchange *x, tsr_traffic **told, tsr_error *mine)
 {
     const uint32_t ranks = m->base.size;
     tsr_status status = tsr_call_check_peers(x->sends, x->send_count, ranks, mine);
     if (status == TSR_OK) status = tsr_call_check_peers(x->receives, x->receive_count, ranks, mine);
     if (status != TSR_OK) return status;
     *told = tsr_alloc(m->allocator, ranks, 2 * sizeof **told, mine);
-    if (*told) return tsr_exchange_prepare(x, m->base.rank, ranks, m->allocator, mine);
+    if (*told) return tsr_mpi_exchange_prepare(x, m->base.rank, ranks, m->allocator, mine);
     return TSR_E_NOMEM;
 }
 
@@ -227,13 +227,13 @@ static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send
     member *m = (member *)comm;
     tsr_error own = {0};
     tsr_traffic *told = NULL;
-    tsr_exchange x = {.sends = sends, .send_count = send_count, .receives = receives, .receive_count = receive_count};
-    const tsr_call call = {.kind = TSR_CALL_EXCHANGE};
+    tsr_mpi_exchange x = {.sends = sends, .send_count = send_count, .receives = receives, .receive_count = receive_count};
+    const tsr_comm_call call = {.kind = TSR_CALL_EXCHANGE};
     prepare_exchange(m, &x, &told, &own);
     if (enter(m, &call, &own, NULL) == TSR_OK && compare_traffic(m, &x, told, &own) == TSR_OK &&
         enter(m, &call, &own, NULL) == TSR_OK)
-        check_mpi(m, tsr_exchange_run(&x, m->ranks, m->round_bytes), "exchanging messages");
-    tsr_exchange_free(&x, m->allocator);
+        check_mpi(m, tsr_mpi_exchange_run(&x, m->ranks, m->round_bytes), "exchanging messages");
+    tsr_mpi_exchange_free(&x, m->allocator);
     tsr_free(m->allocator, told, comm->size, 2 * sizeof *told);
     return leave(m, err);
 }
@@ -263,7 +263,7 @@ static void close_member(tsr_comm *comm)
 {
     member *m = (member *)comm;
     tsr_error none = {0};
-    const tsr_call call = {.kind = TSR_CALL_CLOSE};
+    const tsr_comm_call call = {.kind = TSR_CALL_CLOSE};
     enter(m, &call, &none, NULL);
     if (m->broken)
         tsr_mpi_abort(m->ranks, "rank %u cannot agree with the others: %s", (unsigned)comm->rank, m->failed.message);
@@ -281,7 +281,7 @@ static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm
     tsr_error own = {0};
     MPI_Comm ranks = MPI_COMM_NULL;
     uint64_t number = group == TSR_COMM_NO_GROUP ? 0 : group, place = order;
-    const tsr_call call = {.kind = TSR_CALL_SPLIT};
+    const tsr_comm_call call = {.kind = TSR_CALL_SPLIT};
     const bool wanted = group != TSR_COMM_NO_GROUP;
     *out = NULL;
     member *child = wanted ? new_member(m->allocator, m->round_bytes, comm->size, &own) : NULL;

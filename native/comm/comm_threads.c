@@ -19,7 +19,7 @@ typedef struct group group;
 
 /* The arguments of one rank in one call. */
 typedef struct post {
-    tsr_call call;
+    tsr_comm_call call;
     const void *data;
     const size_t *sizes;
     uint64_t value;
@@ -124,7 +124,7 @@ static tsr_status first_posted(const group *g, bool verdicts, tsr_error *err)
 /* Checks that all ranks are in the same call with the same sizes. */
 static tsr_status check_posts(const group *g, tsr_error *err)
 {
-    const tsr_call *zero = &g->posts[0]->call;
+    const tsr_comm_call *zero = &g->posts[0]->call;
     tsr_status status = first_posted(g, false, err);
     for (uint32_t r = 1; r < g->size && status == TSR_OK; r++) {
         if (!tsr_call_equal(zero, &g->posts[r]->call)) status = tsr_call_raise(zero, r, &g->posts[r]->call, err);

@@ -44,14 +44,14 @@ int tsr_mpi_all_gather(MPI_Comm ranks, const void *mine, const size_t *sizes, vo
 
 /* ---- exchange ---- */
 
-static uint32_t step_of(const tsr_exchange *x, uint32_t peer, bool sends)
+static uint32_t step_of(const tsr_mpi_exchange *x, uint32_t peer, bool sends)
 {
     return sends ? (peer + x->ranks - x->rank) % x->ranks : (x->rank + x->ranks - peer) % x->ranks;
 }
 
 /* A counting sort, which is stable: messages between two ranks keep the order of their list. `starts` has ranks + 1
  * places. */
-static void sort_by_step(const tsr_exchange *x, bool sends, size_t *starts, size_t *order)
+static void sort_by_step(const tsr_mpi_exchange *x, bool sends, size_t *starts, size_t *order)
 {
     const tsr_message *messages = sends ? x->sends : x->receives;
     const size_t count = sends ? x->send_count : x->receive_count;
@@ -61,8 +61,8 @@ static void sort_by_step(const tsr_exchange *x, bool sends, size_t *starts, size
     for (size_t i = 0; i < count; i++) order[starts[step_of(x, messages[i].peer, sends)]++] = i;
 }
 
-tsr_status tsr_exchange_prepare(tsr_exchange *x, uint32_t rank, uint32_t ranks, const tsr_allocator *allocator,
-                                tsr_error *err)
+tsr_status tsr_mpi_exchange_prepare(tsr_mpi_exchange *x, uint32_t rank, uint32_t ranks, const tsr_allocator *allocator,
+                                    tsr_error *err)
 {
     x->rank = rank;
     x->ranks = ranks;
@@ -78,7 +78,7 @@ tsr_status tsr_exchange_prepare(tsr_exchange *x, uint32_t rank, uint32_t ranks, 
     return enough ? TSR_OK : TSR_E_NOMEM;
 }
 
-void tsr_exchange_free(tsr_exchange *x, const tsr_allocator *allocator)
+void tsr_mpi_exchange_free(tsr_mpi_exchange *x, const tsr_allocator *allocator)
 {
     tsr_free(allocator, x->send_order, x->send_count, sizeof *x->send_order);
     tsr_free(allocator, x->receive_order, x->receive_count, sizeof *x->receive_order);
@@ -93,7 +93,7 @@ typedef struct lane {
 } lane;
 
 typedef struct traffic {
-    const tsr_exchange *exchange;
+    const tsr_mpi_exchange *exchange;
     MPI_Comm ranks;
     size_t round_bytes;
     lane lanes[2];
@@ -131,7 +131,7 @@ static int post_pieces(traffic *t, lane *l)
     return code;
 }
 
-static void copy_own(const tsr_exchange *x)
+static void copy_own(const tsr_mpi_exchange *x)
 {
     size_t s = 0;
     for (size_t r = 0; r < x->receive_count; r++) {
@@ -143,7 +143,7 @@ static void copy_own(const tsr_exchange *x)
     }
 }
 
-int tsr_exchange_run(const tsr_exchange *x, MPI_Comm ranks, size_t round_bytes)
+int tsr_mpi_exchange_run(const tsr_mpi_exchange *x, MPI_Comm ranks, size_t round_bytes)
 {
     traffic t = {.exchange = x,
                  .ranks = ranks,

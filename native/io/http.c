@@ -60,9 +60,9 @@ void tsr_http_close(tsr_http *http)
 /* ---- one request ---- */
 
 /* `trusted`: includes the secrets that are intended for the origin of the given URL. */
-static void perform(const tsr_http *http, const char *url, bool trusted, tsr_transfer *t)
+static void perform(const tsr_http *http, const char *url, bool trusted, tsr_http_transfer *t)
 {
-    tsr_transfer *const all[] = {t};
+    tsr_http_transfer *const all[] = {t};
     t->url = url;
     t->headers = trusted ? http->headers : NULL;
     t->use_netrc = trusted;
@@ -72,7 +72,7 @@ static void perform(const tsr_http *http, const char *url, bool trusted, tsr_tra
 /* Performs a request and follows its redirects. libcurl's own redirects would send all headers except Authorization and
  * Cookie to other hosts, and the .netrc entry of a host to all its ports. Once another origin was involved, a redirect back
  * is not trusted either, because that origin chose the address. */
-static void perform_following(const tsr_http *http, const char *url, tsr_transfer *t)
+static void perform_following(const tsr_http *http, const char *url, tsr_http_transfer *t)
 {
     char *moved = NULL;
     bool trusted = true;
@@ -93,7 +93,8 @@ static void perform_following(const tsr_http *http, const char *url, tsr_transfe
 }
 
 /* Checks that a partial answer contains the range that was requested. */
-static tsr_status check_part(const char *shown, const tsr_transfer *t, uint64_t byte_offset, size_t size, tsr_error *err)
+static tsr_status check_part(const char *shown, const tsr_http_transfer *t, uint64_t byte_offset, size_t size,
+                             tsr_error *err)
 {
     const tsr_http_answer *answer = &t->answer;
     if (answer->status != 206) return TSR_OK;
@@ -117,7 +118,7 @@ tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, t
 {
     char header[64], shown[2048];
     double seconds;
-    tsr_transfer t = {.range = header, .buffer = range.buffer, .capacity = range.size};
+    tsr_http_transfer t = {.range = header, .buffer = range.buffer, .capacity = range.size};
     snprintf(header, sizeof header, "%" PRIu64 "-%" PRIu64, range.byte_offset, range.byte_offset + range.size - 1);
     perform_following(http, url, &t);
     for (unsigned attempt = 1; tsr_retry_worthwhile(&t, attempt, &seconds); attempt++) {
@@ -129,6 +130,6 @@ tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, t
     const tsr_status status = t.result == TSR_TRANSFER_ANSWERED
                                   ? check_part(shown, &t, range.byte_offset, range.size, err)
                                   : tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", shown, t.reason);
-    tsr_transfer_clear(&t);
+    tsr_http_transfer_clear(&t);
     return status;
 }

@@ -86,7 +86,7 @@ double tsr_retry_patience(void)
     return patience;
 }
 
-static bool may_pass(const tsr_transfer *t)
+static bool may_pass(const tsr_http_transfer *t)
 {
     /* 501: the server does not support it, so a retry is useless. */
     if (t->result == TSR_TRANSFER_ANSWERED)
@@ -94,7 +94,7 @@ static bool may_pass(const tsr_transfer *t)
     return t->result == TSR_TRANSFER_CUT || t->result == TSR_TRANSFER_NOT_CONNECTED;
 }
 
-bool tsr_retry_worthwhile(const tsr_transfer *transfer, unsigned attempt, double *seconds)
+bool tsr_retry_worthwhile(const tsr_http_transfer *transfer, unsigned attempt, double *seconds)
 {
     const unsigned most = transfer->result == TSR_TRANSFER_NOT_CONNECTED ? MOST_CONNECTS : MOST_TRIES;
     double budget;

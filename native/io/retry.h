@@ -11,7 +11,7 @@
 
 /* Whether to repeat the transfer after its `attempt`th try (counted from 1), and how many seconds to wait before. Must be called
  * once after each try, because it counts the time that was lost. */
-bool tsr_retry_worthwhile(const tsr_transfer *transfer, unsigned attempt, double *seconds);
+bool tsr_retry_worthwhile(const tsr_http_transfer *transfer, unsigned attempt, double *seconds);
 void tsr_retry_wait(double seconds);
 
 /* Forgets what was lost: a command begins, or a request has succeeded that failed before. */

@@ -27,7 +27,7 @@ enum {
 
 /* One transfer in progress. */
 typedef struct job {
-    tsr_transfer *transfer;
+    tsr_http_transfer *transfer;
     struct batch *batch;
     struct job *following; /* the next in the queue */
     CURL *handle;
@@ -60,7 +60,7 @@ struct tsr_transport {
     bool is_running, stop;
 };
 
-void tsr_transfer_clear(tsr_transfer *transfer)
+void tsr_http_transfer_clear(tsr_http_transfer *transfer)
 {
     free(transfer->redirect);
     free(transfer->link);
@@ -88,7 +88,7 @@ static size_t keep_problem(job *j, const char *data, size_t size)
 static size_t take_body(char *data, size_t one, size_t size, void *ctx)
 {
     job *j = ctx;
-    tsr_transfer *t = j->transfer;
+    tsr_http_transfer *t = j->transfer;
     (void)one;
     t->heard = tsr_seconds();
     if (t->answer.status >= 300) return keep_problem(j, data, size);
@@ -102,7 +102,7 @@ static size_t take_body(char *data, size_t one, size_t size, void *ctx)
 static size_t take_header(char *line, size_t one, size_t size, void *ctx)
 {
     job *j = ctx;
-    tsr_transfer *t = j->transfer;
+    tsr_http_transfer *t = j->transfer;
     tsr_str value;
     (void)one;
     t->heard = tsr_seconds();
@@ -144,7 +144,7 @@ static int watch(void *ctx, curl_off_t down_total, curl_off_t down, curl_off_t u
 
 static void set_method(const tsr_curl *curl, const job *j)
 {
-    const tsr_transfer *t = j->transfer;
+    const tsr_http_transfer *t = j->transfer;
     const char *method = t->method ? t->method : "GET";
     if (strcmp(method, "HEAD") == 0) {
         curl->easy_setopt(j->handle, CURLOPT_NOBODY, 1L);
@@ -179,7 +179,7 @@ static bool set_headers(const tsr_curl *curl, job *j)
 
 static bool prepare(const tsr_curl *curl, job *j)
 {
-    const tsr_transfer *t = j->transfer;
+    const tsr_http_transfer *t = j->transfer;
     CURL *handle = j->handle;
     curl->easy_setopt(handle, CURLOPT_URL, t->url);
     curl->easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
@@ -212,7 +212,7 @@ static bool prepare(const tsr_curl *curl, job *j)
     return curl->easy_setopt(handle, CURLOPT_AWS_SIGV4, t->signing) == CURLE_OK;
 }
 
-static tsr_transfer_result result_of(const job *j, CURLcode code)
+static tsr_http_transfer_result result_of(const job *j, CURLcode code)
 {
     switch (code) {
     case CURLE_OK: return TSR_TRANSFER_ANSWERED;
@@ -233,7 +233,7 @@ static tsr_transfer_result result_of(const job *j, CURLcode code)
 static void finish(tsr_transport *transport, job *j, CURLcode code)
 {
     const tsr_curl *curl = &transport->curl;
-    tsr_transfer *t = j->transfer;
+    tsr_http_transfer *t = j->transfer;
     char *redirect = NULL;
     t->result = result_of(j, code);
     t->ended = tsr_seconds();
@@ -364,13 +364,13 @@ static void begin_in_child(void *ctx)
     (void)open_connections(transport); /* otherwise no thread is started */
 }
 
-void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count)
+void tsr_transport_perform(tsr_transport *transport, tsr_http_transfer *const *transfers, size_t count)
 {
     job *jobs = calloc(count ? count : 1, sizeof *jobs);
     batch waiting = {count};
     tsr_process_enter(&transport->process, begin_in_child, transport);
     for (size_t i = 0; i < count; i++) {
-        tsr_transfer_clear(transfers[i]);
+        tsr_http_transfer_clear(transfers[i]);
         transfers[i]->result = TSR_TRANSFER_FAILED;
     }
     pthread_mutex_lock(&transport->lock);
@@ -431,7 +431,7 @@ void tsr_transport_close(tsr_transport *transport)
     tsr_free(transport->allocator, transport, 1, sizeof *transport);
 }
 #else
-void tsr_transfer_clear(tsr_transfer *transfer)
+void tsr_http_transfer_clear(tsr_http_transfer *transfer)
 {
     (void)transfer;
 }
@@ -448,7 +448,7 @@ void tsr_transport_close(tsr_transport *transport)
     (void)transport;
 }
 
-void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count)
+void tsr_transport_perform(tsr_transport *transport, tsr_http_transfer *const *transfers, size_t count)
 {
     (void)transport, (void)transfers, (void)count;
 }

@@ -4,8 +4,8 @@
  *
  * Example:
  *
- *     tsr_transfer one = {.url = "https://example.org/model.pt", .range = "0-99", .buffer = bytes, .capacity = 100};
- *     tsr_transfer *const all[] = {&one};
+ *     tsr_http_transfer one = {.url = "https://example.org/model.pt", .range = "0-99", .buffer = bytes, .capacity = 100};
+ *     tsr_http_transfer *const all[] = {&one};
  *     tsr_transport_perform(transport, all, 1);
  *     if (one.result == TSR_TRANSFER_ANSWERED && one.answer.status == 206) … */
 #ifndef TSR_IO_TRANSPORT_H
@@ -28,14 +28,14 @@ typedef struct tsr_http_answer {
     double retry_after;  /* seconds to wait according to Retry-After; 0: there was no such header */
 } tsr_http_answer;
 
-typedef enum tsr_transfer_result {
+typedef enum tsr_http_transfer_result {
     TSR_TRANSFER_ANSWERED,      /* `answer` is complete */
     TSR_TRANSFER_NOT_CONNECTED, /* the server was never reached */
     TSR_TRANSFER_CUT,           /* the connection was closed or stalled before the answer was complete */
     TSR_TRANSFER_FAILED         /* any other failure: a malformed URL, TLS, memory */
-} tsr_transfer_result;
+} tsr_http_transfer_result;
 
-typedef struct tsr_transfer {
+typedef struct tsr_http_transfer {
     const char *method; /* NULL: GET */
     const char *url;
     const char *const *headers;  /* "Name: value", ends with NULL; NULL: none */
@@ -51,19 +51,19 @@ typedef struct tsr_transfer {
     char *buffer; /* receives the body of the answer; more than `capacity` bytes end the transfer */
     size_t capacity;
 
-    tsr_transfer_result result;
+    tsr_http_transfer_result result;
     tsr_http_answer answer;
     double began, heard, ended; /* on the clock of io/clock.h; `heard`: when bytes were last received or sent */
     char reason[256];           /* libcurl's message if there was no answer */
     bool overflowed;            /* the answer's body is longer than `capacity` */
     char problem[2048];         /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */
-    char *redirect;             /* target of a redirect, or NULL; freed by tsr_transfer_clear */
-    char *link;                 /* value of the Link header, or NULL; freed by tsr_transfer_clear */
-    char *location;             /* value of the Location header, or NULL; freed by tsr_transfer_clear */
-} tsr_transfer;
+    char *redirect;             /* target of a redirect, or NULL; freed by tsr_http_transfer_clear */
+    char *link;                 /* value of the Link header, or NULL; freed by tsr_http_transfer_clear */
+    char *location;             /* value of the Location header, or NULL; freed by tsr_http_transfer_clear */
+} tsr_http_transfer;
 
 /* Frees what an answer left, so that the transfer can be performed again. */
-void tsr_transfer_clear(tsr_transfer *transfer);
+void tsr_http_transfer_clear(tsr_http_transfer *transfer);
 
 /* Performs at most `depth` (1 or more) transfers at the same time, over at most as many connections. TSR_E_UNSUPPORTED
  * without libcurl. The thread is started by the first transfer. */
@@ -71,6 +71,6 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
 void tsr_transport_close(tsr_transport *transport); /* accepts NULL; no thread may be waiting in it */
 
 /* Returns when all transfers have ended. Each has its own result. Thread-safe. */
-void tsr_transport_perform(tsr_transport *transport, tsr_transfer *const *transfers, size_t count);
+void tsr_transport_perform(tsr_transport *transport, tsr_http_transfer *const *transfers, size_t count);
 
 #endif

@@ -24,7 +24,7 @@ tsr_status tsr_exchange_header(tsr_exchange *x, const char *name, const char *va
 
 void tsr_exchange_end(tsr_exchange *x)
 {
-    tsr_transfer_clear(&x->transfer);
+    tsr_http_transfer_clear(&x->transfer);
     tsr_arena_free(x->arena);
     x->arena = NULL;
 }
@@ -76,7 +76,7 @@ tsr_shown_key tsr_shown_key_of(const tsr_service *service, tsr_str key)
 tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x, tsr_error *err)
 {
     char code[CODE_SIZE] = "";
-    const tsr_transfer *t = &x->transfer;
+    const tsr_http_transfer *t = &x->transfer;
     if (!find_word(t->problem, "<Code>", "<", code, sizeof code))
         find_word(t->problem, "\"reason\":", "\"", code, sizeof code);
     const long status = t->answer.status;
@@ -92,19 +92,19 @@ tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x,
 static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
 {
     const tsr_request *r = x->request;
-    tsr_transfer_clear(&x->transfer);
+    tsr_http_transfer_clear(&x->transfer);
     tsr_arena_free(x->arena);
     x->header_count = 0;
     x->headers[0] = NULL;
     x->arena = tsr_arena_new(service->allocator, 0, err);
     if (!x->arena) return TSR_E_NOMEM;
-    x->transfer = (tsr_transfer){.method = r->method,
-                                 .headers = x->headers,
-                                 .is_sent_once = r->once,
-                                 .body = r->body,
-                                 .body_size = r->body_size,
-                                 .buffer = r->buffer,
-                                 .capacity = r->capacity};
+    x->transfer = (tsr_http_transfer){.method = r->method,
+                                      .headers = x->headers,
+                                      .is_sent_once = r->once,
+                                      .body = r->body,
+                                      .body_size = r->body_size,
+                                      .buffer = r->buffer,
+                                      .capacity = r->capacity};
     if (r->is_ranged) {
         const tsr_str range =
             tsr_arena_format(x->arena, err, "%" PRIu64 "-%" PRIu64, r->offset, r->offset + r->capacity - 1);
@@ -119,9 +119,9 @@ static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
 /* Follows redirects. The server chooses the new address, so secrets are sent there only if it is the same server. */
 static tsr_status follow(tsr_service *service, tsr_exchange *x, tsr_error *err)
 {
-    tsr_transfer *const all[] = {&x->transfer};
+    tsr_http_transfer *const all[] = {&x->transfer};
     for (unsigned count = 0; x->transfer.result == TSR_TRANSFER_ANSWERED && x->transfer.redirect; count++) {
-        tsr_transfer *t = &x->transfer;
+        tsr_http_transfer *t = &x->transfer;
         const tsr_str to = tsr_arena_str(x->arena, tsr_str_from(t->redirect), err);
         TSR_FAIL_IF(count == MOST_REDIRECTS, err, TSR_E_IO, "%s: the server redirects more than %d times", service->shown,
                     MOST_REDIRECTS);
@@ -139,7 +139,7 @@ static tsr_status follow(tsr_service *service, tsr_exchange *x, tsr_error *err)
 /* Asks again in another region if a header, or the text of the error, says that the request was sent to the wrong one. */
 static bool relocate(tsr_service *service, tsr_exchange *x)
 {
-    const tsr_transfer *t = &x->transfer;
+    const tsr_http_transfer *t = &x->transfer;
     char region[sizeof t->answer.region];
     if (!service->relocate || x->was_relocated || t->result != TSR_TRANSFER_ANSWERED) return false;
     if (t->answer.status != 301 && t->answer.status != 307 && t->answer.status != 400 && t->answer.status != 403)
@@ -152,7 +152,7 @@ static bool relocate(tsr_service *service, tsr_exchange *x)
 
 /* Whether the server may have carried out the request although there is no answer that says so. 501 and 503 mean that it has
  * not. */
-static bool is_lost(const tsr_transfer *t)
+static bool is_lost(const tsr_http_transfer *t)
 {
     if (t->result == TSR_TRANSFER_ANSWERED)
         return t->answer.status >= 500 && t->answer.status != 501 && t->answer.status != 503;
@@ -162,7 +162,7 @@ static bool is_lost(const tsr_transfer *t)
 /* Decides after an attempt whether the request is done. Otherwise *seconds is how long to wait before the next attempt. */
 static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, tsr_error *err)
 {
-    tsr_transfer *t = &x->transfer;
+    tsr_http_transfer *t = &x->transfer;
     *seconds = 0;
     x->attempts++;
     if (relocate(service, x)) return TSR_OK;
@@ -186,7 +186,7 @@ static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, 
 static tsr_status attempt(tsr_service *service, tsr_exchange *exchanges, size_t count, size_t *left, double *seconds,
                           tsr_error *err)
 {
-    tsr_transfer *open[MOST_AT_ONCE] = {NULL};
+    tsr_http_transfer *open[MOST_AT_ONCE] = {NULL};
     tsr_exchange *of[MOST_AT_ONCE];
     size_t opened = 0;
     *left = 0;

@@ -14,13 +14,13 @@ tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request
     char *buffer = tsr_arena_array(arena, MOST_BYTES, 1, err);
     double seconds;
     if (!buffer) return TSR_E_NOMEM;
-    tsr_transfer t = {.method = request->method,
-                      .url = request->url,
-                      .headers = request->headers,
-                      .connect_seconds = request->connect_seconds,
-                      .buffer = buffer,
-                      .capacity = MOST_BYTES};
-    tsr_transfer *const all[] = {&t};
+    tsr_http_transfer t = {.method = request->method,
+                           .url = request->url,
+                           .headers = request->headers,
+                           .connect_seconds = request->connect_seconds,
+                           .buffer = buffer,
+                           .capacity = MOST_BYTES};
+    tsr_http_transfer *const all[] = {&t};
     tsr_transport_perform(transport, all, 1);
     for (unsigned attempt = 1; !request->connect_seconds && tsr_retry_worthwhile(&t, attempt, &seconds); attempt++) {
         tsr_retry_wait(seconds);
@@ -28,7 +28,7 @@ tsr_status tsr_metadata_ask(tsr_transport *transport, const tsr_metadata_request
     }
     *status = t.result == TSR_TRANSFER_ANSWERED ? t.answer.status : 0;
     *text = (tsr_str){buffer, t.answer.size};
-    tsr_transfer_clear(&t);
+    tsr_http_transfer_clear(&t);
     return TSR_OK;
 }
 

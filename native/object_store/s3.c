@@ -58,7 +58,7 @@ static tsr_status sign(s3 *service, tsr_exchange *x, tsr_error *err)
     TSR_TRY(renew(service, err));
     const tsr_credentials *c = &service->credentials;
     if (!c->id) return TSR_OK;
-    tsr_transfer *t = &x->transfer;
+    tsr_http_transfer *t = &x->transfer;
     t->signing = tsr_arena_format(x->arena, err, "aws:amz:%s:s3", service->region).data;
     t->user = tsr_arena_str(x->arena, tsr_str_from(c->id), err).data;
     t->password = tsr_arena_str(x->arena, tsr_str_from(c->secret), err).data;

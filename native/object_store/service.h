@@ -41,7 +41,7 @@ typedef struct tsr_request {
 typedef struct tsr_exchange {
     const tsr_request *request;
     tsr_arena *arena;
-    tsr_transfer transfer;
+    tsr_http_transfer transfer;
     const char *headers[TSR_MOST_HEADERS + 1];
     size_t header_count;
     unsigned attempts;

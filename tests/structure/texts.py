@@ -92,11 +92,21 @@ def strangers():
         yield f"{name} is not in TOP_LEVEL"
 
 
+def unique_types(paths):
+    """A reader who looks for a type's definition finds one. Types of a single source, without the prefix, are its own matter."""
+    defined = {}
+    for path in paths:
+        for name in re.findall(r"^} (tsr_\w+);", path.read_text(), re.M):
+            defined.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return [f"{name} is defined in {' and in '.join(places)}" for name, places in sorted(defined.items()) if len(places) > 1]
+
+
 def checks(public, paths):
     return [("top level", list(strangers())),
             ("exported headers", list(exported(public))),
             ("documented headers", list(documented(public))),
             ("file names", list(unique_names(paths))),
+            ("names of types", unique_types(paths)),
             ("formats of printf", list(unknown_formats(paths))),
             ("names in READMEs", list(names_in_readmes(p for p in paths if p.suffix == ".h"))),
             ("files in READMEs", list(files_in_readmes()))]

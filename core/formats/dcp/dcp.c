@@ -32,7 +32,7 @@ static tsr_status entry_for(tsr_checkpoint *checkpoint, tsr_str fqn, uint32_t *i
 }
 
 /* Sets a tensor's entry from the metadata. If another rank's metadata has the tensor too, it must state the same. */
-static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *source, const uint64_t *record, bool inserted,
+static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_metadata_file *source, const uint64_t *record, bool inserted,
                              tsr_error *err)
 {
     uint32_t ndim;
@@ -52,7 +52,7 @@ static tsr_status set_tensor(tsr_entry *entry, const tsr_dcp_output_entry *sourc
     return TSR_OK;
 }
 
-static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry *entry, const uint64_t *record,
+static tsr_status set_chunks(const tsr_dcp_metadata_file *source, const tsr_entry *entry, const uint64_t *record,
                              tsr_chunk *chunks, tsr_error *err)
 {
     const uint64_t *words = tsr_dcp_chunks(&source->metadata, record);
@@ -69,7 +69,7 @@ static tsr_status set_chunks(const tsr_dcp_output_entry *source, const tsr_entry
 }
 
 /* Adds one key and value of state_dict_metadata. */
-static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_ref key, tsr_ref value,
+static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_metadata_file *source, tsr_ref key, tsr_ref value,
                             tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
@@ -100,7 +100,7 @@ static tsr_status add_entry(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *so
 }
 
 /* The number of chunks: those of all tensors, and one per object. */
-static uint64_t count_chunks(const tsr_dcp_output_entry *source, const tsr_ref *pairs, size_t count)
+static uint64_t count_chunks(const tsr_dcp_metadata_file *source, const tsr_ref *pairs, size_t count)
 {
     uint64_t total = 0;
     for (size_t i = 1; i < count; i += 2) {
@@ -110,7 +110,7 @@ static uint64_t count_chunks(const tsr_dcp_output_entry *source, const tsr_ref *
     return total;
 }
 
-static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
+static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_dcp_metadata_file *source, tsr_error *err)
 {
     size_t count;
     const tsr_ref *pairs = tsr_pickle_items(source->metadata.pickle, source->metadata.state_dict, &count);
@@ -171,7 +171,7 @@ static tsr_status copy_path(tsr_checkpoint *checkpoint, const tsr_pickle *pickle
 
 /* Sets an entry's path from planner_data. An entry keeps its flat key if planner_data has no tuple for it, or one that does
  * not lead to its name. PyTorch does not find such an entry when it rebuilds the nested state dict. */
-static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_entry *entry, tsr_ref path,
+static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_dcp_metadata_file *source, tsr_entry *entry, tsr_ref path,
                            tsr_error *err)
 {
     size_t count;
@@ -191,7 +191,7 @@ static tsr_status set_path(tsr_checkpoint *checkpoint, const tsr_dcp_output_entr
     return TSR_OK;
 }
 
-static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err)
+static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_metadata_file *source, tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     const tsr_pickle *pickle = source->metadata.pickle;
@@ -205,7 +205,7 @@ static tsr_status add_paths(tsr_checkpoint *checkpoint, const tsr_dcp_output_ent
     return TSR_OK;
 }
 
-static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
+static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_metadata_file *source, tsr_error *err)
 {
     TSR_TRY(tsr_dcp_judge_pickle(checkpoint, source, err));
     TSR_TRY(add_entries(checkpoint, source, err));
@@ -214,7 +214,7 @@ static tsr_status read_parsed(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *
     return tsr_dcp_place(checkpoint, source, err);
 }
 
-static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
+static tsr_status read_source(tsr_checkpoint *checkpoint, tsr_dcp_metadata_file *source, tsr_error *err)
 {
     tsr_bytes bytes;
     const tsr_store_file *file = &checkpoint->store->files[source->file];

@@ -43,7 +43,7 @@ static tsr_status keep_one(tsr_checkpoint *checkpoint, const tsr_dcp_metadata *m
     return TSR_OK;
 }
 
-tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err)
+tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_metadata_file *source, tsr_error *err)
 {
     tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
     const tsr_dcp_metadata *metadata = &source->metadata;

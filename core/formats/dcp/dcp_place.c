@@ -12,7 +12,7 @@
 
 typedef struct placer {
     tsr_checkpoint *checkpoint;
-    tsr_dcp_output_entry *source;
+    tsr_dcp_metadata_file *source;
     tsr_arena *scratch;
     tsr_map *by_offsets; /* (entry, offsets) → chunk of the source; NULL until a hint is wrong */
     uint32_t *parts_of;  /* number of an FQN → 1 + part of the source, or 0 */
@@ -380,7 +380,7 @@ static tsr_status place_all(placer *p, tsr_error *err)
     return report_unplaced(p, err);
 }
 
-tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err)
+tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_metadata_file *source, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
     placer p = {.checkpoint = checkpoint, .source = source, .scratch = tsr_arena_new(allocator, 0, err)};

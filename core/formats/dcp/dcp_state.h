@@ -10,13 +10,13 @@
 #include "tessera/sys/map.h"
 
 /* One metadata file: `.metadata`, or the `__R.metadata` of a rank. */
-typedef struct tsr_dcp_output_entry {
+typedef struct tsr_dcp_metadata_file {
     tsr_dcp_metadata metadata;
     uint32_t file;
     tsr_chunk *chunks; /* of all its tensors and objects, those of one entry contiguous; owned by the source */
     uint64_t chunk_count, chunk_room;
     tsr_vec parts; /* tsr_dcp_part */
-} tsr_dcp_output_entry;
+} tsr_dcp_metadata_file;
 
 /* The chunks that one source has for one entry. */
 typedef struct tsr_dcp_part {
@@ -33,7 +33,7 @@ typedef struct tsr_dcp_original {
 } tsr_dcp_original;
 
 typedef struct tsr_dcp_state {
-    tsr_dcp_output_entry *sources;
+    tsr_dcp_metadata_file *sources;
     uint32_t source_count;
     tsr_map *names;      /* FQN → entry; only while opening */
     tsr_vec entries;     /* tsr_entry; only while opening */
@@ -64,9 +64,9 @@ static inline tsr_dcp_state *tsr_dcp_state_of(const tsr_checkpoint *checkpoint)
 #define TSR_DCP_NO_ENTRY UINT32_MAX
 
 /* Stores the original shapes in `mcore_data`. Fails with TSR_E_FORMAT if one is not made of sizes. */
-tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err);
+tsr_status tsr_dcp_keep_originals(tsr_checkpoint *checkpoint, const tsr_dcp_metadata_file *source, tsr_error *err);
 /* Sets the file, offset and length of a source's chunks. `entries` and their parts must be complete for this source. */
-tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_output_entry *source, tsr_error *err);
+tsr_status tsr_dcp_place(tsr_checkpoint *checkpoint, tsr_dcp_metadata_file *source, tsr_error *err);
 /* Opens the safetensors files among the data files and gives their chunks a view. */
 tsr_status tsr_dcp_place_safetensors(tsr_checkpoint *checkpoint, tsr_error *err);
 

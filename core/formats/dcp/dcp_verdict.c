@@ -116,7 +116,7 @@ static tsr_status judge_folded(const tsr_verdict *verdict, const tsr_dcp_metadat
                            "TensorProperties has more than five items: only PyTorch 2.15 and newer can load this metadata");
 }
 
-tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err)
+tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_metadata_file *source, tsr_error *err)
 {
     const tsr_dcp_metadata *metadata = &source->metadata;
     const tsr_store_file *file = &checkpoint->store->files[source->file];

@@ -4,6 +4,6 @@
 
 #include "formats/dcp/dcp_state.h"
 
-tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_output_entry *source, tsr_error *err);
+tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_metadata_file *source, tsr_error *err);
 
 #endif
