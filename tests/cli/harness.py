@@ -3,6 +3,7 @@ them."""
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -24,6 +25,12 @@ class Tessera:
     def __init__(self, path):
         self.path = path
         self.folder = tempfile.mkdtemp(prefix="tessera-cli-")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def at(self, *names):
         return os.path.join(self.folder, *names)

@@ -1,19 +1,21 @@
 """Runs the built `tessera` as a user would: compares real samples with what PyTorch reports of them, and tests usage, every
 command, and documents against their schemas. Needs only Python's standard library. Usage: run.py --tessera PATH
-[NAME-PART…]"""
+[--jobs N] [NAME-PART…]"""
 import argparse
+import functools
 import glob
 import json
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
 
 import schema
 
-from harness import SAMPLES, SCHEMAS, TESTS, Bad, Skip, Tessera, need, sample, st_write, test
+from harness import SAMPLES, SCHEMAS, TESTS, Tessera, need, sample, st_write, test
+
+import runner
 
 import test_accelerate  # noqa: F401
 import test_addresses  # noqa: F401
@@ -665,27 +667,11 @@ def test_optim_shards_of_flat_parameters(t):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--tessera", required=True)
+    ap.add_argument("--jobs", type=int, default=2, metavar="N", help="tests at a time, each in a process of its own")
     ap.add_argument("pick", nargs="*")
     a = ap.parse_args()
     add_samples()
-    passed = failed = skipped = 0
-    for name, f in TESTS:
-        if a.pick and not any(p in name for p in a.pick):
-            continue
-        t = Tessera(os.path.abspath(a.tessera))
-        try:
-            f(t)
-            passed += 1
-        except Skip as reason:
-            skipped += 1
-            print(f"skip {name}: {reason}")
-        except (Bad, AssertionError, KeyError, ValueError, OSError, StopIteration, subprocess.SubprocessError) as e:
-            failed += 1
-            print(f"FAIL {name}: {'' if isinstance(e, Bad) else type(e).__name__ + ': '}{e}")
-        finally:
-            shutil.rmtree(t.folder, ignore_errors=True)
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-    sys.exit(1 if failed or not passed else 0)
+    runner.main([(*test, False) for test in TESTS], a.pick, functools.partial(Tessera, os.path.abspath(a.tessera)), a.jobs)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from roots import System
 from shell import check
 from viewer import expect_page
 
+ALONE = True  # it builds in this checkout, whose page and wheel others look at
+
 
 def printed():
     """The commands, in order; a shell drops the comments."""

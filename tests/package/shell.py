@@ -1,4 +1,5 @@
 """Running other people's tools."""
+import fcntl
 import os
 import subprocess
 
@@ -14,3 +15,16 @@ def check(*command, status=0, timeout=300, **k):
     out = p.stdout.decode(errors="replace")
     assert p.returncode == status, f"{' '.join(map(str, command))[:300]} ended {p.returncode}, expected {status}: {out[-2500:]}"
     return out
+
+
+def made_once(folder, make):
+    """What make() prints, from the first process of this run that asks for it; the others wait until it is made."""
+    made = os.path.join(folder, "made")
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(made):
+            out = make()
+            with open(made, "w") as f:
+                f.write(out)
+    with open(made) as f:
+        return f.read()

@@ -7,18 +7,16 @@ import shlex
 import shutil
 import stat
 import tempfile
-import threading
 
 import torch
 from harness import ROOT, SAMPLES, load_dcp, sha256
 from safetensors.torch import load_file
-from shell import check
+from shell import check, made_once
 
 DCP = os.path.join(SAMPLES, "dcp_fsdp2")
 ZSTD = os.path.join(SAMPLES, "dcp_zstd")
 PACKAGES = ["libisal-dev", "libssl-dev", "libcurl4-openssl-dev", "libxxhash-dev", "libzstd-dev", "libexpat1-dev", "libopenmpi-dev"]
-BUILDING = threading.Lock()  # tests run in several threads
-KEPT = tempfile.TemporaryDirectory(prefix="tessera-minimal-")  # until the interpreter ends
+KEPT = tempfile.TemporaryDirectory(prefix="tessera-minimal-")  # until the interpreter ends; tests run in several processes
 
 # Prints what Open MPI's compiler prints without libopenmpi-dev: folders that do not exist.
 MPICC = """#!/bin/sh
@@ -44,17 +42,16 @@ def configure(*options):
                  f"-DMPI_C_COMPILER={compiler}", *options, env={**os.environ, "PKG_CONFIG_LIBDIR": packages})
 
 
-@functools.cache
-def build_all():
+def build():
     out = configure()
     check("cmake", "--build", os.path.join(KEPT.name, "build"), "--target", "installed", "--", "-j2", timeout=1800)
-    return out, os.path.join(KEPT.name, "build/bin/tessera")
+    return out
 
 
+@functools.cache
 def built():
     """(what configuring printed, the program), built once for all tests of this run."""
-    with BUILDING:
-        return build_all()
+    return made_once(KEPT.name, build), os.path.join(KEPT.name, "build/bin/tessera")
 
 
 def run(*args, status=0):

@@ -6,12 +6,11 @@ import os
 import re
 import sys
 import tempfile
-import threading
 
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import ROOT, SAMPLES, load_dcp, load_torch
-from shell import check
+from shell import check, made_once
 
 sys.path.insert(0, os.path.join(ROOT, "samples"))
 SOURCES = os.path.join(ROOT, "samples/c")
@@ -19,23 +18,22 @@ DCP = os.path.join(SAMPLES, "dcp_fsdp2")
 PROGRAMS = ["list", "validate", "diff", "convert", "canonicalize", "optimizer", "reshard_mpi", "save_from_ranks"]
 
 
-BUILDING = threading.Lock()  # tests run in several threads
-KEPT = tempfile.TemporaryDirectory(prefix="tessera-samples-")  # until the interpreter ends
+KEPT = tempfile.TemporaryDirectory(prefix="tessera-samples-")  # until the interpreter ends; tests run in several processes
+BUILD = os.path.join(KEPT.name, "build")
 
 
-def built():
-    """The directory of the programs, built once for all tests of this run; warnings are errors."""
-    with BUILDING:
-        return build_all()
+def build():
+    tree = os.path.join(KEPT.name, "usr")
+    check("cmake", "--install", os.path.join(ROOT, "build/package"), "--prefix", tree)
+    check("cmake", "-S", SOURCES, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={tree}", "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror")
+    return check("cmake", "--build", BUILD)
 
 
 @functools.cache
-def build_all():
-    tree, build = os.path.join(KEPT.name, "usr"), os.path.join(KEPT.name, "build")
-    check("cmake", "--install", os.path.join(ROOT, "build/package"), "--prefix", tree)
-    check("cmake", "-S", SOURCES, "-B", build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={tree}", "-DCMAKE_C_FLAGS=-Wall -Wextra -Wpedantic -Werror")
-    check("cmake", "--build", build)
-    return build
+def built():
+    """The directory of the programs, built once for all tests of this run; warnings are errors."""
+    made_once(KEPT.name, build)
+    return BUILD
 
 
 def run(program, *args, status=0):
