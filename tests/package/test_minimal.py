@@ -16,6 +16,7 @@ from shell import check, made_once
 DCP = os.path.join(SAMPLES, "dcp_fsdp2")
 ZSTD = os.path.join(SAMPLES, "dcp_zstd")
 PACKAGES = ["libisal-dev", "libssl-dev", "libcurl4-openssl-dev", "libxxhash-dev", "libzstd-dev", "libexpat1-dev", "libopenmpi-dev"]
+BUILD = os.path.join(ROOT, "build/minimal")  # next to the others and of the same type, so that ccache knows most of it
 KEPT = tempfile.TemporaryDirectory(prefix="tessera-minimal-")  # until the interpreter ends; tests run in several processes
 
 # Prints what Open MPI's compiler prints without libopenmpi-dev: folders that do not exist.
@@ -38,20 +39,21 @@ def configure(*options):
     with open(compiler, "w") as f:
         f.write(MPICC)
     os.chmod(compiler, stat.S_IRWXU)
-    return check("cmake", "-S", ROOT, "-B", os.path.join(KEPT.name, "build"), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DTSR_CUDA=OFF", "-DTSR_TESTS=OFF",
-                 f"-DMPI_C_COMPILER={compiler}", *options, env={**os.environ, "PKG_CONFIG_LIBDIR": packages})
+    return check("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DTSR_CUDA=OFF", "-DTSR_TESTS=OFF",
+                 f"-DTSR_WERROR={os.environ.get('TSR_WERROR', 'OFF')}", f"-DMPI_C_COMPILER={compiler}", *options, env={**os.environ, "PKG_CONFIG_LIBDIR": packages})
 
 
 def build():
+    shutil.rmtree(BUILD, ignore_errors=True)
     out = configure()
-    check("cmake", "--build", os.path.join(KEPT.name, "build"), "--target", "installed", "--", "-j2", timeout=1800)
+    check("cmake", "--build", BUILD, "--target", "installed", "--", "-j2", timeout=1800)
     return out
 
 
 @functools.cache
 def built():
     """(what configuring printed, the program), built once for all tests of this run."""
-    return made_once(KEPT.name, build), os.path.join(KEPT.name, "build/bin/tessera")
+    return made_once(KEPT.name, build), os.path.join(BUILD, "bin/tessera")
 
 
 def run(*args, status=0):
@@ -73,7 +75,7 @@ def test_what_was_built_to_be_installed_is_all_that_an_installation_needs(t):
     """As samples/run builds it and prints the next line; and the README's lines for C."""
     built()
     tree = t.at(".local")
-    check("cmake", "--install", os.path.join(KEPT.name, "build"), "--prefix", tree)
+    check("cmake", "--install", BUILD, "--prefix", tree)
     assert "dcp_fsdp2" in check(os.path.join(tree, "bin/tessera"), "inspect", DCP)
     shutil.copy(os.path.join(ROOT, "samples/c/list.c"), t.at("list.c"))
     lines = "cc list.c $(pkg-config --cflags --libs tessera) -Wl,-rpath,$(pkg-config --variable=libdir tessera) -o list\n./list " + shlex.quote(DCP)
