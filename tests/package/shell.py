@@ -9,7 +9,7 @@ VERSION = "0.2.0"  # stated again here on purpose: a release changes both places
 TOOLS = os.path.join(ROOT, ".local/package-tools")  # those that pip installs: a virtual environment of their own
 
 
-def check(*command, status=0, timeout=300, **k):
+def check(*command, status=0, timeout=1200, **k):
     """stdout and stderr of a command that must end with this status."""
     p = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, **k)
     out = p.stdout.decode(errors="replace")
