@@ -233,9 +233,8 @@ tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
 /* Returns quantization_config.quant_method of config.json, or "" if it states none. */
 const char *tsr_mapped_quant_method(const tsr_mapped *m);
-/* Whether config.json, which may be NULL, has a quantization_config. */
-bool tsr_mapped_is_quantized(const struct cJSON *config);
-/* The same for the config.json among the checkpoint's files. Errors of reading and parsing. */
+/* Whether the config.json among the checkpoint's files, or next to its single file, has a quantization_config. Errors of
+ * reading and parsing. */
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err);
 /* Whether config.json ties the output layer to the embedding. */
 bool tsr_mapped_ties(const tsr_mapped *m);

@@ -13,7 +13,8 @@ typedef struct finder {
     tsr_mapped *m;
     tsr_scaling scaling; /* what all entries have in common */
     tsr_dequantized *done;
-    tsr_vec *text; /* for names */
+    bool is_quantized; /* config.json says that weights are quantized */
+    tsr_vec *text;     /* for names */
     tsr_error *err;
 } finder;
 
@@ -237,12 +238,12 @@ static tsr_status refuse_unscaled(finder *f, const tsr_entry *entry, const tsr_m
     return remember(f, entry, &why);
 }
 
-/* Remembers a float8 weight without a scale, if config.json says that weights are quantized. */
+/* Remembers a float8 weight without a scale, if weights are quantized. */
 static tsr_status refuse_unknown(finder *f, const tsr_entry *entry)
 {
     const tsr_entry *data = NULL;
     tsr_error why = {.status = TSR_OK};
-    if (!tsr_is_float8_weight(entry) || !tsr_mapped_is_quantized(f->m->config)) return TSR_OK;
+    if (!tsr_is_float8_weight(entry) || !f->is_quantized) return TSR_OK;
     for (size_t i = 0; i < tsr_companion_count && !data; i++)
         TSR_TRY(tsr_companion_data(f->m->source, entry, &tsr_companions[i], f->text, &data, f->err));
     if (data) return TSR_OK; /* the entry is a scale itself */
@@ -276,7 +277,7 @@ static tsr_status find_all(finder *f)
     tsr_map *scaled = tsr_map_new(f->m->own->host->allocator, 0, f->err);
     const tsr_status status = scaled ? find_unscaled(f, scaled) : TSR_E_NOMEM;
     tsr_map_free(scaled);
-    if (status != TSR_OK || !f->done->found || !tsr_mapped_is_quantized(f->m->config)) return status;
+    if (status != TSR_OK || !f->done->found || !f->is_quantized) return status;
     return tsr_mapped_add_note(
         f->m,
         TSR_STR("the weights are not quantized any more; remove quantization_config from the config.json "
@@ -295,6 +296,7 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
     TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
+    TSR_TRY(tsr_config_is_quantized(m->source, &f.is_quantized, err));
     const tsr_status status = find_all(&f);
     tsr_vec_free(&text);
     return status;

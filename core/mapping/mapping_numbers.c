@@ -6,11 +6,10 @@
 #define CONFIG_NAME "config.json"
 #define PARAMS_NAME "params.json"
 
-/* Reads and parses a file of the store; *out is NULL if it is not there. */
-static tsr_status load(tsr_store *store, const tsr_host *host, const char *name, cJSON **out, tsr_error *err)
+/* Reads and parses a file of the store; *out is NULL for TSR_NO_FILE. */
+static tsr_status load(tsr_store *store, const tsr_host *host, uint32_t file, const char *name, cJSON **out, tsr_error *err)
 {
     tsr_bytes bytes = {0};
-    const uint32_t file = tsr_store_find(store, tsr_str_from(name));
     *out = NULL;
     if (file == TSR_NO_FILE) return TSR_OK;
     tsr_status status = tsr_range_load((tsr_range){store, file, 0, store->files[file].size}, host, &bytes, err);
@@ -25,7 +24,8 @@ tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err)
     static const char *const names[] = {CONFIG_NAME, PARAMS_NAME};
     for (size_t i = 0; i < sizeof names / sizeof *names && !m->config; i++) {
         m->config_name = names[i];
-        TSR_TRY(load(m->source->store, m->source->host, names[i], &m->config, err));
+        const uint32_t file = tsr_store_find(m->source->store, tsr_str_from(names[i]));
+        TSR_TRY(load(m->source->store, m->source->host, file, names[i], &m->config, err));
     }
     return TSR_OK;
 }
@@ -38,18 +38,20 @@ static const cJSON *find_quantization(const cJSON *config)
     return cJSON_IsObject(item) ? item : NULL;
 }
 
-bool tsr_mapped_is_quantized(const cJSON *config)
-{
-    return find_quantization(config) || find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
-}
-
+/* A single file is quantized just as its directory is, so the config.json next to it counts for it, too. */
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
 {
-    cJSON *config;
-    TSR_TRY(load(checkpoint->store, checkpoint->host, CONFIG_NAME, &config, err));
-    *out = tsr_mapped_is_quantized(config);
+    tsr_store *store = checkpoint->store, *neighbor = NULL;
+    uint32_t file = tsr_store_find(store, TSR_STR(CONFIG_NAME));
+    cJSON *config = NULL;
+    if (file == TSR_NO_FILE && store->primary != TSR_NO_FILE && store->neighbor)
+        TSR_TRY(store->neighbor(store, checkpoint->host, TSR_STR(CONFIG_NAME), &neighbor, err));
+    if (neighbor) file = neighbor->primary;
+    const tsr_status status = load(neighbor ? neighbor : store, checkpoint->host, file, CONFIG_NAME, &config, err);
+    *out = find_quantization(config) || find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
     cJSON_Delete(config);
-    return TSR_OK;
+    if (neighbor) neighbor->close(neighbor);
+    return status;
 }
 
 /* The names in params.json. Source: write_model in transformers' convert_llama_weights_to_hf.py. */

@@ -147,6 +147,12 @@ static void prefetch(tsr_store *store, const tsr_store_place *places, size_t cou
     }
 }
 
+static tsr_status neighbor(tsr_store *store, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
+{
+    const mapped_store *s = (const mapped_store *)store;
+    return s->inner->neighbor(s->inner, host, name, out, err);
+}
+
 static void close_nothing(tsr_store *store)
 {
     (void)store; /* it is in the mapped checkpoint's arena */
@@ -190,6 +196,7 @@ tsr_status tsr_mapped_store_new(tsr_mapped *m, tsr_store **out, tsr_error *err)
                                      .close = close_nothing,
                                      .expect = inner->expect ? expect : NULL,
                                      .prefetch = inner->prefetch ? prefetch : NULL,
+                                     .neighbor = inner->neighbor ? neighbor : NULL,
                                      .unsummed = inner->unsummed},
                             .mapped = m,
                             .inner = inner};

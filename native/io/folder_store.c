@@ -5,6 +5,7 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 
 #include <assert.h>
 #include <dirent.h>
@@ -445,9 +446,27 @@ static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *a
     return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, (open_folder){again, "", 1}, err);
 }
 
-/* `above` NULL: `path` is an ordinary path. Otherwise it is the name of a directory below that store. */
-static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator, folder_store *above, const char *path,
-                             tsr_store **out, tsr_error *err)
+/* Opens the file `name` in another store's root. The list stays empty if there is no such file. */
+static tsr_status open_neighbor(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err)
+{
+    const tsr_sys *sys = store->sys;
+    struct stat info;
+    if (sys->stat_at(sys, above->folder, name, &info) != 0)
+        return is_passed_over(errno) ? TSR_OK : tsr_sys_raise(err, "look at", name);
+    if (!S_ISREG(info.st_mode)) return TSR_OK;
+    store->folder = sys->open_at(sys, above->folder, ".", O_RDONLY | O_DIRECTORY, 0);
+    if (store->folder < 0) return tsr_sys_raise(err, "open", ".");
+    store->primary = name;
+    return list_file(store, list, "", name, &info, err);
+}
+
+static tsr_status folder_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);
+
+typedef tsr_status opening(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err);
+
+/* `above` NULL: `path` is an ordinary path. Otherwise it is a name in that store, which `open` opens. */
+static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator, folder_store *above, opening *open,
+                             const char *path, tsr_store **out, tsr_error *err)
 {
     folder_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     if (!store) return TSR_E_NOMEM;
@@ -458,7 +477,8 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
                  .unmap = folder_unmap,
                  .close = folder_close,
                  .deepen = folder_deepen,
-                 .below = folder_below},
+                 .below = folder_below,
+                 .neighbor = folder_neighbor},
         .sys = sys,
         .allocator = allocator,
         .folder = -1,
@@ -467,7 +487,7 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
     tsr_vec list = tsr_vec_of(allocator, sizeof(listed));
     store->arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = store->arena ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) status = above ? open_below(store, &list, above, path, err) : open_path(store, &list, path, err);
+    if (status == TSR_OK) status = above ? open(store, &list, above, path, err) : open_path(store, &list, path, err);
     if (status == TSR_OK) status = take_list(store, &list, err);
     tsr_vec_free(&list);
     if (status != TSR_OK) {
@@ -482,7 +502,7 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
 tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
                                  tsr_error *err)
 {
-    return open_store(sys ? sys : &tsr_sys_posix, allocator, NULL, path, out, err);
+    return open_store(sys ? sys : &tsr_sys_posix, allocator, NULL, NULL, path, out, err);
 }
 
 static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
@@ -490,7 +510,20 @@ static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, t
     folder_store *above = (folder_store *)base;
     const tsr_str path = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
     if (!path.data) return TSR_E_NOMEM;
-    return open_store(above->sys, above->allocator, above, path.data, out, err);
+    return open_store(above->sys, above->allocator, above, open_below, path.data, out, err);
+}
+
+static tsr_status folder_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
+{
+    folder_store *above = (folder_store *)base;
+    const tsr_str copy = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
+    (void)host;
+    if (!copy.data) return TSR_E_NOMEM;
+    TSR_TRY(open_store(above->sys, above->allocator, above, open_neighbor, copy.data, out, err));
+    if ((*out)->file_count) return TSR_OK;
+    (*out)->close(*out);
+    *out = NULL;
+    return TSR_OK;
 }
 
 tsr_hidden_names tsr_folder_store_hidden(const tsr_store *base)

@@ -373,17 +373,37 @@ const char *tsr_remote_store_version(const tsr_store *store, uint32_t file)
     return store->close == remote_close ? ((const remote_file *)remote->files.items)[file].version : "";
 }
 
+static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err);
+
+/* A query is taken for a signature, which is only valid for the file that was given. */
+static tsr_status remote_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
+{
+    remote_store *store = (remote_store *)base;
+    tsr_error failure = {0};
+    *out = NULL;
+    if (store->query.size) return TSR_OK;
+    const tsr_str address = address_of(store, name, err);
+    if (!address.data) return TSR_E_NOMEM;
+    const tsr_status status = open_as_given(host, address.data, out, &failure);
+    if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
+    if (err) *err = failure;
+    return status;
+}
+
 static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
 {
     const tsr_allocator *allocator = host->allocator;
     remote_store *store = tsr_alloc(allocator, 1, sizeof *store, err);
     tsr_str name;
     if (!store) return TSR_E_NOMEM;
-    *store = (remote_store){
-        .base = {.primary = TSR_NO_FILE, .read_at = remote_read_at, .close = remote_close, .guard = remote_guard},
-        .allocator = allocator,
-        .files = tsr_vec_of(allocator, sizeof(remote_file)),
-        .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
+    *store = (remote_store){.base = {.primary = TSR_NO_FILE,
+                                     .read_at = remote_read_at,
+                                     .close = remote_close,
+                                     .guard = remote_guard,
+                                     .neighbor = remote_neighbor},
+                            .allocator = allocator,
+                            .files = tsr_vec_of(allocator, sizeof(remote_file)),
+                            .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
     store->arena = tsr_arena_new(allocator, 0, err);
     tsr_status status = store->arena
                             ? tsr_http_open(allocator, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->http, err)

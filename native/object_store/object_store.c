@@ -24,6 +24,7 @@ typedef struct object_store {
     tsr_store base; /* must be first */
     const tsr_allocator *allocator;
     tsr_service *service;
+    tsr_str url;             /* that was opened */
     tsr_object_list objects; /* all objects that were listed */
     size_t root;             /* bytes of a key that precede the name */
     object_file *files;      /* the objects that the store shows, sorted by name; has room for all objects */
@@ -347,6 +348,23 @@ tsr_hidden_names tsr_object_store_hidden(const tsr_store *base)
     return base->close == object_close ? ((const object_store *)base)->hidden : (tsr_hidden_names){.count = 0};
 }
 
+/* The URLs of object stores have no query: what follows the last slash is the name. */
+static tsr_status object_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
+{
+    const object_store *store = (const object_store *)base;
+    tsr_error failure = {0};
+    size_t folder = store->url.size;
+    *out = NULL;
+    while (folder && store->url.data[folder - 1] != '/') folder--;
+    const tsr_str url =
+        tsr_arena_format(store->service->arena, err, "%.*s%.*s", (int)folder, store->url.data, TSR_STR_ARG(name));
+    if (!url.data) return TSR_E_NOMEM;
+    const tsr_status status = tsr_object_store_open(host, url.data, out, &failure);
+    if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
+    if (err) *err = failure;
+    return status;
+}
+
 tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)
 {
     tsr_location location;
@@ -359,6 +377,7 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
                                      .deepen = object_deepen,
                                      .guard = object_guard,
                                      .expect = object_expect,
+                                     .neighbor = object_neighbor,
                                      .prefetch = object_prefetch},
                             .allocator = host->allocator};
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
@@ -368,6 +387,8 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
     if (status == TSR_OK)
         status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH,
                                   &store->service, err);
+    if (status == TSR_OK) store->url = tsr_arena_str(store->service->arena, tsr_str_from(url), err);
+    if (status == TSR_OK && !store->url.data) status = TSR_E_NOMEM;
     if (status == TSR_OK) status = open_either(store, location.key, err);
     if (status == TSR_OK) *out = &store->base;
     else object_close(&store->base);

@@ -5,6 +5,7 @@ import os
 import struct
 
 from harness import ROOT, need, st_write, test
+from test_addresses import serving
 
 FP8 = ("F8_E4M3", [2, 2], bytes([0x38, 0x40, 0xC0, 0x30]))  # 1, 2, -2, 0.5
 FP8_AS_BF16 = struct.pack("<4H", 0x3F80, 0x4000, 0xC000, 0x3F00)
@@ -249,6 +250,34 @@ def test_float8_without_a_scale_is_refused_under_a_quantization_config(t):
     plain = model(t, "plain", tensors, {"model_type": "llama"})
     t.run("convert", plain, t.at("plain.safetensors"), "--dtype", "float32")
     t.run("convert", plain, t.at("lora.safetensors"), "--lora", lora)
+
+
+@test
+def test_a_single_file_is_quantized_as_its_directory_is(t):
+    tensors = {"m.q.weight": FP8, "m.norm.weight": F32}
+    lora, out = adapter(t, ["m.q"]), t.at("out.safetensors")
+    for name, config, fails in (("fp8", {"quantization_config": {"quant_method": "fp8"}}, True), ("text", {"text_config": {"quantization_config": {}}}, True), ("plain", {"model_type": "llama"}, False)):
+        folder = model(t, name, tensors, config)
+        os.rename(os.path.join(folder, "model.safetensors"), os.path.join(folder, "model-00001-of-00002.safetensors"))
+        path = os.path.join(folder, "model-00001-of-00002.safetensors")
+        os.symlink(folder, t.at(f"link-{name}"))
+        with serving(t.folder) as server:
+            for at in (path, os.path.join(t.at(f"link-{name}"), os.path.basename(path)), f"{server.url}{name}/{os.path.basename(path)}"):
+                for command in (["convert", at, out, "--dtype", "float32"], ["convert", at, out, "--lora", lora], ["merge", out, at, at, "--method", "linear"]):
+                    said = t.run(*command, "--overwrite", status=2 if fails else 0).stderr.decode()
+                    need(not fails or ("'m.q.weight'" in said and "quantization_config" in said), said)
+                t.run("convert", at, out, "--overwrite")
+                t.run("convert", at, out, "--overwrite", "--dtype", "float32", "--raw-cast")
+        said = t.run("convert", path, out, "--dequantize", "--overwrite", status=2).stderr.decode()
+        need(("quantization_config" in said) == fails, said)
+    os.remove(os.path.join(t.at("fp8"), "config.json"))
+    os.makedirs(os.path.join(t.at("fp8"), "config.json"))
+    t.run("convert", os.path.join(t.at("fp8"), "model-00001-of-00002.safetensors"), out, "--dtype", "float32", "--overwrite")
+    write = os.path.join(t.at("text"), "config.json")
+    with open(write, "w") as f:
+        f.write("{")
+    said = t.run("convert", os.path.join(t.at("text"), "model-00001-of-00002.safetensors"), out, "--dtype", "float32", "--overwrite", status=2).stderr.decode()
+    need("config.json" in said, said)
 
 
 @test
