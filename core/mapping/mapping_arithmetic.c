@@ -76,7 +76,8 @@ static tsr_status check_tensor(search *s, const tsr_entry *data)
 
 static bool names_scale(tsr_str key)
 {
-    return tsr_str_ends(key, TSR_STR("scale")) || tsr_str_ends(key, TSR_STR("scales"));
+    return tsr_str_ends(key, TSR_STR("scale")) || tsr_str_ends(key, TSR_STR("scales")) ||
+           tsr_str_ends(key, TSR_STR("scalers")); /* quantized_scalers of NF4 */
 }
 
 /* The key of the scale inside a tensor subclass, such as torchao's. The inner tensors are in a dictionary, which may be the

@@ -140,9 +140,10 @@ def test_scaled_is_not_what_merely_has_a_scale_beside_it(t):
 
 @test
 def test_scaled_tensors_of_torchao(t):
-    path = os.path.join(ROOT, "tests", "golden", "frameworks", "torchao_float8.pt")
-    for to in ("torch", "dcp", "safetensors"):
-        refused(t, "weight", "scale", "convert", path, t.at("out"), "--to", to, "--dtype", "float32")
+    golden = os.path.join(ROOT, "tests", "golden")
+    for path, scale in ((os.path.join(golden, "frameworks", "torchao_float8.pt"), "scale"), (os.path.join(golden, "torchao", "nf4.pt"), "quantized_scalers")):
+        for to in ("torch", "dcp", "safetensors"):
+            refused(t, "weight", scale, "convert", path, t.at("out"), "--to", to, "--dtype", "float32")
 
 
 # ---- sums ----

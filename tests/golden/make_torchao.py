@@ -42,6 +42,12 @@ def refused():
             "mxfp4": MXTensor.to_mx(x, torch.float4_e2m1fn_x2, 32), "transposed": NVFP4Tensor.to_nvfp4(x).t()}
 
 
+def nf4():
+    from torchao.quantization import NF4Tensor
+    torch.manual_seed(21)
+    torch.save({"weight": NF4Tensor.from_tensor(torch.randn(64, 64).bfloat16(), 64, 64), "bias": torch.ones(2)}, HERE / "nf4.pt")
+
+
 def main():
     shutil.rmtree(HERE, ignore_errors=True)
     HERE.mkdir()
@@ -55,6 +61,7 @@ def main():
     torch.save({n: x.dequantize(torch.float32) if hasattr(x, "qdata") else x.float() for n, x in state.items()}, HERE / "scaled-float32.pt")
     for name, x in refused().items():
         torch.save({name: x}, HERE / f"refused-{name}.pt")
+    nf4()
     from safetensors.torch import save_file
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     tensors, metadata = flatten_tensor_state_dict({"layer.weight": scaled()["row"], "layer.bias": ramp(7, 16)})
