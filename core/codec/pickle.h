@@ -158,11 +158,12 @@ tsr_ref tsr_pickle_object(const tsr_pickle *pickle, size_t index);
 /* Unusual operations of a pickle, beyond making objects of GLOBALs. They are listed in order, whether or not the root holds
  * their results. */
 typedef enum tsr_pickle_oddity_kind {
-    TSR_PICKLE_ODD_CALL,       /* REDUCE, OBJ, NEWOBJ or NEWOBJ_EX with something that is not a GLOBAL */
-    TSR_PICKLE_ODD_BUILD,      /* BUILD of something that the pickle did not make; the state is dropped */
-    TSR_PICKLE_ODD_ITEMS,      /* items for something that the pickle did not make; they are dropped */
-    TSR_PICKLE_ODD_KEY,        /* a dict key or set item of a type that Python cannot hash */
-    TSR_PICKLE_ODD_STRING,     /* a Python 2 str that is not UTF-8, which is read as bytes */
+    TSR_PICKLE_ODD_CALL,   /* REDUCE, OBJ, NEWOBJ or NEWOBJ_EX with something that is not a GLOBAL */
+    TSR_PICKLE_ODD_BUILD,  /* BUILD of something that the pickle did not make; the state is dropped */
+    TSR_PICKLE_ODD_ITEMS,  /* items for something that the pickle did not make; they are dropped */
+    TSR_PICKLE_ODD_AGAIN,  /* a second state, or appended items, of an object that has a state; a state replaces the first */
+    TSR_PICKLE_ODD_KEY,    /* a dict key or set item of a type that Python cannot hash */
+    TSR_PICKLE_ODD_STRING, /* a Python 2 str that is not UTF-8, which is read as bytes */
     TSR_PICKLE_ODD_PERSISTENT, /* a persistent id */
 } tsr_pickle_oddity_kind;
 typedef struct tsr_pickle_oddity {

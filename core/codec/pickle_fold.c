@@ -169,6 +169,7 @@ bool tsr_pickle_do_build(machine *m)
         return false;
     }
     object *o = (object *)pickle->objects.items + index_of(*slot);
+    if (o->position & HAS_STATE && !tsr_pickle_note_odd(m, TSR_PICKLE_ODD_AGAIN, TSR_REF_NONE)) return false;
     o->state = state;
     o->position |= HAS_STATE;
     uint32_t id = tag_of(o->callee) == TAG_GLOBAL ? ((const global *)pickle->globals.items)[index_of(o->callee)].id : 0;

@@ -152,6 +152,7 @@ static bool extend_object(machine *m, uint32_t which, bool pairs, const tsr_ref 
 {
     tsr_vec *helds = &m->pickle->helds;
     object *o = (object *)m->pickle->objects.items + which;
+    if (!pairs && o->position & HAS_STATE && !tsr_pickle_note_odd(m, TSR_PICKLE_ODD_AGAIN, TSR_REF_NONE)) return false;
     if (!o->held) {
         if (!has_room(m, helds, 1)) return false;
         ((held *)helds->items)[helds->count++] = (held){TSR_REF_NONE, TSR_REF_NONE};

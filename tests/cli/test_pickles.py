@@ -19,6 +19,7 @@ from pickles import archive, call, containers, dcp, dict_of, glob, index, kept, 
 
 COMMAND = s("true")
 OS = glob("os", "system")
+ACT = glob("my.package", "act")
 CALL, CLASS = "pickle/unlisted-call", "pickle/unlisted-class"
 BAD_CALL, BAD_CLASS, ODD_CLASS = (CALL, "error"), (CLASS, "error"), (CLASS, "warning")
 SHARDED = glob("torch.distributed._shard.sharded_tensor.api", "ShardedTensor")
@@ -74,6 +75,11 @@ TECHNIQUES = [
     ("slots of a global, then a dotted name", glob("collections", "OrderedDict") + tup(b"N", dict_of(a=s("os"))) + b"b", BAD_CALL),
     ("an item for a global", glob("torch.serialization", "_package_registered") + s("a") + b"Ns", BAD_CALL),
     ("items appended to a global", glob("torch.serialization", "_package_registered") + b"(" + s("/tmp") + b"e", BAD_CALL),
+    ("a second state after one with __setstate__", call(glob("types", "SimpleNamespace")) + dict_of(__setstate__=ACT) + b"b" + dict_of(a=b"N") + b"b", BAD_CALL),
+    ("a second state for a listed mapping", call(glob("collections", "OrderedDict")) + dict_of(__setstate__=ACT) + b"b" + dict_of(a=b"N") + b"b", BAD_CALL),
+    ("items after a state with append", new(glob("my.package", "Config")) + dict_of(append=ACT) + b"b" + s("a") + b"a", BAD_CALL),
+    ("items after a state with extend", new(glob("my.package", "Config")) + dict_of(extend=ACT) + b"b(" + s("a") + b"e", BAD_CALL),
+    ("items after a state with add", b"\x80\4" + new(glob("my.package", "Config")) + dict_of(add=ACT) + b"b(" + s("a") + b"\x90", BAD_CALL),
     ("_reconstructor with a base that acts", call(glob("copy_reg", "_reconstructor"), glob("subprocess", "Popen"), glob("subprocess", "Popen"), b"](" + COMMAND + b"e"), BAD_CALL),
     ("_rebuild_from_type_v2 of a function", call(glob("torch._tensor", "_rebuild_from_type_v2"), OS, glob("torch", "Tensor"), tup(COMMAND), b"N"), BAD_CALL),
     ("_rebuild_from_type_v2 of getattr", call(glob("torch._tensor", "_rebuild_from_type_v2"), glob("builtins", "getattr"), glob("torch", "Tensor"), tup(glob("torch", "Size"), s("x")), b"N"), BAD_CALL),

@@ -124,6 +124,10 @@ static tsr_status judge_oddity(const tsr_verdict *v, const tsr_pickle_oddity *od
     case TSR_PICKLE_ODD_ITEMS:
         return tsr_verdict_call(v, odd->position, TSR_STR("__setitem__ or append of an object that the pickle did not make"),
                                 err);
+    case TSR_PICKLE_ODD_AGAIN:
+        return tsr_verdict_call(v, odd->position,
+                                TSR_STR("__setstate__, append, extend or add of an object whose state may have replaced it"),
+                                err);
     case TSR_PICKLE_ODD_KEY:
         return tsr_verdict_unloadable(v, odd->position, "a key of a dict, or an item of a set, cannot be hashed", err);
     case TSR_PICKLE_ODD_STRING:
