@@ -476,6 +476,8 @@ def test_plain_values_of_python_are_data(t):
 def test_what_is_next_to_plain_values_is_not_data(t):
     zone = glob("zoneinfo", "ZoneInfo")
     for name, value in {"method": call(call(glob("builtins", "getattr"), zone, s("from_file")), s("x")), "not an error": call(glob("exceptions", "system"), s("x")),
+                        "partial of text": call(glob("functools", "partial"), s("x")), "partial of a call": call(glob("functools", "partial"), call(glob("my.package", "make"))),
+                        "partial that is called": call(call(glob("functools", "partial"), glob("builtins", "int")), s("1")), "another function of re": call(glob("re", "sub"), s("a"), s("b"), s("c")),
                         "open": call(glob("_io", "open"), s("x")), "function": call(glob("array", "array_reconstructor"), s("x")),
                         "cache": call(call(glob("builtins", "getattr"), zone, s("clear_cache")))}.items():
         write(t.at("bad.pt"), archive(b"\x80\x02" + dict_of(x=value) + b"."))

@@ -4,8 +4,12 @@ import collections
 import datetime
 import decimal
 import fractions
+import functools
 import io
+import ipaddress
+import itertools
 import json
+import logging
 import os
 import pathlib
 import random
@@ -14,6 +18,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import types
 import uuid
 import zipfile
@@ -248,7 +253,7 @@ def values():
     yield from {"size": torch.Size([2, 3]), "device": torch.device("cpu"), "generator": torch.Generator(), "layout": torch.strided, "dtype": torch.float32, "parameter": torch.nn.Parameter(torch.ones(2)),
                 "float8": torch.ones(2).to(torch.float8_e4m3fn), "conjugate": torch.ones(2, dtype=torch.complex64).conj(), "sparse": torch.eye(3).to_sparse(), "meta": torch.ones(2, device="meta"),
                 "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "maximum": torch.max(torch.ones(2, 2), 0), "sorted": torch.ones(3).sort(), "svd": torch.linalg.svd(torch.eye(2))}.items()
-    yield from {"array": np.arange(6.0).reshape(2, 3), "fortran": np.asfortranarray(np.arange(6, dtype="<i4").reshape(2, 3)), "objects": np.array([1, None, "a"], dtype=object), "texts": np.array(["abc", "d"]),
+    yield from {"array": np.arange(6.0).reshape(2, 3), "fortran": np.asfortranarray(np.arange(6, dtype="<i4").reshape(2, 3)), "objects": np.array([1, None, "a"], dtype=object), "texts of any size": np.array(["a", "bcd"], dtype=np.dtypes.StringDType()), "texts": np.array(["abc", "d"]),
                 "days": np.array(["2020-01-01"], dtype="M8[D]"), "records": np.zeros(2, dtype=[("a", "<i4"), ("b", "<f8", (2,))]), "recarray": np.rec.array([(1, 2.0)], dtype=[("a", "<i4"), ("b", "<f8")]),
                 "masked": np.ma.masked_array([1.0, 2.0], mask=[0, 1]), "masked constant": np.ma.masked, "matrix": np.matrix([[1, 2]]), "old state": np.random.RandomState(3), "seed": np.random.SeedSequence(3)}.items()
     for code in ("f4", "i8", "?", "S3", "U2", ">f4", "M8[ns]", "m8[s]", "c16", "V4", "O"):
@@ -262,7 +267,11 @@ def values():
     yield from {"date": datetime.date(2020, 1, 2), "datetime": datetime.datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=utc), "time": datetime.time(3, 4, 5, 6), "timedelta": datetime.timedelta(3, 4, 5), "timezone": utc,
                 "Decimal": decimal.Decimal("1.50"), "Decimal NaN": decimal.Decimal("NaN"), "Fraction": fractions.Fraction(1, 3), "UUID": uuid.UUID(int=5), "namespace": types.SimpleNamespace(a=1), "UUID 1": uuid.uuid1(), "path": pathlib.PurePosixPath("/a/b"),
                 "Counter": collections.Counter("aab"), "deque": collections.deque([1, 2], 5), "defaultdict": collections.defaultdict(list, {"a": [1]}), "OrderedDict": collections.OrderedDict(a=1), "set": {1, 2}, "frozenset": frozenset([1]),
-                "complex": 1 + 2j, "bytes": b"abc\xff", "bytearray": bytearray(b"\xff"), "slice": slice(1, 2), "range": range(3), "int": 2**70, "random": random.Random(3).getstate()}.items()
+                "complex": 1 + 2j, "bytes": b"abc\xff", "bytearray": bytearray(b"\xff"), "slice": slice(1, 2), "range": range(3), "int": 2**70, "random": random.Random(3).getstate(), "Random": random.Random(4),
+                "pattern": re.compile("a+", re.I | re.M), "pattern of bytes": re.compile(b"b"), "partial": functools.partial(int, base=2), "partial of a class": functools.partial(collections.Counter, "aab", c=1),
+                "IPv4Address": ipaddress.ip_address("192.0.2.1"), "IPv6Address": ipaddress.ip_address("2001:db8::1"), "IPv4Network": ipaddress.ip_network("192.0.2.0/24"), "IPv6Network": ipaddress.ip_network("2001:db8::/32"),
+                "IPv4Interface": ipaddress.ip_interface("192.0.2.1/24"), "IPv6Interface": ipaddress.ip_interface("2001:db8::1/64"), "count": itertools.count(3, 2),
+                "struct_time": time.gmtime(5), "logger": logging.getLogger("tessera.test")}.items()
 
 
 def save(path, value, protocol):
@@ -331,6 +340,10 @@ def same(a, b):
         return a.generate_state(4).tolist() == b.generate_state(4).tolist()
     if isinstance(a, tuple) and hasattr(a, "n_fields"):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, random.Random):
+        return a.getstate() == b.getstate()
+    if isinstance(a, (functools.partial, itertools.count)):
+        return repr(a) == repr(b)
     return a == b or (a != a and b != b)
 
 

@@ -449,6 +449,43 @@ static bool fits_uuid(const tsr_pickle *pickle, tsr_ref args)
     return digits == 32;
 }
 
+/* What an address or a network is made of: four decimal numbers, two or more colons, a number, or the bytes of one. */
+static bool fits_address(const tsr_pickle *pickle, tsr_ref args)
+{
+    const tsr_ref arg = tsr_pickle_item(pickle, args, 0);
+    const tsr_str text = tsr_pickle_text(pickle, arg);
+    size_t dots = 0, colons = 0;
+    double number;
+    if (tsr_torch_number(pickle, arg, &number)) return number >= 0;
+    if (tsr_pickle_kind_of(pickle, arg) == TSR_PICKLE_BYTES) return text.size == 4 || text.size == 16;
+    if (tsr_pickle_kind_of(pickle, arg) != TSR_PICKLE_STR) return true;
+    for (size_t i = 0; i < text.size; i++) {
+        const char c = text.data[i], lower = (char)(c | 0x20);
+        if (c == '%' && colons > 1) return true; /* the name of a scope follows */
+        if (!is_digit(c) && (lower < 'a' || lower > 'f') && !(c && strchr(".:/", c))) return false;
+        dots += c == '.';
+        colons += c == ':';
+    }
+    return dots >= 3 || colons >= 2;
+}
+
+/* (pattern, flags): LOCALE is for bytes only, UNICODE for str only. */
+static bool fits_pattern(const tsr_pickle *pickle, tsr_ref args)
+{
+    enum { LOCALE = 4, UNICODE = 32 };
+    const tsr_ref flags = tsr_pickle_item(pickle, args, 1);
+    const bool is_text = tsr_torch_type(pickle, tsr_pickle_item(pickle, args, 0)) == 'S';
+    if (tsr_pickle_kind_of(pickle, flags) != TSR_PICKLE_INT) return true;
+    const int64_t value = tsr_pickle_int(pickle, flags);
+    return value >= INT32_MIN && value <= INT32_MAX && !(value & (is_text ? LOCALE : UNICODE));
+}
+
+static bool fits_time_tuple(const tsr_pickle *pickle, tsr_ref args)
+{
+    size_t length;
+    return !tsr_torch_length(pickle, tsr_pickle_item(pickle, args, 0), &length) || (length >= 9 && length <= 11);
+}
+
 bool tsr_torch_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
 {
     /* clang-format off */
@@ -461,7 +498,9 @@ bool tsr_torch_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args)
         {"OrderedDict", fits_dict},  {"dict", fits_dict},        {"defaultdict", fits_default_dict}, {"deque", fits_deque},
         {"bytes", fits_bytes},       {"bytearray", fits_bytes},  {"encode", fits_encode},           {"date", fits_date},
         {"datetime", fits_datetime}, {"time", fits_time},        {"timedelta", fits_timedelta},     {"timezone", fits_timezone},
-        {"UUID", fits_uuid},
+        {"UUID", fits_uuid},         {"struct_time", fits_time_tuple}, {"_compile", fits_pattern},
+        {"IPv4Network", fits_address}, {"IPv6Network", fits_address}, {"IPv4Interface", fits_address}, {"IPv6Interface", fits_address},
+        {"IPv6Address", fits_address},
     };
     /* clang-format on */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)

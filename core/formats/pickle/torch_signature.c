@@ -75,6 +75,18 @@ static const struct {
     {"timedelta", ".xF .xF .xF .xF .xF .xF .xF"},
     {"timezone", "w .S"},
     {"Decimal", ".SxF"},
+    {"IPv4Address", "IB"},
+    {"IPv6Address", "IJBSY"},
+    {"IPv4Network", "IJBSY"},
+    {"IPv6Network", "IJBSY"},
+    {"IPv4Interface", "IJBSY"},
+    {"IPv6Interface", "IJBSY"},
+    {"count", ".IJBFCjekvaX .IJBFCjekvaX"},
+    {"getLogger", ".SN"},
+    {"Random", ".NIJFSY"},
+    {"_compile", "SY I"},
+    {"struct_time", "T .D"},
+    {"_convert_to_stringdtype_kwargs", ".A .A"},
     {"Fraction", ".IJBFS .N/IJB IJB"},
     {"UUID", "S"},
     {"SimpleNamespace", ""},
@@ -252,8 +264,8 @@ static bool has_attributes(char type, uint32_t id)
 /* Whether a class has a __setstate__, which fails for None; Python ignores None where there is none. */
 static bool refuses_none(uint32_t id, tsr_str name, char type)
 {
-    static const char *const classes[] = {"UUID",      "Generator", "DeviceMesh", "MT19937",     "PCG64",
-                                          "PCG64DXSM", "Philox",    "SFC64",      "SeedSequence"};
+    static const char *const classes[] = {"UUID",      "Generator", "DeviceMesh", "MT19937",      "PCG64",
+                                          "PCG64DXSM", "Philox",    "SFC64",      "SeedSequence", "Random"};
     for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++)
         if (tsr_str_equal(name, tsr_str_from(classes[i]))) return true;
     return strchr("aVbs", type) || (id >= TSR_TORCH_SHARD && id <= TSR_TORCH_PARTIAL);

@@ -47,6 +47,30 @@ static bool is_generator_state(const tsr_pickle *pickle, tsr_ref state)
            is_byte_tensor(pickle, tsr_pickle_item(pickle, state, 2), STATE_BYTES);
 }
 
+/* (version, 625 ints, what gauss() kept) */
+static bool is_random_state(const tsr_pickle *pickle, tsr_ref state)
+{
+    enum { STATE_INTS = 625 };
+    const tsr_ref version = tsr_pickle_item(pickle, state, 0), ints = tsr_pickle_item(pickle, state, 1);
+    size_t count;
+    if (tsr_pickle_count(pickle, state) != 3 || !tsr_torch_is_one_of(pickle, ints, "T")) return false;
+    if (tsr_torch_length(pickle, ints, &count) && count != STATE_INTS) return false;
+    for (size_t i = 0; tsr_pickle_kind_of(pickle, ints) == TSR_PICKLE_TUPLE && i < STATE_INTS; i++)
+        if (!tsr_torch_is_one_of(pickle, tsr_pickle_item(pickle, ints, i), "IB")) return false;
+    return tsr_torch_is_one_of(pickle, version, "I") &&
+           (tsr_pickle_kind_of(pickle, version) != TSR_PICKLE_INT || tsr_pickle_int(pickle, version) == 2 ||
+            tsr_pickle_int(pickle, version) == 3);
+}
+
+/* (function, arguments, keywords, attributes) */
+static bool is_partial_state(const tsr_pickle *pickle, tsr_ref state)
+{
+    static const char *const types[] = {"Gfu", "T", "DN"}; /* the attributes may be anything */
+    for (size_t i = 0; i < 3; i++)
+        if (!tsr_torch_is_one_of(pickle, tsr_pickle_item(pickle, state, i), types[i])) return false;
+    return tsr_torch_is_one_of(pickle, state, "T") && tsr_pickle_count(pickle, state) == 4;
+}
+
 /* A dict in which each of the keys has a value of one of the types. */
 static bool has_attributes(const tsr_pickle *pickle, tsr_ref state, const char *const *keys, const char *types)
 {
@@ -97,7 +121,8 @@ bool tsr_torch_fits_state(const tsr_pickle *pickle, uint32_t id, tsr_str name, t
 {
     /* clang-format off */
     static const char *const plain[] = {"DTensorSpec", "_MeshLayout", "_FlatLayout", "ShardedTensorMetadata", "ShardMetadata",
-                                        "ChunkShardingSpec", "EnumerableShardingSpec", "_remote_device", "SimpleNamespace", "Counter"};
+                                        "ChunkShardingSpec", "EnumerableShardingSpec", "_remote_device", "SimpleNamespace", "Counter",
+                                        "IPv4Network", "IPv6Network", "IPv4Interface", "IPv6Interface", "getLogger"};
     /* clang-format on */
     static const char *const dim[] = {"dim", NULL}, *const strided[] = {"dim", "split_factor", NULL}, *const none[] = {NULL},
                              *const reduce[] = {"reduce_op", NULL};
@@ -114,5 +139,7 @@ bool tsr_torch_fits_state(const tsr_pickle *pickle, uint32_t id, tsr_str name, t
         if (tsr_str_equal(name, tsr_str_from(plain[i]))) return is_plain_state(pickle, state);
     if (tsr_str_equal(name, TSR_STR("DeviceMesh"))) return tsr_torch_is_one_of(pickle, state, "D");
     if (tsr_str_equal(name, TSR_STR("UUID"))) return is_uuid_state(pickle, state);
+    if (id == TSR_TORCH_PARTIAL_CALL) return is_partial_state(pickle, state);
+    if (tsr_str_equal(name, TSR_STR("Random"))) return is_random_state(pickle, state);
     return !tsr_str_equal(name, TSR_STR("Generator")) || is_generator_state(pickle, state);
 }

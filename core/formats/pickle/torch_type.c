@@ -17,6 +17,8 @@ static const struct {
     {"_mareconstruct", 'a'}, {"MaskedConstant", 'a'}, {"__bit_generator_ctor", 'b'},
     {"__pyx_unpickle_SeedSequence", 's'},         {"UninitializedParameter", 'X'}, {"UninitializedBuffer", 'X'},
     {"NestedTensor", 'X'}, {"Decimal", 'v'},      {"Fraction", 'v'},      {"MEM_FORMAT_ENCODING", 'M'},
+    {"IPv4Address", 'v'},  {"IPv6Address", 'v'},  {"count", 'v'},      {"_compile", 'v'},
+    {"struct_time", 'T'},  {"_convert_to_stringdtype_kwargs", 'V'},
 };
 /* clang-format on */
 

@@ -21,6 +21,8 @@ static tsr_str present_name(tsr_str name)
         const char *pickled, *name;
     } rows[] = {{TSR_TORCH_ZONE, "zoneinfo.ZoneInfo"},
                 {"array._array_reconstructor", "array.array"},
+                {"re._compile", "re.Pattern"},
+                {"logging.getLogger", "logging.Logger"},
                 {"UserDict.IterableUserDict", "collections.UserDict"},
                 {"UserDict.UserDict", "collections.UserDict"},
                 {"UserList.UserList", "collections.UserList"},

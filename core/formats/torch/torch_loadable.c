@@ -31,6 +31,14 @@ static bool is_no_member(const tsr_value *first, const tsr_value *second)
     return tsr_name_is_dangerous(module, name) || tsr_name_is_dangerous(module, second->text);
 }
 
+/* The arguments of functools.partial: one function that is named. */
+static bool is_harmless_function(const tsr_value *args)
+{
+    tsr_str module, name;
+    if (args->kind != TSR_VALUE_TUPLE || args->count != 1 || args->items[0]->kind != TSR_VALUE_GLOBAL) return false;
+    return tsr_torch_split_name(args->items[0]->text, &module, &name) && !tsr_name_is_dangerous(module, name);
+}
+
 /* Listed functions that call or return whatever their arguments name. PyTorch's own uses of getattr were read as GLOBALs. */
 static bool reaches_further(const tsr_value *object)
 {
@@ -40,6 +48,7 @@ static bool reaches_further(const tsr_value *object)
     if (tsr_str_equal(object->text, TSR_STR("builtins.getattr"))) return is_no_member(first, second);
     if (tsr_str_starts(object->text, TSR_STR("torch._tensor._rebuild_from_type")))
         return !first || first->kind != TSR_VALUE_GLOBAL || !tsr_str_starts(first->text, TSR_STR("torch._utils._rebuild_"));
+    if (tsr_str_equal(object->text, TSR_STR("functools.partial"))) return !args || !is_harmless_function(args);
     if (!tsr_str_equal(object->text, TSR_STR("copyreg._reconstructor"))) return false;
     return !second || second->kind != TSR_VALUE_GLOBAL || !tsr_str_equal(second->text, TSR_STR("builtins.object"));
 }

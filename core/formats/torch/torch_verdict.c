@@ -206,6 +206,16 @@ static tsr_status judge_factory(const judge *j, tsr_error *err)
     return tsr_verdict_call_of(&j->verdict, j->position, factory, err);
 }
 
+/* A function and its arguments, none of which loading calls. Functions that can do harm are findings wherever they are named. */
+static tsr_status judge_partial(const judge *j, tsr_error *err)
+{
+    const tsr_pickle *pickle = j->verdict.pickle;
+    const tsr_ref args = tsr_pickle_args(pickle, j->object);
+    const bool named = tsr_pickle_kind_of(pickle, tsr_pickle_item(pickle, args, 0)) == TSR_PICKLE_GLOBAL;
+    if (named && tsr_pickle_count(pickle, args) == 1) return TSR_OK;
+    return tsr_verdict_call_of(&j->verdict, j->position, tsr_pickle_class(pickle, j->object), err);
+}
+
 /* Text to bytes; other codecs are modules that are looked up by name. */
 static tsr_status judge_encode(const judge *j, tsr_error *err)
 {
@@ -367,6 +377,7 @@ static tsr_status judge_object(const judge *j, tsr_error *err)
     case TSR_TORCH_ENCODE: return judge_encode(j, err);
     case TSR_TORCH_LAYOUT: return judge_layout(j, err);
     case TSR_TORCH_ENUM: return judge_enum(j, err);
+    case TSR_TORCH_PARTIAL_CALL: return judge_partial(j, err);
     default: return TSR_OK;
     }
 }
