@@ -46,6 +46,52 @@ static tsr_status find_path(const tsr_converted *row, const tsr_path_item *resto
     return tsr_renamed_path(&entry, row->name, arena, &leaf->path, &leaf->path_length, err);
 }
 
+static bool is_key(const tsr_entry *entry, uint32_t length, uint32_t from_end, const char *key)
+{
+    const tsr_path_item *item = length >= from_end ? &entry->path[length - from_end] : NULL;
+    return item && item->kind == TSR_PATH_KEY && !item->value && tsr_str_equal(item->key, tsr_str_from(key));
+}
+
+/* The "state" of an optimizer that has none, such as SGD's without momentum: next to the list of parameters in its first group.
+ * Without the empty dict, of which a DCP has no trace, Optimizer.load_state_dict fails. */
+static tsr_status add_empty_state(const tsr_chosen *chosen, const tsr_entry *list, tsr_leaf *leaves, size_t *count,
+                                  tsr_error *err)
+{
+    static const tsr_value empty = {.kind = TSR_VALUE_DICT};
+    const uint64_t number = (uint64_t)(list - tsr_checkpoint_catalog(chosen->checkpoint)->entries);
+    const tsr_converted *row = number < chosen->count ? &chosen->rows[number] : NULL;
+    if (!row || !row->written || row->entry->path != list->path || !tsr_str_equal(row->name, list->fqn)) return TSR_OK;
+    uint32_t above = list->path_length; /* the items before param_groups, or before param_groups.0.params */
+    if (is_key(list, above, 1, "param_groups")) above -= 1;
+    else if (is_key(list, above, 3, "param_groups")) above -= 3;
+    else return TSR_OK; /* a flat dict, whose keys are whole names */
+    tsr_path_item *path = tsr_arena_array(chosen->arena, above + 1, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    memcpy(path, list->path, above * sizeof *path);
+    path[above] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = TSR_STR("state")};
+    leaves[(*count)++] =
+        (tsr_leaf){.path = path, .path_length = above + 1, .value = &empty, .name = list->fqn, .mapping = true};
+    return TSR_OK;
+}
+
+static tsr_status add_empty_states(const tsr_chosen *chosen, const tsr_stored_optimizers *all, tsr_leaf *leaves,
+                                   size_t *count, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(chosen->checkpoint);
+    bool *has_state = tsr_arena_array(chosen->arena, all->count, sizeof *has_state, err);
+    if (!has_state) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        if (all->owners[i]) has_state[all->owners[i] - 1] = true;
+    for (uint32_t i = 0; i < all->count; i++) {
+        const tsr_stored_optimizer *optimizer = &all->items[i];
+        const tsr_entry *list = optimizer->param_count ? all->groups[all->params[optimizer->first_param].group].list : NULL;
+        if (has_state[i] || !list || !list->path) continue;
+        if (!tsr_format_keeps_keys(tsr_entry_format(catalog, (uint64_t)(list - catalog->entries))))
+            TSR_TRY(add_empty_state(chosen, list, leaves, count, err));
+    }
+    return TSR_OK;
+}
+
 tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *values, tsr_arena *arena, const tsr_value **root,
                          tsr_error *err)
 {
@@ -53,11 +99,13 @@ tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *value
     const tsr_catalog *catalog = tsr_checkpoint_catalog(chosen->checkpoint);
     const uint64_t mappings = catalog->mapping_count;
     const tsr_path_item *const *restored;
+    tsr_stored_optimizers optimizers;
     uint64_t next = 0;
     size_t count = 0;
-    tsr_leaf *leaves = tsr_arena_array(arena, (size_t)(chosen->count + mappings), sizeof *leaves, err);
+    TSR_TRY(tsr_stored_optimizers_find(catalog, host, arena, &optimizers, err));
+    tsr_leaf *leaves = tsr_arena_array(arena, (size_t)(chosen->count + mappings) + optimizers.count, sizeof *leaves, err);
     if (!leaves) return TSR_E_NOMEM;
-    TSR_TRY(tsr_stored_optimizers_restore_ids(catalog, host, arena, &restored, err));
+    TSR_TRY(tsr_stored_optimizers_restore_ids(&optimizers, catalog, arena, &restored, err));
     for (uint64_t i = 0; i < chosen->count; i++) {
         const tsr_converted *row = &chosen->rows[i];
         TSR_TRY(add_mappings(chosen, i, &next, leaves, &count, err));
@@ -68,5 +116,6 @@ tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *value
             find_path(row, restored && row->entry->path == catalog->entries[i].path ? restored[i] : NULL, arena, leaf, err));
     }
     TSR_TRY(add_mappings(chosen, UINT64_MAX, &next, leaves, &count, err));
+    TSR_TRY(add_empty_states(chosen, &optimizers, leaves, &count, err));
     return tsr_nest(leaves, count, host, arena, root, err);
 }

@@ -482,16 +482,14 @@ static tsr_status restore_path(const tsr_entry *entry, const tsr_path_item *key,
     return TSR_OK;
 }
 
-tsr_status tsr_stored_optimizers_restore_ids(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena,
+tsr_status tsr_stored_optimizers_restore_ids(const tsr_stored_optimizers *all, const tsr_catalog *catalog, tsr_arena *arena,
                                              const tsr_path_item *const **out, tsr_error *err)
 {
-    tsr_stored_optimizers all;
     *out = NULL;
-    TSR_TRY(tsr_stored_optimizers_find(catalog, host, arena, &all, err));
     const tsr_path_item **paths = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *paths, err);
     if (!paths) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
-        const tsr_path_item *key = tsr_stored_optimizers_id_of(&all, catalog, i);
+        const tsr_path_item *key = tsr_stored_optimizers_id_of(all, catalog, i);
         if (!key || key->kind != TSR_PATH_KEY || tsr_format_keeps_keys(tsr_entry_format(catalog, i))) continue;
         TSR_TRY(restore_path(&catalog->entries[i], key, arena, &paths[i], err));
         *out = paths;

@@ -3,6 +3,7 @@ made by a real optimizer, and the checks are those of PyTorch: what load_state_d
 import copy
 import json
 import os
+import shutil
 import sys
 
 from harness import ROOT, load_dcp
@@ -86,6 +87,35 @@ def test_ids_return_from_a_dcp(t):
                     step(again, other)
                 assert same(dict(again.state_dict()), dict(model.state_dict())), f"{make.__name__} {name} {way}: training goes on differently"
                 assert t.json("diff", base + ".pt", f"{base}-{way}.pt", "--values", "--json")["same"], (name, way)
+
+
+def test_empty_states_return_from_a_dcp(t):
+    """A DCP has no trace of an empty dict, without which load_state_dict fails: SGD without momentum, and Adam before its first step."""
+    import torch
+    path, dcp, back = t.at("a.pt"), t.at("dcp"), t.at("b.pt")
+    for make, steps in ((lambda m: torch.optim.SGD(m.parameters(), lr=0.1), 2), (two_groups, 0)):
+        model, optim = trained(make, steps=steps)
+        state = optim.state_dict()
+        named = {"state": {}, "param_groups": [{**g, "params": [f"p{i}" for i in g["params"]]} for g in state["param_groups"]]}
+        for saved, at in ((state, lambda s: s), ({"model": model.state_dict(), "optim": state}, lambda s: s["optim"]), ({"optims": [state, state]}, lambda s: s["optims"][1]), ({"deep": {"optim": named}}, lambda s: s["deep"]["optim"])):
+            torch.save(saved, path)
+            t.run("convert", path, dcp, "--to", "dcp", "--overwrite")
+            for source in [dcp] + ([t.at("theirs")] if "optims" not in saved else []):
+                if source != dcp:
+                    save_dcp(saved, source)
+                t.run("convert", source, back, "--to", "torch", "--overwrite")
+                got = at(torch.load(back))
+                assert got["state"] == {} and same(got["param_groups"], at(saved)["param_groups"]), got
+                if at(saved) is state:
+                    make(copy.deepcopy(model)).load_state_dict(got)
+                if source != dcp:
+                    shutil.rmtree(source)
+    torch.save({"optim.param_groups.0.params": [0], "optim.param_groups.0.lr": 0.1}, path)  # a flat dict stays one
+    t.run("convert", path, t.at("flat"), "--to", "dcp")
+    t.run("convert", t.at("flat"), back, "--to", "torch", "--overwrite")
+    assert torch.load(back) == torch.load(path), torch.load(back)
+    t.run("convert", dcp, back, "--to", "torch", "--overwrite", "--exclude", "**.params")
+    assert "state" not in torch.load(back)["deep"]["optim"], "no list of parameters is written"
 
 
 def test_keys_that_stay_texts(t):
