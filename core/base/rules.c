@@ -80,8 +80,8 @@ static const tsr_rule rules[] = {
     {"index/missing-key", TSR_ERROR, "a tensor is not in the file that the index names for it",
      "The index and the files come from different versions of the checkpoint. Fetch both again."},
     {"index/other-model", TSR_WARNING, "a directory contains a model in another form, which is not read",
-     "As transformers does, the first of model.safetensors, its index, pytorch_model.bin and its index is read. Remove what is "
-     "out of date, or name the file that is meant."},
+     "As transformers does, the first of model.safetensors, its index, pytorch_model.bin and its index is read; diffusers and "
+     "PEFT prefer safetensors, too, and diffusers the index. Remove what is out of date, or name the file that is meant."},
     {"index/total-size", TSR_WARNING, "the index's total_size is not the sum of its tensors' bytes",
      "The index was written by hand, or the files were replaced afterwards. No data is lost."},
     {"index/unreferenced-file", TSR_WARNING, "a safetensors file next to the index is not named in it",

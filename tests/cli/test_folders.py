@@ -503,6 +503,37 @@ def test_the_model_that_transformers_loads_is_read_and_the_others_are_named(t):
 
 
 @test
+def test_the_model_that_diffusers_and_peft_load_is_read_and_variants_are_named(t):
+    """Which file counts was tried with from_pretrained of diffusers 0.42 and load_peft_weights of PEFT 0.21. Each case: the files in order of
+    creation, and the one that is read; the value says which."""
+    d, shards = "diffusion_pytorch_model", "-00001-of-00002"
+    for n, (files, want) in enumerate((
+            ([f"{d}.safetensors", f"{d}.fp16.safetensors", f"{d}.bin"], 0), ([f"{d}.non_ema.bin", f"{d}.bin"], 1), ([f"{d}.bin", f"{d}.safetensors"], 1),
+            ([f"{d}.safetensors", f"{d}.fp16{shards}.safetensors", f"{d}{shards}.safetensors"], 0), (["model.fp16.safetensors", "model.safetensors"], 1),
+            (["pytorch_model.fp16.bin", "pytorch_model.bin"], 1), (["adapter_model.bin", "adapter_model.safetensors"], 1))):
+        path = t.at(f"library-{n}")
+        os.mkdir(path)
+        for i, file in enumerate(files):
+            st_write(t.at("value.safetensors"), {"w0": ("F32", [2], floats(i + 1.5, 0))})
+            t.run("convert", t.at("value.safetensors"), os.path.join(path, file), "--to", "torch" if file.endswith(".bin") else "safetensors")
+        said = t.run("get", path, "w0", "--print")
+        need(f"{want + 1.5}" in said.stdout.decode(), f"{files}: {said.stdout}")
+        need(all((f"'{file}'" in said.stderr.decode().split("not read:")[1]) == (i != want) for i, file in enumerate(files)), f"{files}: {said.stderr}")
+    path = t.at("sharded")
+    os.mkdir(path)
+    for i, file in enumerate((f"{d}.safetensors", f"{d}{shards}.safetensors")):
+        st_write(os.path.join(path, file), {"w0": ("F32", [2], floats(i + 1.5, 0))})
+    with open(os.path.join(path, f"{d}.safetensors.index.json"), "w") as f:
+        json.dump({"metadata": {"total_size": 8}, "weight_map": {"w0": f"{d}{shards}.safetensors"}}, f)
+    said = t.run("get", path, "w0", "--print")
+    need("2.5" in said.stdout.decode() and "transformers" not in said.stderr.decode() and f"'{d}.safetensors'" in said.stderr.decode(), said)
+    for i, file in enumerate(("model.safetensors", "other.safetensors")):  # not a variant: both are read
+        os.makedirs(t.at("two"), exist_ok=True)
+        st_write(os.path.join(t.at("two"), file), {f"w{i}": ("F32", [2], floats(i + 1.5, 0))})
+    need(list(rows(t.json("inspect", t.at("two"), "--json"))) == ["w0", "w1"], "two files of one model")
+
+
+@test
 def test_other_forms_of_a_model_in_one_file_are_no_part_of_it(t):
     """Mistral's repositories have consolidated.safetensors, with other names, next to the model."""
     path = t.at("mistral")

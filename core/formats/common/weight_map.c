@@ -183,7 +183,8 @@ tsr_status tsr_weight_map_check_stray(tsr_checkpoint *checkpoint, const tsr_weig
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
         tsr_str name = store->files[f].name;
         if (named[f] || !tsr_str_ends(name, ending) || memchr(name.data, '/', name.size)) continue;
-        const bool is_whole = index.size > name.size && tsr_str_starts(index, name); /* "model.safetensors.index.json" */
+        const bool is_whole = index.size > name.size && tsr_str_starts(index, name) && /* "model.safetensors.index.json" */
+                              (tsr_str_starts(name, TSR_STR("model.")) || tsr_str_starts(name, TSR_STR("pytorch_model.")));
         status = tsr_finding_add(
             checkpoint->findings, "index/unreferenced-file", (tsr_place){name, TSR_NO_POSITION, {NULL, 0}}, err,
             "'%.*s' is not named in the index%s", TSR_STR_ARG(name),

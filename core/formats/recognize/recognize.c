@@ -420,28 +420,48 @@ static tsr_status choose_rank(recognizer *r, uint32_t rank)
                     r->metadata.count);
 }
 
-/* ---- directories of transformers ---- */
+/* ---- directories of libraries that could load one of several files ---- */
 
-/* Whether a file is another form of the model, or a shard of it, so that it does not belong to a model in one file. */
-static bool is_another_form(tsr_str name)
+enum { MODEL_NAMES = 4 };
+
+/* The names of a model in the order in which a library tries them. Sources: _get_resolved_checkpoint_files of transformers,
+ * ModelMixin.from_pretrained of diffusers, load_peft_weights of PEFT. */
+typedef struct library {
+    const char *name, *models[MODEL_NAMES];
+} library;
+
+static const library libraries[] = {
+    {"transformers",
+     {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}},
+    {"diffusers",
+     {"diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin",
+      "diffusion_pytorch_model.bin.index.json"}},
+    {"PEFT", {"adapter_model.safetensors", "adapter_model.bin"}}};
+
+/* Whether a name is that of a shard of `model`, or of a variant, which is only loaded by its name: "model.fp16.safetensors". */
+static bool is_form_of(tsr_str name, const char *model)
 {
-    const bool shard = tsr_str_starts(name, TSR_STR("model-")) || tsr_str_starts(name, TSR_STR("pytorch_model-"));
-    return tsr_str_starts(name, TSR_STR("consolidated")) || (shard && tsr_counted_name_of(name).count);
+    const tsr_str stem = {model, strcspn(model, ".")}, ending = {model + stem.size, strcspn(model + stem.size + 1, ".") + 1};
+    if (!tsr_str_starts(name, stem) || name.size == stem.size || !tsr_str_ends(name, ending)) return false;
+    return name.data[stem.size] == '.' || (name.data[stem.size] == '-' && tsr_counted_name_of(name).count);
 }
 
-/* The file that transformers loads from a directory in which it could load several; TSR_NO_FILE for all other directories.
- * Source: _get_resolved_checkpoint_files of transformers. */
-static uint32_t transformers_choice(const recognizer *r)
+/* Whether a file is another form of the model, or a shard of it, so that it does not belong to a model in one file. */
+static bool is_another_form(tsr_str name, const library *by)
 {
-    static const char *const models[] = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                                         "pytorch_model.bin.index.json"};
-    enum { MODELS = sizeof models / sizeof *models };
+    for (size_t m = 0; m < MODEL_NAMES && by->models[m]; m++)
+        if (is_form_of(name, by->models[m])) return true;
+    return by == libraries && tsr_str_starts(name, TSR_STR("consolidated"));
+}
+
+/* The file that a library loads from a directory in which it could load several; TSR_NO_FILE for all other directories. */
+static uint32_t choice_of(const recognizer *r, const library *by)
+{
     const tsr_vec *lists[] = {&r->indexes, &r->safetensors, &r->torch};
     uint32_t first = TSR_NO_FILE, found = 0;
     bool explained = true;
-    if (!r->indexes.count && tsr_has_training_files(r->store)) return TSR_NO_FILE;
-    for (size_t m = MODELS; m-- > 0;) {
-        const uint32_t file = tsr_store_find(r->store, tsr_str_from(models[m]));
+    for (size_t m = MODEL_NAMES; m-- > 0;) {
+        const uint32_t file = by->models[m] ? tsr_store_find(r->store, tsr_str_from(by->models[m])) : TSR_NO_FILE;
         if (file == TSR_NO_FILE) continue;
         first = file;
         found++;
@@ -449,9 +469,22 @@ static uint32_t transformers_choice(const recognizer *r)
     for (size_t l = 0; l < 3; l++) {
         const numbered *items = lists[l]->items;
         for (size_t i = 0; i < lists[l]->count; i++)
-            explained = explained && (items[i].file == first || is_another_form(name_at(r, items[i].file)));
+            explained = explained && (items[i].file == first || is_another_form(name_at(r, items[i].file), by));
     }
     return found > 1 || explained ? first : TSR_NO_FILE;
+}
+
+static uint32_t library_choice(const recognizer *r, const char **by)
+{
+    *by = NULL;
+    if (!r->indexes.count && tsr_has_training_files(r->store)) return TSR_NO_FILE;
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
+        const uint32_t file = choice_of(r, &libraries[i]);
+        if (file == TSR_NO_FILE) continue;
+        *by = libraries[i].name;
+        return file;
+    }
+    return TSR_NO_FILE;
 }
 
 /* Whether the reader of an index reports this file itself, if the index does not name it. */
@@ -461,7 +494,8 @@ static bool is_reported(const tsr_reader *reader, tsr_str name)
            (reader == &tsr_reader_torch_index && tsr_str_ends(name, TSR_STR(".bin")));
 }
 
-static tsr_status report_unread(const recognizer *r, const tsr_reader *reader, bool by_transformers, tsr_error *err)
+/* `by` is the library that reads the chosen file, too, or NULL. */
+static tsr_status report_unread(const recognizer *r, const tsr_reader *reader, const char *by, tsr_error *err)
 {
     const tsr_vec *lists[] = {&r->indexes, &r->torch, &r->safetensors};
     const uint32_t chosen = r->checkpoint->files[0];
@@ -477,22 +511,22 @@ static tsr_status report_unread(const recognizer *r, const tsr_reader *reader, b
         }
     }
     if (!names.count || !r->checkpoint->findings) return TSR_OK; /* only the format is wanted */
-    return tsr_finding_add(r->checkpoint->findings, "index/other-model", place, err, "'%.*s' is read%s; not read: %s%s",
-                           TSR_STR_ARG(name_at(r, chosen)), by_transformers ? ", as transformers would" : "", names.text,
+    return tsr_finding_add(r->checkpoint->findings, "index/other-model", place, err, "'%.*s' is read%s%s%s; not read: %s%s",
+                           TSR_STR_ARG(name_at(r, chosen)), by ? ", as " : "", by ? by : "", by ? " would" : "", names.text,
                            tsr_shown_names_rest(&names));
 }
 
-/* Recognizes a directory by the file that states what the model is: an index, or the one that transformers would load. Leaves
+/* Recognizes a directory by the file that states what the model is: an index, or the one that a library would load. Leaves
  * *reader alone if there is none. */
 static tsr_status recognize_model(recognizer *r, const tsr_reader **reader)
 {
-    uint32_t file = transformers_choice(r);
-    const bool by_transformers = file != TSR_NO_FILE;
+    const char *by;
+    uint32_t file = library_choice(r, &by);
     if (file == TSR_NO_FILE && r->indexes.count == 1) file = ((const numbered *)r->indexes.items)[0].file;
     if (file == TSR_NO_FILE) return TSR_OK;
     const bool is_index = tsr_str_ends(name_at(r, file), TSR_STR(TSR_INDEX_ENDING));
     TSR_TRY((is_index ? recognize_index : recognize_file)(r, file, reader));
-    return report_unread(r, *reader, by_transformers, r->err);
+    return report_unread(r, *reader, by, r->err);
 }
 
 static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
