@@ -51,8 +51,16 @@ static bool find_word(const char *text, const char *begin, const char *ends, cha
     return true;
 }
 
-static const char *advice_for(const char *code, long status, const tsr_service *service)
+/* Whether a server that does not have this protocol answers so. An object that is not there is also a 404. */
+static bool is_unknown_request(const tsr_request *request, long status)
 {
+    const bool is_object = !request->on_bucket && !request->is_upload;
+    return status == 405 || status == 501 || ((status == 400 || status == 404) && !is_object);
+}
+
+static const char *advice_for(const char *code, long status, const tsr_service *service, const tsr_request *request)
+{
+    if (!code[0] && service->protocol_hint && is_unknown_request(request, status)) return service->protocol_hint;
     if (strcmp(code, "RequestTimeTooSkewed") == 0) return "; the clock of this machine and the server's differ too much";
     if (strcmp(code, "ExpiredToken") == 0 || strcmp(code, "TokenRefreshRequired") == 0)
         return "; the credentials have expired";
@@ -81,7 +89,7 @@ tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x,
         find_word(t->problem, "\"reason\":", "\"", code, sizeof code);
     const long status = t->answer.status;
     const tsr_str key = x->request->on_bucket ? TSR_STR("") : x->request->key;
-    const char *advice = advice_for(code, status, service);
+    const char *advice = advice_for(code, status, service, x->request);
     return tsr_raise(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
                      "%s: the server answered %ld%s%s%s%s", tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "",
                      code, code[0] ? ")" : "", advice);

@@ -236,6 +236,9 @@ static tsr_status open_xml(const tsr_allocator *allocator, const tsr_location *l
                              &(tsr_s3_elsewhere){shown, endpoint, "auto", "x-goog-if-generation-match", "0", key}, transport,
                              out, err);
     tsr_arena_free(arena);
+    if (status == TSR_OK && tsr_setting("STORAGE_EMULATOR_HOST"))
+        (*out)->protocol_hint = "; the emulator may have only the JSON API, which does not take HMAC keys: unset "
+                                "GOOGLE_HMAC_ACCESS_ID and GOOGLE_HMAC_SECRET, or set GOOGLE_OAUTH_ACCESS_TOKEN";
     return status;
 }
 

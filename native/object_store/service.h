@@ -65,14 +65,15 @@ typedef struct tsr_service tsr_service;
 struct tsr_service {
     const tsr_allocator *allocator;
     tsr_transport *transport;
-    tsr_arena *arena;               /* lives as long as the service */
-    size_t size;                    /* size in bytes of the struct of this kind of service, which begins with this one */
-    const char *shown;              /* "s3://bucket", for messages */
-    bool states_versions;           /* answers contain the same versions as listings: */
-    bool versions_are_generations;  /* true: Google's x-goog-generation; false: an ETag */
-    const char *credentials_hint;   /* added to errors 401 and 403: where credentials were searched for */
-    bool completes_unconditionally; /* completing an upload supports no preconditions */
-    long status_exists;             /* status that, like 412, means that a precondition does not hold; 0: none */
+    tsr_arena *arena;              /* lives as long as the service */
+    size_t size;                   /* size in bytes of the struct of this kind of service, which begins with this one */
+    const char *shown;             /* "s3://bucket", for messages */
+    bool states_versions;          /* answers contain the same versions as listings: */
+    bool versions_are_generations; /* true: Google's x-goog-generation; false: an ETag */
+    const char *credentials_hint;  /* added to errors 401 and 403: where credentials were searched for */
+    const char *protocol_hint;     /* added to errors without a code that a server gives to what it does not know, or NULL */
+    bool completes_unconditionally;        /* completing an upload supports no preconditions */
+    long status_exists;                    /* status that, like 412, means that a precondition does not hold; 0: none */
     const struct tsr_uploading *uploading; /* upload.h; NULL: the service is read-only */
     /* Fills x->transfer: URL, headers, signature. Called before every attempt, so it can renew credentials. Thread-safe. */
     tsr_status (*prepare)(tsr_service *service, tsr_exchange *x, tsr_error *err);

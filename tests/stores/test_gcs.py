@@ -3,6 +3,7 @@ keys and the metadata server."""
 import contextlib
 import json
 import re
+import struct
 import urllib.parse
 import urllib.request
 
@@ -90,6 +91,17 @@ def test_gcs_tokens_and_generations(t):
     with serving(dict(objects), changes=True) as s:
         p = t.run("convert", "gs://bucket/a b/ü?#/3.safetensors", t.at("x.pt"), "--to", "torch", status=2, env={"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url})
         need(b"changed while it was read" in p.stderr, p.stderr)
+
+
+@test
+def test_a_single_object_is_quantized_as_its_directory_is(t):
+    header = json.dumps({"m.weight": {"dtype": "F8_E4M3", "shape": [2, 2], "data_offsets": [0, 4]}}).encode()
+    data = struct.pack("<Q", len(header)) + header + b"8@@8"
+    with fake_s3.serving({"a ?#%+/x.safetensors": data, "a ?#%+/config.json": b'{"quantization_config": {}}', "plain/x.safetensors": data}, region="auto", keys={"GOOGID": ("hmac/Secret", None)}) as s:
+        env = {"GOOGLE_HMAC_ACCESS_ID": "GOOGID", "GOOGLE_HMAC_SECRET": "hmac/Secret", "STORAGE_EMULATOR_HOST": s.url}
+        for path, status in (("a ?#%+/x.safetensors", 2), ("a ?#%+", 2), ("plain/x.safetensors", 0)):
+            p = t.run("convert", "gs://b/" + path, t.at("o.safetensors"), "--dtype", "bfloat16", "--overwrite", status=status, env=env)
+            need(status == 0 or b"quantization_config" in p.stderr, p.stderr)
 
 
 @test

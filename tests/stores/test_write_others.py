@@ -203,6 +203,20 @@ def test_write_to_google_with_resumable_uploads(t):
             need(b"the server has 0 bytes of the upload" in p.stderr and list(s.objects) == ["x.safetensors"], p.stderr)
 
 
+@test
+def test_hmac_keys_on_an_emulator_with_the_json_api_alone(t):
+    source = large_file(t)
+    for unknown in (501, 404, 405, 400):
+        with json_only(unknown) as (s, env):
+            keys = {"GOOGLE_HMAC_ACCESS_ID": "GOOGID", "GOOGLE_HMAC_SECRET": "hmac/Secret", "STORAGE_EMULATOR_HOST": s.url}
+            for command in (("inspect", "gs://b/d"), *([("cp", source, "gs://b/x.safetensors")] if unknown != 400 else [])):
+                p = t.run(*command, status=2, env=keys)
+                need(b"GOOGLE_HMAC_ACCESS_ID" in p.stderr and b"JSON API" in p.stderr and b"hmac/" not in p.stderr, f"{unknown}: {p.stderr}")
+            need(not s.objects, s.objects)
+            p = t.run("inspect", "gs://b/d", status=2, env=env)
+            need(b"HMAC" not in p.stderr, p.stderr)
+
+
 @contextlib.contextmanager
 def azurite_place():
     try:
