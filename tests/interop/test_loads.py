@@ -252,7 +252,8 @@ def values():
     import torch
     yield from {"size": torch.Size([2, 3]), "device": torch.device("cpu"), "generator": torch.Generator(), "layout": torch.strided, "dtype": torch.float32, "parameter": torch.nn.Parameter(torch.ones(2)),
                 "float8": torch.ones(2).to(torch.float8_e4m3fn), "conjugate": torch.ones(2, dtype=torch.complex64).conj(), "sparse": torch.eye(3).to_sparse(), "meta": torch.ones(2, device="meta"),
-                "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "maximum": torch.max(torch.ones(2, 2), 0), "sorted": torch.ones(3).sort(), "svd": torch.linalg.svd(torch.eye(2))}.items()
+                "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "maximum": torch.max(torch.ones(2, 2), 0), "sorted": torch.ones(3).sort(), "svd": torch.linalg.svd(torch.eye(2)),
+                "storage": torch.ones(2).storage(), "untyped storage": torch.ones(2).untyped_storage()}.items()
     yield from {"array": np.arange(6.0).reshape(2, 3), "fortran": np.asfortranarray(np.arange(6, dtype="<i4").reshape(2, 3)), "objects": np.array([1, None, "a"], dtype=object), "texts of any size": np.array(["a", "bcd"], dtype=np.dtypes.StringDType()), "texts": np.array(["abc", "d"]),
                 "days": np.array(["2020-01-01"], dtype="M8[D]"), "records": np.zeros(2, dtype=[("a", "<i4"), ("b", "<f8", (2,))]), "recarray": np.rec.array([(1, 2.0)], dtype=[("a", "<i4"), ("b", "<f8")]),
                 "masked": np.ma.masked_array([1.0, 2.0], mask=[0, 1]), "masked constant": np.ma.masked, "matrix": np.matrix([[1, 2]]), "old state": np.random.RandomState(3), "seed": np.random.SeedSequence(3)}.items()
@@ -340,6 +341,8 @@ def same(a, b):
         return a.generate_state(4).tolist() == b.generate_state(4).tolist()
     if isinstance(a, tuple) and hasattr(a, "n_fields"):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.TypedStorage):
+        return a.dtype == b.dtype and a.tolist() == b.tolist()
     if isinstance(a, random.Random):
         return a.getstate() == b.getstate()
     if isinstance(a, (functools.partial, itertools.count)):
@@ -367,7 +370,9 @@ def test_values_of_libraries_are_kept_or_refused_when_converted(t):
             before = dict(before) if name == "defaultdict" else before
             assert type(after) is type(before) and same(before, after), f"{name}, protocol {protocol}: {after!r}"
             kept.append(name)
-    for name in ("Generator of PCG64", "MT19937", "masked", "Decimal", "Fraction", "UUID", "maximum", "seed", "old state", "path", "date", "frozenset", "bytearray"):
+            if name.endswith("storage"):
+                t.run("diff", source, out, "--values")
+    for name in ("Generator of PCG64", "MT19937", "masked", "Decimal", "Fraction", "UUID", "maximum", "seed", "old state", "path", "date", "frozenset", "bytearray", "storage", "untyped storage", "pattern", "partial", "IPv4Network", "Random"):
         assert kept.count(name) == 2, f"{name} is not kept"
 
 

@@ -81,22 +81,20 @@ static void put_ordered_dict(tsr_pickler *p)
     tsr_pickler_reduce(p);
 }
 
-static void put_storage(tsr_pickler *p, const tsr_torch_new_storage *storage, uint32_t number, tsr_arena *arena,
-                        tsr_error *err)
+static void put_storage(emitter *e, uint32_t number, bool is_untyped)
 {
-    const tsr_dtype_info *info = tsr_dtype_describe(storage->dtype);
-    const tsr_str key = tsr_arena_format(arena, err, "%u", (unsigned)number);
+    tsr_pickler *p = &e->pickler;
+    const tsr_torch_new_storage *storage = &e->tree->storages[number];
+    const char *const class_name = is_untyped ? NULL : tsr_dtype_describe(storage->dtype)->storage_class;
+    const tsr_str key = tsr_arena_format(e->arena, e->err, "%u", (unsigned)number);
     if (!key.data) p->status = TSR_E_NOMEM;
     tsr_pickler_mark(p);
     tsr_pickler_str(p, TSR_STR("storage"));
-    if (info->storage_class) {
-        tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(info->storage_class));
-    } else {
-        tsr_pickler_global(p, TSR_STR("torch.storage"), TSR_STR("UntypedStorage"));
-    }
+    if (class_name) tsr_pickler_global(p, TSR_STR("torch"), tsr_str_from(class_name));
+    else tsr_pickler_global(p, TSR_STR("torch.storage"), TSR_STR("UntypedStorage"));
     tsr_pickler_str(p, key);
     tsr_pickler_str(p, TSR_STR("cpu"));
-    tsr_pickler_uint(p, info->storage_class ? storage->byte_length / tsr_dtype_size(storage->dtype) : storage->byte_length);
+    tsr_pickler_uint(p, class_name ? storage->byte_length / tsr_dtype_size(storage->dtype) : storage->byte_length);
     tsr_pickler_tuple(p, 5);
     tsr_pickler_persistent(p);
 }
@@ -110,7 +108,7 @@ static void put_tensor(emitter *e, const tsr_torch_new_tensor *tensor)
     tsr_pickler_global(p, TSR_STR("torch._utils"),
                        info->storage_class ? TSR_STR("_rebuild_tensor_v2") : TSR_STR("_rebuild_tensor_v3"));
     tsr_pickler_mark(p);
-    put_storage(p, storage, tensor->storage, e->arena, e->err);
+    put_storage(e, tensor->storage, !info->storage_class);
     tsr_pickler_uint(p, tensor->storage_offset);
     put_sizes(p, tensor->sizes, tensor->ndim);
     put_strides(p, tensor);
@@ -263,7 +261,7 @@ static tsr_status put_bare_storage(emitter *e, const tsr_value *value)
                           tensor->entry->dtype == storage->dtype &&
                           tensor->sizes[0] * tsr_dtype_size(storage->dtype) == storage->byte_length;
     if (!is_whole) return refuse(e, "a storage of class", value->text);
-    put_storage(&e->pickler, storage, tensor->storage, e->arena, e->err);
+    put_storage(e, tensor->storage, tsr_str_ends(value->text, TSR_STR(".UntypedStorage")));
     return remember(e, value);
 }
 
