@@ -57,15 +57,3 @@ document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, t
     tessera_document_free(doc);
     return NULL;
 }
-
-void tessera_put_count(tsr_json *json, const char *key, uint64_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_uint(json, count);
-}
-
-void tessera_put_text(tsr_json *json, const char *key, const char *text)
-{
-    tsr_json_key(json, key);
-    tsr_json_text(json, text);
-}

@@ -62,11 +62,9 @@ static size_t put_file(tsr_json *json, const tsr_store_file *file, const run *ru
     uint64_t used = 0, begin = 0, end = 0, told = 0;
     size_t n = 0;
     tsr_json_object(json);
-    tsr_json_key(json, "name");
-    tsr_json_str(json, file->name);
-    tessera_put_count(json, "size", file->size);
-    tsr_json_key(json, "taken");
-    tsr_json_array(json);
+    tsr_json_put_str(json, "name", file->name);
+    tsr_json_put_uint(json, "size", file->size);
+    tsr_json_put_array(json, "taken");
     for (; n < left && runs[n].file == number; n++) {
         const uint64_t from = runs[n].byte_offset > end ? runs[n].byte_offset : end;
         if (runs[n].byte_end > from) used += runs[n].byte_end - from;
@@ -80,8 +78,8 @@ static size_t put_file(tsr_json *json, const tsr_store_file *file, const run *ru
     }
     if (end > begin) tsr_json_u64s(json, (const uint64_t[]){begin, end - begin}, 2);
     tsr_json_array_end(json);
-    tessera_put_count(json, "used", used);
-    tessera_put_count(json, "chunks", n);
+    tsr_json_put_uint(json, "used", used);
+    tsr_json_put_uint(json, "chunks", n);
     tsr_json_object_end(json);
     return n;
 }
@@ -91,8 +89,7 @@ static void put_files(const opened *item, const tsr_vec *runs, tsr_json *json)
     const tsr_store *store = tsr_checkpoint_store(item->checkpoint);
     const run *at = runs->items;
     size_t left = runs->count;
-    tsr_json_key(json, "files");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "files");
     for (uint32_t f = 0; f < store->file_count; f++) {
         const size_t n = put_file(json, &store->files[f], at, left, f);
         at = n ? at + n : at;
@@ -119,20 +116,19 @@ static void put_totals(const opened *item, tsr_json *json)
         has[entry->dtype] = true;
         bytes_of[entry->dtype] += b;
     }
-    tessera_put_text(json, "format", tsr_format_name(catalog->format));
-    tessera_put_count(json, "tensors", kinds[TSR_ENTRY_TENSOR]);
-    tessera_put_count(json, "objects", kinds[TSR_ENTRY_OBJECT]);
-    tessera_put_count(json, "opaque", kinds[TSR_ENTRY_OPAQUE]);
-    tessera_put_count(json, "elements", elements);
-    tessera_put_count(json, "bytes", bytes);
-    tessera_put_count(json, "missing_chunks", missing);
-    tsr_json_key(json, "dtypes");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "format", tsr_format_name(catalog->format));
+    tsr_json_put_uint(json, "tensors", kinds[TSR_ENTRY_TENSOR]);
+    tsr_json_put_uint(json, "objects", kinds[TSR_ENTRY_OBJECT]);
+    tsr_json_put_uint(json, "opaque", kinds[TSR_ENTRY_OPAQUE]);
+    tsr_json_put_uint(json, "elements", elements);
+    tsr_json_put_uint(json, "bytes", bytes);
+    tsr_json_put_uint(json, "missing_chunks", missing);
+    tsr_json_put_array(json, "dtypes");
     for (uint32_t d = 0; d < TSR_DTYPE_COUNT; d++) {
         if (!has[d]) continue;
         tsr_json_object(json);
-        tessera_put_text(json, "name", tsr_dtype_describe((tsr_dtype)d)->name);
-        tessera_put_count(json, "bytes", bytes_of[d]);
+        tsr_json_put_text(json, "name", tsr_dtype_describe((tsr_dtype)d)->name);
+        tsr_json_put_uint(json, "bytes", bytes_of[d]);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -144,7 +140,7 @@ static tsr_status write_overview(const opened *item, tsr_json *json, tsr_error *
     tsr_status status = collect_runs(item, &runs, err);
     if (status == TSR_OK) {
         tsr_json_object(json);
-        tessera_put_text(json, "schema", "tessera.overview/1");
+        tsr_json_put_text(json, "schema", "tessera.overview/1");
         put_totals(item, json);
         put_files(item, &runs, json);
         tsr_json_object_end(json);
@@ -161,8 +157,7 @@ static void put_elements(tsr_json *json, const tsr_entry *entry, const uint8_t *
 {
     const uint32_t size = tsr_dtype_size(entry->dtype);
     char text[64];
-    tsr_json_key(json, "values");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "values");
     for (size_t at = 0; at + size <= bytes; at += size)
         tsr_json_text(json, tsr_element_text(entry->dtype, data + at, text, sizeof text));
     tsr_json_array_end(json);
@@ -190,9 +185,8 @@ static tsr_status write_preview(const opened *item, const tsr_entry *entry, tsr_
         count ? tsr_read_box(item->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes}, data, bytes, err) : TSR_OK;
     if (status != TSR_OK) return status;
     tsr_json_object(json);
-    tessera_put_text(json, "schema", "tessera.preview/1");
-    tsr_json_key(json, "sizes");
-    tsr_json_u64s(json, sizes, entry->ndim);
+    tsr_json_put_text(json, "schema", "tessera.preview/1");
+    tsr_json_put_u64s(json, "sizes", sizes, entry->ndim);
     put_elements(json, entry, data, bytes);
     tsr_json_object_end(json);
     return json->status;

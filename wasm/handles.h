@@ -89,8 +89,6 @@ tsr_status tessera_validate_once(opened *item, tsr_error *err);
 typedef struct document document;
 document *tessera_make_document(tsr_status (*write)(void *ctx, tsr_json *json, tsr_error *err), void *ctx, tsr_error *err);
 
-void tessera_put_count(tsr_json *json, const char *key, uint64_t count);
-void tessera_put_text(tsr_json *json, const char *key, const char *text);
 tsr_status tessera_write_optimizers(const opened *item, tsr_json *json, tsr_error *err);
 
 #endif

@@ -51,19 +51,15 @@ static tsr_status write_tally(void *ctx, tsr_json *json, tsr_error *err)
         double value;
     } reals[] = {{"min", stats.min}, {"max", stats.max}, {"mean", stats.mean}, {"std", stats.std}};
     tsr_json_object(json);
-    tessera_put_text(json, "schema", "tessera.tally/1");
-    tessera_put_count(json, "byte_done", byte_done);
-    tessera_put_count(json, "byte_total", byte_total);
-    tessera_put_count(json, "count", stats.count);
-    for (size_t i = 0; i < 4; i++) {
-        tsr_json_key(json, reals[i].key);
-        tsr_json_double(json, reals[i].value);
-    }
-    tessera_put_count(json, "nan", stats.nan);
-    tessera_put_count(json, "inf", stats.inf);
-    tessera_put_count(json, "zero", stats.zero);
-    tsr_json_key(json, "histogram");
-    tsr_json_u64s(json, bins, HISTOGRAM_BINS);
+    tsr_json_put_text(json, "schema", "tessera.tally/1");
+    tsr_json_put_uint(json, "byte_done", byte_done);
+    tsr_json_put_uint(json, "byte_total", byte_total);
+    tsr_json_put_uint(json, "count", stats.count);
+    for (size_t i = 0; i < 4; i++) tsr_json_put_double(json, reals[i].key, reals[i].value);
+    tsr_json_put_uint(json, "nan", stats.nan);
+    tsr_json_put_uint(json, "inf", stats.inf);
+    tsr_json_put_uint(json, "zero", stats.zero);
+    tsr_json_put_u64s(json, "histogram", bins, HISTOGRAM_BINS);
     tsr_json_object_end(json);
     return json->status;
 }

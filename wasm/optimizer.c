@@ -9,12 +9,10 @@ static void put_tensor(tsr_json *json, const tsr_entry *entry)
         return;
     }
     tsr_json_object(json);
-    tsr_json_key(json, "fqn");
-    tsr_json_str(json, entry->fqn);
+    tsr_json_put_str(json, "fqn", entry->fqn);
     if (entry->kind == TSR_ENTRY_TENSOR) {
-        tessera_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
-        tsr_json_key(json, "shape");
-        tsr_json_u64s(json, entry->shape, entry->ndim);
+        tsr_json_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
+        tsr_json_put_u64s(json, "shape", entry->shape, entry->ndim);
     }
     tsr_json_object_end(json);
 }
@@ -22,14 +20,11 @@ static void put_tensor(tsr_json *json, const tsr_entry *entry)
 static void put_row(tsr_json *json, const tsr_param_states *row, uint32_t name_count)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "parameter");
-    tsr_json_str(json, row->parameter);
-    tsr_json_key(json, "in_group");
-    tsr_json_bool(json, row->in_group);
+    tsr_json_put_str(json, "parameter", row->parameter);
+    tsr_json_put_bool(json, "in_group", row->in_group);
     tsr_json_key(json, "values");
     put_tensor(json, row->entry);
-    tsr_json_key(json, "states");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "states");
     for (uint32_t i = 0; i < name_count; i++) put_tensor(json, row->states[i]);
     tsr_json_array_end(json);
     tsr_json_object_end(json);
@@ -38,11 +33,9 @@ static void put_row(tsr_json *json, const tsr_param_states *row, uint32_t name_c
 static void put_optimizer(tsr_json *json, const tsr_optim_states *o)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "optimizer");
-    tsr_json_str(json, o->optimizer);
-    tsr_json_strs(json, "names", o->names, o->name_count);
-    tsr_json_key(json, "parameters");
-    tsr_json_array(json);
+    tsr_json_put_str(json, "optimizer", o->optimizer);
+    tsr_json_put_strs(json, "names", o->names, o->name_count);
+    tsr_json_put_array(json, "parameters");
     for (uint32_t i = 0; i < o->row_count; i++) put_row(json, &o->rows[i], o->name_count);
     tsr_json_array_end(json);
     tsr_json_object_end(json);
@@ -58,9 +51,8 @@ tsr_status tessera_write_optimizers(const opened *item, tsr_json *json, tsr_erro
                               : TSR_E_NOMEM;
     if (status == TSR_OK) {
         tsr_json_object(json);
-        tessera_put_text(json, "schema", "tessera.optimizer/1");
-        tsr_json_key(json, "optimizers");
-        tsr_json_array(json);
+        tsr_json_put_text(json, "schema", "tessera.optimizer/1");
+        tsr_json_put_array(json, "optimizers");
         for (uint32_t i = 0; i < count; i++) put_optimizer(json, &list[i]);
         tsr_json_array_end(json);
         tsr_json_object_end(json);

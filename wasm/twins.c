@@ -128,18 +128,16 @@ static tsr_status write_twins(void *ctx, tsr_json *json, tsr_error *err)
     const size_t count = t->next == t->list.count ? t->list.count : 0;
     (void)err;
     tsr_json_object(json);
-    tessera_put_text(json, "schema", "tessera.twins/1");
-    tsr_json_key(json, "groups");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "schema", "tessera.twins/1");
+    tsr_json_put_array(json, "groups");
     for (size_t i = 0; i < count; i++) {
         const bool first = i == 0 || !same_bytes(&list[i - 1], &list[i]);
         const bool last = i + 1 == count || !same_bytes(&list[i], &list[i + 1]);
         if (first && last) continue;
         if (first) {
             tsr_json_object(json);
-            tessera_put_count(json, "bytes", list[i].bytes);
-            tsr_json_key(json, "fqns");
-            tsr_json_array(json);
+            tsr_json_put_uint(json, "bytes", list[i].bytes);
+            tsr_json_put_array(json, "fqns");
         }
         tsr_json_str(json, catalog->entries[list[i].entry].fqn);
         if (!last) continue;

@@ -273,10 +273,54 @@ void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count)
     put(json, "]", 1);
 }
 
-void tsr_json_strs(tsr_json *json, const char *key, const tsr_str *texts, size_t count)
+void tsr_json_put_object(tsr_json *json, const char *key)
+{
+    tsr_json_key(json, key);
+    tsr_json_object(json);
+}
+void tsr_json_put_array(tsr_json *json, const char *key)
 {
     tsr_json_key(json, key);
     tsr_json_array(json);
+}
+void tsr_json_put_str(tsr_json *json, const char *key, tsr_str text)
+{
+    tsr_json_key(json, key);
+    tsr_json_str(json, text);
+}
+void tsr_json_put_text(tsr_json *json, const char *key, const char *text)
+{
+    tsr_json_key(json, key);
+    tsr_json_text(json, text);
+}
+void tsr_json_put_int(tsr_json *json, const char *key, int64_t value)
+{
+    tsr_json_key(json, key);
+    tsr_json_int(json, value);
+}
+void tsr_json_put_uint(tsr_json *json, const char *key, uint64_t value)
+{
+    tsr_json_key(json, key);
+    tsr_json_uint(json, value);
+}
+void tsr_json_put_double(tsr_json *json, const char *key, double value)
+{
+    tsr_json_key(json, key);
+    tsr_json_double(json, value);
+}
+void tsr_json_put_bool(tsr_json *json, const char *key, bool value)
+{
+    tsr_json_key(json, key);
+    tsr_json_bool(json, value);
+}
+void tsr_json_put_u64s(tsr_json *json, const char *key, const uint64_t *values, size_t count)
+{
+    tsr_json_key(json, key);
+    tsr_json_u64s(json, values, count);
+}
+void tsr_json_put_strs(tsr_json *json, const char *key, const tsr_str *texts, size_t count)
+{
+    tsr_json_put_array(json, key);
     for (size_t i = 0; i < count; i++) tsr_json_str(json, texts[i]);
     tsr_json_array_end(json);
 }

@@ -258,18 +258,12 @@ static tsr_status emit_index(const plan *p, tsr_vec *text, tsr_error *err)
     tsr_json json;
     tsr_json_start(&json, tsr_vec_write, text, 1, err);
     tsr_json_object(&json);
-    tsr_json_key(&json, "metadata");
-    tsr_json_object(&json);
-    tsr_json_key(&json, "total_size");
-    tsr_json_uint(&json, p->job->out->byte_total);
+    tsr_json_put_object(&json, "metadata");
+    tsr_json_put_uint(&json, "total_size", p->job->out->byte_total);
     /* Different limits may divide a model in the same way, but --resume must tell these jobs apart. */
-    if (p->job->options->max_shard_size) {
-        tsr_json_key(&json, "max_shard_size");
-        tsr_json_uint(&json, p->job->options->max_shard_size);
-    }
+    if (p->job->options->max_shard_size) tsr_json_put_uint(&json, "max_shard_size", p->job->options->max_shard_size);
     tsr_json_object_end(&json);
-    tsr_json_key(&json, "weight_map");
-    tsr_json_object(&json);
+    tsr_json_put_object(&json, "weight_map");
     for (size_t i = 0; i < p->count; i++) {
         tsr_json_key_str(&json, sorted[i].name);
         tsr_json_str(&json, p->files[sorted[i].file].name);

@@ -95,8 +95,7 @@ static tsr_status emit_offsets(const tsr_safetensors_output *pieces, size_t coun
         TSR_TRY(tsr_gather_pack(pieces[i].entry, &packed, err));
         tsr_json_key_str(&json, pieces[i].name);
         tsr_json_object(&json);
-        tsr_json_key(&json, "saved_offsets");
-        tsr_json_u64s(&json, pieces[i].offsets, packed.ndim);
+        tsr_json_put_u64s(&json, "saved_offsets", pieces[i].offsets, packed.ndim);
         tsr_json_object_end(&json);
     }
     tsr_json_object_end(&json);

@@ -205,43 +205,29 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
 
 /* ---- the document ---- */
 
-static void put_pair(tsr_json *json, const char *key, tsr_str text)
-{
-    tsr_json_key(json, key);
-    tsr_json_str(json, text);
-}
-
-static void put_true(tsr_json *json, const char *key)
-{
-    tsr_json_key(json, key);
-    tsr_json_bool(json, true);
-}
-
 static void put_tensor(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)
 {
-    put_pair(json, "dtype", tsr_str_from(tsr_dtype_describe(row->dtype)->name));
-    if (row->cast) put_pair(json, "cast_from", tsr_str_from(tsr_dtype_describe(row->entry->dtype)->name));
-    if (row->file < conversion->file_count) put_pair(json, "file", conversion->files[row->file]);
-    tsr_json_key(json, "bytes");
-    tsr_json_uint(json, row->bytes);
-    if (row->second_of) put_pair(json, "second_name_of", row->second_of->name);
-    if (row->copied) put_true(json, "copied");
-    if (row->replicated) put_true(json, "replicated");
+    tsr_json_put_text(json, "dtype", tsr_dtype_describe(row->dtype)->name);
+    if (row->cast) tsr_json_put_text(json, "cast_from", tsr_dtype_describe(row->entry->dtype)->name);
+    if (row->file < conversion->file_count) tsr_json_put_str(json, "file", conversion->files[row->file]);
+    tsr_json_put_uint(json, "bytes", row->bytes);
+    if (row->second_of) tsr_json_put_str(json, "second_name_of", row->second_of->name);
+    if (row->copied) tsr_json_put_bool(json, "copied", true);
+    if (row->replicated) tsr_json_put_bool(json, "replicated", true);
 }
 
 static void put_row(tsr_json *json, const tsr_conversion *conversion, const tsr_converted *row)
 {
     tsr_json_object(json);
-    put_pair(json, "fqn", row->entry->fqn);
+    tsr_json_put_str(json, "fqn", row->entry->fqn);
     if (!row->written) {
-        put_pair(json, "left_out", tsr_str_from(row->left_out));
+        tsr_json_put_text(json, "left_out", row->left_out);
     } else {
-        if (!tsr_str_equal(row->name, row->entry->fqn)) put_pair(json, "name", row->name);
+        if (!tsr_str_equal(row->name, row->entry->fqn)) tsr_json_put_str(json, "name", row->name);
         if (row->entry->kind == TSR_ENTRY_TENSOR) {
             put_tensor(json, conversion, row);
         } else {
-            tsr_json_key(json, "weights_only");
-            tsr_json_bool(json, row->weights_only);
+            tsr_json_put_bool(json, "weights_only", row->weights_only);
         }
     }
     tsr_json_object_end(json);
@@ -261,26 +247,19 @@ static void put_summary(tsr_json *json, const tsr_conversion_document *document)
                   {"kept", c.kept},
                   {"copied", c.copied},
                   {"bytes", document->conversion->byte_total}};
-    tsr_json_key(json, "summary");
-    tsr_json_object(json);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tsr_json_key(json, counts[i].key);
-        tsr_json_uint(json, counts[i].count);
-    }
-    tsr_json_key(json, "seconds");
-    tsr_json_double(json, document->seconds);
+    tsr_json_put_object(json, "summary");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
+    tsr_json_put_double(json, "seconds", document->seconds);
     tsr_json_object_end(json);
 }
 
 static void put_files(tsr_json *json, const tsr_conversion *conversion)
 {
-    tsr_json_key(json, "files");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "files");
     for (uint32_t f = 0; f < conversion->file_count; f++) {
         tsr_json_object(json);
-        put_pair(json, "name", conversion->files[f]);
-        tsr_json_key(json, "bytes");
-        tsr_json_uint(json, conversion->file_sizes[f]);
+        tsr_json_put_str(json, "name", conversion->files[f]);
+        tsr_json_put_uint(json, "bytes", conversion->file_sizes[f]);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -291,16 +270,15 @@ tsr_status tsr_document_conversion(const tsr_conversion_document *document, tsr_
     static const char *const containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"};
     const tsr_conversion *conversion = document->conversion;
     tsr_json_object(json);
-    put_pair(json, "schema", document->schema);
-    put_pair(json, "source", document->source);
-    put_pair(json, "destination", document->destination);
-    put_pair(json, "to", tsr_str_from(containers[document->to]));
+    tsr_json_put_str(json, "schema", document->schema);
+    tsr_json_put_str(json, "source", document->source);
+    tsr_json_put_str(json, "destination", document->destination);
+    tsr_json_put_text(json, "to", containers[document->to]);
     if (document->more) document->more(document->more_ctx, json);
     put_summary(json, document);
-    tsr_json_strs(json, "warnings", document->warnings, document->warning_count);
+    tsr_json_put_strs(json, "warnings", document->warnings, document->warning_count);
     put_files(json, conversion);
-    tsr_json_key(json, "entries");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "entries");
     for (uint64_t i = 0; i < conversion->row_count; i++) put_row(json, conversion, &conversion->rows[i]);
     tsr_json_array_end(json);
     tsr_json_object_end(json);

@@ -7,54 +7,33 @@
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "rule");
-    tsr_json_text(json, finding->rule->id);
-    tsr_json_key(json, "level");
-    tsr_json_text(json, tsr_level_name(finding->level));
-    tsr_json_key(json, "message");
-    tsr_json_str(json, finding->message);
-    if (path.data) {
-        tsr_json_key(json, "path");
-        tsr_json_str(json, path);
-    }
-    if (finding->file.size) {
-        tsr_json_key(json, "file");
-        tsr_json_str(json, finding->file);
-    }
-    if (finding->byte_offset != TSR_NO_POSITION) {
-        tsr_json_key(json, "byte_offset");
-        tsr_json_uint(json, finding->byte_offset);
-    }
-    if (finding->fqn.data) {
-        tsr_json_key(json, "fqn");
-        tsr_json_str(json, finding->fqn);
-    }
+    tsr_json_put_text(json, "rule", finding->rule->id);
+    tsr_json_put_text(json, "level", tsr_level_name(finding->level));
+    tsr_json_put_str(json, "message", finding->message);
+    if (path.data) tsr_json_put_str(json, "path", path);
+    if (finding->file.size) tsr_json_put_str(json, "file", finding->file);
+    if (finding->byte_offset != TSR_NO_POSITION) tsr_json_put_uint(json, "byte_offset", finding->byte_offset);
+    if (finding->fqn.data) tsr_json_put_str(json, "fqn", finding->fqn);
     tsr_json_object_end(json);
 }
 
 void tsr_document_put_type(tsr_json *json, const tsr_entry *entry)
 {
-    tsr_json_key(json, "kind");
-    tsr_json_text(json, tsr_entry_kind_name(entry->kind));
+    tsr_json_put_text(json, "kind", tsr_entry_kind_name(entry->kind));
     if (entry->kind != TSR_ENTRY_TENSOR) {
-        tsr_json_key(json, "type");
-        tsr_json_str(json, entry->type);
+        tsr_json_put_str(json, "type", entry->type);
         return;
     }
-    tsr_json_key(json, "dtype");
-    tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
-    tsr_json_key(json, "shape");
-    tsr_json_u64s(json, entry->shape, entry->ndim);
+    tsr_json_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
+    tsr_json_put_u64s(json, "shape", entry->shape, entry->ndim);
 }
 
 void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, const tsr_digest *digest)
 {
     char text[65];
     tsr_json_object(json);
-    tsr_json_key(json, "algorithm");
-    tsr_json_text(json, algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
-    tsr_json_key(json, "digest");
-    tsr_json_text(json, tsr_digest_text(digest, text));
+    tsr_json_put_text(json, "algorithm", algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
+    tsr_json_put_text(json, "digest", tsr_digest_text(digest, text));
     tsr_json_object_end(json);
 }
 
@@ -67,10 +46,8 @@ void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json
 {
     document->json = json;
     tsr_json_object(json);
-    tsr_json_key(json, "schema");
-    tsr_json_text(json, "tessera.findings/1");
-    tsr_json_key(json, "findings");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "schema", "tessera.findings/1");
+    tsr_json_put_array(json, "findings");
 }
 
 void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings)
@@ -88,14 +65,8 @@ void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, co
 
 void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result)
 {
-    if (result->has_baseline) {
-        tsr_json_key(json, "left_out");
-        tsr_json_uint(json, result->left_out);
-    }
-    if (result->has_rules_off) {
-        tsr_json_key(json, "turned_off");
-        tsr_json_uint(json, result->turned_off);
-    }
+    if (result->has_baseline) tsr_json_put_uint(json, "left_out", result->left_out);
+    if (result->has_rules_off) tsr_json_put_uint(json, "turned_off", result->turned_off);
 }
 
 static void put_unlisted(tsr_json *json, const uint64_t *unlisted)
@@ -105,11 +76,9 @@ static void put_unlisted(tsr_json *json, const uint64_t *unlisted)
     for (size_t r = 0; r < count; r++) {
         if (!unlisted[r]) continue;
         if (put++ == 0) {
-            tsr_json_key(json, "unlisted");
-            tsr_json_object(json);
+            tsr_json_put_object(json, "unlisted");
         }
-        tsr_json_key(json, rules[r].id);
-        tsr_json_uint(json, unlisted[r]);
+        tsr_json_put_uint(json, rules[r].id, unlisted[r]);
     }
     if (put) tsr_json_object_end(json);
 }
@@ -125,12 +94,8 @@ tsr_status tsr_findings_document_end(tsr_findings_document *document)
                   {"notes", document->totals[TSR_NOTE]}};
     tsr_json *json = document->json;
     tsr_json_array_end(json);
-    tsr_json_key(json, "summary");
-    tsr_json_object(json);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tsr_json_key(json, counts[i].key);
-        tsr_json_uint(json, counts[i].count);
-    }
+    tsr_json_put_object(json, "summary");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
     tsr_document_put_policy(json, &document->policy);
     put_unlisted(json, document->unlisted);
     tsr_json_object_end(json);

@@ -3,14 +3,11 @@
 
 static void put_removed(tsr_json *json, const tsr_name *name)
 {
-    tsr_json_key(json, "removed");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "removed");
     for (size_t i = 0; i < name->removed_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "component");
-        tsr_json_str(json, name->removed[i].component);
-        tsr_json_key(json, "why");
-        tsr_json_str(json, name->removed[i].why);
+        tsr_json_put_str(json, "component", name->removed[i].component);
+        tsr_json_put_str(json, "why", name->removed[i].why);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -19,27 +16,20 @@ static void put_removed(tsr_json *json, const tsr_name *name)
 static void put_name(tsr_json *json, const tsr_name *name)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "raw");
-    tsr_json_str(json, name->raw);
-    tsr_json_strs(json, "fqns", name->fqns, name->fqn_count);
+    tsr_json_put_str(json, "raw", name->raw);
+    tsr_json_put_strs(json, "fqns", name->fqns, name->fqn_count);
     put_removed(json, name);
-    if (name->ambiguity.size) {
-        tsr_json_key(json, "ambiguity");
-        tsr_json_str(json, name->ambiguity);
-    }
+    if (name->ambiguity.size) tsr_json_put_str(json, "ambiguity", name->ambiguity);
     tsr_json_object_end(json);
 }
 
 static void put_collisions(tsr_json *json, const tsr_fqn_document *d)
 {
-    tsr_json_key(json, "collisions");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "collisions");
     for (size_t i = 0; i < d->collision_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "fqn");
-        tsr_json_str(json, d->collisions[i].fqn);
-        tsr_json_key(json, "raw");
-        tsr_json_array(json);
+        tsr_json_put_str(json, "fqn", d->collisions[i].fqn);
+        tsr_json_put_array(json, "raw");
         for (size_t n = 0; n < d->collisions[i].count; n++) tsr_json_str(json, d->names[d->collisions[i].names[n]].raw);
         tsr_json_array_end(json);
         tsr_json_object_end(json);
@@ -50,12 +40,9 @@ static void put_collisions(tsr_json *json, const tsr_fqn_document *d)
 tsr_status tsr_document_fqn(const tsr_fqn_document *d, tsr_json *json)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "schema");
-    tsr_json_text(json, "tessera.fqn/1");
-    tsr_json_key(json, "by");
-    tsr_json_text(json, d->by_text ? "text" : "modules");
-    tsr_json_key(json, "names");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "schema", "tessera.fqn/1");
+    tsr_json_put_text(json, "by", d->by_text ? "text" : "modules");
+    tsr_json_put_array(json, "names");
     for (size_t i = 0; i < d->count; i++) put_name(json, &d->names[i]);
     tsr_json_array_end(json);
     put_collisions(json, d);

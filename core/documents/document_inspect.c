@@ -98,12 +98,6 @@ static tsr_status add_up(const inspector *in, totals *sum)
     return TSR_OK;
 }
 
-static void put_count(tsr_json *json, const char *key, uint64_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_uint(json, count);
-}
-
 /* The number of tensors in a part. Entries that differ between ranks are not counted. */
 static void put_part(tsr_json *json, const tsr_catalog *catalog, const tsr_part *part)
 {
@@ -111,45 +105,40 @@ static void put_part(tsr_json *json, const tsr_catalog *catalog, const tsr_part 
     const tsr_entry *entries = catalog->entries + part->first_entry;
     for (uint64_t i = 0; i < part->entry_count; i++) tensors += entries[i].kind == TSR_ENTRY_TENSOR;
     tsr_json_object(json);
-    tsr_json_key(json, "name");
-    tsr_json_str(json, part->name);
-    tsr_json_key(json, "format");
-    tsr_json_text(json, tsr_format_name(part->format));
-    put_count(json, "files", part->files);
-    put_count(json, "tensors", tensors);
-    put_count(json, "objects", part->entry_count - tensors);
+    tsr_json_put_str(json, "name", part->name);
+    tsr_json_put_text(json, "format", tsr_format_name(part->format));
+    tsr_json_put_uint(json, "files", part->files);
+    tsr_json_put_uint(json, "tensors", tensors);
+    tsr_json_put_uint(json, "objects", part->entry_count - tensors);
     tsr_json_object_end(json);
 }
 
 static void put_parts(tsr_json *json, const tsr_catalog *catalog)
 {
     if (!catalog->part_count) return;
-    tsr_json_key(json, "parts");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "parts");
     for (uint32_t p = 0; p < catalog->part_count; p++) put_part(json, catalog, &catalog->parts[p]);
     tsr_json_array_end(json);
 }
 
 static void put_summary(tsr_json *json, const tsr_catalog *catalog, const totals *sum)
 {
-    tsr_json_key(json, "summary");
-    tsr_json_object(json);
-    put_count(json, "tensors", sum->tensors);
-    put_count(json, "objects", sum->objects);
-    put_count(json, "opaque", sum->opaques);
-    put_count(json, "elements", sum->elements);
-    put_count(json, "bytes", sum->bytes);
-    put_count(json, "files", sum->files);
-    tsr_json_key(json, "dtypes");
-    tsr_json_object(json);
+    tsr_json_put_object(json, "summary");
+    tsr_json_put_uint(json, "tensors", sum->tensors);
+    tsr_json_put_uint(json, "objects", sum->objects);
+    tsr_json_put_uint(json, "opaque", sum->opaques);
+    tsr_json_put_uint(json, "elements", sum->elements);
+    tsr_json_put_uint(json, "bytes", sum->bytes);
+    tsr_json_put_uint(json, "files", sum->files);
+    tsr_json_put_object(json, "dtypes");
     for (int d = 0; d < TSR_DTYPE_COUNT; d++) {
         if (sum->of[d].tensors == 0 || d == TSR_FLOAT4_E2M1FN) continue;
         bool float4 = d == TSR_FLOAT4_E2M1FN_X2; /* one name for both ways of counting it */
         tsr_json_key(json, tsr_dtype_describe((tsr_dtype)d)->name);
         tsr_json_object(json);
-        put_count(json, "tensors", sum->of[d].tensors + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].tensors : 0));
-        put_count(json, "elements", sum->of[d].elements + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].elements : 0));
-        put_count(json, "bytes", sum->of[d].bytes + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].bytes : 0));
+        tsr_json_put_uint(json, "tensors", sum->of[d].tensors + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].tensors : 0));
+        tsr_json_put_uint(json, "elements", sum->of[d].elements + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].elements : 0));
+        tsr_json_put_uint(json, "bytes", sum->of[d].bytes + (float4 ? sum->of[TSR_FLOAT4_E2M1FN].bytes : 0));
         tsr_json_object_end(json);
     }
     tsr_json_object_end(json);
@@ -159,8 +148,7 @@ static void put_summary(tsr_json *json, const tsr_catalog *catalog, const totals
 
 static void put_metadata(tsr_json *json, const tsr_catalog *catalog)
 {
-    tsr_json_key(json, "metadata");
-    tsr_json_object(json);
+    tsr_json_put_object(json, "metadata");
     for (size_t i = 0; i < catalog->metadata_count && json->status == TSR_OK; i++) {
         tsr_json_key_str(json, catalog->metadata[i].key);
         tsr_json_str(json, catalog->metadata[i].value);
@@ -180,20 +168,17 @@ static void put_file(const inspector *in, uint32_t file)
 static void put_chunk(const inspector *in, const tsr_entry *entry, const tsr_chunk *chunk)
 {
     tsr_json_object(in->json);
-    tsr_json_key(in->json, "offsets");
-    tsr_json_u64s(in->json, chunk->offsets, entry->ndim);
-    tsr_json_key(in->json, "sizes");
-    tsr_json_u64s(in->json, chunk->sizes, entry->ndim);
+    tsr_json_put_u64s(in->json, "offsets", chunk->offsets, entry->ndim);
+    tsr_json_put_u64s(in->json, "sizes", chunk->sizes, entry->ndim);
     put_file(in, chunk->file);
-    put_count(in->json, "byte_offset", chunk->byte_offset);
-    put_count(in->json, "byte_length", chunk->byte_length);
+    tsr_json_put_uint(in->json, "byte_offset", chunk->byte_offset);
+    tsr_json_put_uint(in->json, "byte_length", chunk->byte_length);
     tsr_json_object_end(in->json);
 }
 
 static void put_chunks(const inspector *in, const char *key, const tsr_entry *entry, const tsr_chunk *chunks, uint64_t count)
 {
-    tsr_json_key(in->json, key);
-    tsr_json_array(in->json);
+    tsr_json_put_array(in->json, key);
     for (uint64_t i = 0; i < count; i++) put_chunk(in, entry, &chunks[i]);
     tsr_json_array_end(in->json);
 }
@@ -232,8 +217,7 @@ static void put_sharing(const inspector *in, const tsr_entry *entry)
     size_t end = low;
     while (end < in->shared_count && in->shared[end].storage_id == entry->storage_id && end - low <= MAX_SHARED) end++;
     if (end - low < 2) return;
-    tsr_json_key(in->json, "shares_storage_with");
-    tsr_json_array(in->json);
+    tsr_json_put_array(in->json, "shares_storage_with");
     for (size_t i = low; i < end; i++) {
         if (in->shared[i].index != own) tsr_json_str(in->json, in->catalog->entries[in->shared[i].index].fqn);
     }
@@ -242,14 +226,8 @@ static void put_sharing(const inspector *in, const tsr_entry *entry)
 
 static void put_distribution(tsr_json *json, const tsr_distribution *distribution)
 {
-    if (distribution->mesh.size) {
-        tsr_json_key(json, "mesh");
-        tsr_json_str(json, distribution->mesh);
-    }
-    if (distribution->placements.size) {
-        tsr_json_key(json, "placements");
-        tsr_json_str(json, distribution->placements);
-    }
+    if (distribution->mesh.size) tsr_json_put_str(json, "mesh", distribution->mesh);
+    if (distribution->placements.size) tsr_json_put_str(json, "placements", distribution->placements);
 }
 
 static void put_extreme(tsr_json *json, tsr_extremes_kind kind, uint64_t integer, double real)
@@ -269,15 +247,14 @@ static void put_stats(tsr_json *json, const tsr_stats *stats, const tsr_extremes
                  {"max", stats->max, extremes->max},
                  {"mean", stats->mean, 0},
                  {"std", stats->std, 0}};
-    tsr_json_key(json, "stats");
-    tsr_json_object(json);
+    tsr_json_put_object(json, "stats");
     for (size_t i = 0; i < 4; i++) {
         tsr_json_key(json, reals[i].key);
         put_extreme(json, i < 2 ? extremes->kind : TSR_EXTREMES_REAL, reals[i].integer, reals[i].value);
     }
-    put_count(json, "nan", stats->nan);
-    put_count(json, "inf", stats->inf);
-    put_count(json, "zero", stats->zero);
+    tsr_json_put_uint(json, "nan", stats->nan);
+    tsr_json_put_uint(json, "inf", stats->inf);
+    tsr_json_put_uint(json, "zero", stats->zero);
     tsr_json_object_end(json);
 }
 
@@ -313,21 +290,14 @@ static tsr_status put_values(const inspector *in, const tsr_entry *entry)
 }
 
 /* Writes a flag only if it is set, since most entries do not have it. */
-static void put_true(tsr_json *json, const char *key, bool flag)
-{
-    if (!flag) return;
-    tsr_json_key(json, key);
-    tsr_json_bool(json, true);
-}
-
 static tsr_status put_tensor(const inspector *in, const tsr_entry *entry)
 {
     uint64_t bytes = 0;
     tsr_put_dtype_and_shape(in->json, entry);
     tsr_entry_bytes(entry, &bytes);
-    put_count(in->json, "bytes", bytes);
-    put_true(in->json, "parameter", entry->is_parameter);
-    put_true(in->json, "requires_grad", entry->requires_grad);
+    tsr_json_put_uint(in->json, "bytes", bytes);
+    if (entry->is_parameter) tsr_json_put_bool(in->json, "parameter", true);
+    if (entry->requires_grad) tsr_json_put_bool(in->json, "requires_grad", true);
     if (entry->distribution) put_distribution(in->json, entry->distribution);
     if (entry->storage_id) put_sharing(in, entry);
     put_chunks(in, "chunks", entry, entry->chunks, entry->chunk_count);
@@ -339,8 +309,7 @@ static tsr_status put_tensor(const inspector *in, const tsr_entry *entry)
 static void put_ranks(const inspector *in, const char *key, const tsr_per_rank *ranks,
                       void (*put)(const inspector *in, const tsr_entry *held))
 {
-    tsr_json_key(in->json, key);
-    tsr_json_array(in->json);
+    tsr_json_put_array(in->json, key);
     for (uint32_t r = 0; r < ranks->count; r++) {
         if (ranks->tensors[r]) put(in, ranks->tensors[r]);
         else tsr_json_null(in->json);
@@ -377,14 +346,10 @@ static void put_per_rank(const inspector *in, const tsr_entry *entry, const char
     uint64_t bytes = 0, held_bytes;
     const tsr_per_rank *ranks = entry->per_rank;
     const tsr_dtype dtype = common_dtype(ranks);
-    put_true(in->json, "per_rank", true);
-    if (strcmp(kind, "opaque") == 0) {
-        tsr_json_key(in->json, "type");
-        tsr_json_str(in->json, entry->type);
-    }
+    tsr_json_put_bool(in->json, "per_rank", true);
+    if (strcmp(kind, "opaque") == 0) tsr_json_put_str(in->json, "type", entry->type);
     if (dtype != TSR_DTYPE_NONE) {
-        tsr_json_key(in->json, "dtype");
-        tsr_json_text(in->json, tsr_dtype_describe(dtype)->name);
+        tsr_json_put_text(in->json, "dtype", tsr_dtype_describe(dtype)->name);
     } else {
         put_ranks(in, "dtypes", ranks, put_held_dtype);
     }
@@ -393,9 +358,8 @@ static void put_per_rank(const inspector *in, const tsr_entry *entry, const char
         if (ranks->tensors[r] && ranks->tensors[r]->kind == TSR_ENTRY_TENSOR &&
             tsr_entry_bytes(ranks->tensors[r], &held_bytes))
             bytes += held_bytes;
-    put_count(in->json, "bytes", bytes);
-    tsr_json_key(in->json, "chunks");
-    tsr_json_array(in->json);
+    tsr_json_put_uint(in->json, "bytes", bytes);
+    tsr_json_put_array(in->json, "chunks");
     for (uint32_t r = 0; r < ranks->count; r++)
         for (uint64_t c = 0; ranks->tensors[r] && c < ranks->tensors[r]->chunk_count; c++)
             put_chunk(in, ranks->tensors[r], &ranks->tensors[r]->chunks[c]);
@@ -415,10 +379,8 @@ static tsr_status put_entry(const inspector *in, const tsr_entry *entry)
     tsr_status status = TSR_OK;
     const char *kind = kind_of(entry);
     tsr_json_object(in->json);
-    tsr_json_key(in->json, "fqn");
-    tsr_json_str(in->json, entry->fqn);
-    tsr_json_key(in->json, "kind");
-    tsr_json_text(in->json, kind);
+    tsr_json_put_str(in->json, "fqn", entry->fqn);
+    tsr_json_put_text(in->json, "kind", kind);
     if (entry->per_rank) put_per_rank(in, entry, kind);
     else if (entry->kind == TSR_ENTRY_TENSOR) status = put_tensor(in, entry);
     else {
@@ -436,8 +398,7 @@ static tsr_status put_entries(const inspector *in, uint64_t bytes_total)
 {
     const tsr_progress *progress = in->options->progress;
     uint64_t bytes_done = 0, bytes;
-    tsr_json_key(in->json, "entries");
-    tsr_json_array(in->json);
+    tsr_json_put_array(in->json, "entries");
     for (uint64_t i = 0; i < in->catalog->entry_count; i++) {
         const tsr_entry *entry = &in->catalog->entries[i];
         if (!tsr_selection_keeps(&in->options->selection, entry->fqn)) continue;
@@ -461,12 +422,9 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
     totals sum = {0};
     if (own.hash || own.stats) TSR_TRY(tsr_repeats_check_catalog(checkpoint, &own.selection, err));
     tsr_json_object(json);
-    tsr_json_key(json, "schema");
-    tsr_json_text(json, "tessera.inspect/1");
-    tsr_json_key(json, "path");
-    tsr_json_str(json, own.path);
-    tsr_json_key(json, "format");
-    tsr_json_text(json, tsr_format_name(in.catalog->format));
+    tsr_json_put_text(json, "schema", "tessera.inspect/1");
+    tsr_json_put_str(json, "path", own.path);
+    tsr_json_put_text(json, "format", tsr_format_name(in.catalog->format));
     tsr_status status = add_up(&in, &sum);
     if (status == TSR_OK) status = find_sharing(&in);
     if (status == TSR_OK) {
@@ -475,8 +433,7 @@ tsr_status tsr_document_inspect(tsr_checkpoint *checkpoint, const tsr_inspect_op
         status = put_entries(&in, sum.bytes);
     }
     if (status == TSR_OK) {
-        tsr_json_key(json, "findings");
-        tsr_json_array(json);
+        tsr_json_put_array(json, "findings");
         tsr_document_put_findings(json, (tsr_str){NULL, 0}, tsr_checkpoint_findings(checkpoint));
         tsr_json_array_end(json);
         tsr_json_object_end(json);

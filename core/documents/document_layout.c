@@ -35,14 +35,11 @@ static tsr_status put_chunks(tsr_json *json, const tsr_entry *entry, const tsr_a
     if (!order) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < entry->chunk_count; i++) order[i] = (chunk_order){&entry->chunks[i], entry->ndim};
     qsort(order, (size_t)entry->chunk_count, sizeof *order, by_offsets);
-    tsr_json_key(json, "chunks");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "chunks");
     for (uint64_t i = 0; i < entry->chunk_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "offsets");
-        tsr_json_u64s(json, order[i].chunk->offsets, entry->ndim);
-        tsr_json_key(json, "sizes");
-        tsr_json_u64s(json, order[i].chunk->sizes, entry->ndim);
+        tsr_json_put_u64s(json, "offsets", order[i].chunk->offsets, entry->ndim);
+        tsr_json_put_u64s(json, "sizes", order[i].chunk->sizes, entry->ndim);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -82,8 +79,7 @@ static tsr_status put_entry(layout_writer *w, const tsr_entry *entry, size_t num
 {
     tsr_json *json = w->json;
     tsr_json_object(json);
-    tsr_json_key(json, "fqn");
-    tsr_json_str(json, entry->fqn);
+    tsr_json_put_str(json, "fqn", entry->fqn);
     tsr_document_put_type(json, entry);
     if (entry->kind == TSR_ENTRY_TENSOR && !w->options->no_chunks && entry->chunk_count)
         TSR_TRY(put_chunks(json, entry, w->host->allocator, w->err));
@@ -99,10 +95,8 @@ static tsr_status put_entries(layout_writer *w, const tsr_entry **entries, size_
         if (entries[i]->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entries[i], &bytes)) w->byte_total += bytes;
     }
     tsr_json_object(w->json);
-    tsr_json_key(w->json, "schema");
-    tsr_json_text(w->json, w->options->is_manifest ? "tessera.manifest/1" : "tessera.layout/1");
-    tsr_json_key(w->json, "entries");
-    tsr_json_array(w->json);
+    tsr_json_put_text(w->json, "schema", w->options->is_manifest ? "tessera.manifest/1" : "tessera.layout/1");
+    tsr_json_put_array(w->json, "entries");
     for (size_t i = 0; i < count; i++) TSR_TRY(put_entry(w, entries[i], i));
     tsr_json_array_end(w->json);
     tsr_json_object_end(w->json);

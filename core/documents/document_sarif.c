@@ -9,24 +9,11 @@
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/uri.h"
 
-static void put_text(tsr_json *json, const char *key, const char *text)
-{
-    tsr_json_key(json, key);
-    tsr_json_text(json, text);
-}
-
-static void open_object(tsr_json *json, const char *key)
-{
-    tsr_json_key(json, key);
-    tsr_json_object(json);
-}
-
 /* {"text": …} under `key`. */
 static void put_message(tsr_json *json, const char *key, tsr_str text)
 {
-    open_object(json, key);
-    tsr_json_key(json, "text");
-    tsr_json_str(json, text);
+    tsr_json_put_object(json, key);
+    tsr_json_put_str(json, "text", text);
     tsr_json_object_end(json);
 }
 
@@ -34,15 +21,14 @@ static void put_rules(tsr_json *json)
 {
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
-    tsr_json_key(json, "rules");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "rules");
     for (size_t i = 0; i < count; i++) {
         tsr_json_object(json);
-        put_text(json, "id", rules[i].id);
+        tsr_json_put_text(json, "id", rules[i].id);
         put_message(json, "shortDescription", tsr_str_from(rules[i].summary));
         put_message(json, "help", tsr_str_from(rules[i].help));
-        open_object(json, "defaultConfiguration");
-        put_text(json, "level", tsr_level_name(rules[i].level));
+        tsr_json_put_object(json, "defaultConfiguration");
+        tsr_json_put_text(json, "level", tsr_level_name(rules[i].level));
         tsr_json_object_end(json);
         tsr_json_object_end(json);
     }
@@ -53,20 +39,18 @@ void tsr_sarif_start(tsr_json *json, const char *version)
 {
     json->replaces_surrogates = true;
     tsr_json_object(json);
-    put_text(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
-    put_text(json, "version", "2.1.0");
-    tsr_json_key(json, "runs");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
+    tsr_json_put_text(json, "version", "2.1.0");
+    tsr_json_put_array(json, "runs");
     tsr_json_object(json);
-    open_object(json, "tool");
-    open_object(json, "driver");
-    put_text(json, "name", "tessera");
-    put_text(json, "version", version);
+    tsr_json_put_object(json, "tool");
+    tsr_json_put_object(json, "driver");
+    tsr_json_put_text(json, "name", "tessera");
+    tsr_json_put_text(json, "version", version);
     put_rules(json);
     tsr_json_object_end(json);
     tsr_json_object_end(json);
-    tsr_json_key(json, "results");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "results");
 }
 
 tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
@@ -90,24 +74,23 @@ static void put_fingerprint(tsr_json *json, const tsr_finding *finding)
     crc = tsr_crc32(NULL, crc, finding->fqn.data, finding->fqn.size);
     tsr_line line = tsr_line_on(text, sizeof text);
     tsr_line_format(&line, "%08" PRIx32 "%08" PRIx32, file, crc);
-    open_object(json, "partialFingerprints");
-    put_text(json, "ruleFileAndName/v1", text);
+    tsr_json_put_object(json, "partialFingerprints");
+    tsr_json_put_text(json, "ruleFileAndName/v1", text);
     tsr_json_object_end(json);
 }
 
 static void put_physical(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
     char place[4096], uri[3 * sizeof place];
-    open_object(json, "physicalLocation");
-    open_object(json, "artifactLocation");
+    tsr_json_put_object(json, "physicalLocation");
+    tsr_json_put_object(json, "artifactLocation");
     tsr_json_key(json, "uri");
     const size_t size = tsr_uri_path(tsr_finding_place(path, finding, place, sizeof place), uri, sizeof uri);
     tsr_json_str(json, (tsr_str){uri, size});
     tsr_json_object_end(json);
     if (finding->byte_offset != TSR_NO_POSITION) {
-        open_object(json, "region");
-        tsr_json_key(json, "byteOffset");
-        tsr_json_uint(json, finding->byte_offset);
+        tsr_json_put_object(json, "region");
+        tsr_json_put_uint(json, "byteOffset", finding->byte_offset);
         tsr_json_object_end(json);
     }
     tsr_json_object_end(json);
@@ -116,20 +99,17 @@ static void put_physical(tsr_json *json, tsr_str path, const tsr_finding *findin
 static void put_result(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
     tsr_json_object(json);
-    put_text(json, "ruleId", finding->rule->id);
-    put_text(json, "level", tsr_level_name(finding->level));
+    tsr_json_put_text(json, "ruleId", finding->rule->id);
+    tsr_json_put_text(json, "level", tsr_level_name(finding->level));
     put_message(json, "message", finding->message);
     put_fingerprint(json, finding);
-    tsr_json_key(json, "locations");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "locations");
     tsr_json_object(json);
     put_physical(json, path, finding);
     if (finding->fqn.data) {
-        tsr_json_key(json, "logicalLocations");
-        tsr_json_array(json);
+        tsr_json_put_array(json, "logicalLocations");
         tsr_json_object(json);
-        tsr_json_key(json, "fullyQualifiedName");
-        tsr_json_str(json, finding->fqn);
+        tsr_json_put_str(json, "fullyQualifiedName", finding->fqn);
         tsr_json_object_end(json);
         tsr_json_array_end(json);
     }

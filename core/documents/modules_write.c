@@ -51,24 +51,15 @@ static void put_identity(tsr_json *json, tsr_str id)
 
 static void put_tensors(tsr_json *json, const char *key, const tsr_module_tensor *tensors, size_t count, bool buffers)
 {
-    tsr_json_key(json, key);
-    tsr_json_object(json);
+    tsr_json_put_object(json, key);
     for (size_t i = 0; i < count; i++) {
         const tsr_module_tensor *t = &tensors[i];
         tsr_json_key_str(json, t->name);
         tsr_json_object(json);
-        tsr_json_key(json, "shape");
-        tsr_json_u64s(json, t->shape, t->ndim);
-        if (t->dtype != TSR_DTYPE_NONE) {
-            tsr_json_key(json, "dtype");
-            tsr_json_text(json, tsr_dtype_describe(t->dtype)->name);
-        }
-        tsr_json_key(json, "requires_grad");
-        tsr_json_bool(json, t->requires_grad);
-        if (buffers) {
-            tsr_json_key(json, "persistent");
-            tsr_json_bool(json, t->persistent);
-        }
+        tsr_json_put_u64s(json, "shape", t->shape, t->ndim);
+        if (t->dtype != TSR_DTYPE_NONE) tsr_json_put_text(json, "dtype", tsr_dtype_describe(t->dtype)->name);
+        tsr_json_put_bool(json, "requires_grad", t->requires_grad);
+        if (buffers) tsr_json_put_bool(json, "persistent", t->persistent);
         if (t->identity.size) {
             tsr_json_key(json, "id");
             put_identity(json, t->identity);
@@ -80,31 +71,22 @@ static void put_tensors(tsr_json *json, const char *key, const tsr_module_tensor
 
 static void put_flat(tsr_json *json, const tsr_module_flat *flat)
 {
-    tsr_json_key(json, "flat_param");
-    tsr_json_object(json);
-    tsr_json_key(json, "use_orig_params");
-    tsr_json_bool(json, flat->use_orig_params);
-    tsr_json_key(json, "alignment");
-    tsr_json_uint(json, flat->alignment);
-    tsr_json_key(json, "params");
-    tsr_json_array(json);
+    tsr_json_put_object(json, "flat_param");
+    tsr_json_put_bool(json, "use_orig_params", flat->use_orig_params);
+    tsr_json_put_uint(json, "alignment", flat->alignment);
+    tsr_json_put_array(json, "params");
     for (size_t i = 0; i < flat->param_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "fqn");
-        tsr_json_str(json, flat->params[i].fqn);
-        tsr_json_key(json, "shape");
-        tsr_json_u64s(json, flat->params[i].shape, flat->params[i].ndim);
+        tsr_json_put_str(json, "fqn", flat->params[i].fqn);
+        tsr_json_put_u64s(json, "shape", flat->params[i].shape, flat->params[i].ndim);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
-    tsr_json_key(json, "shared");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "shared");
     for (size_t i = 0; i < flat->shared_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "fqn");
-        tsr_json_str(json, flat->shared[i].fqn);
-        tsr_json_key(json, "of");
-        tsr_json_str(json, flat->shared[i].of);
+        tsr_json_put_str(json, "fqn", flat->shared[i].fqn);
+        tsr_json_put_str(json, "of", flat->shared[i].of);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
@@ -113,8 +95,7 @@ static void put_flat(tsr_json *json, const tsr_module_flat *flat)
 
 static void put_modifiers(tsr_json *json, const tsr_module *module)
 {
-    tsr_json_key(json, "fqn_modifiers");
-    tsr_json_object(json);
+    tsr_json_put_object(json, "fqn_modifiers");
     for (size_t i = 0; i < module->modifier_count; i++) {
         tsr_json_key_str(json, module->modifiers[i].name);
         tsr_json_str(json, module->modifiers[i].child);
@@ -126,18 +107,14 @@ static void put_modifiers(tsr_json *json, const tsr_module *module)
 static void open_node(tsr_json *json, const tsr_module *module)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "class");
-    tsr_json_str(json, module->class_name);
-    tsr_json_key(json, "wrapper");
-    tsr_json_text(json, tsr_wrapper_name(module->wrapper));
+    tsr_json_put_str(json, "class", module->class_name);
+    tsr_json_put_text(json, "wrapper", tsr_wrapper_name(module->wrapper));
     put_tensors(json, "parameters", module->parameters, module->parameter_count, false);
     put_tensors(json, "buffers", module->buffers, module->buffer_count, true);
-    tsr_json_key(json, "extra_state");
-    tsr_json_bool(json, module->extra_state);
+    tsr_json_put_bool(json, "extra_state", module->extra_state);
     if (module->modifier_count) put_modifiers(json, module);
     if (module->flat_param) put_flat(json, module->flat_param);
-    tsr_json_key(json, "children");
-    tsr_json_object(json);
+    tsr_json_put_object(json, "children");
 }
 
 /* Writes a module, or a reference to where it was written. A new module becomes the innermost level, with `path`. */
@@ -149,8 +126,7 @@ static tsr_status enter(writer *w, const tsr_module *const *module, tsr_str path
                         err));
     if (!fresh) {
         tsr_json_object(&w->json);
-        tsr_json_key(&w->json, "same_as");
-        tsr_json_str(&w->json, ((const tsr_str *)w->paths.items)[*at]);
+        tsr_json_put_str(&w->json, "same_as", ((const tsr_str *)w->paths.items)[*at]);
         tsr_json_object_end(&w->json);
         return TSR_OK;
     }
@@ -187,8 +163,7 @@ static tsr_status write_nodes(writer *w, const tsr_module *const *root, tsr_erro
 
 static void put_groups(tsr_json *json, const tsr_name_list *groups, size_t count)
 {
-    tsr_json_key(json, "groups");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "groups");
     for (size_t g = 0; g < count; g++) {
         tsr_json_array(json);
         for (size_t i = 0; i < groups[g].count; i++) tsr_json_str(json, groups[g].names[i]);
@@ -200,8 +175,7 @@ static void put_groups(tsr_json *json, const tsr_name_list *groups, size_t count
 static tsr_status write_document(writer *w, const tsr_modules_document *document, tsr_error *err)
 {
     tsr_json_object(&w->json);
-    tsr_json_key(&w->json, "schema");
-    tsr_json_text(&w->json, "tessera.modules/1");
+    tsr_json_put_text(&w->json, "schema", "tessera.modules/1");
     tsr_json_key(&w->json, "root");
     TSR_TRY(write_nodes(w, &document->root, err));
     if (document->groups) put_groups(&w->json, document->groups, document->group_count);

@@ -192,57 +192,39 @@ tsr_status tsr_storage_read(tsr_str json_text, const tsr_host *host, tsr_arena *
 
 /* ---- writing ---- */
 
-static void put_count(tsr_json *json, const char *key, uint64_t count)
-{
-    tsr_json_key(json, key);
-    tsr_json_uint(json, count);
-}
-
-static void put_amount(tsr_json *json, const char *key, double amount)
-{
-    tsr_json_key(json, key);
-    tsr_json_double(json, amount);
-}
-
 static void put_file(tsr_json *json, const tsr_storage_file *file)
 {
     const tsr_striping *s = &file->striping;
     tsr_json_object(json);
-    tsr_json_key(json, "file");
-    tsr_json_str(json, file->name);
+    tsr_json_put_str(json, "file", file->name);
     if (s->servers) {
-        tsr_json_key(json, "servers");
-        tsr_json_array(json);
+        tsr_json_put_array(json, "servers");
         for (uint32_t i = 0; i < s->stripe_count; i++) tsr_json_uint(json, s->servers[i]);
         tsr_json_array_end(json);
     } else {
-        put_count(json, "first", s->first);
-        put_count(json, "stripe_count", s->stripe_count);
+        tsr_json_put_uint(json, "first", s->first);
+        tsr_json_put_uint(json, "stripe_count", s->stripe_count);
     }
-    put_count(json, "stripe_size", s->stripe_size);
+    tsr_json_put_uint(json, "stripe_size", s->stripe_size);
     tsr_json_object_end(json);
 }
 
 void tsr_storage_write(tsr_json *json, const tsr_storage_text *text)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "schema");
-    tsr_json_text(json, "tessera.storage/1");
-    tsr_json_key(json, "servers");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "schema", "tessera.storage/1");
+    tsr_json_put_array(json, "servers");
     for (uint32_t i = 0; i < text->server_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "name");
-        tsr_json_str(json, text->servers[i].name);
-        put_amount(json, "bandwidth", text->servers[i].bandwidth);
-        put_amount(json, "latency", text->servers[i].latency);
+        tsr_json_put_str(json, "name", text->servers[i].name);
+        tsr_json_put_double(json, "bandwidth", text->servers[i].bandwidth);
+        tsr_json_put_double(json, "latency", text->servers[i].latency);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
-    put_count(json, "stripe_size", text->usual.stripe_size);
-    put_count(json, "stripe_count", text->usual.stripe_count);
-    tsr_json_key(json, "files");
-    tsr_json_array(json);
+    tsr_json_put_uint(json, "stripe_size", text->usual.stripe_size);
+    tsr_json_put_uint(json, "stripe_count", text->usual.stripe_count);
+    tsr_json_put_array(json, "files");
     for (uint32_t i = 0; i < text->file_count; i++) put_file(json, &text->files[i]);
     tsr_json_array_end(json);
     tsr_json_object_end(json);

@@ -166,20 +166,13 @@ tsr_status tsr_mapping_write_table(const tsr_checkpoint *mapped, tsr_write_fn *w
 
 /* ---- JSON ---- */
 
-static void put_pair(tsr_json *json, const char *key, tsr_str text)
-{
-    tsr_json_key(json, key);
-    tsr_json_str(json, text);
-}
-
 /* Adds the members that describe an entry. */
 static void put_entry(tsr_json *json, const tsr_entry *entry)
 {
-    put_pair(json, "fqn", entry->fqn);
+    tsr_json_put_str(json, "fqn", entry->fqn);
     if (entry->kind != TSR_ENTRY_TENSOR) return;
-    put_pair(json, "dtype", tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
-    tsr_json_key(json, "shape");
-    tsr_json_u64s(json, entry->shape, entry->ndim);
+    tsr_json_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
+    tsr_json_put_u64s(json, "shape", entry->shape, entry->ndim);
 }
 
 static void put_json_source(void *ctx, const tsr_entry *source)
@@ -198,27 +191,23 @@ static void put_json_row(tsr_json *json, const tsr_mapped *m, const tsr_mapped_r
 {
     tsr_json_object(json);
     put_entry(json, &row->entry);
-    tsr_json_key(json, "from");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "from");
     each_source(m, row->sources, row->source_count, put_json_source, json);
     tsr_json_array_end(json);
-    tsr_json_key(json, "steps");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "steps");
     each_step(m, row, put_json_step, json);
     tsr_json_array_end(json);
-    if (row->other.size) put_pair(json, "or", row->other);
+    if (row->other.size) tsr_json_put_str(json, "or", row->other);
     tsr_json_object_end(json);
 }
 
 void tsr_mapping_put_table(const tsr_checkpoint *mapped, tsr_json *json)
 {
     const tsr_mapped *m = mapped->state;
-    tsr_json_key(json, "map");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "map");
     for (size_t i = 0; i < m->rows.count; i++) put_json_row(json, m, (const tsr_mapped_row *)m->rows.items + i);
     tsr_json_array_end(json);
-    tsr_json_key(json, "dropped");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "dropped");
     for (; m; m = tsr_mapped_state(m->source)) each_source(m, m->dropped.items, m->dropped.count, put_json_source, json);
     tsr_json_array_end(json);
 }

@@ -27,26 +27,22 @@ static void put_transpose(tsr_json *json, uint32_t ndim)
 {
     const uint64_t order[] = {0, 2, 1}, turned[] = {1, 0};
     tsr_json_object(json);
-    tsr_json_key(json, "transpose");
-    tsr_json_u64s(json, ndim == 3 ? order : turned, ndim == 3 ? 3 : 2);
+    tsr_json_put_u64s(json, "transpose", ndim == 3 ? order : turned, ndim == 3 ? 3 : 2);
     tsr_json_object_end(json);
 }
 
 static void put_fold(tsr_json *json, const char *step)
 {
     tsr_json_object(json);
-    tsr_json_key(json, step);
-    tsr_json_uint(json, 0);
+    tsr_json_put_uint(json, step, 0);
     tsr_json_object_end(json);
 }
 
 static void put_rope(tsr_json *json, uint64_t heads)
 {
     tsr_json_object(json);
-    tsr_json_key(json, "permute_rope");
-    tsr_json_object(json);
-    tsr_json_key(json, "heads");
-    tsr_json_uint(json, heads);
+    tsr_json_put_object(json, "permute_rope");
+    tsr_json_put_uint(json, "heads", heads);
     tsr_json_object_end(json);
     tsr_json_object_end(json);
 }
@@ -56,15 +52,11 @@ static void put_rows(tsr_json *json, const tsr_map_candidate *c)
 {
     const bool pads = c->how == TSR_PAIR_PAD;
     tsr_json_object(json);
-    tsr_json_key(json, pads ? "pad" : "trim");
-    tsr_json_uint(json, 0);
-    tsr_json_key(json, "to");
-    tsr_json_uint(json, c->number);
+    tsr_json_put_uint(json, pads ? "pad" : "trim", 0);
+    tsr_json_put_uint(json, "to", c->number);
     if (pads) {
-        tsr_json_key(json, "from");
-        tsr_json_uint(json, ((const tsr_pattern_member *)c->a->members.items)->entry->shape[0]);
-        tsr_json_key(json, "value");
-        tsr_json_uint(json, 0);
+        tsr_json_put_uint(json, "from", ((const tsr_pattern_member *)c->a->members.items)->entry->shape[0]);
+        tsr_json_put_uint(json, "value", 0);
     }
     tsr_json_object_end(json);
 }
@@ -72,8 +64,7 @@ static void put_rows(tsr_json *json, const tsr_map_candidate *c)
 static void put_steps(tsr_json *json, const tsr_map_candidate *c)
 {
     if (c->how == TSR_PAIR_PLAIN) return;
-    tsr_json_key(json, "do");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "do");
     if (c->how == TSR_PAIR_TRANSPOSE) put_transpose(json, ((const tsr_pattern_member *)c->a->members.items)->entry->ndim);
     if (c->how == TSR_PAIR_TURN_AND_STACK) put_transpose(json, 2);
     if (c->how == TSR_PAIR_STACK || c->how == TSR_PAIR_TURN_AND_STACK) put_fold(json, "stack");
@@ -104,10 +95,10 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
     if (!from.data || !to.data) return TSR_E_NOMEM;
     tsr_json_start(&json, tsr_vec_write, &text, 0, err);
     tsr_json_object(&json);
-    tsr_json_strs(&json, "from", &from, 1);
-    tsr_json_strs(&json, "to", &to, 1);
+    tsr_json_put_strs(&json, "from", &from, 1);
+    tsr_json_put_strs(&json, "to", &to, 1);
     put_steps(&json, c);
-    if (about) tsr_json_key(&json, "about"), tsr_json_text(&json, about);
+    if (about) tsr_json_put_text(&json, "about", about);
     tsr_json_object_end(&json);
     return finish(&json, &text, arena, out, err);
 }
@@ -117,8 +108,7 @@ tsr_status tsr_candidate_rule(const tsr_map_candidate *c, const char *about, tsr
 /* A shape of the whole or of a part: size `at` is `rest`, or comes as `runs` and `rest`. */
 static void put_shape(tsr_json *json, const char *key, const tsr_fused_rule *rule, bool in_runs)
 {
-    tsr_json_key(json, key);
-    tsr_json_array(json);
+    tsr_json_put_array(json, key);
     for (uint32_t d = 0; d < rule->ndim; d++) {
         if (d == rule->dim && in_runs) tsr_json_uint(json, rule->runs);
         if (d == rule->dim) tsr_json_int(json, -1);
@@ -139,16 +129,13 @@ static void put_reshape(tsr_json *json, const tsr_fused_rule *rule, bool into_ru
 
 static void put_fused_steps(tsr_json *json, const tsr_fused_rule *rule)
 {
-    tsr_json_key(json, "do");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "do");
     if (rule->folded && rule->splits) put_fold(json, "unstack");
     if (rule->turned && !rule->splits) put_transpose(json, rule->ndim);
     put_reshape(json, rule, true);
     tsr_json_object(json);
-    tsr_json_key(json, rule->splits ? "split" : "concat");
-    tsr_json_uint(json, rule->dim + (rule->runs > 1));
-    tsr_json_key(json, "sizes");
-    tsr_json_u64s(json, rule->sizes, rule->count);
+    tsr_json_put_uint(json, rule->splits ? "split" : "concat", rule->dim + (rule->runs > 1));
+    tsr_json_put_u64s(json, "sizes", rule->sizes, rule->count);
     tsr_json_object_end(json);
     put_reshape(json, rule, false);
     if (rule->turned && rule->splits) put_transpose(json, rule->ndim);
@@ -175,12 +162,12 @@ tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr
     tsr_vec text = tsr_vec_of(tsr_arena_allocator(arena), 1);
     tsr_json_start(&json, tsr_vec_write, &text, 0, err);
     tsr_json_object(&json);
-    if (rule->splits) tsr_json_strs(&json, "from", &rule->whole, 1);
-    else tsr_json_strs(&json, "from", rule->parts, rule->count);
-    if (rule->splits) tsr_json_strs(&json, "to", rule->parts, rule->count);
-    else tsr_json_strs(&json, "to", &rule->whole, 1);
+    if (rule->splits) tsr_json_put_strs(&json, "from", &rule->whole, 1);
+    else tsr_json_put_strs(&json, "from", rule->parts, rule->count);
+    if (rule->splits) tsr_json_put_strs(&json, "to", rule->parts, rule->count);
+    else tsr_json_put_strs(&json, "to", &rule->whole, 1);
     put_fused_steps(&json, rule);
-    if (rule->about) tsr_json_key(&json, "about"), tsr_json_text(&json, rule->about);
+    if (rule->about) tsr_json_put_text(&json, "about", rule->about);
     tsr_json_object_end(&json);
     return finish(&json, &text, arena, out, err);
 }

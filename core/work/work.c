@@ -19,16 +19,13 @@ static tsr_status emit_sidecar(const tsr_conversion_job *job, tsr_vec *text, tsr
     tsr_json json;
     tsr_json_start(&json, tsr_vec_write, text, 1, err);
     tsr_json_object(&json);
-    tsr_json_key(&json, "schema");
-    tsr_json_text(&json, "tessera.objects/1");
-    tsr_json_key(&json, "objects");
-    tsr_json_array(&json);
+    tsr_json_put_text(&json, "schema", "tessera.objects/1");
+    tsr_json_put_array(&json, "objects");
     for (uint64_t i = 0; i < job->out->row_count; i++) {
         const tsr_converted *row = &job->out->rows[i];
         if (row->left_out != tsr_put_aside) continue;
         tsr_json_object(&json);
-        tsr_json_key(&json, "fqn");
-        tsr_json_str(&json, row->entry->fqn);
+        tsr_json_put_str(&json, "fqn", row->entry->fqn);
         tsr_put_object(&json, row->entry, tsr_checkpoint_host(job->checkpoint));
         tsr_json_object_end(&json);
     }

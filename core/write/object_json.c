@@ -8,11 +8,9 @@ enum { REPR_BYTES = 1000, VALUE_DEPTH = 59 /* four containers are open around a 
 
 void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry)
 {
-    tsr_json_key(json, "dtype");
-    tsr_json_text(json, tsr_dtype_describe(entry->dtype)->name);
+    tsr_json_put_text(json, "dtype", tsr_dtype_describe(entry->dtype)->name);
     if (entry->kind == TSR_ENTRY_OPAQUE && !entry->shape) return; /* the shape is unknown */
-    tsr_json_key(json, "shape");
-    tsr_json_u64s(json, entry->shape, entry->ndim);
+    tsr_json_put_u64s(json, "shape", entry->shape, entry->ndim);
 }
 
 /* Writes the tensors among some pairs. Those in a "state" count as direct members. */
@@ -25,14 +23,9 @@ static void put_tensors(tsr_json *json, const tsr_value *parts, bool nested, boo
             put_tensors(json, part, true, shapes);
         if (part->kind != TSR_VALUE_TENSOR) continue;
         tsr_json_object(json);
-        tsr_json_key(json, "name");
-        tsr_json_str(json, key->text);
-        tsr_json_key(json, "dtype");
-        tsr_json_text(json, tsr_dtype_describe(part->as.tensor->dtype)->name);
-        if (shapes) {
-            tsr_json_key(json, "shape");
-            tsr_json_u64s(json, part->as.tensor->shape, part->as.tensor->ndim);
-        }
+        tsr_json_put_str(json, "name", key->text);
+        tsr_json_put_text(json, "dtype", tsr_dtype_describe(part->as.tensor->dtype)->name);
+        if (shapes) tsr_json_put_u64s(json, "shape", part->as.tensor->shape, part->as.tensor->ndim);
         tsr_json_object_end(json);
     }
 }
@@ -45,8 +38,7 @@ static void put_inner(tsr_json *json, const tsr_entry *entry)
     if (value && entry->is_sharded && value->kind == TSR_VALUE_LIST) value = value->count ? value->items[0] : NULL;
     const bool parts = value && value->kind == TSR_VALUE_OBJECT && value->count && value->items[0]->kind == TSR_VALUE_DICT;
     if (entry->kind != TSR_ENTRY_OPAQUE || entry->dtype == TSR_DTYPE_NONE || !parts) return;
-    tsr_json_key(json, "inner");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "inner");
     put_tensors(json, value->items[0], false, !entry->is_sharded);
     tsr_json_array_end(json);
 }
@@ -54,8 +46,7 @@ static void put_inner(tsr_json *json, const tsr_entry *entry)
 void tsr_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host)
 {
     char text[REPR_BYTES];
-    tsr_json_key(json, "type");
-    tsr_json_str(json, entry->type);
+    tsr_json_put_str(json, "type", entry->type);
     if (entry->kind == TSR_ENTRY_OPAQUE && entry->dtype != TSR_DTYPE_NONE) tsr_put_dtype_and_shape(json, entry);
     put_inner(json, entry);
     if (!entry->value) return;
@@ -64,7 +55,6 @@ void tsr_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host
         tsr_json_key(json, "value");
         tsr_json_value(json, value);
     } else {
-        tsr_json_key(json, "repr");
-        tsr_json_text(json, tsr_value_text(entry->value, text, sizeof text));
+        tsr_json_put_text(json, "repr", tsr_value_text(entry->value, text, sizeof text));
     }
 }

@@ -191,29 +191,16 @@ static void list_side(tsr_json *json, const view_settings *view, size_t side)
 {
     const tsr_store *store = view->sides[side].store;
     tsr_json_object(json);
-    tsr_json_key(json, "title");
-    tsr_json_text(json, view->sides[side].title);
-    if (store->primary != TSR_NO_FILE) {
-        tsr_json_key(json, "primary");
-        tsr_json_str(json, store->files[store->primary].name);
-    }
-    if (view->sides[side].part) {
-        tsr_json_key(json, "part");
-        tsr_json_text(json, view->sides[side].part);
-    }
-    if (view->sides[side].shards.data) {
-        tsr_json_key(json, "shards");
-        tsr_json_str(json, view->sides[side].shards);
-    }
-    tsr_json_key(json, "files");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "title", view->sides[side].title);
+    if (store->primary != TSR_NO_FILE) tsr_json_put_str(json, "primary", store->files[store->primary].name);
+    if (view->sides[side].part) tsr_json_put_text(json, "part", view->sides[side].part);
+    if (view->sides[side].shards.data) tsr_json_put_str(json, "shards", view->sides[side].shards);
+    tsr_json_put_array(json, "files");
     for (uint32_t i = 0; i < store->file_count; i++) {
         if (!view->sides[side].served[i]) continue;
         tsr_json_object(json);
-        tsr_json_key(json, "name");
-        tsr_json_str(json, store->files[i].name);
-        tsr_json_key(json, "size");
-        tsr_json_uint(json, store->files[i].size);
+        tsr_json_put_str(json, "name", store->files[i].name);
+        tsr_json_put_uint(json, "size", store->files[i].size);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);

@@ -228,6 +228,34 @@ static void test_base_json_emit__utf8_is_checked_to_the_byte(void **state)
     assert_memory_equal(bytes, "\xE2\x82\xAC", 3);
 }
 
+static void test_base_json_emit__members_are_keys_and_values(void **state)
+{
+    (void)state;
+    static sink out;
+    tsr_json json;
+    tsr_json_start(&json, take, &out, 0, NULL);
+    tsr_json_object(&json);
+    tsr_json_put_object(&json, "object");
+    tsr_json_put_text(&json, "text", "a\"b");
+    tsr_json_put_text(&json, "null", NULL);
+    tsr_json_put_str(&json, "str", TSR_STR("c"));
+    tsr_json_object_end(&json);
+    tsr_json_put_array(&json, "array");
+    tsr_json_uint(&json, 1);
+    tsr_json_array_end(&json);
+    tsr_json_put_int(&json, "int", -2);
+    tsr_json_put_uint(&json, "uint", UINT64_MAX);
+    tsr_json_put_double(&json, "double", 0.5);
+    tsr_json_put_bool(&json, "bool", false);
+    tsr_json_put_u64s(&json, "u64s", (const uint64_t[]){3, 4}, 2);
+    tsr_json_put_strs(&json, "strs", (const tsr_str[]){TSR_STR("d"), TSR_STR("e")}, 2);
+    tsr_json_object_end(&json);
+    assert_int_equal(tsr_json_finish(&json), TSR_OK);
+    assert_string_equal(out.text, "{\"object\":{\"text\":\"a\\\"b\",\"null\":null,\"str\":\"c\"},\"array\":[1],\"int\":-2,"
+                                  "\"uint\":18446744073709551615,\"double\":0.5,\"bool\":false,\"u64s\":[3,4],"
+                                  "\"strs\":[\"d\",\"e\"]}\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -237,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_base_json_emit__text_longer_than_the_buffer_arrives_whole),
         cmocka_unit_test(test_base_json_emit__doubles_read_back_bit_for_bit),
         cmocka_unit_test(test_base_json_emit__the_first_failure_stays),
+        cmocka_unit_test(test_base_json_emit__members_are_keys_and_values),
         cmocka_unit_test(test_base_json_emit__utf8_is_checked_to_the_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

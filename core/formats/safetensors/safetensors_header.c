@@ -76,17 +76,14 @@ static void emit_item(tsr_json *json, const tsr_safetensors_item *item)
 {
     tsr_json_key_str(json, item->name);
     tsr_json_object(json);
-    tsr_json_key(json, "dtype");
-    tsr_json_text(json, tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name);
-    tsr_json_key(json, "shape");
-    tsr_json_array(json);
+    tsr_json_put_text(json, "dtype", tsr_dtype_describe(written_dtype(item->dtype))->safetensors_name);
+    tsr_json_put_array(json, "shape");
     for (uint32_t d = 0; d < item->ndim; d++) {
         bool pairs = item->dtype == TSR_FLOAT4_E2M1FN_X2 && d + 1 == item->ndim;
         tsr_json_uint(json, pairs ? 2 * item->shape[d] : item->shape[d]);
     }
     tsr_json_array_end(json);
-    tsr_json_key(json, "data_offsets");
-    tsr_json_u64s(json, (const uint64_t[]){item->begin, item->end}, 2);
+    tsr_json_put_u64s(json, "data_offsets", (const uint64_t[]){item->begin, item->end}, 2);
     tsr_json_object_end(json);
 }
 
@@ -96,12 +93,8 @@ static tsr_status emit(const tsr_safetensors_plan *plan, tsr_write_fn *write, vo
     tsr_json json;
     tsr_json_start(&json, write, ctx, 0, err);
     tsr_json_object(&json);
-    tsr_json_key(&json, "__metadata__");
-    tsr_json_object(&json);
-    if (!plan->pair_count) {
-        tsr_json_key(&json, "format");
-        tsr_json_text(&json, "pt");
-    }
+    tsr_json_put_object(&json, "__metadata__");
+    if (!plan->pair_count) tsr_json_put_text(&json, "format", "pt");
     for (size_t i = 0; i < plan->pair_count; i++) {
         tsr_json_key_str(&json, plan->pairs[i].key);
         tsr_json_str(&json, plan->pairs[i].value);

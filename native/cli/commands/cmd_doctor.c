@@ -273,14 +273,12 @@ static tsr_status put_json(const facts *f, tsr_error *err)
     const char *group = "";
     tsr_json_start(&json, cli_write_file, stdout, 1, err);
     tsr_json_object(&json);
-    tsr_json_key(&json, "schema");
-    tsr_json_text(&json, "tessera.doctor/1");
+    tsr_json_put_text(&json, "schema", "tessera.doctor/1");
     for (size_t i = 0; i < f->count; i++) {
         const fact *item = &f->items[i];
         if (strcmp(group, item->group) != 0) {
             if (*group) tsr_json_object_end(&json);
-            tsr_json_key(&json, group = item->group);
-            tsr_json_object(&json);
+            tsr_json_put_object(&json, group = item->group);
         }
         tsr_json_key(&json, item->key);
         if (item->kind == FACT_TEXT) tsr_json_text(&json, item->text);

@@ -226,14 +226,9 @@ static tsr_status put_json(const repair *r, tsr_error *err)
     tsr_json json;
     tsr_json_start(&json, cli_write_file, stdout, 1, err);
     tsr_json_object(&json);
-    tsr_json_key(&json, "schema");
-    tsr_json_text(&json, "tessera.repair/1");
-    tsr_json_key(&json, "written");
-    tsr_json_text(&json, r->dest);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tsr_json_key(&json, counts[i].key);
-        tsr_json_uint(&json, counts[i].count);
-    }
+    tsr_json_put_text(&json, "schema", "tessera.repair/1");
+    tsr_json_put_text(&json, "written", r->dest);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(&json, counts[i].key, counts[i].count);
     tsr_findings_document list = {0};
     tsr_json_key(&json, "report");
     tsr_findings_document_start(&list, &json);

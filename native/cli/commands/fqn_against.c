@@ -64,38 +64,30 @@ tsr_status cli_compare_names(cli_known_names have, cli_known_names want, const t
 
 void cli_put_against_json(tsr_json *json, const cli_against *against)
 {
-    tsr_json_key(json, "against");
-    tsr_json_object(json);
-    tsr_json_key(json, "renames");
-    tsr_json_array(json);
+    tsr_json_put_object(json, "against");
+    tsr_json_put_array(json, "renames");
     for (size_t i = 0; i < against->rule_count; i++) {
         tsr_json_object(json);
-        tsr_json_key(json, "rename");
-        tsr_json_str(json, against->rules[i].text);
-        tsr_json_key(json, "names");
-        tsr_json_uint(json, against->rules[i].names);
+        tsr_json_put_str(json, "rename", against->rules[i].text);
+        tsr_json_put_uint(json, "names", against->rules[i].names);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
-    tsr_json_key(json, "pairs");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "pairs");
     for (size_t i = 0; i < against->pair_count; i++) {
         if (!against->pairs[i].to.data) continue;
         tsr_json_object(json);
-        tsr_json_key(json, "from");
-        tsr_json_str(json, against->pairs[i].from);
-        tsr_json_key(json, "to");
-        tsr_json_str(json, against->pairs[i].to);
+        tsr_json_put_str(json, "from", against->pairs[i].from);
+        tsr_json_put_str(json, "to", against->pairs[i].to);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
-    tsr_json_key(json, "unexpected");
-    tsr_json_array(json);
+    tsr_json_put_array(json, "unexpected");
     for (size_t i = 0; i < against->pair_count; i++) {
         if (!against->pairs[i].to.data) tsr_json_str(json, against->pairs[i].from);
     }
     tsr_json_array_end(json);
-    tsr_json_strs(json, "missing", against->missing, against->missing_count);
+    tsr_json_put_strs(json, "missing", against->missing, against->missing_count);
     tsr_json_object_end(json);
 }
 

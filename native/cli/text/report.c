@@ -34,12 +34,6 @@ static void text_add(cli_report *r, const char *path, const tsr_catalog *catalog
 
 /* ---- GitLab ---- */
 
-static void put_pair(tsr_json *json, const char *key, const char *text)
-{
-    tsr_json_key(json, key);
-    tsr_json_text(json, text);
-}
-
 static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *finding)
 {
     static const char *const severities[] = {"info", "minor", "critical"};
@@ -49,18 +43,14 @@ static void gitlab_add(tsr_json *json, const char *path, const tsr_finding *find
     snprintf(fingerprint, sizeof fingerprint, "%08" PRIx32 "%08" PRIx32, tsr_crc32(NULL, 0, place, strlen(place)),
              tsr_crc32(NULL, 0, words.data, words.size));
     tsr_json_object(json);
-    tsr_json_key(json, "description");
-    tsr_json_str(json, words);
-    put_pair(json, "check_name", finding->rule->id);
-    put_pair(json, "fingerprint", fingerprint);
-    put_pair(json, "severity", severities[finding->level]);
-    tsr_json_key(json, "location");
-    tsr_json_object(json);
-    put_pair(json, "path", place);
-    tsr_json_key(json, "lines");
-    tsr_json_object(json);
-    tsr_json_key(json, "begin");
-    tsr_json_uint(json, 1); /* the format requires a line number; these files have no lines */
+    tsr_json_put_str(json, "description", words);
+    tsr_json_put_text(json, "check_name", finding->rule->id);
+    tsr_json_put_text(json, "fingerprint", fingerprint);
+    tsr_json_put_text(json, "severity", severities[finding->level]);
+    tsr_json_put_object(json, "location");
+    tsr_json_put_text(json, "path", place);
+    tsr_json_put_object(json, "lines");
+    tsr_json_put_uint(json, "begin", 1); /* the format requires a line number; these files have no lines */
     tsr_json_object_end(json);
     tsr_json_object_end(json);
     tsr_json_object_end(json);

@@ -60,11 +60,7 @@ void cli_put_resumed(tsr_json *json, const tsr_object_resumed *r)
                   {"differing", r->differing},
                   {"uploads_given_up", r->uploads_given_up},
                   {"uploads_left", r->uploads_left}};
-    tsr_json_key(json, "resumed");
-    tsr_json_object(json);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        tsr_json_key(json, counts[i].key);
-        tsr_json_uint(json, counts[i].count);
-    }
+    tsr_json_put_object(json, "resumed");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
     tsr_json_object_end(json);
 }

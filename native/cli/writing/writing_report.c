@@ -60,8 +60,7 @@ static void report_text(const cli_writing *w)
 static void put_run(void *ctx, tsr_json *json)
 {
     const cli_writing *w = ctx;
-    tsr_json_key(json, "dry_run");
-    tsr_json_bool(json, w->options->dry_run);
+    tsr_json_put_bool(json, "dry_run", w->options->dry_run);
     if (w->options->dry_run && cli_has_map_table(&w->source)) tsr_mapping_put_table(w->source.checkpoint, json);
     if (!w->work) return;
     const struct {
@@ -72,14 +71,9 @@ static void put_run(void *ctx, tsr_json *json)
                   {"left", tsr_work_left(w->work, 0, 1)},
                   {"part", w->part},
                   {"parts", w->parts}};
-    tsr_json_key(json, "published");
-    tsr_json_bool(json, w->published);
-    tsr_json_key(json, "work");
-    tsr_json_object(json);
-    for (size_t i = 0; i < (w->part ? 5u : 3u); i++) {
-        tsr_json_key(json, counts[i].key);
-        tsr_json_uint(json, counts[i].count);
-    }
+    tsr_json_put_bool(json, "published", w->published);
+    tsr_json_put_object(json, "work");
+    for (size_t i = 0; i < (w->part ? 5u : 3u); i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
     tsr_json_object_end(json);
     if (resumed_remotely(w)) cli_put_resumed(json, &w->resumed);
 }

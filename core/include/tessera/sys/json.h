@@ -8,8 +8,7 @@
  *     tsr_json json;
  *     tsr_json_start(&json, write_to_stdout, stdout, 0, &err);
  *     tsr_json_object(&json);
- *     tsr_json_key(&json, "step");
- *     tsr_json_uint(&json, 1000);
+ *     tsr_json_put_uint(&json, "step", 1000);
  *     tsr_json_object_end(&json);
  *     status = tsr_json_finish(&json); */
 #ifndef TESSERA_SYS_JSON_H
@@ -49,8 +48,6 @@ void tsr_json_array_end(tsr_json *json);
 void tsr_json_key(tsr_json *json, const char *key);
 void tsr_json_key_str(tsr_json *json, tsr_str key);
 void tsr_json_str(tsr_json *json, tsr_str text);
-/* A member that is an array of strings. */
-void tsr_json_strs(tsr_json *json, const char *key, const tsr_str *texts, size_t count);
 void tsr_json_text(tsr_json *json, const char *text); /* NULL writes null */
 void tsr_json_int(tsr_json *json, int64_t value);
 void tsr_json_uint(tsr_json *json, uint64_t value);
@@ -60,6 +57,18 @@ void tsr_json_double(tsr_json *json, double value); /* NaN and infinities become
 void tsr_json_bool(tsr_json *json, bool value);
 void tsr_json_null(tsr_json *json);
 void tsr_json_u64s(tsr_json *json, const uint64_t *values, size_t count); /* an array on one line */
+
+/* The same as members: the key, and then the value. The first two open the container. */
+void tsr_json_put_object(tsr_json *json, const char *key);
+void tsr_json_put_array(tsr_json *json, const char *key);
+void tsr_json_put_str(tsr_json *json, const char *key, tsr_str text);
+void tsr_json_put_text(tsr_json *json, const char *key, const char *text);
+void tsr_json_put_int(tsr_json *json, const char *key, int64_t value);
+void tsr_json_put_uint(tsr_json *json, const char *key, uint64_t value);
+void tsr_json_put_double(tsr_json *json, const char *key, double value);
+void tsr_json_put_bool(tsr_json *json, const char *key, bool value);
+void tsr_json_put_u64s(tsr_json *json, const char *key, const uint64_t *values, size_t count);
+void tsr_json_put_strs(tsr_json *json, const char *key, const tsr_str *texts, size_t count); /* an array of strings */
 
 TSR_API_END
 
