@@ -6,7 +6,7 @@
 #include "tessera/glob.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/contract_rules.h"
-#include "tessera/sys/document.h"
+#include "tessera/sys/report.h"
 
 /* A document or another checkpoint to check against. */
 typedef struct expectation {
@@ -108,11 +108,8 @@ static tsr_status check_deep(call *c, const tsr_contract *layout, tsr_error *err
 
 static tsr_status put_findings(call *c, const tsr_findings *findings, const tsr_policy_result *left_out, tsr_json *json)
 {
-    tsr_findings_document all = {0};
-    tsr_findings_document_start(&all, json);
-    tsr_findings_document_add(&all, c->path, findings);
-    if (left_out) all.policy = *left_out;
-    return tsr_findings_document_end(&all);
+    return tsr_report_one(&tsr_report_json, &(tsr_reported){.path = c->path, .findings = findings, .policy = left_out}, json,
+                          c->host.allocator);
 }
 
 static tsr_status read_policy(const request *r, tsr_arena *arena, tsr_policy *policy, tsr_error *err)

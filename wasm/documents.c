@@ -8,9 +8,9 @@
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document_text.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/report.h"
 #include "tessera/sys/vec.h"
 #include "tessera/validate.h"
-#include "tessera/version.h"
 
 /* ---- overview: totals, dtypes, and the parts of each file that belong to entries ---- */
 
@@ -231,19 +231,15 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
     if (deep && status == TSR_OK) status = tsr_check_deep(item->checkpoint, ring, NULL, err);
     tsr_ring_free(ring);
     if (status != TSR_OK) return status;
-    tsr_findings_document all = {0};
-    tsr_findings_document_start(&all, json);
-    tsr_findings_document_add(&all, path, findings);
-    return tsr_findings_document_end(&all);
+    return tsr_report_one(&tsr_report_json, &(tsr_reported){.path = path, .findings = findings}, json, item->host.allocator);
 }
 
 static tsr_status write_sarif(opened *item, tsr_str path, tsr_json *json, tsr_error *err)
 {
     const tsr_status status = tessera_validate_once(item, err);
     if (status != TSR_OK) return status;
-    tsr_sarif_start(json, TSR_VERSION);
-    tsr_sarif_add(json, path, tsr_checkpoint_findings(item->checkpoint));
-    return tsr_sarif_end(json);
+    const tsr_reported reported = {.path = path, .findings = tsr_checkpoint_findings(item->checkpoint)};
+    return tsr_report_one(&tsr_report_sarif, &reported, json, item->host.allocator);
 }
 
 static bool is_this(const void *ctx, tsr_str fqn)

@@ -58,7 +58,10 @@ static void separate(tsr_json *json)
         json->after_key = false;
         return;
     }
-    if (json->depth == 0) return;
+    if (json->depth == 0) {
+        json->has_items |= level_bit(json);
+        return;
+    }
     bool first = !(json->has_items & level_bit(json));
     bool broken = json->pretty && json->depth <= PRETTY_DEPTH;
     if (!first) put_text(json, json->pretty && !broken ? ", " : ",");
@@ -109,9 +112,14 @@ void tsr_json_start(tsr_json *json, tsr_write_fn *write, void *ctx, uint8_t pret
 
 tsr_status tsr_json_finish(tsr_json *json)
 {
-    put(json, "\n", 1);
+    if (json->has_items & 1) put(json, "\n", 1);
     flush(json);
     return json->status;
+}
+
+void tsr_json_raw(tsr_json *json, tsr_str bytes)
+{
+    put(json, bytes.data, bytes.size);
 }
 
 void tsr_json_object(tsr_json *json)

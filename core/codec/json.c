@@ -160,6 +160,22 @@ tsr_status tsr_json_get(const cJSON *object, const char *key, tsr_json_type type
     return TSR_OK;
 }
 
+tsr_status tsr_json_find_str(const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err)
+{
+    const cJSON *item;
+    TSR_TRY(tsr_json_find(object, key, TSR_JSON_STRING, where, &item, err));
+    *out = item ? tsr_json_text_of(item) : (tsr_str){NULL, 0};
+    return TSR_OK;
+}
+
+tsr_status tsr_json_get_str(const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err)
+{
+    const cJSON *item;
+    TSR_TRY(tsr_json_get(object, key, TSR_JSON_STRING, where, &item, err));
+    *out = tsr_json_text_of(item);
+    return TSR_OK;
+}
+
 size_t tsr_json_count(const cJSON *json)
 {
     size_t count = 0;

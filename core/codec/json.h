@@ -37,6 +37,9 @@ tsr_status tsr_json_get(const cJSON *object, const char *key, tsr_json_type type
 /* Like tsr_json_get, but the member may be absent or null; *out is then NULL. */
 tsr_status tsr_json_find(const cJSON *object, const char *key, tsr_json_type type, const char *where, const cJSON **out,
                          tsr_error *err);
+/* The same for strings; without the member, the text of tsr_json_find_str has no data. The text is borrowed from the tree. */
+tsr_status tsr_json_get_str(const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err);
+tsr_status tsr_json_find_str(const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err);
 /* Reads an integer that a double holds exactly: in [0, 2^53) or (-2^53, 2^53). */
 tsr_status tsr_json_to_u64(const cJSON *item, const char *where, uint64_t *out, tsr_error *err);
 tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, tsr_error *err);

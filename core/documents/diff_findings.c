@@ -1,8 +1,8 @@
 /* Turns a diff into findings, for reports that CI systems read. */
 #include "base/line.h"
-#include "tessera/sys/document.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/report.h"
 #include "tessera/sys/try.h"
 
 static tsr_place place_of(const tsr_entry *entry)
@@ -103,7 +103,7 @@ static tsr_status find_texts(tsr_findings *findings, const tsr_diff *diff, tsr_e
     return TSR_OK;
 }
 
-tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err)
+static tsr_status find_differences(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err)
 {
     const tsr_diff *diff = document->diff;
     TSR_TRY(find_one_sided(findings, "diff/removed", "A", diff->removed, diff->removed_count, err));
@@ -119,4 +119,29 @@ tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *fi
                                 TSR_STR_ARG(r->a->fqn), TSR_STR_ARG(r->b->fqn), TSR_STR_ARG(r->why)));
     }
     return TSR_OK;
+}
+
+tsr_status tsr_report_add_diff(tsr_report *report, const tsr_diff_document *document, const tsr_policy *policy,
+                               tsr_error *err)
+{
+    tsr_policy_result ignored = {0};
+    tsr_findings *found = tsr_findings_new(report->allocator, 0, err),
+                 *leveled = tsr_findings_new(report->allocator, 0, err);
+    tsr_status status = found && leveled ? find_differences(document, found, err) : TSR_E_NOMEM;
+    if (status == TSR_OK && policy) status = tsr_policy_findings(policy, found, leveled, &ignored, err);
+    if (status == TSR_OK)
+        tsr_report_add(report, &(tsr_reported){.path = document->path_b, .findings = policy ? leveled : found});
+    tsr_findings_free(found);
+    tsr_findings_free(leveled);
+    return status;
+}
+
+tsr_status tsr_report_diff(const tsr_report_form *form, const tsr_diff_document *document, const tsr_policy *policy,
+                           tsr_json *json, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_report report;
+    tsr_report_start(&report, form, json, allocator);
+    const tsr_status status = tsr_report_add_diff(&report, document, policy, err);
+    const tsr_status ended = tsr_report_end(&report);
+    return status == TSR_OK ? ended : status;
 }

@@ -1,8 +1,10 @@
 /* tessera.findings/1, and what it has in common with other documents: findings, types of entries, and digests. */
 #include "documents/document_parts.h"
 
+#include "base/line.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/report.h"
 
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
@@ -37,30 +39,21 @@ void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, con
     tsr_json_object_end(json);
 }
 
+tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
+{
+    const size_t tail = finding->file.size;
+    const bool is_file = tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
+    const bool joined = tail && !is_file;
+    tsr_line line = tsr_line_on(out, capacity);
+    tsr_line_put(&line, path.data, path.size);
+    if (joined && path.size && path.data[path.size - 1] != '/') tsr_line_put(&line, "/", 1);
+    if (joined) tsr_line_put(&line, finding->file.data, tail);
+    return (tsr_str){out, line.used};
+}
+
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings)
 {
     for (size_t i = 0; i < tsr_findings_count(findings); i++) put_finding(json, path, tsr_findings_at(findings, i));
-}
-
-void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json)
-{
-    document->json = json;
-    tsr_json_object(json);
-    tsr_json_put_text(json, "schema", "tessera.findings/1");
-    tsr_json_put_array(json, "findings");
-}
-
-void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings)
-{
-    size_t count;
-    const tsr_rule *rules = tsr_rules(&count);
-    document->paths++;
-    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) {
-        document->totals[level] += tsr_findings_total(findings, (tsr_level)level);
-        for (size_t r = 0; r < count; r++)
-            document->unlisted[r] += tsr_findings_unlisted(findings, &rules[r], (tsr_level)level);
-    }
-    tsr_document_put_findings(document->json, path, findings);
 }
 
 void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result)
@@ -83,22 +76,31 @@ static void put_unlisted(tsr_json *json, const uint64_t *unlisted)
     if (put) tsr_json_object_end(json);
 }
 
-tsr_status tsr_findings_document_end(tsr_findings_document *document)
+static void begin(tsr_report *report)
 {
-    const struct {
-        const char *key;
-        uint64_t count;
-    } counts[] = {{"paths", document->paths},
-                  {"errors", document->totals[TSR_ERROR]},
-                  {"warnings", document->totals[TSR_WARNING]},
-                  {"notes", document->totals[TSR_NOTE]}};
-    tsr_json *json = document->json;
+    tsr_json_object(report->json);
+    tsr_json_put_text(report->json, "schema", "tessera.findings/1");
+    tsr_json_put_array(report->json, "findings");
+}
+
+static void add(tsr_report *report, const tsr_reported *reported)
+{
+    if (reported->findings) tsr_document_put_findings(report->json, reported->path, reported->findings);
+}
+
+static void end(tsr_report *report)
+{
+    tsr_json *json = report->json;
     tsr_json_array_end(json);
     tsr_json_put_object(json, "summary");
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
-    tsr_document_put_policy(json, &document->policy);
-    put_unlisted(json, document->unlisted);
+    tsr_json_put_uint(json, "paths", report->checked);
+    tsr_json_put_uint(json, "errors", report->totals[TSR_ERROR]);
+    tsr_json_put_uint(json, "warnings", report->totals[TSR_WARNING]);
+    tsr_json_put_uint(json, "notes", report->totals[TSR_NOTE]);
+    tsr_document_put_policy(json, &report->policy);
+    put_unlisted(json, report->unlisted);
     tsr_json_object_end(json);
     tsr_json_object_end(json);
-    return json->status;
 }
+
+const tsr_report_form tsr_report_json = {"json", begin, add, end};

@@ -16,31 +16,15 @@ static void place_of(char where[WHERE_BYTES], const char *key, size_t index)
     tsr_line_format(&line, "%s[%zu]", key, index);
 }
 
-static tsr_status find_text(const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err)
-{
-    const cJSON *item;
-    TSR_TRY(tsr_json_find(object, key, TSR_JSON_STRING, where, &item, err));
-    *out = item ? tsr_json_text_of(item) : absent;
-    return TSR_OK;
-}
-
-static tsr_status get_text(const cJSON *object, const char *key, const char *where, tsr_str *out, tsr_error *err)
-{
-    const cJSON *item;
-    TSR_TRY(tsr_json_get(object, key, TSR_JSON_STRING, where, &item, err));
-    *out = tsr_json_text_of(item);
-    return TSR_OK;
-}
-
 /* ---- tessera.findings/1 ---- */
 
 static tsr_status read_finding(tsr_policy *policy, const cJSON *item, const char *where, tsr_error *err)
 {
     tsr_known known;
     TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, err));
-    TSR_TRY(get_text(item, "rule", where, &known.rule, err));
-    TSR_TRY(find_text(item, "file", where, &known.file, err));
-    TSR_TRY(find_text(item, "fqn", where, &known.name, err));
+    TSR_TRY(tsr_json_get_str(item, "rule", where, &known.rule, err));
+    TSR_TRY(tsr_json_find_str(item, "file", where, &known.file, err));
+    TSR_TRY(tsr_json_find_str(item, "fqn", where, &known.name, err));
     return tsr_policy_know(policy, &known, err);
 }
 
@@ -105,7 +89,7 @@ static tsr_status read_change(tsr_policy *policy, const cJSON *change, const cha
     const cJSON *what, *item;
     tsr_str name;
     TSR_TRY(tsr_json_expect(change, TSR_JSON_OBJECT, where, err));
-    TSR_TRY(get_text(change, "fqn", where, &name, err));
+    TSR_TRY(tsr_json_get_str(change, "fqn", where, &name, err));
     TSR_TRY(tsr_json_get(change, "what", TSR_JSON_ARRAY, where, &what, err));
     cJSON_ArrayForEach(item, what)
     {
@@ -119,8 +103,8 @@ static tsr_status read_rename(tsr_policy *policy, const cJSON *rename, const cha
 {
     tsr_str a, b;
     TSR_TRY(tsr_json_expect(rename, TSR_JSON_OBJECT, where, err));
-    TSR_TRY(get_text(rename, "a", where, &a, err));
-    TSR_TRY(get_text(rename, "b", where, &b, err));
+    TSR_TRY(tsr_json_get_str(rename, "a", where, &a, err));
+    TSR_TRY(tsr_json_get_str(rename, "b", where, &b, err));
     return know_difference(policy, "renamed", a, b, err);
 }
 
@@ -128,7 +112,7 @@ static tsr_status read_text(tsr_policy *policy, const cJSON *text, const char *w
 {
     tsr_str key;
     TSR_TRY(tsr_json_expect(text, TSR_JSON_OBJECT, where, err));
-    TSR_TRY(get_text(text, "key", where, &key, err));
+    TSR_TRY(tsr_json_get_str(text, "key", where, &key, err));
     return know_difference(policy, "metadata", key, absent, err);
 }
 

@@ -20,13 +20,6 @@ typedef struct quantizer {
     tsr_error *err;
 } quantizer;
 
-static bool contains(tsr_str text, tsr_str part)
-{
-    for (size_t i = 0; i + part.size <= text.size; i++)
-        if (!memcmp(text.data + i, part.data, part.size)) return true;
-    return false;
-}
-
 /* Whether the module is not a linear layer, or is too sensitive to its precision: embeddings, norms, output layers and
  * routers. transformers recognizes them by the classes of the model; here only names are known. */
 static bool is_delicate(tsr_str module)
@@ -36,7 +29,7 @@ static bool is_delicate(tsr_str module)
                                         "wpe",     "gate",  "router",     "shared_expert_gate"};
     const tsr_str last = tsr_last_component(module);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (contains(last, tsr_str_from(parts[i]))) return true;
+        if (tsr_str_contains(last, tsr_str_from(parts[i]))) return true;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (tsr_str_equal(last, tsr_str_from(names[i]))) return true;
     /* Meta's output layer; T5's embedding. */
@@ -57,7 +50,8 @@ static bool asks(bool (*callback)(void *ctx, tsr_str fqn), void *ctx, tsr_str fq
 /* Refuses several experts in one tensor: they are most of a model, so keeping them must not go unnoticed. */
 static tsr_status refuse_stacks(const quantizer *q, const tsr_entry *entry)
 {
-    TSR_FAIL_IF(is_float(entry) && entry->ndim > 2 && contains(entry->fqn, TSR_STR("experts.")), q->err, TSR_E_UNSUPPORTED,
+    TSR_FAIL_IF(is_float(entry) && entry->ndim > 2 && tsr_str_contains(entry->fqn, TSR_STR("experts.")), q->err,
+                TSR_E_UNSUPPORTED,
                 "'%.*s' holds several experts in one tensor, but --quantize makes blocks of two dims; take it apart with a "
                 "map (such as "
                 "--map transformers-qwen3_moe --inverse), or leave it as it is with --no-quantize",

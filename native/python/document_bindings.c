@@ -5,6 +5,7 @@
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/report.h"
 #include "tessera/sys/try.h"
 #include "tessera/tessera.h"
 
@@ -139,16 +140,15 @@ static tsr_status check(validating *v, tsr_error *err)
 
 static tsr_status write_findings(const validating *v, tsr_str path, tsr_json *json, tsr_error *err)
 {
-    tsr_findings_document document = {0};
-    tsr_findings *left = tsr_findings_new(v->session->native.host.allocator, 0, err);
+    const tsr_allocator *allocator = v->session->native.host.allocator;
+    tsr_policy_result left_out = {0};
+    tsr_findings *left = tsr_findings_new(allocator, 0, err);
     if (!left) return TSR_E_NOMEM;
     tsr_status status =
-        tsr_policy_findings(v->policy, tsr_checkpoint_findings(v->session->checkpoint), left, &document.policy, err);
-    if (status == TSR_OK) {
-        tsr_findings_document_start(&document, json);
-        tsr_findings_document_add(&document, path, left);
-        status = tsr_findings_document_end(&document);
-    }
+        tsr_policy_findings(v->policy, tsr_checkpoint_findings(v->session->checkpoint), left, &left_out, err);
+    if (status == TSR_OK)
+        status = tsr_report_one(&tsr_report_json, &(tsr_reported){.path = path, .findings = left, .policy = &left_out}, json,
+                                allocator);
     tsr_findings_free(left);
     return status == TSR_OK ? tsr_json_finish(json) : status;
 }

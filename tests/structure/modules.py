@@ -59,7 +59,7 @@ HEADERS = {
     "write": "write_tree",
     "convert": "convert casts",
     "work": "work",
-    "documents": "document document_read policy plan_job document_text conversion_counts storage_document",
+    "documents": "document document_read policy report plan_job document_text conversion_counts storage_document",
     "optim_convert": "optim_convert optim_request",
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}

@@ -65,6 +65,14 @@ TSR_INLINE bool tsr_str_ends(tsr_str s, tsr_str suffix)
            (suffix.size == 0 || memcmp(s.data + s.size - suffix.size, suffix.data, suffix.size) == 0);
 }
 
+/* Whether `part` occurs in `s`; an empty part does not. */
+TSR_INLINE bool tsr_str_contains(tsr_str s, tsr_str part)
+{
+    for (size_t at = 0; part.size && at + part.size <= s.size; at++)
+        if (memcmp(s.data + at, part.data, part.size) == 0) return true;
+    return false;
+}
+
 TSR_API_END
 
 #endif

@@ -9,7 +9,7 @@
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 #include "cli/text/listing.h"
-#include "cli/text/report.h"
+#include "cli/text/report_text.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/document.h"
@@ -206,43 +206,28 @@ static void put_text(const comparison *c)
 
 /* ---- command ---- */
 
-static tsr_status report_findings(const comparison *c, const tsr_diff_document *document, cli_report_format format,
-                                  tsr_error *err)
-{
-    cli_report out;
-    const tsr_allocator *allocator = cli_host(c->program)->allocator;
-    /* The diff no longer contains what is turned off; here findings only get their levels. */
-    tsr_policy_result ignored = {0};
-    tsr_findings *findings = tsr_findings_new(allocator, 0, err), *leveled = tsr_findings_new(allocator, 0, err);
-    tsr_status status = findings && leveled ? tsr_diff_findings(document, findings, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_policy_findings(c->policy, findings, leveled, &ignored, err);
-    if (status == TSR_OK) {
-        cli_report_start(&out, &c->program->out, format, 1, err);
-        cli_report_add(&out, c->b.path, c->b.catalog, leveled, NULL);
-        cli_note_left_out(c->program, &c->left_out);
-        status = cli_report_end(&out);
-    }
-    tsr_findings_free(findings);
-    tsr_findings_free(leveled);
-    return status;
-}
-
 static tsr_status report(const comparison *c, tsr_error *err)
 {
-    const unsigned format = c->arguments->json     ? CLI_REPORT_JSON
-                            : c->arguments->format ? c->arguments->format
-                                                   : CLI_REPORT_TEXT;
+    const unsigned format = c->arguments->json ? CLI_REPORT_JSON : c->arguments->format;
     const tsr_diff_document document = {tsr_str_from(c->a.path), tsr_str_from(c->b.path), &c->diff, c->differences,
                                         &c->left_out};
     tsr_json json;
-    if (format == CLI_REPORT_TEXT) {
+    cli_report out;
+    tsr_status status;
+    if (format < CLI_REPORT_JSON) {
         put_text(c);
         return TSR_OK;
     }
-    if (format != CLI_REPORT_JSON) return report_findings(c, &document, (cli_report_format)format, err);
-    tsr_json_start(&json, cli_write_file, stdout, 1, err);
-    tsr_status status = tsr_document_diff(&document, &json);
-    return status == TSR_OK ? tsr_json_finish(&json) : status;
+    if (format == CLI_REPORT_JSON) {
+        tsr_json_start(&json, cli_write_file, stdout, 1, err);
+        status = tsr_document_diff(&document, &json);
+        return status == TSR_OK ? tsr_json_finish(&json) : status;
+    }
+    cli_report_start(&out, c->program, format, err);
+    status = tsr_report_add_diff(&out.base, &document, c->policy, err);
+    cli_note_left_out(c->program, &c->left_out);
+    const tsr_status ended = cli_report_end(&out);
+    return status == TSR_OK ? ended : status;
 }
 
 static tsr_status apply_policy(comparison *c, tsr_error *err)

@@ -7,7 +7,7 @@
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
-#include "cli/text/report.h"
+#include "cli/text/report_text.h"
 #include "cli/writing/writing.h"
 #include "publish/publication.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -229,11 +229,8 @@ static tsr_status put_json(const repair *r, tsr_error *err)
     tsr_json_put_text(&json, "schema", "tessera.repair/1");
     tsr_json_put_text(&json, "written", r->dest);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(&json, counts[i].key, counts[i].count);
-    tsr_findings_document list = {0};
     tsr_json_key(&json, "report");
-    tsr_findings_document_start(&list, &json);
-    tsr_findings_document_add(&list, (tsr_str){NULL, 0}, r->findings);
-    tsr_findings_document_end(&list);
+    tsr_report_one(&tsr_report_json, &(tsr_reported){.findings = r->findings}, &json, cli_host(r->program)->allocator);
     tsr_json_object_end(&json);
     return tsr_json_finish(&json);
 }

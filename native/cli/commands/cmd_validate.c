@@ -8,7 +8,7 @@
 #include "cli/program/policy_options.h"
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
-#include "cli/text/report.h"
+#include "cli/text/report_text.h"
 #include "tessera/check.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/contract_rules.h"
@@ -132,10 +132,13 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
     tsr_policy_result left_out;
     if (status == TSR_OK) status = apply_policy(program, all->policy, &session, &left, &left_out, &err);
     if (status == TSR_OK) {
-        cli_report_add(report, session.path, session.catalog, left, &left_out);
+        tsr_report_add(&report->base, &(tsr_reported){.path = tsr_str_from(session.path),
+                                                      .catalog = session.catalog,
+                                                      .findings = left,
+                                                      .policy = &left_out});
         result = arguments->deep && could_not_read(left) ? CLI_TROUBLE : cli_report_status(left, arguments->fail_on);
     } else {
-        cli_report_trouble(report, path, &err);
+        tsr_report_add(&report->base, &(tsr_reported){.path = tsr_str_from(path), .trouble = &err});
         result = cli_fail_error(program, path, &err);
     }
     tsr_findings_free(left);
@@ -176,14 +179,14 @@ static int run(cli *program, const void *given)
     }
     cli_report report;
     int result = CLI_DONE;
-    unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format ? arguments->format : CLI_REPORT_TEXT;
-    cli_report_start(&report, &program->out, (cli_report_format)format, paths.count, &err);
+    const unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format;
+    cli_report_start(&report, program, format, &err);
     for (size_t i = 0; i < paths.count; i++) {
         result = worse(result, validate_path(program, arguments, &all, paths.items[i], &report));
     }
     tsr_arena_free(arena);
     free_contracts(&all);
-    if (format != CLI_REPORT_TEXT && format != CLI_REPORT_JSON) cli_note_left_out(program, &report.policy);
+    if (format > CLI_REPORT_JSON) cli_note_left_out(program, &report.base.policy);
     if (cli_report_end(&report) != TSR_OK) return cli_fail_error(program, NULL, &err);
     return result;
 }

@@ -2,7 +2,7 @@
 #include "cli/commands/commands.h"
 #include "cli/program/contract.h"
 #include "cli/program/map_options.h"
-#include "cli/text/report.h"
+#include "cli/text/report_text.h"
 #include "tessera/check.h"
 #include "tessera/sys/contract_rules.h"
 
@@ -41,7 +41,6 @@ static int run(cli *program, const void *given)
 {
     const verify_arguments *arguments = given;
     const char *path = program->operands.items[0], *at = program->operands.items[1];
-    const unsigned format = arguments->json ? CLI_REPORT_JSON : arguments->format ? arguments->format : CLI_REPORT_TEXT;
     tsr_error err = {0};
     cli_session session = {0};
     cli_contract manifest = {0};
@@ -59,8 +58,9 @@ static int run(cli *program, const void *given)
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
     if (status == TSR_OK) {
         const tsr_findings *findings = tsr_checkpoint_findings(session.checkpoint);
-        cli_report_start(&report, &program->out, (cli_report_format)format, 1, &err);
-        cli_report_add(&report, path, session.catalog, findings, NULL);
+        cli_report_start(&report, program, arguments->json ? CLI_REPORT_JSON : arguments->format, &err);
+        tsr_report_add(&report.base,
+                       &(tsr_reported){.path = tsr_str_from(path), .catalog = session.catalog, .findings = findings});
         result = cli_report_status(findings, 0);
         status = cli_report_end(&report);
     }

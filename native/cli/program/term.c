@@ -42,19 +42,6 @@ void cli_put(FILE *file, tsr_str text)
     walk(file, text, 0, UINT32_MAX);
 }
 
-void cli_put_escaped(FILE *file, tsr_str text, const cli_escape *escapes)
-{
-    char escape[TSR_ESCAPE_SIZE];
-    tsr_str shown;
-    for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
-        const cli_escape *e = escapes;
-        while (e->text && e->character != *shown.data) e++;
-        if (e->text) fputs(e->text, file);
-        else fwrite(shown.data, 1, shown.size, file);
-    }
-}
-
 unsigned cli_width(tsr_str text)
 {
     return walk(NULL, text, 0, 0);

@@ -14,13 +14,6 @@ cli_terminal cli_terminal_of(int fd, unsigned color_choice);
 /* Prints `text` with everything escaped that is not visible (tsr_str_step), so that a name in a file cannot control the
  * terminal or look like another name. */
 void cli_put(FILE *file, tsr_str text);
-/* A visible character that a report's syntax gives a meaning, and what is printed in its place. */
-typedef struct cli_escape {
-    char character;
-    const char *text;
-} cli_escape;
-/* Prints `text` as cli_put does, but with these characters replaced. The list ends with {0}. */
-void cli_put_escaped(FILE *file, tsr_str text, const cli_escape *escapes);
 /* The number of columns that cli_put fills. */
 unsigned cli_width(tsr_str text);
 /* Prints text, shortened in the middle with "…" if it is wider than `columns`; padded to `columns` with `pad`. */

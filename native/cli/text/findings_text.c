@@ -6,47 +6,9 @@
 
 #include "cli/program/term.h"
 
-#include "tessera/sys/visible.h"
-
 static cli_style style_of(tsr_level level)
 {
     return level == TSR_ERROR ? CLI_RED : level == TSR_WARNING ? CLI_YELLOW : CLI_BLUE;
-}
-
-static bool holds(tsr_str text, tsr_str part)
-{
-    for (size_t at = 0; part.size && at + part.size <= text.size; at++) {
-        if (memcmp(text.data + at, part.data, part.size) == 0) return true;
-    }
-    return false;
-}
-
-/* Escapes `text` as messages do, to compare it with them. */
-static tsr_str escaped(tsr_str text, char *out, size_t capacity)
-{
-    char escape[TSR_ESCAPE_SIZE];
-    size_t used = 0;
-    tsr_str shown;
-    for (size_t at = 0; at < text.size;) {
-        at += tsr_str_step((tsr_str){text.data + at, text.size - at}, escape, &shown);
-        if (used + shown.size > capacity) break;
-        memcpy(out + used, shown.data, shown.size);
-        used += shown.size;
-    }
-    return (tsr_str){out, used};
-}
-
-tsr_str cli_finding_words(const tsr_finding *finding, char out[CLI_FINDING_WORDS])
-{
-    const size_t room = CLI_FINDING_WORDS - TSR_ERROR_MESSAGE_SIZE - 2;
-    const tsr_str name = escaped(finding->fqn, out, room), message = finding->message;
-    size_t used = holds(message, name) ? 0 : name.size;
-    if (used) {
-        memcpy(out + used, ": ", 2);
-        used += 2;
-    }
-    memcpy(out + used, message.data, message.size);
-    return (tsr_str){out, used + message.size};
 }
 
 /* Prints one of the words that describe where a finding is. */
@@ -72,7 +34,7 @@ static void put_finding(const cli_terminal *terminal, const char *path, const ts
         snprintf(position, sizeof position, "byte %" PRIu64, finding->byte_offset);
         put_place(terminal, tsr_str_from(position), &began);
     }
-    if (finding->fqn.size && !holds(finding->message, finding->fqn)) put_place(terminal, finding->fqn, &began);
+    if (finding->fqn.size && !tsr_str_contains(finding->message, finding->fqn)) put_place(terminal, finding->fqn, &began);
     if (began) cli_off(terminal, stdout);
     fputs("\n        ", stdout);
     cli_put_wrapped(stdout, finding->message, 8, 8, terminal->columns);

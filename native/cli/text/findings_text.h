@@ -6,10 +6,6 @@
 #include "tessera/findings.h"
 #include "tessera/sys/policy.h"
 
-/* The message of a finding, preceded by the finding's name if the message does not contain it. For reports with no other
- * place for the name. */
-enum { CLI_FINDING_WORDS = 20000 };
-tsr_str cli_finding_words(const tsr_finding *finding, char out[CLI_FINDING_WORDS]);
 /* Prints findings on stdout, one per paragraph, errors first, at most `most` (0: all). Each begins with `path` (may be
  * NULL). */
 void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);

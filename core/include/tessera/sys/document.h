@@ -68,25 +68,6 @@ typedef struct tsr_fqn_document {
     void *more_ctx;
 } tsr_fqn_document;
 tsr_status tsr_document_fqn(const tsr_fqn_document *document, tsr_json *json);
-/* tessera.findings/1 over any number of paths: start, add each path's findings (`path` empty: not printed), end. Zero the
- * struct before start. The summary counts findings that are not listed, by rule; a baseline needs these counts. */
-typedef struct tsr_findings_document {
-    tsr_json *json;
-    uint64_t paths;
-    uint64_t totals[3]; /* by tsr_level */
-    uint64_t unlisted[TSR_MAX_RULES];
-    tsr_policy_result policy; /* of all paths together: filled by the caller before the end where a policy was applied */
-} tsr_findings_document;
-void tsr_findings_document_start(tsr_findings_document *document, tsr_json *json);
-void tsr_findings_document_add(tsr_findings_document *document, tsr_str path, const tsr_findings *findings);
-tsr_status tsr_findings_document_end(tsr_findings_document *document);
-
-/* SARIF 2.1.0 (OASIS) of the findings of any number of paths: start, add each path's, end. `version`: the program's. A
- * result has a fingerprint (rule, file, FQN) that stays the same in later runs, a byte region and the FQN. */
-void tsr_sarif_start(tsr_json *json, const char *version);
-void tsr_sarif_add(tsr_json *json, tsr_str path, const tsr_findings *findings);
-tsr_status tsr_sarif_end(tsr_json *json);
-
 /* Values of a pair of tsr_diff that differ in bytes; `elements` 0 where they were not compared. */
 typedef struct tsr_diff_document {
     tsr_str path_a, path_b;
@@ -95,8 +76,6 @@ typedef struct tsr_diff_document {
     const tsr_policy_result *policy;   /* what was left out of `diff`, or NULL: nothing */
 } tsr_diff_document;
 tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json);
-/* The same as findings: diff/added, removed, dtype, shape, value, object, layout; diff/renamed (a note) for suggestions. */
-tsr_status tsr_diff_findings(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err);
 
 /* tessera.convert/1, and tessera.exec/1, which has the same form. */
 typedef struct tsr_conversion_document {

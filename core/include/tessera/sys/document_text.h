@@ -9,12 +9,8 @@
 #define TESSERA_SYS_DOCUMENT_TEXT_H
 
 #include "tessera/dtype.h"
-#include "tessera/findings.h"
 
 TSR_API_BEGIN
-
-/* "path/file" of a finding, "path" where that is the file itself, written to `out` and cut at its capacity. */
-tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity);
 
 /* One element of a tensor as text: integers exactly, floats in the fewest digits that read back as the same float32 (or
  * float64), bool as true and false, complex as (re+imj), anything else as its bytes in hex. `element` has the bytes of one

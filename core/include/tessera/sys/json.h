@@ -40,7 +40,10 @@ typedef struct tsr_json {
  * fails by itself: tsr_json_finish returns the first failure. A value, or a key and then its value, goes into the innermost
  * array or object that is open. */
 void tsr_json_start(tsr_json *json, tsr_write_fn *write, void *ctx, uint8_t pretty, tsr_error *err);
-tsr_status tsr_json_finish(tsr_json *json); /* newline and flush; returns the sticky status */
+/* Ends the document with a newline, if anything was put, and writes what is left. Returns the sticky status. */
+tsr_status tsr_json_finish(tsr_json *json);
+/* Writes bytes as they are, in place of a document: a text that is not JSON, through the same buffer and callback. */
+void tsr_json_raw(tsr_json *json, tsr_str bytes);
 void tsr_json_object(tsr_json *json);
 void tsr_json_object_end(tsr_json *json);
 void tsr_json_array(tsr_json *json);

@@ -4,10 +4,11 @@
 #include "base/line.h"
 #include "documents/document_parts.h"
 
-#include "tessera/sys/document_text.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/report.h"
 #include "tessera/sys/uri.h"
+#include "tessera/version.h"
 
 /* {"text": …} under `key`. */
 static void put_message(tsr_json *json, const char *key, tsr_str text)
@@ -35,8 +36,9 @@ static void put_rules(tsr_json *json)
     tsr_json_array_end(json);
 }
 
-void tsr_sarif_start(tsr_json *json, const char *version)
+static void begin(tsr_report *report)
 {
+    tsr_json *json = report->json;
     json->replaces_surrogates = true;
     tsr_json_object(json);
     tsr_json_put_text(json, "$schema", "https://json.schemastore.org/sarif-2.1.0.json");
@@ -46,23 +48,11 @@ void tsr_sarif_start(tsr_json *json, const char *version)
     tsr_json_put_object(json, "tool");
     tsr_json_put_object(json, "driver");
     tsr_json_put_text(json, "name", "tessera");
-    tsr_json_put_text(json, "version", version);
+    tsr_json_put_text(json, "version", TSR_VERSION);
     put_rules(json);
     tsr_json_object_end(json);
     tsr_json_object_end(json);
     tsr_json_put_array(json, "results");
-}
-
-tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
-{
-    const size_t tail = finding->file.size;
-    const bool is_file = tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
-    const bool joined = tail && !is_file;
-    tsr_line line = tsr_line_on(out, capacity);
-    tsr_line_put(&line, path.data, path.size);
-    if (joined && path.size && path.data[path.size - 1] != '/') tsr_line_put(&line, "/", 1);
-    if (joined) tsr_line_put(&line, finding->file.data, tail);
-    return (tsr_str){out, line.used};
 }
 
 /* Writes what identifies a finding across runs: its rule, file and name, but not its message or position. */
@@ -118,16 +108,18 @@ static void put_result(tsr_json *json, tsr_str path, const tsr_finding *finding)
     tsr_json_object_end(json);
 }
 
-void tsr_sarif_add(tsr_json *json, tsr_str path, const tsr_findings *findings)
+static void add(tsr_report *report, const tsr_reported *reported)
 {
-    for (size_t i = 0; i < tsr_findings_count(findings); i++) put_result(json, path, tsr_findings_at(findings, i));
+    for (size_t i = 0; reported->findings && i < tsr_findings_count(reported->findings); i++)
+        put_result(report->json, reported->path, tsr_findings_at(reported->findings, i));
 }
 
-tsr_status tsr_sarif_end(tsr_json *json)
+static void end(tsr_report *report)
 {
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-    return json->status;
+    tsr_json_array_end(report->json);
+    tsr_json_object_end(report->json);
+    tsr_json_array_end(report->json);
+    tsr_json_object_end(report->json);
 }
+
+const tsr_report_form tsr_report_sarif = {"sarif", begin, add, end};

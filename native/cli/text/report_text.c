@@ -1,0 +1,94 @@
+/* See report_text.h. */
+#include "cli/text/report_text.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "cli/program/policy_options.h"
+#include "cli/program/term.h"
+#include "cli/text/findings_text.h"
+
+/* ---- for people ---- */
+
+static void text_begin(tsr_report *report)
+{
+    (void)report;
+}
+
+static void text_add(tsr_report *report, const tsr_reported *reported)
+{
+    const cli_terminal *terminal = ((const cli_report *)report)->terminal;
+    const tsr_catalog *catalog = reported->catalog;
+    uint64_t totals[3] = {0}, bytes = 0, n;
+    if (!reported->findings) return; /* the message is on stderr */
+    for (int level = 0; level < 3; level++) totals[level] = tsr_findings_total(reported->findings, (tsr_level)level);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        if (catalog->entries[i].kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(&catalog->entries[i], &n)) bytes += n;
+    }
+    cli_on(terminal, stdout, CLI_BOLD);
+    cli_put(stdout, reported->path);
+    cli_off(terminal, stdout);
+    printf("  %s, %s name%s, %s: ", tsr_format_name(catalog->format), cli_number(catalog->entry_count).text,
+           catalog->entry_count == 1 ? "" : "s", cli_bytes(bytes).text);
+    cli_put_finding_counts(terminal, totals);
+    if (reported->policy) cli_put_left_out(reported->policy);
+    putchar('\n');
+    cli_put_findings(terminal, NULL, reported->findings, 0);
+}
+
+static void text_end(tsr_report *report)
+{
+    if (report->checked + report->unchecked < 2) return;
+    printf("%" PRIu64 " paths: ", report->checked + report->unchecked);
+    cli_put_finding_counts(((const cli_report *)report)->terminal, report->totals);
+    cli_put_left_out(&report->policy);
+    putchar('\n');
+}
+
+static const tsr_report_form for_people = {"text", text_begin, text_add, text_end};
+
+/* ---- all forms ---- */
+
+void cli_report_start(cli_report *report, cli *program, unsigned format, tsr_error *err)
+{
+    const tsr_report_form *form =
+        format < CLI_REPORT_JSON ? &for_people : tsr_report_forms[format - (unsigned)CLI_REPORT_JSON];
+    const tsr_allocator *allocator = cli_host(program)->allocator;
+    const char *summary = form == &tsr_report_github && cli_speaks(program) ? getenv("GITHUB_STEP_SUMMARY") : NULL;
+    report->terminal = &program->out;
+    tsr_json_start(&report->json, cli_write_file, stdout, 1, err);
+    tsr_report_start(&report->base, form, &report->json, allocator);
+    /* The summary is optional, because the annotations are printed: its failures are not errors. */
+    report->summary_file = summary && *summary ? fopen(summary, "a") : NULL;
+    if (!report->summary_file) return;
+    tsr_json_start(&report->summary_json, cli_write_file, report->summary_file, 0, NULL);
+    tsr_report_start(&report->summary, &tsr_report_github_summary, &report->summary_json, allocator);
+    report->base.also = &report->summary;
+}
+
+tsr_status cli_report_end(cli_report *report)
+{
+    const tsr_status status = tsr_report_end(&report->base);
+    if (report->summary_file) {
+        tsr_report_end(&report->summary);
+        tsr_json_finish(&report->summary_json);
+        fclose(report->summary_file);
+    }
+    return status == TSR_OK ? tsr_json_finish(&report->json) : status;
+}
+
+int cli_totals_status(const uint64_t totals[TSR_ERROR + 1], unsigned fail_on)
+{
+    const int least = fail_on ? TSR_ERROR - ((int)fail_on - 1) : TSR_ERROR;
+    for (int level = least; level <= TSR_ERROR; level++) {
+        if (totals[level]) return CLI_DIFFERS;
+    }
+    return CLI_DONE;
+}
+
+int cli_report_status(const tsr_findings *findings, unsigned fail_on)
+{
+    uint64_t totals[TSR_ERROR + 1];
+    for (int level = TSR_NOTE; level <= TSR_ERROR; level++) totals[level] = tsr_findings_total(findings, (tsr_level)level);
+    return cli_totals_status(totals, fail_on);
+}
