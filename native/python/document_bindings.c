@@ -22,6 +22,7 @@ typedef struct difference {
     const char *path_a, *path_b;
     tsr_tolerance tolerance; /* for comparing values */
     uint8_t values, layout;
+    const char *format; /* of a report of the differences; NULL: tessera.diff/1 */
 } difference;
 EXPORT tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_write_fn *write, void *ctx,
                                   tsr_error *err);
@@ -37,6 +38,7 @@ typedef struct validation {
     const char *const *rules; /* each of the form "ID=LEVEL" */
     size_t rule_count;
     uint8_t deep;
+    const char *format; /* of the report; NULL: tessera.findings/1 */
 } validation;
 EXPORT tsr_status tsr_python_validate(session *s, const char *path, const validation *options, tsr_write_fn *write,
                                       void *ctx, tsr_error *err);
@@ -56,6 +58,11 @@ tsr_status tsr_python_inspect(session *s, const char *path, const inspection *as
     if (status == TSR_OK) status = tsr_json_finish(&json);
     tsr_ring_free(ring);
     return status;
+}
+
+static const tsr_report_form *form_of(const char *format, tsr_error *err)
+{
+    return format ? tsr_report_form_of(tsr_str_from(format), err) : &tsr_report_json;
 }
 
 /* ---- validate ---- */
@@ -138,7 +145,8 @@ static tsr_status check(validating *v, tsr_error *err)
     return status;
 }
 
-static tsr_status write_findings(const validating *v, tsr_str path, tsr_json *json, tsr_error *err)
+static tsr_status write_findings(const validating *v, const tsr_report_form *form, tsr_str path, tsr_json *json,
+                                 tsr_error *err)
 {
     const tsr_allocator *allocator = v->session->native.host.allocator;
     tsr_policy_result left_out = {0};
@@ -147,8 +155,7 @@ static tsr_status write_findings(const validating *v, tsr_str path, tsr_json *js
     tsr_status status =
         tsr_policy_findings(v->policy, tsr_checkpoint_findings(v->session->checkpoint), left, &left_out, err);
     if (status == TSR_OK)
-        status = tsr_report_one(&tsr_report_json, &(tsr_reported){.path = path, .findings = left, .policy = &left_out}, json,
-                                allocator);
+        status = tsr_report_one(form, &(tsr_reported){.path = path, .findings = left, .policy = &left_out}, json, allocator);
     tsr_findings_free(left);
     return status == TSR_OK ? tsr_json_finish(json) : status;
 }
@@ -160,11 +167,12 @@ tsr_status tsr_python_validate(session *s, const char *path, const validation *o
     validating v = {
         .session = s, .options = options, .arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err)};
     tsr_json json;
-    tsr_status status = v.arena ? read_contracts(&v, err) : TSR_E_NOMEM;
+    const tsr_report_form *form = form_of(options->format, err);
+    tsr_status status = !form ? err->status : v.arena ? read_contracts(&v, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_policy(&v, err);
     if (status == TSR_OK) status = check(&v, err);
-    tsr_json_start(&json, write, ctx, 0, err);
-    if (status == TSR_OK) status = write_findings(&v, tsr_str_from(path), &json, err);
+    tsr_json_start(&json, write, ctx, 1, err);
+    if (status == TSR_OK) status = write_findings(&v, form, tsr_str_from(path), &json, err);
     tsr_ring_free(v.ring);
     tsr_policy_free(v.policy);
     tsr_arena_free(v.arena);
@@ -182,6 +190,8 @@ tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_
     tsr_ring *ring = NULL;
     if (tsr_checkpoint_require(a->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
     if (tsr_checkpoint_require(b->checkpoint, TSR_FOR_VALUES, err) != TSR_OK) return err->status;
+    const tsr_report_form *form = form_of(asked->format, err);
+    if (!form) return err->status;
     tsr_arena *arena = tsr_arena_new(host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status =
@@ -200,8 +210,9 @@ tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_
         tsr_json json;
         const tsr_diff_document document = {tsr_str_from(asked->path_a), tsr_str_from(asked->path_b), &diff, differences,
                                             NULL};
-        tsr_json_start(&json, write, ctx, 0, err);
-        status = tsr_document_diff(&document, &json);
+        tsr_json_start(&json, write, ctx, 1, err);
+        status = form == &tsr_report_json ? tsr_document_diff(&document, &json)
+                                          : tsr_report_diff(form, &document, NULL, &json, host->allocator, err);
         if (status == TSR_OK) status = tsr_json_finish(&json);
     }
     tsr_arena_free(arena);

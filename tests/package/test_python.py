@@ -226,6 +226,10 @@ def test_documents_are_those_of_the_command(t):
     assert tessera.diff(a, a, atol=1e-6)["same"]
     hole = os.path.join(SAMPLES, "broken_dcp_hole")
     assert tessera.validate(hole, deep=True) == t.json("validate", hole, "--deep", "--json", status=1)
+    for form in ("json", "sarif", "junit", "github", "gitlab"):
+        assert tessera.report(hole, form).encode() == t.run("validate", hole, "--format", form, status=1).stdout
+        assert tessera.report(hole, form, deep=True, rule=["layout/hole=note"]).encode() == t.run("validate", hole, "--deep", "--rule", "layout/hole=note", "--format", form).stdout
+        assert tessera.report_diff(a, b, form, values=True).encode() == t.run("diff", a, b, "--values", "--format", form, status=1).stdout
     layout = t.run("layout", a).stdout.decode()
     assert tessera.validate(a, layout=layout)["summary"]["errors"] == 0
     assert tessera.validate(b, layout=layout) == t.json("validate", b, "--json", "--layout", save(t, "layout.json", layout), status=1)
@@ -394,6 +398,10 @@ def test_wrong_options_say_what_is_allowed(t):
         refused(lambda: tessera.open(path, threads=threads), kind, "threads is a whole number")
     for options in ({"rule": 5}, {"rule": [5]}, {"prefix": 5}, {"allow": 5}, {"layout": 5}, {"baseline": 5}, {"against": 5}):
         refused(lambda: tessera.validate(path, **options), TypeError, *options)
+    for call in (tessera.report, lambda path, form: tessera.report_diff(path, path, form)):
+        refused(lambda: call(path, "xml"), tessera.TesseraError, "format expects json, sarif, junit, github or gitlab, not 'xml'")
+        refused(lambda: call(path, 5), TypeError, "format")
+        refused(lambda: call(path, None), TypeError, "format")
     for name in ("atol", "rtol"):
         for given, kind in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError), (None, TypeError)):
             refused(lambda: tessera.diff(path, path, **{name: given}), kind, f"{name} is a number")

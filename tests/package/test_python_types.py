@@ -18,6 +18,8 @@ with tessera.open(pathlib.Path("run"), part="model", step=100, also=["node1", pa
 for finding in tessera.check("run", deep=True, against=["a", "b"], step="latest"):
     where: int | None = finding.byte_offset
 same: object = tessera.diff("a", "b", values=True, part="model")["same"]
+sarif: str = tessera.report("run", "sarif", deep=True, part="model")
+junit: str = tessera.report_diff("a", "b", "junit", values=True)
 missing, unexpected = tessera.torch.load_into({}, "run", part="model", shards="vllm")
 names: list[str] = missing + unexpected
 reader = tessera.torch.StorageReader("run", step=3)
@@ -31,6 +33,7 @@ WRONG = [  # a line, and what is wrong with it
     ("tessera.torch.load('run', also=3)", '"also"'),
     ("tessera.torch.load_into({}, 'run', shards=3)", '"shards"'),
     ("tessera.check('run')[0].rul", '"rul"'),
+    ("tessera.report('run', 'xml')", '"report"'),
     ("tessera.open('run')['w'].shap", '"shap"'),
     ("len(tessera.open('run').inspect(stats='yes'))", '"inspect"'),
 ]

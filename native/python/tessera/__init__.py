@@ -21,17 +21,22 @@ Every function that opens a path accepts four options that select the checkpoint
 A checkpoint that cannot be opened or read is a TesseraError."""
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Literal, Mapping, Sequence
 
 from ._checkpoint import Checkpoint, Entry
 from ._choices import Document, StrPath
+from ._choices import text as _text
 from ._findings import Against, Finding
 from ._findings import check as _check
+from ._findings import report as _report
 from ._library import FOR_FINDINGS, Error, TesseraError
 
 __version__ = "@VERSION@"
 __all__ = ["Checkpoint", "Entry", "Error", "Finding", "TesseraError", "check", "diff", "inspect", "load_sharded_optimizer_state", "open",
-           "validate"]
+           "report", "report_diff", "validate"]
+
+# The forms of reports.
+Format = Literal["json", "sarif", "junit", "github", "gitlab"]
 
 
 def open(path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None, step: str | int | None = None,
@@ -88,6 +93,25 @@ def diff(a: StrPath, b: StrPath, values: bool = False, layout: bool = False, ato
     with Checkpoint(a, 0, allow_expansion, part=part, step=step, also=also, shards=shards) as first, \
             Checkpoint._compared(b, first._choices, allow_expansion=allow_expansion) as second:
         return first._session.diff(second._session, values, layout, atol, rtol)
+
+
+def report(path: StrPath, format: Format, *, deep: bool = False, layout: Document | None = None, against: Against | None = None,
+           rule: str | Sequence[str] = (), baseline: Document | None = None, prefix: str | None = None, allow: str | None = None,
+           part: str | None = None, step: str | int | None = None, also: StrPath | Sequence[StrPath] = (),
+           shards: Document | None = None) -> str:
+    """Return what `tessera validate --format FORMAT` prints: "sarif", "junit", "github" or "gitlab" for CI systems, or "json". The other
+    options are those of `validate`."""
+    choices = {"part": part, "step": step, "also": also, "shards": shards}
+    return _report(path, format, deep, choices, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
+
+
+def report_diff(a: StrPath, b: StrPath, format: Format, *, values: bool = False, layout: bool = False, atol: float = 0.0, rtol: float = 0.0,
+                allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+                also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> str:
+    """Return what `tessera diff --format FORMAT` prints. The other options are those of `diff`."""
+    with Checkpoint(a, 0, allow_expansion, part=part, step=step, also=also, shards=shards) as first, \
+            Checkpoint._compared(b, first._choices, allow_expansion=allow_expansion) as second:
+        return first._session.diff(second._session, values, layout, atol, rtol, _text(format, "format"))
 
 
 def load_sharded_optimizer_state(path: StrPath, optimizer_key: str, model_state_dict: Mapping[str, Any], *, threads: int = 0,

@@ -58,8 +58,9 @@ def against(given, choices):
     return *_open_other(given, choices), True
 
 
-def validate(checkpoint, deep, options):
-    """Returns the tessera.findings/1 document of an opened checkpoint. options: those of tessera.validate, by name."""
+def validate(checkpoint, deep, options, form=None):
+    """Returns the tessera.findings/1 document of an opened checkpoint, or the text of a report in this form. options: those of
+    tessera.validate, by name."""
     rules = options.get("rule") or ()
     rules = [rules] if isinstance(rules, str) else rules
     if not isinstance(rules, Iterable) or not all(isinstance(rule, str) for rule in rules):
@@ -73,7 +74,7 @@ def validate(checkpoint, deep, options):
         if document_text is not None:
             texts["against"] = document_text
     try:
-        return checkpoint._session.validate(deep, texts, other._session if other else None, rules)
+        return checkpoint._session.validate(deep, texts, other._session if other else None, rules, form)
     finally:
         if other and opened:
             other.close()
@@ -83,3 +84,8 @@ def check(path, deep, choices, options):
     with Checkpoint(path, **choices, _purpose=FOR_FINDINGS) as checkpoint:
         found = validate(checkpoint, deep, options)["findings"]
     return [Finding(**{name: f[name] for name in Finding.__dataclass_fields__ if name in f}) for f in found]
+
+
+def report(path, form, deep, choices, options):
+    with Checkpoint(path, **choices, _purpose=FOR_FINDINGS) as checkpoint:
+        return validate(checkpoint, deep, options, text(form, "format"))

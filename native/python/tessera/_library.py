@@ -98,7 +98,7 @@ class PlannedRead:
 
 class _Validation(ctypes.Structure):
     _fields_ = [("layout", _Str), ("against", _Str), ("loads", ctypes.c_void_p), ("prefix", _Str), ("allow", _Str), ("baseline", _Str),
-                ("rules", ctypes.c_void_p), ("rule_count", ctypes.c_size_t), ("deep", ctypes.c_uint8)]
+                ("rules", ctypes.c_void_p), ("rule_count", ctypes.c_size_t), ("deep", ctypes.c_uint8), ("format", ctypes.c_char_p)]
 
 
 class _Tolerance(ctypes.Structure):
@@ -111,7 +111,7 @@ class _Inspection(ctypes.Structure):
 
 class _Difference(ctypes.Structure):
     _fields_ = [("path_a", ctypes.c_char_p), ("path_b", ctypes.c_char_p), ("tolerance", _Tolerance), ("values", ctypes.c_uint8),
-                ("layout", ctypes.c_uint8)]
+                ("layout", ctypes.c_uint8), ("format", ctypes.c_char_p)]
 
 
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -245,6 +245,15 @@ def _interruptible(stops, function, *arguments):
         raise interruption
     _refuse_ended(stops)
     return result[0]
+
+
+def _form(name):
+    return None if name is None else name.encode("utf-8", "surrogatepass")
+
+
+def _document(text, form):
+    """Parses a JSON document; a report is returned as it is."""
+    return json.loads(text) if form is None else text.decode("utf-8")
 
 
 def _collect(stops, call, path):
@@ -437,8 +446,9 @@ class Session:
         return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), ctypes.byref(asked), *to),
                                    self.path))
 
-    def validate(self, deep, texts, loads, rules):
-        """texts: bytes by the name of a field; loads: the Session of a checkpoint to compare with, or None; rules: "ID=LEVEL" each."""
+    def validate(self, deep, texts, loads, rules, form):
+        """texts: bytes by the name of a field; loads: the Session of a checkpoint to compare with, or None; rules: "ID=LEVEL" each.
+        Returns tessera.findings/1, or with a form the text of a report."""
         options, kept = _Validation(deep=deep, loads=loads.handle if loads else None, rule_count=len(rules)), []
         for name, text in texts.items():
             kept.append(ctypes.create_string_buffer(text, len(text) + 1))
@@ -446,12 +456,13 @@ class Session:
             field.data, field.size = ctypes.addressof(kept[-1]), len(text)
         array = (_char * max(1, len(rules)))(*(rule.encode("utf-8", "surrogatepass") for rule in rules))
         options.rules = ctypes.addressof(array)
+        options.format = _form(form)
         stops = [self._stop, *([loads._stop] if loads else [])]
-        return json.loads(_collect(stops, lambda *to: _validate(self.handle, os.fsencode(self.path), ctypes.byref(options), *to), self.path))
+        return _document(_collect(stops, lambda *to: _validate(self.handle, os.fsencode(self.path), ctypes.byref(options), *to), self.path), form)
 
-    def diff(self, other, values, layout, atol, rtol):
+    def diff(self, other, values, layout, atol, rtol, form=None):
+        """Returns tessera.diff/1, or with a form the text of a report."""
         atol, rtol = tolerance(atol, "atol"), tolerance(rtol, "rtol")
         asked = _Difference(os.fsencode(self.path), os.fsencode(other.path), _Tolerance(atol == 0 and rtol == 0, atol, rtol),
-                            bool(values or atol or rtol), bool(layout))
-        return json.loads(_collect([self._stop, other._stop],
-                                   lambda *to: _diff(self.handle, other.handle, ctypes.byref(asked), *to), None))
+                            bool(values or atol or rtol), bool(layout), _form(form))
+        return _document(_collect([self._stop, other._stop], lambda *to: _diff(self.handle, other.handle, ctypes.byref(asked), *to), None), form)
