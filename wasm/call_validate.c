@@ -177,7 +177,47 @@ tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
     return status == TSR_OK ? put_findings(c, tsr_checkpoint_findings(c->checkpoint), NULL, json) : status;
 }
 
-/* ---- diff ---- */
+/* ---- reports in the forms of --format ---- */
+
+typedef struct report_request {
+    tsr_host host;
+    const tsr_report_form *form;
+    tsr_str path, findings;
+} report_request;
+
+static tsr_status write_report(void *ctx, tsr_json *json, tsr_error *err)
+{
+    const report_request *r = ctx;
+    return tsr_report_document(r->form, r->path, r->findings, json, &r->host, err);
+}
+
+/* Returns the findings of a tessera.findings/1 document about `path` in another form. */
+TSR_EXPORT(tessera_report)
+document *tessera_report(const char *form, uint32_t form_size, const char *path, uint32_t path_size, const char *findings,
+                         uint32_t findings_size, tsr_error *err)
+{
+    report_request r = {
+        tessera_host(), tsr_report_form_of((tsr_str){form, form_size}, err), {path, path_size}, {findings, findings_size}};
+    return r.form ? tessera_make_document(write_report, &r, err) : NULL;
+}
+
+static tsr_status write_differences(const void *ctx, const tsr_diff_document *document, const tsr_policy *policy,
+                                    tsr_json *json, tsr_error *err)
+{
+    return tsr_report_diff(ctx, document, policy, json, tessera_host().allocator, err);
+}
+
+/* Returns the differences of a diff as findings, in the form of a report. */
+TSR_EXPORT(tessera_diff_report)
+document *tessera_diff_report(uint32_t diff, const char *form, uint32_t form_size, const char *path_a, uint32_t path_a_size,
+                              const char *path_b, uint32_t path_b_size, tsr_error *err)
+{
+    const tsr_report_form *wanted = tsr_report_form_of((tsr_str){form, form_size}, err);
+    const tessera_diff_request request = {{path_a, path_a_size}, {path_b, path_b_size}, write_differences, wanted};
+    return wanted ? tessera_diff_written(diff, &request, err) : NULL;
+}
+
+/* ---- the policy of a diff ---- */
 
 /* Applies --rule and --baseline to a diff. Returns 1. */
 TSR_EXPORT(tessera_judge_diff)

@@ -202,8 +202,7 @@ enum {
     OVERVIEW = 5,
     ENTRY = 6, /* tessera.inspect/1 of a single entry */
     PREVIEW = 7,
-    OPTIMIZER = 8,
-    SARIF = 9 /* the findings of FINDINGS or FINDINGS_DEEP */
+    OPTIMIZER = 8
 };
 
 /* Validates once, because the same findings would otherwise be added again. */
@@ -234,14 +233,6 @@ static tsr_status write_findings(opened *item, tsr_str path, bool deep, tsr_json
     return tsr_report_one(&tsr_report_json, &(tsr_reported){.path = path, .findings = findings}, json, item->host.allocator);
 }
 
-static tsr_status write_sarif(opened *item, tsr_str path, tsr_json *json, tsr_error *err)
-{
-    const tsr_status status = tessera_validate_once(item, err);
-    if (status != TSR_OK) return status;
-    const tsr_reported reported = {.path = path, .findings = tsr_checkpoint_findings(item->checkpoint)};
-    return tsr_report_one(&tsr_report_sarif, &reported, json, item->host.allocator);
-}
-
 static bool is_this(const void *ctx, tsr_str fqn)
 {
     return fqn.data == ((const tsr_entry *)ctx)->fqn.data;
@@ -258,7 +249,7 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
 {
     const request *r = ctx;
     tsr_inspect_options options = {.path = r->path};
-    const bool judges = r->kind == FINDINGS || r->kind == FINDINGS_DEEP || r->kind == SARIF;
+    const bool judges = r->kind == FINDINGS || r->kind == FINDINGS_DEEP;
     if (!judges && tsr_checkpoint_require(r->item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return err->status;
     switch (r->kind) {
     case ENTRY: options.selection = (tsr_selection){is_this, r->entry}; /* fallthrough */
@@ -271,7 +262,6 @@ static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
                                    json, err);
     case OVERVIEW: return write_overview(r->item, json, err);
     case OPTIMIZER: return tessera_write_optimizers(r->item, json, err);
-    case SARIF: return write_sarif(r->item, r->path, json, err);
     case PREVIEW: return write_preview(r->item, r->entry, json, err);
     default: return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "no document has the kind %u", (unsigned)r->kind);
     }

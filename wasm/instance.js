@@ -2,7 +2,7 @@
  *  sinks. */
 
 import { TesseraError } from "./errors.js";
-import { documentText } from "./options.js";
+import { argumentOf, documentText } from "./options.js";
 import { parseReal, printReal } from "./reals.js";
 import { decoded, encoded } from "./texts.js";
 
@@ -121,6 +121,13 @@ export class Instance {
 
   needsPrepared() {
     if (!this.isPrepared) throw new TesseraError("the second file of the module is not loaded; await prepare() first", "usage", undefined);
+  }
+
+  /** Returns the findings of tessera.findings/1 in the form of a report. */
+  report(findings, { format, path = "" }) {
+    argumentOf("report", "option 'format'", format, "text");
+    this.needsPrepared();
+    return this.withTexts([format, path, findings], (texts) => this.document((err) => this.x.tessera_report(...texts, err)));
   }
 
   text(pointer, size) {

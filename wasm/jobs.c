@@ -210,33 +210,49 @@ tsr_status tessera_diff_judge(uint32_t handle, const tessera_judge *judge, tsr_e
     return TSR_OK;
 }
 
-typedef struct diff_request {
+typedef struct writing_diff {
     comparison *c;
-    tsr_str path_a, path_b;
-} diff_request;
+    const tessera_diff_request *request;
+} writing_diff;
 
-/* Writes what the policy leaves of the diff. The diff itself does not change, because more values may be compared later. */
-static tsr_status write_judged(const diff_request *r, tsr_json *json, tsr_error *err)
+/* Writes what the policy, if there is one, leaves of the diff. The diff itself does not change, because more values may be compared
+ * later. */
+static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
 {
-    comparison *c = r->c;
+    const writing_diff *w = ctx;
+    const tessera_diff_request *r = w->request;
+    comparison *c = w->c;
     tsr_policy_result left_out = {0};
     tsr_diff left;
-    tsr_arena *arena = tsr_arena_new(c->a->host.allocator, 0, err);
-    tsr_status status = arena ? c->judge.apply(c->judge.policy, &c->diff, arena, &left, &left_out, err) : TSR_E_NOMEM;
-    if (status == TSR_OK)
-        status = tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &left, c->differences, &left_out}, json);
+    tsr_diff_document document = {r->path_a, r->path_b, &c->diff, c->differences, NULL};
+    tsr_arena *arena = NULL;
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; c->differences && i < c->diff.pair_count; i++)
+        if (c->differences[i].differing) c->diff.pairs[i].what |= TSR_DIFF_VALUE; /* including what other modules compared */
+    if (c->judge.policy) {
+        arena = tsr_arena_new(c->a->host.allocator, 0, err);
+        status = arena ? c->judge.apply(c->judge.policy, &c->diff, arena, &left, &left_out, err) : TSR_E_NOMEM;
+        document.diff = &left;
+        document.policy = &left_out;
+    }
+    if (status == TSR_OK) status = r->write(r->ctx, &document, c->judge.policy, json, err);
     tsr_arena_free(arena);
     return status;
 }
 
-static tsr_status write_diff(void *ctx, tsr_json *json, tsr_error *err)
+document *tessera_diff_written(uint32_t handle, const tessera_diff_request *request, tsr_error *err)
 {
-    const diff_request *r = ctx;
-    comparison *c = r->c;
-    for (uint64_t i = 0; c->differences && i < c->diff.pair_count; i++)
-        if (c->differences[i].differing) c->diff.pairs[i].what |= TSR_DIFF_VALUE; /* including what other modules compared */
-    if (r->c->judge.policy) return write_judged(r, json, err);
-    return tsr_document_diff(&(tsr_diff_document){r->path_a, r->path_b, &r->c->diff, r->c->differences, NULL}, json);
+    writing_diff w = {tessera_item_of(handle, HANDLE_DIFF, err), request};
+    return w.c ? tessera_make_document(write_diff, &w, err) : NULL;
+}
+
+static tsr_status write_json(const void *ctx, const tsr_diff_document *diff, const tsr_policy *policy, tsr_json *json,
+                             tsr_error *err)
+{
+    (void)ctx;
+    (void)policy;
+    (void)err;
+    return tsr_document_diff(diff, json);
 }
 
 /* Returns the tessera.diff/1 document. It contains the differences of values after the last step. */
@@ -244,6 +260,6 @@ TSR_EXPORT(tessera_diff_document)
 document *tessera_diff_document(uint32_t handle, const char *path_a, uint32_t path_a_size, const char *path_b,
                                 uint32_t path_b_size, tsr_error *err)
 {
-    diff_request r = {tessera_item_of(handle, HANDLE_DIFF, err), {path_a, path_a_size}, {path_b, path_b_size}};
-    return r.c ? tessera_make_document(write_diff, &r, err) : NULL;
+    const tessera_diff_request request = {{path_a, path_a_size}, {path_b, path_b_size}, write_json, NULL};
+    return tessera_diff_written(handle, &request, err);
 }

@@ -1,10 +1,10 @@
-/* --rule and --baseline of a diff. The code for them is in the second file, but a diff is in the first one, so it gets these
- * functions. */
+/* --rule, --baseline and --format of a diff. The code for them is in the second file, but a diff is in the first one, so it gets
+ * these functions. */
 #ifndef TSR_WASM_JUDGE_H
 #define TSR_WASM_JUDGE_H
 
 #include "handles.h"
-#include "tessera/sys/policy.h"
+#include "tessera/sys/document.h"
 
 typedef struct tessera_judge {
     tsr_policy *policy; /* NULL if all differences count */
@@ -18,5 +18,15 @@ const tsr_host *tessera_diff_host(uint32_t handle, tsr_error *err);
 /* Makes the diff write its documents under the policy, which it frees when it is closed. On failure the caller still owns
  * the policy. */
 tsr_status tessera_diff_judge(uint32_t handle, const tessera_judge *judge, tsr_error *err);
+
+/* What is written about a diff: the paths of its sides, and a function for the differences that its policy (NULL if there is none)
+ * leaves. */
+typedef struct tessera_diff_request {
+    tsr_str path_a, path_b;
+    tsr_status (*write)(const void *ctx, const tsr_diff_document *document, const tsr_policy *policy, tsr_json *json,
+                        tsr_error *err);
+    const void *ctx;
+} tessera_diff_request;
+document *tessera_diff_written(uint32_t handle, const tessera_diff_request *request, tsr_error *err); /* jobs.c */
 
 #endif

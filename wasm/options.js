@@ -51,6 +51,9 @@ export function partOrThrow(call, number, count) {
 /** Returns the text of a document that was given as text or as an object. */
 export const documentText = (document) => (isText(document) ? document : JSON.stringify(document));
 
+/** Whether the option `format` asks for another form than the JSON document. */
+export const isReport = (format) => format !== undefined && format !== "json";
+
 /** Converts "maxShardSize" to the name on the command line. */
 const longName = (name) => name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
 

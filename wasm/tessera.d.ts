@@ -61,6 +61,9 @@ export class Tessera {
   canonicalize(modules: DocumentOrText, names?: readonly string[]): FqnDocument;
   /** Returns the explanation of a rule ("layout/hole") and how to fix what it finds; empty for unknown ids. */
   ruleHelp(rule: string): string;
+  /** Returns findings, such as those of `validate` and `verify`, in another form, like `--format` of the command line. `path` is the
+   *  name of what was checked. Needs `prepare`. */
+  report(findings: DocumentOrText, options: { format: ReportFormat; path?: string | undefined }): string;
   /** The number of bytes read from source files. */
   readonly bytesRead: number;
   /** The size of the module's memory. */
@@ -211,6 +214,10 @@ export interface PolicyOptions {
   readonly baseline?: DocumentOrText | undefined;
 }
 
+/** Forms of findings, as `--format` of the command line has them: tessera.findings/1, SARIF 2.1.0, JUnit XML, GitHub's workflow
+ *  commands, and GitLab's Code Quality report. */
+export type ReportFormat = "json" | "sarif" | "junit" | "github" | "gitlab";
+
 export interface ComparingOptions extends PolicyOptions {
   /** Reports different chunks as a difference, too. */
   readonly layout?: boolean | undefined;
@@ -279,9 +286,13 @@ export type EntryKind = "tensor" | "object" | "opaque";
 export class Checkpoint {
   private constructor();
   /** Returns a JSON document: tessera.inspect/1, findings/1 and layout/1 like the command line, or overview/1. "entry"
-   *  (inspect/1 of a single entry) and "preview" (preview/1) are about one entry. "findings-deep" reads all data; "sarif" is
-   *  SARIF 2.1.0 of the findings so far; "optimizer" states which state each parameter has (tessera.optimizer/1). */
-  document(kind: "inspect" | "findings" | "findings-deep" | "sarif" | "layout" | "overview" | "optimizer", options?: { path?: string }): string;
+   *  (inspect/1 of a single entry) and "preview" (preview/1) are about one entry. "findings-deep" reads all data;
+   *  "optimizer" states which state each parameter has (tessera.optimizer/1). */
+  document(kind: "inspect" | "layout" | "overview" | "optimizer", options?: { path?: string }): string;
+  /** With `format`, returns the findings in that form, like `tessera validate --format`. Needs `Tessera.prepare`. */
+  document(kind: "findings" | "findings-deep", options?: { path?: string; format?: ReportFormat | undefined }): string;
+  /** The same as "findings" with the format "sarif". */
+  document(kind: "sarif", options?: { path?: string }): string;
   document(kind: "entry" | "preview", options: { entry: number; path?: string }): string;
   /** Returns the text of `plan`, with a path. Needs `Tessera.prepare`. */
   document(kind: "plan", options: PlanOptions & { path?: string | undefined }): string;
@@ -444,7 +455,8 @@ export class Diff {
   take(number: number, count: number, found: Uint8Array): void;
   /** Returns tessera.diff/1: with values after the last step, and without them before the first. */
   result(): DiffDocument;
-  /** Returns the text of `result`. */
-  document(pathA?: string, pathB?: string): string;
+  /** Returns the text of `result`. With `format`, returns the differences in that form, like `tessera diff --format`, which needs
+   *  `Tessera.prepare`. */
+  document(pathA?: string, pathB?: string, options?: { format?: ReportFormat | undefined }): string;
   close(): void;
 }

@@ -6,12 +6,12 @@ import { convertInto } from "./conversion.js";
 import { compared, Entries } from "./entries.js";
 import { TesseraError } from "./errors.js";
 import { instantiated, prepared } from "./instance.js";
-import { argumentOf, documentText, filesOrThrow, optionsOf, pairsOf, partOrThrow, sinkOrThrow } from "./options.js";
+import { argumentOf, documentText, filesOrThrow, isReport, optionsOf, pairsOf, partOrThrow, sinkOrThrow } from "./options.js";
 import { Diff, Outline, Tally, Twins } from "./views.js";
 
 export { Diff, Outline, Tally, TesseraError, Twins };
 
-const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, optimizer: 8, sarif: 9 };
+const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, optimizer: 8 };
 const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4, allowExpansion: 8 };
 
 const NAMES = { include: "texts", exclude: "texts" };
@@ -88,6 +88,11 @@ export class Tessera {
     return JSON.parse(m.withTexts([name], (text) => m.document((err) => m.x.tessera_map_text(...text, err))));
   }
 
+  /** Returns the text of a report that `tessera validate --format` prints, made from tessera.findings/1. */
+  report(findings, options) {
+    return this.#m.report(documentText(argumentOf("report", "findings", findings, "document")), optionsOf("report", options, { format: "text", path: "text" }));
+  }
+
   /** Returns tessera.fqn/1 of a module tree. */
   canonicalize(modules, names = []) {
     const m = this.#m, tree = documentText(argumentOf("canonicalize", "modules", modules, "document"));
@@ -114,8 +119,11 @@ export class Checkpoint extends Entries {
   }
 
   document(kind, options = {}) {
+    if (kind === "sarif") return this.document("findings", { ...options, format: kind });
     if (kind === "plan") return this.#plan(optionsOf("plan", options, { path: "text", ...OPTIONS.plan }));
-    return KINDS[kind] === undefined ? super.document(kind, options) : this.documentOf(KINDS[kind], options);
+    if (KINDS[kind] === undefined) return super.document(kind, options);
+    const text = this.documentOf(KINDS[kind], options);
+    return isReport(options.format) ? this.m.report(text, options) : text;
   }
 
   /** Returns the text of a command's document; `pairs` are its options. */

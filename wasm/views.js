@@ -1,6 +1,6 @@
 /** Objects over a checkpoint other than its documents: the outline, and jobs in steps. */
 
-import { argumentOf, partOrThrow } from "./options.js";
+import { argumentOf, isReport, optionsOf, partOrThrow } from "./options.js";
 
 const NO_NUMBER = 0xffffffff;
 const MORE = 1;
@@ -132,7 +132,13 @@ export class Diff extends Job {
 
   /** Returns tessera.diff/1, parsed. */
   result() { return JSON.parse(this.document()); }
-  document(pathA = "a", pathB = "b") {
+  /** With `format`, returns the differences as a report instead. */
+  document(pathA = "a", pathB = "b", options = {}) {
+    const { format } = optionsOf("diff", options, { format: "text" });
+    if (isReport(format)) {
+      this.m.needsPrepared();
+      return this.m.withTexts([format, pathA, pathB], (texts) => this.m.document((err) => this.m.x.tessera_diff_report(this.handle, ...texts, err)));
+    }
     return this.m.withTexts([pathA, pathB], (paths) => this.m.document((err) => this.m.x.tessera_diff_document(this.handle, ...paths, err)));
   }
 
