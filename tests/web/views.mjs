@@ -35,10 +35,12 @@ export const goTo = (page, view) => (ACTIONS.includes(view) ? page.getByRole("na
 export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .asked, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] > .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
 const choose = (page, name) => page.locator(".window .row", { hasText: name }).first().click();
 
-async function downloaded(page, button) {
+async function downloadedText(page, button) {
   const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: button, exact: true }).click()]);
-  return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
+  return fs.readFileSync(await download.path(), "utf8");
 }
+
+const downloaded = async (page, button) => JSON.parse(await downloadedText(page, button));
 
 export async function testViews({ page, url, broken }) {
   await page.goto(url);
@@ -127,6 +129,8 @@ export async function testViews({ page, url, broken }) {
     check((await downloadedFindings(page)).findings[0].rule === "layout/hole", "the export lacks the finding");
     const sarif = await downloaded(page, "Export SARIF");
     check(sarif.version === "2.1.0" && sarif.runs[0].results[0].ruleId === "layout/hole", "the SARIF export lacks the finding");
+    check(/<failure type="layout\/hole">/.test(await downloadedText(page, "Export JUnit")), "the JUnit export lacks the finding");
+    check(/^::error file=.*,title=layout\/hole::/.test(await downloadedText(page, "Export GitHub")), "the GitHub export lacks the finding");
   });
   await test("missing and unused files are told", async () => {
     await page.getByRole("button", { name: "Tessera", exact: true }).click();

@@ -21,7 +21,6 @@ export interface OpenedFiles {
   readonly absent: readonly string[];
   /** The findings without placeholders. */
   readonly found: FindingsDocument;
-  readonly sarif: string;
 }
 
 const standIn = (name: string): SourceFile => ({ name, size: STAND_IN_BYTES, read: () => { throw new Error(`${name} is absent`); } });
@@ -40,7 +39,7 @@ export function openFiles(tessera: Tessera, files: readonly SourceFile[], option
   let checkpoint = tessera.open(files, options);
   try {
     checkpoint.check(); // Raw optimizer states of several ranks can be opened, but are not one checkpoint that can be shown.
-    const first = findingsDocument(checkpoint, path), sarif = checkpoint.document("sarif", { path });
+    const first = findingsDocument(checkpoint, path);
     if (!tessera.isPrepared && first.findings.some((f) => f.rule === ITEM)) throw new Error("items are judged with the second file of the module");
     const missing = new Map<string, Finding>();
     let latest = first;
@@ -52,7 +51,7 @@ export function openFiles(tessera: Tessera, files: readonly SourceFile[], option
       checkpoint = tessera.open([...files, ...[...missing.keys()].map(standIn)], options);
       latest = findingsDocument(checkpoint, path);
     }
-    return { checkpoint, absent: [...missing.keys()], found: withMissing(first, [...missing.values()]), sarif: sarifWith(sarif, first, [...missing.values()]) };
+    return { checkpoint, absent: [...missing.keys()], found: withMissing(first, [...missing.values()]) };
   } catch (e) {
     checkpoint.close();
     throw e;
@@ -67,22 +66,4 @@ export function withMissing(document: FindingsDocument, missing: readonly Findin
   const { unlisted = {}, ...summary } = document.summary;
   const left = Object.entries(unlisted).map(([rule, n]) => [rule, rule === RULE ? n - rest.length : n] as const).filter(([, n]) => n > 0);
   return { ...document, findings: [...document.findings, ...rest], summary: left.length ? { ...summary, unlisted: Object.fromEntries(left) } : summary };
-}
-
-interface SarifResult { readonly ruleId: string; readonly partialFingerprints?: unknown; readonly locations?: readonly { readonly physicalLocation?: { readonly artifactLocation?: { readonly uri: string } } }[] }
-interface SarifLog { readonly runs: readonly { readonly results: readonly SarifResult[] }[] }
-
-/** The same for SARIF 2.1.0: an existing result serves as the pattern for those that were not listed. */
-function sarifWith(text: string, first: FindingsDocument, missing: readonly Finding[]): string {
-  const rest = withMissing(first, missing).findings.slice(first.findings.length);
-  if (rest.length === 0) return text;
-  const log = JSON.parse(text) as SarifLog, [run] = log.runs;
-  const pattern = run?.results.find((r) => r.ruleId === RULE), at = first.findings.find((f) => f.rule === RULE)?.file ?? "";
-  if (!run || !pattern) return text;
-  const { partialFingerprints: _, ...plain } = pattern;
-  const added = rest.map((f) => ({ ...plain, message: { text: f.message }, locations: [{
-    physicalLocation: { artifactLocation: { uri: (pattern.locations?.[0]?.physicalLocation?.artifactLocation?.uri ?? at).replace(at, f.file ?? "") } },
-    ...(f.fqn === undefined ? {} : { logicalLocations: [{ fullyQualifiedName: f.fqn }] }),
-  }] }));
-  return JSON.stringify({ ...log, runs: [{ ...run, results: [...run.results, ...added] }] }, null, 1);
 }

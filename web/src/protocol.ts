@@ -1,5 +1,5 @@
 /** The messages between the page and its worker. */
-import type { ConversionResult, ConvertOptions, FqnDocument, Level, MapOptions, Names, OptimizerOptions, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
+import type { ConversionResult, ConvertOptions, FqnDocument, Level, MapOptions, Names, OptimizerOptions, ReportFormat, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
 import type { FileMetadata } from "./file_metadata";
@@ -96,8 +96,6 @@ export interface Findings {
   /** By rule: the number of findings that were not listed. */
   readonly unlisted: Readonly<Record<string, number>>;
   readonly text: string;
-  /** The same findings as SARIF 2.1.0. */
-  readonly sarif: string;
 }
 
 export interface Chunk {
@@ -321,6 +319,8 @@ export interface Requests {
   /** Checks part `part` of `parts` of the bytes. */
   deepPart: { takes: { part: number; parts: number }; gives: Uint8Array };
   deepFindings: { takes: { readonly found?: readonly Uint8Array[] }; gives: Findings };
+  /** Findings (their text) in another form. */
+  report: { takes: { findings: string; format: ReportFormat }; gives: string };
 }
 export type Kind = keyof Requests;
 

@@ -103,11 +103,11 @@ function closeSide(side: Side): void {
   if (side === "a") delete lists.all;
 }
 
-function findingsOf(t: Tessera, document: FindingsDocument, sarif: string): Findings {
+function findingsOf(t: Tessera, document: FindingsDocument): Findings {
   const { findings, summary } = document, rules = new Set(findings.map((f) => f.rule));
   return {
     list: findings, help: Object.fromEntries([...rules].map((rule) => [rule, t.ruleHelp(rule)])), unlisted: summary.unlisted ?? {},
-    text: JSON.stringify(document, null, 1), sarif,
+    text: JSON.stringify(document, null, 1),
   };
 }
 
@@ -225,7 +225,7 @@ const handlers: Handlers = {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
     const all = checkpoint.outline();
     lists.all = new Contents(all, checkpoint);
-    const findings = findingsOf(t, a.found, a.sarif), overview = overviewOf(a);
+    const findings = findingsOf(t, a.found), overview = overviewOf(a);
     markEntries(a, overview, findings.list, all);
     return { overview, findings, isMetadataOnly: isMetadataOnly(overview), optimizer: optimizerOf(checkpoint.outline()), rows: all.count };
   },
@@ -397,8 +397,9 @@ const handlers: Handlers = {
     const checkpoint = await plain(), { title: path, found: before } = opened("a");
     if (found) checkpoint.checkJoin(new Uint8Array(await new Blob(found as Uint8Array<ArrayBuffer>[]).arrayBuffer()), found.length);
     const document = JSON.parse(checkpoint.document(found ? "findings" : "findings-deep", { path })) as FindingsDocument;
-    return findingsOf(await tessera, withMissing(document, before.findings.filter((f) => f.rule === "dcp/missing-file")), checkpoint.document("sarif", { path }));
+    return findingsOf(await tessera, withMissing(document, before.findings.filter((f) => f.rule === "dcp/missing-file")));
   },
+  report: async ({ findings, format }) => (await prepared()).report(findings, { format, path: opened("a").title }),
 };
 
 function troubleOf(e: unknown): Trouble {

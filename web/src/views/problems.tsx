@@ -69,12 +69,23 @@ function GroupView({ group, show }: { group: Group; show: (fqn: string) => void 
 
 const loadOpenAs = async () => (await import("./open_as")).OpenAs;
 
+/** Forms of findings for other programs, and the names of the files. */
+const REPORTS = [
+  { title: "SARIF", format: "sarif", name: "findings.sarif" },
+  { title: "JUnit", format: "junit", name: "findings.xml" },
+  { title: "GitHub", format: "github", name: "findings.txt" },
+] as const;
+
 export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element {
   const model = useModel();
   const [hidden, setHidden] = useState<ReadonlySet<Level>>(new Set());
   const groups = groupsOf(model), counts = problemCount(model), { opened } = model;
   const number: Record<Level, number> = { error: counts.errors, warning: counts.warnings, note: counts.notes };
   const asks = model.findings?.list.some(({ message, rule }) => /--(part|shards)/.test(message + model.findings?.help[rule]));
+  const save = async ({ format, name }: (typeof REPORTS)[number]) => {
+    const text = await model.run("Writing the report", undefined, () => model.client.call("report", { findings: model.findings?.text ?? "", format }), model.hear);
+    if (text !== undefined) saveText(name, text);
+  };
   const flip = (level: Level) => setHidden((h) => { const next = new Set(h); if (!next.delete(level)) next.add(level); return next; });
   return (
     <section class="view" aria-label="Problems">
@@ -82,7 +93,7 @@ export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element
         {LEVELS.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} disabled={number[level] === 0} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}
         {!opened?.isMetadataOnly && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
         {groups.length > 0 && <button type="button" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
-        {groups.length > 0 && <button type="button" onClick={() => saveText("findings.sarif", model.findings?.sarif ?? "")}>Export SARIF</button>}
+        {groups.length > 0 && REPORTS.map((report) => <button key={report.format} type="button" onClick={() => void save(report)}>Export {report.title}</button>)}
       </p>
       {groups.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. No problems were found." : "Metadata, headers and sizes were checked. No problems were found. Values have not been read."}</p>}
       {groups.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}
