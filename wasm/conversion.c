@@ -261,7 +261,7 @@ static tsr_status add_warnings(conversion *c, tsr_error *err)
                            ? tsr_vec_push(&c->warnings, err)
                            : NULL;
     if (warning) *warning = TSR_STR(TSR_SHARDS_UNUSED);
-    TSR_TRY(tsr_unread_warnings(c->call.source, c->call.arena, &c->warnings, err));
+    TSR_TRY(tsr_opening_warnings(c->call.source, c->call.arena, &c->warnings, err));
     TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, &c->warnings, err));
     TSR_TRY(tsr_conversion_warnings(c->call.checkpoint, &c->result, c->options.to, c->call.arena, &c->warnings, err));
     if (c->options.to == TSR_TO_DCP)

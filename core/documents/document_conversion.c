@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "base/line.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/number_text.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -13,6 +15,7 @@
 #define NAMES_SHOWN    5u
 #define NAMES_BYTES    1024u
 #define METADATA_BYTES 2048u
+#define RANKS_SHOWN    8u
 
 void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out)
 {
@@ -87,7 +90,93 @@ static tsr_status add_finding(const tsr_finding *f, tsr_arena *arena, tsr_vec *w
     return add(warnings, text, err);
 }
 
-tsr_status tsr_unread_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+/* ---- copies of several ranks ---- */
+
+typedef struct rank_list {
+    tsr_line text;
+    uint64_t shown[RANKS_SHOWN];
+    size_t count;
+} rank_list;
+
+static size_t directory_size(tsr_str path)
+{
+    size_t size = path.size;
+    while (size && path.data[size - 1] != '/') size--;
+    return size;
+}
+
+/* Adds the rank in the name of a rank's file, "__RANK_0.distcp". */
+static void list_rank(rank_list *ranks, tsr_str name)
+{
+    uint64_t rank = 0;
+    size_t at = 2;
+    if (!tsr_str_starts(name, TSR_STR("__"))) return;
+    while (at < name.size && name.data[at] >= '0' && name.data[at] <= '9')
+        rank = 10 * rank + (uint64_t)(name.data[at++] - '0');
+    if (at == 2 || at == name.size || name.data[at] != '_') return;
+    for (size_t i = 0; i < ranks->count; i++)
+        if (ranks->shown[i] == rank) return;
+    if (ranks->count == RANKS_SHOWN) return;
+    tsr_line_format(&ranks->text, "%s%" PRIu64, ranks->count ? ", " : "", rank);
+    ranks->shown[ranks->count++] = rank;
+}
+
+static void list_ranks(rank_list *ranks, const tsr_store *store, const tsr_chunk *chunks, uint64_t count)
+{
+    for (uint64_t c = 0; c < count; c++) {
+        if (chunks[c].file == TSR_NO_FILE) continue;
+        const tsr_str path = store->files[chunks[c].file].name;
+        const size_t directory = directory_size(path);
+        list_rank(ranks, (tsr_str){path.data + directory, path.size - directory});
+    }
+}
+
+/* Whether there is metadata of all ranks next to a data file. */
+static tsr_status has_common_metadata(tsr_store *store, uint32_t file, tsr_arena *arena, bool *out, tsr_error *err)
+{
+    const tsr_str path = store->files[file].name;
+    const tsr_str marker = tsr_arena_format(arena, err, "%.*s.metadata", (int)directory_size(path), path.data);
+    if (!marker.data) return TSR_E_NOMEM;
+    *out = tsr_store_find(store, marker) != TSR_NO_FILE;
+    return TSR_OK;
+}
+
+/* Adds a warning if several ranks, each with its own metadata, saved the same entries: only one copy of each is used, and
+ * nothing says that they are equal. */
+static tsr_status add_copies(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    tsr_store *store = tsr_checkpoint_store(checkpoint);
+    const tsr_entry *first = NULL;
+    uint64_t count = 0;
+    bool common;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (!entry->replica_count || entry->replicas->file == TSR_NO_FILE) continue;
+        if (!first) TSR_TRY(has_common_metadata(store, entry->replicas->file, arena, &common, err));
+        if (!first && common) return TSR_OK;
+        if (!first) first = entry;
+        count++;
+    }
+    if (!first) return TSR_OK;
+    char numbers[NAMES_BYTES];
+    rank_list ranks = {.text = tsr_line_on(numbers, sizeof numbers)};
+    list_ranks(&ranks, store, first->chunks, first->chunk_count);
+    list_ranks(&ranks, store, first->replicas, first->replica_count);
+    if (ranks.count < 2) return TSR_OK;
+    const tsr_str entries = count > 1 ? tsr_arena_format(arena, err, " and %" PRIu64 " more", count - 1) : TSR_STR("");
+    if (!entries.data) return TSR_E_NOMEM;
+    return add(
+        warnings,
+        tsr_arena_format(arena, err,
+                         "each rank wrote its own metadata, and ranks %.*s%s saved '%.*s'%.*s; of these the copy of the "
+                         "lowest rank is used, and deep validation reports copies that differ",
+                         (int)ranks.text.used, numbers, ranks.count == RANKS_SHOWN ? ", …" : "", TSR_STR_ARG(first->fqn),
+                         TSR_STR_ARG(entries)),
+        err);
+}
+
+tsr_status tsr_opening_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
     static const char *const rules[] = {"parts/left-out", "parts/one-of-several", "index/other-model",
                                         "index/unreferenced-file", "dcp/unreferenced-file"};
@@ -97,7 +186,7 @@ tsr_status tsr_unread_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr
         for (size_t r = 0; r < sizeof rules / sizeof *rules && f->level == TSR_WARNING; r++)
             if (strcmp(f->rule->id, rules[r]) == 0) TSR_TRY(add_finding(f, arena, warnings, err));
     }
-    return TSR_OK;
+    return add_copies(checkpoint, arena, warnings, err);
 }
 
 /* Adds the errors that the reader found in data that was converted nevertheless. */

@@ -126,6 +126,20 @@ def test_ranks_without_their_metadata_are_an_interrupted_save(t):
 
 
 @test
+def test_which_of_several_ranks_copies_is_used_is_said(t):
+    """With use_collectives=False every rank saves all it has, and nothing says that the copies are equal."""
+    path = sample("dcp_rank_local")[0]
+    said = ("ranks 0, 1 saved", "'model.steps_seen' and 1 more", "the copy of the lowest rank is used")
+    for args in (["get", path, "step"], ["diff", path, path], ["manifest", path]):
+        err = " ".join(t.run(*args).stderr.decode().split())
+        need(all(text in err for text in said), (args, err))
+    warnings = t.json("convert", path, t.at("x.pt"), "--json")["warnings"]
+    need([w for w in warnings if all(text in w for text in said)], warnings)
+    for quiet in (["validate", path], ["inspect", path], ["get", sample("dcp_fsdp2")[0], "loss"]):
+        need("lowest rank" not in t.run(*quiet).stderr.decode(), quiet)
+
+
+@test
 def test_files_whose_names_count_them_must_all_be_there(t):
     check_incomplete(t, shards(t, "hf", [1, 3], 3), ["w1", "w3"], "1 of 3 files is missing: 'model-00002-of-00003.safetensors'")
     check_incomplete(t, shards(t, "first", [1], 12), ["w1"], "11 of 12 files are missing: 'model-00002-of-00012.safetensors'")

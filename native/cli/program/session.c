@@ -70,14 +70,14 @@ static tsr_status open_compared(cli *program, const char *path, const tsr_open_o
     return tsr_path_open_compared(&opener, path, options, out, err);
 }
 
-/* Warns of files that are not read. `inspect` and `validate`, which list these findings, do not open checkpoints for their
- * values. */
-static tsr_status warn_of_unread(cli *program, const cli_session *session, tsr_error *err)
+/* Warns of files that are not read and the like. `inspect` and `validate`, which list these findings, do not open
+ * checkpoints for their values. */
+static tsr_status warn_of_opening(cli *program, const cli_session *session, tsr_error *err)
 {
     const tsr_allocator *allocator = cli_host(program)->allocator;
     tsr_vec warnings = tsr_vec_of(allocator, sizeof(tsr_str));
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
-    const tsr_status status = arena ? tsr_unread_warnings(session->checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
+    const tsr_status status = arena ? tsr_opening_warnings(session->checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
     for (size_t i = 0; i < warnings.count && status == TSR_OK; i++)
         cli_warn(program, "%s: %.*s", session->path, TSR_STR_ARG(((const tsr_str *)warnings.items)[i]));
     tsr_vec_free(&warnings);
@@ -103,7 +103,7 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
-    if (chosen.purpose == TSR_FOR_VALUES) status = warn_of_unread(program, out, err);
+    if (chosen.purpose == TSR_FOR_VALUES) status = warn_of_opening(program, out, err);
     if (status != TSR_OK) cli_close(out);
     return status;
 }

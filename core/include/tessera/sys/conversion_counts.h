@@ -30,10 +30,10 @@ void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_count
 tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
                                    tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
-/* Appends what opening a checkpoint found of files that are not read, or of a file that is only one of several: what everyone
- * who uses its values should know. `warnings` and `arena` as above. The checkpoint is one that reads files, not a mapped
- * one. TSR_E_NOMEM. */
-tsr_status tsr_unread_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
+/* Appends what everyone who uses the values of a checkpoint should know: files that are not read, a file that is only one of
+ * several, copies of several ranks of which one is used. `warnings` and `arena` as above. The checkpoint is one that reads
+ * files, not a mapped one. TSR_E_NOMEM. */
+tsr_status tsr_opening_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
 /* For a conversion to torch.save: appends a warning about the dicts of the state dict that were a collections.defaultdict. As
  * containers of entries they are written as dict, so that torch.load can load the rest by its default. `selection` is what was
