@@ -11,6 +11,7 @@
 #include "tessera/native_host.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/folder.h"
@@ -188,6 +189,24 @@ tsr_status tsr_python_file(session *s, const char *name, tsr_write_fn *write, vo
     return status;
 }
 
+EXPORT tsr_status tsr_python_warnings(session *s, tsr_write_fn *write, void *ctx, tsr_error *err);
+
+/* Writes what everyone who uses the values should know, each text followed by a NUL. */
+tsr_status tsr_python_warnings(session *s, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    tsr_vec warnings = tsr_vec_of(&s->allocator, sizeof(tsr_str));
+    tsr_arena *arena = tsr_arena_new(&s->allocator, 0, err);
+    tsr_status status = arena ? tsr_opening_warnings(s->checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
+    for (size_t i = 0; i < warnings.count && status == TSR_OK; i++) {
+        const tsr_str *text = (const tsr_str *)warnings.items + i;
+        status = write(ctx, text->data, text->size, err);
+        if (status == TSR_OK) status = write(ctx, "", 1, err);
+    }
+    tsr_vec_free(&warnings);
+    tsr_arena_free(arena);
+    return status;
+}
+
 /* ---- the catalog ---- */
 
 /* An entry of the catalog. Mirrored in _library.py. The elements of a float4 tensor are counted in pairs, as in torch. */
@@ -202,6 +221,7 @@ typedef struct entry_info {
     uint32_t ndim;
     uint32_t path_length;
     uint8_t requires_grad;
+    uint8_t has_copies; /* several ranks have saved the same elements, and those of the lowest rank are read */
 } entry_info;
 
 EXPORT const char *tsr_python_format(const session *s);
@@ -236,7 +256,8 @@ void tsr_python_entry(const session *s, uint64_t index, entry_info *out)
                         .chunks = entry->chunk_count,
                         .ndim = entry->ndim,
                         .path_length = entry->path ? entry->path_length : 0,
-                        .requires_grad = entry->requires_grad};
+                        .requires_grad = entry->requires_grad,
+                        .has_copies = entry->replica_count != 0};
     for (uint32_t d = 0; d < entry->ndim && d < TSR_MAX_NDIM; d++) out->shape[d] = entry->shape[d];
     if (entry->ndim) tsr_dtype_pack(&dtype, &out->shape[entry->ndim - 1]);
     out->dtype = tsr_dtype_describe(dtype)->name;

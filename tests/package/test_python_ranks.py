@@ -1,10 +1,13 @@
 """tessera.torch on several ranks with a gloo group, beside PyTorch's own reader and writer."""
 import os
+import shutil
 import types
+import warnings
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from harness import SAMPLES
 from test_python import tessera
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
@@ -110,6 +113,13 @@ def reads_its_own(rank, world, path):
             assert "Missing key" in str(e), e
             continue
         raise AssertionError("a rank got what another one saved")
+    tensors = {name: value for name, value in want.items() if name not in ("of", "rows")} | {"of.rank.0": want["of"]["rank"][0]}
+    assert same(tessera.torch.load(path, list(tensors)), tensors), rank
+    assert same(tessera.torch.load(rows), {"w": want["w"], "rows": whole["rows"]}), rank
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        only = tessera.torch.load(rows, ["w", "rows"])
+        assert same(only, {"w": want["w"], "rows": whole["rows"]}) and not said, [str(w.message) for w in said]
     state = {"w": torch.zeros(2, 3), f"only{rank}": torch.zeros(2, 2)}
     if rank != 1:
         del state[f"only{rank}"]
@@ -120,6 +130,41 @@ def reads_its_own(rank, world, path):
 def test_every_rank_reads_what_it_saved_with_its_own_metadata(t):
     path = t.at("local")
     run_ranks(reads_its_own, 3, path)
+
+
+def saves_copies(rank, world, path):
+    dcp.save({"w": torch.full((2,), float(rank)), "v": torch.ones(1), f"only{rank}": torch.ones(1)}, storage_writer=dcp.FileSystemWriter(path), use_collectives=False)
+
+
+def test_copies_of_ranks_are_mentioned_where_no_rank_is_known(t):
+    path = t.at("copies")
+    run_ranks(saves_copies, 3, path)
+
+    def said(use):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            use()
+        assert all(w.filename == __file__ for w in caught), [w.filename for w in caught]
+        return [str(w.message) for w in caught]
+    with tessera.open(path) as checkpoint:
+        for use in (lambda: tessera.torch.load(path, ["w"]), lambda: checkpoint["w"].read(), lambda: tessera.diff(path, os.path.join(SAMPLES, "dcp_fsdp2"))):
+            texts = said(use)
+            assert len(texts) == 1 and all(part in texts[0] for part in (path, "ranks 0, 1, 2 saved 'w' and 1 more", "lowest rank")), texts
+        assert said(lambda: checkpoint["w"].read()) == [], "it is said once"
+    assert said(lambda: (tessera.validate(path), tessera.inspect(path), list(tessera.open(path)), tessera.torch.load(os.path.join(SAMPLES, "dcp_fsdp2")))) == []
+
+
+def test_files_that_are_not_read_are_mentioned(t):
+    """What the command says of a checkpoint whose values it uses."""
+    path = shutil.copytree(os.path.join(SAMPLES, "safetensors_index"), t.at("model"))
+    shutil.copy(os.path.join(path, "model-00001-of-00003.safetensors"), os.path.join(path, "extra.safetensors"))
+    name = next(iter(tessera.open(path)))
+    command = " ".join(t.run("manifest", path).stderr.decode().split())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tessera.torch.load(path, [name])
+    texts = [str(w.message) for w in caught]
+    assert len(texts) == 1 and "extra.safetensors" in texts[0] and texts[0] in command, (texts, command)
 
 
 def writes_objects(rank, world, path):

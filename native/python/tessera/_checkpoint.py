@@ -31,7 +31,7 @@ class Entry:
     path            keys and list positions from the root of the nested state dict; None if the name is a single flat key
     requires_grad   as stored"""
 
-    __slots__ = ("_checkpoint", "_index", "name", "kind", "dtype", "shape", "nbytes", "type", "path", "requires_grad", "_chunks")
+    __slots__ = ("_checkpoint", "_index", "name", "kind", "dtype", "shape", "nbytes", "type", "path", "requires_grad", "_chunks", "_has_copies")
     name: str
     kind: str
     dtype: str | None
@@ -50,7 +50,7 @@ class Entry:
         self.shape = tuple(info.shape[:info.ndim])
         self.nbytes, self._chunks = info.bytes, info.chunks
         self.path = session.keys(index, info.path_length) if info.path_length else None
-        self.requires_grad = bool(info.requires_grad)
+        self.requires_grad, self._has_copies = bool(info.requires_grad), bool(info.has_copies)
 
     def __repr__(self):
         return f"<{self.name}: {self.dtype} {list(self.shape)}>" if self.kind == "tensor" else f"<{self.name}: {self.kind} {self.type}>"
@@ -164,10 +164,11 @@ class Checkpoint(Mapping[str, Entry]):
 
     def __init__(self, path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-                 _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None) -> None:
+                 _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None,
+                 _warns: bool = True) -> None:
         self._choices = Choices(part, step, also, shards, _is_compared)
         self._session = Session(path, self._choices, threads=threads, purpose=_purpose, allow_expansion=allow_expansion,
-                                metadata_rank=_metadata_rank)
+                                metadata_rank=_metadata_rank, warns=_warns)
         self.path = self._session.path
         self.format = self._session.format()
         entries = (Entry(self, i) for i in range(self._session.count()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import _thread
 import threading
 import time
@@ -55,7 +56,7 @@ class _Opening(ctypes.Structure):
 class EntryInfo(ctypes.Structure):
     _fields_ = [("fqn", _Str), ("type", _Str), ("kind", ctypes.c_char_p), ("dtype", ctypes.c_char_p), ("shape", ctypes.c_uint64 * MAX_NDIM),
                 ("bytes", ctypes.c_uint64), ("chunks", ctypes.c_uint64), ("ndim", ctypes.c_uint32), ("path_length", ctypes.c_uint32),
-                ("requires_grad", ctypes.c_uint8)]
+                ("requires_grad", ctypes.c_uint8), ("has_copies", ctypes.c_uint8)]
 
 
 class _PathItem(ctypes.Structure):
@@ -132,6 +133,7 @@ _unchanged = _function("unchanged", _int, _p, _p)
 _status_name = _function("status_name", _char, _int)
 _format = _function("format", _char, _p)
 _own_files = _function("own_files", _int, _p, _WRITE, _p, _p)
+_warnings = _function("warnings", _int, _p, _WRITE, _p, _p)
 _file = _function("file", _int, _p, _char, _WRITE, _p, _p)
 _count = _function("count", _u64, _p)
 _entry = _function("entry", None, _p, _u64, _p)
@@ -159,6 +161,14 @@ def _raise(err, path):
     if path and path not in message:
         message = f"{path}: {message}"
     raise TesseraError(message, _status_name(err.status).decode(), position)
+
+
+def warn(message):
+    """Warns at the line that called this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 class _Stop:
@@ -288,16 +298,17 @@ os.register_at_fork(after_in_child=_after_fork)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None):
+    def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
         self.path = os.fspath(path)
         self._stop = _Stop()
         self._handle = None
         _sessions.add(self)
         self._handle = self._open(choices, threads, purpose, metadata_rank)
+        self._has_warned = not warns
         if allow_expansion:
             _allow_expansion(self._handle)
         if choices.shards is not None and not _uses_shards(self._handle):
-            warnings.warn(f"{self.path}: shards is not used: its tensors are not plain tensors of several ranks", stacklevel=4)
+            warn(f"{self.path}: shards is not used: its tensors are not plain tensors of several ranks")
 
     def _open(self, choices, threads, purpose, metadata_rank):
         paths, (name, text), err = choices.paths(self.path), choices.map_of_ranks(), _Error()
@@ -345,6 +356,14 @@ class Session:
         if self._do(_unchanged, ctypes.byref(err)) != 0:
             _raise(err, self.path)
 
+    def _warn(self):
+        """Says once what everyone who uses values should know, such as which files are not read."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        for text in _collect([self._stop], lambda *to: _warnings(self.handle, *to), self.path).split(b"\0")[:-1]:
+            warn(f"{self.path}: {text.decode('utf-8', 'replace')}")
+
     def format(self):
         return _format(self.handle).decode()
 
@@ -387,6 +406,7 @@ class Session:
 
     def read(self, items):
         """Reads items, (index, offsets, sizes, address, bytes). The library's threads share the work, without the interpreter's lock."""
+        self._warn()
         array = (_ReadItem * len(items))()
         numbers = []
         for to, (index, offsets, sizes, address, size) in zip(array, items):
@@ -411,6 +431,7 @@ class Session:
         return bool(self._do(_has_value, index))
 
     def object(self, index):
+        self._warn()
         return _collect([self._stop], lambda *to: _object(self.handle, index, *to), self.path)
 
     def plan_optimizer(self, key, mesh, slices):
@@ -463,6 +484,8 @@ class Session:
     def diff(self, other, values, layout, atol, rtol, form=None):
         """Returns tessera.diff/1, or with a form the text of a report."""
         atol, rtol = tolerance(atol, "atol"), tolerance(rtol, "rtol")
+        self._warn()
+        other._warn()
         asked = _Difference(os.fsencode(self.path), os.fsencode(other.path), _Tolerance(atol == 0 and rtol == 0, atol, rtol),
                             bool(values or atol or rtol), bool(layout), _form(form))
         return _document(_collect([self._stop, other._stop], lambda *to: _diff(self.handle, other.handle, ctypes.byref(asked), *to), None), form)

@@ -2,7 +2,6 @@
 torch/distributed/checkpoint/optimizer.py does. The library plans and reads. This file determines the layout of the model's state,
 creates PyTorch's tensors, and lets the ranks agree."""
 import io
-import warnings
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from ._checkpoint import Checkpoint
 from ._choices import state_dict, text
-from ._library import FOR_VALUES, PlannedRead, TesseraError
+from ._library import FOR_VALUES, PlannedRead, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of
 
@@ -139,8 +138,7 @@ class _Job:
         count = f"{len(unknown)} parameter{'s' if len(unknown) > 1 else ''}"
         names = ", ".join(f"'{name}'" for name in unknown[:5]) + (", …" if len(unknown) > 5 else "")
         how = "without a tensor-parallel slice" if self.is_2d else "all the same"
-        warnings.warn(f"the checkpoint has optimizer state of {count} that the model's state does not have: {names}; it is loaded {how}",
-                      stacklevel=6)
+        warn(f"the checkpoint has optimizer state of {count} that the model's state does not have: {names}; it is loaded {how}")
 
     def load(self):
         self.warn()

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable
 from typing import Any, Sequence
 
@@ -12,10 +11,10 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath, state_dict as checked_state_dict, text
-from ._library import FOR_VALUES, TesseraError
+from ._library import FOR_VALUES, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
-from ._torch_metadata import MARKER, has_box, marker_of
+from ._torch_metadata import MARKER, has_box, marker_of, warn_of_copies
 from ._torch_versions import compute_local_shape_and_global_offset
 
 
@@ -25,18 +24,54 @@ def _known_dtype(checkpoint, entry):
     return dtype_of(entry)
 
 
+def _is_whole(entry):
+    return entry._checkpoint._session.is_tiled(entry._index)
+
+
+def _open(path, choices, names):
+    """Returns the checkpoint and, if every rank wrote its own metadata, what this rank wrote, or None. The latter alone is the checkpoint
+    if it has all of these tensors (None: all that it names); the ranks together may not even be one checkpoint."""
+    own = None
+    if dist.is_available() and dist.is_initialized():
+        try:
+            own = Checkpoint(path, **choices, _purpose=FOR_VALUES, _metadata_rank=dist.get_rank())
+        except TesseraError as e:
+            if e.status != "not found":  # there are fewer ranks in the checkpoint
+                raise
+    if own and marker_of(own) not in (None, MARKER):
+        if names is None:
+            names = [name for name, entry in own.items() if entry.kind == "tensor"]
+        if not all(name in own and _is_whole(own[name]) for name in names):
+            return Checkpoint(path, **choices, _purpose=FOR_VALUES, _warns=False), own
+    return own or Checkpoint(path, **choices, _purpose=FOR_VALUES), None
+
+
 # ---- load ----
+
+
+def _checked(names):
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise TypeError(f"names is a list of names, not {'one string' if isinstance(names, (str, bytes)) else type(names).__name__}")
+    return list(dict.fromkeys(text(name, "each of names") for name in names))
+
+
+def _read(sources, targets):
+    """Fills targets, as for read_tensors, from the checkpoint and what this rank wrote, if that is not None."""
+    checkpoint, own = sources
+    if own is not None:
+        warn_of_copies([entry for entry, *_ in targets if entry._checkpoint is checkpoint])
+    for source in (checkpoint, own):
+        if source is not None:
+            read_tensors(source._session, [target for target in targets if target[0]._checkpoint is source])
+            source.unchanged()
 
 
 def _chosen(checkpoint, names):
     if names is None:
         opaque = [name for name, entry in checkpoint.items() if entry.kind == "opaque"]
         if opaque:
-            warnings.warn(f"{checkpoint.path}: left out, because they are not plain tensors: {', '.join(opaque[:5])}{', …' if len(opaque) > 5 else ''}", stacklevel=4)
+            warn(f"{checkpoint.path}: left out, because they are not plain tensors: {', '.join(opaque[:5])}{', …' if len(opaque) > 5 else ''}")
         return [entry for entry in checkpoint.values() if entry.kind == "tensor"]
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-        raise TypeError(f"names is a list of names, not {'one string' if isinstance(names, (str, bytes)) else type(names).__name__}")
-    names = list(dict.fromkeys(text(name, "each of names") for name in names))
     for name in names:
         if name not in checkpoint:
             raise TesseraError(f"{checkpoint.path}: there is no '{name}'", "not found")
@@ -48,17 +83,21 @@ def _chosen(checkpoint, names):
 def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | torch.device = "cpu", *, part: str | None = None,
          step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, torch.Tensor]:
     """Load tensors from any checkpoint that tessera.open accepts, and return {fqn: tensor}. Nothing in the checkpoint is executed, and
-    only the requested tensors are read.
+    only the requested tensors are read. If every rank wrote its own metadata (use_collectives=False) and torch.distributed is initialized,
+    each rank loads what it saved itself, completed from the other ranks where it saved only some elements of a tensor.
 
     names: exact names; None loads every tensor. Objects are left out. map_location: the device of the tensors. part, step, also,
     shards: as for tessera.open. Raises TesseraError if a name is not in the checkpoint, if this version of PyTorch lacks a dtype, or
     if the checkpoint cannot be opened or read."""
     device = torch.device(map_location)
-    with Checkpoint(path, part=part, step=step, also=also, shards=shards, _purpose=FOR_VALUES) as checkpoint:
-        entries = _chosen(checkpoint, names)
+    names = None if names is None else _checked(names)
+    checkpoint, own = _open(path, {"part": part, "step": step, "also": also, "shards": shards}, names)
+    with checkpoint, own or contextlib.nullcontext():
+        entries = _chosen(checkpoint if own is None or names is not None else own, names)
+        if own is not None:
+            entries = [own[entry.name] if entry.name in own and _is_whole(own[entry.name]) else checkpoint[entry.name] for entry in entries]
         loaded = {entry.name: torch.empty(entry.shape, dtype=_known_dtype(checkpoint, entry), device=device) for entry in entries}
-        read_tensors(checkpoint._session, [(entry, (0,) * len(entry.shape), loaded[entry.name]) for entry in entries])
-        checkpoint.unchanged()
+        _read([checkpoint, own], [(entry, (0,) * len(entry.shape), loaded[entry.name]) for entry in entries])
     return loaded
 
 
@@ -132,24 +171,10 @@ class _Filling:
         self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
         self.missing, self.unexpected, self.read = [], [], []
 
-    def _open(self, names):
-        """Returns the checkpoint and, if every rank wrote its own metadata, what this rank wrote, or None. The latter alone is enough if it
-        has all of these tensors; the ranks together may not even be one checkpoint."""
-        own = None
-        if dist.is_available() and dist.is_initialized():
-            try:
-                own = Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES, _metadata_rank=dist.get_rank())
-            except TesseraError as e:
-                if e.status != "not found":  # there are fewer ranks in the checkpoint
-                    raise
-        if own and (marker_of(own) in (None, MARKER) or all(name in own and own._session.is_tiled(own[name]._index) for name in names)):
-            return own, None
-        return Checkpoint(self.path, **self.choices, _purpose=FOR_VALUES), own
-
     def stage(self):
         flat, _ = flatten_state_dict(checked_state_dict(self.state_dict))
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
-        checkpoint, own = self._open(tensors)
+        checkpoint, own = _open(self.path, self.choices, tensors)
         with checkpoint, own or contextlib.nullcontext():
             self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
             targets, absent = [], set(self.missing)
@@ -160,10 +185,7 @@ class _Filling:
                     targets.append(((own if has_own else checkpoint)[name], offsets, piece))
             places = _places([piece for *_, piece in targets])
             self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in targets]
-            for source in [checkpoint] if own is None else [checkpoint, own]:
-                read_tensors(source._session, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)
-                                               if entry._checkpoint is source])
-                source.unchanged()
+            _read([checkpoint, own], [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)])
 
     def keep(self):
         with torch.no_grad():

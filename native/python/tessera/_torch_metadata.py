@@ -11,19 +11,16 @@ import io
 import math
 import pathlib
 import pickle
-import re
 
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 
+from ._library import warn
+from ._save_place import MARKER, RANK_MARKER
 from ._slots import dtype_of
 from ._torch_versions import meta_fields
-
-MARKER = ".metadata"
-_RANK_MARKER = re.compile(r"__\d+\.metadata")
-
 
 def _classes_of(module, names):
     return {name: getattr(module, name) for name in names if hasattr(module, name)}
@@ -84,7 +81,7 @@ def _unpickled(data):
 def marker_of(checkpoint):
     """Returns the name of the metadata file of a DCP; None for other formats."""
     names = checkpoint._session.own_files() if checkpoint.format == "dcp" else []
-    return MARKER if MARKER in names else next(filter(_RANK_MARKER.fullmatch, names), None)
+    return MARKER if MARKER in names else next(filter(RANK_MARKER.fullmatch, names), None)
 
 
 def has_box(entry, offsets, sizes):
@@ -96,6 +93,14 @@ def has_box(entry, offsets, sizes):
         common = (min(end, a + s) - max(begin, a) for begin, end, a, s in zip(offsets, ends, at, size))
         found += math.prod(max(0, n) for n in common)
     return found >= math.prod(sizes)
+
+
+def warn_of_copies(entries):
+    """entries: what this rank reads from the metadata of other ranks, because it has not saved all of it."""
+    names = list(dict.fromkeys(entry.name for entry in entries if entry._has_copies))
+    if names:
+        warn(f"{entries[0]._checkpoint.path}: this rank has not saved all of {', '.join(map(repr, names[:5]))}{', …' if len(names) > 5 else ''}; several "
+             "other ranks have, and the copy of the lowest of them is used")
 
 
 def _whole(entry):

@@ -22,7 +22,7 @@ from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._slots import read_tensors
 from ._torch_load import load, load_into
-from ._torch_metadata import MARKER, has_box, marker_of, metadata_of
+from ._torch_metadata import MARKER, has_box, marker_of, metadata_of, warn_of_copies
 from ._torch_save import StorageWriter
 from ._torch_versions import ASKS_FOR_RANK, StorageMeta
 
@@ -102,7 +102,7 @@ class StorageReader(_StorageReader):
         """Returns an entry of which this rank saved only some elements, with those of all ranks. PyTorch would leave the others as they
         were."""
         if self._all is None:
-            self._all = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES)
+            self._all = Checkpoint(self.path, self.threads, **self._choices, _purpose=FOR_VALUES, _warns=False)
         return self._all[name]
 
     def _load_object(self, item, planner):
@@ -128,6 +128,7 @@ class StorageReader(_StorageReader):
             targets.append((item, own, (entry if own else self._entry_of_all(entry.name), offsets, target)))
         read_tensors(self._checkpoint._session, [target for _, own, target in targets if own])
         if self._all:
+            warn_of_copies([target[0] for _, own, target in targets if not own])
             read_tensors(self._all._session, [target for _, own, target in targets if not own])
             self._all.unchanged()
         self._checkpoint.unchanged()
