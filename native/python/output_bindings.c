@@ -18,7 +18,7 @@ typedef struct saving {
     tsr_output *output;
 } saving;
 
-EXPORT saving *tsr_python_saving_open(const char *url, uint32_t kind, tsr_error *err);
+EXPORT saving *tsr_python_saving_open(const char *url, uint32_t kind, const char *marker, tsr_error *err);
 EXPORT void tsr_python_saving_close(saving *s);
 EXPORT tsr_status tsr_python_saving_names(saving *s, tsr_write_fn *write, void *ctx, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_create(saving *s, const char *name, uint64_t expected, tsr_error *err);
@@ -44,13 +44,10 @@ void tsr_python_saving_close(saving *s)
     free(s);
 }
 
-saving *tsr_python_saving_open(const char *url, uint32_t kind, tsr_error *err)
+saving *tsr_python_saving_open(const char *url, uint32_t kind, const char *marker, tsr_error *err)
 {
-    const tsr_object_output_options options = {.is_folder = true,
-                                               .overwrite = kind == REPLACES,
-                                               .only_marker = TSR_STR(".metadata"),
-                                               .only_sends = kind == SENDS,
-                                               .owns_taken = true};
+    tsr_object_output_options options = {
+        .is_folder = true, .overwrite = kind == REPLACES, .only_sends = kind == SENDS, .owns_taken = true};
     saving *s = calloc(1, sizeof *s);
     if (!s) {
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
@@ -58,7 +55,8 @@ saving *tsr_python_saving_open(const char *url, uint32_t kind, tsr_error *err)
     }
     tsr_native_host_open(&s->native, 0);
     s->arena = tsr_arena_new(s->native.host.allocator, 0, err);
-    if (s->arena && tsr_object_output_open(&s->native.host, url, &options, &s->output, err) == TSR_OK) return s;
+    if (s->arena) options.only_marker = tsr_arena_str(s->arena, tsr_str_from(marker), err);
+    if (options.only_marker.data && tsr_object_output_open(&s->native.host, url, &options, &s->output, err) == TSR_OK) return s;
     tsr_python_saving_close(s);
     return NULL;
 }

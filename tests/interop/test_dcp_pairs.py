@@ -12,8 +12,11 @@ import torch.distributed.checkpoint as dcp
 from harness import ROOT
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_model_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
@@ -35,8 +38,11 @@ class Pair:
     def __init__(self, kinds, path, **always):
         self.kinds, self.path, self.always = kinds, path, always
 
-    def save(self, state, **options):
-        return dcp.save(state, storage_writer=self.kinds[0](self.path), **self.always, **options)
+    def save(self, state, overwrite=False, **options):
+        return dcp.save(state, storage_writer=self.writer(overwrite), **self.always, **options)
+
+    def writer(self, overwrite=False):
+        return self.kinds[0](self.path, overwrite=overwrite)
 
     def load(self, state, **options):
         dcp.load(state, storage_reader=self.kinds[1](self.path), **self.always, **options)
@@ -90,7 +96,8 @@ def check(pair, state, **options):
 
 
 def nested(k):
-    return {"flat": torch.arange(6.) + k, "nested": {"list": [torch.full((2, k), k), {"deep": torch.tensor(k)}], "a.b": torch.ones(k, 0)},
+    return {"stream": io.BytesIO(bytes(range(k, 90))), "list of streams": [io.BytesIO(b""), {"in a dict": io.BytesIO(b"\0" * k)}],
+            "flat": torch.arange(6.) + k, "nested": {"list": [torch.full((2, k), k), {"deep": torch.tensor(k)}], "a.b": torch.ones(k, 0)},
             "": torch.tensor([k]), "step": k, "text": "ü" * k, "none": None, "tuple": (k, 2.5, "x"), "set": {k, 1}, "complex": 1j * k,
             "bytes": b"\0\xff" * k, "half": torch.arange(5, dtype=torch.bfloat16) * k, "bool": torch.arange(4) % (k + 1) == 0,
             "strided": torch.arange(12.).reshape(3, 4).t() * k, "slice": (torch.arange(100.) * k)[10:13], "size": torch.Size([k, 2]),
@@ -214,6 +221,53 @@ def conversions_of_format_utils(pair):
     assert same(pair.beside("again").load(emptied(state)), state)
 
 
+def saves_over_an_older_checkpoint(pair):
+    """Of what only the older one has, nothing is left."""
+    pair.save({"w": torch.arange(4.), "older": torch.ones(2), "step": 1})
+    pair.save({"w": torch.arange(6.) * 2, "newer": [torch.full((3,), 3.)]}, overwrite=True)
+    assert same(pair.load({"w": torch.zeros(6), "newer": [torch.zeros(3)]}), {"w": torch.arange(6.) * 2, "newer": [torch.full((3,), 3.)]})
+    found = {}
+    dcp.state_dict_loader._load_state_dict(found, pair.kinds[1](pair.path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    assert found.keys() == {"w", "newer"}, found
+
+
+def loads_by_keys(pair):
+    """Without a state dict to fill; a key stands for all that is below it."""
+    state = {"model": {"a": torch.arange(3.), "b": {"c": torch.ones(2, 2)}}, "optim": {"lr": 0.5, "steps": [torch.tensor(3), 4]}, "epoch": 7}
+    pair.save(state)
+    for keys, want in ((None, state), ({"model"}, {"model": state["model"]}), ({"optim.steps", "epoch"}, {"optim": {"steps": state["optim"]["steps"]}, "epoch": 7})):
+        got = _load_state_dict_from_keys(keys, storage_reader=pair.kinds[1](pair.path))
+        assert same(got, want), (keys, got)
+
+
+def goes_where_the_call_says(pair):
+    """checkpoint_id of save and load counts, not the path that the writer and the reader were made for."""
+    other = pair.beside("other")
+    pair.save({"w": torch.arange(3.)}, checkpoint_id=other.path)
+    assert not os.path.exists(os.path.join(pair.path, ".metadata"))
+    assert same(pair.load({"w": torch.zeros(3)}, checkpoint_id=other.path), {"w": torch.arange(3.)})
+
+
+def fine_tuning(pair):
+    """A head of another size is trained on a frozen body from the checkpoint, and saved and continued without the body's gradients."""
+    model, optimizer = trained(1, lambda model: model)
+    pair.save({"model": get_model_state_dict(model)})
+    tuned = torch.nn.Sequential(*list(model_of(2))[:3], torch.nn.Linear(3, 4))
+    state = pair.load({"model": get_model_state_dict(tuned, submodules={tuned[0], tuned[2]}, options=StateDictOptions(keep_submodule_prefixes=True))})
+    set_model_state_dict(tuned, state["model"], options=StateDictOptions(strict=False))
+    assert torch.equal(tuned[0].weight, model[0].weight) and tuned[3].weight.shape == (4, 3)
+    for parameter in (*tuned[0].parameters(), *tuned[2].parameters()):
+        parameter.requires_grad = False
+    optimizer = torch.optim.AdamW(tuned[3].parameters(), lr=0.1)
+    tuned(torch.ones(2, 7)).sum().backward()
+    optimizer.step()
+    options = StateDictOptions(ignore_frozen_params=True)
+    saved = dict(zip(("model", "optim"), get_state_dict(tuned, optimizer, options=options)))
+    again = pair.beside("tuned")
+    again.save(saved)
+    assert saved["model"].keys() == {"3.weight", "3.bias"} and same(again.load(emptied(saved)), saved)
+
+
 def saved_again_in_other_shapes(pair):
     """What is loaded has another dtype and other strides than what was saved; PyTorch converts."""
     pair.save({"w": torch.arange(12.).reshape(3, 4), "n": torch.arange(3)})
@@ -221,7 +275,7 @@ def saved_again_in_other_shapes(pair):
     assert got["w"].tolist() == torch.arange(12.).reshape(3, 4).tolist() and got["n"].tolist() == [0, 1, 2]
 
 
-ALONE = [nested_state_dicts, planners_that_do_not_flatten, planners_of_the_user, partial_loads, objects_with_a_state, plan_caching,
+ALONE = [saves_over_an_older_checkpoint, loads_by_keys, goes_where_the_call_says, fine_tuning, nested_state_dicts, planners_that_do_not_flatten, planners_of_the_user, partial_loads, objects_with_a_state, plan_caching,
          conversions_of_format_utils, saved_again_in_other_shapes]
 
 
@@ -241,7 +295,12 @@ def model_of(seed):
     return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3, bias=False), torch.nn.Linear(3, 6))
 
 
-def trained(seed, sharded):
+def rows_for_all_ranks(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(7, 8), torch.nn.ReLU(), torch.nn.Linear(8, 7))
+
+
+def trained(seed, sharded, model_of=model_of):
     """A model after one step of its optimizer."""
     model = sharded(model_of(seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * seed)
@@ -267,8 +326,12 @@ def tensor_parallel(model):
     return fully_shard(model, mesh=mesh["data"])
 
 
-def fsdp1(model):
-    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+def fsdp1(model, use_orig_params=True):
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=use_orig_params)
+
+
+def fsdp1_flat(model):
+    return fsdp1(model, use_orig_params=False)
 
 
 def ddp(model):
@@ -279,17 +342,44 @@ def state_of(model, optimizer, **options):
     return dict(zip(("model", "optim"), get_state_dict(model, optimizer, options=StateDictOptions(**options))))
 
 
-def training_state(saved, loaded, **planner):
+def training_state(saved, loaded, model_of=model_of, **planner):
     def scenario(pair):
-        model, optimizer = trained(1, saved)
+        model, optimizer = trained(1, saved, model_of)
         pair.save(state_of(model, optimizer), planner=dcp.DefaultSavePlanner(**planner))
-        other, its_optimizer = trained(2, loaded)
+        other, its_optimizer = trained(2, loaded, model_of)
         state = pair.load(state_of(other, its_optimizer))
         set_state_dict(other, its_optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
         want, got = state_of(model, optimizer, full_state_dict=True), state_of(other, its_optimizer, full_state_dict=True)
         assert same(want, got), f"{saved.__name__} to {loaded.__name__}"
     scenario.__name__ = f"{saved.__name__} to {loaded.__name__}"
     return scenario
+
+
+def fsdp1_optimizers(pair):
+    """SHARDED_STATE_DICT of FSDP itself. Every rank has rows of every parameter, because PyTorch's planner cannot load param_groups on one
+    that has none (PyTorch 2.13)."""
+    for wrap in (fsdp1, fsdp1_flat):
+        fsdp1_optimizer(pair.beside(wrap.__name__), wrap)
+
+
+def fsdp1_optimizer(pair, wrap):
+    FSDP, states = FullyShardedDataParallel, []
+
+    def sharded(seed):
+        model, optimizer = trained(seed, wrap, rows_for_all_ranks)
+        FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+        return model, optimizer, {"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, optimizer)}
+
+    *saved, state = sharded(1)
+    pair.save(state)
+    *loaded, state = sharded(2)
+    pair.load(state)
+    loaded[0].load_state_dict(state["model"])
+    loaded[1].load_state_dict(FSDP.optim_state_dict_to_load(loaded[0], loaded[1], state["optim"]))
+    for model, optimizer in (saved, loaded):
+        with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+            states.append((model.state_dict(), FSDP.optim_state_dict(model, optimizer)))
+    assert states[0][0].keys() == states[1][0].keys() and same(list(states[0]), list(states[1])), states
 
 
 def fsdp1_models(pair):
@@ -347,6 +437,62 @@ def saved_in_the_background(pair):
     future.result()
     dist.barrier()
     assert same(pair.load(emptied(want) | {"w": distribute_tensor(torch.zeros(10), mesh, [Shard(0)])}), want)
+
+
+def saved_in_another_process(pair):
+    mesh = init_device_mesh("cpu", (WORLD,))
+    state = {"w": distribute_tensor(torch.arange(10.), mesh, [Shard(0)]), "step": 1, "list": [torch.full((2,), 2.)], "stream": io.BytesIO(b"kept")}
+    want = {**state, "w": distribute_tensor(torch.arange(10.), mesh, [Shard(0)]), "list": [torch.full((2,), 2.)]}
+    future = dcp.async_save(state, storage_writer=pair.writer(), async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    state["w"].to_local().zero_()  # the save has its own copy
+    state["list"][0].zero_()
+    future.result()
+    dist.barrier()
+    got = pair.load(emptied(want) | {"w": distribute_tensor(torch.zeros(10), mesh, [Shard(0)])})
+    assert same(got, want), got
+
+
+def every_rank_on_its_own(pair):
+    """Values, shapes and dtypes differ under one name, and each rank gets back its own, after a second save, too."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (WORLD,))
+
+    def state(k):
+        return {"w": torch.arange(6.).reshape(2, 3) + 100 * rank + k, "shape": torch.full((rank + 1,), float(k)),
+                "dtype": torch.arange(4).to((torch.float64, torch.int64, torch.bfloat16, torch.bool)[rank]), "equal": torch.full((3,), 7.),
+                f"only{rank}": torch.full((2,), float(rank + k)), "object": {"rank": rank, "step": k}, "stream": io.BytesIO(bytes([rank, k])),
+                "rows": distribute_tensor(torch.arange(14.).reshape(7, 2) * k, mesh, [Shard(0)])}
+    for k in range(1, 3):
+        pair.save(state(k), overwrite=k > 1, use_collectives=False)
+        assert same(pair.load({**emptied(state(0)), "rows": distribute_tensor(torch.zeros(7, 2), mesh, [Shard(0)])}), state(k)), rank
+    dist.barrier()
+    if rank == 0:
+        assert sorted(name for name in os.listdir(pair.path) if not name.endswith(".distcp")) == [f"__{r}.metadata" for r in range(WORLD)]
+
+
+def keys_in_another_order_on_each_rank(pair):
+    mesh = init_device_mesh("cpu", (WORLD,))
+    items = [(f"t{n}", distribute_tensor(torch.arange(9.) + n, mesh, [Shard(0)])) for n in range(WORLD)] + [("last", torch.ones(2))]
+    turn = dist.get_rank()
+    state = dict(items[turn:] + items[:turn])
+    pair.save(state)
+    empty = lambda value: distribute_tensor(torch.zeros(9), mesh, [Shard(0)]) if isinstance(value, DTensor) else torch.zeros_like(value)
+    assert same(pair.load({name: empty(value) for name, value in reversed(state.items())}), state)
+
+
+def fewer_ranks_load(pair):
+    """What four ranks saved, two load; then one of them as whole tensors, and FSDP1's shards, too."""
+    mesh, group = init_device_mesh("cpu", (WORLD,)), dist.new_group([0, 2])
+    model = fsdp1(model_of(1))
+    FullyShardedDataParallel.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    pair.save({"rows": distribute_tensor(torch.arange(22.).reshape(11, 2), mesh, [Shard(0)]), "columns": distribute_tensor(torch.arange(22.).reshape(2, 11), mesh, [Shard(1)]),
+               "model": model.state_dict()})
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        whole = model.state_dict()
+    if dist.get_rank() in (0, 2):
+        state = {"rows": torch.zeros(11, 2), "columns": torch.zeros(2, 11), "model": {name: torch.zeros_like(value) for name, value in whole.items()}}
+        pair.load(state, process_group=group)
+        assert same(state, {"rows": torch.arange(22.).reshape(11, 2), "columns": torch.arange(22.).reshape(2, 11), "model": dict(whole)})
+    dist.barrier()
 
 
 class Fails:
@@ -425,8 +571,10 @@ def caching_with_ranks(pair):
 
 
 RANKS = [training_state(fsdp2, hsdp), training_state(hsdp, tensor_parallel), training_state(tensor_parallel, fsdp2),
-         training_state(ddp, fsdp2, dedup_save_to_lowest_rank=True), fsdp1_models, uneven_shards, groups_of_ranks,
-         saved_in_the_background, failures_of_one_rank, caching_with_ranks]
+         training_state(ddp, fsdp2, dedup_save_to_lowest_rank=True), training_state(fsdp1_flat, fsdp1, rows_for_all_ranks),
+         training_state(fsdp1, fsdp1_flat, rows_for_all_ranks), fsdp1_optimizers, fsdp1_models, uneven_shards, every_rank_on_its_own,
+         groups_of_ranks, fewer_ranks_load, keys_in_another_order_on_each_rank, saved_in_the_background, saved_in_another_process,
+         failures_of_one_rank, caching_with_ranks]
 
 
 def every_pairing(rank, world, folder):

@@ -209,12 +209,62 @@ def test_a_save_loads_in_pytorch_and_validates(t):
     save(b, 5)
     ids = [FileSystemReader(p).read_metadata().storage_meta.save_id for p in (a, b)]
     assert ids[0] == ids[1], "the digest of equal content differs"
-    alone = lambda: dcp.save(state_of(1), storage_writer=tessera.torch.StorageWriter(t.at("c")), no_dist=True, use_collectives=False)
-    fails(tessera.TesseraError, alone, "use_collectives")
     for url in ("hf://org/repo", "https://host/c?sig=secret"):
         error = fails(tessera.TesseraError, lambda: tessera.torch.StorageWriter(url), url.partition("?")[0], "s3://")
         assert "secret" not in str(error)
     assert not os.path.exists("hf:") and not os.path.exists("https:"), "a directory was made for a URL"
+
+
+def save_alone(path, k, **options):
+    dcp.save(state_of(k), storage_writer=tessera.torch.StorageWriter(path, **options), no_dist=True, use_collectives=False)
+
+
+def markers(path):
+    return sorted(name for name in os.listdir(path) if not name.endswith(".distcp"))
+
+
+def test_a_rank_that_saves_on_its_own_replaces_only_what_is_its_own(t):
+    path = t.at("alone")
+    save_alone(path, 1)
+    state = state_of(0)
+    dcp.load(state, storage_reader=FileSystemReader(path), no_dist=True)
+    assert state["step"] == 1 and torch.equal(state["model"]["a"], state_of(1)["model"]["a"]) and markers(path) == ["__0.metadata"]
+    fails(FileExistsError, lambda: save_alone(path, 2), "__0.metadata", "overwrite=True")
+    fails(CheckpointException, lambda: save(path, 2, overwrite=True), "another form", "__0.metadata")
+    whole = t.at("whole")
+    save(whole, 1)
+    fails(FileExistsError, lambda: save_alone(whole, 2, overwrite=True), "another form", ".metadata")
+    foreign = {".tessera-save-00000001aaaaaaaa.json": '{"files": ["__1_00000001aaaaaaaa.distcp"]}', "__1_00000001aaaaaaaa.distcp": "rank 1 is writing this",
+               ".tessera-save-1.lock": "", "mine.distcp": "not Tessera's"}
+    for name, text in foreign.items():
+        with open(os.path.join(path, name), "w") as f:
+            f.write(text)
+    with open(os.path.join(path, ".tessera-save-00000000aaaaaaaa.json"), "w") as f:  # what a killed save of this rank left
+        f.write('{"files": ["__0_00000000aaaaaaaa.distcp", "mine.distcp"]}')
+    with open(os.path.join(path, "__0_00000000aaaaaaaa.distcp"), "w") as f:
+        f.write("half")
+    save_alone(path, 3, overwrite=True)
+    files = set(os.listdir(path))
+    assert files > foreign.keys() and len(files) == len(foreign) + 2 and "__0.metadata" in files, files
+    dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True)
+    assert state["step"] == 3
+    with open(os.path.join(path, "__1.metadata"), "w") as f:  # of a job with more ranks
+        f.write("")
+    fails(FileExistsError, lambda: save_alone(path, 4, overwrite=True), "more than 1 ranks", "__1.metadata")
+    dcp.load(state, storage_reader=tessera.torch.StorageReader(path), no_dist=True)
+    assert state["step"] == 3 and set(os.listdir(path)) == files | {"__1.metadata"}
+
+
+def test_a_failed_save_of_one_rank_leaves_nothing(t):
+    class Fails(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            raise ValueError("planned")
+    path = t.at("new/failed")
+    writer = tessera.torch.StorageWriter(path)
+    fails(ValueError, lambda: dcp.save(state_of(1), storage_writer=writer, planner=Fails(), no_dist=True, use_collectives=False), "planned")
+    assert not os.path.exists(t.at("new"))
+    dcp.save(state_of(2), storage_writer=writer, no_dist=True, use_collectives=False)
+    assert markers(path) == ["__0.metadata"]
 
 
 class Held(dcp.DefaultSavePlanner):

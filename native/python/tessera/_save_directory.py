@@ -6,7 +6,9 @@ old checkpoint or the new one. The files that the old one lists are removed afte
 
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
-    .tessera-save.lock        held by the coordinator while it saves"""
+    .tessera-save.lock        held by the coordinator while it saves
+
+A rank that saves on its own is its own coordinator: its marker is `__R.metadata`, and its lock `.tessera-save-R.lock`."""
 import contextlib
 import errno
 import fcntl
@@ -18,10 +20,9 @@ import threading
 import time
 
 from ._library import TesseraError
-from ._save_place import JOURNAL, MARKER, MOST_JOURNAL_BYTES, TO_REPLACE, Place, name_of_file, name_of_journal, new_token, token_of
+from ._save_place import JOURNAL, MOST_JOURNAL_BYTES, TO_REPLACE, Place, name_of_file, name_of_journal, token_of
 
-_LOCK = ".tessera-save.lock"
-_locks = {}  # directory → _Lock; a thread that saves there again reuses its lock
+_locks = {}  # path of the lock → _Lock; a thread that saves there again reuses its lock
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
 _LAST_SECONDS = 2  # that a thread whose save has failed may take to end
 
@@ -120,7 +121,7 @@ class _File:
     """A rank's file while it is written."""
 
     def __init__(self, directory, number):
-        self._directory, token = directory, new_token()
+        self._directory, token = directory, directory.new_token()
         self.name, self._journal = name_of_file(number, token), directory.at(name_of_journal(token))
         os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
         try:
@@ -177,8 +178,8 @@ class Directory(Place):
         os.makedirs(self.path, exist_ok=True)
         self._lock()
         try:  # an old checkpoint whose metadata cannot be read is not replaced
-            self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(MARKER)) else set()
-            self._found = {name: _identity(self.at(name)) for name in sorted(self._replaced | {MARKER})}
+            self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(self.marker)) else set()
+            self._found = {name: _identity(self.at(name)) for name in sorted(self._replaced | {self.marker})}
             self._clean()
         except BaseException:
             self.release()
@@ -190,9 +191,9 @@ class Directory(Place):
 
     def publish(self, data, files):
         """files: the names of all ranks' files."""
-        token = new_token()
+        token = self.new_token()
         marker, journal = f".tessera-save-{token}.metadata", name_of_journal(token)
-        replaced = {name: then for name, then in self._found.items() if name != MARKER and name not in files}
+        replaced = {name: then for name, then in self._found.items() if name != self.marker and name not in files}
         written = False
         try:
             _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
@@ -201,7 +202,7 @@ class Directory(Place):
             _sync_directory(self.path)
             if self.overwrite:
                 self._refuse_changed()
-                os.rename(self.at(marker), self.at(MARKER))
+                os.rename(self.at(marker), self.at(self.marker))
             else:
                 self._rename_new(marker)
         except Exception:
@@ -222,7 +223,7 @@ class Directory(Place):
     def _has_its_name(self, marker):
         """Whether the marker is published, which is possible even if the call that did it failed, for example on NFS."""
         there = _identity(self.at(marker))
-        return there is None or there == _identity(self.at(MARKER))
+        return there is None or there == _identity(self.at(self.marker))
 
     def _refuse_changed(self):
         """Raises TesseraError if another program has saved here since the save began."""
@@ -238,29 +239,32 @@ class Directory(Place):
     def _rename_new(self, marker):
         """Gives the marker its name unless another checkpoint has appeared there."""
         try:
-            os.link(self.at(marker), self.at(MARKER), follow_symlinks=False)
+            os.link(self.at(marker), self.at(self.marker), follow_symlinks=False)
         except FileExistsError:
             raise self._appeared() from None
         except OSError as e:
             if e.errno not in _NO_LINKS:
                 raise
-            if os.path.lexists(self.at(MARKER)):
+            if os.path.lexists(self.at(self.marker)):
                 raise self._appeared() from None
-            os.rename(self.at(marker), self.at(MARKER))
+            os.rename(self.at(marker), self.at(self.marker))
 
     def _appeared(self):
-        return FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save{TO_REPLACE}")
+        return FileExistsError(f"{self.path}: holds a checkpoint already ({self.marker}), which appeared during the save{TO_REPLACE}")
 
     # ---- one save at a time ----
 
+    def _lock_path(self):
+        return os.path.join(os.path.realpath(self.path), ".tessera-save.lock" if self.rank is None else f".tessera-save-{self.rank}.lock")
+
     def _lock(self):
-        key = os.path.realpath(self.path)
+        key = self._lock_path()
         if key in _locks:
             if not _locks[key].is_over():
                 raise TesseraError(f"{self.path}: another thread is saving to this directory", "exists")
             _locks.pop(key).close()
         while True:
-            fd = os.open(self.at(_LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = os.open(key, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -269,7 +273,7 @@ class Directory(Place):
             except OSError:  # a file system without locks
                 pass
             try:
-                if os.path.samestat(os.fstat(fd), os.lstat(self.at(_LOCK))):
+                if os.path.samestat(os.fstat(fd), os.lstat(key)):
                     break
             except FileNotFoundError:
                 pass  # its last holder removed it meanwhile
@@ -277,9 +281,9 @@ class Directory(Place):
         _locks[key] = _Lock(fd)
 
     def release(self):
-        lock = _locks.pop(os.path.realpath(self.path), None)
+        lock = _locks.pop(self._lock_path(), None)
         if lock:
-            _remove(self.at(_LOCK))
+            _remove(self._lock_path())
             lock.close()
         self.remove_made()
 
@@ -289,7 +293,7 @@ class Directory(Place):
         """Yields (token, document) of the journals that saves of this user left."""
         for name in sorted(os.listdir(self.path)):
             match = JOURNAL.fullmatch(name)
-            if not match:
+            if not match or not self.may_clean(match[1]):
                 continue
             info = os.lstat(self.at(name))
             if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_size > MOST_JOURNAL_BYTES:
@@ -309,7 +313,7 @@ class Directory(Place):
     def _replaced_by(self, document):
         """Returns (name, identity) of the files that an interrupted save was to replace, if its marker is in place."""
         replaces = document.get("replaces")
-        published = document.get("marker") and os.path.lexists(self.at(MARKER)) and _digest_of(self.at(MARKER)) == document["marker"]
+        published = document.get("marker") and os.path.lexists(self.at(self.marker)) and _digest_of(self.at(self.marker)) == document["marker"]
         return [(name, then) for name, then in replaces.items() if "/" not in name] if published and isinstance(replaces, dict) else []
 
     def _clean(self):

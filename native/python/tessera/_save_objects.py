@@ -6,13 +6,14 @@ checkpoint lists are removed afterwards.
 
     __R_TOKEN.distcp          a rank's file; TOKEN is random
     .tessera-save-TOKEN.json  the coordinator's journal, from before the first file is visible until the end: what a later save may remove
-                              if this one is killed"""
+                              if this one is killed
+
+A rank that saves on its own is its own coordinator, with the marker `__R.metadata`."""
 import json
-import warnings
 import weakref
 
-from ._library import TesseraError
-from ._save_place import JOURNAL, MARKER, TO_REPLACE, Place, name_of_file, name_of_journal, new_token
+from ._library import TesseraError, warn
+from ._save_place import JOURNAL, TO_REPLACE, Place, name_of_file, name_of_journal
 from ._saving import PUBLISHES, REPLACES, SENDS, Saving
 
 SCHEMES = ("s3://", "gs://", "az://")
@@ -26,9 +27,9 @@ def _may_be_data(name):
 class _File:
     """A rank's file while it is sent."""
 
-    def __init__(self, url, number, expected):
-        self.name, self._size = name_of_file(number, new_token()), 0
-        self.saving = Saving(url, SENDS)
+    def __init__(self, place, number, expected):
+        self.name, self._size = name_of_file(number, place.new_token()), 0
+        self.saving = Saving(place.path, SENDS, place.marker)
         self.saving.create(self.name, expected)
 
     def write(self, view):
@@ -56,15 +57,15 @@ class Objects(Place):
 
     def begin(self):
         try:
-            self._lead = Saving(self.path, REPLACES if self.overwrite else PUBLISHES)
+            self._lead = Saving(self.path, REPLACES if self.overwrite else PUBLISHES, self.marker)
             names = self._lead.names()
             self.refuse_marker(name for name in names if "/" not in name)
-            self._replaced = self.files_of_checkpoint() if MARKER in names else set()
+            self._replaced = self.files_of_checkpoint() if self.marker in names else set()
             self._clean(names)
         except TesseraError as e:
             self.release()
             if e.status == "exists":
-                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}){TO_REPLACE}") from None
+                raise FileExistsError(f"{self.path}: holds a checkpoint already ({self.marker}){TO_REPLACE}") from None
             if "exists and is a file" in str(e):
                 raise FileExistsError(f"{self.path}: exists and is not a directory") from None
             raise
@@ -74,7 +75,7 @@ class Objects(Place):
 
     def new_file(self, number, expected):
         """expected: bytes, about."""
-        return _File(self.path, number, expected)
+        return _File(self, number, expected)
 
     def keep_while(self, results, file):
         """Abandons the upload when `results` are freed, the next save begins or the process ends, whichever comes first, because PyTorch does
@@ -84,18 +85,18 @@ class Objects(Place):
 
     def publish(self, data, files):
         """files: the results of `finish`, by the names of all ranks' files."""
-        journal = name_of_journal(new_token())
-        replaced = sorted(self._replaced - set(files) - {MARKER})
+        journal = name_of_journal(self.new_token())
+        replaced = sorted(self._replaced - set(files) - {self.marker})
         self._lead.put_note(journal, json.dumps({"files": sorted(files), "replaces": replaced}).encode())
         try:
             for name, (size, note) in files.items():
                 self._lead.take_over(name, size, note)
-            self._lead.publish(MARKER, data)
+            self._lead.publish(self.marker, data)
         except TesseraError as e:
             self._lead.close()  # which removes what was made
             self._forget(journal, files)
             if e.status == "exists":
-                raise FileExistsError(f"{self.path}: holds a checkpoint already ({MARKER}), which appeared during the save{TO_REPLACE}") from None
+                raise FileExistsError(f"{self.path}: holds a checkpoint already ({self.marker}), which appeared during the save{TO_REPLACE}") from None
             raise
         sent = self._sent and self._sent()
         if sent:
@@ -107,7 +108,7 @@ class Objects(Place):
     def _forget(self, journal, files):
         """Removes the journal, but only if everything that it lists is gone."""
         try:
-            place = Saving(self.path, REPLACES)
+            place = Saving(self.path, REPLACES, self.marker)
             if set(files).isdisjoint(place.names()):
                 place.remove(journal)
             place.close()
@@ -138,7 +139,10 @@ class Objects(Place):
 
     def _clean(self, names):
         """Removes what interrupted saves left, except the files of the checkpoint that is there. Every object that no journal lists stays."""
-        for journal in filter(JOURNAL.fullmatch, names):
+        for match in filter(None, map(JOURNAL.fullmatch, names)):
+            journal = match[0]
+            if not self.may_clean(match[1]):
+                continue
             left = self._left_by(journal)
             if left is None:
                 continue
@@ -146,9 +150,11 @@ class Objects(Place):
                 if name not in self._replaced and name in names:
                     self._lead.remove(name)
             self._lead.remove(journal)
+        if self.rank is not None:  # the open uploads may be those of the other ranks
+            return
         try:
             self._lead.give_up_uploads()
         except TesseraError as e:
             if e.status != "unsupported":
                 raise
-            warnings.warn(f"{e}: uploads that a killed save has left are not given up", stacklevel=2)
+            warn(f"{e}: uploads that a killed save has left are not given up")

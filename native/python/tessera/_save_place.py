@@ -6,14 +6,10 @@ from ._checkpoint import Checkpoint
 from ._library import FOR_NAMES
 
 MARKER = ".metadata"
+RANK_MARKER = re.compile(r"__(\d+)\.metadata")
 JOURNAL = re.compile(r"\.tessera-save-([0-9a-f]{16})\.json")
 MOST_JOURNAL_BYTES = 64 << 20
 TO_REPLACE = "; StorageWriter(…, overwrite=True) replaces it"
-
-
-def new_token():
-    """Returns random text that makes a name unique."""
-    return secrets.token_hex(8)
 
 
 def name_of_file(number, token):
@@ -30,24 +26,51 @@ def name_of_journal(token):
 
 
 class Place:
-    """A destination. `set_up` starts a save on every rank: it creates nothing, and refuses to replace what may not be replaced. When all
+    """A destination of a save that all ranks make together, or, with use_collectives=False, of what one rank saves on its own: the same
+    with a marker, a lock and journals of its own, and a single file. `set_up` starts a save on every rank: it creates nothing, and refuses to replace what may not be replaced. When all
     ranks have planned, `begin` on the coordinator removes what interrupted saves left. Then every rank writes one file, `new_file`.
     `publish` or `release` ends the save."""
+
+    rank = None  # of a save on its own
+    marker = MARKER
 
     def __init__(self, path, overwrite):
         self.path, self.overwrite = path, overwrite
         self._replaced = set()  # the coordinator's: files of the checkpoint that is replaced
 
+    def is_of(self, rank, world):
+        """What is saved is that of one of `world` ranks on its own, or, if `rank` is None, of all ranks together."""
+        self.rank, self._world = rank, world
+        self.marker = MARKER if rank is None else f"__{rank}{MARKER}"
+
+    def new_token(self):
+        """Returns random text that makes a name unique. That of a rank on its own begins with its number, by which its next save
+        distinguishes what a killed one left from what the other ranks are writing."""
+        return secrets.token_hex(8) if self.rank is None else f"{self.rank:08x}{secrets.token_hex(4)}"
+
+    def may_clean(self, token):
+        return self.rank is None or token.startswith(f"{self.rank:08x}")
+
     def refuse_marker(self, names):
         """Raises FileExistsError if one of the names makes the destination a checkpoint that may not be replaced."""
         ours = sorted(name for name in names if not name.startswith(".tessera-"))
-        marker = next((name for name in ours if name.endswith(MARKER) or name.endswith(".index.json")), None)
-        if marker and (not self.overwrite or marker != MARKER):
-            if marker != MARKER:
+        for marker in (name for name in ours if name.endswith(MARKER) or name.endswith(".index.json")):
+            rank = self._rank_of(marker)
+            if marker == self.marker:
+                if not self.overwrite:
+                    raise FileExistsError(f"{self.path}: holds a checkpoint already ({marker}){TO_REPLACE}")
+            elif rank is None:
                 raise FileExistsError(f"{self.path}: holds a checkpoint of another form already ({marker}); save to another path")
-            raise FileExistsError(f"{self.path}: holds a checkpoint already ({marker}){TO_REPLACE}")
+            elif rank >= self._world:
+                raise FileExistsError(f"{self.path}: holds a checkpoint of more than {self._world} ranks ({marker}), which would be mixed with this one; "
+                                      "save to another path")
+
+    def _rank_of(self, marker):
+        """Returns the rank whose own metadata this is, if ranks save on their own, otherwise None."""
+        match = RANK_MARKER.fullmatch(marker)
+        return int(match[1]) if match and self.rank is not None else None
 
     def files_of_checkpoint(self):
-        """Returns the names of the files that the checkpoint here lists, including `.metadata`."""
-        with Checkpoint(self.path, _purpose=FOR_NAMES) as checkpoint:
+        """Returns the names of the files that the checkpoint here lists, including its marker."""
+        with Checkpoint(self.path, _purpose=FOR_NAMES, _metadata_rank=self.rank) as checkpoint:
             return set(checkpoint._session.own_files())

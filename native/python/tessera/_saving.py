@@ -6,7 +6,7 @@ from ._library import _Error, _Stop, _WRITE, _char, _collect, _function, _int, _
 
 SENDS, PUBLISHES, REPLACES = range(3)
 
-_open = _function("saving_open", _p, _char, _u32, _p)
+_open = _function("saving_open", _p, _char, _u32, _char, _p)
 _close = _function("saving_close", None, _p)
 _names = _function("saving_names", _int, _p, _WRITE, _p, _p)
 _create = _function("saving_create", _int, _p, _char, _u64, _p)
@@ -33,13 +33,13 @@ _get_buffer.argtypes, _release_buffer.argtypes = [ctypes.py_object, ctypes.POINT
 
 class Saving:
     """One process's share of a save to `url`. SENDS: one rank's file. PUBLISHES: the whole checkpoint, if there is none; REPLACES: also
-    if there is one. Closing removes what was begun and not published."""
+    if there is one. marker: the name whose presence makes it one. Closing removes what was begun and not published."""
 
-    def __init__(self, url, kind):
+    def __init__(self, url, kind, marker):
         self.url, self._handle, self._process = url, None, os.getpid()
         self._stop = _Stop()  # a signal is handled when the call returns
         err = _Error()
-        self._handle = _open(os.fsencode(url), kind, ctypes.byref(err))
+        self._handle = _open(os.fsencode(url), kind, os.fsencode(marker), ctypes.byref(err))
         if not self._handle:
             _raise(err, url)
 

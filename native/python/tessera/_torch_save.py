@@ -11,6 +11,7 @@ import pickle
 import uuid
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
@@ -168,7 +169,10 @@ class StorageWriter(_StorageWriter):
     content; False leaves out both, to save time.
 
     Without overwrite, an existing checkpoint is a FileExistsError on every rank before anything is written. If one rank fails, the save
-    fails on all ranks and changes nothing. The next save removes what a killed one left."""
+    fails on all ranks and changes nothing. The next save removes what a killed one left.
+
+    With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its file, and then `__RANK.metadata`. These
+    appear, replace those of the last save, or fail, rank by rank."""
 
     def __init__(self, path: StrPath, *, overwrite: bool = False, checksums: bool = True) -> None:
         super().__init__()
@@ -211,9 +215,9 @@ class StorageWriter(_StorageWriter):
         return meta_fields(checkpoint_id=self.path, save_id=self._save_id)
 
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
-        if kwargs.get("use_collectives", True) is False:
-            raise TesseraError("tessera.torch.StorageWriter writes one .metadata for all ranks: use_collectives=False is not supported", "unsupported")
-        self._coordinator = is_coordinator
+        rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
+        self._place.is_of(rank, dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1)
+        self._coordinator = is_coordinator or rank is not None
         self._place.set_up()
 
     def prepare_local_plan(self, plan):
@@ -222,7 +226,8 @@ class StorageWriter(_StorageWriter):
     def prepare_global_plan(self, plans):
         self._place.begin()
         # PyTorch's own type, because plans that a planner caches are shared by all writers of a process.
-        return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{number}_")) for number, plan in enumerate(plans)]
+        return [plan if plan.storage_data else dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{number}_"))
+                for number, plan in enumerate(plans, self._place.rank or 0)]
 
     def write_data(self, plan, planner):
         done = Future()
