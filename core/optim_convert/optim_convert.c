@@ -106,7 +106,10 @@ static tsr_status read_documents(tsr_optim_job *j, tsr_error *err)
 static tsr_status convert(tsr_optim_job *j, tsr_error *err)
 {
     tsr_found_optimizer found;
-    if (j->request.action == TSR_OPTIM_UNSHARD) return tsr_optim_unshard(j, &j->result, err);
+    if (j->request.action == TSR_OPTIM_UNSHARD) {
+        TSR_TRY(tsr_optim_unshard(j, &j->result, err));
+        return tsr_optim_check_joined(j, err);
+    }
     TSR_TRY(tsr_optim_find(j, j->trees.roots[0], &found, err));
     TSR_TRY(tsr_optim_check_states(j, found.name, err));
     const tsr_value *optim = found.value;

@@ -46,6 +46,8 @@ typedef struct tsr_found_optimizer {
 tsr_status tsr_optim_find(const tsr_optim_job *job, const tsr_value *root, tsr_found_optimizer *out, tsr_error *err);
 /* Rejects an optimizer of the source whose states tsr_validate_optimizers reports as errors. */
 tsr_status tsr_optim_check_states(const tsr_optim_job *job, tsr_str name, tsr_error *err);
+/* Rejects the job's result in the same way: the states of ranks are those of parameters only when they are joined. */
+tsr_status tsr_optim_check_joined(const tsr_optim_job *job, tsr_error *err);
 
 /* optim_tree.c: a callback for tsr_unflatten and tsr_fsdp_context; `ctx` is the job. */
 tsr_status tsr_optim_same_tensor(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err);

@@ -7,6 +7,7 @@
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/validate.h"
+#include "tessera/sys/write_tree.h"
 
 static tsr_status find_rank_files(const tsr_optim_job *j, uint32_t *files, tsr_error *err)
 {
@@ -159,38 +160,54 @@ tsr_status tsr_optim_find(const tsr_optim_job *j, const tsr_value *root, tsr_fou
 
 /* ---- its states ---- */
 
-static tsr_status refuse_states(const tsr_optim_job *j, const tsr_findings *findings, tsr_str name, tsr_error *err)
+static tsr_status refuse_states(const tsr_optim_job *j, const tsr_findings *findings, tsr_str name, const char *advice,
+                                tsr_error *err)
 {
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
         const bool inside =
             !name.size || (tsr_str_starts(f->fqn, name) && f->fqn.size > name.size && f->fqn.data[name.size] == '.');
         if (f->level != TSR_ERROR || !inside) continue;
-        tsr_fail(err, TSR_E_FORMAT, "%.*s: %.*s; run tessera validate to list all such states", TSR_STR_ARG(f->fqn),
-                 TSR_STR_ARG(f->message));
+        tsr_fail(err, TSR_E_FORMAT, "%.*s: %.*s%s", TSR_STR_ARG(f->fqn), TSR_STR_ARG(f->message), advice);
         if (j->request.source) tsr_error_context(err, "%s", j->request.source);
         return TSR_E_FORMAT;
     }
     return TSR_OK;
 }
 
-static tsr_status check_states(const tsr_optim_job *j, const tsr_catalog *catalog, tsr_str name, tsr_error *err)
+static tsr_status check_states(const tsr_optim_job *j, const tsr_catalog *catalog, tsr_str name, const char *advice,
+                               tsr_error *err)
 {
     tsr_findings *findings = tsr_findings_new(j->host->allocator, 0, err);
     tsr_status status = findings ? tsr_validate_optimizers(catalog, j->host, findings, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = refuse_states(j, findings, name, err);
+    if (status == TSR_OK) status = refuse_states(j, findings, name, advice, err);
     tsr_findings_free(findings);
+    return status;
+}
+
+tsr_status tsr_optim_check_joined(const tsr_optim_job *j, tsr_error *err)
+{
+    const tsr_open_options options = {.purpose = TSR_FOR_NAMES};
+    const tsr_stored_tree tree = {.name = TSR_STR("optim.pt"), .root = j->result};
+    tsr_store *store;
+    tsr_checkpoint *checkpoint = NULL;
+    TSR_TRY(tsr_tree_store_new(j->trees.checkpoint, &tree, 1, &store, err));
+    tsr_status status = tsr_checkpoint_open(store, j->host, &options, &checkpoint, err);
+    if (status == TSR_OK) status = check_states(j, tsr_checkpoint_catalog(checkpoint), TSR_STR(""), "", err);
+    tsr_checkpoint_close(checkpoint);
+    store->close(store);
     return status;
 }
 
 tsr_status tsr_optim_check_states(const tsr_optim_job *j, tsr_str name, tsr_error *err)
 {
+    static const char advice[] = "; run tessera validate to list all such states";
     const tsr_open_options options = {.purpose = TSR_FOR_NAMES, .part = j->request.part};
     const tsr_catalog *catalog = tsr_checkpoint_catalog(j->trees.checkpoint);
     tsr_checkpoint *checkpoint = NULL;
-    if (catalog->entry_count) return check_states(j, catalog, name, err);
+    if (catalog->entry_count) return check_states(j, catalog, name, advice, err);
     TSR_TRY(tsr_checkpoint_open(j->store, j->host, &options, &checkpoint, err)); /* a pickle was opened as a tree only */
-    const tsr_status status = check_states(j, tsr_checkpoint_catalog(checkpoint), name, err);
+    const tsr_status status = check_states(j, tsr_checkpoint_catalog(checkpoint), name, advice, err);
     tsr_checkpoint_close(checkpoint);
     return status;
 }

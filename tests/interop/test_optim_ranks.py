@@ -122,6 +122,61 @@ def test_fsdp1_state_of_one_rank_only(t):
         check_lacking(t, f"case {i}", case, folder)
 
 
+def broken_rank(rank, world, folder, orig):
+    """Two units in one group. What is broken is so on every rank, so that the ranks agree."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, FullOptimStateDictConfig, FullStateDictConfig, StateDictType
+    from describe_modules import flat_params_document
+    import torch
+    torch.manual_seed(3)
+    wrapped = lambda *sizes: FSDP(torch.nn.Linear(*sizes), device_id=torch.device("cpu"), use_orig_params=orig)
+    model = FSDP(torch.nn.Sequential(wrapped(4, 6), wrapped(6, 8)), device_id=torch.device("cpu"), use_orig_params=orig)
+    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig(offload_to_cpu=False))
+
+    def save(name, optimizer, change=lambda raw: None):
+        model(torch.full((2, 4), rank + 1.)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        raw = optimizer.state_dict()
+        change(raw)
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+        torch.save(raw, os.path.join(folder, name, f"rank{rank}.pt"))
+        if rank == 0:
+            json.dump(flat_params_document(model, optimizer, [f"rank{r}.pt" for r in range(world)]), open(os.path.join(folder, name, "flat.json"), "w"))
+
+    def without(state):
+        def change(raw):
+            for key in (0, 1) if orig else (0,):  # of the first unit
+                raw["state"].get(key, {}).pop(state, None)
+        return change
+
+    adam, amsgrad = (lambda: torch.optim.AdamW(model.parameters(), lr=0.1)), lambda: torch.optim.AdamW(model.parameters(), lr=0.1, amsgrad=True)
+    save("half", adam(), without("exp_avg_sq"))
+    save("other half", adam(), without("exp_avg"))
+    save("amsgrad", amsgrad(), without("max_exp_avg_sq"))
+    save("healthy", adam())
+    save("healthy amsgrad", amsgrad())
+    save("healthy sgd", torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    save("healthy sgd without", torch.optim.SGD(model.parameters(), lr=0.1))
+    save("healthy rmsprop", torch.optim.RMSprop(model.parameters(), lr=0.1, centered=True))
+    save("healthy adamax", torch.optim.Adamax(model.parameters(), lr=0.1))
+
+
+def test_broken_states_of_fsdp1_are_refused_when_they_are_joined(t):
+    for orig in (False, True):
+        folder = t.at(f"orig{orig}")
+        run_ranks(broken_rank, 2, folder, orig)
+        said = {"half": "no exp_avg_sq", "other half": "no exp_avg,", "amsgrad": "no max_exp_avg_sq"}
+        for name in sorted(os.listdir(folder)):
+            at = os.path.join(folder, name)
+            for more in ([], ["--sharded"]):
+                out = t.at("out", name + "".join(more) + ("" if more else ".pt"))
+                os.makedirs(t.at("out"), exist_ok=True)
+                p = t.run("optim", "unshard", at, out, "--flat-params", os.path.join(at, "flat.json"), *more, "--overwrite", status=2 if name in said else 0)
+                if name in said:
+                    err = " ".join(p.stderr.decode().split())
+                    assert said[name] in err and "'0.weight'" in err and not os.path.exists(out), (name, orig, err)
+
+
 def loaded_rows(*paths):
     import logging
     import torch
