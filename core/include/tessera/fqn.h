@@ -43,7 +43,8 @@ tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_alloca
 /* PyTorch's `_get_fqns(model, raw)` (torch 2.13, distributed/checkpoint/state_dict.py), with what was removed and why. A
  * name without a dot is returned unchecked, as there. Errors: TSR_E_NOT_FOUND for a component that its parent does not
  * have, TSR_E_FORMAT for a wrapper's component in a wrong place; both name the component and the path up to it.
- * `keep_ddp` and `keep_compiler` are PyTorch's skip_ddp_prefix=False and skip_compiler_prefix=False. */
+ * `keep_ddp` and `keep_compiler` are PyTorch's skip_ddp_prefix=False and skip_compiler_prefix=False. What `out` holds lives in
+ * `arena`, except that `raw` borrows the argument and `flat` the modules. */
 typedef struct tsr_fqn_options {
     size_t size; /* TSR_OPTIONS sets it */
     bool keep_ddp;
@@ -63,7 +64,7 @@ typedef struct tsr_state_item {
 
 /* All of a model's state in PyTorch's order: children first (a shared module once), then persistent buffers, parameters,
  * extra state; a module lists each tensor once. The originals of a flat parameter are not listed, but its
- * `_flat_param` is. Results live in `arena`. Errors: TSR_E_NOMEM. */
+ * `_flat_param` is. Results live in `arena`; `tensor` borrows the modules. Errors: TSR_E_NOMEM. */
 tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                            size_t *count, tsr_error *err);
 

@@ -105,8 +105,8 @@ tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_mod
 void tsr_modules_free(tsr_modules *modules); /* accepts NULL */
 
 /* Finds a parameter or buffer by a name such as "fc.weight". The name is looked up with the components of wrappers in it
- * first, and then as a canonical one, as in state dicts. Returns NULL if there is none, or if it is an original that exists
- * only inside a flat parameter. */
+ * first, and then as a canonical one, as in state dicts. The result is part of the tree. Returns NULL if there is none, or if
+ * it is an original that exists only inside a flat parameter. */
 const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
 /* Finds a module by a name such as "layers.0" in the same way; the root's name is "". For a wrapped module this is the
  * outermost wrapper, such as the FSDP1 unit. Returns TSR_NO_MODULE if there is none. */

@@ -57,7 +57,8 @@ typedef struct tsr_optim_request {
     uint64_t rank;       /* unshard: the rank to use where ranks differ in state that FSDP does not shard */
     const char *source;  /* the checkpoint's name for messages; may be NULL */
     tsr_ring *ring;      /* borrowed: buffers for comparing tensors and for writing */
-    void (*warn)(void *ctx, tsr_str message); /* may be NULL; also called by tsr_optim_write and tsr_optim_store */
+    /* May be NULL; also called by tsr_optim_write and tsr_optim_store. A message is valid until it returns. */
+    void (*warn)(void *ctx, tsr_str message);
     void *warn_ctx;
 } tsr_optim_request;
 

@@ -117,9 +117,9 @@ typedef struct tsr_fsdp_tree {
     const tsr_value *plain;
     const tsr_str *ignored; /* canonical FQNs of ignored modules: their buffers are not cast */
     size_t ignored_count;
-    void (*warn)(void *ctx, const char *message); /* or NULL */
+    void (*warn)(void *ctx, const char *message); /* or NULL; a message is valid until it returns */
     /* Called before and after a unit's subtree is saved or loaded; calls for nested units come in between. The root's `fqn`
-     * is "". May be NULL. */
+     * is ""; it is valid until `at` returns. May be NULL. */
     void (*at)(void *ctx, tsr_fsdp_moment moment, tsr_str fqn);
     /* Receives loaded extra state. NULL: extra state is not loaded. */
     tsr_status (*set_extra)(void *ctx, tsr_str fqn, const tsr_value *value, tsr_error *err);

@@ -54,7 +54,7 @@ typedef struct tsr_model {
     void *ctx;
     tsr_state_dict *memory; /* owns the memory given to meta tensors, so it must outlive them. NULL: no tensor is meta */
     /* Receives this rank's warnings: those that PyTorch gives, and those about keys that a call ignores. Warnings about
-     * FSDP1 units go to tsr_fsdp_tree.warn instead. May be NULL. */
+     * FSDP1 units go to tsr_fsdp_tree.warn instead. A message is valid until `warn` returns. May be NULL. */
     void (*warn)(void *ctx, const char *message);
 } tsr_model;
 
