@@ -56,7 +56,8 @@ saving *tsr_python_saving_open(const char *url, uint32_t kind, const char *marke
     tsr_native_host_open(&s->native, 0);
     s->arena = tsr_arena_new(s->native.host.allocator, 0, err);
     if (s->arena) options.only_marker = tsr_arena_str(s->arena, tsr_str_from(marker), err);
-    if (options.only_marker.data && tsr_object_output_open(&s->native.host, url, &options, &s->output, err) == TSR_OK) return s;
+    if (options.only_marker.data && tsr_object_output_open(&s->native.host, url, &options, &s->output, err) == TSR_OK)
+        return s;
     tsr_python_saving_close(s);
     return NULL;
 }
