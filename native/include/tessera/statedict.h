@@ -11,8 +11,8 @@
  * orders; collective steps follow the order of names.
  *
  * Memory. Besides its result an operation allocates at most `round_bytes` each for sending and receiving, and a few hundred
- * bytes per tensor and rank that holds it. Results share the leaves that did not change with what they were made from (plain
- * tensors of a gather, numbers, strings), which must outlive them, as Python objects do.
+ * bytes per tensor and rank that holds it. Results share keys and the leaves that did not change with what they were made from
+ * (plain tensors of a gather, numbers, strings), which must outlive them, as Python objects do.
  *
  * Errors of all operations: TSR_E_UNSUPPORTED ("type_check") for a value that DCP could not save; TSR_E_LIMIT for trees deeper
  * than limits.depth; TSR_E_NOMEM; messages name the value by its path. Thread rule: one thread per rank.
