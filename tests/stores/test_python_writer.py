@@ -217,6 +217,24 @@ def test_writer_killed_at_every_request(t):
 
 
 @test
+def test_writer_of_ranks_on_their_own(t):
+    """Each rank has a marker of its own, and completes what only others saved elements of."""
+    with serving({}) as s:
+        place = Place("s3://b", s.env(), lambda prefix: {k: v for k, v in s.objects.items() if k.startswith(prefix)}, s.objects.__setitem__)
+        alone = {"how": {"use_collectives": False}}
+        with Ranks(t, place) as ranks:
+            for k, options in ((1, {}), (2, {"overwrite": True})):
+                need(ranks.save("ck", k, options=options, **alone) == [{"failed": None}] * WORLD, f"step {k}: {ranks.said()[-2000:]}")
+                files = place.below("ck/")
+                need(sorted(name for name in files if name.endswith(".metadata")) == [f"__{r}.metadata" for r in range(WORLD)], sorted(files))
+                [got] = ranks.ask(ranks.ranks[-1:], {"do": "read", "url": f"{place.url}/ck", "k": k})
+                need(len(files) == 2 * WORLD and got and got["by_url"], f"{sorted(files)} {got} {ranks.said()[-2000:]}")
+            for one in ranks.save("ck", 3, **alone):
+                need(one["failed"] == "FileExistsError", one)
+            need(place.below("ck/") == files, "a refused save changed something")
+
+
+@test
 def test_writer_follows_no_planted_journal(t):
     """A checkpoint from an untrusted source may contain a journal of a save that seems to have been killed after its
     publication."""

@@ -77,7 +77,7 @@ def save(job):
                 tensor.mul_(-1)  # The saved state must be the one at the time of the call.
             future.result()
         else:
-            dcp.save(state, storage_writer=writer, planner=planner)
+            dcp.save(state, storage_writer=writer, planner=planner, **job.get("how", {}))
     except BaseException as e:  # noqa: BLE001
         return {"failed": kinds(e), "said": str(e)[-2000:]}
     return {"failed": None}
