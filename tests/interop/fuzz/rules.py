@@ -139,7 +139,8 @@ def hidden_module(module):
 TORCH = [
     ("a child named `module` of a unit inside a checkpoint wrapper", lambda d, j, e, s: units(s) and j["op"] in ("get_model", "get_both")
      and re.search(r"AttributeError: '\w+' object has no attribute '\w+'$", e) and hidden_module(json.loads(s["modules"])["root"])),
-    ("checkpoint wrappers within or around a unit", lambda d, j, e, s: units(s) and wrapped(s) and (sets_model(j) or sets_optimizer(j))),
+    ("checkpoint wrappers within or around a unit", lambda d, j, e, s: units(s) and wrapped(s) and (sets_model(j) or sets_optimizer(j)
+     or options(j, "ignore_frozen_params") and "_fsdp_wrapped_module" in e and "KeyError" in e)),
     ("missing keys with full_state_dict and strict=False", lambda d, j, e, s: units(s) and sets_model(j) and options(j, "full_state_dict")
      and j["options"].get("strict") is False and j["change"] in ("drop", "empty")),
     ("Parameters that never had a gradient must have state", lambda d, j, e, s: orig(s) and "is not in the optimizer state" in e),
