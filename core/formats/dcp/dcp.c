@@ -323,7 +323,9 @@ static bool belongs_to_form(const tsr_dcp_state *state, tsr_str name)
 static tsr_status report_unreferenced(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_dcp_state *state = tsr_dcp_state_of(checkpoint);
-    if (checkpoint->options.metadata_rank) return TSR_OK; /* the files of the other ranks are there, too */
+    const tsr_str first = checkpoint->store->files[checkpoint->files[0]].name;
+    if (checkpoint->options.metadata_rank && !tsr_str_equal(first, TSR_STR(".metadata")))
+        return TSR_OK; /* the files of the other ranks are there, too */
     for (uint32_t f = 0; f < checkpoint->store->file_count; f++) {
         tsr_str name = checkpoint->store->files[f].name;
         /* A store view hides files by empty names (io/store_view.h). */

@@ -27,7 +27,9 @@ def name_of_journal(token):
 
 class Place:
     """A destination of a save that all ranks make together, or, with use_collectives=False, of what one rank saves on its own: the same
-    with a marker, a lock and journals of its own, and a single file. `set_up` starts a save on every rank: it creates nothing, and refuses to replace what may not be replaced. When all
+    with a marker, a lock and journals of its own, and a single file.
+
+    `set_up` starts a save on every rank: it creates nothing, and refuses to replace what may not be replaced. When all
     ranks have planned, `begin` on the coordinator removes what interrupted saves left. Then every rank writes one file, `new_file`.
     `publish` or `release` ends the save."""
 
