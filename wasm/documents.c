@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "filter.h"
 #include "handles.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -35,19 +36,42 @@ static void add_runs(tsr_vec *runs, const tsr_chunk *chunks, uint64_t count, uin
     }
 }
 
+/* Calls `visit` for each entry, and for what each rank holds of one that differs between ranks. */
+static void each_held(const tsr_catalog *catalog, void (*visit)(void *ctx, const tsr_entry *held), void *ctx)
+{
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_per_rank *ranks = catalog->entries[i].per_rank;
+        if (!ranks) visit(ctx, &catalog->entries[i]);
+        for (uint32_t r = 0; ranks && r < ranks->count; r++)
+            if (ranks->tensors[r]) visit(ctx, ranks->tensors[r]);
+    }
+}
+
+typedef struct collecting {
+    tsr_vec *runs;
+    uint32_t file_count;
+    uint64_t chunks;
+} collecting;
+
+static void count_chunks(void *ctx, const tsr_entry *held)
+{
+    ((collecting *)ctx)->chunks += held->chunk_count + held->replica_count;
+}
+
+static void collect_chunks(void *ctx, const tsr_entry *held)
+{
+    const collecting *c = ctx;
+    add_runs(c->runs, held->chunks, held->chunk_count, c->file_count);
+    add_runs(c->runs, held->replicas, held->replica_count, c->file_count);
+}
+
 static tsr_status collect_runs(const opened *item, tsr_vec *runs, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
-    const uint32_t files = catalog->store->file_count;
-    uint64_t count = 0;
-    for (uint64_t i = 0; i < catalog->entry_count; i++)
-        count += catalog->entries[i].chunk_count + catalog->entries[i].replica_count;
-    tsr_status status = tsr_vec_reserve(runs, (size_t)count, err);
-    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
-        const tsr_entry *entry = &catalog->entries[i];
-        add_runs(runs, entry->chunks, entry->chunk_count, files);
-        add_runs(runs, entry->replicas, entry->replica_count, files);
-    }
+    collecting c = {runs, catalog->store->file_count, 0};
+    each_held(catalog, count_chunks, &c);
+    const tsr_status status = tsr_vec_reserve(runs, (size_t)c.chunks, err);
+    if (status == TSR_OK) each_held(catalog, collect_chunks, &c);
     if (runs->count) qsort(runs->items, runs->count, sizeof(run), run_order);
     return status;
 }
@@ -98,37 +122,50 @@ static void put_files(const opened *item, const tsr_vec *runs, tsr_json *json)
     tsr_json_array_end(json);
 }
 
+typedef struct totals {
+    uint64_t elements, bytes, missing, bytes_of[TSR_DTYPE_COUNT];
+    bool has[TSR_DTYPE_COUNT];
+} totals;
+
+static void add_held(void *ctx, const tsr_entry *held)
+{
+    totals *sum = ctx;
+    uint64_t n = 0, b = 0;
+    for (uint64_t c = 0; c < held->chunk_count; c++) sum->missing += held->chunks[c].file == TSR_NO_FILE;
+    if (held->kind != TSR_ENTRY_TENSOR) return;
+    tsr_entry_elements(held, &n);
+    tsr_entry_bytes(held, &b);
+    sum->elements += n;
+    sum->bytes += b;
+    sum->has[held->dtype] = true;
+    sum->bytes_of[held->dtype] += b;
+}
+
 static void put_totals(const opened *item, tsr_json *json)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(item->checkpoint);
-    uint64_t kinds[3] = {0}, elements = 0, bytes = 0, missing = 0, bytes_of[TSR_DTYPE_COUNT] = {0};
-    bool has[TSR_DTYPE_COUNT] = {false};
+    uint64_t kinds[3] = {0}, per_rank = 0;
+    totals sum = {0};
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const tsr_entry *entry = &catalog->entries[i];
-        uint64_t n = 0, b = 0;
-        kinds[entry->kind]++;
-        for (uint64_t c = 0; c < entry->chunk_count; c++) missing += entry->chunks[c].file == TSR_NO_FILE;
-        if (entry->kind != TSR_ENTRY_TENSOR) continue;
-        tsr_entry_elements(entry, &n);
-        tsr_entry_bytes(entry, &b);
-        elements += n;
-        bytes += b;
-        has[entry->dtype] = true;
-        bytes_of[entry->dtype] += b;
+        kinds[tessera_is_tensor(entry) ? TSR_ENTRY_TENSOR : entry->kind]++;
+        per_rank += entry->per_rank != NULL;
     }
+    each_held(catalog, add_held, &sum);
     tsr_json_put_text(json, "format", tsr_format_name(catalog->format));
     tsr_json_put_uint(json, "tensors", kinds[TSR_ENTRY_TENSOR]);
     tsr_json_put_uint(json, "objects", kinds[TSR_ENTRY_OBJECT]);
     tsr_json_put_uint(json, "opaque", kinds[TSR_ENTRY_OPAQUE]);
-    tsr_json_put_uint(json, "elements", elements);
-    tsr_json_put_uint(json, "bytes", bytes);
-    tsr_json_put_uint(json, "missing_chunks", missing);
+    tsr_json_put_uint(json, "per_rank", per_rank);
+    tsr_json_put_uint(json, "elements", sum.elements);
+    tsr_json_put_uint(json, "bytes", sum.bytes);
+    tsr_json_put_uint(json, "missing_chunks", sum.missing);
     tsr_json_put_array(json, "dtypes");
     for (uint32_t d = 0; d < TSR_DTYPE_COUNT; d++) {
-        if (!has[d]) continue;
+        if (!sum.has[d]) continue;
         tsr_json_object(json);
         tsr_json_put_text(json, "name", tsr_dtype_describe((tsr_dtype)d)->name);
-        tsr_json_put_uint(json, "bytes", bytes_of[d]);
+        tsr_json_put_uint(json, "bytes", sum.bytes_of[d]);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
