@@ -147,7 +147,7 @@ async function testOptions(page, scratch) {
       if (view === "Convert…") await field("Form").selectOption("dcp");
       await says("leave it out, or use “Accept tensors that repeat stored elements very often”");
       await page.getByLabel("Accept tensors that repeat stored elements very often").check();
-      await save(page).getByText("1.60 GB of tensors").waitFor();
+      await save(page).getByText("1.5 GiB of tensors").waitFor();
       check(/ --allow-expansion/.test(await command(page)), await command(page));
     }
   });

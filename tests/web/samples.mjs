@@ -29,6 +29,18 @@ async function findingsOf(page) {
 
 const shown = (message) => message.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
+/** The overview and the verdict state what the documents of `inspect` and `validate` have. */
+async function testOverview(page, target, { findings }) {
+  const p = spawnSync(native, ["inspect", target, "--json"], { encoding: "utf8", maxBuffer: 1 << 28 });
+  const { summary, entries } = JSON.parse(p.stdout), perRank = entries.filter((e) => e.per_rank).length, count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`.replace(/\B(?=(\d{3})+\b)/g, "\u202f");
+  const absent = new Set(findings.filter((f) => f.rule === "dcp/missing-file").map((f) => f.file)).size, files = summary.files + absent;
+  const more = `${summary.objects ? `, ${count(summary.objects, "object")}` : ""}${summary.opaque ? `, ${count(summary.opaque, "opaque entry", "opaque entries")}` : ""}`;
+  const line = await page.locator("aside .quiet").first().textContent(), tensors = `${count(summary.tensors, "tensor")}${perRank ? ` (${perRank} of them ${perRank === 1 ? "differs" : "differ"} from rank to rank)` : ""} in `;
+  check(line.startsWith(tensors) && line.includes(`${more}.`) && (files === 0 || line.startsWith(`${tensors}${count(files, "file")}${more}.`)), `'${line}' for ${JSON.stringify(summary)}`);
+  const bad = findings.filter((f) => f.level !== "note").length, verdict = await page.locator(".verdict").textContent();
+  check(/^Structure OK/.test(verdict) === (bad === 0), `'${verdict}' for ${bad} errors and warnings`);
+}
+
 async function testSample(page, target) {
   const want = validated(target);
   await pick(page, target);
@@ -39,6 +51,7 @@ async function testSample(page, target) {
     check(/Code: \S/.test(await page.locator(".trouble").textContent()), "no code is given");
     return;
   }
+  await testOverview(page, target, want);
   const got = await findingsOf(page);
   const told = want.findings.map((f) => `${f.rule} ${shown(f.message)}`).sort();
   check(JSON.stringify(got.sort()) === JSON.stringify(told), `findings ${JSON.stringify(got)} instead of ${JSON.stringify(want.findings)}`);

@@ -137,7 +137,7 @@ export async function testViews({ page, url, broken }) {
     await pick(page, path.join(samples, "broken_dcp_missing_file"));
     await goTo(page, "Files");
     await page.locator(".view .bad", { hasText: "data file is absent" }).waitFor();
-    await page.locator("td", { hasText: ".metadata" }).locator("text=no entry uses it").waitFor();
+    await page.locator("td", { hasText: ".metadata" }).locator("text=says where the entries are").waitFor();
   });
   await test("an overlap is drawn", async () => {
     await openSample(page, "broken_dcp_overlap");

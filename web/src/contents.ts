@@ -2,7 +2,7 @@
  *  tree of the entries that the filter keeps, in the chosen order. */
 import type { EntryRow, MappedCheckpoint, Outline } from "../../wasm/tessera.js";
 import { elementsOf, EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
-import type { Act, Detail, Row } from "./protocol";
+import { isDense, type Act, type Detail, type Row } from "./protocol";
 
 const ROWS = 4096;
 /** If there are more entries, they stay in their own order, and groups have no totals while a filter is set. */
@@ -18,11 +18,11 @@ function ownRow<T extends Row>(row: T, checkpoint: Listed): T {
   const { entry } = row;
   if (!row.group || entry === undefined) return row;
   const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
-  return detail?.kind === "tensor" ? { ...row, dtypes: [detail.dtype], elements: elementsOf(detail.shape), bytes: detail.bytes } : { ...row, dtypes: [] };
+  return isDense(detail) ? { ...row, dtypes: [detail.dtype], elements: elementsOf(detail.shape), bytes: detail.bytes } : { ...row, dtypes: [], elements: 0, bytes: 0 };
 }
 
 const leafOf = ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level }: EntryRow): Leaf =>
-  ({ entry, fqn, kind, shape, dtypes, elements: kind === "tensor" ? elements : 0, bytes: kind === "tensor" ? bytes : 0, chunks, level });
+  ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level });
 
 /** Yields the entries among the rows of a filtered outline. */
 function* entryRows(outline: Outline): Generator<EntryRow> {

@@ -28,15 +28,17 @@ export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | unde
   }
 }
 
+const PYTHON: Readonly<Record<string, string>> = { NaN: "nan", Infinity: "inf", "-Infinity": "-inf" };
+
 /** Returns exact texts: 64-bit integers keep all digits. */
 export function textsOf(elements: Elements): string[] | undefined {
   const { dtype, buffer } = elements;
   if (dtype === "int64") return Array.from(new BigInt64Array(buffer), String);
   if (dtype === "uint64") return Array.from(new BigUint64Array(buffer), String);
-  if (dtype === "bool") return Array.from(new Uint8Array(buffer), (b) => b ? "true" : "false");
+  if (dtype === "bool") return Array.from(new Uint8Array(buffer), (b) => b ? "True" : "False");
   const numbers = numbersOf(elements);
   const isWide = dtype === "float64" || !dtype.includes("float");
-  return numbers && Array.from(numbers, (n) => isWide || !Number.isFinite(n) ? String(n) : String(Number(n.toPrecision(dtype === "float32" ? 9 : 5))));
+  return numbers && Array.from(numbers, (n) => !Number.isFinite(n) ? PYTHON[String(n)] ?? "" : isWide ? String(n) : String(Number(n.toPrecision(dtype === "float32" ? 9 : 5))));
 }
 
 const DESCR: Readonly<Record<string, string>> = {

@@ -1,9 +1,10 @@
-/** Reads `__metadata__` of safetensors files: texts of their writers, which a catalog of tensors does not contain. */
+/** `__metadata__` of safetensors files: texts of their writers. */
 import type { SourceFile } from "../../wasm/tessera.js";
 
 const MOST_HEADER = 32 << 20, MOST_FILES = 64;
 
-export interface FileMetadata { readonly file: string; readonly texts: Readonly<Record<string, string>> }
+/** `file` is undefined for the texts that are equal in all files. */
+export interface FileMetadata { readonly file: string | undefined; readonly texts: Readonly<Record<string, string>> }
 
 function metadataOf(file: SourceFile): Record<string, string> {
   const length = new Uint8Array(8);
@@ -17,8 +18,10 @@ function metadataOf(file: SourceFile): Record<string, string> {
   return found ?? {};
 }
 
-/** Reads the first files; those without texts are left out. */
-export function fileMetadata(files: readonly SourceFile[]): FileMetadata[] {
-  return files.filter((f) => f.name.endsWith(".safetensors")).slice(0, MOST_FILES)
-    .map((f) => ({ file: f.name, texts: metadataOf(f) })).filter(({ texts }) => Object.keys(texts).length > 0);
+/** Returns the texts that all files share, and those of each of the first files that are not among them. A `tessera.` key is a
+ *  checksum of its file. */
+export function fileMetadata(shared: Readonly<Record<string, string>>, files: readonly SourceFile[]): FileMetadata[] {
+  const own = files.filter((f) => f.name.endsWith(".safetensors")).slice(0, MOST_FILES)
+    .map((f) => ({ file: f.name, texts: Object.fromEntries(Object.entries(metadataOf(f)).filter(([key, text]) => shared[key] !== text && !key.startsWith("tessera."))) }));
+  return [{ file: undefined, texts: shared }, ...own].filter(({ texts }) => Object.keys(texts).length > 0);
 }

@@ -8,7 +8,7 @@ import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
 import { NO_MAP, type MapChoice } from "./map_choice";
 import type { FileMetadata } from "./file_metadata";
-import type { Compared, Detail, DiffOptions, Findings, FqnDocument, Opened, Opening, Optimizer, Part, Plan, PlanRequest, Requests, Scan, Side, Tally, Trouble, Twins } from "./protocol";
+import { isDense, type Compared, type Detail, type DiffOptions, type Findings, type FqnDocument, type Opened, type Opening, type Optimizer, type Part, type Plan, type PlanRequest, type Requests, type Scan, type Side, type Tally, type Trouble, type Twins } from "./protocol";
 import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
@@ -353,7 +353,7 @@ export class Model {
 
   async readSlice(slice: string): Promise<void> {
     const { selected } = this;
-    if (selected?.detail?.kind !== "tensor") return;
+    if (!selected || !isDense(selected.detail)) return;
     const { fqn, detail: { shape } } = selected, count = elementsOfSlice(slice, shape);
     selected.valuesTrouble = count === undefined || count <= MOST_SLICE ? undefined
       : { message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" };

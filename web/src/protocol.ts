@@ -4,7 +4,7 @@ import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
 import type { FileMetadata } from "./file_metadata";
 import type { Rename } from "./renames";
-import type { Amount } from "./split";
+import type { Amounts } from "./split";
 
 export type { FqnDocument, Level } from "../../wasm/tessera.js";
 
@@ -70,6 +70,8 @@ export interface Overview {
   readonly tensors: number;
   readonly objects: number;
   readonly opaque: number;
+  /** Of the tensors and opaque entries: those that differ from rank to rank. */
+  readonly per_rank: number;
   readonly elements: number;
   readonly bytes: number;
   readonly missing_chunks: number;
@@ -109,6 +111,7 @@ export interface Chunk {
 interface Named { readonly fqn: string }
 export interface TensorDetail extends Named {
   readonly kind: "tensor";
+  readonly per_rank?: undefined;
   readonly dtype: string;
   readonly shape: readonly number[];
   readonly bytes: number;
@@ -122,15 +125,33 @@ export interface TensorDetail extends Named {
 }
 export interface ObjectDetail extends Named {
   readonly kind: "object" | "opaque";
+  readonly per_rank?: undefined;
   readonly type: string;
-  readonly value?: unknown;
-  readonly repr?: string;
+  /** Its value, as Python writes it. Added by the page. */
+  readonly text?: string | undefined;
   readonly dtype?: string;
   readonly shape?: readonly number[];
+  readonly inner?: readonly { readonly name: string; readonly dtype: string; readonly shape?: readonly number[] }[];
+  readonly mesh?: string;
+  readonly placements?: string;
+  readonly chunks?: readonly Chunk[];
 }
-export type Detail = TensorDetail | ObjectDetail;
+/** A tensor that differs between ranks. Shapes and dtypes are in the order of ranks; null: that rank has none. */
+export interface PerRankDetail extends Named {
+  readonly kind: "tensor" | "opaque";
+  readonly per_rank: true;
+  readonly dtype?: string;
+  readonly dtypes?: readonly (string | null)[];
+  readonly shapes: readonly (readonly number[] | null)[];
+  readonly bytes: number;
+  readonly chunks: readonly Chunk[];
+}
+export type Detail = TensorDetail | ObjectDetail | PerRankDetail;
 
-type Real = number | "nan" | "inf" | "-inf";
+/** Whether the entry is one tensor, with a shape and values of its own. */
+export const isDense = (detail: Detail | undefined): detail is TensorDetail => detail?.kind === "tensor" && !detail.per_rank;
+
+export type Real = number | "nan" | "inf" | "-inf";
 export interface Tally {
   readonly byte_done: number;
   readonly byte_total: number;
@@ -158,8 +179,15 @@ export interface Diff {
     readonly differing?: number;
     readonly max_abs?: Real;
   }[];
-  /** `differing` is added by the page: the number of elements with different values, if values were compared. */
+  /** Those are in `added` and `removed`, too. `differing` is added by the page: the number of elements with different values, if
+   *  values were compared. */
   readonly renamed: readonly { readonly a: string; readonly b: string; readonly why: string; readonly differing?: number }[];
+  /** Pairs of `__metadata__` in safetensors files. */
+  readonly metadata: {
+    readonly added: readonly { readonly key: string; readonly value: string }[];
+    readonly removed: readonly { readonly key: string; readonly value: string }[];
+    readonly changed: readonly { readonly key: string; readonly a: string; readonly b: string }[];
+  };
   readonly summary: { readonly same: number; readonly changed: number; readonly values_compared: boolean };
 }
 
@@ -237,7 +265,8 @@ export type Place =
   | { readonly kind: "file"; readonly file: FileSystemFileHandle }
   | { readonly kind: "download"; readonly directory: FileSystemDirectoryHandle; readonly name: string; readonly base?: string };
 
-export interface Written { readonly result: ConversionResult; readonly download?: { readonly name: string; readonly blob: Blob } | undefined }
+/** `files` are all files that were written, whatever they hold. */
+export interface Written { readonly result: ConversionResult; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly download?: { readonly name: string; readonly blob: Blob } | undefined }
 
 /** What a checkpoint is to be loaded into: the text of a JSON document, or another checkpoint. */
 export type Expectation = { readonly text: string } | { readonly opening: Opening };
@@ -254,15 +283,15 @@ export interface LoadFindings {
 /** A part of a checkpoint that several files make up. */
 export interface Part { readonly name: string; readonly format: string; readonly files: number; readonly tensors: number; readonly objects: number }
 
-/** Tensors with equal bytes. */
-export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[] }[] }
+/** Tensors with equal bytes. `stored`: how often they are in the files; tied ones are there once. Added by the page. */
+export interface Twins { readonly groups: readonly { readonly bytes: number; readonly fqns: readonly string[]; readonly stored: number }[] }
 
 export interface Opened {
   readonly overview: Overview;
   readonly findings: Findings;
   /** There is no data file: names, shapes and shards are known, but not values. */
   readonly isMetadataOnly: boolean;
-  readonly optimizer: Amount;
+  readonly amounts: Amounts;
   readonly rows: number;
 }
 

@@ -45,8 +45,8 @@ async function fileAt(directory: FileSystemDirectoryHandle, path: string): Promi
 export class PlaceSink implements Sink {
   readonly #outputs = new Map<string, Output>();
   readonly #opening = new Map<string, Promise<void>>();
-  /** The paths of the files below the directory. */
-  readonly paths: string[] = [];
+  /** The sizes of the files, by their paths below the directory. */
+  readonly sizes = new Map<string, number>();
 
   constructor(private readonly place: Place) {}
 
@@ -61,12 +61,18 @@ export class PlaceSink implements Sink {
     const { place } = this;
     if (place.kind === "file") {
       if (name !== "") throw new Error(`'${name}' would be written next to the file; choose a directory instead`);
+      this.sizes.set(place.file.name, 0);
       this.#outputs.set(name, await chosenOutput(place.file));
       return;
     }
-    const path = place.base === undefined ? name : place.base + name, handle = await fileAt(place.directory, path);
-    this.paths.push(path);
+    const path = this.#pathOf(name), handle = await fileAt(place.directory, path);
+    this.sizes.set(path, 0);
     this.#outputs.set(name, place.kind === "download" ? await ownOutput(handle) : await chosenOutput(handle));
+  }
+
+  #pathOf(name: string): string {
+    const { place } = this;
+    return place.kind === "file" ? place.file.name : place.base === undefined ? name : place.base + name;
   }
 
   async #act(name: string, act: (output: Output) => void | Promise<void>): Promise<void> {
@@ -80,7 +86,11 @@ export class PlaceSink implements Sink {
   }
 
   /** Copies what it keeps before it returns. */
-  write(name: string, offset: number, bytes: Uint8Array): Promise<void> { return this.#act(name, (output) => output.write(offset, bytes)); }
+  write(name: string, offset: number, bytes: Uint8Array): Promise<void> {
+    const path = this.#pathOf(name);
+    this.sizes.set(path, Math.max(this.sizes.get(path) ?? 0, offset + bytes.length));
+    return this.#act(name, (output) => output.write(offset, bytes));
+  }
 
   async finish(name: string): Promise<void> {
     await this.#act(name, (output) => output.close());

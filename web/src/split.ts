@@ -1,26 +1,57 @@
-/** Separates the weights of a checkpoint from optimizer state, judged by the first two components of names. */
-import type { Outline } from "../../wasm/tessera.js";
+/** Separates parameters of a model from optimizer state and from other tensors, judged by names, dtypes and shapes. */
+import type { Outline, Row } from "../../wasm/tessera.js";
 
 export interface Amount { readonly elements: number; readonly bytes: number }
+export interface Amounts {
+  readonly optimizer: Amount;
+  /** Undefined if their number cannot be told: weights are packed or scaled, or there are too many entries to look at. */
+  readonly parameters: Amount | undefined;
+}
 
 const OPTIMIZER = /^(optim|optimizer|opt)(_?states?|s)?(_?\d+)?$/i;
-const MOST_ROWS = 20_000;
+const PLAIN: ReadonlySet<string> = new Set(["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]);
+/** Of batch normalization. */
+const BUFFERS: ReadonlySet<string> = new Set(["running_mean", "running_var"]);
+const MOST_ROWS = 20_000, MOST_PASSES = 64;
 
-/** Returns how much of the outline is optimizer state. Closes the outline. */
-export function optimizerOf(outline: Outline): Amount {
+const isPlain = ({ dtypes }: Row): boolean => dtypes.every((d) => PLAIN.has(d));
+
+/** Counters, indices, masks and states of random generators, which are not parameters. */
+const isAside = (row: Row): boolean => {
+  const { name, dtypes } = row, ndim = row.entry === undefined ? 0 : row.shape.length;
+  return BUFFERS.has(name) || dtypes.every((d) => d === "bool" || d === "int64") || (ndim < 2 && dtypes.every((d) => /^u?int/.test(d)));
+};
+
+const sum = (list: readonly Amount[]): Amount => ({ elements: list.reduce((n, { elements }) => n + elements, 0), bytes: list.reduce((n, { bytes }) => n + bytes, 0) });
+
+/** Opens what has to be looked at one by one, closes the rest, and returns the rows with the number of rows that each stands
+ *  for, and whether it is optimizer state. */
+function rowsOf(outline: Outline): { readonly row: Row; readonly times: number; readonly isState: boolean }[] {
+  outline.act(0, "close-all");
+  for (const top of outline.rows(0, MOST_ROWS).reverse()) if (top.group && !OPTIMIZER.test(top.name)) outline.act(top.node, "open");
+  const hasGroups = outline.rows(0, MOST_ROWS).some((r) => r.depth === 1 && r.name === "param_groups");
+  for (let pass = 0; ; pass++) {
+    const times = [1], states = [false];
+    const rows = outline.rows(0, MOST_ROWS).map((row) => {
+      const { depth, name } = row;
+      times[depth] = (times[depth - 1] ?? 1) * (row.folded ? row.run : 1);
+      states[depth] = states[depth - 1] === true || (depth <= 2 && OPTIMIZER.test(name)) || (depth === 1 && hasGroups && name === "state");
+      return { row, times: times[depth] ?? 1, isState: states[depth] === true };
+    });
+    const mixed = rows.filter(({ row, isState }) => row.group && !row.open && !isState && !isPlain(row));
+    if (mixed.length === 0 || pass === MOST_PASSES || rows.length === MOST_ROWS) return rows;
+    for (const { row } of mixed.reverse()) outline.act(row.node, "open");
+  }
+}
+
+/** Closes the outline. */
+export function amountsOf(outline: Outline): Amounts {
   try {
-    outline.act(0, "close-all");
-    for (const top of outline.rows(0, MOST_ROWS).reverse()) if (top.group && !OPTIMIZER.test(top.name)) outline.act(top.node, "open");
-    const rows = outline.rows(0, MOST_ROWS), isState = rows.some((r) => r.depth === 1 && r.name === "param_groups");
-    let elements = 0, bytes = 0, isWithin = false;
-    for (const row of rows) {
-      if (row.depth === 1) isWithin = OPTIMIZER.test(row.name) || (isState && row.name === "state");
-      if (!(row.depth === 1 ? isWithin : row.depth === 2 && !isWithin && OPTIMIZER.test(row.name))) continue;
-      const alike = row.folded ? row.run : 1;
-      elements += row.elements * alike;
-      bytes += row.bytes * alike;
-    }
-    return { elements, bytes };
+    const rows = rowsOf(outline), seen = rows.filter(({ row }) => !row.group || !row.open);
+    const of = (list: typeof rows) => sum(list.map(({ row: { elements, bytes }, times }) => ({ elements: elements * times, bytes: bytes * times })));
+    const optimizer = of(seen.filter(({ isState }) => isState)), tensors = seen.filter(({ row, isState }) => !isState && row.elements > 0 && !isAside(row));
+    const isCounted = rows.length < MOST_ROWS && tensors.every(({ row }) => isPlain(row)) && !rows.some(({ row, isState }) => !isState && row.group && row.entry !== undefined);
+    return { optimizer, parameters: isCounted ? of(tensors) : undefined };
   } finally {
     outline.close();
   }

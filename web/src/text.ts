@@ -1,10 +1,11 @@
 /** Numbers and names for people to read. */
-const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
+/** The same text as the command's. */
 export function bytesText(bytes: number): string {
   let value = bytes, unit = 0;
-  while (value >= 999.5 && unit < UNITS.length - 1) { value /= 1000; unit++; }
-  return `${unit === 0 || value >= 99.95 ? Math.round(value) : value.toFixed(value >= 9.995 ? 1 : 2)} ${UNITS[unit] ?? ""}`;
+  while (value >= (unit ? 1023.95 : 1024) && unit < UNITS.length - 1) { value /= 1024; unit++; } // not "1024.0 KiB"
+  return `${unit ? value.toFixed(1) : value} ${UNITS[unit] ?? ""}`;
 }
 
 const SCALES: readonly (readonly [number, string])[] = [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"], [1e3, "thousand"]];
@@ -17,6 +18,9 @@ export function countText(count: number): string {
   return String(count);
 }
 
+/** "7.24 billion elements". */
+export const amountText = (count: number, one: string): string => `${countText(count)} ${count === 1 ? one : `${one}s`}`;
+
 export const exactText = (count: number): string => count.toLocaleString("en-US").replaceAll(",", "\u202f");
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
@@ -28,6 +32,49 @@ export function visible(name: string): string {
     const code = c.codePointAt(0)?.toString(16) ?? "";
     return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
   }) || "(empty name)";
+}
+
+const PYTHON: Readonly<Record<string, string>> = { null: "None", true: "True", false: "False" };
+const quoted = (json: string): string => `'${json.slice(1, -1).replace(/\\.|'/g, (c) => c === '\\"' ? '"' : c === "'" ? "\\'" : c)}'`;
+
+const TOKEN = /"(?:[^"\\]|\\.)*"|[[\]{},:]|[^\s[\]{},:]+/g;
+
+/** Converts JSON to the same value as Python writes it, on several lines if it is to be read as a whole. Works on the text,
+ *  because JavaScript's numbers are neither exact for large integers nor distinguish 1.0 from 1. */
+export function pythonText(json: string, isWide = false): string {
+  const tokens = json.match(TOKEN) ?? [];
+  let depth = 0, text = "";
+  const line = () => isWide ? `\n${"  ".repeat(depth)}` : "";
+  tokens.forEach((token, i) => {
+    if (/^[[{]$/.test(token)) text += token + (++depth, /^[\]}]$/.test(tokens[i + 1] ?? "") ? "" : line());
+    else if (/^[\]}]$/.test(token)) text += (depth--, /^[[{]$/.test(tokens[i - 1] ?? "") ? "" : line()) + token;
+    else text += token === "," ? `,${line() || " "}` : token === ":" ? ": " : token.startsWith('"') ? quoted(token) : PYTHON[token] ?? token;
+  });
+  return text;
+}
+
+/** Returns the JSON text of a member of an entry, from tessera.inspect/1 of that entry alone. */
+function memberOfEntry(document: string, name: string): string | undefined {
+  const inEntry = 3; // the document, its entries, the entry
+  let depth = 0, before = "", key = "", found: string[] | undefined;
+  for (const [token] of document.matchAll(TOKEN)) {
+    const isEntries = key === '"entries"';
+    if (found && depth === inEntry && /^[,}]$/.test(token)) return found.join("");
+    found?.push(token);
+    if (/^[[{]$/.test(token)) depth++;
+    else if (/^[\]}]$/.test(token)) depth--;
+    else if (token === ":" && depth === 1 && isEntries) return undefined;
+    else if (token === ":" && depth === 1) key = before;
+    else if (token === ":" && depth === inEntry && isEntries && before === `"${name}"`) found ??= [];
+    before = token;
+  }
+  return undefined;
+}
+
+/** Returns the value of an object as Python writes it, from tessera.inspect/1 of that entry alone. */
+export function objectText(document: string, isWide = false): string | undefined {
+  const value = memberOfEntry(document, "value"), repr = value ?? memberOfEntry(document, "repr");
+  return value === undefined ? repr && JSON.parse(repr) as string : pythonText(value, isWide);
 }
 
 export function realText(value: number | string): string {

@@ -1,6 +1,6 @@
 /** The worker that owns the module. Requests are answered one after the other, except the tally, which lets other requests
  *  in between its steps and can be cancelled. Other long work is done in a worker that can be ended. */
-import { Tessera, TesseraError, type Checkpoint, type MapOptions, type MappedCheckpoint, type Outline } from "../../wasm/tessera.js";
+import { Tessera, TesseraError, type Checkpoint, type InspectDocument, type MapOptions, type MappedCheckpoint, type Outline } from "../../wasm/tessera.js";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
 import { Contents, leavesOf, MOST_SORTED, namesMatching } from "./contents";
@@ -11,11 +11,12 @@ import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
 import { withMap } from "./mapped";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
-import type { Detail, Diff, FileUse, Findings, FromWorker, Kind, Opening, Optimizer, OutlineName, Overview, ParamGroup, Plan, Requests, Side, Tally, ToWorker, Trouble, Twins } from "./protocol";
+import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type Tally, type ToWorker, type Trouble, type Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
 import { scanned } from "./scan";
 import { chosenOf, isRemote, sourceFile } from "./sources";
-import { optimizerOf } from "./split";
+import { amountsOf, type Amounts } from "./split";
+import { objectText } from "./text";
 import { differingElements } from "./tensor_equality";
 import { optimizerPreviewOf, previewOf, write } from "./writing";
 
@@ -121,6 +122,11 @@ function overviewOf({ checkpoint, absent }: Open): Overview {
 
 const isMetadataOnly = (overview: Overview): boolean => overview.absent.length > 0 && overview.files.every((f) => f.absent || f.chunks === 0);
 
+/** Parameters would be counted twice where tensors share bytes, as tied weights do, or where each rank has its own. Opaque entries
+ *  may hold further ones. */
+const ownAmounts = ({ optimizer, parameters }: Amounts, { bytes, files, per_rank, opaque }: Overview): Amounts =>
+  ({ optimizer, parameters: per_rank || opaque || files.reduce((sum, { used }) => sum + used, 0) < bytes ? undefined : parameters });
+
 /** Marks the entries that findings name, and those with chunks in absent files unless that is all of them. */
 function markEntries(open: Open, overview: Overview, list: Findings["list"], all: Outline): void {
   const { checkpoint } = open, isLone = isMetadataOnly(overview);
@@ -152,7 +158,7 @@ async function plain(): Promise<Checkpoint> {
 function requireBytes({ absent }: Open, checkpoint: MappedCheckpoint, entry: number): void {
   if (absent.length === 0) return;
   const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
-  const names = new Set(absent), lacking = new Set(detail?.kind === "tensor" ? detail.chunks.map((c) => c.file ?? "").filter((f) => names.has(f)) : []);
+  const names = new Set(absent), lacking = new Set((detail?.chunks ?? []).map((c) => c.file ?? "").filter((f) => names.has(f)));
   if (lacking.size) throw new TesseraError(`the values of '${detail?.fqn ?? ""}' are in ${listed([...lacking])}, which ${lacking.size === 1 ? "is" : "are"} absent; open the checkpoint together with its data files`, "not found", undefined);
 }
 
@@ -188,8 +194,7 @@ function entriesOf(side: Side, checkpoint: MappedCheckpoint = opened(side).check
 function groupsOf({ checkpoint }: Open, optimizer: string, leaves: readonly Leaf[]): ParamGroup[] {
   return mergedGroups(groupEntries(optimizer, leaves).slice(0, MOST_HYPER).map(({ group, key, leaf: { entry, kind, shape, dtypes } }) => {
     if (kind === "tensor") return { group, key, text: `${dtypes[0] ?? ""} tensor${shape.length ? ` ${shape.join(" × ")}` : ""}` };
-    const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
-    return { group, key, text: detail?.kind === "tensor" || detail === undefined ? "" : detail.value === undefined ? detail.repr ?? "absent" : JSON.stringify(detail.value) };
+    return { group, key, text: objectText(checkpoint.document("entry", { entry })) ?? "absent" };
   }));
 }
 
@@ -205,8 +210,15 @@ function withValues(a: MappedCheckpoint, b: Checkpoint, pair: Diff["renamed"][nu
     return entry === undefined ? undefined : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0];
   };
   const x = detail(a, pair.a), y = detail(b, pair.b);
-  if (x?.kind !== "tensor" || y?.kind !== "tensor" || x.dtype !== y.dtype || x.shape.join() !== y.shape.join()) return pair;
+  if (!isDense(x) || !isDense(y) || x.dtype !== y.dtype || x.shape.join() !== y.shape.join()) return pair;
   return { ...pair, differing: differingElements(a, pair.a, b, pair.b, x.shape) };
+}
+
+/** Returns where the bytes of an entry are, as text. */
+function placeOf(checkpoint: MappedCheckpoint, fqn: string): string {
+  const entry = checkpoint.find(fqn);
+  const [detail] = entry === undefined ? [] : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries;
+  return detail?.chunks?.map((c) => `${c.byte_offset} ${c.file ?? ""}`).join("\n") ?? fqn;
 }
 
 type Handlers = { [K in Kind]: (takes: Requests[K]["takes"], id: number) => Requests[K]["gives"] | Promise<Requests[K]["gives"]> };
@@ -227,7 +239,7 @@ const handlers: Handlers = {
     lists.all = new Contents(all, checkpoint);
     const findings = findingsOf(t, a.found), overview = overviewOf(a);
     markEntries(a, overview, findings.list, all);
-    return { overview, findings, isMetadataOnly: isMetadataOnly(overview), optimizer: optimizerOf(checkpoint.outline()), rows: all.count };
+    return { overview, findings, isMetadataOnly: isMetadataOnly(overview), amounts: ownAmounts(amountsOf(checkpoint.outline()), overview), rows: all.count };
   },
   close({ side }) {
     closeSide(side);
@@ -254,7 +266,11 @@ const handlers: Handlers = {
     const leaves = leavesOf(opened("a").checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
     return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
   },
-  fileMetadata: () => fileMetadata(opened("a").opening.files.map(sourceFile)),
+  fileMetadata() {
+    const { checkpoint, opening } = opened("a"), hasEntries = lists.all !== undefined && lists.all.outline.count > 0; // the document of any entry has the texts
+    const { metadata } = JSON.parse(hasEntries ? checkpoint.document("entry", { entry: 0 }) : checkpoint.document("inspect")) as InspectDocument;
+    return fileMetadata(metadata, opening.files.map(sourceFile));
+  },
   async parts() {
     await prepared();
     return opened("a").checkpoint.inspect({ include: [NO_NAME] }).summary.parts ?? [];
@@ -272,10 +288,9 @@ const handlers: Handlers = {
     return opened("a").checkpoint.canonicalize(map);
   },
   async entry({ entry, map }) {
-    const document = JSON.parse((await ofA({ map })).document("entry", { entry })) as { entries: Requests["entry"]["gives"][] };
-    const detail = document.entries[0];
+    const document = (await ofA({ map })).document("entry", { entry }), { entries: [detail] } = JSON.parse(document) as { entries: Detail[] };
     if (!detail) throw new TesseraError("the entry is gone", "page", undefined);
-    return detail;
+    return isDense(detail) || detail.per_rank ? detail : { ...detail, text: objectText(document, true) };
   },
   async slice({ entry, fqn, slice, map }) {
     const a = await ofA({ map });
@@ -358,7 +373,8 @@ const handlers: Handlers = {
     const job = opened("a").checkpoint.twins();
     try {
       while (job.step());
-      return JSON.parse(job.document()) as Twins;
+      const { groups } = JSON.parse(job.document()) as Twins;
+      return { groups: groups.map((g) => ({ ...g, stored: new Set(g.fqns.map((fqn) => placeOf(opened("a").checkpoint, fqn))).size })) };
     } finally {
       job.close();
     }

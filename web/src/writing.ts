@@ -2,6 +2,7 @@
 import type { Checkpoint, ConversionResult, ConvertOptions, OptimizerOptions, ReshardOptions, RunOptions, Sink } from "../../wasm/tessera.js";
 import type { OptimizerPreview, Place, Writing, WritingPreview, Written } from "./protocol";
 import { PlaceSink } from "./sink";
+import { objectText } from "./text";
 import { zipOf } from "./zip";
 
 type Tell = (done: number, total: number) => void;
@@ -40,7 +41,7 @@ export function optimizerPreviewOf(checkpoint: Checkpoint, action: (Writing & { 
     const { entries } = made.inspect();
     return {
       count: entries.length, warnings: made.warnings,
-      entries: entries.slice(0, count).map((e) => e.kind === "tensor" && !e.per_rank ? { fqn: e.fqn, dtype: e.dtype, shape: e.shape } : { fqn: e.fqn, text: e.value !== undefined ? JSON.stringify(e.value) : e.repr ?? "" }),
+      entries: entries.slice(0, count).map((e) => e.kind === "tensor" && !e.per_rank ? { fqn: e.fqn, dtype: e.dtype, shape: e.shape } : { fqn: e.fqn, text: objectText(made.document("entry", { entry: made.find(e.fqn) ?? 0 })) ?? "" }),
     };
   } finally {
     made.close();
@@ -66,5 +67,6 @@ async function downloadOf(place: Place & { kind: "download" }, paths: readonly s
 export async function write(checkpoint: Checkpoint, writing: Writing, place: Place, signal: AbortSignal, tell: Tell): Promise<Written> {
   const sink = new PlaceSink(place);
   const result = await run(checkpoint, writing, { signal, onProgress: ({ done, total }) => tell(done, total) }, sink);
-  return { result, ...(place.kind === "download" ? { download: await downloadOf(place, sink.paths, tell) } : {}) };
+  const files = [...sink.sizes].map(([name, size]) => ({ name, size }));
+  return { result, files, ...(place.kind === "download" ? { download: await downloadOf(place, files.map(({ name }) => name), tell) } : {}) };
 }

@@ -8,7 +8,7 @@ import { mapCommand, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
 import { NO_SOURCE } from "../target";
-import { bytesText, visible } from "../text";
+import { visible } from "../text";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
@@ -66,6 +66,14 @@ function askObjects(message: string, set: Set): JSX.Element | undefined {
   );
 }
 
+/** What becomes of the texts in safetensors' `__metadata__`. */
+function Texts({ to }: { to: ConvertForm["to"] }): JSX.Element | null {
+  const model = useModel(), { texts = {} } = model.fileMetadata?.find(({ file }) => file === undefined) ?? {};
+  useEffect(() => { if (model.opened && model.largest === undefined) void model.loadOverview(); }, [model.opened]);
+  const isKept = to === "safetensors", keys = Object.keys(texts).filter((key) => key !== "DCP_SHARDING_INFO" && (isKept || key !== "format" || texts[key] !== "pt"));
+  return keys.length ? <p class="quiet">The texts of <code>__metadata__</code> {isKept ? "are carried over" : "have no place in this form and are dropped"}: {keys.map(visible).join(", ")}.</p> : null;
+}
+
 const isSingle = (preview: WritingPreview | undefined): boolean => preview?.files.some((f) => f.name === "") === true;
 
 export function Convert(): JSX.Element {
@@ -84,11 +92,12 @@ export function Convert(): JSX.Element {
   return (
     <section class="view" aria-label="Convert">
       <h2>Convert</h2>
-      <p class="quiet">Reads {bytesText(preview?.bytes ?? model.opened?.overview.bytes ?? 0)} and writes the same bytes as the command line. Nothing is cast, dropped or renamed unless you ask for it.</p>
+      <p class="quiet">Writes the same bytes as the command line. No tensor is cast, left out or renamed unless you ask for it.</p>
       <OpenAs why={(saving.previewTrouble ?? saving.trouble)?.message} />
       <Parts form={form} set={set} />
       <Fields form={form} set={set} />
       <MapFields />
+      <Texts to={form.to} />
       <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
         retry={() => void saving.ask(writing)} {...(form.objects === "" ? { asking: (message: string) => askObjects(message, set) } : {})}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import type { Model, Selected } from "../model";
-import type { Compared, Detail, ObjectDetail, TensorDetail } from "../protocol";
+import { isDense, type Compared, type Detail, type ObjectDetail, type PerRankDetail, type TensorDetail } from "../protocol";
 import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
 import type { View } from "../route";
 import { useModel, useNarrow } from "./hooks";
@@ -26,16 +26,27 @@ function TensorFacts({ detail }: { detail: TensorDetail }): JSX.Element {
 }
 
 function ObjectView({ detail }: { detail: ObjectDetail }): JSX.Element {
-  const text = detail.value === undefined ? detail.repr : JSON.stringify(detail.value, null, 2);
+  const { text } = detail, facts: [string, string][] = [["kind", detail.kind], ["type", visible(detail.type)]];
+  if (detail.dtype) facts.push(["dtype", detail.dtype]);
+  if (detail.shape) facts.push(["shape", shapeText(detail.shape)]);
+  if (detail.mesh) facts.push(["mesh", detail.mesh]);
+  if (detail.placements) facts.push(["placements", detail.placements]);
+  for (const { name, dtype, shape } of detail.inner ?? []) facts.push([`inner tensor ${visible(name)}`, `${dtype}${shape ? ` ${shapeText(shape)}` : ""}`]);
   return (
     <>
-      <Facts facts={[["kind", detail.kind], ["type", visible(detail.type)], ...(detail.dtype ? [["dtype", detail.dtype] as const] : []), ...(detail.shape ? [["shape", shapeText(detail.shape)] as const] : [])]} />
+      <Facts facts={facts} />
       {text === undefined ? <p class="quiet">Its value cannot be shown.</p> : <pre tabIndex={0} aria-label="Value">{text}</pre>}
     </>
   );
 }
 
+function PerRankView({ detail: { dtype, dtypes, shapes, bytes } }: { detail: PerRankDetail }): JSX.Element {
+  const held = shapes.map((shape, rank) => [`rank ${rank}`, shape ? `${dtype ?? dtypes?.[rank] ?? ""} ${shapeText(shape)}` : "–"] as const);
+  return <><p class="quiet">Each rank has a tensor of its own under this name.</p><Facts facts={[...held, ["size of all", bytesText(bytes)]]} /></>;
+}
+
 function Body({ detail }: { detail: Detail }): JSX.Element {
+  if (detail.per_rank) return <PerRankView detail={detail} />;
   if (detail.kind !== "tensor") return <ObjectView detail={detail} />;
   return <><TensorFacts detail={detail} /><ShardMapView detail={detail} /><Values detail={detail} /></>;
 }
@@ -84,8 +95,8 @@ function ComparedFacts({ selected: { compared, fqn, detail, map } }: { selected:
   if (!compared) return null;
   const facts: [string, string][] = [["change", markText(compared)], ["A", visible(sideText(compared.a))], ["B", visible(sideText(compared.b))]];
   if (compared.differing !== undefined) facts.push(["values that differ", exactText(compared.differing)]);
-  if (compared.maxAbs !== undefined) facts.push(["largest difference", realText(compared.maxAbs)]);
-  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} />{detail?.kind === "tensor" && isComparable(compared) && <Later key={fqn} load={loadDiff} fqn={fqn} shape={detail.shape} compared={compared} map={map} />}</section>;
+  if (compared.maxAbs !== undefined) facts.push(["largest difference", compared.maxAbs === 0 ? "none between numbers: they differ as NaN or in the sign of zero" : `${realText(compared.maxAbs)}, where both are numbers`]);
+  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} />{isDense(detail) && isComparable(compared) && <Later key={fqn} load={loadDiff} fqn={fqn} shape={detail.shape} compared={compared} map={map} />}</section>;
 }
 
 function EntryPane({ selected }: { selected: Selected }): JSX.Element {

@@ -35,6 +35,9 @@ function Strip({ file }: { file: FileUse }): JSX.Element {
   );
 }
 
+/** Whether a file of this name lists the entries of a checkpoint and the files that hold them. */
+const isIndex = (name: string): boolean => /(^|\/)(\.metadata|__\d+\.metadata|[^/]*\.index\.json)$/.test(name);
+
 async function findTwins(model: Model): Promise<void> {
   const { opening: a, opened } = model;
   if (!a || !opened) return;
@@ -46,14 +49,14 @@ async function findTwins(model: Model): Promise<void> {
 /** Tensors with equal bytes. They could be tied, or they were saved twice. */
 function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
   const model = useModel(), groups = model.twins?.groups;
-  const wasted = groups?.reduce((sum, g) => sum + g.bytes * (g.fqns.length - 1), 0) ?? 0;
+  const wasted = groups?.reduce((sum, g) => sum + g.bytes * (g.stored - 1), 0) ?? 0;
   return (
     <section aria-label="Duplicates">
       <h2>Duplicates</h2>
       {!groups && <p class="buttons"><button type="button" onClick={() => void findTwins(model)}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
-      {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors ${groups.length === 1 ? "holds" : "hold"} equal bytes, ${bytesText(wasted)} more than once; tied tensors are stored once.` : "No two tensors hold equal bytes."}</p>}
+      {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors ${groups.length === 1 ? "holds" : "hold"} equal bytes, ${wasted ? `${bytesText(wasted)} more than once` : groups.length === 1 ? "which are stored once" : "each stored once"}.` : "No two tensors hold equal bytes."}</p>}
       {groups && <ul class="names">{groups.slice(0, MOST).map((g) => (
-        <li key={g.fqns[0]}>{bytesText(g.bytes)}: {g.fqns.slice(0, MOST_NAMES).map((n) => <><button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> </>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
+        <li key={g.fqns[0]}>{bytesText(g.bytes)}{g.stored < g.fqns.length && ` (stored ${g.stored === 1 ? "once" : `${exactText(g.stored)} times`})`}: {g.fqns.slice(0, MOST_NAMES).map((n) => <><button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> </>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
       ))}</ul>}
     </section>
   );
@@ -64,8 +67,8 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
   const bySize = [...files].sort((a, b) => b.size - a.size).slice(0, MOST);
   return (
     <section class="view" aria-label="Files">
-      <p class="quiet">Bytes that no entry uses are headers, metadata and padding in a sound file. Choose a file to see its tensors.</p>
-      {overview && overview.absent.length > 0 && <p class="bad" role="status">{plural(overview.absent.length, "data file")} {overview.absent.length === 1 ? "is" : "are"} absent, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. Sizes of absent files are what the metadata says of them.</p>}
+      <p class="quiet">Used are the bytes of dense tensors, and of all items of a DCP. The rest of a sound file is headers, metadata, objects and padding. Choose a file to see its tensors.</p>
+      {overview && overview.absent.length > 0 && <p class="bad" role="status">{plural(overview.absent.length, "data file")} {overview.absent.length === 1 ? "is" : "are"} absent, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. An absent file has at least the size that the metadata implies.</p>}
       {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{plural(missing, "chunk")} {missing === 1 ? "is" : "are"} in files that are absent; Problems names them.</p>}
       <Treemap files={bySize} show={(name) => showFile(fileTerm(name))} />
       <div class="scroll" tabIndex={0} role="region" aria-label="File table">
@@ -74,7 +77,7 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
           <tbody>
             {bySize.map((f) => (
               <tr key={f.name}>
-                <td><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> no entry uses it</span>}</td>
+                <td><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "says where the entries are" : "has no dense tensors of this checkpoint"}</span>}</td>
                 <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
               </tr>
             ))}

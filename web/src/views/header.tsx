@@ -1,7 +1,7 @@
 /** One line about the checkpoint: its name, format and sizes, a verdict, and the actions that are possible. */
 import type { JSX } from "preact";
 import type { View } from "../route";
-import { bytesText, countText, exactText, plural, visible } from "../text";
+import { amountText, bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { problemCount } from "./problems";
 
@@ -22,15 +22,16 @@ const ACTIONS: readonly (readonly [View, string])[] = [["compare", "Compare"], [
 export function Header({ view, go }: { view: View; go: (view: View) => void }): JSX.Element | null {
   const model = useModel(), { opened } = model;
   if (!opened) return null;
-  const { overview, optimizer } = opened, weights = { elements: overview.elements - optimizer.elements, bytes: overview.bytes - optimizer.bytes };
+  const { overview, amounts: { optimizer, parameters } } = opened, others = overview.bytes - optimizer.bytes - (parameters?.bytes ?? 0);
   return (
     <>
       <h1>{visible(model.opening?.title ?? "")}</h1>
       <ul class="chips" aria-label="Summary">
         <li class="chip"><strong>{overview.format}</strong></li>
-        {weights.elements > 0 && <li class="chip">{countText(weights.elements)} {weights.elements === 1 ? "parameter" : "parameters"}</li>}
-        {weights.bytes > 0 && <li class="chip">{bytesText(weights.bytes)} weights</li>}
+        {!parameters ? overview.elements > 0 && <><li class="chip">{amountText(overview.elements, "element")}</li><li class="chip">{bytesText(overview.bytes)} in all</li></>
+          : parameters.elements > 0 && <><li class="chip">{amountText(parameters.elements, "parameter")}</li><li class="chip">{bytesText(parameters.bytes)} weights</li></>}
         {optimizer.bytes > 0 && <li class="chip">{bytesText(optimizer.bytes)} optimizer</li>}
+        {parameters && others > 0 && <li class="chip">{bytesText(others)} other tensors</li>}
       </ul>
       <Verdict go={go} />
       <span class="space" />

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { termsOf, toggled } from "../filter";
 import type { OutlineName } from "../protocol";
-import { bytesText, countText, plural } from "../text";
+import { amountText, bytesText, plural } from "../text";
 import { useModel } from "./hooks";
 import { Tree } from "./tree";
 
@@ -15,7 +15,7 @@ function totalsText(outline: OutlineName, model: ReturnType<typeof useModel>): s
   const { totals, kept } = model.lists.get(outline), overview = model.opened?.overview;
   if (kept === undefined || !overview) return "";
   if (!totals) return plural(kept, "match", "matches");
-  return [plural(kept, "match", "matches"), ...(totals.elements ? [`${countText(totals.elements)} elements`, bytesText(totals.bytes)] : [])].join(" · ");
+  return [plural(kept, "match", "matches"), ...(totals.elements ? [amountText(totals.elements, "element"), bytesText(totals.bytes)] : [])].join(" · ");
 }
 
 export function FilterLine({ outline, chips, placeholder }: { outline: OutlineName; chips: readonly ChipTerm[]; placeholder: string }): JSX.Element {
@@ -44,7 +44,7 @@ export function Listing(): JSX.Element | null {
   ];
   return (
     <div class="list">
-      <FilterLine outline="all" chips={chips} placeholder="Filter: text, **.weight, dtype:bfloat16, shape:4096x*, >1GB, file:__0" />
+      <FilterLine outline="all" chips={chips} placeholder="Filter: text, **.weight, dtype:bfloat16, shape:4096x*, >1GiB, file:__0" />
       <Tree key="all" outline="all" label="Entries" />
     </div>
   );

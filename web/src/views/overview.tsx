@@ -55,8 +55,8 @@ function Metadata(): JSX.Element | null {
     <section aria-label="File metadata">
       <h3>File metadata</h3>
       {list.map(({ file, texts }) => (
-        <details key={file} open={list.length === 1}>
-          <summary><code>__metadata__</code> of {visible(file)} ({plural(Object.keys(texts).length, "text")})</summary>
+        <details key={file} open={file === undefined}>
+          <summary><code>__metadata__</code>{file === undefined ? ", in every safetensors file" : ` only of ${visible(file)}`} ({plural(Object.keys(texts).length, "text")})</summary>
           <Facts facts={Object.entries(texts).map(([key, text]) => [visible(key), visible(text)] as const)} />
         </details>
       ))}
@@ -68,11 +68,11 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
   const model = useModel(), overview = model.opened?.overview;
   useEffect(() => { if (model.opened && model.largest === undefined) void model.loadOverview(); }, [model.opened]);
   if (!overview) return null;
-  const files = overview.files.filter((f) => f.chunks > 0), objects = overview.objects + overview.opaque;
+  const files = overview.files.filter((f) => f.chunks > 0), entries = overview.tensors + overview.objects + overview.opaque;
   return (
     <>
       <h2>Overview</h2>
-      <p class="quiet">{plural(overview.tensors, "tensor")}{objects > 0 && `, ${plural(objects, "object")}`} in {plural(overview.files.length, "file")}.{overview.tensors + objects > 0 && " Choose an entry to see how it is stored."}</p>
+      <p class="quiet">{plural(overview.tensors, "tensor")}{overview.per_rank > 0 && ` (${exactText(overview.per_rank)} of them ${overview.per_rank === 1 ? "differs" : "differ"} from rank to rank)`} in {plural(files.length || overview.files.length, "file")}{overview.objects > 0 && `, ${plural(overview.objects, "object")}`}{overview.opaque > 0 && `, ${plural(overview.opaque, "opaque entry", "opaque entries")}`}.{entries > 0 && " Choose an entry to see how it is stored."}</p>
       <TopProblems go={go} />
       <Bars title="Bytes by dtype" list={overview.dtypes} />
       <Bars title="Bytes by rank" list={byRank(files)} />

@@ -58,7 +58,7 @@ function GroupView({ group, show }: { group: Group; show: (fqn: string) => void 
   return (
     <li class={level}>
       <h2><LevelMark level={level} text /> <code>{rule}</code> <span class="quiet">{isLone ? "" : plural(group.count, "time")}</span></h2>
-      {isLone ? <><p>Only the metadata is here: {exactText(findings.length)} of {plural(findings.length, "data file")} are absent. Names, shapes and shards are known; values are not.</p><p class="quiet">Open the checkpoint together with the files of every rank.</p></> : <Help text={model.findings?.help[rule] ?? ""} />}
+      {isLone ? <><p>Only the metadata is here: {exactText(findings.length)} of {plural(findings.length, "data file")} {findings.length === 1 ? "is" : "are"} absent. Names, shapes and shards are known; values are not.</p><p class="quiet">Open the checkpoint together with the files of every rank.</p></> : <Help text={model.findings?.help[rule] ?? ""} />}
       <ul class="places">{isLone ? list.map((f) => <li key={f.file}>{visible(f.file ?? "")}</li>) : list.map((f, i) => <Place key={i} finding={f} show={show} />)}</ul>
       {findings.length > FIRST && <button type="button" class="small" onClick={() => setOpen(!isOpen)}>{isOpen ? "Show fewer" : `Show all ${exactText(findings.length)}`}</button>}
       {group.count > findings.length && <p class="quiet">{exactText(group.count - findings.length)} more were counted and are not listed.</p>}

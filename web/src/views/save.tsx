@@ -8,6 +8,8 @@ import { bytesText, exactText, plural, visible } from "../text";
 import { TroubleBox } from "./parts";
 
 const MOST = 100;
+/** Why an entry is not in the checkpoint that was written, and the file that has it. */
+const ASIDE = "written to the sidecar", SIDECAR = ".objects.json";
 const OWN = "The browser keeps a copy in its own storage until this page is closed.";
 
 export const Check = ({ label, isOn = false, set }: { label: string; isOn: boolean | undefined; set: (to: boolean) => void }): JSX.Element =>
@@ -16,7 +18,7 @@ export const Check = ({ label, isOn = false, set }: { label: string; isOn: boole
 function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview; name: (file: string) => string }): JSX.Element {
   return (
     <>
-      <p role="status">{bytesText(bytes)} of tensors in {plural(files.length, "file")}.</p>
+      <p role="status">{bytesText(bytes)} of tensors; {plural(files.length, "file")}.</p>
       <div class="scroll" tabIndex={0} role="region" aria-label="Files that would be written">
         <table>
           <thead><tr><th>File</th><th class="number">Size</th></tr></thead>
@@ -24,17 +26,18 @@ function Preview({ preview: { files, bytes }, name }: { preview: WritingPreview;
         </table>
       </div>
       {files.length > MOST && <p class="quiet">… and {exactText(files.length - MOST)} more files.</p>}
+      {files.some((f) => /^[^.]/.test(f.name)) && <p class="quiet">A file that marks the checkpoint as complete, such as .metadata or an index, is written last and is not listed here.</p>}
     </>
   );
 }
 
-function Result({ written: { result, download, title }, fields }: { written: Written & { readonly title: string }; fields: readonly string[] }): JSX.Element {
-  const { summary: s, warnings, files, entries } = result;
-  const whole = entries.filter((e) => e.replicated).length;
-  const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, s.left_out && `${plural(s.left_out, "entry", "entries")} left out`, whole && `${plural(whole, "tensor")} replicated (too few dims)`].filter(Boolean);
+function Result({ written: { result, files, download, title }, fields }: { written: Written & { readonly title: string }; fields: readonly string[] }): JSX.Element {
+  const { summary: s, warnings, entries } = result;
+  const whole = entries.filter((e) => e.replicated).length, aside = entries.filter((e) => e.left_out === ASIDE).length, left = s.left_out - aside;
+  const more = [s.cast && `${plural(s.cast, "tensor")} cast`, s.kept && `${plural(s.kept, "scalar")} of optimizer state not cast`, s.copied && `${plural(s.copied, "tied tensor")} copied`, aside && `${plural(aside, "object")} as JSON in ${visible(files.find((f) => f.name.endsWith(SIDECAR))?.name ?? "")}`, left && `${plural(left, "entry", "entries")} left out`, whole && `${plural(whole, "tensor")} replicated (too few dims)`].filter(Boolean);
   return (
     <div class="written" role="status">
-      <p><strong>Wrote {[plural(s.tensors, "tensor"), ...(s.objects ? [plural(s.objects, "object")] : [])].join(" and ")} to {visible(title)}</strong>: {bytesText(files.reduce((sum, f) => sum + f.bytes, 0))} in {plural(files.length, "file")}{more.length > 0 && `; ${more.join(", ")}`}.</p>
+      <p><strong>Wrote {[plural(s.tensors, "tensor"), ...(s.objects ? [plural(s.objects, "object")] : [])].join(" and ")} to {visible(title)}</strong>: {bytesText(files.reduce((sum, f) => sum + f.size, 0))} in {plural(files.length, "file")}{more.length > 0 && `; ${more.join(", ")}`}.</p>
       {warnings.length > 0 && <ul class="names">{warnings.map((w) => <li key={w}>{visible(inFields(w, fields))}</li>)}</ul>}
       {download && <p class="buttons"><button type="button" onClick={() => saveBlob(download.name, download.blob)}>Download {visible(download.name)} again</button> <span class="quiet">{bytesText(download.blob.size)}. {OWN}</span></p>}
     </div>

@@ -10,7 +10,7 @@ export function Share(): JSX.Element {
   const model = useModel(), url = model.opening?.url, { fqn, map } = model.selected ?? {}, entry = map?.map === undefined ? fqn : undefined; // a link names entries of the checkpoint itself
   const [withEntry, setWithEntry] = useState(true);
   if (url === undefined) {
-    return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint was opened from this computer, and nothing of it leaves it, so there is no link to it. Open a checkpoint from a URL to get a link.</p></section>;
+    return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint was not opened from a URL, so there is no link to it. Nothing of it is sent anywhere. Open a checkpoint from a URL to get a link.</p></section>;
   }
   const link = linkText(location.href, { url, entry: withEntry ? entry : undefined, tab: "contents" });
   return (
