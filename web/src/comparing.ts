@@ -125,7 +125,7 @@ export class Comparing {
     const { model } = this, diff = withValues(structure, comparison.valueDiff), { filter, sort } = model.lists.get("compare");
     const isFirst = comparison.diff === undefined;
     comparison.diff = diff;
-    const text = isFirst && !diff.same ? "is:different" : filter;
+    const text = isFirst && diff.changed.length + diff.added.length + diff.removed.length > 0 ? "is:different" : filter;
     const rows = await model.client.call("showDiff", { diff, canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort });
     if (this.comparison !== comparison) return;
     model.lists.get("compare").count = rows;

@@ -28,7 +28,7 @@ function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
     if (change) return { mark: "changed", what: change.what, a: change.a, b: change.b, ...(change.differing === undefined ? {} : { differing: change.differing }), ...(change.max_abs === undefined ? {} : { maxAbs: change.max_abs }) };
     if (name) return { mark: "renamed", what: [], a, b: sideOf(ofB.get(name.b)), other: name.b, ...(name.differing === undefined ? {} : { differing: name.differing }) };
     if (removed.has(leaf.fqn) || removed.has(key)) return { mark: "only-a", what: [], a, b: undefined };
-    return { mark: isSame, what: [], a, b: sideOf(ofB.get(key)) };
+    return { mark: leaf.kind === "object" ? "same" : isSame, what: [], a, b: sideOf(ofB.get(key)) }; // objects are always compared
   };
   const onlyB = b.filter((leaf) => (added.has(leaf.fqn) || added.has(keyOf(leaf.fqn))) && !taken.has(leaf.fqn) && !taken.has(keyOf(leaf.fqn)));
   return [

@@ -9,14 +9,18 @@ import { useModel } from "./hooks";
 import { Later } from "./later";
 import { FilterLine } from "./listing";
 import { Opener } from "./opener";
-import { TroubleBox } from "./parts";
+import { Facts, TroubleBox } from "./parts";
 import { Tree } from "./tree";
 
+/** Every entry is counted once: one that was perhaps renamed is not counted as being only in A, and only in B. */
+const countsOf = ({ changed, added, removed, renamed }: Diff) => ({ changed: changed.length, onlyA: removed.length - renamed.length, onlyB: added.length - renamed.length, renamed: renamed.length });
+
 /** Returns a sentence that says what is known about the differences and what has not been compared. */
-export function verdictOf({ changed, added, removed, renamed, summary }: Diff): string {
-  const same = plural(summary.same, "entry", "entries");
-  const rest = [changed.length && `${exactText(changed.length)} changed`, removed.length && `${exactText(removed.length)} only in A`, added.length && `${exactText(added.length)} only in B`, renamed.length && `${exactText(renamed.length)} of them perhaps renamed`].filter(Boolean);
-  const matching = summary.values_compared ? `${same} equal, values included` : `${same} with equal names, dtypes and shapes; values not compared yet`;
+export function verdictOf(diff: Diff): string {
+  const { summary, metadata } = diff, same = plural(summary.same, "entry", "entries"), { changed, onlyA, onlyB, renamed } = countsOf(diff);
+  const texts = metadata.changed.length + metadata.added.length + metadata.removed.length;
+  const rest = [changed && `${exactText(changed)} changed`, onlyA && `${exactText(onlyA)} only in A`, onlyB && `${exactText(onlyB)} only in B`, renamed && `${exactText(renamed)} perhaps renamed`, texts && `${plural(texts, "text")} of __metadata__ differ${texts === 1 ? "s" : ""}`].filter(Boolean);
+  const matching = summary.values_compared ? `${same} equal, values included` : `${same} with equal names, dtypes, shapes and objects; values not compared yet`;
   return [...rest, matching].join(", ");
 }
 
@@ -41,9 +45,16 @@ function Toggles({ comparison }: { comparison: Comparison }): JSX.Element {
   );
 }
 
-function chipsOf({ changed, added, removed, renamed }: Diff): { term: string; label: string }[] {
-  const counts: [string, string, number][] = [["is:different", "Differences", changed.length + removed.length + added.length], ["is:changed", "Changed", changed.length], ["is:only-a", "Only in A", removed.length], ["is:only-b", "Only in B", added.length], ["is:renamed", "Renamed", renamed.length]];
+function chipsOf(diff: Diff): { term: string; label: string }[] {
+  const { changed, onlyA, onlyB, renamed } = countsOf(diff);
+  const counts: [string, string, number][] = [["is:different", "Differences", changed + onlyA + onlyB + renamed], ["is:changed", "Changed", changed], ["is:only-a", "Only in A", onlyA], ["is:only-b", "Only in B", onlyB], ["is:renamed", "Perhaps renamed", renamed]];
   return counts.filter(([, , n]) => n > 0).map(([term, label, n]) => ({ term, label: `${label} ${exactText(n)}` }));
+}
+
+/** What differs between the texts of both sides' safetensors files. */
+function MetadataDiff({ metadata: { added, removed, changed } }: Diff): JSX.Element | null {
+  const facts = [...changed.map(({ key, a, b }) => [key, `${visible(a)} → ${visible(b)}`] as const), ...removed.map(({ key, value }) => [key, `${visible(value)} (only in A)`] as const), ...added.map(({ key, value }) => [key, `${visible(value)} (only in B)`] as const)];
+  return facts.length ? <details aria-label="Metadata that differs"><summary>{plural(facts.length, "text")} of <code>__metadata__</code> differ{facts.length === 1 && "s"}</summary><Facts facts={facts.map(([key, text]) => [visible(key), text])} /></details> : null;
 }
 
 export function Compare(): JSX.Element {
@@ -57,6 +68,7 @@ export function Compare(): JSX.Element {
         <p><strong>A</strong> {visible(model.opening?.title ?? "")} <strong>B</strong> {visible(comparison.title)}</p>
         <Toggles comparison={comparison} />
         {diff && <p role="status" class="verdict-line">{verdictOf(diff)}.</p>}
+        {diff && <MetadataDiff {...diff} />}
       </div>
       {diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: text, **.weight, dtype:bfloat16, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}
     </section>

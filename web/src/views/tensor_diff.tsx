@@ -34,7 +34,7 @@ export function TensorDiff({ fqn, shape, compared, map }: DiffOf): JSX.Element {
       </form>
       {trouble && <TroubleBox trouble={trouble} />}
       {found && <>
-        <Facts facts={[["differing", `${exactText(found.differing)} of ${exactText(found.count)}`], ["largest finite |A − B|", realText(found.largest)], ...(found.apart ? [["NaN or infinite in A or B only (yellow)", exactText(found.apart)] as const] : [])]} />
+        <Facts facts={[["differing", `${exactText(found.differing)} of ${exactText(found.count)}`], ...(found.differing > found.apart ? [["largest finite |A − B|", realText(found.largest)] as const] : []), ...(found.apart ? [["differ as NaN, as infinity or in the sign of zero (yellow)", exactText(found.apart)] as const] : [])]} />
         <HeatMap elements={found.elements} what="differences A − B" />
       </>}
     </>

@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
-import type { Compared, DiffSide, Mark, OutlineName, Row } from "../protocol";
+import type { Compared, DiffSide, Mark, OutlineName, Real, Row } from "../protocol";
 import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
 
 export interface Column {
@@ -27,7 +27,7 @@ function Size({ row, model }: { row: Row; model: Model }): JSX.Element | null {
 
 const CONTENTS: readonly Column[] = [
   { name: "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : "") : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
-  { name: "dtype", className: "dtype", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? row.kind : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ") },
+  { name: "dtype", className: "dtype", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? `${row.dtypes.join(", ")} ${row.dtypes.length ? "per rank" : row.kind}`.trim() : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ") },
   { name: "Size", className: "number size", sort: "size", cell: (row, model) => <Size row={row} model={model} /> },
   { name: "Shards", className: "number shards", sort: "shards", cell: (row) => row.entry !== undefined && row.kind === "tensor" ? exactText(row.chunks ?? 0) : "" },
 ];
@@ -50,19 +50,22 @@ function Change({ row }: { row: Row }): JSX.Element | null {
 
 export const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
 
-/** How many of the elements differ, as a bar, and the largest difference. */
+/** The largest difference between numbers. NaN on one side only, and the sign of zero, are differences without a size. */
+export const largestText = (maxAbs: Real): string => maxAbs === 0 ? "NaN or −0" : realText(maxAbs);
+
+/** The share of the elements that differ, as a bar, and the largest difference. */
 function Delta({ row }: { row: Row }): JSX.Element | null {
   const { compared } = row, elements = row.elements;
   if (!compared?.differing || !elements) return null;
-  const share = Math.max(2, compared.differing / elements * 100);
-  return <><span class="bar delta" aria-hidden="true"><span style={{ width: `${Math.min(100, share)}%` }} /></span>{compared.maxAbs === undefined ? exactText(compared.differing) : realText(compared.maxAbs)}</>;
+  const share = Math.max(2, compared.differing / elements * 100), text = `${exactText(compared.differing)} of ${plural(elements, "value")} differ`;
+  return <><span class="bar delta" role="img" aria-label={text} title={text}><span style={{ width: `${Math.min(100, share)}%` }} /></span>{compared.maxAbs === undefined ? plural(compared.differing, "value") : largestText(compared.maxAbs)}</>;
 }
 
 const COMPARE: readonly Column[] = [
   { name: "Change", className: "change", cell: (row) => <Change row={row} /> },
   { name: "A", className: "side", sort: "dtype", cell: (row) => row.compared ? visible(sideText(row.compared.a)) : "" },
   { name: "B", className: "side", cell: (row) => row.compared ? visible(sideText(row.compared.b)) : "" },
-  { name: "Δ", className: "number size", cell: (row) => <Delta row={row} /> },
+  { name: "Largest |A − B|", className: "number size", cell: (row) => <Delta row={row} /> },
 ];
 
 export const COLUMNS: Readonly<Record<OutlineName, readonly Column[]>> = { all: CONTENTS, compare: COMPARE };
