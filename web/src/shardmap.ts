@@ -1,6 +1,7 @@
 /** Counts in how many chunks each element of a tensor is, along two of its dimensions. The borders of all chunks divide the
  *  plane into cells. A cell is full if the chunks over it contain the whole extent of all dimensions that are not shown. */
-import type { Chunk } from "./protocol";
+import type { Chunk, TensorDetail } from "./protocol";
+import { exactText, plural } from "./text";
 
 export interface Box { readonly x: number; readonly y: number; readonly width: number; readonly height: number }
 interface ShardMap {
@@ -11,6 +12,8 @@ interface ShardMap {
   readonly chunks: readonly Box[];
   readonly gaps: readonly Box[];
   readonly overlaps: readonly Box[];
+  /** Whether no gaps and overlaps mean that there are none: in the dimensions that are not shown, they can cancel out. */
+  readonly isExact: boolean;
 }
 
 const MOST_CELLS = 1 << 18;
@@ -38,11 +41,11 @@ function bordersOf(boxes: readonly Box[], from: (b: Box) => number, size: (b: Bo
   return [...borders].sort((a, b) => a - b);
 }
 
-function cellsOf(boxes: readonly Box[], weights: readonly number[], columns: number, rows: number): { gaps: Box[]; overlaps: Box[] } {
+function cellsOf(boxes: readonly Box[], weights: readonly number[], columns: number, rows: number): { gaps: Box[]; overlaps: Box[]; isCounted: boolean } {
   const xs = bordersOf(boxes, (b) => b.x, (b) => b.width, columns), ys = bordersOf(boxes, (b) => b.y, (b) => b.height, rows);
   const across = xs.length - 1, down = ys.length - 1;
   const gaps: Box[] = [], overlaps: Box[] = [];
-  if (across * down > MOST_CELLS) return { gaps, overlaps };
+  if (across * down > MOST_CELLS) return { gaps, overlaps, isCounted: false };
   const column = new Map(xs.map((x, i) => [x, i])), row = new Map(ys.map((y, i) => [y, i]));
   const cover = new Float64Array(across * down);
   boxes.forEach((b, n) => {
@@ -59,7 +62,18 @@ function cellsOf(boxes: readonly Box[], weights: readonly number[], columns: num
       (held < 1 ? gaps : overlaps).push({ x: left, y: top, width: right - left, height: bottom - top });
     }
   }
-  return { gaps, overlaps };
+  return { gaps, overlaps, isCounted: true };
+}
+
+/** Returns what the chunks contain of their tensor, and how many of its elements are in chunks that `isAway`. `isSound`: the
+ *  core found neither holes nor overlaps. */
+export function coverageText(detail: TensorDetail, { gaps, overlaps, isExact }: ShardMap, isAway: (chunk: Chunk) => boolean, isSound: boolean): string {
+  const product = (sizes: readonly number[]) => sizes.reduce((n, s) => n * s, 1), elements = product(detail.shape), { chunks } = detail;
+  if (elements === 0) return "the tensor has no elements";
+  if (gaps.length || overlaps.length) return [gaps.length ? "some elements are not in any chunk (red)" : "", overlaps.length ? "some are in several chunks (orange)" : ""].filter(Boolean).join(", ");
+  if (!isExact && !isSound) return "Problems lists holes and overlaps";
+  const away = chunks.filter(isAway), lacking = away.reduce((n, c) => n + product(c.sizes), 0), would = away.length ? "would cover" : "cover";
+  return `${chunks.length === 1 ? `it ${would}${away.length ? "" : "s"} every element` : `the chunks ${would} every element once`}${away.length && away.length < chunks.length ? `; ${exactText(lacking)} of ${plural(elements, "element")} are in absent files` : ""}`;
 }
 
 export function shardMap(shape: readonly number[], chunks: readonly Chunk[]): ShardMap {
@@ -68,5 +82,6 @@ export function shardMap(shape: readonly number[], chunks: readonly Chunk[]): Sh
   const rows = span(shape, down, 1), columns = span(shape, across, 1);
   const boxes = chunks.map((c): Box => ({ x: span(c.offsets, across, 0), y: span(c.offsets, down, 0), width: span(c.sizes, across, 1), height: span(c.sizes, down, 1) }));
   const weights = chunks.map((c) => shape.reduce((w, size, d) => d === down || d === across ? w : w * (c.sizes[d] ?? 0) / size, 1));
-  return { dims, columns, rows, chunks: boxes, ...cellsOf(boxes, weights, columns, rows) };
+  const { gaps, overlaps, isCounted } = cellsOf(boxes, weights, columns, rows);
+  return { dims, columns, rows, chunks: boxes, gaps, overlaps, isExact: isCounted && weights.every((w) => w === 1) };
 }
