@@ -6,12 +6,15 @@ import { saveText } from "../download";
 import type { Finding, LoadFindings } from "../protocol";
 import type { Rename } from "../renames";
 import { NO_SOURCE, sourceText } from "../target";
-import { exactText, visible } from "../text";
+import { exactText, plural, visible } from "../text";
 import { useModel, useView } from "./hooks";
 import { Opener } from "./opener";
 import { Copy, TroubleBox } from "./parts";
 
 const MOST = 200;
+/** Formats that are loaded by PyTorch's distributed checkpoint. */
+const DCP: ReadonlySet<string> = new Set(["dcp", "dcp-safetensors", "megatron-dist", "lightning-dist", "accelerate-fsdp"]);
+const CASTS: readonly string[] = ["layout/dtype"];
 
 function Entries({ title, findings, show }: { title: string; findings: readonly Finding[]; show: (fqn: string) => void }): JSX.Element | null {
   if (findings.length === 0) return null;
@@ -43,10 +46,20 @@ function Renames({ renames, use }: { renames: readonly Rename[]; use: (rule: str
   );
 }
 
-function verdictOf({ missing, unexpected, mismatched, unlisted }: LoadFindings): string {
-  const faults = [missing.length && `${exactText(missing.length)} missing`, unexpected.length && `${exactText(unexpected.length)} unexpected`, mismatched.length && `${exactText(mismatched.length)} different`].filter(Boolean);
-  if (faults.length === 0) return "It would load: every expected entry is here, with what is stated of its dtype and shape. Values were not compared.";
-  return `It would not load as it is: ${faults.join(", ")}${unlisted ? `, and ${exactText(unlisted)} more that are counted and not listed` : ""}.`;
+/** What PyTorch does with each kind: a cast and entries that `dcp.load` does not ask for prevent nothing. */
+function judged({ missing, unexpected, mismatched, unlisted }: LoadFindings, isDcp: boolean): { readonly isFine: boolean; readonly text: string } {
+  const isCast = (f: Finding) => CASTS.includes(f.rule), cast = mismatched.filter(isCast).length, different = mismatched.length - cast;
+  const count = (n: number, word: string) => n ? [`${exactText(n)} ${word}`] : [], refused = isDcp ? 0 : unexpected.length;
+  const faults = [...count(missing.length, "missing"), ...count(refused, "unexpected"), ...count(different, "different")];
+  const more = [
+    ...(cast ? [`${plural(cast, "tensor")} with another dtype would be cast.`] : []),
+    ...(unexpected.length && isDcp ? [`${exactText(unexpected.length)} more ${unexpected.length === 1 ? "entry is" : "entries are"} here; PyTorch reads only what it is asked for.`] : []),
+    ...(refused ? ["load_state_dict refuses what is unexpected, unless strict is False."] : []),
+    ...(unlisted ? [`${exactText(unlisted)} more were counted and are not listed.`] : []),
+  ];
+  const isFine = faults.length === 0;
+  const start = !isFine ? `It would not load as it is: ${faults.join(", ")}.` : `It would load: every expected entry is here, with ${cast ? "its shape" : "what is stated of its dtype and shape"}. Values were not compared.`;
+  return { isFine, text: [start, ...more].join(" ") };
 }
 
 function Result({ result }: { result: LoadFindings }): JSX.Element {
@@ -56,10 +69,10 @@ function Result({ result }: { result: LoadFindings }): JSX.Element {
     model.convertForm = { ...form, rename: [...form.rename.split("\n").filter(Boolean), rule].join("\n") };
     go("convert");
   };
-  const isFine = !result.missing.length && !result.unexpected.length && !result.mismatched.length;
+  const { isFine, text } = judged(result, DCP.has(model.opened?.overview.format ?? ""));
   return (
     <>
-      <p role="status" class={isFine ? "" : "bad"}><strong>{verdictOf(result)}</strong></p>
+      <p role="status" class={isFine ? "" : "bad"}><strong>{text}</strong></p>
       <Renames renames={result.renames} use={use} />
       <Entries title="Missing" findings={result.missing} show={show} />
       <Entries title="Different" findings={result.mismatched} show={show} />
