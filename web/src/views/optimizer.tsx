@@ -11,19 +11,19 @@ const MOST = 1000, MOST_GROUPS = 16, MOST_TEXT = 80;
 
 const sameShape = (a: readonly number[], b: readonly number[]): boolean => a.length === b.length && a.every((n, i) => n === b[i]);
 
-/** Says in words what is wrong with a parameter's state, or returns an empty text if nothing is. */
+/** Says in words what a parameter lacks, or returns an empty text. */
 function faultOf(row: ParameterStates, names: readonly string[]): string {
   const missing = names.filter((_, i) => !row.states[i]);
-  if (!row.in_group) return "in no param group";
-  if (missing.length === names.length) return names.length ? "no state" : "";
-  return missing.length ? `lacks ${missing.join(", ")}` : "";
+  if (!row.in_group) return "a param group";
+  if (missing.length === names.length) return names.length ? "all states" : "";
+  return missing.join(", ");
 }
 
 function State({ state, row }: { state: ParameterStates["states"][number]; row: ParameterStates }): JSX.Element {
-  if (!state) return <td class="bad">missing</td>;
+  if (!state) return <td class="quiet">–</td>;
   const shape = state.shape ?? [], expected = row.values?.shape;
   const isOdd = expected !== undefined && shape.length > 0 && !sameShape(shape, expected);
-  return <td>{state.dtype ?? "object"}{isOdd && <span class="bad"> {shapeText(shape)}</span>}</td>;
+  return <td>{state.dtype ?? "object"}{isOdd && <span class="quiet"> {shapeText(shape)}</span>}</td>;
 }
 
 /** Returns the members of a group as text. Several names are replaced by their number. */
@@ -52,18 +52,18 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
   return (
     <section aria-label={title}>
       <h2>{visible(title)}</h2>
-      <p class="fine" role="status">{plural(parameters.length, "parameter")} with {plural(names.length, "state")} each: {faulty.length ? `${exactText(faulty.length)} incomplete` : "all complete"}.</p>
+      <p class="fine" role="status">{plural(parameters.length, "parameter")}{faulty.length ? `: ${exactText(faulty.length)} ${faulty.length === 1 ? "lacks" : "lack"} states that others have. Frozen parameters and some optimizers need none; Problems lists those that are incomplete` : names.length ? ` with ${plural(names.length, "state")} each: all complete` : " without any state"}.</p>
       <Groups optimizer={optimizer} />
       <div class="scroll" tabIndex={0} role="region" aria-label={`Parameters of ${title}`}>
         <table class="wide">
-          <thead><tr><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}<th>Incomplete</th></tr></thead>
+          <thead><tr><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}<th>Lacks</th></tr></thead>
           <tbody>
             {sorted.slice(0, MOST).map(({ row, fault }) => (
               <tr key={row.parameter}>
                 <td>{row.values ? <button type="button" class="link" onClick={() => row.values && show(row.values.fqn)}>{visible(row.parameter)}</button> : visible(row.parameter)}</td>
                 <td>{row.values?.shape ? shapeText(row.values.shape) : <span class="quiet">not named</span>}</td>
                 {row.states.map((s, i) => <State key={i} state={s} row={row} />)}
-                <td class={fault ? "bad" : ""}>{fault}</td>
+                <td>{fault}</td>
               </tr>
             ))}
           </tbody>
@@ -85,7 +85,7 @@ export function OptimizerView(): JSX.Element {
   return (
     <section class="view" aria-label="Optimizer">
       <h2>Optimizer</h2>
-      {list?.length === 0 && <p class="fine">This checkpoint holds no optimizer state: no entry is in param groups or is named like one (state.PARAMETER.exp_avg).</p>}
+      {list?.length === 0 && <p class="fine">No optimizer state was recognized: no entry is in param groups or is named like one (state.PARAMETER.exp_avg).</p>}
       {list?.map((o) => <Table key={o.optimizer} optimizer={o} show={(fqn) => { void model.reveal(fqn); }} />)}
       {list && list.length > 0 && <OptimizerForms />}
     </section>
