@@ -58,7 +58,7 @@ export async function testPure() {
     }
   });
   await test("sizes and names read well", () => {
-    const rows = [[0, "0 B"], [999, "999 B"], [1000, "1.00 kB"], [999_499, "999 kB"], [12_345_678, "12.3 MB"], [812e9, "812 GB"]];
+    const rows = [[0, "0 B"], [1023, "1023 B"], [1024, "1.0 KiB"], [1_048_524, "1023.9 KiB"], [1_048_525, "1.0 MiB"], [12_345_678, "11.8 MiB"], [812e9, "756.2 GiB"]];
     for (const [bytes, want] of rows) check(text.bytesText(bytes) === want, `${bytes}: ${text.bytesText(bytes)}`);
     check(text.visible("a\u0000b\u202ec") === "a\\u0000b\\u202ec", text.visible("a\u0000b\u202ec"));
     const unseen = [["a\u00ad.w", "a\\u00ad.w"], ["\u2060w", "\\u2060w"], ["a\u061cw", "a\\u061cw"], ["\u{e0041}w", "\\u{e0041}w"], ["a\u00a0b\u2003", "a\\u00a0b\\u2003"], ["\u2800\u034f", "\\u2800\\u034f"], ["a  b ", "a  b "], ["\u3164", "\\u3164"], ["\ud800", "\\ud800"], ["שלום é 😀", "שלום é 😀"]];
@@ -66,6 +66,20 @@ export async function testPure() {
     check(text.visible("") === "(empty name)", "an empty name is not visible");
     check(text.countText(7_241_732_096) === "7.24 billion", text.countText(7_241_732_096));
     check(text.countText(999_999) === "1 million" && text.countText(999_499) === "999 thousand", text.countText(999_999));
+  });
+  await test("values of objects are written as by Python, with every digit", () => {
+    const document = (more) => `{\n "summary": {"dtypes": {"value": {}}},\n "metadata": {"value": "{"},\n "entries": [\n  {"fqn": "a.\\"value\\": 1", "type": "x"${more}}\n ],\n "findings": [{"value": 1}]\n}`;
+    const rows = [[', "value": 18446744073709551615', "18446744073709551615"], [', "value": 1.0', "1.0"], [', "value": 1e-05', "1e-05"], [', "value": null', "None"], [', "value": "it\'s \\"so\\" \\\\ \\n true"', "'it\\'s \"so\" \\\\ \\n true'"], [', "value": {"value": [true, {}, []]}', "{'value': [True, {}, []]}"], [', "repr": "(1, False)"', "(1, False)"], ["", undefined]];
+    for (const [more, want] of rows) check(text.objectText(document(more)) === want, `${more} is shown as ${text.objectText(document(more))}`);
+    check(text.pythonText('{"a": [1, null], "b": {}}', true) === "{\n  'a': [\n    1,\n    None\n  ],\n  'b': {}\n}", text.pythonText('{"a": [1, null], "b": {}}', true));
+  });
+  await test("chunks are said to cover a tensor only if they do", async () => {
+    const { coverageText, shardMap } = await load("shardmap.ts"), chunk = (offsets, sizes, file = "f") => ({ offsets, sizes, file });
+    const of = (shape, chunks, isSound) => coverageText({ shape, chunks }, shardMap(shape, chunks), ({ file }) => file === null, isSound);
+    const halves = [chunk([0, 0], [2, 3]), chunk([2, 0], [2, 3])], quarters = [[0, 0], [0, 2], [2, 0]].map((at) => chunk([...at, 0], [2, 2, 2])), half = (at) => chunk([2, 2, at], [2, 2, 1]);
+    const rows = [[[4, 3], halves, false, "the chunks cover every element once"], [[4, 4, 2], [...quarters, half(0), half(0)], false, "Problems lists holes and overlaps"], [[4, 4, 2], [...quarters, half(0), half(1)], true, "the chunks cover every element once"],
+      [[4, 3], [halves[0], { ...halves[1], file: null }], true, "the chunks would cover every element once; 6 of 12 elements are in absent files"], [[4, 3], [halves[0]], true, "some elements are not in any chunk (red)"], [[0, 3], [], true, "the tensor has no elements"]];
+    for (const [shape, chunks, isSound, want] of rows) check(of(shape, chunks, isSound) === want, `${JSON.stringify(chunks)}: ${of(shape, chunks, isSound)}`);
   });
   await test("slices cover every element once, and none is larger than asked", async () => {
     const { slicesOf } = await load("tensor_equality.ts"), { elementsOfSlice } = await load("slice.ts"), next = random(11);

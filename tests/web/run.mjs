@@ -22,6 +22,7 @@ import { testReading } from "./reading.mjs";
 import { testRemote } from "./remote.mjs";
 import { testScale } from "./scale.mjs";
 import { testSharing } from "./sharing.mjs";
+import { testStatements } from "./statements.mjs";
 import { testStaying } from "./staying.mjs";
 import { testSuspended } from "./suspended.mjs";
 import { testTruth } from "./truth.mjs";
@@ -29,7 +30,7 @@ import { testWaiting } from "./waiting.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testWriting, testFields, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testStatements, testWriting, testFields, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {
