@@ -85,7 +85,7 @@ static const tsr_value *read_archive(const tsr_vec *bytes, tsr_arena *arena, tsr
     tsr_error err = {0};
     const tsr_memory_file file = {TSR_STR("a.pt"), {bytes->items, bytes->count}};
     tsr_store_from_memory(&tsr_allocator_libc, &file, 1, store, NULL);
-    if (tsr_torch_item_open(&(tsr_torch_tensor){.range = {*store, 0, 0, bytes->count}}, &host, arena, NULL, &item, &err))
+    if (tsr_torch_item_open(&(tsr_torch_source){.range = {*store, 0, 0, bytes->count}}, &host, arena, NULL, &item, &err))
         fail_msg("%s", err.message);
     return item.root;
 }
