@@ -8,7 +8,7 @@ from roots import System
 from shell import check
 from viewer import expect_page
 
-ALONE = True  # it builds in this checkout, whose page and wheel others look at
+RUNS_ALONE = True  # it builds in this checkout, whose page and wheel others look at
 
 
 def printed():

@@ -4,7 +4,7 @@ program.
 
     run.py --tessera PATH [--tests FOLDER]… [--jobs N] [name…]
 
-`t` is a harness.Tessera. The tests of a module with ALONE = True run before the others, one by one."""
+`t` is a harness.Tessera. The tests of a module with RUNS_ALONE = True run before the others, one by one."""
 import argparse
 import functools
 import importlib
@@ -26,7 +26,7 @@ def tests(folders):
             module = importlib.import_module(file[:-3])
             for name, function in list(vars(module).items()):
                 if name.startswith("test_") and callable(function):
-                    yield f"{file[:-3]}.{name}", function, getattr(module, "ALONE", False)
+                    yield f"{file[:-3]}.{name}", function, getattr(module, "RUNS_ALONE", False)
 
 
 def main():
