@@ -5,6 +5,7 @@
 #include "formats/common/incomplete.h"
 #include "formats/recognize/foreign.h"
 #include "formats/recognize/recognize.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_PROBED = 256 };
@@ -146,8 +147,9 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
 }
 
 /* Probes every directory among the files [from, to), whose names begin with the same `prefix` bytes, and those below them,
- * down to TSR_BELOW_LEVELS. */
-static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefix, unsigned level)
+ * down to TSR_BELOW_LEVELS. It may be loaded on demand (wasm/later.txt). */
+tsr_status tsr_look_below(search *s, uint32_t from, uint32_t to, size_t prefix, unsigned level);
+tsr_status tsr_look_below(search *s, uint32_t from, uint32_t to, size_t prefix, unsigned level)
 {
     const tsr_store *store = s->checkpoint->store;
     for (uint32_t f = from, end; f < to; f = end) {
@@ -167,9 +169,16 @@ static tsr_status look_below(search *s, uint32_t from, uint32_t to, size_t prefi
         else if (worth) TSR_TRY(probe(s, &part, &form, &whole));
         if (form) tsr_below_add(s->below, (tsr_str){name.data, size - 1}, form);
         if (!whole && level == TSR_BELOW_LEVELS) s->below->deeper |= part.deeper;
-        if (!whole && level < TSR_BELOW_LEVELS) TSR_TRY(look_below(s, f, end, size, level + 1));
+        if (!whole && level < TSR_BELOW_LEVELS) TSR_TRY(tsr_look_below(s, f, end, size, level + 1));
     }
     return TSR_OK;
+}
+
+static bool has_folders(const tsr_store *store)
+{
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (memchr(store->files[f].name.data, '/', store->files[f].name.size)) return true;
+    return false;
 }
 
 tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_recognize_fn *recognize, tsr_below *below, tsr_error *err)
@@ -178,5 +187,7 @@ tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_recognize_fn *recogniz
     search s = {.checkpoint = checkpoint, .recognize = recognize, .below = below, .err = err};
     if (checkpoint->is_probe) return TSR_OK;
     if (store->deepen) TSR_TRY(store->deepen(store, TSR_BELOW_LEVELS, &below->cut, &below->deeper, err));
-    return look_below(&s, 0, store->file_count, 0, 1);
+    if (!has_folders(store)) return TSR_OK;
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
+    return tsr_look_below(&s, 0, store->file_count, 0, 1);
 }
