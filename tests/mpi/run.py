@@ -16,19 +16,14 @@ for folder in (HERE, SLURM):
     for module in sorted(glob.glob(os.path.join(folder, "test_*.py"))):
         importlib.import_module(os.path.basename(module)[:-len(".py")])
 
-# Their cases have 1 to 4 ranks, as run in PyTorch. Further processes have no part in them, which 5 processes are enough to
-# show. optimizer_state also has a case with 8 ranks, which runs with threads and with --full.
-CASES_OF_4 = {f"test_statedict_{name}_mpi" for name in ("first_states", "fsdp_get_set", "get_set_faults", "model_state", "optimizer_state")}
-
 OK = re.compile(r"^\[ +OK +\] (\S+)", re.M)
 
 
 def processes_for(name):
+    """The unit suite runs the same bodies on threads: 2, 3, 4, 7 and 16 of them."""
     if harness.FULL:
         return range(1, 17)
-    if name.endswith("_faults_mpi"):
-        return (2, 3)  # the unit suite fails every call with more ranks, on threads
-    return (2, 3, 5) if name in CASES_OF_4 else (2, 3, 5, 8)
+    return (2, 3) if name.endswith("_faults_mpi") else (2, 3, 5)
 
 
 def run_programs(folder, parts):
