@@ -44,8 +44,8 @@ typedef struct tsr_report_form {
 } tsr_report_form;
 
 extern const tsr_report_form tsr_report_json; /* tessera.findings/1; may be a member of a larger document */
-extern const tsr_report_form
-    tsr_report_sarif; /* SARIF 2.1.0 (OASIS): fingerprints of rule, file and FQN; byte regions; FQNs */
+/* SARIF 2.1.0 (OASIS): fingerprints of rule, file and FQN; byte regions; FQNs. */
+extern const tsr_report_form tsr_report_sarif;
 extern const tsr_report_form tsr_report_junit;  /* JUnit XML: a test case for each path; errors are failures */
 extern const tsr_report_form tsr_report_github; /* GitHub's workflow commands, ten for each level, as it shows no more */
 extern const tsr_report_form tsr_report_gitlab; /* GitLab's Code Quality report */
