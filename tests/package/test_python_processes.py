@@ -161,7 +161,7 @@ def test_a_child_of_a_fork_does_not_give_up_an_upload(t):
         with open(t.at("closed"), "a") as f:
             f.write(f"{os.getpid()} {handle}\n")
     real, _saving._close, _saving._open = (_saving._close, _saving._open), noted, lambda *_: 7
-    saving = _saving.Saving("s3://bucket/key", _saving.SENDS)
+    saving = _saving.Saving("s3://bucket/key", _saving.SENDS, ".metadata")
     try:
         child = os.fork()
         if not child:
