@@ -236,6 +236,8 @@ const char *tsr_mapped_quant_method(const tsr_mapped *m);
 /* Whether the config.json among the checkpoint's files, or next to its single file, has a quantization_config. Errors of
  * reading and parsing. */
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err);
+/* The same by the config.json or params.json that has been loaded, if there is one. */
+tsr_status tsr_mapped_is_quantized(const tsr_mapped *m, bool *out, tsr_error *err);
 /* Whether config.json ties the output layer to the embedding. */
 bool tsr_mapped_ties(const tsr_mapped *m);
 /* Sets *out to the number of rows per attention head, and returns whether config.json determines it. */

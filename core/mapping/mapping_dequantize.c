@@ -296,7 +296,7 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
     TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, dtype), err, TSR_E_USAGE, "scaled numbers cannot become %s",
                 tsr_dtype_describe(dtype)->name);
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
-    TSR_TRY(tsr_config_is_quantized(m->source, &f.is_quantized, err));
+    TSR_TRY(tsr_mapped_is_quantized(m, &f.is_quantized, err));
     const tsr_status status = find_all(&f);
     tsr_vec_free(&text);
     return status;

@@ -38,20 +38,43 @@ static const cJSON *find_quantization(const cJSON *config)
     return cJSON_IsObject(item) ? item : NULL;
 }
 
-/* A single file is quantized just as its directory is, so the config.json next to it counts for it, too. */
+static bool states_quantization(const cJSON *config)
+{
+    return find_quantization(config) || find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
+}
+
+/* A single file is quantized just as its directory is, so the config.json next to it counts for it, too. *out is NULL if there
+ * is none. */
+static tsr_status open_neighbor(tsr_store *store, const tsr_host *host, tsr_store **out, tsr_error *err)
+{
+    tsr_error failure = {0};
+    *out = NULL;
+    if (store->primary == TSR_NO_FILE || !store->neighbor) return TSR_OK;
+    const tsr_status status = store->neighbor(store, host, TSR_STR(CONFIG_NAME), out, &failure);
+    if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
+    if (err) *err = failure;
+    return status;
+}
+
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
 {
     tsr_store *store = checkpoint->store, *neighbor = NULL;
     uint32_t file = tsr_store_find(store, TSR_STR(CONFIG_NAME));
     cJSON *config = NULL;
-    if (file == TSR_NO_FILE && store->primary != TSR_NO_FILE && store->neighbor)
-        TSR_TRY(store->neighbor(store, checkpoint->host, TSR_STR(CONFIG_NAME), &neighbor, err));
+    if (file == TSR_NO_FILE) TSR_TRY(open_neighbor(store, checkpoint->host, &neighbor, err));
     if (neighbor) file = neighbor->primary;
     const tsr_status status = load(neighbor ? neighbor : store, checkpoint->host, file, CONFIG_NAME, &config, err);
-    *out = find_quantization(config) || find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
+    *out = states_quantization(config);
     cJSON_Delete(config);
     if (neighbor) neighbor->close(neighbor);
     return status;
+}
+
+tsr_status tsr_mapped_is_quantized(const tsr_mapped *m, bool *out, tsr_error *err)
+{
+    if (!m->config) return tsr_config_is_quantized(m->source, out, err);
+    *out = states_quantization(m->config);
+    return TSR_OK;
 }
 
 /* The names in params.json. Source: write_model in transformers' convert_llama_weights_to_hf.py. */

@@ -446,14 +446,14 @@ static tsr_status open_below(folder_store *store, tsr_vec *list, folder_store *a
     return again < 0 ? tsr_sys_raise(err, "list", name) : list_folder(store, list, (open_folder){again, "", 1}, err);
 }
 
-/* Opens the file `name` in another store's root. The list stays empty if there is no such file. */
+/* Opens the file `name` in the root of another store. */
 static tsr_status open_neighbor(folder_store *store, tsr_vec *list, folder_store *above, const char *name, tsr_error *err)
 {
     const tsr_sys *sys = store->sys;
     struct stat info;
-    if (sys->stat_at(sys, above->folder, name, &info) != 0)
-        return is_passed_over(errno) ? TSR_OK : tsr_sys_raise(err, "look at", name);
-    if (!S_ISREG(info.st_mode)) return TSR_OK;
+    const bool is_there = sys->stat_at(sys, above->folder, name, &info) == 0;
+    if (!is_there && !is_passed_over(errno)) return tsr_sys_raise(err, "look at", name);
+    TSR_FAIL_IF(!is_there || !S_ISREG(info.st_mode), err, TSR_E_NOT_FOUND, "there is no file '%s'", name);
     store->folder = sys->open_at(sys, above->folder, ".", O_RDONLY | O_DIRECTORY, 0);
     if (store->folder < 0) return tsr_sys_raise(err, "open", ".");
     store->primary = name;
@@ -505,25 +505,22 @@ tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *alloca
     return open_store(sys ? sys : &tsr_sys_posix, allocator, NULL, NULL, path, out, err);
 }
 
-static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
+static tsr_status open_in(folder_store *above, opening *open, tsr_str name, tsr_store **out, tsr_error *err)
 {
-    folder_store *above = (folder_store *)base;
     const tsr_str path = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
     if (!path.data) return TSR_E_NOMEM;
-    return open_store(above->sys, above->allocator, above, open_below, path.data, out, err);
+    return open_store(above->sys, above->allocator, above, open, path.data, out, err);
+}
+
+static tsr_status folder_below(tsr_store *base, tsr_str name, tsr_store **out, tsr_error *err)
+{
+    return open_in((folder_store *)base, open_below, name, out, err);
 }
 
 static tsr_status folder_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
 {
-    folder_store *above = (folder_store *)base;
-    const tsr_str copy = tsr_arena_str(above->arena, name, err); /* for the terminating NUL */
     (void)host;
-    if (!copy.data) return TSR_E_NOMEM;
-    TSR_TRY(open_store(above->sys, above->allocator, above, open_neighbor, copy.data, out, err));
-    if ((*out)->file_count) return TSR_OK;
-    (*out)->close(*out);
-    *out = NULL;
-    return TSR_OK;
+    return open_in((folder_store *)base, open_neighbor, name, out, err);
 }
 
 tsr_hidden_names tsr_folder_store_hidden(const tsr_store *base)

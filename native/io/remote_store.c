@@ -2,6 +2,7 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
 #include "tessera/sys/vec.h"
 
@@ -379,15 +380,9 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
 static tsr_status remote_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
 {
     remote_store *store = (remote_store *)base;
-    tsr_error failure = {0};
-    *out = NULL;
-    if (store->query.size) return TSR_OK;
+    TSR_FAIL_IF(store->query.size, err, TSR_E_NOT_FOUND, "the signature of the URL is for one file only");
     const tsr_str address = address_of(store, name, err);
-    if (!address.data) return TSR_E_NOMEM;
-    const tsr_status status = open_as_given(host, address.data, out, &failure);
-    if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
-    if (err) *err = failure;
-    return status;
+    return address.data ? open_as_given(host, address.data, out, err) : TSR_E_NOMEM;
 }
 
 static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)

@@ -352,17 +352,11 @@ tsr_hidden_names tsr_object_store_hidden(const tsr_store *base)
 static tsr_status object_neighbor(tsr_store *base, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err)
 {
     const object_store *store = (const object_store *)base;
-    tsr_error failure = {0};
     size_t folder = store->url.size;
-    *out = NULL;
     while (folder && store->url.data[folder - 1] != '/') folder--;
     const tsr_str url =
         tsr_arena_format(store->service->arena, err, "%.*s%.*s", (int)folder, store->url.data, TSR_STR_ARG(name));
-    if (!url.data) return TSR_E_NOMEM;
-    const tsr_status status = tsr_object_store_open(host, url.data, out, &failure);
-    if (status == TSR_OK || status == TSR_E_NOT_FOUND) return TSR_OK;
-    if (err) *err = failure;
-    return status;
+    return url.data ? tsr_object_store_open(host, url.data, out, err) : TSR_E_NOMEM;
 }
 
 tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)

@@ -69,8 +69,8 @@ struct tsr_store {
     /* Optional, for stores whose small reads are slow: these places will be read soon, by small reads; fetches them together as far as there is
      * room. Bytes that cannot be fetched are left to the reads, which report why. Thread-safe. */
     void (*prefetch)(tsr_store *store, const tsr_store_place *places, size_t count);
-    /* Optional, for stores of one file that was given by its path: opens the file `name` of the same directory as the primary
-     * file of a store of its own, which the caller closes before this one. *out is NULL if there is no such file. */
+    /* Optional, for stores of one file that was given by its path: opens the file `name` next to it as a store of its own, whose
+     * primary file it is. The caller closes it before this one. TSR_E_NOT_FOUND if there is no such file. */
     tsr_status (*neighbor)(tsr_store *store, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
