@@ -140,6 +140,7 @@ tsr_status tsr_report_diff(const tsr_report_form *form, const tsr_diff_document 
                            tsr_json *json, const tsr_allocator *allocator, tsr_error *err)
 {
     tsr_report report;
+    if (form == &tsr_report_json) return tsr_document_diff(document, json);
     tsr_report_start(&report, form, json, allocator);
     const tsr_status status = tsr_report_add_diff(&report, document, policy, err);
     const tsr_status ended = tsr_report_end(&report);

@@ -211,8 +211,7 @@ tsr_status tsr_python_diff(session *a, session *b, const difference *asked, tsr_
         const tsr_diff_document document = {tsr_str_from(asked->path_a), tsr_str_from(asked->path_b), &diff, differences,
                                             NULL};
         tsr_json_start(&json, write, ctx, 1, err);
-        status = form == &tsr_report_json ? tsr_document_diff(&document, &json)
-                                          : tsr_report_diff(form, &document, NULL, &json, host->allocator, err);
+        status = tsr_report_diff(form, &document, NULL, &json, host->allocator, err);
         if (status == TSR_OK) status = tsr_json_finish(&json);
     }
     tsr_arena_free(arena);

@@ -83,7 +83,7 @@ tsr_status tsr_report_add_diff(tsr_report *report, const tsr_diff_document *docu
  * tsr_json, which the caller finishes. */
 tsr_status tsr_report_end(tsr_report *report);
 
-/* Whole reports, for callers with one thing to report: start, add, end. Return what tsr_report_end returns, or the failure to read what
+/* Whole reports, for callers with one thing to report: start, add, end. As JSON, a diff is a tessera.diff/1 document. Return what tsr_report_end returns, or the failure to read what
  * is reported. */
 tsr_status tsr_report_one(const tsr_report_form *form, const tsr_reported *reported, tsr_json *json,
                           const tsr_allocator *allocator);
