@@ -1,5 +1,4 @@
 """A build with libcjson alone, on a machine that has MPI's compiler without its header, as openmpi-bin leaves it."""
-import functools
 import hashlib
 import json
 import os
@@ -50,7 +49,6 @@ def build():
     return out
 
 
-@functools.cache
 def built():
     """(what configuring printed, the program), built once for all tests of this run."""
     return made_once(KEPT.name, build), os.path.join(BUILD, "bin/tessera")

@@ -1,5 +1,4 @@
 """The programs of samples/c: built against the installed library, run on real checkpoints, and checked with PyTorch."""
-import functools
 import glob
 import json
 import os
@@ -29,7 +28,6 @@ def build():
     return check("cmake", "--build", BUILD)
 
 
-@functools.cache
 def built():
     """The directory of the programs, built once for all tests of this run; warnings are errors."""
     made_once(KEPT.name, build)
