@@ -96,7 +96,7 @@ def has_box(entry, offsets, sizes):
 
 
 def warn_of_copies(entries):
-    """entries: what this rank reads from the metadata of other ranks, because it has not saved all of it."""
+    """Warns of copies. entries: those of other ranks that this rank reads, because it did not save them completely itself."""
     names = list(dict.fromkeys(entry.name for entry in entries if entry._has_copies))
     if names:
         warn(f"{entries[0]._checkpoint.path}: this rank has not saved all of {', '.join(map(repr, names[:5]))}{', …' if len(names) > 5 else ''}; several "
