@@ -1,8 +1,11 @@
 /* What all forms of reports have in common: counting, and the sources of findings. */
 #include "tessera/sys/report.h"
 
+#include <math.h>
+
 #include "base/line.h"
 #include "codec/json.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/try.h"
 
 const tsr_report_form *const tsr_report_forms[TSR_REPORT_FORM_COUNT] = {
@@ -65,6 +68,18 @@ tsr_status tsr_report_one(const tsr_report_form *form, const tsr_reported *repor
 
 /* ---- tessera.findings/1 ---- */
 
+/* A damaged file may state a position that no file reaches: above 2^53, where a double is rounded, the position is one of those. */
+static tsr_status read_position(const cJSON *item, const char *where, uint64_t *out, tsr_error *err)
+{
+    const double value = item->valuedouble;
+    char text[TSR_REAL_TEXT];
+    TSR_FAIL_IF(!(value >= 0 && value < 0x1p64) || value != floor(value), err, TSR_E_FORMAT,
+                "json: expected a position of at least 0 at %s.byte_offset, found %s", where,
+                tsr_real_text(value, 17, text));
+    *out = (uint64_t)value;
+    return TSR_OK;
+}
+
 static tsr_status read_finding(const cJSON *item, const char *where, tsr_findings *findings, tsr_error *err)
 {
     const cJSON *byte_offset;
@@ -77,7 +92,7 @@ static tsr_status read_finding(const cJSON *item, const char *where, tsr_finding
     TSR_TRY(tsr_json_find_str(item, "file", where, &place.file, err));
     TSR_TRY(tsr_json_find_str(item, "fqn", where, &place.fqn, err));
     TSR_TRY(tsr_json_find(item, "byte_offset", TSR_JSON_NUMBER, where, &byte_offset, err));
-    if (byte_offset) TSR_TRY(tsr_json_to_u64(byte_offset, where, &place.byte_offset, err));
+    if (byte_offset) TSR_TRY(read_position(byte_offset, where, &place.byte_offset, err));
     while (level >= TSR_NOTE && !tsr_str_equal(name, tsr_str_from(tsr_level_name((tsr_level)level)))) level--;
     TSR_FAIL_IF(level < TSR_NOTE, err, TSR_E_FORMAT, "json: expected error, warning or note at %s.level, found '%.*s'",
                 where, TSR_STR_ARG(name));

@@ -152,6 +152,24 @@ static void test_documents_report__a_findings_document_gives_the_same_reports(vo
     tsr_findings_free(findings);
 }
 
+static void test_documents_report__a_position_that_no_file_reaches_is_kept(void **state)
+{
+    (void)state;
+    static const char document[] =
+        "{\"schema\": \"tessera.findings/1\", \"findings\": [{\"rule\": \"zip/crc\", \"level\": \"error\", \"message\": \"\", "
+        "\"file\": \"a\", \"byte_offset\": 9223372036854775808}], \"summary\": {\"notes\": 0, \"warnings\": 0, \"errors\": 1}}";
+    tsr_error err = {0};
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_json json;
+    tsr_json_start(&json, tsr_vec_write, &text, 1, &err);
+    assert_int_equal(tsr_report_document(&tsr_report_json, TSR_STR("a"), tsr_str_from(document), &json, &host_libc, &err),
+                     TSR_OK);
+    assert_int_equal(tsr_json_finish(&json), TSR_OK);
+    assert_int_equal(tsr_vec_append(&text, "", 1, &err), TSR_OK);
+    assert_non_null(strstr(text.items, "\"byte_offset\": 9223372036854775808"));
+    tsr_vec_free(&text);
+}
+
 static void test_documents_report__wrong_documents_and_forms_are_refused(void **state)
 {
     (void)state;
@@ -162,6 +180,9 @@ static void test_documents_report__wrong_documents_and_forms_are_refused(void **
          "findings[0].level, found 'bad'"},
         {"{\"schema\": \"tessera.findings/1\", \"findings\": [{\"rule\": \"no/rule\", \"level\": \"note\", \"message\": \"\"}]}",
          "there is no rule 'no/rule'"},
+        {"{\"schema\": \"tessera.findings/1\", \"findings\": [{\"rule\": \"zip/crc\", \"level\": \"note\", \"message\": \"\", "
+         "\"byte_offset\": -1}]}",
+         "at least 0 at findings[0].byte_offset, found -1"},
         {"{\"schema\": \"tessera.findings/1\", \"findings\": []}", "lacks 'summary'"},
         {"{\"schema\": \"tessera.findings/1\", \"findings\": [], \"summary\": {\"notes\": 0}}", "summary lacks 'warnings'"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -256,6 +277,7 @@ int main(void)
         cmocka_unit_test(test_documents_report__github_shows_ten_of_a_level),
         cmocka_unit_test(test_documents_report__a_report_of_nothing_is_empty_where_the_form_allows_it),
         cmocka_unit_test(test_documents_report__a_findings_document_gives_the_same_reports),
+        cmocka_unit_test(test_documents_report__a_position_that_no_file_reaches_is_kept),
         cmocka_unit_test(test_documents_report__wrong_documents_and_forms_are_refused),
         cmocka_unit_test(test_documents_report__survives_every_allocation_failure),
         cmocka_unit_test(test_documents_report__the_first_failure_to_write_is_returned),
