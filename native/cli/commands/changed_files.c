@@ -105,7 +105,7 @@ static tsr_status find_checkpoint(cli *program, const char *file, tsr_arena *are
     return TSR_OK;
 }
 
-static bool has(cli_list list, const char *path)
+static bool has(tsr_texts list, const char *path)
 {
     for (size_t i = 0; i < list.count; i++) {
         if (strcmp(list.items[i], path) == 0) return true;
@@ -113,9 +113,9 @@ static bool has(cli_list list, const char *path)
     return false;
 }
 
-tsr_status cli_list_changed(cli *program, cli_list files, tsr_arena *arena, cli_list *out, tsr_error *err)
+tsr_status cli_list_changed(cli *program, tsr_texts files, tsr_arena *arena, tsr_texts *out, tsr_error *err)
 {
-    *out = (cli_list){tsr_arena_array(arena, files.count + 1, sizeof *out->items, err), 0};
+    *out = (tsr_texts){tsr_arena_array(arena, files.count + 1, sizeof *out->items, err), 0};
     if (!out->items) return TSR_E_NOMEM;
     for (size_t i = 0; i < files.count; i++) {
         const char *path;

@@ -8,6 +8,6 @@
  * the directories in its path that opens as a checkpoint of several files and contains or uses the file; otherwise the file
  * itself. One that cannot be opened counts, too. A file that belongs to none is noted and left out. The texts are in `arena`.
  * Errors: TSR_E_NOMEM. */
-tsr_status cli_list_changed(cli *program, cli_list files, tsr_arena *arena, cli_list *out, tsr_error *err);
+tsr_status cli_list_changed(cli *program, tsr_texts files, tsr_arena *arena, tsr_texts *out, tsr_error *err);
 
 #endif

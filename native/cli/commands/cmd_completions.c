@@ -37,9 +37,9 @@ static void put_names(cli *program)
     cli_close(&session);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    (void)given;
+    (void)arguments;
     const char *shell = program->operands.items[0];
     if (strcmp(shell, "bash") == 0) cli_put_bash();
     else if (strcmp(shell, "zsh") == 0) cli_put_zsh();
@@ -49,17 +49,10 @@ static int run(cli *program, const void *given)
     return CLI_DONE;
 }
 
-static const cli_option options[] = {{0}};
-
 const cli_command cli_completions = {
     .name = "completions",
-    .summary = "Write the completion script for bash, zsh or fish",
-    .operands = "bash|zsh|fish",
-    .least = 1,
-    .most = 3, /* the scripts call `completions names PATH PREFIX` */
     .examples = "source <(tessera completions bash)\nComplete in this shell; packages install the script for all\n"
                 "tessera completions zsh >~/.zsh/_tessera\nInstall it in a directory of $fpath\n"
                 "tessera completions fish >~/.config/fish/completions/tessera.fish\nInstall it for all new shells\n",
-    .options = options,
     .run = run,
 };

@@ -6,17 +6,7 @@
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/glob.h"
 
-typedef struct convert_arguments {
-    cli_writing_options writing;
-    unsigned to; /* 1 + a tsr_container; 0: not given */
-    uint64_t world_size;
-    cli_list renames;
-    const char *against;
-    uint64_t max_shard_size;
-    cli_map_options map;
-} convert_arguments;
-
-static tsr_status choose_container(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
+static tsr_status choose_container(cli_writing *w, const tsr_command_options *arguments, tsr_error *err)
 {
     const tsr_status status = cli_choose_container(w, arguments->to, arguments->max_shard_size, err);
     if (status != TSR_OK) return status;
@@ -28,18 +18,18 @@ static tsr_status choose_container(cli_writing *w, const convert_arguments *argu
 
 /* For --to ranks: the map of --shards says how tensors are cut. Without --world-size, there are as many ranks as the map
  * joined. */
-static tsr_status choose_ranks(cli_writing *w, const convert_arguments *arguments, tsr_error *err)
+static tsr_status choose_ranks(cli_writing *w, const tsr_command_options *arguments, tsr_error *err)
 {
     if (w->to != TSR_TO_RANKS) return TSR_OK;
     const uint64_t world = arguments->world_size ? arguments->world_size : tsr_checkpoint_joined_ranks(w->source.checkpoint);
-    if (!w->program->source.shards || !world)
+    if (!w->program->options.source.shards || !world)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to ranks needs --shards FILE%s",
-                         w->program->source.shards ? " and --world-size N" : "");
+                         w->program->options.source.shards ? " and --world-size N" : "");
     w->world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
     return cli_read_shards(w->program, &w->shards, err);
 }
 
-static tsr_status parse_renames(cli_writing *w, const cli_list *texts, tsr_error *err)
+static tsr_status parse_renames(cli_writing *w, const tsr_texts *texts, tsr_error *err)
 {
     tsr_rename *renames = tsr_arena_array(w->arena, texts->count, sizeof *renames, err);
     if (!renames) return TSR_E_NOMEM;
@@ -51,32 +41,28 @@ static tsr_status parse_renames(cli_writing *w, const cli_list *texts, tsr_error
     return TSR_OK;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const convert_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
-    cli_writing_options writing = arguments->writing;
+    tsr_command_options writing = *arguments;
     cli_writing w = {.program = program,
                      .options = &writing,
                      .what = "converting",
                      .destination = program->operands.items[1],
                      .against = arguments->against,
-                     .no_quantize = &arguments->map.no_quantize,
                      .documents = {arguments->against}};
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
-    cli_map_options map = arguments->map;
-    map.dtype = arguments->writing.dtype;
-    map.lists = arguments->writing.dry_run;
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->selection};
+    cli_map_options map = cli_map_of(arguments);
+    map.lists = arguments->dry_run;
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_quantize_dtype(&map, writing.raw_cast, &writing.dtype, &err);
+    if (status == TSR_OK) status = cli_quantize_dtype(&writing, &err);
     if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
     w.documents[1] = w.source.map_path;
-    if (status == TSR_OK && arguments->writing.dry_run && !arguments->writing.json)
-        status = cli_put_map_table(program, &w.source, &err);
+    if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) cli_choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
@@ -87,39 +73,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
-     "Write this format (default: inferred from the extension of DEST, or safetensors with --max-shard-size); ranks: one file "
-     "per rank, cut by --shards",
-     offsetof(convert_arguments, to)},
-    {"world-size", 0, CLI_COUNT, "N", "With --to ranks: write files for N ranks, those of all pipeline stages together",
-     offsetof(convert_arguments, world_size)},
-    {"rename", 0, CLI_LIST, "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)",
-     offsetof(convert_arguments, renames)},
-    {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
-     offsetof(convert_arguments, max_shard_size)},
-    {"against", 0, CLI_TEXT, "FILE",
-     "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, "
-     "or a list of names, one per line",
-     offsetof(convert_arguments, against)},
-    CLI_MAP_OPTIONS(convert_arguments, map),
-    CLI_DEQUANTIZE_OPTION(convert_arguments, map),
-    CLI_QUANTIZE_OPTIONS(convert_arguments, map),
-    CLI_LORA_OPTION(convert_arguments, map, "PATH"),
-    CLI_WRITING_OPTIONS(convert_arguments, writing),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
-#define RESHARD_HINT "it writes whole tensors; tessera reshard writes a checkpoint for a device mesh"
-static const cli_absent absent[] = {{"mesh", RESHARD_HINT}, {"placements", RESHARD_HINT}, {"target", RESHARD_HINT}, {0}};
-
 const cli_command cli_convert = {
     .name = "convert",
-    .summary = "Convert a checkpoint to another format, to other names, or to another dtype",
-    .operands = "PATH DEST",
-    .least = 2,
-    .most = 2,
     .examples =
         "tessera convert ckpt/ model.safetensors --to safetensors\n"
         "Convert DCP to a single file, in a few MiB of memory\n"
@@ -138,8 +93,5 @@ const cli_command cli_convert = {
         "tessera convert run.pt ckpt/ --to dcp\nPrepare a checkpoint to resume training with any number of ranks\n"
         "tessera convert run/global_step100 out/ --to deepspeed-universal\nLet DeepSpeed continue with another number of "
         "ranks",
-    .options = options,
-    .absent = absent,
-    .arguments_size = sizeof(convert_arguments),
     .run = run,
 };

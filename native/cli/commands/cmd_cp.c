@@ -31,13 +31,9 @@
 
 enum { BUFFER = 8 << 20 };
 
-typedef struct cp_arguments {
-    bool no_verify, overwrite, resume, json;
-} cp_arguments;
-
 typedef struct copying {
     cli *program;
-    const cp_arguments *arguments;
+    const tsr_command_options *arguments;
     const char *from, *to;
     tsr_store *store;
     tsr_arena *arena;
@@ -394,7 +390,7 @@ static tsr_status choose_place(copying *c, tsr_error *err)
 
 static tsr_status check_destination(copying *c, tsr_error *err)
 {
-    if (c->is_remote) return cli_refuse_overlap((cli_list){&c->from, 1}, c->to, err);
+    if (c->is_remote) return cli_refuse_overlap((tsr_texts){&c->from, 1}, c->to, err);
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
     if (!c->arguments->overwrite && access(c->to, F_OK) == 0) return refuse_existing(c, err);
@@ -465,7 +461,7 @@ static tsr_status put_json(const copying *c, tsr_error *err)
 
 static void report(const copying *c)
 {
-    if (c->program->globals.quiet) return;
+    if (c->program->options.quiet) return;
     if (c->is_complete) {
         cli_put(stderr, tsr_str_from(c->to));
         fprintf(stderr, " is already complete: %s, %s; nothing was copied\n", cli_plural(c->files.count, "file").text,
@@ -497,10 +493,10 @@ static void warn_special(const copying *c)
         "pipes, sockets, devices, links that lead nowhere, and links to directories below the first level are not copied");
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
     copying c = {
-        .program = program, .arguments = given, .from = program->operands.items[0], .to = program->operands.items[1]};
+        .program = program, .arguments = arguments, .from = program->operands.items[0], .to = program->operands.items[1]};
     c.is_remote = tsr_is_object_url(c.to);
     const tsr_host *host = cli_host(program);
     tsr_error err = {0};
@@ -524,25 +520,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that neither it nor PATH has",
-     offsetof(cp_arguments, overwrite)},
-    {"resume", 0, CLI_FLAG, NULL,
-     "Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished "
-     "work if this run fails",
-     offsetof(cp_arguments, resume)},
-    {"no-verify", 0, CLI_FLAG, NULL, "Do not read the copy back; file systems that can share blocks then share them",
-     offsetof(cp_arguments, no_verify)},
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.cp/1 document", offsetof(cp_arguments, json)},
-    {0},
-};
-
 const cli_command cli_cp = {
     .name = "cp",
-    .summary = "Copy a checkpoint from one place to another, and read the copy back",
-    .operands = "PATH DEST",
-    .least = 2,
-    .most = 2,
     .examples = "tessera cp s3://bucket/run/step-1000 step-1000\nDownload every file; the directory appears when all of it "
                 "is there and has been read back\n"
                 "tessera cp step-1000 s3://bucket/run/step-1000\nUpload every file; the checkpoint's marker appears when "
@@ -550,7 +529,5 @@ const cli_command cli_cp = {
                 "tessera cp step-1000 s3://bucket/run/step-1000 --resume\nContinue an interrupted copy\n"
                 "tessera cp step-1000/ /mnt/other/step-1000 --no-verify\n"
                 "Copy between disks without reading the copy back\n",
-    .options = options,
-    .arguments_size = sizeof(cp_arguments),
     .run = run,
 };

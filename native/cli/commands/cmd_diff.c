@@ -17,18 +17,9 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/value_walk.h"
 
-typedef struct diff_arguments {
-    unsigned format;  /* a cli_report_format */
-    unsigned fail_on; /* choice: error, warning, note */
-    bool json, values, layout, canonical, list_rules, allow_expansion;
-    cli_policy_options policy;
-    cli_real atol, rtol;
-    cli_map_options map;
-} diff_arguments;
-
 typedef struct comparison {
     cli *program;
-    const diff_arguments *arguments;
+    const tsr_command_options *arguments;
     cli_session a, b;
     tsr_arena *arena;
     tsr_policy *policy;
@@ -41,7 +32,7 @@ static tsr_status match(comparison *c, tsr_error *err)
 {
     const tsr_host *host = cli_host(c->program);
     const tsr_catalog *const both[] = {c->a.catalog, c->b.catalog};
-    tsr_diff_options options = {.layout = c->arguments->layout};
+    tsr_diff_options options = {.layout = c->arguments->compares_layout};
     tsr_canonical_names *names = NULL;
     tsr_status status = TSR_OK;
     if (c->arguments->canonical) {
@@ -236,9 +227,9 @@ static tsr_status apply_policy(comparison *c, tsr_error *err)
     return tsr_policy_diff(c->policy, &whole, c->arena, &c->diff, &c->left_out, err);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    comparison c = {.program = program, .arguments = given};
+    comparison c = {.program = program, .arguments = arguments};
     tsr_error err = {0};
     const char *path = NULL;
     if (c.arguments->list_rules) {
@@ -249,9 +240,9 @@ static int run(cli *program, const void *given)
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
     cli_allow_expansion(program, c.arguments->allow_expansion);
     const bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
-    cli_map_options map = c.arguments->map;
+    cli_map_options map = cli_map_of(arguments);
     map.lists = !values;
-    tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, &c.arguments->policy, &c.policy, &path, &err);
+    tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, c.arguments, &c.policy, &path, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &map, &c.a, &err);
     if (status == TSR_OK) status = cli_open_compared(program, path = program->operands.items[1], NULL, &c.b, &err);
     if (status == TSR_OK) {
@@ -273,38 +264,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    CLI_MAP_OPTIONS(diff_arguments, map),
-    CLI_MULTIPLY_OPTION(diff_arguments, map, "of A "),
-    {"values", 0, CLI_FLAG, NULL, "Compare values too, bit for bit", offsetof(diff_arguments, values)},
-    {"atol", 0, CLI_REAL, "X", "Allow values to differ by X; NaN equals NaN (implies --values)",
-     offsetof(diff_arguments, atol)},
-    {"rtol", 0, CLI_REAL, "X", "Allow values to differ by X times the value in B (implies --values)",
-     offsetof(diff_arguments, rtol)},
-    {"layout", 0, CLI_FLAG, NULL, "Report different chunks as a difference", offsetof(diff_arguments, layout)},
-    {"canonical", 0, CLI_FLAG, NULL, "Match names without wrapper prefixes (module, _orig_mod, …)",
-     offsetof(diff_arguments, canonical)},
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS,
-     "Report in this format (default: text); json is the tessera.diff/1 document", offsetof(diff_arguments, format)},
-    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(diff_arguments, json)},
-    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for differences at or above this level (default: error)",
-     offsetof(diff_arguments, fail_on)},
-    {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(diff_arguments, policy.rules)},
-    {"baseline", 0, CLI_TEXT, "FILE",
-     "Leave out differences that an earlier --json document lists with the same name and kind",
-     offsetof(diff_arguments, policy.baseline)},
-    {"list-rules", 0, CLI_FLAG, NULL, "List the rules of diff with their levels", offsetof(diff_arguments, list_rules)},
-    CLI_EXPANSION_OPTION(diff_arguments, allow_expansion),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_diff = {
     .name = "diff",
-    .summary = "Compare two checkpoints, whatever their formats and shardings",
-    .operands = "A B",
-    .least = 0,
-    .most = 2,
     .examples = "tessera diff step-100/ step-200/\nCompare names, dtypes, shapes and objects\n"
                 "tessera diff ckpt/ model.safetensors --values\n"
                 "Compare values bit for bit, without loading either checkpoint into memory\n"
@@ -315,7 +276,5 @@ const cli_command cli_diff = {
                 "Report only what is new since `tessera diff main/ branch/ --json >known.json`\n"
                 "tessera diff main/ branch/ --format sarif\n"
                 "Report for code scanning; junit, github and gitlab are available too\n",
-    .options = options,
-    .arguments_size = sizeof(diff_arguments),
     .run = run,
 };

@@ -21,10 +21,6 @@
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/native_host.h"
 
-typedef struct doctor_arguments {
-    bool json;
-} doctor_arguments;
-
 /* Facts in groups. Text and JSON are both printed from this list. */
 typedef struct fact {
     const char *group, *key;
@@ -290,9 +286,8 @@ static tsr_status put_json(const facts *f, tsr_error *err)
     return tsr_json_finish(&json);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const doctor_arguments *arguments = given;
     const char *directory = program->operands.count ? program->operands.items[0] : ".";
     facts f = {.count = 0};
     tsr_error err = {0};
@@ -309,20 +304,9 @@ static int run(cli *program, const void *given)
     return put_json(&f, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
-static const cli_option options[] = {
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.doctor/1 document", offsetof(doctor_arguments, json)},
-    {0},
-};
-
 const cli_command cli_doctor = {
     .name = "doctor",
-    .summary = "Show what this build and this machine support",
-    .operands = "[DIRECTORY]",
-    .least = 0,
-    .most = 1,
     .examples = "tessera doctor\nShow versions, libraries, processor features, MPI and CUDA\ntessera doctor "
                 "/scratch\nShow the file system's features too\n",
-    .options = options,
-    .arguments_size = sizeof(doctor_arguments),
     .run = run,
 };

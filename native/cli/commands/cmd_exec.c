@@ -8,17 +8,10 @@
 #include "cli/writing/writing.h"
 #include "tessera/sys/path_store.h"
 
-typedef struct exec_arguments {
-    cli_writing_options writing; /* options that the plan does not contain */
-    const char *share;
-    const char *source;
-    bool finish;
-} exec_arguments;
-
 typedef struct execution {
     cli *program;
     cli_writing writing;
-    cli_writing_options options; /* `arguments->writing`, completed with what the plan contains */
+    tsr_command_options options; /* those given, completed with what the plan contains */
     tsr_plan_job planned;
     tsr_target target;
     tsr_plan *plan;
@@ -50,7 +43,7 @@ static tsr_status find_word(const char *what, tsr_str word, const char *const *w
     return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "plan: unknown destination.%s '%.*s'", what, TSR_STR_ARG(word));
 }
 
-static tsr_status copy_list(const tsr_str *items, size_t count, tsr_arena *arena, cli_list *out, tsr_error *err)
+static tsr_status copy_list(const tsr_str *items, size_t count, tsr_arena *arena, tsr_texts *out, tsr_error *err)
 {
     out->items = tsr_arena_array(arena, count, sizeof *out->items, err);
     if (!out->items) return TSR_E_NOMEM;
@@ -70,7 +63,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     w->to = (tsr_container)to;
     if (e->planned.dtype.size) e->options.dtype = e->planned.dtype.data;
     e->options.raw_cast = e->planned.raw_cast;
-    cli_selection *selection = &e->options.selection;
+    tsr_name_globs *selection = &e->options.selection;
     const tsr_plan_job *p = &e->planned;
     if (status == TSR_OK) status = copy_list(p->include, p->include_count, w->arena, &selection->include, err);
     if (status == TSR_OK) status = copy_list(p->exclude, p->exclude_count, w->arena, &selection->exclude, err);
@@ -98,8 +91,8 @@ static tsr_status open_source(execution *e, const char *given, tsr_error *err)
     tsr_plan_job found = {.digest_algorithm = e->planned.digest_algorithm};
     const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &e->options.selection};
     tsr_status status = find_source(e, given, &path, err);
-    if (e->planned.source_part.size) e->program->source.part = e->planned.source_part.data;
-    if (e->planned.source_step.size) e->program->source.step = e->planned.source_step.data;
+    if (e->planned.source_part.size) e->program->options.source.part = e->planned.source_part.data;
+    if (e->planned.source_step.size) e->program->options.source.step = e->planned.source_step.data;
     const cli_map_options map = {.document = e->planned.source_map.size ? e->planned.source_map : (tsr_str){NULL, 0},
                                  .inverse = e->planned.source_inverse};
     if (status == TSR_OK) status = cli_open_mapped(e->program, path, &used, &map, &w->source, err);
@@ -112,13 +105,13 @@ static bool want(void *ctx, tsr_str fqn)
     return cli_selects(ctx, fqn);
 }
 
-static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_error *err)
+static tsr_status execute(execution *e, const tsr_command_options *arguments, tsr_error *err)
 {
     cli_writing *w = &e->writing;
     w->arena = tsr_arena_new(cli_host(e->program)->allocator, 0, err);
     tsr_status status = w->arena ? parse_share(arguments->share, w, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_plan(e, err);
-    if (status == TSR_OK) status = open_source(e, arguments->source, err);
+    if (status == TSR_OK) status = open_source(e, arguments->source_path, err);
     if (status != TSR_OK) return status;
     w->documents[0] = e->program->operands.items[0];
     w->is_folder = true;
@@ -130,11 +123,10 @@ static tsr_status execute(execution *e, const exec_arguments *arguments, tsr_err
     return status == TSR_OK ? cli_write(w, err) : status;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const exec_arguments *arguments = given;
     tsr_error err = {0};
-    execution e = {.program = program, .options = arguments->writing};
+    execution e = {.program = program, .options = *arguments};
     e.writing = (cli_writing){.program = program,
                               .options = &e.options,
                               .what = "resharding",
@@ -152,49 +144,13 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"share", 0, CLI_TEXT, "i/N", "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine",
-     offsetof(exec_arguments, share)},
-    {"part", 0, CLI_TEXT, "i/N", "An older name of --share", offsetof(exec_arguments, share)},
-    {"finish", 0, CLI_FLAG, NULL, "Check that all shares are written, and publish the checkpoint",
-     offsetof(exec_arguments, finish)},
-    {"source", 0, CLI_TEXT, "PATH", "Read the plan's source from here: it has moved, or its URL needs a fresh signature",
-     offsetof(exec_arguments, source)},
-    CLI_ALSO_OPTION,
-    {"max-mem", 0, CLI_BYTES, "SIZE", "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)",
-     offsetof(exec_arguments, writing.max_memory)},
-    {"ignore-crc", 0, CLI_FLAG, NULL, "Accept tensors whose bytes do not match the source's CRC-32",
-     offsetof(exec_arguments, writing.ignore_crc)},
-    {"overwrite", 0, CLI_FLAG, NULL,
-     "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
-     offsetof(exec_arguments, writing.overwrite)},
-    {"resume", 0, CLI_FLAG, NULL,
-     "Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)",
-     offsetof(exec_arguments, writing.resume)},
-    CLI_DISCARD_PARTS_OPTION(exec_arguments, writing.discard_parts),
-    {"no-verify", 0, CLI_FLAG, NULL, "Do not check again what other parts and earlier runs wrote",
-     offsetof(exec_arguments, writing.no_verify)},
-    {"dry-run", 0, CLI_FLAG, NULL, "Check the plan against its source and decide everything, but write nothing",
-     offsetof(exec_arguments, writing.dry_run)},
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.exec/1 document", offsetof(exec_arguments, writing.json)},
-    CLI_EXPANSION_OPTION(exec_arguments, writing.allow_expansion),
-    CLI_SHARDS_OPTION,
-    {0},
-};
-
 const cli_command cli_exec = {
     .name = "exec",
-    .summary = "Carry out a plan, as a whole or in shares, without MPI",
-    .operands = "PLAN DEST",
-    .least = 2,
-    .most = 2,
     .examples = "tessera exec plan.json ckpt-3/\n"
                 "Carry out a plan of `tessera plan --json`, unless its source changed since\n"
                 "tessera exec plan.json ckpt-3/ --share $SLURM_ARRAY_TASK_ID/8\nWrite one of eight shares, numbered from 1\n"
                 "tessera exec plan.json ckpt-3/ --finish\nPublish the checkpoint when all eight shares are written\n"
                 "tessera exec plan.json s3://bucket/ckpt-3 --share $SLURM_ARRAY_TASK_ID/8\n"
                 "Upload one of eight shares, on any machine; nothing is visible before `--finish`\n",
-    .options = options,
-    .arguments_size = sizeof(exec_arguments),
     .run = run,
 };

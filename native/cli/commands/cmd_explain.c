@@ -22,9 +22,9 @@ void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope)
     }
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    (void)given;
+    (void)arguments;
     if (program->operands.count == 0) {
         cli_put_rules(&program->out, NULL);
         return CLI_DONE;
@@ -46,16 +46,9 @@ static int run(cli *program, const void *given)
     return CLI_DONE;
 }
 
-static const cli_option options[] = {{0}};
-
 const cli_command cli_explain = {
     .name = "explain",
-    .summary = "Explain a rule of validate or diff",
-    .operands = "[RULE]",
-    .least = 0,
-    .most = 1,
     .examples = "tessera explain\nList all rules with their levels\n"
                 "tessera explain layout/hole\nPrint what it means, why it happens and what to do\n",
-    .options = options,
     .run = run,
 };

@@ -12,12 +12,6 @@
 #include "tessera/sys/document.h"
 #include "tessera/sys/map.h"
 
-typedef struct fqn_arguments {
-    const char *checkpoint, *against, *prefix;
-    cli_map_options map; /* of `checkpoint` */
-    bool json;
-} fqn_arguments;
-
 typedef struct answer {
     tsr_name *names;
     size_t count;
@@ -33,7 +27,7 @@ typedef struct answer {
 static tsr_status resolve_all(cli *program, const tsr_modules *modules, tsr_arena *arena, void *result, tsr_error *err)
 {
     answer *out = result;
-    const cli_list *operands = &program->operands;
+    const tsr_texts *operands = &program->operands;
     const size_t asked = operands->count - 1;
     tsr_str *raws = tsr_arena_array(arena, asked, sizeof *raws, err);
     if (!raws) return TSR_E_NOMEM;
@@ -106,12 +100,12 @@ static tsr_status copy_keys(const tsr_catalog *catalog, tsr_str prefix, tsr_aren
     return status;
 }
 
-static tsr_status read_keys(cli *program, const char *path, const fqn_arguments *arguments, tsr_arena *arena, keys *out,
-                            tsr_error *err)
+static tsr_status read_keys(cli *program, const char *path, const tsr_command_options *arguments, tsr_arena *arena,
+                            keys *out, tsr_error *err)
 {
     cli_session session;
     const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_ALL_NAMES};
-    cli_map_options map = arguments ? arguments->map : (cli_map_options){.map = NULL};
+    cli_map_options map = arguments ? cli_map_of(arguments) : (cli_map_options){.map = NULL};
     map.lists = true;
     const char *prefix = arguments && arguments->prefix ? arguments->prefix : "";
     tsr_status status = cli_open_mapped(program, path, &names, &map, &session, err);
@@ -209,7 +203,7 @@ static tsr_status fold_extra_states(cli *program, const keys *all, tsr_arena *ar
     return status == TSR_OK ? name_by_text(program, arena, out, err) : status;
 }
 
-static tsr_status read_wanted(cli *program, const fqn_arguments *arguments, tsr_arena *arena, keys *have, keys *want,
+static tsr_status read_wanted(cli *program, const tsr_command_options *arguments, tsr_arena *arena, keys *have, keys *want,
                               tsr_error *err)
 {
     const keys all = *have;
@@ -222,7 +216,8 @@ static tsr_status read_wanted(cli *program, const fqn_arguments *arguments, tsr_
     return fold_extra_states(program, &all, arena, have, err);
 }
 
-static tsr_status ask_checkpoint(cli *program, const fqn_arguments *arguments, tsr_arena *arena, answer *out, tsr_error *err)
+static tsr_status ask_checkpoint(cli *program, const tsr_command_options *arguments, tsr_arena *arena, answer *out,
+                                 tsr_error *err)
 {
     keys have = {0}, want = {0};
     const bool tree = program->operands.count > 0;
@@ -312,14 +307,13 @@ static void put_text(const cli *program, const answer *a)
     if (a->compared) cli_put_against_text(program, &a->against);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const fqn_arguments *arguments = given;
     tsr_error err = {0};
     answer a = {0};
     if (arguments->against && !arguments->checkpoint) return cli_fail(program, "--against needs --checkpoint PATH");
     if (arguments->prefix && !arguments->checkpoint) return cli_fail(program, "--prefix needs --checkpoint PATH");
-    if ((arguments->map.map || arguments->map.inverse) && !arguments->checkpoint)
+    if ((arguments->map || arguments->inverse) && !arguments->checkpoint)
         return cli_fail(program, "--map needs --checkpoint PATH");
     if (!arguments->checkpoint && program->operands.count == 0)
         return cli_fail(program, "fqn needs MODULES.json or --checkpoint PATH; see tessera help fqn");
@@ -339,26 +333,8 @@ static int run(cli *program, const void *given)
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
 }
 
-static const cli_option options[] = {
-    {"checkpoint", 0, CLI_TEXT, "PATH",
-     "Canonicalize the keys of a checkpoint by their text; with MODULES.json: suggest renames that fit the model",
-     offsetof(fqn_arguments, checkpoint)},
-    {"against", 0, CLI_TEXT, "PATH", "Suggest renames that give --checkpoint the names of this checkpoint",
-     offsetof(fqn_arguments, against)},
-    {"prefix", 0, CLI_TEXT, "TEXT", "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")",
-     offsetof(fqn_arguments, prefix)},
-    CLI_MAP_OPTIONS(fqn_arguments, map),
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.fqn/1 document", offsetof(fqn_arguments, json)},
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_fqn = {
     .name = "fqn",
-    .summary = "Canonicalize parameter names as PyTorch does, and explain every change",
-    .operands = "[MODULES.json] [NAME…]",
-    .least = 0,
-    .most = 1u << 20,
     .examples =
         "tessera fqn modules.json\nList all parameters, persistent buffers and extra states, in PyTorch's order\n"
         "tessera fqn modules.json --json -- module._orig_mod.fc.weight\n"
@@ -366,7 +342,5 @@ const cli_command cli_fqn = {
         "tessera fqn --checkpoint ckpt/\nCanonicalize a checkpoint's keys, and report collisions and ambiguous names\n"
         "tessera fqn modules.json --checkpoint ckpt/\nPrint the --rename options with which `tessera convert` makes it fit "
         "the model\n",
-    .options = options,
-    .arguments_size = sizeof(fqn_arguments),
     .run = run,
 };

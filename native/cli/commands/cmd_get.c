@@ -18,11 +18,6 @@
 #include "tessera/sys/slice.h"
 #include "tessera/sys/value_walk.h"
 
-typedef struct get_arguments {
-    const char *output;
-    bool print, allow_expansion;
-} get_arguments;
-
 enum { PRINT_FIRST = 1000 };
 #define TILE_BYTES ((size_t)8 << 20)
 
@@ -191,7 +186,7 @@ static tsr_status find(const cli_session *session, const char *given, const tsr_
     return *entry ? TSR_OK : tsr_checkpoint_raise_no_entry(session->checkpoint, name, err);
 }
 
-static tsr_status get(cli *program, const cli_session *session, const get_arguments *arguments, tsr_error *err)
+static tsr_status get(cli *program, const cli_session *session, const tsr_command_options *arguments, tsr_error *err)
 {
     tsr_str inside;
     asked_values asked;
@@ -228,38 +223,23 @@ static bool is_asked(const void *operand, tsr_str fqn)
     return tsr_str_starts(asked, fqn) && (asked.size == fqn.size || asked.data[fqn.size] == '[');
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
     tsr_error err = {0};
     cli_session session;
     const char *path = program->operands.items[0];
     const tsr_open_options used = {.selects = is_asked, .selects_ctx = program->operands.items[1]};
-    cli_allow_expansion(program, ((const get_arguments *)given)->allow_expansion);
+    cli_allow_expansion(program, arguments->allow_expansion);
     tsr_status status = cli_open(program, path, &used, &session, &err);
-    if (status == TSR_OK) status = get(program, &session, given, &err);
+    if (status == TSR_OK) status = get(program, &session, arguments, &err);
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
 }
 
-static const cli_option options[] = {
-    {"output", 'o', CLI_TEXT, "FILE", "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin",
-     offsetof(get_arguments, output)},
-    {"print", 0, CLI_FLAG, NULL, "Print all values, however many there are", offsetof(get_arguments, print)},
-    CLI_EXPANSION_OPTION(get_arguments, allow_expansion),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_get = {
     .name = "get",
-    .summary = "Read a tensor, or a slice of one",
-    .operands = "PATH FQN[SLICE]",
-    .least = 2,
-    .most = 2,
     .examples = "tessera get ckpt/ 'model.embed.weight[0:2,:8]'\nPrint a corner of a tensor\n"
                 "tessera get model.safetensors lm_head.weight -o head.npy\nWrite a tensor for NumPy\n"
                 "tessera get run.pt w -o w.bin\nWrite raw bytes, for dtypes that NumPy does not have\n",
-    .options = options,
-    .arguments_size = sizeof(get_arguments),
     .run = run,
 };

@@ -19,7 +19,7 @@ static void put_digest(const tsr_digest *digest)
 
 enum { NARROW = 12, WIDE = 20 }; /* of columns; an int64 needs up to 20 characters */
 
-static int width_of(const cli_session *session, const inspect_arguments *arguments)
+static int width_of(const cli_session *session, const tsr_command_options *arguments)
 {
     for (uint64_t i = 0; i < session->catalog->entry_count; i++) {
         const tsr_entry *entry = &session->catalog->entries[i];
@@ -38,8 +38,8 @@ static void put_extreme(tsr_extremes_kind kind, uint64_t integer, double real, b
 }
 
 /* Prints the statistics and the digest that were requested, and the name. */
-static tsr_status put_line(const cli_session *session, const inspect_arguments *arguments, const tsr_entry *entry, int width,
-                           tsr_ring *ring, tsr_error *err)
+static tsr_status put_line(const cli_session *session, const tsr_command_options *arguments, const tsr_entry *entry,
+                           int width, tsr_ring *ring, tsr_error *err)
 {
     tsr_digest digest;
     tsr_stats stats;
@@ -68,7 +68,8 @@ static tsr_status put_line(const cli_session *session, const inspect_arguments *
     return TSR_OK;
 }
 
-static tsr_status put_values(const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring, tsr_error *err)
+static tsr_status put_values(const cli_session *session, const tsr_command_options *arguments, tsr_ring *ring,
+                             tsr_error *err)
 {
     const tsr_selection selection = {cli_selects, &arguments->selection};
     tsr_status allowed = tsr_repeats_check_catalog(session->checkpoint, &selection, err);
@@ -88,8 +89,8 @@ static tsr_status put_values(const cli_session *session, const inspect_arguments
     return status;
 }
 
-static tsr_status inspect_json(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,
-                               tsr_error *err)
+static tsr_status inspect_json(cli *program, const cli_session *session, const tsr_command_options *arguments,
+                               tsr_ring *ring, tsr_error *err)
 {
     tsr_json json;
     cli_progress progress;
@@ -109,8 +110,8 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const i
     return status;
 }
 
-static tsr_status inspect_text(cli *program, const cli_session *session, const inspect_arguments *arguments, tsr_ring *ring,
-                               tsr_error *err)
+static tsr_status inspect_text(cli *program, const cli_session *session, const tsr_command_options *arguments,
+                               tsr_ring *ring, tsr_error *err)
 {
     cli_view v = {.out = &program->out, .session = session, .arguments = arguments};
     if (ring) return put_values(session, arguments, ring, err);
@@ -145,9 +146,8 @@ static tsr_status open_listed(cli *program, const char *path, cli_session *sessi
     return TSR_OK;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const inspect_arguments *arguments = given;
     tsr_error err = {0};
     cli_session session;
     tsr_ring *ring = NULL;
@@ -166,30 +166,11 @@ static int run(cli *program, const void *given)
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
 }
 
-static const cli_option options[] = {
-    {"tree", 0, CLI_FLAG, NULL, "Show a tree with totals per prefix", offsetof(inspect_arguments, tree)},
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.inspect/1 document", offsetof(inspect_arguments, json)},
-    CLI_SELECTION_OPTIONS(inspect_arguments, selection),
-    {"hash", 0, CLI_CHOICE, CLI_HASHES, "Compute a digest of each tensor's values, independent of sharding and format",
-     offsetof(inspect_arguments, hash)},
-    {"stats", 0, CLI_FLAG, NULL, "Compute min, max, mean, std, and the number of NaN, Inf and zero values of each tensor",
-     offsetof(inspect_arguments, stats)},
-    CLI_EXPANSION_OPTION(inspect_arguments, allow_expansion),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_inspect = {
     .name = "inspect",
-    .summary = "Show what a checkpoint contains: names, dtypes, shapes, sizes, sharding and problems",
-    .operands = "PATH",
-    .least = 1,
-    .most = 1,
     .examples = "tessera inspect ckpt/\nPrint a table; identical layers share a line\n"
                 "tessera inspect model.safetensors --tree\nPrint a tree with totals per module\n"
                 "tessera inspect ckpt/ --include '**.weight' --json\nPrint the weights as JSON, for scripts\n"
                 "tessera inspect run.pt --hash sha256\nAdd digests that do not depend on sharding or format\n",
-    .options = options,
-    .arguments_size = sizeof(inspect_arguments),
     .run = run,
 };

@@ -7,10 +7,6 @@
 #include "tessera/sys/map_suggest.h"
 #include "tessera/sys/mapping.h"
 
-typedef struct map_arguments {
-    bool values, allow_expansion;
-} map_arguments;
-
 static int list_maps(void)
 {
     tsr_str name;
@@ -41,7 +37,7 @@ static tsr_status print_suggestion(cli *program, const cli_session *sessions, bo
     return TSR_OK;
 }
 
-static int suggest(cli *program, const map_arguments *arguments)
+static int suggest(cli *program, const tsr_command_options *arguments)
 {
     cli_session sessions[2] = {{0}, {0}};
     tsr_error err = {0};
@@ -60,39 +56,25 @@ static int suggest(cli *program, const map_arguments *arguments)
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const cli_list *words = &program->operands;
+    const tsr_texts *words = &program->operands;
     const char *what = words->items[0];
     if (!strcmp(what, "list") && words->count == 1) return list_maps();
     if (!strcmp(what, "show") && words->count == 2) return show_map(program, words->items[1]);
-    if (!strcmp(what, "suggest") && words->count == 3) return suggest(program, given);
+    if (!strcmp(what, "suggest") && words->count == 3) return suggest(program, arguments);
     return cli_fail(
         program,
         "expected 'map list', 'map show NAME' or 'map suggest A B', found 'map %s' with %zu more; see tessera help map",
         what, words->count - 1);
 }
 
-static const cli_option options[] = {
-    {"values", 0, CLI_FLAG, NULL, "With suggest: compare the values of all tensors that fit, bit for bit",
-     offsetof(map_arguments, values)},
-    CLI_EXPANSION_OPTION(map_arguments, allow_expansion),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_map = {
     .name = "map",
-    .summary = "List the built-in maps, print one, or suggest one between two checkpoints",
-    .operands = "list|show|suggest [NAME|A] [B]",
-    .least = 1,
-    .most = 3,
     .examples =
         "tessera map list\nList the maps that --map takes by name\n"
         "tessera map show torchtitan-llama3 > mine.json\nPrint a map, as a start for your own\n"
         "tessera map suggest titan/ hf/ --values > map.json\n"
         "Suggest the map that gives the first checkpoint the names and layouts of the second; check it before you use it\n",
-    .options = options,
-    .arguments_size = sizeof(map_arguments),
     .run = run,
 };

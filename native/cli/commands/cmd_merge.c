@@ -9,22 +9,11 @@
 #include "tessera/sys/merge.h"
 #include "tessera/sys/merge_angles.h"
 
-typedef struct merge_arguments {
-    cli_writing_options writing;
-    unsigned method, to; /* choices */
-    cli_list weights;
-    const char *base;
-    cli_real t;
-    bool no_normalize;
-    uint64_t max_shard_size;
-    cli_map_options maps; /* --dequantize applies to each input, --lora to the first one, --quantize to the result */
-} merge_arguments;
-
 static const char *const methods[] = {"linear", "slerp", "task-arithmetic"};
 
 typedef struct merging {
     cli *program;
-    const merge_arguments *arguments;
+    const tsr_command_options *arguments;
     cli_writing *writing;
     const char *path; /* of the checkpoint that is being opened, for messages; or NULL */
     tsr_merge_input *inputs;
@@ -42,7 +31,7 @@ static tsr_status usage(tsr_error *err, const char *text)
 
 static tsr_status choose_method(merging *m, tsr_error *err)
 {
-    const merge_arguments *a = m->arguments;
+    const tsr_command_options *a = m->arguments;
     if (!a->method && m->count > 1) return usage(err, "choose a method with --method linear, slerp or task-arithmetic");
     m->options.method = a->method ? (tsr_merge_method)(a->method - 1) : TSR_MERGE_LINEAR;
     if (m->options.method != TSR_MERGE_LINEAR && a->no_normalize)
@@ -60,13 +49,13 @@ static tsr_status choose_method(merging *m, tsr_error *err)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--method slerp merges 2 checkpoints, found %zu", m->count);
     m->options.no_normalize = a->no_normalize;
     m->options.t = a->t.value;
-    m->options.skip_objects = a->writing.objects == TSR_OBJECTS_DROP;
-    return tsr_cast_parse(tsr_str_from(a->writing.dtype), false, &m->options.dtype, err);
+    m->options.skip_objects = a->objects == TSR_OBJECTS_DROP;
+    return tsr_cast_parse(tsr_str_from(a->dtype), false, &m->options.dtype, err);
 }
 
 static tsr_status set_weights(merging *m, tsr_error *err)
 {
-    const cli_list *given = &m->arguments->weights;
+    const tsr_texts *given = &m->arguments->weights;
     if (given->count && given->count != m->count)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%zu checkpoints need as many --weight options, found %zu",
                          m->count, given->count);
@@ -87,10 +76,10 @@ static tsr_status set_weights(merging *m, tsr_error *err)
 static tsr_status open_input(merging *m, size_t i, tsr_error *err)
 {
     cli_session *source = &m->writing->source, opened = {0};
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};
-    cli_map_options options = {.dequantize = m->arguments->maps.dequantize, .lora = m->arguments->maps.lora};
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->selection};
+    cli_map_options options = {.dequantize = m->arguments->dequantize, .lora = m->arguments->lora};
     if (i) options.lora = NULL;
-    options.dtype = options.dequantize || options.lora ? m->arguments->writing.dtype : NULL;
+    options.dtype = options.dequantize || options.lora ? m->arguments->dtype : NULL;
     m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
     tsr_status status = cli_open_mapped(m->program, m->path, &used, &options, &opened, err);
     if (status != TSR_OK) return status;
@@ -143,7 +132,7 @@ static tsr_status measure(merging *m, tsr_error *err)
     tsr_comm *ranks = m->program->ranks;
     const tsr_allocator *allocator = cli_host(m->program)->allocator;
     tsr_comm_blobs all = {0};
-    if (m->arguments->writing.dry_run || m->options.method != TSR_MERGE_SLERP) return TSR_OK;
+    if (m->arguments->dry_run || m->options.method != TSR_MERGE_SLERP) return TSR_OK;
     tsr_status status = tsr_merge_measure(merged, ranks ? ranks->rank : 0, ranks ? ranks->size : 1, err);
     if (!ranks) return status;
     status = cli_agree(m->program, status, err);
@@ -155,7 +144,7 @@ static tsr_status measure(merging *m, tsr_error *err)
 
 static tsr_status open_merge(merging *m, tsr_error *err)
 {
-    const cli_selection *selection = &m->arguments->writing.selection;
+    const tsr_name_globs *selection = &m->arguments->selection;
     m->options.selection = (tsr_selection){cli_selects, selection};
     m->options.base = m->arguments->base ? &m->inputs[m->count] : NULL;
     tsr_status status = tsr_merge_open(m->inputs, (uint32_t)m->count, &m->options, &m->merged, err);
@@ -166,16 +155,15 @@ static tsr_status open_merge(merging *m, tsr_error *err)
 /* Applies --quantize to the sums, after they were rounded to --dtype. */
 static tsr_status quantize(merging *m, tsr_error *err)
 {
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->writing.selection};
-    cli_map_options map = m->arguments->maps;
-    map.dtype = m->arguments->writing.dtype;
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->selection};
+    const cli_map_options map = cli_map_of(m->arguments);
     return map.quantize ? cli_quantize(m->program, &map, &used, &m->writing->source, err) : TSR_OK;
 }
 
 static tsr_status merge(merging *m, tsr_error *err)
 {
     cli_writing *w = m->writing;
-    cli_allow_expansion(m->program, m->arguments->writing.allow_expansion);
+    cli_allow_expansion(m->program, m->arguments->allow_expansion);
     w->arena = tsr_arena_new(cli_host(m->program)->allocator, 0, err);
     if (!w->arena) return TSR_E_NOMEM;
     m->inputs = tsr_arena_array(w->arena, m->count + 1, sizeof *m->inputs, err);
@@ -191,18 +179,13 @@ static tsr_status merge(merging *m, tsr_error *err)
     return w->source.recipe.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const merge_arguments *arguments = given;
     tsr_error err = {0};
-    cli_writing_options writing = arguments->writing;
-    cli_writing w = {.program = program,
-                     .options = &writing,
-                     .what = "merging",
-                     .destination = program->operands.items[0],
-                     .no_quantize = &arguments->maps.no_quantize};
+    tsr_command_options writing = *arguments;
+    cli_writing w = {.program = program, .options = &writing, .what = "merging", .destination = program->operands.items[0]};
     merging m = {.program = program, .arguments = arguments, .writing = &w, .count = program->operands.count - 1};
-    tsr_status status = cli_quantize_dtype(&arguments->maps, writing.raw_cast, &writing.dtype, &err);
+    tsr_status status = cli_quantize_dtype(&writing, &err);
     if (status == TSR_OK) status = merge(&m, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = measure(&m, &err);
@@ -216,37 +199,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"method", 0, CLI_CHOICE, "linear|slerp|task-arithmetic",
-     "Add weighted tensors; follow the arc between two; or add to --base the weighted differences from it",
-     offsetof(merge_arguments, method)},
-    {"weight", 0, CLI_LIST, "X", "The weight of the next checkpoint, in their order (repeatable; default: 1 each)",
-     offsetof(merge_arguments, weights)},
-    {"no-normalize", 0, CLI_FLAG, NULL, "With --method linear: do not divide by the sum of the weights",
-     offsetof(merge_arguments, no_normalize)},
-    {"base", 0, CLI_TEXT, "PATH", "With --method task-arithmetic: the checkpoint that the others were trained from",
-     offsetof(merge_arguments, base)},
-    {"t", 0, CLI_REAL, "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second",
-     offsetof(merge_arguments, t)},
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist|deepspeed-universal",
-     "Write this format (default: inferred from the extension of OUT, or safetensors with --max-shard-size)",
-     offsetof(merge_arguments, to)},
-    {"max-shard-size", 0, CLI_BYTES, "SIZE", "Write a directory of safetensors files of at most SIZE, with an index",
-     offsetof(merge_arguments, max_shard_size)},
-    CLI_DEQUANTIZE_OPTION(merge_arguments, maps),
-    CLI_QUANTIZE_OPTIONS(merge_arguments, maps),
-    CLI_LORA_OPTION(merge_arguments, maps, "A"),
-    CLI_WRITING_OPTIONS(merge_arguments, writing),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_merge = {
     .name = "merge",
-    .summary = "Merge checkpoints of one model into a weighted sum",
-    .operands = "OUT A [B…]",
-    .least = 2,
-    .most = 1000,
     .examples =
         "tessera merge out.safetensors a/ b/ --method linear\nAverage two checkpoints, in a few MiB of memory\n"
         "tessera merge out.safetensors a/ b/ --method linear --weight 0.7 --weight 0.3\nGive the first one more weight\n"
@@ -255,7 +209,5 @@ const cli_command cli_merge = {
         "--max-shard-size 5GB\nAdd what two models learned to their base\n"
         "tessera merge out.safetensors base/ --lora adapter/\nFold a LoRA adapter into its base model\n"
         "tessera merge fp8/ a/ b/ --method linear --quantize fp8-block --max-shard-size 5GB\nQuantize the sum for inference\n",
-    .options = options,
-    .arguments_size = sizeof(merge_arguments),
     .run = run,
 };

@@ -15,13 +15,6 @@
 #include "tessera/sys/optim_request.h"
 #include "tessera/sys/try.h"
 
-typedef struct optim_arguments {
-    const char *modules, *flat_params, *world_size, *rank, *at;
-    unsigned to; /* choice: torch, dcp */
-    uint64_t max_memory;
-    bool sharded, overwrite, resume, json, allow_expansion;
-} optim_arguments;
-
 /* A file whose text the library uses. */
 typedef struct loaded {
     tsr_store *store;
@@ -30,7 +23,7 @@ typedef struct loaded {
 
 typedef struct job {
     cli *program;
-    const optim_arguments *arguments;
+    const tsr_command_options *arguments;
     tsr_optim_request request;
     loaded modules, flat_params;
     tsr_ring *ring;
@@ -40,28 +33,6 @@ typedef struct job {
 } job;
 
 /* ---- arguments ---- */
-
-static bool is_number(const char *text, uint64_t *out)
-{
-    char *end;
-    if (*text < '0' || *text > '9') return false;
-    *out = strtoull(text, &end, 10);
-    return !*end;
-}
-
-static tsr_status read_numbers(job *j, tsr_error *err)
-{
-    const optim_arguments *a = j->arguments;
-    tsr_optim_request *r = &j->request;
-    r->has_world_size = a->world_size != NULL;
-    r->has_rank = a->rank != NULL;
-    if (a->world_size && !is_number(a->world_size, &r->world_size))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size expects a number of ranks, not '%s'",
-                         a->world_size);
-    if (a->rank && !is_number(a->rank, &r->rank))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--rank expects the number of a rank, not '%s'", a->rank);
-    return TSR_OK;
-}
 
 static tsr_status read_document(job *j, const char *path, loaded *file, tsr_optim_document *out, tsr_error *err)
 {
@@ -85,17 +56,20 @@ static void warn(void *ctx, tsr_str message)
 
 static tsr_status read_request(job *j, tsr_error *err)
 {
-    const optim_arguments *a = j->arguments;
+    const tsr_command_options *a = j->arguments;
     tsr_optim_request *r = &j->request;
     const bool shards = r->action == TSR_OPTIM_UNSHARD || r->action == TSR_OPTIM_SHARD;
     r->sharded = a->sharded;
     r->at = a->at ? tsr_str_from(a->at) : (tsr_str){NULL, 0};
-    if (j->program->source.part) r->part = tsr_str_from(j->program->source.part);
+    if (j->program->options.source.part) r->part = tsr_str_from(j->program->options.source.part);
     r->source = j->output.source;
     r->warn = warn;
     r->warn_ctx = j->program;
-    tsr_status status = read_numbers(j, err);
-    if (status == TSR_OK) status = read_document(j, a->modules, &j->modules, &r->modules, err);
+    r->has_world_size = a->world_size != 0;
+    r->world_size = a->world_size;
+    r->has_rank = a->rank.given;
+    r->rank = a->rank.value;
+    tsr_status status = read_document(j, a->modules, &j->modules, &r->modules, err);
     if (status == TSR_OK && shards) status = read_document(j, a->flat_params, &j->flat_params, &r->flat_params, err);
     if (status == TSR_OK) status = tsr_ring_new(cli_host(j->program), (size_t)a->max_memory, &j->ring, err);
     r->ring = j->ring;
@@ -159,7 +133,7 @@ static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_
 /* Converts the torch file that would be written, as it is read from memory. */
 static tsr_status write_dcp(job *j, tsr_error *err)
 {
-    const cli_writing_options options = {.max_memory = j->arguments->max_memory,
+    const tsr_command_options options = {.max_memory = j->arguments->max_memory,
                                          .overwrite = j->arguments->overwrite,
                                          .allow_expansion = j->arguments->allow_expansion};
     cli_writing w = {.program = j->program,
@@ -247,9 +221,8 @@ static void close_job(job *j)
     free_document(&j->flat_params);
 }
 
-static int run(cli *program, const void *arguments)
+static int run(cli *program, const tsr_command_options *a)
 {
-    const optim_arguments *a = arguments;
     tsr_error err = {0};
     job j = {.program = program,
              .arguments = a,
@@ -264,54 +237,13 @@ static int run(cli *program, const void *arguments)
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);
     if (status == TSR_OK) status = run_job(&j, &err);
     if (status == TSR_OK && a->json) status = report_json(&j, tsr_seconds() - started, &err);
-    else if (status == TSR_OK && !program->globals.quiet && a->to != TO_DCP) report_text(&j, tsr_seconds() - started);
+    else if (status == TSR_OK && !program->options.quiet && a->to != TO_DCP) report_text(&j, tsr_seconds() - started);
     close_job(&j);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
-static const cli_option options[] = {
-    {"to", 0, CLI_CHOICE, "torch|dcp", "Write this format (default: torch)", offsetof(optim_arguments, to)},
-    {"modules", 0, CLI_TEXT, "MODULES.json", "Take names, frozen parameters and groups from a tessera.modules/1 document",
-     offsetof(optim_arguments, modules)},
-    {"flat-params", 0, CLI_TEXT, "FLAT.json", "Take FSDP1's flat parameters from a tessera.flat-params/1 document",
-     offsetof(optim_arguments, flat_params)},
-    {"world-size", 0, CLI_TEXT, "N", "Write for N ranks (shard; default: as many as FLAT.json has)",
-     offsetof(optim_arguments, world_size)},
-    {"sharded", 0, CLI_FLAG, NULL,
-     "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)",
-     offsetof(optim_arguments, sharded)},
-    {"rank", 0, CLI_TEXT, "N", "Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)",
-     offsetof(optim_arguments, rank)},
-    {"at", 0, CLI_TEXT, "NAME",
-     "Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)",
-     offsetof(optim_arguments, at)},
-    {"max-mem", 0, CLI_BYTES, "SIZE", "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)",
-     offsetof(optim_arguments, max_memory)},
-    {"overwrite", 0, CLI_FLAG, NULL, "Replace the checkpoint at DEST; keep files that it does not list",
-     offsetof(optim_arguments, overwrite)},
-    {"resume", 0, CLI_FLAG, NULL,
-     "Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over",
-     offsetof(optim_arguments, resume)},
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.optim/1 document", offsetof(optim_arguments, json)},
-    CLI_EXPANSION_OPTION(optim_arguments, allow_expansion),
-    CLI_PART_OPTION,
-    CLI_STEP_OPTION,
-    CLI_ALSO_OPTION,
-    {0},
-};
-
-static const cli_absent absent[] = {
-    {"shards",
-     "it reads the optimizer's state of one file; join the ranks with tessera convert PATH DIR --to torch --shards MAP first"},
-    {0},
-};
-
 const cli_command cli_optim = {
     .name = "optim",
-    .summary = "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
-    .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
-    .least = 3,
-    .most = 3,
     .examples = "tessera optim flatten optim.pt flat.pt --modules modules.json\nFlatten {\"state\": …, "
                 "\"param_groups\": …} to \"state.fc.weight.exp_avg\", …\n"
                 "tessera optim to-fqn optim.pt named.pt --modules modules.json\nReplace parameter ids by names\n"
@@ -321,8 +253,5 @@ const cli_command cli_optim = {
                 "Write FSDP's sharded state, one file per rank\n"
                 "tessera optim shard full.pt ranks/ --flat-params flat.json --world-size 8\n"
                 "Shard the full state for any number of ranks\n",
-    .options = options,
-    .absent = absent,
-    .arguments_size = sizeof(optim_arguments),
     .run = run,
 };

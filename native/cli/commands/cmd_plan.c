@@ -12,16 +12,6 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/plan_items.h"
 
-typedef struct plan_arguments {
-    cli_target_options target;
-    cli_selection selection;
-    unsigned to, objects; /* choices */
-    const char *dtype;
-    bool raw_cast, items, json;
-    const char *storage;
-    cli_map_options map;
-} plan_arguments;
-
 static bool want(void *ctx, tsr_str fqn)
 {
     return cli_selects(ctx, fqn);
@@ -139,7 +129,7 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     if (document->storage) put_files(document, files);
 }
 
-static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
+static tsr_status copy_list(const tsr_texts *list, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
 {
     tsr_str *texts = tsr_arena_array(arena, list->count, sizeof *texts, err);
     if (!texts) return TSR_E_NOMEM;
@@ -149,7 +139,7 @@ static tsr_status copy_list(const cli_list *list, tsr_arena *arena, const tsr_st
     return TSR_OK;
 }
 
-static tsr_status check_casts(const cli_session *session, const plan_arguments *arguments, tsr_error *err)
+static tsr_status check_casts(const cli_session *session, const tsr_command_options *arguments, tsr_error *err)
 {
     tsr_dtype dtype;
     const tsr_status status = tsr_cast_parse(tsr_str_from(arguments->dtype), arguments->raw_cast, &dtype, err);
@@ -160,10 +150,10 @@ static tsr_status check_casts(const cli_session *session, const plan_arguments *
 }
 
 /* Describes the job of `tessera exec`. */
-static tsr_status describe_job(cli *program, const cli_session *session, const plan_arguments *arguments, tsr_arena *arena,
-                               tsr_plan_job *job, tsr_error *err)
+static tsr_status describe_job(cli *program, const cli_session *session, const tsr_command_options *arguments,
+                               tsr_arena *arena, tsr_plan_job *job, tsr_error *err)
 {
-    const cli_selection *selection = &arguments->selection;
+    const tsr_name_globs *selection = &arguments->selection;
     /* Without --to: the container chosen for the source's format. */
     job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR("");
     job->objects = tsr_str_from(cli_objects[arguments->objects]);
@@ -185,7 +175,7 @@ typedef struct planned {
     tsr_arena *arena;
 } planned;
 
-static tsr_status report(cli *program, const plan_arguments *arguments, planned *p, tsr_error *err)
+static tsr_status report(cli *program, const tsr_command_options *arguments, planned *p, tsr_error *err)
 {
     tsr_plan_totals totals;
     tsr_json json;
@@ -210,7 +200,7 @@ static tsr_status report(cli *program, const plan_arguments *arguments, planned 
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
-static tsr_status make_plan(cli *program, const plan_arguments *arguments, planned *p, tsr_error *err)
+static tsr_status make_plan(cli *program, const tsr_command_options *arguments, planned *p, tsr_error *err)
 {
     const tsr_storage_text *text = &p->job.storage;
     const tsr_catalog *catalog = p->session.catalog;
@@ -223,18 +213,16 @@ static tsr_status make_plan(cli *program, const plan_arguments *arguments, plann
     return tsr_plan_for_texts(catalog, &(tsr_planning){&p->job.target, &p->target, &options}, host, p->arena, &p->plan, err);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const plan_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
     planned p = {.plan = NULL};
     const tsr_open_options used = {.skip_objects = true, .selects = cli_selects, .selects_ctx = &arguments->selection};
     p.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status =
-        p.arena ? cli_read_target(program, &arguments->target, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
+    tsr_status status = p.arena ? cli_read_target(program, arguments, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_read_storage(program, arguments->storage, p.arena, &p.job.storage, &err);
-    cli_map_options map = arguments->map;
+    cli_map_options map = cli_map_of(arguments);
     map.lists = true;
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &p.session, &err);
     if (status == TSR_OK)
@@ -249,31 +237,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    CLI_MAP_OPTIONS(plan_arguments, map),
-    CLI_TARGET_OPTIONS(plan_arguments, target),
-    CLI_SELECTION_OPTIONS(plan_arguments, selection),
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Let exec write this format (default: the source's format)",
-     offsetof(plan_arguments, to)},
-    {"objects", 0, CLI_CHOICE, "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way",
-     offsetof(plan_arguments, objects)},
-    {"dtype", 0, CLI_TEXT, "DTYPE", "Let exec cast floating-point tensors", offsetof(plan_arguments, dtype)},
-    {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(plan_arguments, raw_cast)},
-    {"storage", 0, CLI_TEXT, "FILE",
-     "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server",
-     offsetof(plan_arguments, storage)},
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.plan/1 document", offsetof(plan_arguments, json)},
-    {"items", 0, CLI_FLAG, NULL, "Print the document with every read of every rank", offsetof(plan_arguments, items)},
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_plan = {
     .name = "plan",
-    .summary = "Preview a reshard: what each rank would read, hold and send",
-    .operands = "PATH",
-    .least = 1,
-    .most = 1,
     .examples = "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\n"
                 "Show the load of each rank before any byte is moved\n"
                 "tessera plan ckpt/ --target target.json --items\nPrint every read of every rank as JSON, for scripts\n"
@@ -283,7 +248,5 @@ const cli_command cli_plan = {
                 "tessera plan ckpt/ --mesh dp=512 --placements 'shard(1)' --storage storage.json\nShow what each server of "
                 "a parallel file "
                 "system delivers\n",
-    .options = options,
-    .arguments_size = sizeof(plan_arguments),
     .run = run,
 };

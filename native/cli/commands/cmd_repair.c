@@ -21,14 +21,9 @@
 
 #define JOB TSR_STR("repaired metadata\n")
 
-typedef struct repair_arguments {
-    const char *like;
-    bool json;
-} repair_arguments;
-
 typedef struct repair {
     cli *program;
-    const repair_arguments *arguments;
+    const tsr_command_options *arguments;
     const char *path, *dest;
     cli_file_place place; /* of the new .metadata */
     cli_files files;
@@ -43,7 +38,7 @@ typedef struct repair {
 /* With --part: opens the directory of the part, which has its own .metadata. */
 static tsr_status enter_part(repair *r, tsr_error *err)
 {
-    const char *part = r->program->source.part;
+    const char *part = r->program->options.source.part;
     tsr_str directory;
     r->store = r->files.store;
     if (!part) return TSR_OK;
@@ -235,10 +230,10 @@ static tsr_status put_json(const repair *r, tsr_error *err)
     return tsr_json_finish(&json);
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
     repair r = {
-        .program = program, .arguments = given, .path = program->operands.items[0], .dest = program->operands.items[1]};
+        .program = program, .arguments = arguments, .path = program->operands.items[0], .dest = program->operands.items[1]};
     const tsr_host *host = cli_host(program);
     tsr_error err = {0};
     const char *at = r.path;
@@ -266,36 +261,11 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"like", 0, CLI_TEXT, "PATH", "Take names and shards from a sound checkpoint of the same job, such as the previous step",
-     offsetof(repair_arguments, like)},
-    {"json", 0, CLI_FLAG, NULL, "Print the tessera.repair/1 document", offsetof(repair_arguments, json)},
-    {"part", 0, CLI_TEXT, "NAME",
-     "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories",
-     CLI_OF_SOURCE + offsetof(cli_source, part)},
-    CLI_STEP_OPTION,
-    CLI_ALSO_OPTION,
-    {0},
-};
-
-static const cli_absent absent[] = {
-    {"shards",
-     "a .metadata lists whole tensors and their chunks, and plain tensors of several ranks have none; pass --shards to inspect or convert"},
-    {0},
-};
-
 const cli_command cli_repair = {
     .name = "repair",
-    .summary = "Rebuild a lost or damaged .metadata from the data files",
-    .operands = "PATH FILE",
-    .least = 2,
-    .most = 2,
     .examples = "tessera repair step-1000/ step-1000.metadata --like step-900/\nRebuild it in a new file; then run mv "
                 "step-1000.metadata step-1000/.metadata\n"
                 "tessera repair step-1000/ found.metadata\n"
                 "Rebuild it without names: each item is named after its file and number, and the exit status is 1\n",
-    .options = options,
-    .absent = absent,
-    .arguments_size = sizeof(repair_arguments),
     .run = run,
 };

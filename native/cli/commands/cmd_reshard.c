@@ -4,62 +4,48 @@
 #include "cli/program/target_options.h"
 #include "cli/writing/writing.h"
 
-typedef struct reshard_arguments {
-    cli_writing_options writing;
-    cli_target_options target;
-    unsigned to; /* choice: safetensors, torch, dcp */
-    const char *storage;
-    cli_map_options map;
-} reshard_arguments;
-
 static bool want(void *ctx, tsr_str fqn)
 {
     return cli_selects(ctx, fqn);
 }
 
 /* The plan borrows `target`. */
-static tsr_status prepare(cli_writing *w, const reshard_arguments *arguments, tsr_target *target, tsr_plan **plan,
+static tsr_status prepare(cli_writing *w, const tsr_command_options *arguments, tsr_target *target, tsr_plan **plan,
                           tsr_error *err)
 {
-    tsr_status status = cli_read_target(w->program, &arguments->target, w->arena, &w->job.target, target, err);
+    tsr_status status = cli_read_target(w->program, arguments, w->arena, &w->job.target, target, err);
     if (status == TSR_OK) status = cli_read_storage(w->program, arguments->storage, w->arena, &w->job.storage, err);
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->writing.selection};
-    cli_map_options map = arguments->map;
-    map.dtype = arguments->writing.dtype;
-    map.lists = arguments->writing.dry_run;
+    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->selection};
+    cli_map_options map = cli_map_of(arguments);
+    map.lists = arguments->dry_run;
     if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &map, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
-    w->documents[0] = arguments->target.target;
+    w->documents[0] = arguments->target;
     w->documents[1] = w->source.map_path;
     w->documents[2] = arguments->storage;
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
-    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->writing.selection};
+    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, target, &options}, cli_host(w->program),
                                 w->arena, plan, err);
     w->plan = *plan;
     return status;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const reshard_arguments *arguments = given;
     const char *path = program->operands.items[0];
     tsr_error err = {0};
-    cli_writing_options writing = arguments->writing;
+    tsr_command_options writing = *arguments;
     tsr_target target;
     tsr_plan *plan = NULL;
-    cli_writing w = {.program = program,
-                     .options = &writing,
-                     .what = "resharding",
-                     .destination = program->operands.items[1],
-                     .no_quantize = &arguments->map.no_quantize};
+    cli_writing w = {
+        .program = program, .options = &writing, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = cli_quantize_dtype(&arguments->map, writing.raw_cast, &writing.dtype, &err);
+    tsr_status status = cli_quantize_dtype(&writing, &err);
     if (status == TSR_OK) status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK && arguments->writing.dry_run && !arguments->writing.json)
-        status = cli_put_map_table(program, &w.source, &err);
+    if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, w.source.store ? path : NULL, &err);
@@ -70,27 +56,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    CLI_TARGET_OPTIONS(reshard_arguments, target),
-    {"to", 0, CLI_CHOICE, "safetensors|torch|dcp|megatron-dist", "Write this format (default: the source's format)",
-     offsetof(reshard_arguments, to)},
-    {"storage", 0, CLI_TEXT, "FILE",
-     "Spread the processes of mpirun over the file servers of this tessera.storage/1 document",
-     offsetof(reshard_arguments, storage)},
-    CLI_MAP_OPTIONS(reshard_arguments, map),
-    CLI_DEQUANTIZE_OPTION(reshard_arguments, map),
-    CLI_QUANTIZE_OPTIONS(reshard_arguments, map),
-    CLI_WRITING_OPTIONS(reshard_arguments, writing),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_reshard = {
     .name = "reshard",
-    .summary = "Reshard a checkpoint for a different device mesh",
-    .operands = "PATH DEST",
-    .least = 2,
-    .most = 2,
     .examples =
         "tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nPrepare a checkpoint for 3 ranks, each "
         "of which then loads a tensor with one read\n"
@@ -100,7 +67,5 @@ const cli_command cli_reshard = {
         "write only what is missing\n"
         "mpirun -n 8 tessera reshard ckpt/ ckpt-3/ --mesh dp=3 --placements 'shard(0)'\nShare the work between eight "
         "processes; the output is the same\n",
-    .options = options,
-    .arguments_size = sizeof(reshard_arguments),
     .run = run,
 };

@@ -15,14 +15,6 @@
 #include "tessera/sys/document.h"
 #include "tessera/validate.h"
 
-typedef struct validate_arguments {
-    const char *layout, *against, *prefix, *allow;
-    bool deep, json, list_rules, changed_files;
-    unsigned format;  /* a cli_report_format */
-    unsigned fail_on; /* choice: error, warning, note */
-    cli_policy_options policy;
-} validate_arguments;
-
 /* What checkpoints are checked against: a layout, the target they are to be loaded into, both or neither; and the policy for
  * findings. */
 typedef struct contracts {
@@ -42,11 +34,11 @@ static const tsr_contract *given(const char *option, const cli_contract *contrac
     return option ? &contract->contract : NULL;
 }
 
-static tsr_status load_contracts(cli *program, const validate_arguments *arguments, contracts *out, const char **path,
+static tsr_status load_contracts(cli *program, const tsr_command_options *arguments, contracts *out, const char **path,
                                  tsr_error *err)
 {
     uint32_t allow = 0;
-    tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, &arguments->policy, &out->policy, path, err);
+    tsr_status status = cli_policy_open(program, TSR_POLICY_VALIDATE, arguments, &out->policy, path, err);
     if (status != TSR_OK) return status;
     *path = NULL;
     status = tsr_leniency_parse(tsr_str_from(arguments->allow), &allow, err);
@@ -77,7 +69,7 @@ static tsr_status check_bytes(cli *program, const tsr_contract *layout, cli_sess
     return status == TSR_OK && layout ? cli_check_digests(program, session, layout, err) : status;
 }
 
-static tsr_status check(cli *program, const validate_arguments *arguments, const contracts *all, cli_session *session,
+static tsr_status check(cli *program, const tsr_command_options *arguments, const contracts *all, cli_session *session,
                         tsr_error *err)
 {
     const tsr_contract *layout = given(arguments->layout, &all->layout), *against = given(arguments->against, &all->against);
@@ -119,7 +111,7 @@ static bool could_not_read(const tsr_findings *findings)
     return false;
 }
 
-static int validate_path(cli *program, const validate_arguments *arguments, const contracts *all, const char *path,
+static int validate_path(cli *program, const tsr_command_options *arguments, const contracts *all, const char *path,
                          cli_report *report)
 {
     tsr_error err = {0};
@@ -146,9 +138,8 @@ static int validate_path(cli *program, const validate_arguments *arguments, cons
     return result;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const validate_arguments *arguments = given;
     tsr_error err = {0};
     contracts all = {0};
     const char *path = NULL;
@@ -167,7 +158,7 @@ static int run(cli *program, const void *given)
         return cli_fail_error(program, path, &err);
     }
     tsr_arena *arena = NULL;
-    cli_list paths = program->operands;
+    tsr_texts paths = program->operands;
     if (arguments->changed_files) {
         arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
         status = arena ? cli_list_changed(program, program->operands, arena, &paths, &err) : TSR_E_NOMEM;
@@ -191,44 +182,8 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"deep", 0, CLI_FLAG, NULL,
-     "Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values",
-     offsetof(validate_arguments, deep)},
-    {"layout", 0, CLI_TEXT, "FILE", "Check against a file that `tessera layout` wrote; with --deep, check its hashes too",
-     offsetof(validate_arguments, layout)},
-    {"against", 0, CLI_TEXT, "FILE",
-     "Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list "
-     "of names, one per line",
-     offsetof(validate_arguments, against)},
-    {"prefix", 0, CLI_TEXT, "TEXT", "With --against: use only names with this prefix, such as model., and strip it",
-     offsetof(validate_arguments, prefix)},
-    {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
-     offsetof(validate_arguments, allow)},
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "Report in this format (default: text)",
-     offsetof(validate_arguments, format)},
-    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(validate_arguments, json)},
-    {"fail-on", 0, CLI_CHOICE, "error|warning|note", "Exit with 1 for findings at or above this level (default: error)",
-     offsetof(validate_arguments, fail_on)},
-    {"rule", 0, CLI_LIST, "ID=LEVEL", CLI_RULE_HELP, offsetof(validate_arguments, policy.rules)},
-    {"baseline", 0, CLI_TEXT, "FILE",
-     "Leave out findings that an earlier --json document lists with the same rule, file and name",
-     offsetof(validate_arguments, policy.baseline)},
-    {"changed-files", 0, CLI_FLAG, NULL,
-     "Take the PATHs as changed files, as a hook is given, and validate each checkpoint that they belong to, once",
-     offsetof(validate_arguments, changed_files)},
-    {"list-rules", 0, CLI_FLAG, NULL, "List the rules of validate with their levels",
-     offsetof(validate_arguments, list_rules)},
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_validate = {
     .name = "validate",
-    .summary = "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
-    .operands = "PATH…",
-    .least = 0,
-    .most = UINT32_MAX,
     .examples =
         "tessera validate ckpt/\nCheck metadata, headers and file sizes, which is quick\n"
         "tessera validate --deep ckpt/\nRead and check every byte\n"
@@ -241,7 +196,5 @@ const cli_command cli_validate = {
         "tessera validate ckpt/ --baseline known.json\n"
         "Report only what is new since `tessera validate ckpt/ --json >known.json`\n"
         "tessera validate --list-rules\nList what is checked; `tessera explain RULE` explains a rule\n",
-    .options = options,
-    .arguments_size = sizeof(validate_arguments),
     .run = run,
 };

@@ -6,13 +6,6 @@
 #include "tessera/check.h"
 #include "tessera/sys/contract_rules.h"
 
-typedef struct verify_arguments {
-    unsigned format;
-    bool json, allow_expansion;
-    const char *allow;
-    cli_map_options map;
-} verify_arguments;
-
 static tsr_status open_manifest(cli *program, const char *path, const char *allow, cli_contract *out, tsr_error *err)
 {
     uint32_t bits;
@@ -37,9 +30,8 @@ static bool is_manifest(cli *program, const char *path)
     return is;
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const verify_arguments *arguments = given;
     const char *path = program->operands.items[0], *at = program->operands.items[1];
     tsr_error err = {0};
     cli_session session = {0};
@@ -52,7 +44,8 @@ static int run(cli *program, const void *given)
         cli_contract_free(&manifest);
         return cli_fail(program, "the manifest comes second: tessera verify %s %s", at, path);
     }
-    if (status == TSR_OK) status = cli_open_mapped(program, at = path, NULL, &arguments->map, &session, &err);
+    const cli_map_options map = cli_map_of(arguments);
+    if (status == TSR_OK) status = cli_open_mapped(program, at = path, NULL, &map, &session, &err);
     if (status == TSR_OK) status = cli_check(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_check_digests(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
@@ -70,29 +63,10 @@ static int run(cli *program, const void *given)
     return result;
 }
 
-static const cli_option options[] = {
-    {"format", 0, CLI_CHOICE, CLI_REPORT_FORMATS, "Report in this format (default: text)",
-     offsetof(verify_arguments, format)},
-    {"json", 0, CLI_FLAG, NULL, "Same as --format json", offsetof(verify_arguments, json)},
-    {"allow", 0, CLI_TEXT, "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value",
-     offsetof(verify_arguments, allow)},
-    CLI_MAP_OPTIONS(verify_arguments, map),
-    CLI_MULTIPLY_OPTION(verify_arguments, map, ""),
-    CLI_EXPANSION_OPTION(verify_arguments, allow_expansion),
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_verify = {
     .name = "verify",
-    .summary = "Check all values against a manifest, whatever the sharding and format",
-    .operands = "PATH MANIFEST",
-    .least = 2,
-    .most = 2,
     .examples = "tessera verify resharded/ manifest.json\nCheck that every name, dtype, shape and value is unchanged\n"
                 "tessera verify model.safetensors manifest.json --allow missing\n"
                 "Check a checkpoint that contains only some of the entries\n",
-    .options = options,
-    .arguments_size = sizeof(verify_arguments),
     .run = run,
 };

@@ -12,11 +12,6 @@
 #include "tessera/sys/remote.h"
 #include "view/view_server.h"
 
-typedef struct view_arguments {
-    uint64_t port;
-    const char *pages;
-} view_arguments;
-
 static bool has_index(const char *folder)
 {
     char path[PATH_MAX];
@@ -66,16 +61,17 @@ static tsr_status open_files(cli *program, const char *path, bool is_second, cli
     const tsr_open_options options = {.skip_objects = true};
     tsr_status (*open)(cli *, const char *, const tsr_open_options *, cli_session *, tsr_error *) =
         is_second ? cli_open_compared : cli_open;
-    const cli_source given = program->source;
+    const char *given = program->options.source.part;
+    const bool was_used = program->also_is_used;
     tsr_status status = open(program, path, &options, out, err);
     *part = NULL;
-    if (status != TSR_OK || !given.part) return status;
+    if (status != TSR_OK || !given) return status;
     cli_close(out);
-    program->source.part = NULL;
-    program->source.is_used = given.is_used;
+    program->options.source.part = NULL;
+    program->also_is_used = was_used;
     status = open(program, path, &options, out, err);
-    program->source.part = given.part;
-    if (status == TSR_OK && out->catalog->part_count) *part = given.part;
+    program->options.source.part = given;
+    if (status == TSR_OK && out->catalog->part_count) *part = given;
     return status;
 }
 
@@ -93,7 +89,7 @@ static void serve_settings(viewed *side)
  * checkpoint was opened with it. */
 static tsr_status read_shards(cli *program, viewed *side, tsr_str *out, tsr_error *err)
 {
-    const char *given = program->source.shards;
+    const char *given = program->options.source.shards;
     *out = (tsr_str){NULL, 0};
     if (!given || !tsr_checkpoint_joined_ranks(side->session.checkpoint)) return TSR_OK;
     *out = tsr_str_from(given);
@@ -131,9 +127,8 @@ static void serve(const view_server *server)
     for (;;) pause();
 }
 
-static int run(cli *program, const void *given)
+static int run(cli *program, const tsr_command_options *arguments)
 {
-    const view_arguments *arguments = given;
     const size_t count = program->operands.count;
     char pages[PATH_MAX];
     tsr_error err = {0};
@@ -166,26 +161,11 @@ static int run(cli *program, const void *given)
     return cli_fail_error(program, path, &err);
 }
 
-static const cli_option options[] = {
-    {"port", 0, CLI_COUNT, "N", "Listen on port N (default: a free port)", offsetof(view_arguments, port)},
-    {"pages", 0, CLI_TEXT, "DIRECTORY",
-     "Serve this build of the viewer (default: the one installed or built with this program)",
-     offsetof(view_arguments, pages)},
-    CLI_SOURCE_OPTIONS,
-    {0},
-};
-
 const cli_command cli_view_command = {
     .name = "view",
-    .summary = "Open a checkpoint in the browser viewer, served on the loopback address",
-    .operands = "PATH [PATH]",
-    .least = 1,
-    .most = 2,
     .examples = "tessera view ckpt/\nPrint the address to open, which contains a secret token; stop with Ctrl-C\n"
                 "tessera view old/ new/\nCompare two checkpoints\n"
                 "ssh -L 8000:127.0.0.1:8000 host tessera view --port 8000 ckpt/\nView a checkpoint on another machine; "
                 "only what you look at is transferred\n",
-    .options = options,
-    .arguments_size = sizeof(view_arguments),
     .run = run,
 };

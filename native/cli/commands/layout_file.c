@@ -4,19 +4,20 @@
 #include "cli/writing/out_file.h"
 #include "tessera/sys/document.h"
 
-static tsr_status write_layout(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to,
+static tsr_status write_layout(cli *program, const cli_session *session, const tsr_command_options *arguments, FILE *to,
                                tsr_error *err)
 {
     tsr_json json;
     tsr_ring *ring = NULL;
     cli_progress progress;
-    tsr_status status = file->hash ? tsr_ring_new(cli_host(program), 0, &ring, err) : TSR_OK;
+    tsr_status status = arguments->hash ? tsr_ring_new(cli_host(program), 0, &ring, err) : TSR_OK;
     if (status != TSR_OK) return status;
+    const bool is_manifest = strcmp(program->command->name, "manifest") == 0;
     cli_progress_start(&progress, program, "hashing");
-    const tsr_layout_options options = {.selection = {cli_selects, &file->selection},
-                                        .no_chunks = file->no_chunks,
-                                        .is_manifest = file->is_manifest,
-                                        .hash = (tsr_digest_algorithm)file->hash,
+    const tsr_layout_options options = {.selection = {cli_selects, &arguments->selection},
+                                        .no_chunks = arguments->no_chunks || is_manifest,
+                                        .is_manifest = is_manifest,
+                                        .hash = (tsr_digest_algorithm)arguments->hash,
                                         .checkpoint = session->checkpoint,
                                         .ring = ring,
                                         .progress = &progress.base};
@@ -27,34 +28,35 @@ static tsr_status write_layout(cli *program, const cli_session *session, const c
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
 
-static tsr_status write_unchanged(cli *program, const cli_session *session, const cli_layout_file *file, FILE *to,
+static tsr_status write_unchanged(cli *program, const cli_session *session, const tsr_command_options *arguments, FILE *to,
                                   tsr_error *err)
 {
-    const tsr_status status = write_layout(program, session, file, to, err);
+    const tsr_status status = write_layout(program, session, arguments, to, err);
     return status == TSR_OK ? cli_unchanged(session, err) : status;
 }
 
-static tsr_status write_file(cli *program, const cli_session *session, const cli_layout_file *file, tsr_error *err)
+static tsr_status write_file(cli *program, const cli_session *session, const tsr_command_options *arguments, tsr_error *err)
 {
     cli_out_file out;
-    const tsr_status status = cli_out_open(file->output, session, &out, err);
+    const tsr_status status = cli_out_open(arguments->output, session, &out, err);
     if (status != TSR_OK) return status;
-    return cli_out_close(&out, write_unchanged(program, session, file, out.to, err), err);
+    return cli_out_close(&out, write_unchanged(program, session, arguments, out.to, err), err);
 }
 
-int cli_write_layout(cli *program, const char *path, const cli_layout_file *file)
+int cli_write_layout(cli *program, const char *path, const tsr_command_options *arguments)
 {
     tsr_error err = {0};
     cli_session session = {0};
-    cli_allow_expansion(program, file->allow_expansion);
-    const tsr_open_options used = {.skip_objects = !file->hash, .selects = cli_selects, .selects_ctx = &file->selection};
-    cli_map_options map = file->map;
-    map.lists = !file->hash;
+    cli_allow_expansion(program, arguments->allow_expansion);
+    const tsr_open_options used = {
+        .skip_objects = !arguments->hash, .selects = cli_selects, .selects_ctx = &arguments->selection};
+    cli_map_options map = cli_map_of(arguments);
+    map.lists = !arguments->hash;
     tsr_status status = cli_open_mapped(program, path, &used, &map, &session, &err);
-    if (status == TSR_OK) status = cli_check_selection(program, &session, &file->selection, NULL, true, &err);
+    if (status == TSR_OK) status = cli_check_selection(program, &session, &arguments->selection, NULL, true, &err);
     if (status == TSR_OK) {
-        status = file->output ? write_file(program, &session, file, &err)
-                              : write_unchanged(program, &session, file, stdout, &err);
+        status = arguments->output ? write_file(program, &session, arguments, &err)
+                                   : write_unchanged(program, &session, arguments, stdout, &err);
     }
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);

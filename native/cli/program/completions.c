@@ -37,7 +37,7 @@ static cli_placeholder placeholder_of(tsr_str text)
     return out;
 }
 
-cli_placeholder cli_value_placeholder(const cli_option *option)
+cli_placeholder cli_value_placeholder(const tsr_option *option)
 {
     return placeholder_of(tsr_str_from(option->value));
 }
@@ -74,7 +74,7 @@ void cli_put_words(const cli_placeholder *placeholder)
     case CLI_MEANS_COMMANDS:
     case CLI_MEANS_TOPICS:
         if (placeholder->meaning == CLI_MEANS_TOPICS) fputs(" formats", stdout);
-        for (const cli_command *const *c = cli_commands; *c; c++) printf(" %s", (*c)->name);
+        for (const tsr_command *c = tsr_commands; c->name; c++) printf(" %s", c->name);
         break;
     default: break;
     }

@@ -22,7 +22,7 @@ typedef struct cli_placeholder {
 } cli_placeholder;
 
 /* The placeholder of an option's value. The option must not be a flag. */
-cli_placeholder cli_value_placeholder(const cli_option *option);
+cli_placeholder cli_value_placeholder(const tsr_option *option);
 /* Parses the next of a command's operands and advances `*operands`; false after the last. */
 bool cli_next_operand(const char **operands, cli_placeholder *out);
 /* Prints the words to choose from, each preceded by a space; nothing for FILES, FQNS and OTHER. */

@@ -16,24 +16,25 @@ static void put_kind(const cli_placeholder *placeholder)
     puts("' ;;");
 }
 
-static void put_values(const char *command, const cli_option *options)
+static void put_values(const char *command, const tsr_option *const *options)
 {
-    for (; options->name; options++) {
-        if (!options->value) continue;
-        cli_placeholder placeholder = cli_value_placeholder(options);
-        printf("    %s:--%s", command, options->name);
-        if (options->letter) printf(" | %s:-%c", command, options->letter);
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        if (!option->value) continue;
+        cli_placeholder placeholder = cli_value_placeholder(option);
+        printf("    %s:--%s", command, option->name);
+        if (option->letter) printf(" | %s:-%c", command, option->letter);
         fputs(") ", stdout);
         put_kind(&placeholder);
     }
 }
 
-static void put_names_of(const cli_option *options)
+static void put_names_of(const tsr_option *const *options)
 {
-    for (; options->name; options++) printf(" --%s", options->name);
+    for (; *options; options++) printf(" --%s", (*options)->name);
 }
 
-static void put_operands(const cli_command *command)
+static void put_operands(const tsr_command *command)
 {
     cli_placeholder placeholder;
     const char *operands = command->operands;
@@ -50,16 +51,16 @@ static void put_tables(void)
     puts("# \"files\", \"names\" or \"words …\" for the value of an option; fails for one that takes "
          "none.\n_tessera_value() {\n"
          "    case $1:$2 in");
-    for (const cli_command *const *c = cli_commands; *c; c++) put_values((*c)->name, (*c)->options);
-    put_values("*", cli_global_options);
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_values(c->name, c->options);
+    put_values("*", tsr_global_options);
     puts("    *) return 1 ;;\n    esac\n}\n\n# The same for an operand, counted from 1.\n_tessera_operand() {\n    case "
          "$1:$2 in");
-    for (const cli_command *const *c = cli_commands; *c; c++) put_operands(*c);
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_operands(c);
     fputs("    esac\n}\n\n_tessera_options() {\n    case $1 in\n", stdout);
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        printf("    %s) echo", (*c)->name);
-        put_names_of((*c)->options);
-        put_names_of(cli_global_options);
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        printf("    %s) echo", c->name);
+        put_names_of(c->options);
+        put_names_of(tsr_global_options);
         puts(" ;;");
     }
     fputs("    esac\n}\n\n", stdout);

@@ -24,23 +24,24 @@ static void put_choice(const cli_placeholder *placeholder)
     putchar('\'');
 }
 
-static void put_options(const char *condition, const cli_option *options)
+static void put_options(const char *condition, const tsr_option *const *options)
 {
-    for (; options->name; options++) {
-        printf("complete -c tessera %s -l %s", condition, options->name);
-        if (options->letter) printf(" -s %c", options->letter);
-        if (options->value) {
-            cli_placeholder placeholder = cli_value_placeholder(options);
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        printf("complete -c tessera %s -l %s", condition, option->name);
+        if (option->letter) printf(" -s %c", option->letter);
+        if (option->value) {
+            cli_placeholder placeholder = cli_value_placeholder(option);
             if (placeholder.meaning == CLI_MEANS_FILES) fputs(" -r", stdout);
             put_choice(&placeholder);
         }
         fputs(" -d ", stdout);
-        put_quoted(options->help);
+        put_quoted(option->help);
         putchar('\n');
     }
 }
 
-static void put_operands(const cli_command *command)
+static void put_operands(const tsr_command *command)
 {
     cli_placeholder placeholder;
     const char *operands = command->operands;
@@ -53,13 +54,14 @@ static void put_operands(const cli_command *command)
     }
 }
 
-static void put_valued(const char *command, const cli_option *options)
+static void put_valued(const char *command, const tsr_option *const *options)
 {
     printf("        case %s\n            set -a valued", command);
-    for (; options->name; options++) {
-        if (!options->value) continue;
-        printf(" --%s", options->name);
-        if (options->letter) printf(" -%c", options->letter);
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        if (!option->value) continue;
+        printf(" --%s", option->name);
+        if (option->letter) printf(" -%c", option->letter);
     }
     putchar('\n');
 }
@@ -76,9 +78,9 @@ static void put_functions(void)
          "    set -l skip no\n"
          "    set -l valued\n"
          "    switch \"$words[2]\"");
-    for (const cli_command *const *c = cli_commands; *c; c++) put_valued((*c)->name, (*c)->options);
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_valued(c->name, c->options);
     puts("    end\n    switch x");
-    put_valued("x", cli_global_options);
+    put_valued("x", tsr_global_options);
     puts("    end\n"
          "    set -e words[1..2]\n"
          "    for word in $words\n"
@@ -108,16 +110,16 @@ void cli_put_fish(void)
     puts("complete -c tessera -f\n"
          "complete -c tessera -n __fish_use_subcommand -l version -d 'version and what it was built with'\n"
          "complete -c tessera -n __fish_use_subcommand -l help -s h -d help");
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        printf("complete -c tessera -n __fish_use_subcommand -a %s -d ", (*c)->name);
-        put_quoted((*c)->summary);
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        printf("complete -c tessera -n __fish_use_subcommand -a %s -d ", c->name);
+        put_quoted(c->summary);
         putchar('\n');
     }
-    for (const cli_command *const *c = cli_commands; *c; c++) {
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
         char condition[64];
-        snprintf(condition, sizeof condition, "-n '__tessera_is %s'", (*c)->name);
-        put_operands(*c);
-        put_options(condition, (*c)->options);
-        put_options(condition, cli_global_options);
+        snprintf(condition, sizeof condition, "-n '__tessera_is %s'", c->name);
+        put_operands(c);
+        put_options(condition, c->options);
+        put_options(condition, tsr_global_options);
     }
 }

@@ -26,33 +26,34 @@ static void put_action(const cli_placeholder *placeholder)
     }
 }
 
-static void put_options(const cli_option *options)
+static void put_options(const tsr_option *const *options)
 {
-    for (; options->name; options++) {
-        const char *repeat = options->kind == CLI_LIST ? "*" : "", *equals = options->value ? "=" : "";
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        const char *repeat = option->type == TSR_OPTION_TEXTS ? "*" : "", *equals = option->value ? "=" : "";
         fputs("        ", stdout);
-        if (options->letter) {
+        if (option->letter) {
             if (*repeat) fputs("'*'", stdout);
-            else printf("'(-%c --%s)'", options->letter, options->name);
-            printf("{-%c%s,--%s%s}'[", options->letter, options->value ? "+" : "", options->name, equals);
+            else printf("'(-%c --%s)'", option->letter, option->name);
+            printf("{-%c%s,--%s%s}'[", option->letter, option->value ? "+" : "", option->name, equals);
         } else {
-            printf("'%s--%s%s[", repeat, options->name, equals);
+            printf("'%s--%s%s[", repeat, option->name, equals);
         }
-        put_spec_text(options->help);
+        put_spec_text(option->help);
         putchar(']');
-        if (options->value) {
-            cli_placeholder placeholder = cli_value_placeholder(options);
+        if (option->value) {
+            cli_placeholder placeholder = cli_value_placeholder(option);
             put_action(&placeholder);
         }
         puts("' \\");
     }
 }
 
-static void put_command(const cli_command *command)
+static void put_command(const tsr_command *command)
 {
     printf("    %s)\n        _arguments -s -S \\\n", command->name);
     put_options(command->options);
-    put_options(cli_global_options);
+    put_options(tsr_global_options);
     cli_placeholder placeholder;
     const char *operands = command->operands;
     while (cli_next_operand(&operands, &placeholder)) {
@@ -72,9 +73,9 @@ void cli_put_zsh(void)
          "2>/dev/null)\"})\n"
          "    compadd -- $names\n"
          "}\n\n_tessera_command_names() {\n    local -a commands=(");
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        printf("        '%s:", (*c)->name);
-        put_spec_text((*c)->summary);
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        printf("        '%s:", c->name);
+        put_spec_text(c->summary);
         puts("'");
     }
     puts("    )\n    _describe -t commands command commands\n}\n\n_tessera() {\n"
@@ -84,7 +85,7 @@ void cli_put_zsh(void)
          "        '1:command:_tessera_command_names' '*::argument:->argument' && result=0\n"
          "    [[ $state == argument ]] || return result\n"
          "    case $words[1] in");
-    for (const cli_command *const *c = cli_commands; *c; c++) put_command(*c);
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_command(c);
     puts("    esac\n    return result\n}\n\n"
          "if [[ $funcstack[1] == _tessera ]]; then\n    _tessera \"$@\"\nelse\n    compdef _tessera tessera\nfi");
 }

@@ -1,4 +1,4 @@
-/* Prints help from the tables. Examples come first, because they are what most people want. */
+/* Prints help from the table of options. Examples come first, because they are what most people want. */
 #include <stdio.h>
 
 #include "cli/program/cli.h"
@@ -30,39 +30,40 @@ static void put_examples(const cli *program, const char *examples)
 
 enum { HELP_COLUMN = 30, FORMAT_COLUMN = 16 };
 
-static void put_options(const cli *program, const cli_option *options)
+static void put_options(const cli *program, const tsr_option *const *options)
 {
-    for (; options->name; options++) {
+    for (; *options; options++) {
+        const tsr_option *option = *options;
         char left[96];
-        int used = snprintf(left, sizeof left, "  %c%c%s--%s%s%s", options->letter ? '-' : ' ',
-                            options->letter ? options->letter : ' ', options->letter ? ", " : "  ", options->name,
-                            options->value ? " " : "", options->value ? options->value : "");
+        int used = snprintf(left, sizeof left, "  %c%c%s--%s%s%s", option->letter ? '-' : ' ',
+                            option->letter ? option->letter : ' ', option->letter ? ", " : "  ", option->name,
+                            option->value ? " " : "", option->value ? option->value : "");
         fputs(left, stdout);
         if (used >= HELP_COLUMN - 1) {
             putchar('\n');
             used = 0;
         }
         cli_pad(stdout, HELP_COLUMN - (unsigned)used);
-        cli_put_wrapped(stdout, tsr_str_from(options->help), HELP_COLUMN, HELP_COLUMN, program->out.columns);
+        cli_put_wrapped(stdout, tsr_str_from(option->help), HELP_COLUMN, HELP_COLUMN, program->out.columns);
     }
 }
 
-static void help_command(const cli *program, const cli_command *command)
+static void help_command(const cli *program, const tsr_command *command)
 {
     printf("%s\n\n", command->summary);
     heading(program, "Examples");
-    put_examples(program, command->examples);
+    put_examples(program, cli_command_of(command)->examples);
     putchar('\n');
     heading(program, "Usage");
     printf("  tessera %s%s%s%s\n\n", command->name, *command->operands ? " " : "", command->operands,
-           command->options->name ? " [OPTION]…" : "");
-    if (command->options->name) {
+           *command->options ? " [OPTION]…" : "");
+    if (*command->options) {
         heading(program, "Options");
         put_options(program, command->options);
         putchar('\n');
     }
     heading(program, "Global options");
-    put_options(program, cli_global_options);
+    put_options(program, tsr_global_options);
     puts("\nExit status: 0 success, identical or valid; 1 differences or findings; 2 error.");
 }
 
@@ -120,14 +121,7 @@ void cli_put_formats(const cli *program)
     }
 }
 
-const char *cli_group_begun(const cli_command *command)
-{
-    const cli_group *group = cli_groups;
-    while (group->title && group->first != command) group++;
-    return group->title;
-}
-
-void cli_put_help(const cli *program, const cli_command *command)
+void cli_put_help(const cli *program, const tsr_command *command)
 {
     if (command) {
         help_command(program, command);
@@ -138,13 +132,12 @@ void cli_put_help(const cli *program, const cli_command *command)
     put_examples(program, cli_overview_examples);
     putchar('\n');
     heading(program, "Commands");
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        const char *title = cli_group_begun(*c);
-        if (title) {
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        if (c->group) {
             putchar('\n');
-            heading(program, title);
+            heading(program, c->group);
         }
-        printf("  %-11s %s\n", (*c)->name, (*c)->summary);
+        printf("  %-11s %s\n", c->name, c->summary);
     }
     puts("\nRun `tessera help COMMAND` for details, and `tessera help formats` for the documents that options read.\n"
          "Tessera never executes anything in a checkpoint.");

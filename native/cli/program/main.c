@@ -1,4 +1,4 @@
-/* Code that `tessera` and `tessera-mpi` share: finds the command, parses its arguments by the tables and runs it. */
+/* Code that `tessera` and `tessera-mpi` share: finds the command, parses its arguments by the table of options and runs it. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,20 +15,18 @@ static int unknown_command(const cli *program, const char *name)
 {
     const char *words[32];
     size_t count = 0;
-    for (const cli_command *const *c = cli_commands; *c; c++) words[count++] = (*c)->name;
+    for (const tsr_command *c = tsr_commands; c->name; c++) words[count++] = c->name;
     words[count] = NULL;
     const char *meant = tsr_suggest(name, words, sizeof *words);
     if (meant) return cli_fail(program, "there is no command '%s'; did you mean '%s'?", name, meant);
     return cli_fail(program, "there is no command '%s'; see tessera help", name);
 }
 
-const cli_command *cli_find_command(const cli *program, const char *name)
+const tsr_command *cli_find_command(const cli *program, const char *name)
 {
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        if (strcmp((*c)->name, name) == 0) return *c;
-    }
-    unknown_command(program, name);
-    return NULL;
+    const tsr_command *command = tsr_command_find(tsr_str_from(name));
+    if (!command) unknown_command(program, name);
+    return command;
 }
 
 static void put_version(void)
@@ -52,23 +50,21 @@ static void on_bus_error(int signal_number)
 
 static int run_command(cli *program, int argc, char **argv)
 {
-    const cli_command *command = program->command;
-    void *arguments = calloc(1, command->arguments_size ? command->arguments_size : 1);
-    if (!arguments) return cli_fail(program, "out of memory");
+    const tsr_command_options *options = &program->options;
+    tsr_error err = {0};
     int status = CLI_TROUBLE;
-    if (cli_parse(program, argc, argv, arguments)) {
-        program->out = cli_terminal_of(STDOUT_FILENO, program->globals.color);
-        program->err = cli_terminal_of(STDERR_FILENO, program->globals.color);
+    program->arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
+    if (!program->arena) return cli_fail(program, "out of memory");
+    if (cli_parse(program, argc, argv)) {
+        program->out = cli_terminal_of(STDOUT_FILENO, options->color);
+        program->err = cli_terminal_of(STDERR_FILENO, options->color);
         status = CLI_DONE;
-        if (program->globals.help) cli_put_help(program, command);
-        else if (program->globals.version) put_version();
-        else status = command->run(program, arguments);
+        if (options->help) cli_put_help(program, program->command);
+        else if (options->version) put_version();
+        else status = cli_command_of(program->command)->run(program, options);
     }
-    cli_free_lists(command, arguments);
-    free(arguments);
-    free(program->source.also.items);
     cli_free_shards(program);
-    free(program->operands.items);
+    tsr_arena_free(program->arena);
     if (program->host_is_open) tsr_native_host_close(&program->native);
     return status;
 }

@@ -64,21 +64,22 @@ static void put_examples(const char *examples)
     }
 }
 
-static void put_options(const cli_option *options)
+static void put_options(const tsr_option *const *options)
 {
-    for (; options->name; options++) {
+    for (; *options; options++) {
+        const tsr_option *option = *options;
         fputs(".TP\n", stdout);
-        if (options->letter) printf("\\fB\\-%c\\fR, ", options->letter);
+        if (option->letter) printf("\\fB\\-%c\\fR, ", option->letter);
         fputs("\\fB\\-\\-", stdout);
-        put_text(options->name, strlen(options->name));
+        put_text(option->name, strlen(option->name));
         fputs("\\fR", stdout);
-        if (options->value) {
+        if (option->value) {
             fputs(" \\fI", stdout);
-            put_text(options->value, strlen(options->value));
+            put_text(option->value, strlen(option->value));
             fputs("\\fR", stdout);
         }
         putchar('\n');
-        put_line(options->help);
+        put_line(option->help);
     }
 }
 
@@ -105,7 +106,7 @@ static void put_end(void)
         ".TP\n.BR HF_TOKEN \", \" HF_HOME \", \" HF_ENDPOINT\nThe token for hf://, the directory that has it in a file, and another hub");
 }
 
-static void put_command(const cli_command *command)
+static void put_command(const tsr_command *command)
 {
     char name[64];
     snprintf(name, sizeof name, "tessera-%s", command->name);
@@ -121,11 +122,11 @@ static void put_command(const cli_command *command)
         fputs("\\fR", stdout);
     }
     puts(" [\\fIOPTION\\fR]...");
-    put_examples(command->examples);
+    put_examples(cli_command_of(command)->examples);
     puts(".SH OPTIONS");
     put_options(command->options);
     puts(".SS Global options");
-    put_options(cli_global_options);
+    put_options(tsr_global_options);
     put_end();
     puts(".SH \"SEE ALSO\"\n.BR tessera (1),\n.BR tessera\\-formats (5)");
 }
@@ -142,14 +143,13 @@ static void put_overview(void)
         "with the model.");
     put_examples(cli_overview_examples);
     puts(".SH COMMANDS");
-    for (const cli_command *const *c = cli_commands; *c; c++) {
-        const char *title = cli_group_begun(*c);
-        if (title) printf(".SS %s\n", title);
-        printf(".TP\n.BR tessera\\-%s (1)\n", (*c)->name);
-        put_line((*c)->summary);
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        if (c->group) printf(".SS %s\n", c->group);
+        printf(".TP\n.BR tessera\\-%s (1)\n", c->name);
+        put_line(c->summary);
     }
     puts(".SH OPTIONS\nEvery command accepts these options.");
-    put_options(cli_global_options);
+    put_options(tsr_global_options);
     put_end();
     puts(".SH \"SEE ALSO\"\n.BR tessera\\-formats (5)");
 }
@@ -201,7 +201,7 @@ void cli_put_formats_man(void)
     puts(".SH \"SEE ALSO\"\n.BR tessera (1)");
 }
 
-void cli_put_man(const cli_command *command)
+void cli_put_man(const tsr_command *command)
 {
     if (command) put_command(command);
     else put_overview();

@@ -15,6 +15,17 @@
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
 
+cli_map_options cli_map_of(const tsr_command_options *options)
+{
+    return (cli_map_options){.map = options->map,
+                             .inverse = options->inverse,
+                             .dequantize = options->dequantize,
+                             .lora = options->lora,
+                             .quantize = options->quantize,
+                             .no_quantize = options->no_quantize,
+                             .dtype = options->dtype};
+}
+
 /* Loads the text of the map that --map names: a file or a built-in map. It lives in `arena`. */
 static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {

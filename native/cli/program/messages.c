@@ -81,7 +81,7 @@ int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
 
 void cli_warn(const cli *program, const char *format, ...)
 {
-    if (program->globals.quiet) return;
+    if (program->options.quiet) return;
     va_list arguments;
     va_start(arguments, format);
     message(program, "warning: ", CLI_YELLOW, format, arguments);
@@ -90,7 +90,7 @@ void cli_warn(const cli *program, const char *format, ...)
 
 void cli_note(const cli *program, const char *format, ...)
 {
-    if (program->globals.quiet) return;
+    if (program->options.quiet) return;
     va_list arguments;
     va_start(arguments, format);
     message(program, "note: ", CLI_BLUE, format, arguments);
@@ -114,10 +114,10 @@ tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *e
 const tsr_host *cli_host(cli *program)
 {
     if (!program->host_is_open) {
-        uint64_t threads = program->globals.threads;
+        uint64_t threads = program->options.threads;
         if (threads == 0) threads = program->default_threads;
         tsr_native_host_open(&program->native, threads < UINT32_MAX ? (uint32_t)threads : 0);
-        program->native.host.io_depth = program->globals.io_depth < UINT32_MAX ? (uint32_t)program->globals.io_depth : 0;
+        program->native.host.io_depth = program->options.io_depth < UINT32_MAX ? (uint32_t)program->options.io_depth : 0;
         program->host_is_open = true;
     }
     return &program->native.host;

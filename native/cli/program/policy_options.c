@@ -17,7 +17,7 @@ static tsr_status load_baseline(cli *program, const char *path, tsr_policy *poli
     return status;
 }
 
-tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const cli_policy_options *options, tsr_policy **out,
+tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const tsr_command_options *options, tsr_policy **out,
                            const char **path, tsr_error *err)
 {
     *path = NULL;

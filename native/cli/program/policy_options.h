@@ -5,17 +5,9 @@
 #include "cli/program/cli.h"
 #include "tessera/sys/policy.h"
 
-typedef struct cli_policy_options {
-    cli_list rules;
-    const char *baseline;
-} cli_policy_options;
-
-#define CLI_RULE_HELP \
-    "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)"
-
 /* Opens the policy that the options describe; without options, it changes nothing. On failure *out is NULL, and *path is the
  * baseline file if that is the cause. */
-tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const cli_policy_options *options, tsr_policy **out,
+tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const tsr_command_options *options, tsr_policy **out,
                            const char **path, tsr_error *err);
 
 /* Prints "; 5 left out by the baseline, 2 turned off" on stdout; nothing if nothing was left out. */

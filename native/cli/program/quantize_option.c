@@ -13,7 +13,7 @@ typedef struct quantizing {
     cli *program;
     const cli_map_options *map;
     const tsr_open_options *used;
-    cli_selection left; /* excludes what --no-quantize names */
+    tsr_name_globs left; /* excludes what --no-quantize names */
 } quantizing;
 
 static bool is_used(void *ctx, tsr_str fqn)
@@ -114,7 +114,7 @@ static tsr_status put_modules(const tsr_vec *quantized, const tsr_quantized *mad
 /* Tells the user what to add to config.json: a loader builds its modules from it, and a conversion does not write it. */
 static tsr_status tell_config(const quantizing *q, const tsr_catalog *catalog, const tsr_quantized *made, tsr_error *err)
 {
-    if (!cli_speaks(q->program) || q->program->globals.quiet) return TSR_OK;
+    if (!cli_speaks(q->program) || q->program->options.quiet) return TSR_OK;
     tsr_vec quantized = tsr_vec_of(cli_host(q->program)->allocator, sizeof(tsr_str));
     tsr_map *ends = tsr_map_new(cli_host(q->program)->allocator, 0, err);
     tsr_status status = ends ? list_quantized(catalog, &quantized, err) : TSR_E_NOMEM;
@@ -155,12 +155,13 @@ tsr_status cli_quantize(cli *program, const cli_map_options *map, const tsr_open
     return tell_config(&q, session->catalog, &made, err);
 }
 
-tsr_status cli_quantize_dtype(const cli_map_options *map, bool raw_cast, const char **dtype, tsr_error *err)
+tsr_status cli_quantize_dtype(tsr_command_options *writing, tsr_error *err)
 {
-    if (!map->quantize && map->no_quantize.count)
+    if (!writing->quantize && writing->no_quantize.count)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--no-quantize needs --quantize");
-    if (!map->quantize) return TSR_OK;
-    if (raw_cast) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast and --quantize cannot be used together");
-    *dtype = NULL;
+    if (!writing->quantize) return TSR_OK;
+    if (writing->raw_cast)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--raw-cast and --quantize cannot be used together");
+    writing->dtype = NULL;
     return TSR_OK;
 }

@@ -2,7 +2,7 @@
 #include "cli/program/session.h"
 #include "tessera/glob.h"
 
-static bool any_matches(const cli_list *globs, tsr_str fqn)
+static bool any_matches(const tsr_texts *globs, tsr_str fqn)
 {
     for (size_t i = 0; i < globs->count; i++) {
         if (tsr_glob_match(tsr_str_from(globs->items[i]), fqn)) return true;
@@ -12,12 +12,12 @@ static bool any_matches(const cli_list *globs, tsr_str fqn)
 
 bool cli_selects(const void *selection, tsr_str fqn)
 {
-    const cli_selection *s = selection;
+    const tsr_name_globs *s = selection;
     if (any_matches(&s->exclude, fqn)) return false;
     return s->include.count == 0 || any_matches(&s->include, fqn);
 }
 
-tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
+tsr_status cli_list_globs(const tsr_texts *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
 {
     tsr_str *items = tsr_arena_array(arena, globs->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -26,7 +26,7 @@ tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str
     return TSR_OK;
 }
 
-tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena,
+tsr_status cli_name_choice(const tsr_catalog *catalog, const tsr_name_globs *selection, tsr_arena *arena,
                            tsr_name_choice *out, tsr_error *err)
 {
     *out = (tsr_name_choice){.catalog = catalog};
@@ -54,7 +54,7 @@ tsr_status cli_list_rules(const tsr_target_texts *target, tsr_arena *arena, tsr_
     return TSR_OK;
 }
 
-tsr_status cli_check_selection(cli *program, const cli_session *session, const cli_selection *selection,
+tsr_status cli_check_selection(cli *program, const cli_session *session, const tsr_name_globs *selection,
                                const tsr_target_texts *target, bool needs_names, tsr_error *err)
 {
     tsr_name_choice choice;

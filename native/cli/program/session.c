@@ -14,36 +14,36 @@
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/steps.h"
 
-static void add_paths(cli_list *list, const char *path, cli_list also)
+static void add_paths(tsr_texts *list, const char *path, tsr_texts also)
 {
     list->items[list->count++] = path;
     for (size_t i = 0; i < also.count; i++) list->items[list->count++] = also.items[i];
 }
 
 /* Lists PATH and the directories of --also, which belong only to the first checkpoint that the command opens. */
-static tsr_status list_paths(cli *program, const char *path, cli_list *out, tsr_error *err)
+static tsr_status list_paths(cli *program, const char *path, tsr_texts *out, tsr_error *err)
 {
-    const cli_list also = program->source.is_used ? (cli_list){0} : program->source.also;
-    *out = (cli_list){calloc(also.count + 1, sizeof *out->items), 0};
+    const tsr_texts also = program->also_is_used ? (tsr_texts){0} : program->options.source.also;
+    *out = (tsr_texts){calloc(also.count + 1, sizeof *out->items), 0};
     if (!out->items) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    program->source.is_used = true;
+    program->also_is_used = true;
     add_paths(out, path, also);
     return TSR_OK;
 }
 
 tsr_status cli_list_sources(const cli *program, const char *path, const cli_session *session, tsr_arena *arena,
-                            cli_list *out, tsr_error *err)
+                            tsr_texts *out, tsr_error *err)
 {
-    const cli_list also = program->source.also;
+    const tsr_texts also = program->options.source.also;
     const size_t others = session ? session->other_count : 0;
-    *out = (cli_list){tsr_arena_array(arena, 1 + also.count + others, sizeof *out->items, err), 0};
+    *out = (tsr_texts){tsr_arena_array(arena, 1 + also.count + others, sizeof *out->items, err), 0};
     if (!out->items) return TSR_E_NOMEM;
     add_paths(out, path, also);
     for (size_t i = 0; i < others; i++) out->items[out->count++] = session->others[i].path;
     return TSR_OK;
 }
 
-tsr_status cli_refuse_overlap(cli_list sources, const char *destination, tsr_error *err)
+tsr_status cli_refuse_overlap(tsr_texts sources, const char *destination, tsr_error *err)
 {
     for (size_t i = 0; i < sources.count; i++) {
         if (!tsr_urls_overlap(sources.items[i], destination)) continue;
@@ -56,7 +56,7 @@ tsr_status cli_refuse_overlap(cli_list sources, const char *destination, tsr_err
 static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
                              tsr_error *err)
 {
-    cli_list paths = {NULL, 0};
+    tsr_texts paths = {NULL, 0};
     tsr_status status = list_paths(program, path, &paths, err);
     if (status == TSR_OK) status = tsr_paths_open(paths.items, paths.count, cli_host(program), options, out, err);
     free(paths.items);
@@ -93,8 +93,8 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
 {
     const char *given = out->is_remote ? cli_given_address(program, out->path) : out->path;
     tsr_open_options chosen = options ? *options : (tsr_open_options){0};
-    if (program->source.part) chosen.part = tsr_str_from(program->source.part);
-    if (program->source.step) chosen.step = tsr_str_from(program->source.step);
+    if (program->options.source.part) chosen.part = tsr_str_from(program->options.source.part);
+    if (program->options.source.step) chosen.step = tsr_str_from(program->options.source.step);
     tsr_status status = cli_read_shards(program, &chosen.shards, err);
     if (status == TSR_OK) status = open(program, given, &chosen, &out->checkpoint, err);
     if (status != TSR_OK) return status;
@@ -123,17 +123,20 @@ tsr_status cli_open_compared(cli *program, const char *path, const tsr_open_opti
 
 tsr_status cli_open_apart(cli *program, const char *path, const tsr_open_options *options, cli_session *out, tsr_error *err)
 {
-    const cli_source given = program->source;
-    program->source = (cli_source){.is_used = true};
+    const tsr_source_options given = program->options.source;
+    const bool was_used = program->also_is_used;
+    program->options.source = (tsr_source_options){.part = NULL};
+    program->also_is_used = true;
     const tsr_status status = cli_open(program, path, options, out, err);
-    program->source = given;
+    program->options.source = given;
+    program->also_is_used = was_used;
     return status;
 }
 
 tsr_status cli_files_open(cli *program, const char *path, cli_files *out, tsr_error *err)
 {
-    const char *step = program->source.step;
-    cli_list paths = {NULL, 0};
+    const char *step = program->options.source.step;
+    tsr_texts paths = {NULL, 0};
     *out = (cli_files){.all = NULL};
     tsr_status status = list_paths(program, cli_given_address(program, path), &paths, err);
     if (status == TSR_OK) status = tsr_paths_store_open(paths.items, paths.count, cli_host(program), &out->all, err);
@@ -203,7 +206,7 @@ static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
 
 void cli_progress_start(cli_progress *progress, const cli *program, const char *what)
 {
-    bool wanted = program->err.is_terminal && !program->globals.quiet && !program->globals.no_progress;
+    bool wanted = program->err.is_terminal && !program->options.quiet && !program->options.no_progress;
     *progress = (cli_progress){{step, progress}, program, what, 0, 0, wanted};
     progress->started = progress->drawn = tsr_seconds();
 }

@@ -60,9 +60,9 @@ tsr_status cli_open_apart(cli *program, const char *path, const tsr_open_options
 void cli_close(cli_session *session);
 /* All paths that a command reads: PATH, those of --also, and the session's other checkpoints (NULL: none). */
 tsr_status cli_list_sources(const cli *program, const char *path, const cli_session *session, tsr_arena *arena,
-                            cli_list *out, tsr_error *err);
+                            tsr_texts *out, tsr_error *err);
 /* TSR_E_USAGE if a destination in an object store is, contains or is inside one of the sources. */
-tsr_status cli_refuse_overlap(cli_list sources, const char *destination, tsr_error *err);
+tsr_status cli_refuse_overlap(tsr_texts sources, const char *destination, tsr_error *err);
 /* TSR_E_CHANGED if a file of the source, or of the other checkpoints, has changed since it was opened. */
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err);
 
@@ -83,33 +83,18 @@ void cli_files_close(cli_files *files);
  * both are zeroed or valid on failure. */
 tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err);
 
-/* selection_options.c: the selection of --include and --exclude. */
-typedef struct cli_selection {
-    cli_list include, exclude;
-} cli_selection;
-
-#define CLI_SELECTION_OPTIONS(type, field) \
-    {"include", \
-     0, \
-     CLI_LIST, \
-     "GLOB", \
-     "Use only names that match (repeatable): * within a component, ** across components, ?, [...]", \
-     offsetof(type, field.include)}, \
-    { \
-        "exclude", 0, CLI_LIST, "GLOB", "Leave out names that match (repeatable); overrides --include", \
-            offsetof(type, field.exclude) \
-    }
+/* selection_options.c: --include and --exclude. `selection` is a tsr_name_globs. */
 bool cli_selects(const void *selection, tsr_str fqn);
 /* Lists patterns in `arena`. */
-tsr_status cli_list_globs(const cli_list *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);
+tsr_status cli_list_globs(const tsr_texts *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);
 /* Sets the catalog and the patterns of a selection. */
-tsr_status cli_name_choice(const tsr_catalog *catalog, const cli_selection *selection, tsr_arena *arena,
+tsr_status cli_name_choice(const tsr_catalog *catalog, const tsr_name_globs *selection, tsr_arena *arena,
                            tsr_name_choice *out, tsr_error *err);
 /* Warns of each option that has no effect, and appends the warnings to `warnings`, a vec of tsr_str in `arena`. */
 tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,
                                 tsr_error *err);
 /* Does both for the names of an open checkpoint. With `needs_names`, it is an error if no --include matches. `target` may be NULL. */
-tsr_status cli_check_selection(cli *program, const cli_session *session, const cli_selection *selection,
+tsr_status cli_check_selection(cli *program, const cli_session *session, const tsr_name_globs *selection,
                                const tsr_target_texts *target, bool needs_names, tsr_error *err);
 /* Sets the patterns of a target's rules. */
 tsr_status cli_list_rules(const tsr_target_texts *target, tsr_arena *arena, tsr_name_choice *out, tsr_error *err);

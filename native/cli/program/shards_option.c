@@ -12,7 +12,7 @@ typedef struct cli_shards {
 
 tsr_status cli_read_shards(cli *program, const tsr_shards **out, tsr_error *err)
 {
-    const char *given = program->source.shards;
+    const char *given = program->options.source.shards;
     *out = NULL;
     if (!given) return TSR_OK;
     if (!program->shards) {

@@ -35,7 +35,7 @@ tsr_status cli_read_storage(cli *program, const char *path, tsr_arena *arena, ts
     return path ? read_file(program, path, arena, read_storage, out, err) : TSR_OK;
 }
 
-tsr_status cli_read_target(cli *program, const cli_target_options *options, tsr_arena *arena, tsr_target_texts *texts,
+tsr_status cli_read_target(cli *program, const tsr_command_options *options, tsr_arena *arena, tsr_target_texts *texts,
                            tsr_target *out, tsr_error *err)
 {
     if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {

@@ -6,16 +6,10 @@
 #include "cli/program/term.h"
 #include "cli/text/listing.h"
 
-typedef struct inspect_arguments {
-    bool json, tree, stats, allow_expansion;
-    unsigned hash; /* a tsr_digest_algorithm */
-    cli_selection selection;
-} inspect_arguments;
-
 typedef struct cli_view {
     const cli_terminal *out;
     const cli_session *session;
-    const inspect_arguments *arguments;
+    const tsr_command_options *arguments;
     cli_listing listing;
     tsr_vec partners;                                         /* tensors, sorted by storage */
     unsigned name_width, type_width, shape_width, size_width; /* in columns */

@@ -7,7 +7,6 @@
 #include "cli/program/cli.h"
 #include "tessera/sys/report.h"
 
-#define CLI_REPORT_FORMATS "text|" TSR_REPORT_FORMATS
 typedef enum cli_report_format { CLI_REPORT_TEXT = 1, CLI_REPORT_JSON } cli_report_format; /* the others follow */
 
 typedef struct cli_report {

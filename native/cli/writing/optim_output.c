@@ -96,7 +96,7 @@ static tsr_status decide_replacement(cli_optim_output *o, const tsr_str *names, 
     return status;
 }
 
-static tsr_status open_remote(cli_optim_output *o, cli_list sources, const tsr_str *names, size_t count, tsr_error *err)
+static tsr_status open_remote(cli_optim_output *o, tsr_texts sources, const tsr_str *names, size_t count, tsr_error *err)
 {
     const tsr_str single = TSR_STR("");
     const tsr_replacement *r = &o->replacement;
@@ -122,7 +122,7 @@ static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t 
 {
     const tsr_allocator *allocator = cli_host(o->program)->allocator;
     const bool is_folder = o->is_folder;
-    cli_list sources;
+    tsr_texts sources;
     TSR_TRY(cli_list_sources(o->program, o->source, NULL, o->arena, &sources, err));
     if (o->is_remote) return open_remote(o, sources, names, count, err);
     const tsr_folder_output_options options = {.is_folder = is_folder,

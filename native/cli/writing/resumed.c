@@ -7,7 +7,7 @@
 
 void cli_report_resumed(const cli *program, const tsr_object_resumed *r)
 {
-    if (program->globals.quiet) return;
+    if (program->options.quiet) return;
     if (r->objects || r->parts) {
         fprintf(stderr, "resumed: %s and %s (%s) were uploaded already", cli_plural(r->objects, "object").text,
                 cli_plural(r->parts, "part").text, cli_bytes(r->bytes).text);

@@ -18,8 +18,8 @@ static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *
 tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_job *job, tsr_error *err)
 {
     job->source_path = tsr_str_from(session->path);
-    if (program->source.part) job->source_part = tsr_str_from(program->source.part);
-    if (program->source.step) job->source_step = tsr_str_from(program->source.step);
+    if (program->options.source.part) job->source_part = tsr_str_from(program->options.source.part);
+    if (program->options.source.step) job->source_step = tsr_str_from(program->options.source.step);
     if (session->map_text.size) job->source_map = session->map_text;
     job->source_inverse = session->map_inverse;
     tsr_status status =

@@ -69,8 +69,8 @@ static tsr_status check_names(cli_writing *w, tsr_error *err)
     choice.renames = w->renames;
     choice.rename_count = w->rename_count;
     if (status == TSR_OK && w->plan) status = cli_list_rules(&w->job.target, w->arena, &choice, err);
-    if (status == TSR_OK && w->no_quantize)
-        status = cli_list_globs(w->no_quantize, w->arena, &choice.no_quantize, &choice.no_quantize_count, err);
+    if (status == TSR_OK)
+        status = cli_list_globs(&w->options->no_quantize, w->arena, &choice.no_quantize, &choice.no_quantize_count, err);
     if (status == TSR_OK) status = tsr_name_choice_check(&choice, w->arena, err);
     return status == TSR_OK && !w->is_exec ? cli_warn_name_choice(w->program, &choice, w->arena, &w->warnings, err) : status;
 }

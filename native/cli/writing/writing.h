@@ -13,84 +13,13 @@
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
 
-typedef struct cli_writing_options {
-    unsigned objects; /* choice: keep, drop, sidecar, refuse */
-    cli_selection selection;
-    const char *dtype, *for_torch;
-    uint64_t max_memory;
-    bool raw_cast, ignore_crc, overwrite, resume, discard_parts, no_verify, dry_run, json, allow_expansion;
-} cli_writing_options;
-
-#define CLI_RAW_CAST_HELP "Let --dtype cast quantized numbers and their scales as stored, without applying the scales"
-
-#define CLI_DISCARD_PARTS_OPTION(type, field) \
-    { \
-        "discard-parts", 0, CLI_FLAG, NULL, "Remove what unfinished parts of another plan (exec --share) left at DEST", \
-            offsetof(type, field) \
-    }
-
-#define CLI_WRITING_OPTIONS(type, field) \
-    CLI_SELECTION_OPTIONS(type, field.selection), \
-        {"dtype", 0, CLI_TEXT, "DTYPE", "Cast floating-point tensors, rounding correctly", offsetof(type, field.dtype)}, \
-        {"for-torch", \
-         0, \
-         CLI_TEXT, \
-         "VERSION", \
-         "Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)", \
-         offsetof(type, field.for_torch)}, \
-        {"raw-cast", 0, CLI_FLAG, NULL, CLI_RAW_CAST_HELP, offsetof(type, field.raw_cast)}, \
-        {"objects", \
-         0, \
-         CLI_CHOICE, \
-         "keep|drop|sidecar|refuse", \
-         "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON", \
-         offsetof(type, field.objects)}, \
-        {"max-mem", \
-         0, \
-         CLI_BYTES, \
-         "SIZE", \
-         "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", \
-         offsetof(type, field.max_memory)}, \
-        {"ignore-crc", \
-         0, \
-         CLI_FLAG, \
-         NULL, \
-         "Accept tensors whose bytes do not match the source's CRC-32", \
-         offsetof(type, field.ignore_crc)}, \
-        {"overwrite", \
-         0, \
-         CLI_FLAG, \
-         NULL, \
-         "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list", \
-         offsetof(type, field.overwrite)}, \
-        {"resume", \
-         0, \
-         CLI_FLAG, \
-         NULL, \
-         "Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run " \
-         "fails", \
-         offsetof(type, field.resume)}, \
-        CLI_DISCARD_PARTS_OPTION(type, field.discard_parts), \
-        {"no-verify", \
-         0, \
-         CLI_FLAG, \
-         NULL, \
-         "With --resume: do not check again what the interrupted run wrote", \
-         offsetof(type, field.no_verify)}, \
-        {"dry-run", 0, CLI_FLAG, NULL, "Decide everything, but write nothing", offsetof(type, field.dry_run)}, \
-        CLI_EXPANSION_OPTION(type, field.allow_expansion), \
-    { \
-        "json", 0, CLI_FLAG, NULL, "Print the tessera.convert/1 document: what was written, cast, copied and left out", \
-            offsetof(type, field.json) \
-    }
-
 typedef struct cli_writing {
     cli *program;
-    const cli_writing_options *options;
+    const tsr_command_options *options;
     const char *what; /* shown in the progress line */
     const char *destination;
     cli_session source; /* open during the whole job */
-    cli_list sources;   /* the paths that are read */
+    tsr_texts sources;  /* the paths that are read */
     tsr_container to;
     bool is_folder;
     tsr_str file_name;  /* of a single file, if DEST is a directory all the same, because it ends in '/'; otherwise empty */
@@ -101,13 +30,12 @@ typedef struct cli_writing {
     uint32_t world_size;
     const tsr_rename *renames; /* may be NULL */
     size_t rename_count;
-    const cli_list *no_quantize; /* may be NULL */
-    const tsr_plan *plan;        /* NULL: convert; otherwise reshard */
-    tsr_plan_job job;            /* what the plan was made for; a conversion has no `target` */
-    tsr_storage storage;         /* parsed from job.storage; only if that lists servers */
-    uint64_t part, parts;        /* exec: the part, counted from 1; 0 of 0: all that is left */
-    uint32_t generation;         /* of the output, once it is decided */
-    bool joins;                  /* the files of an earlier run or another part are continued */
+    const tsr_plan *plan; /* NULL: convert; otherwise reshard */
+    tsr_plan_job job;     /* what the plan was made for; a conversion has no `target` */
+    tsr_storage storage;  /* parsed from job.storage; only if that lists servers */
+    uint64_t part, parts; /* exec: the part, counted from 1; 0 of 0: all that is left */
+    uint32_t generation;  /* of the output, once it is decided */
+    bool joins;           /* the files of an earlier run or another part are continued */
     bool is_exec;
     bool finish; /* all parts must be done: write what surrounds their units, and publish */
     tsr_arena *arena;

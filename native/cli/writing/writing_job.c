@@ -16,7 +16,7 @@ static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key,
     return text->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status add_list(const cli_writing *w, tsr_str *text, const char *key, const cli_list *list, tsr_error *err)
+static tsr_status add_list(const cli_writing *w, tsr_str *text, const char *key, const tsr_texts *list, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < list->count && status == TSR_OK; i++)

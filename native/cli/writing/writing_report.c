@@ -21,7 +21,7 @@ static void report_text(const cli_writing *w)
 {
     tsr_conversion_counts t;
     tsr_conversion_count(&w->conversion, &t);
-    if (w->options->json || w->program->globals.quiet) return;
+    if (w->options->json || w->program->options.quiet) return;
     if (w->is_complete) {
         cli_put(stderr, tsr_str_from(w->destination));
         fprintf(stderr, " is already complete: %s, %s in %s; nothing was written\n", cli_plural(t.tensors, "tensor").text,

@@ -1,0 +1,531 @@
+/* The table of options and commands: see tessera/sys/commands.h.
+ *
+ * A row is an option with one help text, whichever commands have it. Each command lists its options in the order in which help shows
+ * them. To add an option: give it a field in tsr_command_options, a row here, and a place in the lists of its commands. */
+#include "tessera/sys/commands.h"
+#include "tessera/sys/report.h"
+
+/* The last arguments are the name of the value, the help text, and other members. */
+#define OPTION(id, kind, place, text, ...) \
+    static const tsr_option id = { \
+        .name = (text), .type = TSR_OPTION_##kind, .field = offsetof(tsr_command_options, place), __VA_ARGS__};
+
+/* Why front ends do not have options. */
+#define PRINTED  "a call returns the document"
+#define PRINTS   "nothing is printed"
+#define TERMINAL "it is about text for a terminal"
+#define SINK     "a sink starts from the beginning"
+#define NOT_YET  "Python does not have it yet"
+
+/* ---- listing ---- */
+
+OPTION(tree, FLAG, tree, "tree", NULL, "Show a tree with totals per prefix", .npm = TERMINAL, .python = TERMINAL)
+OPTION(inspect_json, FLAG, json, "json", NULL, "Print the tessera.inspect/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(include, TEXTS, selection.include, "include", "GLOB",
+       "Use only names that match (repeatable): * within a component, ** across components, ?, [...]", .python = NOT_YET)
+OPTION(exclude, TEXTS, selection.exclude, "exclude", "GLOB", "Leave out names that match (repeatable); overrides --include",
+       .python = NOT_YET)
+OPTION(inspect_hash, CHOICE, hash, "hash", "sha256|xxh3",
+       "Compute a digest of each tensor's values, independent of sharding and format")
+OPTION(stats, FLAG, stats, "stats", NULL,
+       "Compute min, max, mean, std, and the number of NaN, Inf and zero values of each tensor")
+OPTION(allow_expansion, FLAG, allow_expansion, "allow-expansion", NULL,
+       "Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB")
+
+/* ---- which checkpoint is opened ---- */
+
+OPTION(part, TEXT, source.part, "part", "NAME",
+       "Open only this part of a checkpoint that is made of parts (inspect lists them)", .npm_opens = true)
+OPTION(step, TEXT, source.step, "step", "STEP",
+       "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name",
+       .npm_opens = true)
+OPTION(also, TEXTS, source.also, "also", "PATH",
+       "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks",
+       .npm = "the files of all directories are given to open")
+OPTION(shards, DOCUMENT, source.shards, "shards", "MAP",
+       "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm",
+       .npm_opens = true)
+
+/* ---- view and get ---- */
+
+OPTION(port, COUNT, port, "port", "N", "Listen on port N (default: a free port)")
+OPTION(pages, TEXT, pages, "pages", "DIRECTORY",
+       "Serve this build of the viewer (default: the one installed or built with this program)")
+OPTION(get_output, TEXT, output, "output", "FILE",
+       "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin", .letter = 'o', .npm = PRINTED)
+OPTION(print, FLAG, print, "print", NULL, "Print all values, however many there are", .npm = TERMINAL)
+
+/* ---- comparing and checking ---- */
+
+OPTION(map, DOCUMENT, map, "map", "MAP",
+       "Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map", .python = NOT_YET)
+OPTION(inverse, FLAG, inverse, "inverse", NULL, "With --map: apply the map backwards", .python = NOT_YET)
+OPTION(diff_dequantize, FLAG, dequantize, "dequantize", NULL,
+       "Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16",
+       .python = NOT_YET)
+OPTION(diff_values, FLAG, values, "values", NULL, "Compare values too, bit for bit", .npm = "Diff.step() compares values")
+OPTION(atol, REAL, atol, "atol", "X", "Allow values to differ by X; NaN equals NaN (implies --values)")
+OPTION(rtol, REAL, rtol, "rtol", "X", "Allow values to differ by X times the value in B (implies --values)")
+OPTION(diff_layout, FLAG, compares_layout, "layout", NULL, "Report different chunks as a difference")
+OPTION(canonical, FLAG, canonical, "canonical", NULL, "Match names without wrapper prefixes (module, _orig_mod, …)",
+       .python = NOT_YET)
+OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
+       "Report in this format (default: text); json is the tessera.diff/1 document",
+       .npm = "a call gives the JSON document; report() gives the others")
+OPTION(report_json, FLAG, json, "json", NULL, "Same as --format json", .npm = PRINTED, .python = PRINTED)
+OPTION(diff_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
+       "Exit with 1 for differences at or above this level (default: error)", .npm = "there is no exit status",
+       .python = "there is no exit status")
+OPTION(rule, TEXTS, rules, "rule", "ID=LEVEL",
+       "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)",
+       .python = NOT_YET)
+OPTION(diff_baseline, DOCUMENT, baseline, "baseline", "FILE",
+       "Leave out differences that an earlier --json document lists with the same name and kind", .python = NOT_YET)
+OPTION(diff_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rules of diff with their levels",
+       .npm = "ruleHelp explains a rule", .python = "tessera explain lists them")
+OPTION(deep, FLAG, deep, "deep", NULL,
+       "Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values")
+OPTION(validate_layout, DOCUMENT, layout, "layout", "FILE",
+       "Check against a file that `tessera layout` wrote; with --deep, check its hashes too")
+OPTION(
+    validate_against, MODEL, against, "against", "FILE",
+    "Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line")
+OPTION(validate_prefix, TEXT, prefix, "prefix", "TEXT",
+       "With --against: use only names with this prefix, such as model., and strip it")
+OPTION(allow, TEXT, allow, "allow", "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value")
+OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in this format (default: text)",
+       .npm = "a call gives the JSON document; report() gives the others")
+OPTION(validate_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
+       "Exit with 1 for findings at or above this level (default: error)", .npm = "there is no exit status",
+       .python = "there is no exit status")
+OPTION(validate_baseline, DOCUMENT, baseline, "baseline", "FILE",
+       "Leave out findings that an earlier --json document lists with the same rule, file and name")
+OPTION(changed_files, FLAG, changed_files, "changed-files", NULL,
+       "Take the PATHs as changed files, as a hook is given, and validate each checkpoint that they belong to, once",
+       .npm = "it is about files on a disk", .python = "it is about the arguments of a hook")
+OPTION(validate_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rules of validate with their levels",
+       .npm = "ruleHelp explains a rule", .python = "tessera explain lists them")
+
+/* ---- layout, manifest, verify ---- */
+
+OPTION(layout_output, TEXT, output, "output", "FILE", "Write to FILE; - (the default) is standard output", .letter = 'o',
+       .npm = PRINTED)
+OPTION(no_chunks, FLAG, no_chunks, "no-chunks", NULL, "Leave out the chunks: record only names, dtypes and shapes",
+       .npm_name = "chunks")
+OPTION(layout_hash, CHOICE, hash, "hash", "sha256|xxh3", "Add a digest of each entry's values (reads every byte)")
+OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the output is always JSON", .npm = PRINTED)
+OPTION(manifest_hash, CHOICE, hash, "hash", "sha256|xxh3", "Use this digest algorithm (default: xxh3)")
+OPTION(dequantize_stored, FLAG, dequantize, "dequantize", NULL,
+       "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16")
+
+/* ---- writing ---- */
+
+OPTION(
+    convert_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
+    "Write this format (default: inferred from the extension of DEST, or safetensors with --max-shard-size); ranks: one file per rank, cut by --shards",
+    .npm_needs = true)
+OPTION(convert_world_size, COUNT, world_size, "world-size", "N",
+       "With --to ranks: write files for N ranks, those of all pipeline stages together")
+OPTION(rename, TEXTS, renames, "rename", "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)")
+OPTION(max_shard_size, SIZE, max_shard_size, "max-shard-size", "SIZE",
+       "Write a directory of safetensors files of at most SIZE, with an index")
+OPTION(
+    convert_against, MODEL, against, "against", "FILE",
+    "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line")
+OPTION(
+    dequantize, FLAG, dequantize, "dequantize", NULL,
+    "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to --dtype (default: the dtype in config.json, or bfloat16)")
+OPTION(quantize, CHOICE, quantize, "quantize", "fp8-block",
+       "Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does")
+OPTION(
+    no_quantize, TEXTS, no_quantize, "no-quantize", "GLOB",
+    "With --quantize: also leave weights that match as they are (repeatable); embeddings, norms, output layers and routers are never quantized")
+OPTION(convert_lora, CHECKPOINT, lora, "lora", "DIRECTORY",
+       "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does")
+OPTION(dtype, TEXT, dtype, "dtype", "DTYPE", "Cast floating-point tensors, rounding correctly")
+OPTION(for_torch, TEXT, for_torch, "for-torch", "VERSION",
+       "Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)")
+OPTION(raw_cast, FLAG, raw_cast, "raw-cast", NULL,
+       "Let --dtype cast quantized numbers and their scales as stored, without applying the scales")
+OPTION(objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse",
+       "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON")
+OPTION(max_mem, SIZE, max_memory, "max-mem", "SIZE",
+       "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)")
+OPTION(ignore_crc, FLAG, ignore_crc, "ignore-crc", NULL, "Accept tensors whose bytes do not match the source's CRC-32")
+OPTION(overwrite, FLAG, overwrite, "overwrite", NULL,
+       "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
+       .npm = "the sink decides")
+OPTION(
+    resume, FLAG, resume, "resume", NULL,
+    "Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails",
+    .npm = SINK)
+OPTION(discard_parts, FLAG, discard_parts, "discard-parts", NULL,
+       "Remove what unfinished parts of another plan (exec --share) left at DEST", .npm = "a sink has no parts of plans")
+OPTION(no_verify, FLAG, no_verify, "no-verify", NULL, "With --resume: do not check again what the interrupted run wrote",
+       .npm = SINK)
+OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Decide everything, but write nothing",
+       .npm = "a sink that keeps nothing is a dry run")
+OPTION(writing_json, FLAG, json, "json", NULL,
+       "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = PRINTED)
+
+/* ---- merge ---- */
+
+OPTION(method, CHOICE, method, "method", "linear|slerp|task-arithmetic",
+       "Add weighted tensors; follow the arc between two; or add to --base the weighted differences from it")
+OPTION(weight, TEXTS, weights, "weight", "X",
+       "The weight of the next checkpoint, in their order (repeatable; default: 1 each)")
+OPTION(no_normalize, FLAG, no_normalize, "no-normalize", NULL,
+       "With --method linear: do not divide by the sum of the weights")
+OPTION(base, CHECKPOINT, base, "base", "PATH",
+       "With --method task-arithmetic: the checkpoint that the others were trained from")
+OPTION(t, REAL, t, "t", "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second")
+OPTION(merge_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal",
+       "Write this format (default: inferred from the extension of OUT, or safetensors with --max-shard-size)")
+OPTION(merge_lora, CHECKPOINT, lora, "lora", "DIRECTORY", "Fold a LoRA adapter of PEFT into A, as its merge_and_unload does")
+
+/* ---- plan, reshard, exec ---- */
+
+OPTION(target, DOCUMENT, target, "target", "FILE", "Read mesh and placements from a tessera.target/1 document")
+OPTION(mesh, TEXT, mesh, "mesh", "MESH", "Use this device mesh, such as dp=4,tp=2")
+OPTION(placements, TEXT, placements, "placements", "LIST",
+       "Place every tensor this way, with one placement per mesh dimension: shard(0),replicate")
+OPTION(plan_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
+       "Let exec write this format (default: the source's format)")
+OPTION(plan_objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way")
+OPTION(plan_dtype, TEXT, dtype, "dtype", "DTYPE", "Let exec cast floating-point tensors")
+OPTION(plan_storage, DOCUMENT, storage, "storage", "FILE",
+       "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server")
+OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = PRINTED)
+OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank")
+OPTION(reshard_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
+       "Write this format (default: the source's format)")
+OPTION(reshard_storage, DOCUMENT, storage, "storage", "FILE",
+       "Spread the processes of mpirun over the file servers of this tessera.storage/1 document",
+       .npm = "it orders what several processes read")
+OPTION(share, TEXT, share, "share", "i/N",
+       "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine")
+OPTION(exec_part, TEXT, share, "part", "i/N", "An older name of --share")
+OPTION(finish, FLAG, finish, "finish", NULL, "Check that all shares are written, and publish the checkpoint")
+OPTION(source, TEXT, source_path, "source", "PATH",
+       "Read the plan's source from here: it has moved, or its URL needs a fresh signature")
+OPTION(exec_resume, FLAG, resume, "resume", NULL,
+       "Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)",
+       .npm = SINK)
+OPTION(exec_no_verify, FLAG, no_verify, "no-verify", NULL, "Do not check again what other parts and earlier runs wrote",
+       .npm = SINK)
+OPTION(exec_dry_run, FLAG, dry_run, "dry-run", NULL,
+       "Check the plan against its source and decide everything, but write nothing",
+       .npm = "a sink that keeps nothing is a dry run")
+OPTION(exec_json, FLAG, json, "json", NULL, "Print the tessera.exec/1 document", .npm = PRINTED)
+
+/* ---- optim ---- */
+
+OPTION(optim_to, CHOICE, to, "to", "torch|dcp", "Write this format (default: torch)",
+       .npm = "convert writes the result in any form")
+OPTION(modules, DOCUMENT, modules, "modules", "MODULES.json",
+       "Take names, frozen parameters and groups from a tessera.modules/1 document")
+OPTION(flat_params, DOCUMENT, flat_params, "flat-params", "FLAT.json",
+       "Take FSDP1's flat parameters from a tessera.flat-params/1 document")
+OPTION(optim_world_size, COUNT, world_size, "world-size", "N",
+       "Write for N ranks (shard; default: as many as FLAT.json has)")
+OPTION(sharded, FLAG, sharded, "sharded", NULL,
+       "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)")
+OPTION(rank, NUMBER, rank, "rank", "N",
+       "Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)")
+OPTION(at, TEXT, at, "at", "NAME",
+       "Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)")
+OPTION(optim_overwrite, FLAG, overwrite, "overwrite", NULL,
+       "Replace the checkpoint at DEST; keep files that it does not list", .npm = "nothing is written")
+OPTION(
+    optim_resume, FLAG, resume, "resume", NULL,
+    "Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over",
+    .npm = SINK)
+OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = PRINTED)
+
+/* ---- cp, repair, fqn, map, doctor, help ---- */
+
+OPTION(cp_overwrite, FLAG, overwrite, "overwrite", NULL,
+       "Replace the checkpoint at DEST; keep files that neither it nor PATH has", .npm = "the sink decides")
+OPTION(
+    cp_resume, FLAG, resume, "resume", NULL,
+    "Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished work if this run fails",
+    .npm = SINK)
+OPTION(cp_no_verify, FLAG, no_verify, "no-verify", NULL,
+       "Do not read the copy back; file systems that can share blocks then share them", .npm = SINK)
+OPTION(cp_json, FLAG, json, "json", NULL, "Print the tessera.cp/1 document", .npm = PRINTED)
+OPTION(like, CHECKPOINT, like, "like", "PATH",
+       "Take names and shards from a sound checkpoint of the same job, such as the previous step")
+OPTION(repair_json, FLAG, json, "json", NULL, "Print the tessera.repair/1 document", .npm = PRINTED)
+OPTION(repair_part, TEXT, source.part, "part", "NAME",
+       "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories")
+OPTION(checkpoint, CHECKPOINT, checkpoint, "checkpoint", "PATH",
+       "Canonicalize the keys of a checkpoint by their text; with MODULES.json: suggest renames that fit the model",
+       .npm = "canonicalize is a method of the checkpoint")
+OPTION(fqn_against, CHECKPOINT, against, "against", "PATH",
+       "Suggest renames that give --checkpoint the names of this checkpoint", .npm = "the package does not suggest renames")
+OPTION(fqn_prefix, TEXT, prefix, "prefix", "TEXT",
+       "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")")
+OPTION(fqn_json, FLAG, json, "json", NULL, "Print the tessera.fqn/1 document", .npm = PRINTED)
+OPTION(map_values, FLAG, values, "values", NULL, "With suggest: compare the values of all tensors that fit, bit for bit")
+OPTION(doctor_json, FLAG, json, "json", NULL, "Print the tessera.doctor/1 document", .npm = PRINTED)
+OPTION(man, FLAG, man, "man", NULL, "Print a manual page: tessera help --man COMMAND | man -l -")
+
+/* ---- every command ---- */
+
+OPTION(quiet, FLAG, quiet, "quiet", NULL, "Print nothing but errors and results", .letter = 'q', .npm = PRINTS)
+OPTION(no_progress, FLAG, no_progress, "no-progress", NULL, "Do not show the progress line (shown only on a terminal)",
+       .npm = PRINTS)
+OPTION(color, CHOICE, color, "color", "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb", .npm = PRINTS)
+OPTION(threads, COUNT, threads, "threads", "N",
+       "Use N threads, at most 256 (default: one per available core; more help with slow files)",
+       .npm = "a module has one thread")
+OPTION(io_depth, COUNT, io_depth, "io-depth", "N", "Send up to N requests at once when reading from a server (default: 16)",
+       .npm = "the host reads")
+OPTION(no_mpi, FLAG, no_mpi, "no-mpi", NULL, "Run as a single process, ignoring any MPI launcher", .npm = "there is no MPI")
+OPTION(help, FLAG, help, "help", NULL, "Show help for the command", .letter = 'h', .npm = TERMINAL)
+OPTION(version, FLAG, version, "version", NULL, "Show the version and the libraries it was built with",
+       .npm = "package.json states it")
+/* ---- commands ---- */
+
+#define SOURCE &part, &step, &also, &shards
+#define WRITING \
+    &include, &exclude, &dtype, &for_torch, &raw_cast, &objects, &max_mem, &ignore_crc, &overwrite, &resume, \
+        &discard_parts, &no_verify, &dry_run, &allow_expansion, &writing_json
+#define SELECTION &include, &exclude
+#define MAP       &map, &inverse
+#define TARGET    &target, &mesh, &placements
+#define QUANTIZE  &quantize, &no_quantize
+
+static const tsr_option *const inspect_options[] = {&tree,  &inspect_json,    SELECTION, &inspect_hash,
+                                                    &stats, &allow_expansion, SOURCE,    NULL};
+static const tsr_option *const view_options[] = {&port, &pages, SOURCE, NULL};
+static const tsr_option *const get_options[] = {&get_output, &print, &allow_expansion, SOURCE, NULL};
+static const tsr_option *const diff_options[] = {MAP,
+                                                 &diff_dequantize,
+                                                 &diff_values,
+                                                 &atol,
+                                                 &rtol,
+                                                 &diff_layout,
+                                                 &canonical,
+                                                 &diff_format,
+                                                 &report_json,
+                                                 &diff_fail_on,
+                                                 &rule,
+                                                 &diff_baseline,
+                                                 &diff_list_rules,
+                                                 &allow_expansion,
+                                                 SOURCE,
+                                                 NULL};
+static const tsr_option *const validate_options[] = {
+    &deep, &validate_layout,   &validate_against, &validate_prefix,     &allow, &format, &report_json, &validate_fail_on,
+    &rule, &validate_baseline, &changed_files,    &validate_list_rules, SOURCE, NULL};
+static const tsr_option *const explain_options[] = {NULL};
+static const tsr_option *const layout_options[] = {&layout_output, &no_chunks,       &layout_hash, SELECTION,
+                                                   &listing_json,  &allow_expansion, SOURCE,       NULL};
+static const tsr_option *const manifest_options[] = {&layout_output,     &manifest_hash,   SELECTION, &listing_json, MAP,
+                                                     &dequantize_stored, &allow_expansion, SOURCE,    NULL};
+static const tsr_option *const verify_options[] = {&format,          &report_json, &allow, MAP, &dequantize_stored,
+                                                   &allow_expansion, SOURCE,       NULL};
+static const tsr_option *const convert_options[] = {&convert_to,      &convert_world_size,
+                                                    &rename,          &max_shard_size,
+                                                    &convert_against, MAP,
+                                                    &dequantize,      QUANTIZE,
+                                                    &convert_lora,    WRITING,
+                                                    SOURCE,           NULL};
+static const tsr_option *const merge_options[] = {&method,   &weight,         &no_normalize, &base,    &t,
+                                                  &merge_to, &max_shard_size, &dequantize,   QUANTIZE, &merge_lora,
+                                                  WRITING,   SOURCE,          NULL};
+static const tsr_option *const plan_options[] = {MAP,       TARGET,        SELECTION,  &plan_to, &plan_objects, &plan_dtype,
+                                                 &raw_cast, &plan_storage, &plan_json, &items,   SOURCE,        NULL};
+static const tsr_option *const reshard_options[] = {TARGET,   &reshard_to, &reshard_storage, MAP, &dequantize,
+                                                    QUANTIZE, WRITING,     SOURCE,           NULL};
+static const tsr_option *const exec_options[] = {
+    &share,       &exec_part,     &finish,         &source,       &also,      &max_mem,         &ignore_crc, &overwrite,
+    &exec_resume, &discard_parts, &exec_no_verify, &exec_dry_run, &exec_json, &allow_expansion, &shards,     NULL};
+static const tsr_option *const optim_options[] = {
+    &optim_to,        &modules,      &flat_params, &optim_world_size, &sharded, &rank, &at,   &max_mem,
+    &optim_overwrite, &optim_resume, &optim_json,  &allow_expansion,  &part,    &step, &also, NULL};
+static const tsr_option *const cp_options[] = {&cp_overwrite, &cp_resume, &cp_no_verify, &cp_json, NULL};
+static const tsr_option *const repair_options[] = {&like, &repair_json, &repair_part, &step, &also, NULL};
+static const tsr_option *const fqn_options[] = {&checkpoint, &fqn_against, &fqn_prefix, MAP, &fqn_json, SOURCE, NULL};
+static const tsr_option *const map_options[] = {&map_values, &allow_expansion, SOURCE, NULL};
+static const tsr_option *const doctor_options[] = {&doctor_json, NULL};
+static const tsr_option *const help_options[] = {&man, NULL};
+static const tsr_option *const completions_options[] = {NULL};
+const tsr_option *const tsr_global_options[] = {&quiet,  &no_progress, &color,   &threads, &io_depth,
+                                                &no_mpi, &help,        &version, NULL};
+
+#define RESHARD_HINT "it writes whole tensors; tessera reshard writes a checkpoint for a device mesh"
+static const tsr_absent_option absent_in_convert[] = {
+    {"mesh", RESHARD_HINT}, {"placements", RESHARD_HINT}, {"target", RESHARD_HINT}, {NULL, NULL}};
+static const tsr_absent_option absent_in_optim[] = {
+    {"shards",
+     "it reads the optimizer's state of one file; join the ranks with tessera convert PATH DIR --to torch --shards MAP first"},
+    {NULL, NULL}};
+static const tsr_absent_option absent_in_repair[] = {
+    {"shards",
+     "a .metadata lists whole tensors and their chunks, and plain tensors of several ranks have none; pass --shards to inspect or convert"},
+    {NULL, NULL}};
+
+static const char *const python_inspect[] = {"inspect", NULL};
+static const char *const python_validate[] = {"validate", "check", "report", NULL};
+static const char *const python_diff[] = {"diff", "report_diff", NULL};
+
+const tsr_command tsr_commands[] = {
+    {.name = "inspect",
+     .group = "Look",
+     .summary = "Show what a checkpoint contains: names, dtypes, shapes, sizes, sharding and problems",
+     .operands = "PATH",
+     .least = 1,
+     .most = 1,
+     .options = inspect_options,
+     .npm = "inspect",
+     .python = python_inspect},
+    {.name = "view",
+     .summary = "Open a checkpoint in the browser viewer, served on the loopback address",
+     .operands = "PATH [PATH]",
+     .least = 1,
+     .most = 2,
+     .options = view_options},
+    {.name = "get",
+     .summary = "Read a tensor, or a slice of one",
+     .operands = "PATH FQN[SLICE]",
+     .least = 2,
+     .most = 2,
+     .options = get_options,
+     .npm = "read"},
+    {.name = "diff",
+     .summary = "Compare two checkpoints, whatever their formats and shardings",
+     .operands = "A B",
+     .least = 0,
+     .most = 2,
+     .options = diff_options,
+     .npm = "diff",
+     .python = python_diff},
+    {.name = "validate",
+     .group = "Check",
+     .summary = "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
+     .operands = "PATH…",
+     .least = 0,
+     .most = UINT32_MAX,
+     .options = validate_options,
+     .npm = "validate",
+     .python = python_validate},
+    {.name = "explain",
+     .summary = "Explain a rule of validate or diff",
+     .operands = "[RULE]",
+     .least = 0,
+     .most = 1,
+     .options = explain_options},
+    {.name = "layout",
+     .summary = "Write a layout file for CI to check later checkpoints against",
+     .operands = "PATH",
+     .least = 1,
+     .most = 1,
+     .options = layout_options,
+     .npm = "layout"},
+    {.name = "manifest",
+     .summary = "Write checksums of all values that are the same for any sharding and format",
+     .operands = "PATH",
+     .least = 1,
+     .most = 1,
+     .options = manifest_options,
+     .npm = "manifest"},
+    {.name = "verify",
+     .summary = "Check all values against a manifest, whatever the sharding and format",
+     .operands = "PATH MANIFEST",
+     .least = 2,
+     .most = 2,
+     .options = verify_options,
+     .npm = "verify"},
+    {.name = "convert",
+     .group = "Write",
+     .summary = "Convert a checkpoint to another format, to other names, or to another dtype",
+     .operands = "PATH DEST",
+     .least = 2,
+     .most = 2,
+     .options = convert_options,
+     .absent = absent_in_convert,
+     .npm = "convert"},
+    {.name = "merge",
+     .summary = "Merge checkpoints of one model into a weighted sum",
+     .operands = "OUT A [B…]",
+     .least = 2,
+     .most = 1000,
+     .options = merge_options},
+    {.name = "plan",
+     .summary = "Preview a reshard: what each rank would read, hold and send",
+     .operands = "PATH",
+     .least = 1,
+     .most = 1,
+     .options = plan_options,
+     .npm = "plan"},
+    {.name = "reshard",
+     .summary = "Reshard a checkpoint for a different device mesh",
+     .operands = "PATH DEST",
+     .least = 2,
+     .most = 2,
+     .options = reshard_options,
+     .npm = "reshard"},
+    {.name = "exec",
+     .summary = "Carry out a plan, as a whole or in shares, without MPI",
+     .operands = "PLAN DEST",
+     .least = 2,
+     .most = 2,
+     .options = exec_options},
+    {.name = "optim",
+     .summary = "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
+     .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
+     .least = 3,
+     .most = 3,
+     .options = optim_options,
+     .absent = absent_in_optim,
+     .npm = "optimizer"},
+    {.name = "cp",
+     .group = "Copy and repair",
+     .summary = "Copy a checkpoint from one place to another, and read the copy back",
+     .operands = "PATH DEST",
+     .least = 2,
+     .most = 2,
+     .options = cp_options},
+    {.name = "repair",
+     .summary = "Rebuild a lost or damaged .metadata from the data files",
+     .operands = "PATH FILE",
+     .least = 2,
+     .most = 2,
+     .options = repair_options,
+     .absent = absent_in_repair},
+    {.name = "fqn",
+     .group = "Names",
+     .summary = "Canonicalize parameter names as PyTorch does, and explain every change",
+     .operands = "[MODULES.json] [NAME…]",
+     .least = 0,
+     .most = 1u << 20,
+     .options = fqn_options,
+     .npm = "canonicalize"},
+    {.name = "map",
+     .summary = "List the built-in maps, print one, or suggest one between two checkpoints",
+     .operands = "list|show|suggest [NAME|A] [B]",
+     .least = 1,
+     .most = 3,
+     .options = map_options},
+    {.name = "doctor",
+     .group = "Help",
+     .summary = "Show what this build and this machine support",
+     .operands = "[DIRECTORY]",
+     .least = 0,
+     .most = 1,
+     .options = doctor_options},
+    {.name = "help",
+     .summary = "Show how to use a command, starting with examples",
+     .operands = "[COMMAND|formats]",
+     .least = 0,
+     .most = 1,
+     .options = help_options},
+    {.name = "completions",
+     .summary = "Write the completion script for bash, zsh or fish",
+     .operands = "bash|zsh|fish",
+     .least = 1,
+     .most = 3 /* the scripts call `completions names PATH PREFIX` */,
+     .options = completions_options},
+    {.name = NULL}};
