@@ -1,6 +1,11 @@
 import type {
+  CanonicalizeOptions, ConvertOptions, DiffOptions, InspectOptions, LayoutOptions, ManifestOptions, OpenOptions, OptimizerOptions, PlanOptions,
+  ReadOptions, ReshardOptions, ValidateOptions, VerifyOptions,
+} from "./commands.js";
+import type {
   ConvertDocument, DiffDocument, FindingsDocument, FqnDocument, InspectDocument, LayoutDocument, ManifestDocument, PlanDocument,
 } from "./documents.js";
+export type * from "./commands.js";
 export type * from "./documents.js";
 
 /** A file of a checkpoint. `read` fills `into` with the bytes from `offset` on, synchronously, or throws. If it returns a
@@ -74,21 +79,6 @@ export class Tessera {
   set onRead(listener: ((bytesRead: number, file: string) => void) | undefined);
 }
 
-/** Selects the checkpoint, if it is not made of all files. */
-export interface OpenOptions {
-  /** The file that the user named, if it represents a set of files (an index). */
-  readonly primary?: string | undefined;
-  /** Opens only this part of a checkpoint that is made of parts (`inspect` lists them), with its prefix removed from
-   *  names. */
-  readonly part?: string | undefined;
-  /** Opens this checkpoint of a directory that contains several: "latest", a name or path below it, or the number in its
-   *  name. */
-  readonly step?: string | undefined;
-  /** How the plain tensors of several ranks are joined: tessera.shards/1, or "meta-llama", "megatron-gpt" or "vllm". Needs
-   *  `prepare`. `convert({ to: "ranks" })` uses it to cut tensors. */
-  readonly shards?: DocumentOrText | undefined;
-}
-
 /** A JSON document, as text or as the parsed object. An object loses integers above 2^53 and the order of number-like
  *  keys. */
 export type DocumentOrText = string | object;
@@ -105,162 +95,19 @@ export interface TensorValues {
 
 export type OptimizerAction = "flatten" | "unflatten" | "to-fqn" | "to-id" | "unshard" | "shard";
 
-/** The options of `tessera optim`. */
-export interface OptimizerOptions extends Expansion {
-  /** The size of the buffers: a number of bytes, or a text such as "64MiB". */
-  readonly maxMem?: string | number | undefined;
-  /** tessera.modules/1: names, frozen parameters and groups. Required by "to-fqn". */
-  readonly modules?: DocumentOrText | undefined;
-  /** tessera.flat-params/1: FSDP1's flat parameters. Required by "unshard" and "shard". */
-  readonly flatParams?: DocumentOrText | undefined;
-  /** "shard": the number of ranks; by default that of the document. */
-  readonly worldSize?: number | undefined;
-  /** The member that is the optimizer, if there are several. */
-  readonly at?: string | undefined;
-  /** "unshard": writes DTensors that are sharded by rows, one file per rank. */
-  readonly sharded?: boolean | undefined;
-  /** "unshard": the rank whose state is used where ranks differ in what FSDP does not shard. */
-  readonly rank?: number | undefined;
-}
-
-/** Selects entries. A name that `exclude` matches is left out, whatever `include` states. */
-export interface Names {
-  readonly include?: readonly string[] | undefined;
-  readonly exclude?: readonly string[] | undefined;
-}
-
-export interface Expansion {
-  /** Accept tensors that repeat stored elements very often. */
-  readonly allowExpansion?: boolean | undefined;
-}
-
-export interface Selection extends Names, Expansion {}
-
-export interface Hashing { readonly hash?: "sha256" | "xxh3" | undefined }
-
-/** tessera.target/1, or a mesh ("dp=4,tp=2") with its placements ("shard(0),replicate"). */
-export interface TargetOptions {
-  readonly target?: DocumentOrText | undefined;
-  readonly mesh?: string | undefined;
-  readonly placements?: string | undefined;
-}
-
-/** The form of the output. */
-export interface OutputOptions {
-  /** By default the format of the source. */
-  readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
-  /** How values that are not tensors are treated. By default torch and dcp keep them, and safetensors refuses them; "sidecar"
-   *  writes them as JSON. */
-  readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
-  /** The dtype to which floating-point tensors are cast. */
-  readonly dtype?: string | undefined;
-  /** Lets `dtype` cast quantized numbers and their scales as stored, without applying the scales. */
-  readonly rawCast?: boolean | undefined;
-}
-
-export interface WritingOptions extends OutputOptions, Selection {}
-
-/** Options for running a conversion. */
-export interface RunOptions {
-  /** torch, dcp: the version of PyTorch that must be able to load the output, "2.3" to "2.15". By default 2.4, or the
-   *  oldest that can. */
-  readonly forTorch?: string | undefined;
-  /** The size of the buffers: a number of bytes, or a text such as "64MiB". */
-  readonly maxMem?: string | number | undefined;
-  /** Accept tensors whose bytes do not match the source's CRC-32. */
-  readonly ignoreCrc?: boolean | undefined;
-  /** Stops the conversion after the current step. The call then rejects with the signal's reason. */
-  readonly signal?: AbortSignal | undefined;
-  /** Called after each step, with the numbers of bytes of tensors. */
-  readonly onProgress?: ((progress: { readonly done: number; readonly total: number }) => void) | undefined;
-}
+export type Names = Pick<InspectOptions, "include" | "exclude">;
 
 /** The names and layouts of another model. */
-export interface MapOptions {
-  /** tessera.map/1, or the name of a built-in map. */
-  readonly map?: DocumentOrText | undefined;
-  /** Applies the map backwards. */
-  readonly inverse?: boolean | undefined;
-}
+export type MapOptions = Pick<DiffOptions, "map" | "inverse">;
 
-/** Options for the source of an output, a manifest or a comparison. */
-export interface SourceOptions extends MapOptions {
-  /** Multiplies float8, int8, MXFP4 and NVFP4 numbers by their scales. The result has the dtype `dtype`, if the call accepts
-   *  it, or that of config.json, or bfloat16. */
-  readonly dequantize?: boolean | undefined;
-}
+/** Options for running a conversion. */
+export type RunOptions = Pick<ConvertOptions, "forTorch" | "maxMem" | "ignoreCrc" | "signal" | "onProgress">;
 
-/** With a map, the plan contains the map's document, and `tessera exec` applies it to the source. */
-export interface PlanOptions extends TargetOptions, OutputOptions, Names, MapOptions {
-  /** Adds every read of every rank. */
-  readonly items?: boolean | undefined;
-  /** tessera.storage/1: the servers of a parallel file system, and on which of them files begin. */
-  readonly storage?: DocumentOrText | undefined;
-}
-
-/** Float8 weights for inference, as `tessera convert --quantize` writes them. */
-export interface QuantizeOptions {
-  /** Quantizes linear weights to float8_e4m3fn in blocks of 128 x 128, each with NAME.weight_scale_inv. */
-  readonly quantize?: "fp8-block" | undefined;
-  /** With `quantize`: weights that are kept as they are. */
-  readonly noQuantize?: readonly string[] | undefined;
-}
-
-/** Selects the findings or differences that count. */
-export interface PolicyOptions {
-  /** "ID=LEVEL". */
-  readonly rule?: readonly string[] | undefined;
-  /** An earlier result, whose findings or differences are left out. */
-  readonly baseline?: DocumentOrText | undefined;
-}
+export type ComparingOptions = Omit<DiffOptions, "map" | "inverse" | "dequantize" | "allowExpansion">;
 
 /** Forms of findings, as `--format` of the command line has them: tessera.findings/1, SARIF 2.1.0, JUnit XML, GitHub's workflow
  *  commands, and GitLab's Code Quality report. */
 export type ReportFormat = "json" | "sarif" | "junit" | "github" | "gitlab";
-
-export interface ComparingOptions extends PolicyOptions {
-  /** Reports different chunks as a difference, too. */
-  readonly layout?: boolean | undefined;
-  /** Matches names without wrapper prefixes. */
-  readonly canonical?: boolean | undefined;
-  /** Lets values differ by this much. */
-  readonly atol?: number | undefined;
-  /** Lets values differ by this many times the other checkpoint's value. */
-  readonly rtol?: number | undefined;
-}
-
-export interface DiffOptions extends ComparingOptions, SourceOptions, Expansion {}
-
-export interface ConvertOptions extends Omit<WritingOptions, "to">, RunOptions, SourceOptions, QuantizeOptions {
-  /** Throws before anything is written if the result would not load into this: a checkpoint, names, or a document (module
-   *  tree, layout, index). */
-  readonly against?: Checkpoint | readonly string[] | DocumentOrText | undefined;
-  /** The directory of a PEFT LoRA adapter, opened as a checkpoint, which is folded into the base. */
-  readonly lora?: Checkpoint | undefined;
-  /** "ranks" writes one file per rank, cut by the map of shards that the checkpoint was opened with. */
-  readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
-  /** "ranks": the number of ranks of all pipeline stages together. By default as many as were joined. */
-  readonly worldSize?: number | undefined;
-  /** "FROM=TO": a literal prefix, or a pattern with one "*" on each side. */
-  readonly rename?: readonly string[] | undefined;
-  /** safetensors: the largest size of a file: a number of bytes, or a text such as "5GB". */
-  readonly maxShardSize?: string | number | undefined;
-}
-
-export interface ReshardOptions extends TargetOptions, WritingOptions, RunOptions, SourceOptions, QuantizeOptions {}
-
-export interface ValidateOptions extends PolicyOptions {
-  /** Read all data. */
-  readonly deep?: boolean | undefined;
-  /** tessera.layout/1: check against this. With `deep`, its digests are checked, too. */
-  readonly layout?: DocumentOrText | undefined;
-  /** Check whether the checkpoint would load into this: a checkpoint, names, or a document (module tree, layout, index). */
-  readonly against?: Checkpoint | readonly string[] | DocumentOrText | undefined;
-  /** Words separated by commas: missing, extra, dtype, shape, chunks, value. */
-  readonly allow?: string | undefined;
-  /** With `against`: use only names with this prefix, and strip it. */
-  readonly prefix?: string | undefined;
-}
 
 /** Receives the files of a conversion. Methods may return promises, which are awaited between steps of about 16 MiB. `bytes`
  *  is only valid during the call. A single file has the name "", and the name of a file next to it begins with a dot. */
@@ -297,9 +144,9 @@ export class Checkpoint {
   /** Returns the text of `plan`, with a path. Needs `Tessera.prepare`. */
   document(kind: "plan", options: PlanOptions & { path?: string | undefined }): string;
   /** Lists the entries, like `tessera inspect`. */
-  inspect(options?: Selection & Hashing & { stats?: boolean | undefined }): InspectDocument;
+  inspect(options?: InspectOptions): InspectDocument;
   /** Returns the layout, like `tessera layout`; `chunks: false` leaves the chunks out. */
-  layout(options?: Selection & Hashing & { chunks?: boolean | undefined }): LayoutDocument;
+  layout(options?: LayoutOptions): LayoutDocument;
   /** Several workers, each with its own Tessera, can share a check of all data. Returns what part `number` of `count` found.
    *  Needs `Tessera.prepare`. */
   checkPart(number: number, count: number): Uint8Array;
@@ -313,9 +160,9 @@ export class Checkpoint {
   /** Previews what each rank of a reshard would read, hold and send, like `tessera plan`. */
   plan(options: PlanOptions): PlanDocument;
   /** Returns checksums of all values, which do not depend on sharding or format, like `tessera manifest`. */
-  manifest(options?: Selection & Hashing & SourceOptions): ManifestDocument;
+  manifest(options?: ManifestOptions): ManifestDocument;
   /** Compares all values with a manifest, like `tessera verify`. */
-  verify(manifest: DocumentOrText, options?: SourceOptions & Expansion & { allow?: string | undefined }): FindingsDocument;
+  verify(manifest: DocumentOrText, options?: VerifyOptions): FindingsDocument;
   /** Writes the checkpoint in another format, like `tessera convert`. Needs `Tessera.prepare`. */
   convert(options: ConvertOptions, sink: Sink): Promise<ConversionResult>;
   /** Writes the shards of each rank of a mesh, like `tessera reshard`. Needs `Tessera.prepare`. */
@@ -323,7 +170,7 @@ export class Checkpoint {
   /** Returns the number of the entry with this name. */
   find(fqn: string): number | undefined;
   /** Reads the values of a tensor, or of `slice`: the text between the brackets of `tessera get` ("0:2,:,-1"). */
-  read(fqn: string, slice?: string, options?: Expansion): TensorValues;
+  read(fqn: string, slice?: string, options?: ReadOptions): TensorValues;
   /** Makes an outline of all entries, or of those that are not tensors. */
   outline(options?: { objectsOnly?: boolean }): Outline;
   /** Computes statistics and a histogram of a tensor, in steps. */
@@ -336,7 +183,7 @@ export class Checkpoint {
   diff(other: Checkpoint, options?: DiffOptions): Diff;
   /** Returns the canonical names of the keys, judged by their text alone, like `tessera fqn --checkpoint PATH`. `prefix`:
    *  use only keys with this prefix, and strip it. */
-  canonicalize(options?: MapOptions & { prefix?: string | undefined }): FqnDocument;
+  canonicalize(options?: CanonicalizeOptions): FqnDocument;
   /** Returns this checkpoint with the names and layouts of a map, for calls that list, read and compare it. It is closed with
    *  this one. Needs `Tessera.prepare`. */
   mapped(options: MapOptions & { map: DocumentOrText }): MappedCheckpoint;
@@ -361,7 +208,7 @@ export interface MappedCheckpoint {
   tally(entry: number): Tally;
   /** Compares with `other`. The comparison is closed with this object. */
   diff(other: Checkpoint, options?: ComparingOptions): Diff;
-  canonicalize(options?: { prefix?: string | undefined }): FqnDocument;
+  canonicalize(options?: Pick<CanonicalizeOptions, "prefix">): FqnDocument;
   close(): void;
 }
 

@@ -2,6 +2,7 @@
  *  `Tessera.load` and `prepare` access the network, if they are given a URL. All data come from the files passed
  *  to `open`. */
 
+import { OPTIONS } from "./commands.js";
 import { convertInto } from "./conversion.js";
 import { compared, Entries } from "./entries.js";
 import { TesseraError } from "./errors.js";
@@ -13,34 +14,6 @@ export { Diff, Outline, Tally, TesseraError, Twins };
 
 const KINDS = { inspect: 1, findings: 2, "findings-deep": 3, layout: 4, overview: 5, optimizer: 8 };
 const OPTIM = { sharded: 1, hasWorldSize: 2, hasRank: 4, allowExpansion: 8 };
-
-const NAMES = { include: "texts", exclude: "texts" };
-const SELECTION = { ...NAMES, allowExpansion: "flag" };
-const TARGET = { target: "document", mesh: "text", placements: "text" };
-const MAP = { map: "document", inverse: "flag" };
-const SOURCE = { dequantize: "flag", ...MAP };
-const QUANTIZE = { quantize: "text", noQuantize: "texts" };
-const POLICY = { rule: "texts", baseline: "document" };
-const OUTPUT = { to: "text", objects: "text", dtype: "text", rawCast: "flag" };
-const WRITING = { ...OUTPUT, ...SELECTION };
-const COMPARING = { layout: "flag", canonical: "flag", atol: "real", rtol: "real", ...POLICY };
-const RUN = { forTorch: "text", maxMem: "size", ignoreCrc: "flag", signal: "signal", onProgress: "function" };
-/** The options of calls; tests/wasm compares them with those of the command line. */
-export const OPTIONS = {
-  open: { primary: "text", part: "text", step: "text", shards: "document" },
-  canonicalize: { prefix: "text", ...MAP },
-  read: { allowExpansion: "flag" },
-  inspect: { hash: "text", stats: "flag", ...SELECTION },
-  layout: { chunks: "flag", hash: "text", ...SELECTION },
-  manifest: { hash: "text", ...SOURCE, ...SELECTION },
-  plan: { items: "flag", storage: "document", ...MAP, ...TARGET, ...OUTPUT, ...NAMES },
-  verify: { allow: "text", ...SOURCE, allowExpansion: "flag" },
-  validate: { deep: "flag", layout: "document", against: "any", allow: "text", prefix: "text", ...POLICY },
-  convert: { against: "any", rename: "texts", maxShardSize: "size", worldSize: "count", lora: "any", ...SOURCE, ...QUANTIZE, ...WRITING, ...RUN },
-  reshard: { ...SOURCE, ...QUANTIZE, ...TARGET, ...WRITING, ...RUN },
-  optimizer: { modules: "document", flatParams: "document", worldSize: "count", at: "text", sharded: "flag", rank: "count", maxMem: "size", allowExpansion: "flag" },
-  diff: { ...COMPARING, ...SOURCE, allowExpansion: "flag" },
-};
 
 export class Tessera {
   #m;
@@ -252,7 +225,7 @@ export class Checkpoint extends Entries {
 
   /** Returns this checkpoint with the names and layouts of a map, to list, read and compare. It is closed with this one. */
   mapped(options) {
-    const given = optionsOf("mapped", options, MAP);
+    const { map, inverse } = OPTIONS.diff, given = optionsOf("mapped", options, { map, inverse });
     argumentOf("mapped", "option 'map'", given.map, "document");
     return this.#layered(pairsOf(given));
   }
@@ -300,7 +273,8 @@ class MappedCheckpoint extends Entries {
   }
 
   diff(other, options = {}) {
-    return compared(this, otherOf(this.m, "diff", "other", other), optionsOf("diff", options, COMPARING));
+    const { map, inverse, dequantize, allowExpansion, ...comparing } = OPTIONS.diff;
+    return compared(this, otherOf(this.m, "diff", "other", other), optionsOf("diff", options, comparing));
   }
 }
 

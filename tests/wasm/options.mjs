@@ -1,60 +1,11 @@
-/** Compares the package's options with the command line's: every long option of a command is an option of the call, an
- *  option of `open`, or listed here with the reason why a call does not have it. Also tests options that no other file
- *  compares. */
+/** Tests options that no other file compares. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
-import { spawnSync } from "node:child_process";
-import { OPTIONS } from "../../wasm/tessera.js";
 import { refusalOf } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
 import { check, errorOf, same, test, testAsync } from "./harness.mjs";
 import { expandedFile } from "./torch_files.mjs";
-
-const PRINTING = { json: "a call gives the document", format: "a call gives the JSON document", "fail-on": "there is no exit status", "list-rules": "ruleHelp explains a rule", tree: "text for a terminal", output: "a call gives the document", print: "text for a terminal" };
-const PLACES = { overwrite: "the sink decides", resume: "a sink begins anew", "discard-parts": "a sink has no parts of plans", "no-verify": "a sink begins anew", "dry-run": "whoever wants no files gives a sink that keeps none" };
-const GLOBAL = { quiet: "nothing is printed", "no-progress": "nothing is printed", color: "nothing is printed", threads: "a module has one thread", "io-depth": "the host reads", "no-mpi": "there is no MPI", help: "text for a terminal", version: "package.json states it" };
-const OPENED = { also: "the files of all directories are given to open", part: "of open", step: "of open", shards: "of open" };
-
-/** Commands and calls, with the options that are an argument of the call, or that it does not need. */
-const CALLS = {
-  inspect: { call: "inspect" },
-  layout: { call: "layout", has: { "no-chunks": "chunks" } },
-  validate: { call: "validate", no: { "changed-files": "it is about files on a disk" } },
-  diff: { call: "diff", no: { values: "step() compares values" } },
-  plan: { call: "plan" },
-  manifest: { call: "manifest" },
-  verify: { call: "verify" },
-  optim: { call: "optimizer", no: { overwrite: "nothing is written", to: "convert writes the result in any form" } },
-  get: { call: "read" },
-  fqn: { call: "canonicalize", no: { checkpoint: "canonicalize is a checkpoint's method", against: "renames towards another checkpoint are not in the package" } },
-  convert: { call: "convert" },
-  reshard: { call: "reshard", no: { storage: "it orders what several processes read" } },
-};
-/** Options of calls that the command line does not have. */
-const OWN = { signal: "stops a conversion", onProgress: "watches a conversion" };
-
-const camel = (name) => name.replace(/-([a-z])/g, (_, letter) => letter.toUpperCase());
-
-export function testOptionTables({ native }) {
-  const longOptions = (command) => {
-    const help = spawnSync(native, ["help", command], { encoding: "utf8" }).stdout;
-    return [...new Set([...help.matchAll(/^ {2,6}(?:-[a-z], |\s{4})?--([a-z-]+)/gm)].map((m) => m[1]))];
-  };
-  for (const [command, { call, has = {}, no = {} }] of Object.entries(CALLS)) {
-    test(`every option of ${command} is one of ${call}, or has a reason`, () => {
-      const listed = longOptions(command), found = new Set(), known = Object.keys(OPTIONS[call]);
-      check(listed.includes("help") && listed.length > 9, `the help of ${command} lists ${listed}`);
-      for (const option of listed) {
-        const name = has[option] ?? camel(option);
-        if (known.includes(name)) found.add(name);
-        else check({ ...PRINTING, ...PLACES, ...GLOBAL, ...OPENED, ...no }[option] !== undefined, `--${option} of ${command} is neither an option of ${call} nor named`);
-        check(!(known.includes(name) && no[option]), `--${option} of ${command} is both an option and named`);
-      }
-      for (const name of known) check(found.has(name) || OWN[name], `option ${name} of ${call} is not the command line's`);
-    });
-  }
-}
 
 const GOLDEN = "tests/golden";
 const QUANTIZED = [[{}, []], [{ noQuantize: ["**.up*", "tall.*"] }, ["--no-quantize", "**.up*", "--no-quantize", "tall.*"]], [{ dtype: "bfloat16" }, ["--dtype", "bfloat16"]],

@@ -10,7 +10,7 @@ import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { Tessera } from "../../wasm/tessera.js";
 import { filesOf } from "../../wasm/node.js";
-import { testNewOptions, testOptionTables } from "./options.mjs";
+import { testNewOptions } from "./options.mjs";
 import { testOutlines } from "./outline.mjs";
 import { testCalls } from "./calls.mjs";
 import { testChecksums } from "./checksums.mjs";
@@ -419,7 +419,6 @@ await testSources({ tessera, native, root, withOpened, sourceOf });
 testListing({ tessera, native, root });
 await testRemoteFiles({ tessera, module, native, root, withOpened, sourceOf });
 await testMaps({ tessera, native, root, withOpened, sourceOf });
-testOptionTables({ tessera, native, root, withOpened, sourceOf });
 await testNewOptions({ tessera, native, root, withOpened, sourceOf });
 await testNames({ tessera, native, withOpened, sourceOf });
 testReals();
@@ -428,6 +427,11 @@ await testUnprepared(module, writers, { sample: path.join(samples, "dcp_fsdp2"),
 
 test("the types of documents are those of the schemas", () => {
   const p = spawnSync(process.execPath, [path.join(root, "wasm/types.mjs"), "--check"], { encoding: "utf8" });
+  check(p.status === 0, p.stderr);
+});
+
+test("the options of calls are those of the table of commands", () => {
+  const p = spawnSync(process.execPath, [path.join(root, "wasm/commands.mjs"), native, "--check"], { encoding: "utf8" });
   check(p.status === 0, p.stderr);
 });
 

@@ -37,6 +37,15 @@ static void put_names(cli *program)
     cli_close(&session);
 }
 
+/* `tessera completions json`, from which the options of the npm package and the tests of Python's are made. */
+static int put_table(const cli *program)
+{
+    tsr_json json;
+    tsr_error err = {0};
+    tsr_json_start(&json, cli_write_file, stdout, 1, &err);
+    return tsr_commands_write(&json) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+}
+
 static int run(cli *program, const tsr_command_options *arguments)
 {
     (void)arguments;
@@ -45,6 +54,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     else if (strcmp(shell, "zsh") == 0) cli_put_zsh();
     else if (strcmp(shell, "fish") == 0) cli_put_fish();
     else if (strcmp(shell, "names") == 0) put_names(program);
+    else if (strcmp(shell, "json") == 0) return put_table(program);
     else return cli_fail(program, "cannot write completions for '%s'; choose bash, zsh or fish", shell);
     return CLI_DONE;
 }
