@@ -15,16 +15,14 @@
 #define PRINTS   "nothing is printed"
 #define TERMINAL "it is about text for a terminal"
 #define SINK     "a sink starts from the beginning"
-#define NOT_YET  "Python does not have it yet"
 
 /* ---- listing ---- */
 
 OPTION(tree, FLAG, tree, "tree", NULL, "Show a tree with totals per prefix", .npm = TERMINAL, .python = TERMINAL)
 OPTION(inspect_json, FLAG, json, "json", NULL, "Print the tessera.inspect/1 document", .npm = PRINTED, .python = PRINTED)
 OPTION(include, TEXTS, selection.include, "include", "GLOB",
-       "Use only names that match (repeatable): * within a component, ** across components, ?, [...]", .python = NOT_YET)
-OPTION(exclude, TEXTS, selection.exclude, "exclude", "GLOB", "Leave out names that match (repeatable); overrides --include",
-       .python = NOT_YET)
+       "Use only names that match (repeatable): * within a component, ** across components, ?, [...]")
+OPTION(exclude, TEXTS, selection.exclude, "exclude", "GLOB", "Leave out names that match (repeatable); overrides --include")
 OPTION(inspect_hash, CHOICE, hash, "hash", "sha256|xxh3",
        "Compute a digest of each tensor's values, independent of sharding and format")
 OPTION(stats, FLAG, stats, "stats", NULL,
@@ -58,29 +56,27 @@ OPTION(print, FLAG, print, "print", NULL, "Print all values, however many there 
 /* ---- comparing and checking ---- */
 
 OPTION(map, DOCUMENT, map, "map", "MAP",
-       "Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map", .python = NOT_YET)
-OPTION(inverse, FLAG, inverse, "inverse", NULL, "With --map: apply the map backwards", .python = NOT_YET)
+       "Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map")
+OPTION(inverse, FLAG, inverse, "inverse", NULL, "With --map: apply the map backwards")
 OPTION(diff_dequantize, FLAG, dequantize, "dequantize", NULL,
-       "Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16",
-       .python = NOT_YET)
+       "Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16")
 OPTION(diff_values, FLAG, values, "values", NULL, "Compare values too, bit for bit", .npm = "Diff.step() compares values")
 OPTION(atol, REAL, atol, "atol", "X", "Allow values to differ by X; NaN equals NaN (implies --values)")
 OPTION(rtol, REAL, rtol, "rtol", "X", "Allow values to differ by X times the value in B (implies --values)")
 OPTION(diff_layout, FLAG, compares_layout, "layout", NULL, "Report different chunks as a difference")
-OPTION(canonical, FLAG, canonical, "canonical", NULL, "Match names without wrapper prefixes (module, _orig_mod, …)",
-       .python = NOT_YET)
+OPTION(canonical, FLAG, canonical, "canonical", NULL, "Match names without wrapper prefixes (module, _orig_mod, …)")
 OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
        "Report in this format (default: text); json is the tessera.diff/1 document",
-       .npm = "a call gives the JSON document; report() gives the others")
+       .npm = "a call gives the JSON document; report() gives the others",
+       .python = "report and report_diff choose the form")
 OPTION(report_json, FLAG, json, "json", NULL, "Same as --format json", .npm = PRINTED, .python = PRINTED)
 OPTION(diff_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
        "Exit with 1 for differences at or above this level (default: error)", .npm = "there is no exit status",
        .python = "there is no exit status")
 OPTION(rule, TEXTS, rules, "rule", "ID=LEVEL",
-       "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)",
-       .python = NOT_YET)
+       "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)")
 OPTION(diff_baseline, DOCUMENT, baseline, "baseline", "FILE",
-       "Leave out differences that an earlier --json document lists with the same name and kind", .python = NOT_YET)
+       "Leave out differences that an earlier --json document lists with the same name and kind")
 OPTION(diff_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rules of diff with their levels",
        .npm = "ruleHelp explains a rule", .python = "tessera explain lists them")
 OPTION(deep, FLAG, deep, "deep", NULL,
@@ -94,7 +90,8 @@ OPTION(validate_prefix, TEXT, prefix, "prefix", "TEXT",
        "With --against: use only names with this prefix, such as model., and strip it")
 OPTION(allow, TEXT, allow, "allow", "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value")
 OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in this format (default: text)",
-       .npm = "a call gives the JSON document; report() gives the others")
+       .npm = "a call gives the JSON document; report() gives the others",
+       .python = "report and report_diff choose the form")
 OPTION(validate_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
        "Exit with 1 for findings at or above this level (default: error)", .npm = "there is no exit status",
        .python = "there is no exit status")
@@ -370,6 +367,9 @@ static const tsr_absent_option absent_in_repair[] = {
 static const char *const python_inspect[] = {"inspect", NULL};
 static const char *const python_validate[] = {"validate", "check", "report", NULL};
 static const char *const python_diff[] = {"diff", "report_diff", NULL};
+/* What these do not have yet. */
+static const char *const inspect_of_python_lacks[] = {"include", "exclude", NULL};
+static const char *const diff_of_python_lacks[] = {"map", "inverse", "dequantize", "canonical", "rule", "baseline", NULL};
 
 const tsr_command tsr_commands[] = {
     {.name = "inspect",
@@ -380,7 +380,8 @@ const tsr_command tsr_commands[] = {
      .most = 1,
      .options = inspect_options,
      .npm = "inspect",
-     .python = python_inspect},
+     .python = python_inspect,
+     .python_lacks = inspect_of_python_lacks},
     {.name = "view",
      .summary = "Open a checkpoint in the browser viewer, served on the loopback address",
      .operands = "PATH [PATH]",
@@ -401,7 +402,8 @@ const tsr_command tsr_commands[] = {
      .most = 2,
      .options = diff_options,
      .npm = "diff",
-     .python = python_diff},
+     .python = python_diff,
+     .python_lacks = diff_of_python_lacks},
     {.name = "validate",
      .group = "Check",
      .summary = "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
