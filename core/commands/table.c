@@ -1,7 +1,7 @@
 /* The table of options and commands: see tessera/sys/commands.h.
  *
  * A row is an option with one help text, whichever commands have it. Each command lists its options in the order in which help shows
- * them. To add an option: give it a field in tsr_command_options, a row here, and a place in the lists of its commands. */
+ * them. README.md says how to add an option or a command. */
 #include "tessera/sys/commands.h"
 #include "tessera/sys/report.h"
 
