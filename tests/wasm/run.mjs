@@ -8,6 +8,7 @@ import path from "node:path";
 import zlib from "node:zlib";
 import { spawnSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
+import { OPTIONS } from "../../wasm/commands.js";
 import { Tessera } from "../../wasm/tessera.js";
 import { filesOf } from "../../wasm/node.js";
 import { testNewOptions } from "./options.mjs";
@@ -433,6 +434,16 @@ test("the types of documents are those of the schemas", () => {
 test("the options of calls are those of the table of commands", () => {
   const p = spawnSync(process.execPath, [path.join(root, "wasm/commands.mjs"), native, "--check"], { encoding: "utf8" });
   check(p.status === 0, p.stderr);
+});
+
+test("every option of a call is used by the package", () => {
+  const folder = path.join(root, "wasm"), textOf = (ending) => fs.readdirSync(folder).filter((n) => n.endsWith(ending) && n !== "commands.js").map((n) => fs.readFileSync(path.join(folder, n), "utf8")).join("\n");
+  const shim = textOf(".c"), script = textOf(".js");
+  for (const [call, options] of Object.entries(OPTIONS))
+    for (const name of Object.keys(options)) {
+      const long = name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+      check(shim.includes(`"${long}"`) || new RegExp(`\\b${name}\\b`).test(script), `neither wasm/*.c nor wasm/*.js reads option ${name} of ${call}; implement it, or state in core/commands/table.c why it is not in the package`);
+    }
 });
 
 test("the npm package installs, runs under Node and has the types that it says", () => {
