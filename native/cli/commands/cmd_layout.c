@@ -4,7 +4,10 @@
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
-    return cli_write_layout(program, program->operands.items[0], arguments);
+    const tsr_layout_options layout = {.selection = {cli_selects, &arguments->selection},
+                                       .no_chunks = arguments->no_chunks,
+                                       .hash = (tsr_digest_algorithm)arguments->hash};
+    return cli_write_layout(program, arguments, &layout);
 }
 
 const cli_command cli_layout = {

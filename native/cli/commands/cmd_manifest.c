@@ -5,9 +5,12 @@
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
-    tsr_command_options manifest = *arguments;
-    if (!manifest.hash) manifest.hash = cli_host(program)->xxh3 ? TSR_DIGEST_XXH3 : TSR_DIGEST_SHA256;
-    return cli_write_layout(program, program->operands.items[0], &manifest);
+    const tsr_digest_algorithm usual = cli_host(program)->xxh3 ? TSR_DIGEST_XXH3 : TSR_DIGEST_SHA256;
+    const tsr_layout_options manifest = {.selection = {cli_selects, &arguments->selection},
+                                         .no_chunks = true,
+                                         .is_manifest = true,
+                                         .hash = arguments->hash ? (tsr_digest_algorithm)arguments->hash : usual};
+    return cli_write_layout(program, arguments, &manifest);
 }
 
 const cli_command cli_manifest = {
