@@ -223,8 +223,7 @@ OPTION(modules, DOCUMENT, modules, "modules", "MODULES.json",
        "Take names, frozen parameters and groups from a tessera.modules/1 document")
 OPTION(flat_params, DOCUMENT, flat_params, "flat-params", "FLAT.json",
        "Take FSDP1's flat parameters from a tessera.flat-params/1 document")
-OPTION(optim_world_size, COUNT, world_size, "world-size", "N",
-       "Write for N ranks (shard; default: as many as FLAT.json has)")
+OPTION(optim_world_size, NUMBER, ranks, "world-size", "N", "Write for N ranks (shard; default: as many as FLAT.json has)")
 OPTION(sharded, FLAG, sharded, "sharded", NULL,
        "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)")
 OPTION(rank, NUMBER, rank, "rank", "N",

@@ -65,8 +65,8 @@ static tsr_status read_request(job *j, tsr_error *err)
     r->source = j->output.source;
     r->warn = warn;
     r->warn_ctx = j->program;
-    r->has_world_size = a->world_size != 0;
-    r->world_size = a->world_size;
+    r->has_world_size = a->ranks.given;
+    r->world_size = a->ranks.value;
     r->has_rank = a->rank.given;
     r->rank = a->rank.value;
     tsr_status status = read_document(j, a->modules, &j->modules, &r->modules, err);

@@ -83,7 +83,7 @@ typedef struct tsr_command_options {
     const char *output, *checkpoint, *like;
     const char *modules, *flat_params, *at; /* of optim, like the next two */
     bool sharded;
-    tsr_given_number rank;
+    tsr_given_number rank, ranks; /* ranks: --world-size */
 
     uint64_t port; /* of view, like the next one */
     const char *pages;
