@@ -10,6 +10,21 @@
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/entries.h"
 
+void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
+{
+    if (!checkpoint) return;
+    if (checkpoint->reader && checkpoint->reader->close) checkpoint->reader->close(checkpoint);
+    tsr_name_index_free(checkpoint->index);
+    tsr_findings_free(checkpoint->findings);
+    tsr_vec_free(&checkpoint->missing);
+    tsr_vec_free(&checkpoint->implied);
+    tsr_store **entered = checkpoint->entered.items;
+    for (size_t i = checkpoint->entered.count; i > 0; i--) entered[i - 1]->close(entered[i - 1]);
+    tsr_vec_free(&checkpoint->entered);
+    tsr_arena_free(checkpoint->arena);
+    tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
+}
+
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint)
 {
     return &checkpoint->catalog;

@@ -10,6 +10,20 @@
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/vec.h"
 
+struct tsr_reader;
+
+/* A format known in advance, and its files: the `count` given files are opened with the given reader, and become
+ * checkpoint->files. */
+typedef struct tsr_form {
+    const struct tsr_reader *reader;
+    const uint32_t *files;
+    uint32_t count;
+} tsr_form;
+
+/* Works like tsr_checkpoint_open. If `form` is NULL, the format is recognized. */
+typedef tsr_status tsr_open_fn(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
+                               tsr_checkpoint **out, tsr_error *err);
+
 struct tsr_checkpoint {
     tsr_store *store;
     tsr_store *given;        /* the store passed to tsr_checkpoint_open; differs from `store` when a step was chosen */
@@ -20,6 +34,7 @@ struct tsr_checkpoint {
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_open_options options;
+    tsr_open_fn *opens; /* opens the checkpoints that this one consists of */
     /* The files that recognition chose, in order, with numbers in names compared by value: the one file, the index, the
      * shards, or the rank files. For dcp, the metadata file or files. They are chosen by content; the store may have any
      * other files, too. */
@@ -79,16 +94,6 @@ typedef struct tsr_reader {
     tsr_status (*find)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_found *out, tsr_error *err);
 } tsr_reader;
-
-/* A format known in advance, and its files. tsr_checkpoint_open_as works like tsr_checkpoint_open, but opens the `count`
- * given files with the given reader (they become checkpoint->files). If `form` is NULL, the format is recognized. */
-typedef struct tsr_form {
-    const tsr_reader *reader;
-    const uint32_t *files;
-    uint32_t count;
-} tsr_form;
-tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
-                                  const tsr_form *form, tsr_checkpoint **out, tsr_error *err);
 
 /* Records a file that the metadata names and the store does not have. Copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);

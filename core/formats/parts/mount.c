@@ -1,9 +1,10 @@
-/* See mount.h. This file fills the parts. */
+/* See mount.h: fills the parts, then passes each question about an entry on to the checkpoint that it came from. */
 #include "formats/parts/mount.h"
 
 #include "formats/common/metadata.h"
 #include "formats/torch/torch_flatten.h"
 #include "io/store_view.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
@@ -29,6 +30,133 @@ tsr_status tsr_part_begin(tsr_checkpoint *checkpoint, tsr_str name, bool own_nam
     return TSR_OK;
 }
 
+/* ---- entries under the name of their part ---- */
+
+/* The text and the path items put in front of the names that are added. */
+typedef struct prefix {
+    tsr_checkpoint *checkpoint;
+    tsr_str text; /* "rng_state.rank_0", or empty */
+    tsr_path_item items[2];
+    uint32_t count;
+    tsr_error *err;
+} prefix;
+
+static tsr_status open_prefix(prefix *p, const tsr_part *part, tsr_str below)
+{
+    if (part->own_names) return TSR_OK;
+    if (part->name.size) p->items[p->count++] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = part->name};
+    if (below.size) p->items[p->count++] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = below};
+    p->text = tsr_arena_format(p->checkpoint->arena, p->err, "%.*s%s%.*s", TSR_STR_ARG(part->name),
+                               part->name.size && below.size ? "." : "", TSR_STR_ARG(below));
+    return p->text.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_name(const prefix *p, tsr_str *fqn)
+{
+    if (!p->text.size) return TSR_OK;
+    if (fqn->size == 0) *fqn = p->text;
+    else *fqn = tsr_arena_format(p->checkpoint->arena, p->err, "%.*s.%.*s", TSR_STR_ARG(p->text), TSR_STR_ARG(*fqn));
+    return fqn->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Puts the prefix in front of the path of `fqn`. If there is no path, `fqn` is a flat key. */
+static tsr_status add_path(const prefix *p, tsr_str fqn, const tsr_path_item **path, uint32_t *length)
+{
+    const bool flat = !*path && fqn.size > 0;
+    const uint32_t own = flat ? 1 : *length;
+    if (!p->count) return TSR_OK;
+    tsr_path_item *items = tsr_arena_array(p->checkpoint->arena, (size_t)p->count + own, sizeof *items, p->err);
+    if (!items) return TSR_E_NOMEM;
+    memcpy(items, p->items, p->count * sizeof *items);
+    if (flat) items[p->count] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = fqn};
+    else if (own) memcpy(items + p->count, *path, own * sizeof *items);
+    *path = items;
+    *length = p->count + own;
+    return TSR_OK;
+}
+
+static tsr_status add_entry(const prefix *p, tsr_mounts *mounts, const tsr_entry *entry, uint32_t *storages)
+{
+    tsr_entry *added = tsr_vec_push(&mounts->entries, p->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = *entry;
+    if (entry->storage_id) added->storage_id += mounts->storages;
+    if (added->storage_id > *storages) *storages = added->storage_id;
+    TSR_TRY(add_path(p, entry->fqn, &added->path, &added->path_length));
+    return add_name(p, &added->fqn);
+}
+
+/* What is added to the current part. */
+typedef struct mount_entries {
+    const tsr_entry *entries;
+    uint64_t entry_count;
+    const tsr_mapping *mappings;
+    uint64_t mapping_count;
+} mount_entries;
+
+static tsr_status add_entries(tsr_checkpoint *checkpoint, tsr_str below, const mount_entries *added, tsr_error *err)
+{
+    tsr_mounts *mounts = checkpoint->state;
+    tsr_part *part = (tsr_part *)mounts->parts.items + mounts->parts.count - 1;
+    const uint64_t before = mounts->entries.count;
+    uint32_t storages = mounts->storages;
+    prefix p = {.checkpoint = checkpoint, .err = err};
+    TSR_TRY(open_prefix(&p, part, below));
+    for (uint64_t i = 0; i < added->entry_count; i++) TSR_TRY(add_entry(&p, mounts, &added->entries[i], &storages));
+    for (uint64_t i = 0; i < added->mapping_count; i++) {
+        tsr_mapping *mapping = tsr_vec_push(&mounts->mappings, err);
+        if (!mapping) return TSR_E_NOMEM;
+        *mapping = added->mappings[i];
+        mapping->entries_before += before;
+        TSR_TRY(add_path(&p, mapping->fqn, &mapping->path, &mapping->path_length));
+        TSR_TRY(add_name(&p, &mapping->fqn));
+    }
+    mounts->storages = storages;
+    part->entry_count += added->entry_count;
+    return TSR_OK;
+}
+
+/* ---- findings ---- */
+
+static tsr_status take_finding(tsr_checkpoint *checkpoint, const tsr_mount *mount, const tsr_finding *finding,
+                               tsr_error *err)
+{
+    char name[4096];
+    tsr_place place = {finding->file, finding->byte_offset, finding->fqn};
+    const size_t size = mount->directory.size + 1 + finding->file.size;
+    if (mount->directory.size && finding->file.size && size <= sizeof name) {
+        memcpy(name, mount->directory.data, mount->directory.size);
+        name[mount->directory.size] = '/';
+        memcpy(name + mount->directory.size + 1, finding->file.data, finding->file.size);
+        place.file = (tsr_str){name, size};
+    } else if (mount->directory.size) {
+        place.file = mount->directory;
+    }
+    return tsr_finding_add_at(checkpoint->findings, (tsr_rated_rule){finding->rule->id, finding->level}, place, err, "%.*s",
+                              TSR_STR_ARG(finding->message));
+}
+
+/* Copies the findings that a mounted checkpoint has added since the last call. */
+static tsr_status take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err)
+{
+    tsr_findings *found = mount->mounted->findings;
+    size_t rules;
+    const tsr_rule *table = tsr_rules(&rules);
+    for (size_t i = 0; i < tsr_findings_count(found); i++)
+        TSR_TRY(take_finding(checkpoint, mount, tsr_findings_at(found, i), err));
+    for (size_t i = 0; i < rules; i++)
+        for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+            tsr_findings_count_more(checkpoint->findings, &table[i], (tsr_level)level,
+                                    tsr_findings_unlisted(found, &table[i], (tsr_level)level));
+    mount->mounted->findings = tsr_findings_new(checkpoint->host->allocator, 0, err);
+    if (!mount->mounted->findings) {
+        mount->mounted->findings = found;
+        return TSR_E_NOMEM;
+    }
+    tsr_findings_free(found);
+    return TSR_OK;
+}
+
 /* ---- one mounted checkpoint ---- */
 
 static tsr_status open_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_checkpoint **out,
@@ -42,7 +170,7 @@ static tsr_status open_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
         TSR_TRY(tsr_store_view_below(checkpoint->store, place->directory, checkpoint->arena, &view, &holds_files, err));
     else if (place->file != TSR_NO_FILE)
         TSR_TRY(tsr_store_view_of_file(checkpoint->store, place->file, checkpoint->arena, &view, err));
-    return tsr_checkpoint_open_as(view ? &view->base : checkpoint->store, checkpoint->host, &options, place->form, out, err);
+    return checkpoint->opens(view ? &view->base : checkpoint->store, checkpoint->host, &options, place->form, out, err);
 }
 
 static tsr_str name_of(const tsr_checkpoint *checkpoint, const tsr_mount_place *place)
@@ -123,14 +251,14 @@ static tsr_status take_mounted(tsr_checkpoint *checkpoint, const tsr_mount_place
     tsr_mounts *mounts = mounts_of(checkpoint);
     tsr_part *part = current_part(mounts);
     const tsr_catalog *catalog = &mount->mounted->catalog;
-    const tsr_mount_entries added = {catalog->entries, catalog->entry_count, catalog->mappings, catalog->mapping_count};
+    const mount_entries added = {catalog->entries, catalog->entry_count, catalog->mappings, catalog->mapping_count};
     if (part->format == TSR_FORMAT_NONE) part->format = catalog->format;
     checkpoint->catalog.compressed = checkpoint->catalog.compressed || catalog->compressed;
     TSR_TRY(take_files(mounts, mount->mounted, &part->files, err));
     TSR_TRY(take_missing(checkpoint, mount, err));
     TSR_TRY(take_metadata(mounts, catalog, err));
-    TSR_TRY(tsr_mounts_take_findings(checkpoint, mount, err));
-    return tsr_mounts_add(checkpoint, place->below, &added, err);
+    TSR_TRY(take_findings(checkpoint, mount, err));
+    return add_entries(checkpoint, place->below, &added, err);
 }
 
 tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *place, tsr_error *err)
@@ -163,14 +291,106 @@ tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_f
     if (status == TSR_OK)
         status = tsr_torch_flatten(root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, &why);
     if (status != TSR_OK) return report_unreadable(checkpoint, checkpoint->store->files[file].name, &why, err);
-    const tsr_mount_entries added = {flat.entries, flat.entry_count, flat.mappings, flat.mapping_count};
+    const mount_entries added = {flat.entries, flat.entry_count, flat.mappings, flat.mapping_count};
     uint32_t *used = tsr_vec_push(&mounts->files, err);
     if (!used) return TSR_E_NOMEM;
     *used = file;
     tsr_part *part = current_part(mounts);
     if (part->format == TSR_FORMAT_NONE) part->format = format;
     part->files++;
-    return tsr_mounts_add(checkpoint, (tsr_str){NULL, 0}, &added, err);
+    return add_entries(checkpoint, (tsr_str){NULL, 0}, &added, err);
+}
+
+/* ---- bytes of entries ---- */
+
+/* The mount that an entry came from. NULL for an entry that is not in the catalog, or that came from a document (JSON). */
+static const tsr_mount *mount_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
+{
+    const tsr_mounts *mounts = checkpoint->state;
+    const tsr_mount *list = mounts->list.items;
+    const uint64_t at = ((uintptr_t)entry - (uintptr_t)mounts->first) / sizeof *entry;
+    size_t low = 0, high = mounts->list.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (at >= list[middle].first_entry + list[middle].entry_count) low = middle + 1;
+        else high = middle;
+    }
+    return low < mounts->list.count && at >= list[low].first_entry ? &list[low] : NULL;
+}
+
+static const tsr_entry *mounted_entry(const tsr_checkpoint *checkpoint, const tsr_mount *mount, const tsr_entry *entry)
+{
+    const tsr_mounts *mounts = checkpoint->state;
+    return &mount->mounted->catalog.entries[(uint64_t)(entry - mounts->first) - mount->first_entry];
+}
+
+tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                             tsr_view *out, tsr_error *err)
+{
+    const tsr_mount *mount = mount_of(checkpoint, entry);
+    *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
+    return mount ? tsr_checkpoint_locate(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err)
+                 : TSR_OK;
+}
+
+tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                          tsr_stated_crc *out, tsr_error *err)
+{
+    const tsr_mount *mount = mount_of(checkpoint, entry);
+    if (!mount) return TSR_OK;
+    return tsr_checkpoint_crc(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err);
+}
+
+tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
+                           tsr_found *out, tsr_error *err)
+{
+    const tsr_mount *mount = mount_of(checkpoint, entry);
+    *out = (tsr_found){.view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
+    return mount ? tsr_checkpoint_find(mount->mounted, mounted_entry(checkpoint, mount, entry), chunk, scratch, out, err)
+                 : TSR_OK;
+}
+
+/* ---- extents ---- */
+
+typedef struct visit {
+    const tsr_checkpoint *checkpoint;
+    const tsr_mount *mount;
+    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
+    void *ctx;
+} visit;
+
+static tsr_status pass_on(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    const visit *v = ctx;
+    tsr_extent own = *extent;
+    if (extent->entry) {
+        const uint64_t at = (uint64_t)(extent->entry - v->mount->mounted->catalog.entries);
+        own.entry = ((const tsr_mounts *)v->checkpoint->state)->first + v->mount->first_entry + at;
+    }
+    return v->each(v->ctx, &own, err);
+}
+
+tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint,
+                              tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                              tsr_error *err)
+{
+    const tsr_mounts *mounts = checkpoint->state;
+    const tsr_mount *list = mounts->list.items;
+    for (size_t i = 0; i < mounts->list.count; i++) {
+        visit v = {checkpoint, &list[i], each, ctx};
+        const tsr_status status = tsr_checkpoint_extents(list[i].mounted, pass_on, &v, err);
+        TSR_TRY(take_findings(checkpoint, &list[i], status == TSR_OK ? err : NULL));
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+void tsr_mounts_close(tsr_checkpoint *checkpoint)
+{
+    tsr_mounts *mounts = checkpoint->state;
+    tsr_mount *list = mounts->list.items;
+    for (size_t i = 0; i < mounts->list.count; i++) tsr_checkpoint_close(list[i].mounted);
+    tsr_vec_free(&mounts->list);
 }
 
 /* ---- the whole checkpoint ---- */

@@ -56,22 +56,13 @@ tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *pla
  * torch.save file. */
 tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_format format, tsr_error *err);
 
-/* mount_add.c: appends entries under the name of the part and `below`. */
-typedef struct tsr_mount_entries {
-    const tsr_entry *entries;
-    uint64_t entry_count;
-    const tsr_mapping *mappings;
-    uint64_t mapping_count;
-} tsr_mount_entries;
-tsr_status tsr_mounts_add(tsr_checkpoint *checkpoint, tsr_str below, const tsr_mount_entries *added, tsr_error *err);
-
-/* json_value.c: the value of a JSON document, as Python's json.loads returns it: NaN and Infinity are numbers, and 1.0 is
+/* document.c: the value of a JSON document, as Python's json.loads returns it: NaN and Infinity are numbers, and 1.0 is
  * not an integer. Lives in the checkpoint's arena. Errors name the file. */
 tsr_status tsr_json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
-/* pickle_value.c: the same for a file that is a pickle. Calls that loading it would make are findings. */
+/* The same for a file that is a pickle. Calls that loading it would make are findings. */
 tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
 
-/* mount_read.c: the functions in the table of a reader that mounts checkpoints. */
+/* The functions in the table of a reader that mounts checkpoints. */
 tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);
 tsr_status tsr_mounts_extents(tsr_checkpoint *checkpoint,
@@ -82,8 +73,6 @@ tsr_status tsr_mounts_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
 tsr_status tsr_mounts_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                            tsr_found *out, tsr_error *err);
 void tsr_mounts_close(tsr_checkpoint *checkpoint);
-/* Copies the findings that a mounted checkpoint has added since the last call. */
-tsr_status tsr_mounts_take_findings(tsr_checkpoint *checkpoint, const tsr_mount *mount, tsr_error *err);
 
 /* Fields of the tsr_reader of a format that mounts checkpoints. */
 #define TSR_MOUNTS_READER \

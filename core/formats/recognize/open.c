@@ -103,14 +103,8 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 
-tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
-                               tsr_error *err)
-{
-    return tsr_checkpoint_open_as(store, host, options, NULL, out, err);
-}
-
-tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options,
-                                  const tsr_form *form, tsr_checkpoint **out, tsr_error *err)
+static tsr_status open_as(tsr_store *store, const tsr_host *host, const tsr_open_options *options, const tsr_form *form,
+                          tsr_checkpoint **out, tsr_error *err)
 {
     tsr_open_options own;
     *out = NULL;
@@ -121,6 +115,7 @@ tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const 
                                    .given = store,
                                    .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
                                    .host = host,
+                                   .opens = open_as,
                                    .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                    .implied = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                    .expansion = host->limits.expansion};
@@ -134,15 +129,8 @@ tsr_status tsr_checkpoint_open_as(tsr_store *store, const tsr_host *host, const 
     return status;
 }
 
-void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
+tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
+                               tsr_error *err)
 {
-    if (!checkpoint) return;
-    if (checkpoint->reader && checkpoint->reader->close) checkpoint->reader->close(checkpoint);
-    tsr_name_index_free(checkpoint->index);
-    tsr_findings_free(checkpoint->findings);
-    tsr_vec_free(&checkpoint->missing);
-    tsr_vec_free(&checkpoint->implied);
-    tsr_leave_steps(checkpoint);
-    tsr_arena_free(checkpoint->arena);
-    tsr_free(checkpoint->host->allocator, checkpoint, 1, sizeof *checkpoint);
+    return open_as(store, host, options, NULL, out, err);
 }

@@ -27,7 +27,6 @@ tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **
 /* steps.c: sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if
  * there is nothing to choose. Fails as described at tsr_open_options.step, or if reading fails. */
 tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err);
-void tsr_leave_steps(tsr_checkpoint *checkpoint);
 
 /* part.c: keeps only the entries of options.part in the catalog, and removes the part's name from theirs. */
 tsr_status tsr_keep_part(tsr_checkpoint *checkpoint, tsr_error *err);

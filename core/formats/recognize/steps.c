@@ -45,13 +45,6 @@ static tsr_status enter(tsr_checkpoint *checkpoint, tsr_str directory, tsr_error
     return open_below(checkpoint, directory, &checkpoint->store, err);
 }
 
-void tsr_leave_steps(tsr_checkpoint *checkpoint)
-{
-    tsr_store **stores = checkpoint->entered.items;
-    for (size_t i = checkpoint->entered.count; i > 0; i--) stores[i - 1]->close(stores[i - 1]);
-    tsr_vec_free(&checkpoint->entered);
-}
-
 /* ---- names of steps ---- */
 
 static bool is_digit(char c)
