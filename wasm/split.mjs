@@ -25,7 +25,7 @@ const FEATURES = ["mutable-globals", "bulk-memory", "sign-ext", "nontrapping-flo
 // (--dealign), gzip finds less that differs.
 const SMALL = ["-Oz", "--converge", "--flatten", "--rereloop", "-Oz", "-Oz", "--low-memory-unused", "--zero-filled-memory", "--dealign", ...(NAMES.length ? [] : ["--strip-debug"]), "--strip-producers"];
 const SMALLER = ["--optimize-instructions", "--precompute-propagate", "-Oz", "--low-memory-unused"];
-const RECOGNIZES = 4, IS_RARE = 9; // offsets in tsr_reader (core/formats/common/reader.h)
+const IS_RARE = 4; // offset in tsr_reader (core/formats/common/reader.h)
 const OFTEN = 60; // the number of functions that come first, because their numbers take one byte in calls
 const CLOSE = 64; // a gap of at most this many bytes costs less than another segment
 const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-split-"));
@@ -42,8 +42,7 @@ const isRareReader = ({ name, kind, bytes }) => kind === "data" && name.startsWi
 
 /** Returns the items that must be loaded together with an item. */
 function needs(item) {
-  const references = isRareReader(item) ? item.references.filter((r) => r.at === RECOGNIZES) : item.references;
-  return references.map((r) => r.to).filter((to) => to !== undefined && !(to.kind === "function" && doors.has(to.name)));
+  return isRareReader(item) ? [] : item.references.map((r) => r.to).filter((to) => to !== undefined && !(to.kind === "function" && doors.has(to.name)));
 }
 
 /** Functions that are not in the object file, because they come from the compiler's library, stay in the first file. Of the

@@ -176,6 +176,13 @@ tsr_status tsr_json_get_str(const cJSON *object, const char *key, const char *wh
     return TSR_OK;
 }
 
+bool tsr_json_states(const cJSON *object, const char *key)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (!item || cJSON_IsNull(item) || cJSON_IsFalse(item)) return false;
+    return !cJSON_IsString(item) || (item->valuestring[0] && strcmp(item->valuestring, "none") != 0);
+}
+
 size_t tsr_json_count(const cJSON *json)
 {
     size_t count = 0;

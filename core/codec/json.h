@@ -45,6 +45,8 @@ tsr_status tsr_json_to_u64(const cJSON *item, const char *where, uint64_t *out, 
 tsr_status tsr_json_to_i64(const cJSON *item, const char *where, int64_t *out, tsr_error *err);
 /* The number of items of an array, or of members of an object; 0 for NULL. */
 size_t tsr_json_count(const cJSON *json);
+/* Whether an object has a member that says something: not null, false, "" or "none". */
+bool tsr_json_states(const cJSON *object, const char *key);
 /* The text of a string, and the key of a member. Both are borrowed from the tree. */
 static inline tsr_str tsr_json_text_of(const cJSON *string_item)
 {

@@ -193,5 +193,5 @@ tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                   tsr_error *err)
 {
-    return checkpoint->reader->extents(checkpoint, each, ctx, err);
+    return checkpoint->reader->extents ? checkpoint->reader->extents(checkpoint, each, ctx, err) : TSR_OK;
 }

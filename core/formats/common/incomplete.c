@@ -39,55 +39,6 @@ static uint64_t rank_of(tsr_str name, const char *suffix, bool has_file_number)
     return tsr_str_equal((tsr_str){name.data + at, name.size - at}, tsr_str_from(suffix)) ? rank : UINT64_MAX;
 }
 
-static bool is_data(tsr_str name)
-{
-    return in_root(name) && tsr_str_ends(name, TSR_STR(".distcp"));
-}
-
-bool tsr_lacks_dcp_metadata(const tsr_store *store)
-{
-    bool data = false;
-    for (uint32_t f = 0; f < store->file_count; f++) {
-        const tsr_store_file *file = &store->files[f];
-        const bool describes =
-            tsr_str_equal(file->name, TSR_STR(".metadata")) || rank_of(file->name, ".metadata", false) != UINT64_MAX;
-        if (describes && file->size) return false;
-        data = data || is_data(file->name);
-    }
-    return data;
-}
-
-static tsr_status open_dcp_without_metadata(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    const tsr_store *store = checkpoint->store;
-    tsr_shown_names data = {.used = 0};
-    for (uint32_t f = 0; f < store->file_count; f++)
-        if (is_data(store->files[f].name)) tsr_shown_names_add(&data, store->files[f].name);
-    const bool empty = tsr_store_find(store, TSR_STR(".metadata")) != TSR_NO_FILE;
-    const bool left = tsr_store_find(store, TSR_STR(".metadata.tmp")) != TSR_NO_FILE;
-    checkpoint->names_unknown = true;
-    const tsr_str message = tsr_arena_format(
-        checkpoint->arena, err,
-        "'.metadata' %s next to DCP data files (%s%s): the save was interrupted, or the file was not copied; "
-        "copy it from where the checkpoint was written, or rebuild it with `tessera repair`",
-        empty  ? "is empty"
-        : left ? "is missing and only '.metadata.tmp' is there"
-               : "is missing",
-        data.text, tsr_shown_names_rest(&data));
-    return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR(".metadata"), message, err);
-}
-
-static tsr_status no_extents(tsr_checkpoint *checkpoint,
-                             tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
-                             tsr_error *err)
-{
-    (void)checkpoint, (void)each, (void)ctx, (void)err;
-    return TSR_OK;
-}
-
-const tsr_reader tsr_reader_dcp_without_metadata = {
-    .format = TSR_FORMAT_DCP, .open = open_dcp_without_metadata, .extents = no_extents};
-
 /* ---- numbered files ---- */
 
 typedef struct counting {
@@ -151,13 +102,14 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part)
     return false;
 }
 
-static tsr_status report_names(tsr_checkpoint *checkpoint, const tsr_shown_names *names, uint64_t of, tsr_error *err)
+tsr_status tsr_report_missing_files(tsr_checkpoint *checkpoint, tsr_str place, const tsr_shown_names *names, uint64_t of,
+                                    tsr_error *err)
 {
     const tsr_str message = tsr_arena_format(
         checkpoint->arena, err, "%llu of %llu files %s missing: %s%s; copy them from where the checkpoint was written",
         (unsigned long long)names->count, (unsigned long long)of, names->count == 1 ? "is" : "are", names->text,
         tsr_shown_names_rest(names));
-    return tsr_checkpoint_is_incomplete(checkpoint, (tsr_str){NULL, 0}, message, err);
+    return tsr_checkpoint_is_incomplete(checkpoint, place, message, err);
 }
 
 static tsr_status report_lacking(counting *c)
@@ -174,7 +126,7 @@ static tsr_status report_lacking(counting *c)
         if (!name.data) return TSR_E_NOMEM;
         tsr_shown_names_add(&names, name);
     }
-    return names.count ? report_names(c->checkpoint, &names, of->count, c->err) : TSR_OK;
+    return names.count ? tsr_report_missing_files(c->checkpoint, (tsr_str){NULL, 0}, &names, of->count, c->err) : TSR_OK;
 }
 
 static tsr_status end_set(counting *c)
@@ -232,7 +184,7 @@ static tsr_status open_torch_without_index(tsr_checkpoint *checkpoint, tsr_error
 }
 
 const tsr_reader tsr_reader_torch_without_index = {
-    .format = TSR_FORMAT_TORCH_INDEX, .open = open_torch_without_index, .extents = no_extents};
+    .format = TSR_FORMAT_TORCH_INDEX, .is_interrupted = true, .open = open_torch_without_index};
 
 /* ---- rank-local metadata ---- */
 
@@ -285,7 +237,7 @@ static tsr_status check_rank_parts(tsr_checkpoint *checkpoint, tsr_error *err)
         if (!name.data) return TSR_E_NOMEM;
         tsr_shown_names_add(&names, name);
     }
-    return report_names(checkpoint, &names, ranks * parts, err);
+    return tsr_report_missing_files(checkpoint, (tsr_str){NULL, 0}, &names, ranks * parts, err);
 }
 
 /* Warns of a file that the user opened although its name says that it is one of several. */

@@ -3,9 +3,7 @@
 #define TSR_FORMATS_COMMON_INCOMPLETE_H
 
 #include "formats/common/reader.h"
-
-/* Whether the root contains DCP data files but no nonempty metadata file (.metadata or __R.metadata). */
-bool tsr_lacks_dcp_metadata(const tsr_store *store);
+#include "formats/common/shown_names.h"
 
 /* A name such as "model-00001-of-00003.bin": its number, and the total number of files. `count` is 0 when the name states no
  * total. */
@@ -27,8 +25,8 @@ bool tsr_rank_part_of(tsr_str name, uint64_t *rank, uint64_t *part);
  * opened by its reader. A single file that the user opened gets only a warning if it is one of several. */
 tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err);
 
-/* Readers for directories that cannot be listed, because only the missing file has the names of the entries. */
-extern const tsr_reader tsr_reader_dcp_without_metadata;
-extern const tsr_reader tsr_reader_torch_without_index;
+/* Makes the checkpoint incomplete because of missing files: `names` of the `of` files that it should have. `place` may be empty. */
+tsr_status tsr_report_missing_files(tsr_checkpoint *checkpoint, tsr_str place, const tsr_shown_names *names, uint64_t of,
+                                    tsr_error *err);
 
 #endif

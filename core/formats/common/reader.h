@@ -61,20 +61,19 @@ struct tsr_checkpoint {
 
 struct tsr_cast_losses;
 
+/* How the files of a format are read. */
 typedef struct tsr_reader {
     tsr_format format;
-    /* For the formats in the table of formats/recognize/forms.c: whether the directory is in this format. Decides by the
-     * files that the framework always writes, and by their content if other programs use the same names. May set
-     * checkpoint->files. Fails only if reading fails. */
-    tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
-    bool has_no_metadata; /* never has .metadata in its root, so a directory that has one is not tested */
-    bool is_rare; /* all except `recognizes` may be loaded on demand, by tsr_host.load (wasm/split.mjs reads this field) */
+    bool is_rare;        /* its functions may be loaded on demand, by tsr_host.load (wasm/split.mjs reads this field) */
+    bool is_interrupted; /* for what an interrupted save left */
+    bool is_aside;       /* a file of this kind may be something next to checkpoints, such as a program's arguments */
     /* Fills checkpoint->catalog and the findings; open.c rejects names that collide. Cleans up after itself when it fails:
      * `close` is called only after `open` succeeded. */
     tsr_status (*open)(tsr_checkpoint *checkpoint, tsr_error *err);
     /* NULL when every chunk is raw bytes or has its view. */
     tsr_status (*locate)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                          tsr_view *out, tsr_error *err);
+    /* NULL when there is nothing to read. */
     tsr_status (*extents)(tsr_checkpoint *checkpoint,
                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                           tsr_error *err);
@@ -95,6 +94,50 @@ typedef struct tsr_reader {
                        tsr_found *out, tsr_error *err);
 } tsr_reader;
 
+/* How the directories of a format are recognized, and what is checked of them. Each is a row of formats/recognize/table.c. All
+ * hooks may be NULL, and fail only if reading fails, unless stated otherwise. */
+typedef struct tsr_directory {
+    const tsr_reader *reader;
+    /* Names of files that the format always has: of each group at least one (tsr_has_any). A group ends with NULL, and so does
+     * the list of groups. Or NULL. */
+    const char *const *requires;
+    /* Whether a directory with the required files is in this format. Decides by the files that the framework always writes, and
+     * by their content if other programs use the same names. May set checkpoint->files. May fail with TSR_E_NOT_FOUND, about an
+     * option. Without this hook, the required files decide. */
+    tsr_status (*recognizes)(tsr_checkpoint *checkpoint, bool *is, tsr_error *err);
+    /* Chooses a reader, and checkpoint->files, if the options ask for this format; called before anything else, and for files as
+     * well. Leaves *reader alone otherwise. May fail because of the options. */
+    tsr_status (*asked)(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
+    /* The file in the root that completes a directory, whatever else is in it; its name can be given for the directory's. Or
+     * NULL. */
+    const char *marker;
+    /* The ending of data files that cannot be opened without the marker, and what such a file is: "a data file of …; name …". Or
+     * both NULL. */
+    const char *data, *data_is;
+    bool has_no_marker; /* never has the marker of another row in its root, so a directory that has one is not tested */
+    /* Whether this framework, and no other program, writes files of this name, which is the last part of a path. A torch.save file
+     * next to them is not the checkpoint. */
+    bool (*writes)(tsr_str name);
+    bool has_others; /* the framework also writes other formats, so next to their markers and data its names mean nothing */
+    const char
+        *lacking; /* what a directory with such names contains if it is in no format, or NULL: "files of …, but no …" */
+    /* After any checkpoint was opened: whether it is really in this format. If so, sets its reader, and what its catalog lacks. */
+    tsr_status (*refines)(tsr_checkpoint *checkpoint, tsr_error *err);
+    /* After any checkpoint was opened: adds findings about files of this framework. */
+    tsr_status (*checks)(tsr_checkpoint *checkpoint, tsr_error *err);
+} tsr_directory;
+
+/* Files with the numbers in their names. */
+typedef struct tsr_numbered_file {
+    uint64_t number;
+    uint32_t file;
+    const tsr_reader *reader; /* for the file alone, where recognition lists what is in the root */
+} tsr_numbered_file;
+typedef struct tsr_numbered_files {
+    tsr_numbered_file *items;
+    uint32_t count;
+} tsr_numbered_files;
+
 /* Records a file that the metadata names and the store does not have. Copies the name. */
 tsr_status tsr_checkpoint_lacks(tsr_checkpoint *checkpoint, tsr_str name, tsr_error *err);
 /* Records a file that a checkpoint of this format may have, unless the store has it; for servers that cannot list their
@@ -113,8 +156,19 @@ extern const tsr_reader tsr_reader_torch_zip;
 extern const tsr_reader tsr_reader_torch_legacy;
 extern const tsr_reader tsr_reader_torch_ranks;
 extern const tsr_reader tsr_reader_torch_index;
-extern const tsr_reader tsr_reader_deepspeed;
-extern const tsr_reader tsr_reader_deepspeed_universal;
-extern const tsr_reader tsr_reader_megatron;
+extern const tsr_reader tsr_reader_torch_without_index;
+
+extern const tsr_directory tsr_directory_dcp;
+extern const tsr_directory tsr_directory_dcp_without_metadata;
+extern const tsr_directory tsr_directory_deepspeed;
+extern const tsr_directory tsr_directory_deepspeed_universal;
+extern const tsr_directory tsr_directory_megatron;
+extern const tsr_directory tsr_directory_shards;
+extern const tsr_directory tsr_directory_accelerate_fsdp;
+extern const tsr_directory tsr_directory_accelerate;
+extern const tsr_directory tsr_directory_trainer;
+extern const tsr_directory tsr_directory_verl;
+extern const tsr_directory tsr_directory_lightning;
+extern const tsr_directory tsr_directory_torch_checkpointing;
 
 #endif

@@ -1,5 +1,6 @@
 /* Opens a DeepSpeed tag directory as one checkpoint with four parts: model, module, optim, engine. The files are read, their
  * contents are joined name by name, and the result is a tree that is flattened like that of a torch.save file. */
+#include "formats/common/file_names.h"
 #include "formats/deepspeed/deepspeed_agree.h"
 #include "formats/deepspeed/deepspeed_check.h"
 #include "formats/deepspeed/deepspeed_engine.h"
@@ -32,6 +33,12 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
         *is = name.kind == TSR_DS_MODEL || name.kind == TSR_DS_OPTIM || name.kind == TSR_DS_EXPERT_OPTIM;
     }
     return TSR_OK;
+}
+
+static bool writes(tsr_str name)
+{
+    return tsr_str_starts(name, TSR_STR("zero_pp_rank_")) || tsr_name_holds(name, TSR_STR("_zero_pp_rank_")) ||
+           (tsr_str_starts(name, TSR_STR("mp_rank_")) && tsr_str_ends(name, TSR_STR("_model_states.pt")));
 }
 
 static tsr_status place_all(const reading *r, const tsr_ds_weights *weights, tsr_ds_rows *trained)
@@ -145,9 +152,14 @@ static tsr_status open_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
+extern const tsr_reader tsr_reader_deepspeed;
 const tsr_reader tsr_reader_deepspeed = {.format = TSR_FORMAT_DEEPSPEED,
                                          .is_rare = true,
-                                         .recognizes = recognizes,
                                          .open = open_deepspeed,
                                          .extents = tsr_torch_extents,
                                          .crc = tsr_torch_crc};
+const tsr_directory tsr_directory_deepspeed = {
+    .reader = &tsr_reader_deepspeed,
+    .recognizes = recognizes,
+    .writes = writes,
+    .lacking = "files of a DeepSpeed checkpoint, but no *mp_rank_MM_model_states.pt and no *_mp_rank_MM_optim_states.pt"};

@@ -381,9 +381,11 @@ static tsr_status open_universal(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
+extern const tsr_reader tsr_reader_deepspeed_universal;
 const tsr_reader tsr_reader_deepspeed_universal = {.format = TSR_FORMAT_DEEPSPEED_UNIVERSAL,
                                                    .is_rare = true,
-                                                   .recognizes = recognizes,
                                                    .open = open_universal,
                                                    .extents = tsr_torch_extents,
                                                    .crc = tsr_torch_crc};
+const tsr_directory tsr_directory_deepspeed_universal = {.reader = &tsr_reader_deepspeed_universal,
+                                                         .recognizes = recognizes};

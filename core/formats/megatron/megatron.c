@@ -4,6 +4,7 @@
 #include "codec/json.h"
 #include "formats/megatron/megatron_state.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 /* ---- opening ---- */
@@ -43,7 +44,7 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
                    json = tsr_store_find(store, TSR_STR("metadata.json"));
     stated says;
     *is = false;
-    if (metadata == TSR_NO_FILE || json == TSR_NO_FILE || store->files[metadata].size == 0) return TSR_OK;
+    if (store->files[metadata].size == 0) return TSR_OK;
     TSR_TRY(read_stated(checkpoint, json, &says, err));
     *is = says.torch_dist;
     if (!*is) return TSR_OK;
@@ -87,6 +88,16 @@ tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err)
     TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(state->entries, state->count), &state->index,
                                NULL, err));
     return tsr_megatron_add_common(checkpoint, state, err);
+}
+
+/* Metadata written by Megatron-Core is recognized by its additional attributes, even if the other files are missing. */
+static tsr_status refines(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    if (checkpoint->reader != &tsr_reader_dcp || !tsr_dcp_state_of(checkpoint)->is_megatron) return TSR_OK;
+    TSR_TRY(tsr_host_load(checkpoint->host, err));
+    checkpoint->reader = &tsr_reader_megatron;
+    checkpoint->catalog.format = tsr_reader_megatron.format;
+    return tsr_megatron_refine(checkpoint, err);
 }
 
 static void close_megatron(tsr_checkpoint *checkpoint)
@@ -227,10 +238,12 @@ static tsr_status extents(tsr_checkpoint *checkpoint,
 
 const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST,
                                         .is_rare = true,
-                                        .recognizes = recognizes,
                                         .open = open_megatron,
                                         .locate = locate,
                                         .extents = extents,
                                         .close = close_megatron,
                                         .crc = crc,
                                         .find = find};
+static const char *const required[] = {".metadata", NULL, "metadata.json", NULL, NULL};
+const tsr_directory tsr_directory_megatron = {
+    .reader = &tsr_reader_megatron, .requires = required, .recognizes = recognizes, .refines = refines};

@@ -12,6 +12,8 @@
 
 #include "formats/common/reader.h"
 
+extern const tsr_reader tsr_reader_megatron;
+
 /* Turns an opened DCP, whose checkpoint->reader is that of this format, into the Megatron checkpoint that its metadata
  * describes. Fails with TSR_E_FORMAT if mcore_data cannot describe these tensors, and if reading fails. */
 tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err);

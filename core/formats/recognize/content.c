@@ -1,10 +1,14 @@
-/* Recognizes a file's kind by its first bytes, using the signatures in each format's specification. */
-#include "base/cursor.h"
+/* Recognizes a file's kind by its first bytes, and what other programs write, which would be refused without its name, or would
+ * open as something that it is not. The texts end a message: "FILE is …", "the directory is …". To add a form of another program,
+ * add a row to one of the tables. Sources: the signatures in each format's specification. */
+#include "codec/json.h"
+#include "formats/common/file_names.h"
 #include "formats/recognize/recognize.h"
-#include "formats/safetensors/safetensors.h"
+#include "formats/safetensors/safetensors_kinds.h"
+#include "formats/torch/torch_kinds.h"
 #include "tessera/sys/try.h"
 
-enum { HEAD = 512, ZIP_NAME_AT = 30 };
+/* ---- files ---- */
 
 typedef struct signature {
     uint16_t at;
@@ -45,35 +49,6 @@ static const signature foreign_kinds[] = {
      "a program (ELF)"},
 };
 
-/* Looks for a LONG1 of ten bytes with torch.save's magic number 0x1950a86a20f9469cfc6c, in a pickle of protocol 2 or later.
- * From protocol 4 on, the number is inside a frame. */
-static bool is_legacy(tsr_str head)
-{
-    static const char magic[] = "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
-    enum { MAGIC = sizeof magic - 1, FRAME = 9 };
-    const size_t at = head.size > 2 && head.data[2] == '\x95' ? 2 + FRAME : 2;
-    return head.size >= at + MAGIC && head.data[0] == '\x80' && memcmp(head.data + at, magic, MAGIC) == 0;
-}
-
-/* The name of a zip archive's first member; empty if the file is not a zip archive. */
-static tsr_str first_member(tsr_str head)
-{
-    if (head.size <= ZIP_NAME_AT || memcmp(head.data, "PK\3\4", 4) != 0) return (tsr_str){NULL, 0};
-    size_t size = (size_t)tsr_load_le((const uint8_t *)head.data + 26, 2);
-    if (size > head.size - ZIP_NAME_AT) size = head.size - ZIP_NAME_AT;
-    return (tsr_str){head.data + ZIP_NAME_AT, size};
-}
-
-/* All members of PyTorch's archives are in one folder, and one of these comes first. */
-static bool is_torch_zip(tsr_str head)
-{
-    static const char *const first[] = {"/data.pkl", "/version", "/.format_version", "/byteorder"};
-    tsr_str name = first_member(head);
-    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)
-        if (tsr_str_ends(name, tsr_str_from(first[i]))) return true;
-    return false;
-}
-
 static bool is_json(tsr_str head)
 {
     size_t at = 0;
@@ -110,7 +85,7 @@ static const char *foreign_name(tsr_str head, tsr_str name)
     }
     if (head.size > 2 && head.data[0] == '\x80' && head.data[1] >= 2 && head.data[1] <= 5)
         return "a bare pickle, not written by torch.save";
-    tsr_str member = first_member(head); /* torch.jit.save writes tensors and constants first */
+    tsr_str member = tsr_first_member(head); /* torch.jit.save writes tensors and constants first */
     if (tsr_str_ends(member, TSR_STR("/data/0")) || tsr_str_ends(member, TSR_STR("/constants.pkl")))
         return "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it";
     if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||
@@ -121,20 +96,183 @@ static const char *foreign_name(tsr_str head, tsr_str name)
     return foreign_zip_name(head, member, tsr_str_ends(name, TSR_STR(".onnx")));
 }
 
-tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, const char **foreign, tsr_error *err)
+tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, tsr_error *err)
 {
+    enum { HEAD = 512 };
     char bytes[HEAD];
-    uint64_t size = store->files[file].size;
-    tsr_str head = {bytes, size < HEAD ? (size_t)size : HEAD};
-    *foreign = NULL;
+    const uint64_t size = store->files[file].size;
+    const tsr_str head = {bytes, size < HEAD ? (size_t)size : HEAD};
+    *content = (tsr_content){.container = NULL};
     TSR_TRY(tsr_store_read(store, file, 0, bytes, head.size, err));
-    *content = tsr_safetensors_looks_like(head, size) ? TSR_CONTENT_SAFETENSORS
-               : is_torch_zip(head)                   ? TSR_CONTENT_TORCH_ZIP
-               : is_legacy(head)                      ? TSR_CONTENT_TORCH_LEGACY
-               : is_json(head)                        ? TSR_CONTENT_JSON
-                                                      : TSR_CONTENT_UNKNOWN;
-    if (*content != TSR_CONTENT_UNKNOWN) return TSR_OK;
-    *foreign = foreign_name(head, store->files[file].name);
-    if (*foreign) *content = TSR_CONTENT_FOREIGN;
+    for (const tsr_file_kind *of = tsr_file_kinds; of->kind && !content->reader; of++) {
+        content->container = of;
+        content->reader = of->kind(head, size);
+    }
+    if (content->reader) return TSR_OK;
+    content->container = NULL;
+    content->document = is_json(head);
+    if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
+    content->unknown = !content->document && !content->foreign;
+    return TSR_OK;
+}
+
+const tsr_file_kind *tsr_kind_named(tsr_str name)
+{
+    const tsr_file_kind *of = tsr_file_kinds;
+    while (of->kind && !(of->ending && tsr_str_ends(name, tsr_str_from(of->ending)))) of++;
+    return of->kind ? of : NULL;
+}
+
+#define ORBAX      "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
+#define ZARR       "a Zarr store, which is not supported: the Python package zarr reads it"
+#define SNAPSHOT   "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python"
+#define TENSORFLOW "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it"
+#define MEGATRON_ZARR \
+    "a Megatron checkpoint in the zarr format, which is not supported: a version of Megatron-Core that still has this format loads it, with the packages zarr and tensorstore, and can save it as torch_dist"
+#define MEGATRON_OTHER \
+    "a Megatron checkpoint whose sharded_backend is not torch_dist, which is not supported: the version of Megatron-Core that wrote it loads it"
+#define DELTA_SKYRL \
+    "a delta update of SkyRL, which holds the encoded differences from an earlier version of the model and not its weights; " \
+    "SkyRL applies it to that version"
+#define NVRX_LOCAL \
+    "a directory of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
+    "them in the job that wrote them"
+#define ONNX_DATA "the external data of an ONNX model, which is not supported: onnx.load reads it with the model"
+
+/* ---- directories, by the names of files ---- */
+
+typedef enum name_kind { IS, ENDS, HOLDS } name_kind;
+
+typedef struct name_row {
+    const char *name;
+    name_kind kind;
+    bool decides; /* in the root, whatever else is in the directory; other rows only count if nothing can be opened */
+    const char *what;
+} name_row;
+
+static const name_row names[] = {
+    {"_CHECKPOINT_METADATA", IS, true, ORBAX},
+    {"manifest.ocdbt", IS, true, ORBAX},
+    {".zarray", IS, false, ZARR},
+    {".zgroup", IS, false, ZARR},
+    {"zarr.json", IS, false, ZARR},
+    {".snapshot_metadata", IS, true, SNAPSHOT},
+    {"saved_model.pb", IS, false, TENSORFLOW},
+    {".data-00000-of-", HOLDS, false, TENSORFLOW},
+    {".onnx.data", ENDS, false, ONNX_DATA},
+    {".onnx_data", ENDS, false, ONNX_DATA},
+};
+
+static bool names_it(const name_row *row, tsr_str path)
+{
+    const tsr_str name = tsr_last_path_part(path), text = tsr_str_from(row->name);
+    if (row->kind == IS) return tsr_str_equal(name, text);
+    return row->kind == ENDS ? tsr_str_ends(name, text) : tsr_name_holds(path, text);
+}
+
+const char *tsr_foreign_directory(const tsr_store *store)
+{
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        for (uint32_t f = 0; f < store->file_count; f++)
+            if (!tsr_is_deeper(store->files[f].name) && names_it(&names[i], store->files[f].name)) return names[i].what;
+    return NULL;
+}
+
+/* Megatron writes one directory per tensor, with the array's description in it, and everything else to common.pt. Its
+ * metadata.json comes last. */
+static bool is_megatron_zarr(const tsr_store *store)
+{
+    if (!tsr_has_file(store, "common.pt") || tsr_is_marked(store)) return false;
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (!tsr_is_deeper(store->files[f].name) && tsr_str_ends(store->files[f].name, TSR_STR("/.zarray"))) return true;
+    return false;
+}
+
+/* "iter_0000010_3_local.pt", as LocalCheckpointManager names what rank 3 wrote. */
+static bool is_local_checkpoint(const tsr_store *store)
+{
+    const tsr_str before = TSR_STR("iter_"), after = TSR_STR("_local.pt");
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        bool is = tsr_str_starts(name, before) && tsr_str_ends(name, after) && name.size > before.size + after.size;
+        for (size_t i = before.size; is && i < name.size - after.size; i++)
+            is = (name.data[i] >= '0' && name.data[i] <= '9') || name.data[i] == '_';
+        if (is) return true;
+    }
+    return false;
+}
+
+/* ---- directories, by documents in the root ---- */
+
+static const char *by_backend(const cJSON *root)
+{
+    const cJSON *backend = cJSON_GetObjectItemCaseSensitive(root, "sharded_backend");
+    if (!cJSON_IsString(backend) || strcmp(backend->valuestring, "torch_dist") == 0) return NULL;
+    return strcmp(backend->valuestring, "zarr") == 0 ? MEGATRON_ZARR : MEGATRON_OTHER;
+}
+
+static const char *by_manifest(const cJSON *root)
+{
+    const bool is = tsr_json_states(root, "base_version") &&
+                    cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(root, "tensors")) &&
+                    cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(root, "payload_files"));
+    return is ? DELTA_SKYRL : NULL;
+}
+
+static const char *by_config(const cJSON *root)
+{
+    return cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "dfloat11_config")) ? TSR_DFLOAT11 : NULL;
+}
+
+static const char *by_tree(const cJSON *root)
+{
+    return cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "tree_metadata")) ? ORBAX : NULL;
+}
+
+typedef struct document_row {
+    const char *file;
+    const char *word; /* which the document must contain, so that others are not parsed */
+    const char *(*what)(const cJSON *root);
+    bool not_if_marked; /* does not count next to the marker of a directory (tsr_directory) */
+} document_row;
+
+static const document_row documents[] = {
+    {"metadata.json", "\"sharded_backend\"", by_backend, true},
+    {"manifest.json", "\"payload_files\"", by_manifest, true},
+    {"config.json", "\"dfloat11_config\"", by_config, false},
+    {"_METADATA", "\"tree_metadata\"", by_tree, true},
+};
+
+/* Documents that cannot be parsed are ignored: other programs write files of these names, too. */
+static tsr_status by_document(tsr_checkpoint *checkpoint, const document_row *row, const char **what, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    enum { LARGEST = 64 << 20 };
+    const uint32_t file = tsr_store_find(store, tsr_str_from(row->file));
+    tsr_error ignored = {0};
+    tsr_bytes text;
+    cJSON *root = NULL;
+    *what = NULL;
+    if (file == TSR_NO_FILE || store->files[file].size == 0 || store->files[file].size > LARGEST) return TSR_OK;
+    if (row->not_if_marked && tsr_is_marked(store)) return TSR_OK;
+    TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
+    tsr_status status = TSR_OK;
+    if (tsr_name_holds(text.data, tsr_str_from(row->word)))
+        status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
+    tsr_bytes_free(&text);
+    if (status == TSR_E_NOMEM) return tsr_fail(err, status, "%s", ignored.message);
+    if (root) *what = row->what(root);
+    cJSON_Delete(root);
+    return TSR_OK;
+}
+
+tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local_checkpoint(store) ? NVRX_LOCAL : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !*what; i++)
+        if (names[i].decides && tsr_has_file(store, names[i].name)) *what = names[i].what;
+    for (size_t i = 0; i < sizeof documents / sizeof documents[0] && !*what; i++)
+        TSR_TRY(by_document(checkpoint, &documents[i], what, err));
     return TSR_OK;
 }

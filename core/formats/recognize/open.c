@@ -4,12 +4,12 @@
 
 #include "formats/common/incomplete.h"
 #include "formats/common/name_index.h"
+#include "formats/common/shown_names.h"
+#include "formats/common/weight_map.h"
 #include "formats/dcp/dcp_state.h"
-#include "formats/folders/folders.h"
-#include "formats/megatron/megatron.h"
 #include "formats/recognize/recognize.h"
-#include "formats/shards/shards_join.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
@@ -47,6 +47,94 @@ static tsr_status list_files(tsr_checkpoint *checkpoint, tsr_error *err)
     return TSR_OK;
 }
 
+/* ---- one part of a checkpoint that consists of parts ---- */
+
+static tsr_status refuse_part(const tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    tsr_shown_names names = {.used = 0};
+    TSR_FAIL_IF(checkpoint->incomplete.size, err, TSR_E_UNSUPPORTED, "there is no part '%.*s': %.*s",
+                TSR_STR_ARG(checkpoint->options.part),
+                TSR_STR_ARG(checkpoint->incomplete)); /* the part may be in the missing file */
+    for (uint32_t p = 0; p < catalog->part_count; p++) tsr_shown_names_add(&names, catalog->parts[p].name);
+    TSR_FAIL_IF(!names.count, err, TSR_E_NOT_FOUND, "there is no part '%.*s': the checkpoint (%s) does not consist of parts",
+                TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format));
+    return tsr_fail(err, TSR_E_NOT_FOUND, "there is no part '%.*s'; the checkpoint (%s) has %s%s",
+                    TSR_STR_ARG(checkpoint->options.part), tsr_format_name(catalog->format), names.text,
+                    tsr_shown_names_rest(&names));
+}
+
+/* Removes the part's name from a name that begins with it: "model.a.b" → "a.b", "model" → "". */
+static bool strip(tsr_str *fqn, tsr_str part)
+{
+    if (part.size == 0 || !tsr_str_starts(*fqn, part) || (fqn->size > part.size && fqn->data[part.size] != '.'))
+        return false;
+    const size_t size = fqn->size > part.size ? part.size + 1 : part.size;
+    *fqn = (tsr_str){fqn->data + size, fqn->size - size};
+    return true;
+}
+
+/* Removes the first item of a path if it is the part's name. If no item is left, the entry has a flat key, unless it is the
+ * root itself. */
+static void strip_path(const tsr_path_item **path, uint32_t *length, tsr_str part)
+{
+    if (!*path || *length == 0 || (*path)->kind != TSR_PATH_KEY || !tsr_str_equal((*path)->key, part)) return;
+    ++*path;
+    --*length;
+}
+
+/* Works in place, because readers identify their entries by address. */
+static void keep_entries(tsr_catalog *catalog, const tsr_part *part)
+{
+    tsr_entry *entries = (tsr_entry *)catalog->entries + part->first_entry;
+    for (uint64_t i = 0; i < part->entry_count; i++)
+        if (strip(&entries[i].fqn, part->name)) strip_path(&entries[i].path, &entries[i].path_length, part->name);
+    catalog->entries = entries;
+    catalog->entry_count = part->entry_count;
+}
+
+static tsr_status keep_mappings(tsr_checkpoint *checkpoint, const tsr_part *part, tsr_error *err)
+{
+    tsr_catalog *catalog = &checkpoint->catalog;
+    const uint64_t count = catalog->mapping_count, last = part->first_entry + part->entry_count;
+    tsr_mapping *kept = tsr_arena_array(checkpoint->arena, (size_t)count, sizeof *kept, err);
+    if (!kept) return TSR_E_NOMEM;
+    uint64_t used = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        tsr_mapping mapping = catalog->mappings[i];
+        const bool inside = mapping.entries_before >= part->first_entry && mapping.entries_before <= last;
+        if (!inside || (part->name.size && !strip(&mapping.fqn, part->name))) continue;
+        strip_path(&mapping.path, &mapping.path_length, part->name);
+        mapping.entries_before -= part->first_entry;
+        kept[used++] = mapping;
+    }
+    catalog->mappings = kept;
+    catalog->mapping_count = used;
+    return TSR_OK;
+}
+
+/* Keeps only the entries of options.part in the catalog, and removes the part's name from theirs. */
+static tsr_status keep_part(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_catalog *catalog = &checkpoint->catalog;
+    const tsr_part *part = NULL;
+    if (!checkpoint->options.part.data) return TSR_OK;
+    for (uint32_t p = 0; p < catalog->part_count && !part; p++)
+        if (tsr_str_equal(catalog->parts[p].name, checkpoint->options.part)) part = &catalog->parts[p];
+    if (!part) return refuse_part(checkpoint, err);
+    keep_entries(catalog, part);
+    TSR_TRY(keep_mappings(checkpoint, part, err));
+    catalog->format = part->format;
+    catalog->metadata = part->metadata;
+    catalog->metadata_count = part->metadata_count;
+    catalog->differing_count = 0;
+    catalog->parts = NULL;
+    catalog->part_count = 0;
+    return TSR_OK;
+}
+
+/* ---- opening ---- */
+
 static tsr_status choose_reader(tsr_checkpoint *checkpoint, const tsr_form *form, const tsr_reader **reader, tsr_error *err)
 {
     if (!form) {
@@ -57,17 +145,6 @@ static tsr_status choose_reader(tsr_checkpoint *checkpoint, const tsr_form *form
     checkpoint->files = form->files;
     checkpoint->file_count = form->count;
     return TSR_OK;
-}
-
-/* Metadata written by Megatron-Core is recognized by its additional attributes, even if the other files of that format are
- * missing. */
-static tsr_status refine_dcp(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    if (checkpoint->reader != &tsr_reader_dcp || !tsr_dcp_state_of(checkpoint)->is_megatron) return TSR_OK;
-    TSR_TRY(tsr_host_load(checkpoint->host, err));
-    checkpoint->reader = &tsr_reader_megatron;
-    checkpoint->catalog.format = tsr_reader_megatron.format;
-    return tsr_megatron_refine(checkpoint, err);
 }
 
 /* Without it, a checkpoint of which nothing was read would look like one that was found to be in order. */
@@ -92,14 +169,14 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     if (reader->is_rare) TSR_TRY(tsr_host_load(checkpoint->host, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
-    TSR_TRY(refine_dcp(checkpoint, err));
-    if (checkpoint->joined_ranks) TSR_TRY(tsr_shards_join(checkpoint, err));
-    TSR_TRY(tsr_keep_part(checkpoint, err));
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->refines) TSR_TRY(tsr_directories[i]->refines(checkpoint, err));
+    TSR_TRY(keep_part(checkpoint, err));
     TSR_TRY(index_names(checkpoint, err));
     TSR_TRY(report_empty(checkpoint, err));
     TSR_TRY(tsr_check_files_complete(checkpoint, err));
-    TSR_TRY(tsr_check_lightning(checkpoint, err));
-    TSR_TRY(tsr_check_accelerate(checkpoint, err));
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->checks) TSR_TRY(tsr_directories[i]->checks(checkpoint, err));
     return tsr_checkpoint_require(checkpoint, checkpoint->options.purpose, err);
 }
 
@@ -133,4 +210,66 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
                                tsr_error *err)
 {
     return open_as(store, host, options, NULL, out, err);
+}
+
+/* ---- the files that belong to a checkpoint, for programs that replace or remove one ---- */
+
+/* A file counts only if it is listed somewhere: a name or an ending that is typical of checkpoints may belong to another program's
+ * file. */
+static void own_chosen(const tsr_checkpoint *checkpoint, bool *owned)
+{
+    for (uint32_t i = 0; i < checkpoint->file_count; i++) owned[checkpoint->files[i]] = true;
+}
+
+/* Marks the index and the files named in its weight_map. */
+static tsr_status own_mapped(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    tsr_weight_map map;
+    tsr_checkpoint again = *checkpoint; /* separate findings: those of the index were already added when it was opened */
+    again.missing = tsr_vec_of(allocator, sizeof(tsr_str));
+    again.findings = tsr_findings_new(allocator, 0, err);
+    const tsr_status status = again.findings ? tsr_weight_map_read(&again, &map, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) own_chosen(checkpoint, owned);
+    for (uint32_t i = 0; status == TSR_OK && i < map.file_count; i++) owned[map.files[i]] = true;
+    tsr_findings_free(again.findings);
+    tsr_vec_free(&again.missing);
+    return status;
+}
+
+tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)
+{
+    const uint32_t count = checkpoint->store->file_count;
+    for (uint32_t f = 0; f < count; f++) owned[f] = false;
+    switch (checkpoint->catalog.format) {
+    case TSR_FORMAT_DCP:
+    case TSR_FORMAT_MEGATRON_DIST:
+        for (uint32_t f = 0; f < count; f++) owned[f] = tsr_dcp_state_of(checkpoint)->file_uses[f] != TSR_DCP_UNUSED;
+        return TSR_OK;
+    case TSR_FORMAT_SAFETENSORS_INDEX:
+    case TSR_FORMAT_TORCH_INDEX: return own_mapped(checkpoint, owned, err);
+    case TSR_FORMAT_DCP_SAFETENSORS:
+    case TSR_FORMAT_SHARDS:
+    case TSR_FORMAT_TORCH_RANKS: own_chosen(checkpoint, owned); return TSR_OK;
+    default: return TSR_OK;
+    }
+}
+
+tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *role, tsr_error *err)
+{
+    const tsr_str name = store->files[file].name;
+    tsr_content content;
+    *role = TSR_ROLE_NONE;
+    if (memchr(name.data, '/', name.size)) return TSR_OK;
+    if (tsr_str_ends(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR(".index.json"))) {
+        *role = TSR_ROLE_MARKER;
+        return TSR_OK;
+    }
+    if (tsr_str_ends(name, TSR_STR(".distcp"))) {
+        if (store->files[file].size) *role = TSR_ROLE_TENSORS; /* an empty file is from a rank that had nothing to write */
+        return TSR_OK;
+    }
+    TSR_TRY(tsr_content_of(store, file, &content, err));
+    if (content.container || (content.unknown && tsr_kind_named(name))) *role = TSR_ROLE_TENSORS;
+    return TSR_OK;
 }

@@ -4,31 +4,103 @@
 
 #include "formats/common/reader.h"
 
-typedef enum tsr_content {
-    TSR_CONTENT_UNKNOWN,
-    TSR_CONTENT_SAFETENSORS,
-    TSR_CONTENT_TORCH_ZIP,
-    TSR_CONTENT_TORCH_LEGACY,
-    TSR_CONTENT_JSON,
-    TSR_CONTENT_FOREIGN /* recognized as another program's file, which cannot be read */
-} tsr_content;
+/* ---- table.c: every format, in order of precedence ---- */
 
-/* The content of a file, judged by its first bytes. For a FOREIGN file, *foreign describes it ("an HDF5 file"). */
-tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, const char **foreign, tsr_error *err);
+/* A kind of file that holds tensors. */
+typedef struct tsr_file_kind {
+    /* The reader for a file alone that begins with `head` and has `size` bytes; NULL if it is not of this kind. */
+    const tsr_reader *(*kind)(tsr_str head, uint64_t size);
+    const char
+        *ending; /* of names for which `named` is read even if the content is unknown, so that it says what is wrong */
+    const tsr_reader *named; /* or both NULL */
+    const tsr_reader *index; /* for an index of several files */
+    const char *reported;    /* the ending of files that this reader reports itself if its index does not name them */
+    /* What a file is if its tensors are not those of a model, although it is of this kind; or NULL. */
+    tsr_status (*foreign)(tsr_store *store, uint32_t file, const tsr_host *host, const char **foreign, tsr_error *err);
+    /* Chooses the reader, and checkpoint->files, for a directory whose root has `files` of this kind and of no other. It is `alone`
+     * if there is no marked directory below it. Leaves *reader alone if they are several checkpoints; what they are then is in
+     * `several`. */
+    tsr_status (*choose)(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
+                         tsr_error *err);
+    const char *several;
+} tsr_file_kind;
+enum { TSR_FILE_KINDS = 2 };
+extern const tsr_file_kind tsr_file_kinds[]; /* TSR_FILE_KINDS, then one without `kind` */
+
+/* Formats whose checkpoints are directories. */
+extern const tsr_directory *const tsr_directories[]; /* ends with NULL */
+/* Whether the root has the marker of a row; whether a name is one, or ends in one. */
+bool tsr_is_marked(const tsr_store *store);
+bool tsr_is_marker(tsr_str name);
+bool tsr_ends_in_marker(tsr_str path);
+/* The row whose data file this is, or NULL. */
+const tsr_directory *tsr_data_of(tsr_str path);
+
+/* A library that could load one of several files of a directory, and the names of a model in the order in which it tries them. */
+enum { TSR_MODEL_NAMES = 4 };
+typedef struct tsr_library {
+    const char *name, *models[TSR_MODEL_NAMES];
+    const char *ignored; /* what names of files begin with that it does not load, or NULL */
+} tsr_library;
+extern const tsr_library tsr_libraries[]; /* ends with a NULL name */
+
+/* ---- content.c: what files are, and what other programs write ---- */
+
+/* The content of a file, judged by its first bytes. */
+typedef struct tsr_content {
+    const tsr_file_kind *container;
+    const tsr_reader *reader; /* for the file alone; both NULL if it holds no tensors that can be read */
+    bool document;            /* JSON */
+    bool unknown;             /* none of these */
+    const char *foreign;      /* another program's file, which cannot be read: "an HDF5 file, …"; or NULL */
+} tsr_content;
+tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, tsr_error *err);
+/* The container whose files have such names, or NULL. */
+const tsr_file_kind *tsr_kind_named(tsr_str name);
+
+/* Decides by the names of files, once nothing in the directory could be opened. NULL if no form is recognized. */
+const char *tsr_foreign_directory(const tsr_store *store);
+/* What a file in the root marks the directory as, whatever else is in it; *what is NULL if there is no such file. Such a
+ * directory may hold files that could be opened, but they are not the model. Fails only if reading fails. */
+tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_error *err);
+
+/* ---- recognize.c ---- */
 
 /* Chooses the reader and sets checkpoint->files. If nothing is recognized, fails with TSR_E_UNSUPPORTED and the reason: for
  * a container of another program, its name; for a directory with several checkpoints, their list. */
 tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
 
-/* Recognizes a directory that a training framework wrote, trying the formats in the order of the table. *reader is NULL if
- * it is none of them. Fails only if reading fails. */
-tsr_status tsr_form_of_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
+/* The checkpoints below a directory that is not one itself, up to three levels down: */
 
-/* steps.c: sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if
- * there is nothing to choose. Fails as described at tsr_open_options.step, or if reading fails. */
+enum { TSR_BELOW_BYTES = 520, TSR_BELOW_LEVELS = 3 };
+
+typedef struct tsr_below {
+    char text[TSR_BELOW_BYTES]; /* "outputs/step-1 (dcp), outputs/step-2 (dcp)": as many as fit */
+    size_t used;
+    unsigned shown, count;
+    bool cut;    /* not everything was examined */
+    bool deeper; /* there are directories below the levels that were examined */
+    /* Selects the directories to examine by their paths; NULL selects all. */
+    bool (*wanted)(const void *ctx, tsr_str path);
+    const void *wanted_ctx;
+    tsr_str first; /* path in the store of the first one that was added */
+} tsr_below;
+
+/* Adds "path (format)" to the list, or only counts it if the list is full. */
+void tsr_below_add(tsr_below *below, tsr_str path, const char *form);
+/* Adds every directory below the root that is recognized as a checkpoint, or that contains files which are one, with its format.
+ * Directories inside a checkpoint are not added. May make the store list deeper levels. Fails if reading fails, or with
+ * TSR_E_NOMEM. */
+tsr_status tsr_list_below(tsr_checkpoint *checkpoint, tsr_below *below, tsr_error *err);
+/* The part of the error message for `deeper`; "" if there are no such directories. */
+const char *tsr_below_deeper(const tsr_below *below);
+/* ", …" if some were counted but not shown. */
+const char *tsr_below_rest(const tsr_below *below);
+
+/* ---- steps.c ---- */
+
+/* Sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if there is
+ * nothing to choose. Fails as described at tsr_open_options.step, or if reading fails. */
 tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err);
-
-/* part.c: keeps only the entries of options.part in the catalog, and removes the part's name from theirs. */
-tsr_status tsr_keep_part(tsr_checkpoint *checkpoint, tsr_error *err);
 
 #endif

@@ -3,7 +3,6 @@
 
 #include "formats/common/marker.h"
 #include "formats/common/shown_names.h"
-#include "formats/recognize/below.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"
 #include "tessera/sys/finding_add.h"
@@ -120,7 +119,7 @@ typedef struct choice {
 static tsr_status look(choice *c, bool (*wanted)(const void *ctx, tsr_str path), const void *ctx)
 {
     c->list = (tsr_below){.wanted = wanted, .wanted_ctx = ctx};
-    return tsr_list_below(c->checkpoint, tsr_recognize, &c->list, c->err);
+    return tsr_list_below(c->checkpoint, &c->list, c->err);
 }
 
 static tsr_status refuse_several(choice *c, tsr_str asked)
@@ -446,4 +445,23 @@ tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
     if (!asked.data) TSR_TRY(is_checkpoint(checkpoint, &done, err));
     if (!done) TSR_TRY(follow_marker(&c, &done));
     return asked.data && !done ? choose_highest(&c) : TSR_OK;
+}
+
+/* For commands that read more than checkpoints. */
+tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, tsr_checkpoint **out, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = *out = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
+    if (!checkpoint) return TSR_E_NOMEM;
+    *checkpoint = (tsr_checkpoint){.store = store,
+                                   .given = store,
+                                   .host = host,
+                                   .options.step = step,
+                                   .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                   .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *))};
+    checkpoint->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    const tsr_status status = checkpoint->arena ? tsr_enter_step(checkpoint, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) return TSR_OK;
+    tsr_checkpoint_close(checkpoint);
+    *out = NULL;
+    return status;
 }

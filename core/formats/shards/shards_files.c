@@ -1,10 +1,9 @@
 /* Finds the files of the ranks. The ranks of a map are numbered stage by stage: rank = pp × (tensor-parallel ranks) + tp. */
-#include "formats/shards/shards_files.h"
-
 #include <stdlib.h>
 
 #include "base/cursor.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/shards/shards_join.h"
 #include "formats/shards/shards_pattern.h"
 #include "tessera/sys/try.h"
 
@@ -203,7 +202,7 @@ static tsr_status choose(choice *c, const tsr_reader **reader)
     return reader_of(c, reader);
 }
 
-tsr_status tsr_shards_choose(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
+static tsr_status choose_files(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
 {
     choice c = {.checkpoint = checkpoint, .files = tsr_vec_of(checkpoint->host->allocator, sizeof(ranked)), .err = err};
     *reader = NULL;
@@ -212,14 +211,31 @@ tsr_status tsr_shards_choose(tsr_checkpoint *checkpoint, const tsr_reader **read
     return status;
 }
 
-/* ---- Megatron's directories, without a map ---- */
+/* ---- hooks; the reader is for Megatron's directories, without a map ---- */
 
 static tsr_status is_form(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_reader *reader = NULL;
-    if (!checkpoint->options.shards) TSR_TRY(tsr_shards_choose(checkpoint, &reader, err));
+    if (!checkpoint->options.shards) TSR_TRY(choose_files(checkpoint, &reader, err));
     *is = reader != NULL;
     return TSR_OK;
+}
+
+/* A map without `ranks` applies to whatever is recognized without it if there are no files of ranks. */
+static tsr_status asked(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
+{
+    return checkpoint->options.shards ? choose_files(checkpoint, reader, err) : TSR_OK;
+}
+
+static bool writes(tsr_str name)
+{
+    return tsr_str_equal(name, TSR_STR("latest_checkpointed_iteration.txt")) ||
+           tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
+}
+
+static tsr_status join(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    return checkpoint->joined_ranks ? tsr_shards_join(checkpoint, err) : TSR_OK;
 }
 
 static tsr_status open_form(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -240,9 +256,12 @@ static tsr_status crc_of_form(tsr_checkpoint *checkpoint, const tsr_entry *entry
     return tsr_reader_torch_ranks.crc(checkpoint, entry, chunk, scratch, out, err);
 }
 
-const tsr_reader tsr_reader_shards = {.format = TSR_FORMAT_SHARDS,
-                                      .is_rare = true,
-                                      .recognizes = is_form,
-                                      .open = open_form,
-                                      .extents = extents_of_form,
-                                      .crc = crc_of_form};
+extern const tsr_reader tsr_reader_shards;
+const tsr_reader tsr_reader_shards = {
+    .format = TSR_FORMAT_SHARDS, .is_rare = true, .open = open_form, .extents = extents_of_form, .crc = crc_of_form};
+const tsr_directory tsr_directory_shards = {.reader = &tsr_reader_shards,
+                                            .recognizes = is_form,
+                                            .asked = asked,
+                                            .writes = writes,
+                                            .has_others = true,
+                                            .refines = join};

@@ -261,7 +261,10 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     return tsr_torch_keep_shared(checkpoint->host, flat.entries, flat.entry_count, file.storage_count, err);
 }
 
-const tsr_reader tsr_reader_torch_zip = {
-    .format = TSR_FORMAT_TORCH_ZIP, .open = open_single, .extents = tsr_torch_extents, .crc = tsr_torch_crc};
+const tsr_reader tsr_reader_torch_zip = {.format = TSR_FORMAT_TORCH_ZIP,
+                                         .is_aside = true,
+                                         .open = open_single,
+                                         .extents = tsr_torch_extents,
+                                         .crc = tsr_torch_crc};
 const tsr_reader tsr_reader_torch_legacy = {
-    .format = TSR_FORMAT_TORCH_LEGACY, .open = open_single, .extents = tsr_torch_extents};
+    .format = TSR_FORMAT_TORCH_LEGACY, .is_aside = true, .open = open_single, .extents = tsr_torch_extents};

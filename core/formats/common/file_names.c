@@ -1,0 +1,123 @@
+/* See file_names.h. */
+#include "formats/common/file_names.h"
+
+#include <stdlib.h>
+
+#include "tessera/sys/try.h"
+
+tsr_str tsr_last_path_part(tsr_str path)
+{
+    size_t at = path.size;
+    while (at > 0 && path.data[at - 1] != '/') at--;
+    return (tsr_str){path.data + at, path.size - at};
+}
+
+bool tsr_name_holds(tsr_str text, tsr_str part)
+{
+    for (size_t at = 0; at + part.size <= text.size; at++) {
+        const char *found = memchr(text.data + at, part.data[0], text.size - part.size - at + 1);
+        if (!found) return false;
+        at = (size_t)(found - text.data);
+        if (memcmp(found, part.data, part.size) == 0) return true;
+    }
+    return false;
+}
+
+bool tsr_is_deeper(tsr_str path)
+{
+    const char *slash = memchr(path.data, '/', path.size);
+    return slash && memchr(slash + 1, '/', path.size - (size_t)(slash + 1 - path.data));
+}
+
+/* ---- numbers ---- */
+
+uint64_t tsr_number_between(tsr_str name, size_t from, size_t to)
+{
+    uint64_t number = 0;
+    if (to <= from || to - from > 18) return TSR_NO_NUMBER;
+    for (size_t i = from; i < to; i++) {
+        if (name.data[i] < '0' || name.data[i] > '9') return TSR_NO_NUMBER;
+        number = number * 10 + (uint64_t)(name.data[i] - '0');
+    }
+    return number;
+}
+
+uint64_t tsr_number_in(tsr_str name, tsr_str before, tsr_str after)
+{
+    const size_t around = before.size + after.size;
+    if (name.size <= around || name.size - around > 9) return TSR_NO_NUMBER;
+    if (!tsr_str_starts(name, before) || !tsr_str_ends(name, after)) return TSR_NO_NUMBER;
+    return tsr_number_between(name, before.size, name.size - after.size);
+}
+
+static int compare_numbered(const void *left, const void *right)
+{
+    const tsr_numbered_file *a = left, *b = right;
+    if (a->number != b->number) return a->number < b->number ? -1 : 1;
+    return (a->file > b->file) - (a->file < b->file);
+}
+
+void tsr_sort_numbered(tsr_numbered_files *files)
+{
+    if (files->count) qsort(files->items, files->count, sizeof *files->items, compare_numbered);
+}
+
+tsr_status tsr_list_numbered(tsr_checkpoint *checkpoint, tsr_str before, tsr_str after, tsr_numbered_files *out,
+                             tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    uint32_t count = 0;
+    *out = (tsr_numbered_files){0};
+    for (uint32_t f = 0; f < store->file_count; f++)
+        count += tsr_number_in(store->files[f].name, before, after) != TSR_NO_NUMBER;
+    out->items = tsr_arena_array(checkpoint->arena, count, sizeof *out->items, err);
+    if (!out->items) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const uint64_t number = tsr_number_in(store->files[f].name, before, after);
+        if (number != TSR_NO_NUMBER) out->items[out->count++] = (tsr_numbered_file){.number = number, .file = f};
+    }
+    tsr_sort_numbered(out);
+    return TSR_OK;
+}
+
+tsr_status tsr_choose_files(tsr_checkpoint *checkpoint, const tsr_numbered_file *files, uint32_t count, tsr_error *err)
+{
+    uint32_t *kept = tsr_arena_array(checkpoint->arena, count, sizeof *kept, err);
+    if (!kept) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) kept[i] = files[i].file;
+    checkpoint->files = kept;
+    checkpoint->file_count = count;
+    return TSR_OK;
+}
+
+/* ---- what is there ---- */
+
+bool tsr_has_file(const tsr_store *store, const char *name)
+{
+    return tsr_store_find(store, tsr_str_from(name)) != TSR_NO_FILE;
+}
+
+bool tsr_has_directory(const tsr_store *store, const char *name)
+{
+    const tsr_str wanted = tsr_str_from(name);
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str file = store->files[f].name;
+        if (file.size > wanted.size && file.data[wanted.size] == '/' && tsr_str_starts(file, wanted)) return true;
+    }
+    return false;
+}
+
+bool tsr_has_any(const tsr_store *store, const char *const *names)
+{
+    for (; *names; names++) {
+        const tsr_str name = tsr_str_from(*names);
+        const char *star = memchr(name.data, '*', name.size);
+        const size_t before = star ? (size_t)(star - name.data) : 0;
+        if (!star && tsr_has_file(store, *names)) return true;
+        for (uint32_t f = 0; star && f < store->file_count; f++)
+            if (tsr_number_in(store->files[f].name, (tsr_str){name.data, before},
+                              (tsr_str){star + 1, name.size - before - 1}) != TSR_NO_NUMBER)
+                return true;
+    }
+    return false;
+}

@@ -1,0 +1,81 @@
+/* Every format, in order of precedence. To add one, add a row. */
+#include "formats/common/file_names.h"
+#include "formats/recognize/recognize.h"
+#include "formats/safetensors/safetensors_kinds.h"
+#include "formats/torch/torch_kinds.h"
+
+/* Tried in this order. A format whose files other frameworks write as well comes after those. */
+const tsr_directory *const tsr_directories[] = {
+    &tsr_directory_accelerate_fsdp,
+    &tsr_directory_accelerate,
+    &tsr_directory_trainer,
+    &tsr_directory_verl,
+    &tsr_directory_lightning,
+    &tsr_directory_deepspeed_universal,
+    &tsr_directory_deepspeed,
+    &tsr_directory_megatron,
+    &tsr_directory_shards,
+    &tsr_directory_torch_checkpointing,
+    &tsr_directory_dcp_without_metadata,
+    &tsr_directory_dcp,
+    NULL,
+};
+
+const tsr_file_kind tsr_file_kinds[] = {
+    {.kind = tsr_safetensors_kind,
+     .ending = ".safetensors",
+     .named = &tsr_reader_safetensors,
+     .index = &tsr_reader_safetensors_index,
+     .reported = ".safetensors",
+     .foreign = tsr_safetensors_foreign,
+     .choose = tsr_safetensors_choose},
+    {.kind = tsr_torch_kind,
+     .index = &tsr_reader_torch_index,
+     .reported = ".bin",
+     .choose = tsr_torch_choose,
+     .several = "several torch.save files that are not one file per rank"},
+    {.kind = NULL},
+};
+
+/* Sources: _get_resolved_checkpoint_files of transformers, ModelMixin.from_pretrained of diffusers, load_peft_weights of PEFT. */
+const tsr_library tsr_libraries[] = {
+    {.name = "transformers",
+     .models = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"},
+     .ignored = "consolidated"},
+    {.name = "diffusers",
+     .models = {"diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors",
+                "diffusion_pytorch_model.bin", "diffusion_pytorch_model.bin.index.json"}},
+    {.name = "PEFT", .models = {"adapter_model.safetensors", "adapter_model.bin"}},
+    {.name = NULL},
+};
+
+/* ---- names that the rows know ---- */
+
+bool tsr_is_marked(const tsr_store *store)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->marker && tsr_has_file(store, tsr_directories[i]->marker)) return true;
+    return false;
+}
+
+bool tsr_is_marker(tsr_str name)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->marker && tsr_str_equal(name, tsr_str_from(tsr_directories[i]->marker))) return true;
+    return false;
+}
+
+bool tsr_ends_in_marker(tsr_str path)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->marker && tsr_str_ends(path, tsr_str_from(tsr_directories[i]->marker))) return true;
+    return false;
+}
+
+const tsr_directory *tsr_data_of(tsr_str path)
+{
+    for (size_t i = 0; tsr_directories[i]; i++)
+        if (tsr_directories[i]->data && tsr_str_ends(path, tsr_str_from(tsr_directories[i]->data)))
+            return tsr_directories[i];
+    return NULL;
+}
