@@ -184,7 +184,7 @@ static tsr_status open_torch_without_index(tsr_checkpoint *checkpoint, tsr_error
 }
 
 const tsr_reader tsr_reader_torch_without_index = {
-    .format = TSR_FORMAT_TORCH_INDEX, .is_interrupted = true, .open = open_torch_without_index};
+    .format = TSR_FORMAT_TORCH_INDEX, .is_rare = true, .is_interrupted = true, .open = open_torch_without_index};
 
 /* ---- rank-local metadata ---- */
 

@@ -119,8 +119,8 @@ typedef struct tsr_directory {
      * next to them is not the checkpoint. */
     bool (*writes)(tsr_str name);
     bool has_others; /* the framework also writes other formats, so next to their markers and data its names mean nothing */
-    const char
-        *lacking; /* what a directory with such names contains if it is in no format, or NULL: "files of …, but no …" */
+    /* What a directory with such names contains if it is in no format: "files of …, but no …". Or NULL. */
+    const char *lacking;
     /* After any checkpoint was opened: whether it is really in this format. If so, sets its reader, and what its catalog lacks. */
     tsr_status (*refines)(tsr_checkpoint *checkpoint, tsr_error *err);
     /* After any checkpoint was opened: adds findings about files of this framework. */

@@ -69,7 +69,7 @@ static tsr_status has_metadata(tsr_checkpoint *checkpoint, bool *is, tsr_error *
 }
 
 const tsr_reader tsr_reader_dcp_without_metadata = {
-    .format = TSR_FORMAT_DCP, .is_interrupted = true, .open = open_without_metadata};
+    .format = TSR_FORMAT_DCP, .is_rare = true, .is_interrupted = true, .open = open_without_metadata};
 const tsr_directory tsr_directory_dcp_without_metadata = {.reader = &tsr_reader_dcp_without_metadata,
                                                           .recognizes = lacks_metadata};
 const tsr_directory tsr_directory_dcp = {

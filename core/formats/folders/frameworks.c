@@ -103,7 +103,7 @@ static const tsr_part_row training_state[] = {
 /* ---- the Trainer: a model as save_pretrained writes it, and the training state next to it. Source of the names:
  * transformers/trainer.py, trainer_utils.py ---- */
 
-/* The final model that save_model writes has training_args.bin, but no training state. */
+/* A model, and then either file: the final model that save_model writes has training_args.bin, but no training state. */
 static const char *const trainer_files[] = {MODELS, NULL, "trainer_state.json", "training_args.bin", NULL, NULL};
 READER(tsr_reader_trainer, TSR_FORMAT_HF_TRAINER);
 const tsr_directory tsr_directory_trainer = {
@@ -138,7 +138,6 @@ static const tsr_implied_row trainer_implied[] = {
  * file for each. Source of the names: accelerate/checkpointing.py, utils/fsdp_utils.py, constants.py ---- */
 
 static const char *const random_states[] = {"random_states_*.pkl", NULL};
-static const char *const models[] = {MODELS, NULL};
 
 /* A model in one file or in one per rank may have any other files next to it, so the training state must be there too. */
 static bool has_fsdp_files(const tsr_store *store)
@@ -159,7 +158,7 @@ static tsr_status is_fsdp(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
     (void)err;
-    *is = tsr_has_directory(store, "pytorch_model_fsdp_0") || (!tsr_has_any(store, models) && has_fsdp_files(store));
+    *is = tsr_has_directory(store, "pytorch_model_fsdp_0") || (!tsr_has_any(store, trainer_files) && has_fsdp_files(store));
     return TSR_OK;
 }
 

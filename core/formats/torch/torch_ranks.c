@@ -160,5 +160,8 @@ static tsr_status open_ranks(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-const tsr_reader tsr_reader_torch_ranks = {
-    .format = TSR_FORMAT_TORCH_RANKS, .open = open_ranks, .extents = tsr_torch_extents, .crc = tsr_torch_crc};
+const tsr_reader tsr_reader_torch_ranks = {.format = TSR_FORMAT_TORCH_RANKS,
+                                           .is_rare = true,
+                                           .open = open_ranks,
+                                           .extents = tsr_torch_extents,
+                                           .crc = tsr_torch_crc};
