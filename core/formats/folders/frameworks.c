@@ -73,8 +73,8 @@ static tsr_status check_optimizer(tsr_checkpoint *checkpoint, tsr_error *err)
         TSR_STR_ARG(name));
 }
 
-/* Training loops that use neither write some of these. A single process writes one file of random states, several write one per
- * rank. Objects that a program registered are in custom_checkpoint_N.pkl. */
+/* A single process writes one file of random states, several write one per rank. Objects that a program registered are in
+ * custom_checkpoint_N.pkl. */
 static const tsr_part_row training_state[] = {
     {.mounts = report_deepspeed},
     {.mounts = check_optimizer},

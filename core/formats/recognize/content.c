@@ -102,14 +102,14 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     char bytes[HEAD];
     const uint64_t size = store->files[file].size;
     const tsr_str head = {bytes, size < HEAD ? (size_t)size : HEAD};
-    *content = (tsr_content){.container = NULL};
+    *content = (tsr_content){.kind = NULL};
     TSR_TRY(tsr_store_read(store, file, 0, bytes, head.size, err));
-    for (const tsr_file_kind *of = tsr_file_kinds; of->kind && !content->reader; of++) {
-        content->container = of;
-        content->reader = of->kind(head, size);
+    for (const tsr_file_kind *of = tsr_file_kinds; of->reader_of && !content->reader; of++) {
+        content->kind = of;
+        content->reader = of->reader_of(head, size);
     }
     if (content->reader) return TSR_OK;
-    content->container = NULL;
+    content->kind = NULL;
     content->document = is_json(head);
     if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
     content->unknown = !content->document && !content->foreign;
@@ -119,8 +119,8 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
 const tsr_file_kind *tsr_kind_named(tsr_str name)
 {
     const tsr_file_kind *of = tsr_file_kinds;
-    while (of->kind && !(of->ending && tsr_str_ends(name, tsr_str_from(of->ending)))) of++;
-    return of->kind ? of : NULL;
+    while (of->reader_of && !(of->ending && tsr_str_ends(name, tsr_str_from(of->ending)))) of++;
+    return of->reader_of ? of : NULL;
 }
 
 #define ORBAX      "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"

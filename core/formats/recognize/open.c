@@ -270,6 +270,6 @@ tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *r
         return TSR_OK;
     }
     TSR_TRY(tsr_content_of(store, file, &content, err));
-    if (content.container || (content.unknown && tsr_kind_named(name))) *role = TSR_ROLE_TENSORS;
+    if (content.kind || (content.unknown && tsr_kind_named(name))) *role = TSR_ROLE_TENSORS;
     return TSR_OK;
 }

@@ -1,13 +1,13 @@
 /* Chooses a reader: a directory's by the rows of table.c, a file's by its first bytes.
  *
  *   what the options ask for        a reader of files of ranks
- *   a file                          its container, or the index that it is
+ *   a file                          its kind, or the index that it is
  *   a directory of another program  refused
  *   a row of the table              its reader
  *   one file                        as above
- *   what a library would load       its container
+ *   what a library would load       its kind
  *   an index                        its reader
- *   files of one container          what the container chooses
+ *   files of one kind               what the kind chooses
  *
  * Everything else is rejected with a message that says what was found. */
 #include "formats/recognize/recognize.h"
@@ -80,19 +80,19 @@ static bool has_marked_below(const tsr_store *store)
 
 /* ---- index files ---- */
 
-static tsr_status refuse_foreign(const recognizer *r, const tsr_file_kind *container, uint32_t file)
+static tsr_status refuse_foreign(const recognizer *r, const tsr_file_kind *kind, uint32_t file)
 {
     const char *foreign = NULL;
-    if (container && container->foreign) TSR_TRY(container->foreign(r->store, file, r->checkpoint->host, &foreign, r->err));
+    if (kind && kind->foreign) TSR_TRY(kind->foreign(r->store, file, r->checkpoint->host, &foreign, r->err));
     TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name_at(r, file)), foreign);
     return TSR_OK;
 }
 
-/* The container of the first file of a weight map that exists, or the first of the table if it is in none; judged by the name of
+/* The kind of the first file of a weight map that exists, or the first of the table if it is in none; judged by the name of
  * the first file if none exists, in which case *any is false. */
-static tsr_status container_of(const recognizer *r, const cJSON *weights, const tsr_file_kind **container, bool *any)
+static tsr_status kind_of(const recognizer *r, const cJSON *weights, const tsr_file_kind **kind, bool *any)
 {
-    *container = tsr_file_kinds;
+    *kind = tsr_file_kinds;
     *any = true;
     for (const cJSON *member = weights->child; member; member = member->next) {
         if (!cJSON_IsString(member)) continue; /* the reader will report it */
@@ -101,11 +101,11 @@ static tsr_status container_of(const recognizer *r, const cJSON *weights, const 
         if (file != TSR_NO_FILE) {
             tsr_content content;
             TSR_TRY(tsr_content_of(r->store, file, &content, r->err));
-            *container = content.container ? content.container : tsr_file_kinds;
-            return refuse_foreign(r, content.container, file);
+            *kind = content.kind ? content.kind : tsr_file_kinds;
+            return refuse_foreign(r, content.kind, file);
         }
         if (member != weights->child) continue;
-        while ((*container)->ending && !tsr_str_ends(name, tsr_str_from((*container)->ending))) ++*container;
+        while ((*kind)->ending && !tsr_str_ends(name, tsr_str_from((*kind)->ending))) ++*kind;
     }
     *any = false;
     return TSR_OK;
@@ -125,7 +125,7 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
 {
     tsr_bytes text;
     cJSON *root;
-    const tsr_file_kind *container = tsr_file_kinds;
+    const tsr_file_kind *kind = tsr_file_kinds;
     bool any = true;
     const tsr_host *host = r->checkpoint->host;
     TSR_TRY(tsr_range_load(tsr_whole_file(r->store, file), host, &text, r->err));
@@ -142,13 +142,13 @@ static tsr_status recognize_index(recognizer *r, uint32_t file, const tsr_reader
     else if (!weights)
         status = tsr_fail(r->err, TSR_E_UNSUPPORTED, "%.*s is a JSON document without a weight_map, not a checkpoint",
                           TSR_STR_ARG(name_at(r, file)));
-    else status = container_of(r, weights, &container, &any);
+    else status = kind_of(r, weights, &kind, &any);
     cJSON_Delete(root);
     if (status != TSR_OK) return status;
     const uint32_t whole = any || r->store->primary != TSR_NO_FILE ? TSR_NO_FILE : whole_file_of(r, file);
     if (whole != TSR_NO_FILE)
         return recognize_file(r, whole, reader); /* transformers writes no index then, but leaves an old one */
-    *reader = container->index;
+    *reader = kind->index;
     return choose_one(r, file);
 }
 
@@ -163,7 +163,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     TSR_FAIL_IF(whole, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), whole->data_is);
     TSR_TRY(choose_one(r, file));
     *reader = content.reader;
-    if (content.container) return refuse_foreign(r, content.container, file);
+    if (content.kind) return refuse_foreign(r, content.kind, file);
     if (content.document) return recognize_index(r, file, reader);
     TSR_FAIL_IF(content.foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), content.foreign);
     const tsr_file_kind *named = tsr_kind_named(name);
@@ -272,7 +272,7 @@ static void list_unread(const recognizer *r, const tsr_reader *reader, const tsr
     for (size_t i = 0; i < files->count; i++) {
         const tsr_str name = name_at(r, items[i].file);
         bool is_listed = items[i].file != r->checkpoint->files[0];
-        for (const tsr_file_kind *of = tsr_file_kinds; of->kind; of++)
+        for (const tsr_file_kind *of = tsr_file_kinds; of->reader_of; of++)
             is_listed = is_listed && !(of->index == reader && tsr_str_ends(name, tsr_str_from(of->reported)));
         if (!is_listed) continue;
         if (!names->count) place->file = name;
@@ -321,10 +321,10 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
             r->foreign = content.foreign;
             r->foreign_file = file;
         }
-        const tsr_file_kind *container = content.unknown ? tsr_kind_named(name) : content.container;
-        if (!container) return TSR_OK;
-        sorted.reader = content.unknown ? container->named : content.reader;
-        list = &r->files[container - tsr_file_kinds];
+        const tsr_file_kind *kind = content.unknown ? tsr_kind_named(name) : content.kind;
+        if (!kind) return TSR_OK;
+        sorted.reader = content.unknown ? kind->named : content.reader;
+        list = &r->files[kind - tsr_file_kinds];
     }
     tsr_numbered_file *item = tsr_vec_push(list, r->err);
     if (!item) return TSR_E_NOMEM;
@@ -335,7 +335,7 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
 static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
 {
     tsr_below list = {.used = 0};
-    size_t kinds = 0, kind = 0;
+    size_t kinds = 0, last = 0;
     for (uint32_t f = 0; f < r->store->file_count; f++)
         if (in_root(name_at(r, f))) TSR_TRY(sort_file(r, f));
     TSR_TRY(recognize_model(r, reader));
@@ -343,18 +343,18 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
     for (size_t c = 0; c < TSR_FILE_KINDS; c++) {
         if (!r->files[c].count) continue;
         kinds++;
-        kind = c;
+        last = c;
     }
     if ((kinds == 0 && !r->indexes.count) || has_training_files(r->store)) return refuse_folder(r);
     if (kinds == 1 && !r->indexes.count) {
-        tsr_numbered_files files = {r->files[kind].items, (uint32_t)r->files[kind].count};
+        tsr_numbered_files files = {r->files[last].items, (uint32_t)r->files[last].count};
         const bool alone =
             !has_marked_below(r->store); /* a Trainer's scheduler.pt is next to those of model and optimizer */
-        TSR_TRY(tsr_file_kinds[kind].choose(r->checkpoint, &files, alone, reader, r->err));
+        TSR_TRY(tsr_file_kinds[last].choose(r->checkpoint, &files, alone, reader, r->err));
         if (*reader) return TSR_OK;
-        list_files(r, &list, &r->files[kind]);
+        list_files(r, &list, &r->files[last]);
         if (!alone) TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
-        return refuse_several(r, &list, alone ? tsr_file_kinds[kind].several : "several checkpoints", "name one of them");
+        return refuse_several(r, &list, alone ? tsr_file_kinds[last].several : "several checkpoints", "name one of them");
     }
     list_files(r, &list, &r->indexes);
     for (size_t c = 0; c < TSR_FILE_KINDS && !r->indexes.count; c++) list_files(r, &list, &r->files[c]);

@@ -9,7 +9,7 @@
 /* A kind of file that holds tensors. */
 typedef struct tsr_file_kind {
     /* The reader for a file alone that begins with `head` and has `size` bytes; NULL if it is not of this kind. */
-    const tsr_reader *(*kind)(tsr_str head, uint64_t size);
+    const tsr_reader *(*reader_of)(tsr_str head, uint64_t size);
     const char
         *ending; /* of names for which `named` is read even if the content is unknown, so that it says what is wrong */
     const tsr_reader *named; /* or both NULL */
@@ -25,7 +25,7 @@ typedef struct tsr_file_kind {
     const char *several;
 } tsr_file_kind;
 enum { TSR_FILE_KINDS = 2 };
-extern const tsr_file_kind tsr_file_kinds[]; /* TSR_FILE_KINDS, then one without `kind` */
+extern const tsr_file_kind tsr_file_kinds[]; /* TSR_FILE_KINDS, then one without `reader_of` */
 
 /* Formats whose checkpoints are directories. */
 extern const tsr_directory *const tsr_directories[]; /* ends with NULL */
@@ -48,14 +48,14 @@ extern const tsr_library tsr_libraries[]; /* ends with a NULL name */
 
 /* The content of a file, judged by its first bytes. */
 typedef struct tsr_content {
-    const tsr_file_kind *container;
+    const tsr_file_kind *kind;
     const tsr_reader *reader; /* for the file alone; both NULL if it holds no tensors that can be read */
     bool document;            /* JSON */
     bool unknown;             /* none of these */
     const char *foreign;      /* another program's file, which cannot be read: "an HDF5 file, …"; or NULL */
 } tsr_content;
 tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, tsr_error *err);
-/* The container whose files have such names, or NULL. */
+/* The kind whose files have such names, or NULL. */
 const tsr_file_kind *tsr_kind_named(tsr_str name);
 
 /* Decides by the names of files, once nothing in the directory could be opened. NULL if no form is recognized. */

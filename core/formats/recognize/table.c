@@ -22,19 +22,19 @@ const tsr_directory *const tsr_directories[] = {
 };
 
 const tsr_file_kind tsr_file_kinds[] = {
-    {.kind = tsr_safetensors_kind,
+    {.reader_of = tsr_safetensors_kind,
      .ending = ".safetensors",
      .named = &tsr_reader_safetensors,
      .index = &tsr_reader_safetensors_index,
      .reported = ".safetensors",
      .foreign = tsr_safetensors_foreign,
      .choose = tsr_safetensors_choose},
-    {.kind = tsr_torch_kind,
+    {.reader_of = tsr_torch_kind,
      .index = &tsr_reader_torch_index,
      .reported = ".bin",
      .choose = tsr_torch_choose,
      .several = "several torch.save files that are not one file per rank"},
-    {.kind = NULL},
+    {.reader_of = NULL},
 };
 
 /* Sources: _get_resolved_checkpoint_files of transformers, ModelMixin.from_pretrained of diffusers, load_peft_weights of PEFT. */
