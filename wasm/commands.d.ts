@@ -136,7 +136,8 @@ export interface ManifestOptions {
 export interface OpenOptions {
   /** Open only this part of a checkpoint that is made of parts (inspect lists them). */
   readonly part?: string | undefined;
-  /** Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name. */
+  /** Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or
+   *  path below it, or the number in its name. */
   readonly step?: string | undefined;
   /** Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm. */
   readonly shards?: DocumentOrText | undefined;

@@ -156,6 +156,8 @@ static const tsr_rule rules[] = {
     {"parts/one-of-several", TSR_WARNING, "a file is one of several that make up a checkpoint",
      "Its name states how many there are, as in model-00001-of-00003.safetensors. Open the directory with all of them, or their "
      "index."},
+    {"parts/passed-over", TSR_WARNING, "a newer checkpoint has errors, so --step latest-valid opens an older one",
+     "Its save was interrupted or is not finished, or its files were damaged since. Run `tessera validate` on it."},
     {"parts/stages-differ", TSR_WARNING, "stages of a pipeline hold different values under one name",
      "DeepSpeed's tied layers share the weights that are tied. Whatever else the layer has, each stage trains for itself. The first "
      "stage's values keep the name; those of later stages are listed under `mp_rank_NN.`."},

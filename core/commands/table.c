@@ -34,9 +34,11 @@ OPTION(allow_expansion, FLAG, allow_expansion, "allow-expansion", NULL,
 
 OPTION(part, TEXT, source.part, "part", "NAME",
        "Open only this part of a checkpoint that is made of parts (inspect lists them)", .npm_opens = true)
-OPTION(step, TEXT, source.step, "step", "STEP",
-       "Open this checkpoint of a directory that holds several: latest, a name or path below it, or the number in its name",
-       .npm_opens = true)
+OPTION(
+    step, TEXT, source.step, "step", "STEP",
+    "Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path "
+    "below it, or the number in its name",
+    .npm_opens = true)
 OPTION(also, TEXTS, source.also, "also", "PATH",
        "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks",
        .npm = "the files of all directories are given to open")
@@ -102,6 +104,9 @@ OPTION(changed_files, FLAG, changed_files, "changed-files", NULL,
        .npm = "it is about files on a disk", .python = "it is about the arguments of a hook")
 OPTION(validate_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rules of validate with their levels",
        .npm = "ruleHelp explains a rule", .python = "tessera explain lists them")
+
+OPTION(latest_deep, FLAG, deep, "deep", NULL, "Read every byte of the checkpoints, as `validate --deep` does")
+OPTION(latest_json, FLAG, json, "json", NULL, "Print the tessera.latest/1 document", .npm = PRINTED, .python = PRINTED)
 
 /* ---- layout, manifest, verify ---- */
 
@@ -315,6 +320,7 @@ static const tsr_option *const diff_options[] = {MAP,
 static const tsr_option *const validate_options[] = {
     &deep, &validate_layout,   &validate_against, &validate_prefix,     &allow, &format, &report_json, &validate_fail_on,
     &rule, &validate_baseline, &changed_files,    &validate_list_rules, SOURCE, NULL};
+static const tsr_option *const latest_options[] = {&latest_deep, &latest_json, NULL};
 static const tsr_option *const explain_options[] = {NULL};
 static const tsr_option *const layout_options[] = {&layout_output, &no_chunks,       &layout_hash, SELECTION,
                                                    &listing_json,  &allow_expansion, SOURCE,       NULL};
@@ -412,6 +418,12 @@ const tsr_command tsr_commands[] = {
      .options = validate_options,
      .npm = "validate",
      .python = python_validate},
+    {.name = "latest",
+     .summary = "Print the newest checkpoint of a run that would load, to resume from",
+     .operands = "RUN",
+     .least = 1,
+     .most = 1,
+     .options = latest_options},
     {.name = "explain",
      .summary = "Explain a rule of validate or diff",
      .operands = "[RULE]",

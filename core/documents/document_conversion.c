@@ -6,6 +6,7 @@
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/latest.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
@@ -178,9 +179,12 @@ static tsr_status add_copies(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_v
 
 tsr_status tsr_opening_warnings(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
 {
-    static const char *const rules[] = {"parts/left-out", "parts/one-of-several", "index/other-model",
-                                        "index/unreferenced-file", "dcp/unreferenced-file"};
+    static const char *const rules[] = {"parts/left-out",    "parts/one-of-several",    "parts/passed-over",
+                                        "index/other-model", "index/unreferenced-file", "dcp/unreferenced-file"};
     const tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
+    tsr_str latest;
+    TSR_TRY(tsr_latest_warning(checkpoint, arena, &latest, err));
+    if (latest.size) TSR_TRY(add(warnings, latest, err));
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
         for (size_t r = 0; r < sizeof rules / sizeof *rules && f->level == TSR_WARNING; r++)

@@ -61,8 +61,9 @@ typedef struct folder_store {
     uint32_t visits_left;
     tsr_hidden_names hidden;
     tsr_unlisted unlisted;
-    bool cut;    /* the limit was reached */
-    bool deeper; /* there are directories below the last level */
+    tsr_vec gaps; /* of tsr_store_gap, for a listing of several levels */
+    bool cut;     /* the limit was reached */
+    bool deeper;  /* there are directories below the last level */
 } folder_store;
 
 static identity identity_of(const struct stat *info)
@@ -121,6 +122,18 @@ static bool is_passed_over(int error)
     return error == ENOENT || error == ELOOP || error == ENOTDIR || error == EACCES;
 }
 
+static tsr_status add_gap(folder_store *store, const char *prefix, const char *name, const char *why, bool is_link,
+                          tsr_error *err)
+{
+    if (!store->bounded) return TSR_OK;
+    const tsr_str path = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
+    const tsr_str reason = why ? tsr_arena_format(store->arena, err, "%s", why) : TSR_STR("");
+    tsr_store_gap *gap = path.data && reason.data ? tsr_vec_push(&store->gaps, err) : NULL;
+    if (!gap) return TSR_E_NOMEM;
+    *gap = (tsr_store_gap){path, why ? reason.data : NULL, is_link};
+    return TSR_OK;
+}
+
 static void count_passed_over(folder_store *store, const char *prefix, const char *name, int error)
 {
     count_name(error == EACCES ? &store->unlisted.unreadable : &store->unlisted.special, prefix, name);
@@ -151,11 +164,20 @@ static tsr_status list_below(folder_store *store, tsr_vec *list, open_folder in,
         in.levels = 1;
         sub = sys->open_at(sys, in.fd, name, flags, 0);
     }
-    if (sub >= 0) return list_folder(store, list, (open_folder){sub, below, in.levels - 1}, err);
+    if (sub >= 0) {
+        const size_t before = list->count, gaps = store->gaps.count;
+        const bool deeper = store->deeper;
+        store->deeper = false;
+        TSR_TRY(list_folder(store, list, (open_folder){sub, below, in.levels - 1}, err));
+        const bool is_empty = list->count == before && store->gaps.count == gaps && !store->deeper && !store->cut;
+        store->deeper = store->deeper || deeper;
+        return is_empty ? add_gap(store, in.prefix, name, NULL, false, err) : TSR_OK;
+    }
     const int error = errno;
     if (!is_passed_over(error)) return tsr_sys_raise(err, "open", name);
     count_passed_over(store, in.prefix, name, error);
-    return TSR_OK;
+    if (error == ENOENT) return TSR_OK; /* it was removed since */
+    return add_gap(store, in.prefix, name, strerror(error), error != EACCES, err);
 }
 
 /* Takes ownership of `folder.fd`. */
@@ -186,6 +208,7 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
             const int error = errno;
             if (!is_passed_over(error)) status = tsr_sys_raise(err, "look at", item->d_name);
             else count_passed_over(store, prefix, item->d_name, error);
+            if (error == EACCES) status = add_gap(store, prefix, item->d_name, strerror(error), false, err);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
         } else if (S_ISDIR(info.st_mode) && folder.levels) {
@@ -333,6 +356,7 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     tsr_vec list = tsr_vec_of(store->allocator, sizeof(listed));
     store->bounded = true;
     store->deeper = false;
+    store->gaps.count = 0;
     store->hidden.count = 0;
     store->unlisted = (tsr_unlisted){0};
     store->visits_left = MAX_VISITS;
@@ -340,6 +364,8 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     if (status == TSR_OK) {
         close_slots(store);
         base->file_count = 0;
+        base->gaps = store->gaps.items;
+        base->gap_count = (uint32_t)store->gaps.count;
         status = take_list(store, &list, err);
     }
     tsr_vec_free(&list);
@@ -356,6 +382,7 @@ static void folder_close(tsr_store *base)
     close_slots(store);
     if (store->folder >= 0) store->sys->close(store->sys, store->folder);
     pthread_mutex_destroy(&store->lock);
+    tsr_vec_free(&store->gaps);
     tsr_arena_free(store->arena);
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
@@ -482,6 +509,7 @@ static tsr_status open_store(const tsr_sys *sys, const tsr_allocator *allocator,
         .sys = sys,
         .allocator = allocator,
         .folder = -1,
+        .gaps = tsr_vec_of(allocator, sizeof(tsr_store_gap)),
     };
     pthread_mutex_init(&store->lock, NULL);
     tsr_vec list = tsr_vec_of(allocator, sizeof(listed));

@@ -288,8 +288,7 @@ static tsr_status open_object(object_store *store, tsr_str key, tsr_error *err)
                : TSR_OK;
 }
 
-/* TSR_E_NOT_FOUND if there are no objects below it. */
-static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *err)
+static tsr_status list_directory(object_store *store, tsr_str key, tsr_error *err)
 {
     char *text = tsr_arena_array(store->objects.arena, key.size + 1, 1, err);
     bool deeper;
@@ -300,10 +299,17 @@ static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *er
     }
     const tsr_str prefix = {text, key.size ? key.size + 1 : 0};
     TSR_TRY(tsr_service_list(store->service, prefix, true, &store->objects, err));
-    TSR_FAIL_IF(!store->objects.items.count, err, TSR_E_NOT_FOUND, "%s: there is no such object, and none below it",
-                tsr_shown_key_of(store->service, key).text);
     store->root = prefix.size;
     return show(store, 1, &deeper, err);
+}
+
+/* TSR_E_NOT_FOUND if there are no objects below it. */
+static tsr_status open_directory(object_store *store, tsr_str key, tsr_error *err)
+{
+    TSR_TRY(list_directory(store, key, err));
+    TSR_FAIL_IF(!store->objects.items.count, err, TSR_E_NOT_FOUND, "%s: there is no such object, and none below it",
+                tsr_shown_key_of(store->service, key).text);
+    return TSR_OK;
 }
 
 /* Opens an object or a directory. The likelier one is tried first, and usually it is the first error that is reported. */
@@ -359,7 +365,9 @@ static tsr_status object_neighbor(tsr_store *base, const tsr_host *host, tsr_str
     return url.data ? tsr_object_store_open(host, url.data, out, err) : TSR_E_NOMEM;
 }
 
-tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)
+typedef tsr_status opening(object_store *store, tsr_str key, tsr_error *err);
+
+static tsr_status open_url(const tsr_host *host, const char *url, opening *open, tsr_store **out, tsr_error *err)
 {
     tsr_location location;
     TSR_TRY(tsr_location_parse(url, &location, err));
@@ -383,8 +391,18 @@ tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_stor
                                   &store->service, err);
     if (status == TSR_OK) store->url = tsr_arena_str(store->service->arena, tsr_str_from(url), err);
     if (status == TSR_OK && !store->url.data) status = TSR_E_NOMEM;
-    if (status == TSR_OK) status = open_either(store, location.key, err);
+    if (status == TSR_OK) status = open(store, location.key, err);
     if (status == TSR_OK) *out = &store->base;
     else object_close(&store->base);
     return status;
+}
+
+tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)
+{
+    return open_url(host, url, open_either, out, err);
+}
+
+tsr_status tsr_object_directory_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err)
+{
+    return open_url(host, url, list_directory, out, err);
 }

@@ -25,6 +25,20 @@ tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store
     return tsr_path_store_open_by(&(tsr_store_opener){.host = host}, path, out, err);
 }
 
+tsr_status tsr_run_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
+{
+    if (tsr_is_object_url(path)) return tsr_object_directory_open(host, path, out, err);
+    TSR_FAIL_IF(
+        tsr_is_address(path), err, TSR_E_USAGE,
+        "an HTTP server does not list directories, so its checkpoints are unknown; name a directory, or the URL of an "
+        "object store");
+    TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, out, err));
+    if ((*out)->primary == TSR_NO_FILE) return TSR_OK;
+    (*out)->close(*out);
+    *out = NULL;
+    return tsr_fail(err, TSR_E_USAGE, "this is a file; name the directory of a run");
+}
+
 tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
 {
     const bool is_pipe = !tsr_is_url(path) && tsr_is_pipe(path);

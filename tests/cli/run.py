@@ -36,6 +36,7 @@ import test_examples  # noqa: F401
 import test_expansion  # noqa: F401
 import test_header_metadata  # noqa: F401
 import test_inner  # noqa: F401
+import test_latest  # noqa: F401
 import test_long_names  # noqa: F401
 import test_megatron  # noqa: F401
 import test_messages  # noqa: F401

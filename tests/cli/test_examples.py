@@ -34,6 +34,7 @@ BEFORE = {
     "manifest step-1000/ -o sums.json": ["tessera reshard step-1000/ resharded --mesh dp=3 --placements 'shard(0)'"],
     "cp s3://bucket/run/step-1000 step-1000": ["tessera cp step-900 s3://bucket/run/step-1000"],
     "validate s3://bucket/run/step-1000": ["tessera cp step-1000 s3://bucket/run/step-1000"],
+    "latest s3://bucket/run": ["tessera cp step-900 s3://bucket/run/step-900"],
     "repair step-1000/": ["rm step-1000/.metadata"],
     "completions": ["mkdir -p ~/.zsh ~/.config/fish/completions"],
 }

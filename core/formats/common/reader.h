@@ -30,6 +30,7 @@ struct tsr_checkpoint {
     tsr_vec entered;         /* of tsr_store *: opened below `given` on the way to `store`; closed with the checkpoint */
     tsr_str step;            /* path from `given` to `store`, in the arena; empty when they are the same */
     const char *step_marker; /* the file that named the step, or NULL */
+    bool took_latest;        /* options.step was "latest" */
     const tsr_host *host;
     tsr_arena *arena;
     tsr_findings *findings;
@@ -94,7 +95,7 @@ typedef struct tsr_reader {
                        tsr_found *out, tsr_error *err);
 } tsr_reader;
 
-/* How the directories of a format are recognized, and what is checked of them. Each is a row of formats/recognize/table.c. All
+/* How the directories of a format are recognized, and what is checked of them. Each is a row of formats/recognize/format_table.c. All
  * hooks may be NULL, and fail only if reading fails, unless stated otherwise. */
 typedef struct tsr_directory {
     const tsr_reader *reader;

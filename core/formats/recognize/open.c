@@ -12,6 +12,7 @@
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/steps.h"
 #include "tessera/sys/try.h"
 
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
@@ -210,6 +211,33 @@ tsr_status tsr_checkpoint_open(tsr_store *store, const tsr_host *host, const tsr
                                tsr_error *err)
 {
     return open_as(store, host, options, NULL, out, err);
+}
+
+/* For commands that read more than checkpoints. */
+tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, tsr_checkpoint **out, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = *out = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
+    if (!checkpoint) return TSR_E_NOMEM;
+    *checkpoint = (tsr_checkpoint){.store = store,
+                                   .given = store,
+                                   .host = host,
+                                   .opens = open_as,
+                                   .options.step = step,
+                                   .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
+                                   .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *))};
+    checkpoint->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    checkpoint->findings = checkpoint->arena ? tsr_findings_new(host->allocator, 0, err) : NULL;
+    const tsr_status status = checkpoint->findings ? tsr_enter_step(checkpoint, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) return TSR_OK;
+    tsr_checkpoint_close(checkpoint);
+    *out = NULL;
+    return status;
+}
+
+tsr_status tsr_latest_find(tsr_store *store, const tsr_host *host, const tsr_latest_options *options, tsr_arena *arena,
+                           tsr_latest *out, tsr_error *err)
+{
+    return tsr_latest_search(store, host, open_as, options, arena, out, err);
 }
 
 /* ---- the files that belong to a checkpoint, for programs that replace or remove one ---- */

@@ -1,4 +1,4 @@
-/* Chooses a reader: a directory's by the rows of table.c, a file's by its first bytes.
+/* Chooses a reader: a directory's by the rows of format_table.c, a file's by its first bytes.
  *
  *   what the options ask for        a reader of files of ranks
  *   a file                          its kind, or the index that it is
@@ -389,11 +389,11 @@ static tsr_status recognize_only_file(recognizer *r, uint32_t file, const tsr_re
     return tsr_raise(err, status, why.byte_position, "%s%s", why.message, tsr_below_deeper(&list));
 }
 
-/* Tries the rows of the table. */
-static tsr_status recognize_row(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
+tsr_status tsr_recognize_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err)
 {
     /* If there is a marker, the last save into the directory was in its format, whatever other files it has. */
     const bool is_marked = tsr_is_marked(checkpoint->store);
+    *reader = NULL;
     for (size_t i = 0; tsr_directories[i] && !*reader; i++) {
         const tsr_directory *row = tsr_directories[i];
         bool is = !(is_marked && row->has_no_marker);
@@ -421,7 +421,7 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
         return recognize_file(&r, store->primary, reader);
     TSR_TRY(tsr_foreign_form(checkpoint, &foreign, err));
     TSR_FAIL_IF(foreign, err, TSR_E_UNSUPPORTED, "the directory is %s", foreign);
-    TSR_TRY(recognize_row(checkpoint, reader, err));
+    TSR_TRY(tsr_recognize_directory(checkpoint, reader, err));
     if (*reader) return TSR_OK;
     const uint32_t only = store->file_count > 1 && tsr_foreign_directory(store) ? TSR_NO_FILE : only_file(store);
     if (only != TSR_NO_FILE && !tsr_ends_in_marker(store->files[only].name)) return recognize_only_file(&r, only, reader);
@@ -445,6 +445,7 @@ void tsr_below_add(tsr_below *below, tsr_str path, const char *form)
     const size_t form_size = strlen(form), needed = path.size + form_size + 5;
     const bool full = below->shown < below->count || below->used + needed + 1 > sizeof below->text;
     if (below->count++ == 0) below->first = path;
+    if (below->paths && tsr_vec_append(below->paths, &path, 1, NULL) != TSR_OK) below->cut = true;
     if (full) return;
     tsr_str parts[] = {tsr_str_from(below->used ? ", " : ""), path, TSR_STR(" ("), {form, form_size}, TSR_STR(")")};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -484,8 +485,7 @@ static tsr_status read_part(tsr_store *base, uint32_t file, uint64_t offset, voi
     return part->inner->read_at(part->inner, part->first + file, offset, buffer, size, err);
 }
 
-/* Whether a file name is typical of checkpoints. Directories without such a file are not examined. */
-static bool is_checkpoint_name(tsr_str path)
+bool tsr_is_checkpoint_name(tsr_str path)
 {
     static const char *const endings[] = {
         ".metadata", ".distcp", ".safetensors", ".index.json",     ".pt",
@@ -509,7 +509,7 @@ static tsr_status form_of_files(part_store *part, const char **form, tsr_error *
     for (uint32_t f = 0; f < part->base.file_count; f++) {
         tsr_content content;
         const tsr_str name = part->base.files[f].name;
-        if (memchr(name.data, '/', name.size) || !is_checkpoint_name(name)) continue;
+        if (memchr(name.data, '/', name.size) || !tsr_is_checkpoint_name(name)) continue;
         TSR_TRY(tsr_content_of(&part->base, f, &content, err));
         const bool is_index = tsr_str_ends(name, TSR_STR(".index.json"));
         const char *of_file = is_index ? "index" : content.reader ? tsr_format_name(content.reader->format) : NULL;
@@ -551,7 +551,7 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
     for (uint32_t f = from; f < to; f++) {
         const tsr_str name = inner->files[f].name, rest = {name.data + prefix, name.size - prefix};
         files[f - from] = (tsr_store_file){rest, inner->files[f].size};
-        worth = worth || (!memchr(rest.data, '/', rest.size) && is_checkpoint_name(rest));
+        worth = worth || (!memchr(rest.data, '/', rest.size) && tsr_is_checkpoint_name(rest));
         deeper = deeper || memchr(rest.data, '/', rest.size);
     }
     *part = (part_store){.base = {.file_count = to - from, .files = files, .primary = TSR_NO_FILE, .read_at = read_part},

@@ -3,8 +3,9 @@
 #define TSR_FORMATS_RECOGNIZE_RECOGNIZE_H
 
 #include "formats/common/reader.h"
+#include "tessera/sys/latest.h"
 
-/* ---- table.c: every format, in order of precedence ---- */
+/* ---- format_table.c: every format, in order of precedence ---- */
 
 /* A kind of file that holds tensors. */
 typedef struct tsr_file_kind {
@@ -69,6 +70,8 @@ tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_e
 /* Chooses the reader and sets checkpoint->files. If nothing is recognized, fails with TSR_E_UNSUPPORTED and the reason: for
  * a container of another program, its name; for a directory with several checkpoints, their list. */
 tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
+/* Tries the rows of tsr_directories only. *reader stays NULL if the directory is none of them. Fails only if reading fails. */
+tsr_status tsr_recognize_directory(tsr_checkpoint *checkpoint, const tsr_reader **reader, tsr_error *err);
 
 /* The checkpoints below a directory that is not one itself, up to three levels down: */
 
@@ -83,9 +86,12 @@ typedef struct tsr_below {
     /* Selects the directories to examine by their paths; NULL selects all. */
     bool (*wanted)(const void *ctx, tsr_str path);
     const void *wanted_ctx;
-    tsr_str first; /* path in the store of the first one that was added */
+    tsr_str first;  /* path in the store of the first one that was added */
+    tsr_vec *paths; /* of tsr_str: gets the paths of all that are added; NULL: they are not needed */
 } tsr_below;
 
+/* Whether the name of a file is typical of checkpoints. Directories without such a file are not examined. */
+bool tsr_is_checkpoint_name(tsr_str path);
 /* Adds "path (format)" to the list, or only counts it if the list is full. */
 void tsr_below_add(tsr_below *below, tsr_str path, const char *form);
 /* Adds every directory below the root that is recognized as a checkpoint, or that contains files which are one, with its format.
@@ -97,10 +103,13 @@ const char *tsr_below_deeper(const tsr_below *below);
 /* ", …" if some were counted but not shown. */
 const char *tsr_below_rest(const tsr_below *below);
 
-/* ---- steps.c ---- */
+/* ---- steps.c, latest.c ---- */
 
 /* Sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if there is
  * nothing to choose. Fails as described at tsr_open_options.step, or if reading fails. */
 tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err);
+/* tsr_latest_find; `opens` opens the checkpoints that it looks at. */
+tsr_status tsr_latest_search(tsr_store *store, const tsr_host *host, tsr_open_fn *opens, const tsr_latest_options *options,
+                             tsr_arena *arena, tsr_latest *out, tsr_error *err);
 
 #endif

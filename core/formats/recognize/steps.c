@@ -3,9 +3,11 @@
 
 #include "formats/common/marker.h"
 #include "formats/common/shown_names.h"
+#include "formats/common/step_names.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/steps.h"
 #include "tessera/sys/try.h"
 
@@ -51,49 +53,10 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Parses the number at the end of a text, of at most 18 digits. Returns false if there is none. */
-static bool number_at_end(tsr_str text, uint64_t *number)
-{
-    size_t from = text.size;
-    while (from > 0 && is_digit(text.data[from - 1])) from--;
-    *number = 0;
-    if (from == text.size || text.size - from > 18) return false;
-    for (size_t i = from; i < text.size; i++) *number = *number * 10 + (uint64_t)(text.data[i] - '0');
-    return true;
-}
-
-/* A directory's name without what Lightning writes after the step's number: "epoch=0-step=4" of "epoch=0-step=4.ckpt" and, where
- * that name was taken before, of "epoch=0-step=4-v1.ckpt". */
-static tsr_str without_ending(tsr_str name)
-{
-    const tsr_str ending = TSR_STR(".ckpt"), label = TSR_STR("step=");
-    if (name.size < ending.size || memcmp(name.data + name.size - ending.size, ending.data, ending.size) != 0) return name;
-    name.size -= ending.size;
-    for (size_t at = 0; at + label.size < name.size; at++) {
-        if (memcmp(name.data + at, label.data, label.size) != 0) continue;
-        size_t end = at + label.size;
-        while (end < name.size && is_digit(name.data[end])) end++;
-        return (tsr_str){name.data, end};
-    }
-    return name;
-}
-
-/* The step of a path: the number at the end of the last of its components that ends with one. */
-static bool step_of(tsr_str path, uint64_t *number)
-{
-    for (size_t end = path.size; end > 0;) {
-        size_t from = end;
-        while (from > 0 && path.data[from - 1] != '/') from--;
-        if (number_at_end(without_ending((tsr_str){path.data + from, end - from}), number)) return true;
-        end = from ? from - 1 : 0;
-    }
-    return false;
-}
-
 static bool has_step(const void *ctx, tsr_str path)
 {
     uint64_t number;
-    return step_of(path, &number) && number == *(const uint64_t *)ctx;
+    return tsr_step_of_path(path, &number) && number == *(const uint64_t *)ctx;
 }
 
 /* Whether `name` consists of whole, consecutive components of the path, such as "step-1" in "outputs/step-1". */
@@ -172,8 +135,7 @@ static bool file_step(tsr_str path, uint64_t *number)
 {
     size_t from = path.size;
     while (from > 0 && path.data[from - 1] != '/') from--;
-    return tsr_str_ends(path, TSR_STR(".ckpt")) &&
-           number_at_end(without_ending((tsr_str){path.data + from, path.size - from}), number);
+    return tsr_str_ends(path, TSR_STR(".ckpt")) && tsr_step_of_file((tsr_str){path.data + from, path.size - from}, number);
 }
 
 static void find_files(const tsr_store *store, step_files *files)
@@ -244,7 +206,7 @@ static tsr_status choose_named(choice *c, tsr_str asked)
     if (files.found.count) return enter_file(c, asked, &files);
     bool is_number = asked.size > 0;
     for (size_t i = 0; i < asked.size; i++) is_number = is_number && is_digit(asked.data[i]);
-    if (!is_number || !number_at_end(asked, &number)) return refuse_unknown(c, asked);
+    if (!is_number || !tsr_number_at_end(asked, &number)) return refuse_unknown(c, asked);
     files = (step_files){.number = &number};
     find_files(c->checkpoint->store, &files);
     if (files.found.count) return enter_file(c, asked, &files);
@@ -266,7 +228,7 @@ static tsr_status list_steps(const tsr_store *store, tsr_vec *steps, tsr_error *
         uint64_t number, *last = steps->count ? (uint64_t *)steps->items + steps->count - 1 : NULL;
         while (path.size && path.data[path.size - 1] != '/') path.size--;
         if (path.size) path.size--;
-        if (!step_of(path, &number) || (last && *last == number)) continue;
+        if (!tsr_step_of_path(path, &number) || (last && *last == number)) continue;
         uint64_t *step = tsr_vec_push(steps, err);
         if (!step) return TSR_E_NOMEM;
         *step = number;
@@ -288,7 +250,7 @@ static tsr_str before_step(tsr_str path)
         size_t from = end, digits = end;
         while (from > 0 && path.data[from - 1] != '/') from--;
         while (digits > from && is_digit(path.data[digits - 1])) digits--;
-        if (number_at_end((tsr_str){path.data + from, end - from}, &number)) return (tsr_str){path.data, digits};
+        if (tsr_number_at_end((tsr_str){path.data + from, end - from}, &number)) return (tsr_str){path.data, digits};
         end = from ? from - 1 : 0;
     }
     return (tsr_str){path.data, 0};
@@ -302,7 +264,7 @@ static tsr_status report_later(choice *c, tsr_str found)
     tsr_str last = {NULL, 0};
     const tsr_store *store = c->checkpoint->store;
     const tsr_str before = before_step(found);
-    if (!before.size || !step_of(found, &chosen)) return TSR_OK;
+    if (!before.size || !tsr_step_of_path(found, &chosen)) return TSR_OK;
     for (uint32_t f = 0; f < store->file_count; f++) {
         tsr_str path = store->files[f].name;
         size_t end = before.size;
@@ -310,7 +272,7 @@ static tsr_status report_later(choice *c, tsr_str found)
         while (end < path.size && is_digit(path.data[end])) end++;
         if (end == path.size || path.data[end] != '/') continue;
         path.size = end;
-        if (!number_at_end(path, &number) || number <= chosen || tsr_str_equal(path, last)) continue;
+        if (!tsr_number_at_end(path, &number) || number <= chosen || tsr_str_equal(path, last)) continue;
         last = path;
         tsr_shown_names_add(&later, path);
     }
@@ -366,7 +328,7 @@ static tsr_status directory_of(tsr_checkpoint *checkpoint, tsr_str line, tsr_str
     uint64_t number;
     tsr_str names[3] = {line};
     size_t count = 1;
-    if (is_digit(line.data[0]) && number_at_end(line, &number)) {
+    if (is_digit(line.data[0]) && tsr_number_at_end(line, &number)) {
         names[count++] = tsr_arena_format(checkpoint->arena, err, "iter_%07llu", (unsigned long long)number);
         names[count++] = tsr_arena_format(checkpoint->arena, err, "global_step_%llu", (unsigned long long)number);
     }
@@ -400,13 +362,23 @@ static tsr_status check_readable(const tsr_checkpoint *checkpoint, const char *m
     return tsr_fail(err, status, "the file '%s' names the checkpoint '%.*s': %s", marker, TSR_STR_ARG(line), why.message);
 }
 
+/* Enters a directory, and then the only checkpoint in it. */
+static tsr_status enter_only(choice *c, tsr_str directory)
+{
+    bool is;
+    TSR_TRY(enter(c->checkpoint, directory, c->err));
+    TSR_TRY(is_checkpoint(c->checkpoint, &is, c->err));
+    if (is) return TSR_OK;
+    TSR_TRY(look(c, NULL, NULL));
+    return c->list.count == 1 ? enter_found(c, directory) : TSR_OK; /* otherwise recognition reports the reason */
+}
+
 /* Enters the directory named in a marker file, and then the only checkpoint in it. *followed is set if there is a marker. */
 static tsr_status follow_marker(choice *c, bool *followed)
 {
     tsr_checkpoint *checkpoint = c->checkpoint;
     uint32_t file;
     tsr_str directory, line = {NULL, 0};
-    bool is;
     const char *marker = find_marker(checkpoint->store, &file);
     if (marker) TSR_TRY(tsr_marker_read(checkpoint, file, &line, c->err));
     *followed = line.size > 0;
@@ -421,12 +393,42 @@ static tsr_status follow_marker(choice *c, bool *followed)
     TSR_FAIL_IF(!directory.data, c->err, TSR_E_NOT_FOUND,
                 "the file '%s' names the checkpoint '%.*s', which is not in the directory; choose another one with --step",
                 marker, TSR_STR_ARG(line));
-    TSR_TRY(enter(checkpoint, directory, c->err));
     checkpoint->step_marker = marker;
-    TSR_TRY(is_checkpoint(checkpoint, &is, c->err));
-    if (is) return TSR_OK;
-    TSR_TRY(look(c, NULL, NULL));
-    return c->list.count == 1 ? enter_found(c, directory) : TSR_OK; /* otherwise recognition reports the reason */
+    return enter_only(c, directory);
+}
+
+/* ---- the newest without errors ---- */
+
+/* Reports the newer checkpoints that were passed over. */
+static tsr_status report_passed_over(const choice *c, const tsr_latest *latest)
+{
+    for (size_t i = 0; i < latest->passed_count; i++) {
+        const tsr_passed_over *passed = &latest->passed_over[i];
+        TSR_TRY(tsr_finding_add(c->checkpoint->findings, "parts/passed-over", TSR_NOWHERE, c->err,
+                                "'%.*s' is newer than the checkpoint that is opened, and was passed over: %.*s",
+                                TSR_STR_ARG(passed->path), TSR_STR_ARG(passed->reason)));
+    }
+    return TSR_OK;
+}
+
+/* It may be loaded on demand (wasm/later.txt). */
+tsr_status tsr_choose_valid(choice *c);
+tsr_status tsr_choose_valid(choice *c)
+{
+    tsr_checkpoint *checkpoint = c->checkpoint;
+    tsr_latest latest;
+    TSR_TRY(
+        tsr_latest_search(checkpoint->store, checkpoint->host, checkpoint->opens, NULL, checkpoint->arena, &latest, c->err));
+    TSR_FAIL_IF(!latest.found && !latest.passed_count, c->err, TSR_E_NOT_FOUND, "the directory contains no checkpoints%s",
+                latest.deeper ? " within three levels, and there are directories further down" : "");
+    TSR_FAIL_IF(!latest.found, c->err, TSR_E_NOT_FOUND,
+                "no checkpoint in the directory is without errors; the newest is '%.*s': %.*s",
+                TSR_STR_ARG(latest.passed_over->path), TSR_STR_ARG(latest.passed_over->reason));
+    TSR_TRY(report_passed_over(c, &latest));
+    if (!latest.path.size) return TSR_OK;
+    const uint32_t file = tsr_store_find(checkpoint->store, latest.path);
+    if (file == TSR_NO_FILE) return enter_only(c, latest.path);
+    return enter_file(c, latest.path, &(step_files){.first = file, .found = {.count = 1}});
 }
 
 tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -440,28 +442,14 @@ tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
                 "--step %.*s can only be used with a directory that contains checkpoints, not with a file",
                 TSR_STR_ARG(asked));
     if (checkpoint->store->primary != TSR_NO_FILE) return TSR_OK;
+    if (tsr_str_equal(asked, TSR_STR("latest-valid"))) {
+        TSR_TRY(tsr_host_load(checkpoint->host, err));
+        return tsr_choose_valid(&c);
+    }
     if (asked.data && !tsr_str_equal(asked, TSR_STR("latest"))) return choose_named(&c, asked);
+    checkpoint->took_latest = asked.data != NULL;
     if (!asked.data && !find_marker(checkpoint->store, &file)) return TSR_OK;
     if (!asked.data) TSR_TRY(is_checkpoint(checkpoint, &done, err));
     if (!done) TSR_TRY(follow_marker(&c, &done));
     return asked.data && !done ? choose_highest(&c) : TSR_OK;
-}
-
-/* For commands that read more than checkpoints. */
-tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, tsr_checkpoint **out, tsr_error *err)
-{
-    tsr_checkpoint *checkpoint = *out = tsr_alloc(host->allocator, 1, sizeof *checkpoint, err);
-    if (!checkpoint) return TSR_E_NOMEM;
-    *checkpoint = (tsr_checkpoint){.store = store,
-                                   .given = store,
-                                   .host = host,
-                                   .options.step = step,
-                                   .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
-                                   .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *))};
-    checkpoint->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
-    const tsr_status status = checkpoint->arena ? tsr_enter_step(checkpoint, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) return TSR_OK;
-    tsr_checkpoint_close(checkpoint);
-    *out = NULL;
-    return status;
 }

@@ -45,7 +45,8 @@ typedef struct tsr_open_options {
      * entries. NULL data: open all parts. Fails with TSR_E_NOT_FOUND, listing the parts, if there is no such part. */
     tsr_str part;
     /* Which checkpoint of a directory that holds several: "latest", a path below it or the last names of one ("step-100",
-     * "global_step_100/actor"), or the number at the end of such a name ("100"). Fails with TSR_E_NOT_FOUND if none matches,
+     * "global_step_100/actor"), the number at the end of such a name ("100"), or "latest-valid": the newest one without errors
+     * (tessera/sys/latest.h), whatever a `latest` file names; newer ones are findings (`parts/passed-over`). Fails with TSR_E_NOT_FOUND if none matches,
      * and with TSR_E_USAGE and a list if several match. NULL data: the directory itself, or the one that its `latest` or
      * `latest_checkpointed_iteration.txt` names. */
     tsr_str step;

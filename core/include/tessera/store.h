@@ -38,6 +38,13 @@ typedef struct tsr_store_place {
     uint64_t offset, size;
 } tsr_store_place;
 
+/* A directory of which a store lists no files. */
+typedef struct tsr_store_gap {
+    tsr_str name;
+    const char *why; /* NULL: it is empty. Otherwise why it, or something in it, could not be looked at */
+    bool is_link;    /* a symbolic link, which is only followed directly below the root */
+} tsr_store_gap;
+
 typedef struct tsr_store tsr_store;
 struct tsr_store {
     uint32_t file_count;
@@ -74,6 +81,9 @@ struct tsr_store {
     tsr_status (*neighbor)(tsr_store *store, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);
     /* The files are made while they are read (tsr_tree_store_new): their archives state no checksums, which is not reported. */
     bool unsummed;
+    /* For stores with directories, after `deepen`: those among the levels that show no files. */
+    const tsr_store_gap *gaps;
+    uint32_t gap_count;
 };
 
 /* A store over memory, for tests, the browser and items that are themselves archives. Borrows the names and contents until it is

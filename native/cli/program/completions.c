@@ -12,11 +12,14 @@ static cli_meaning meaning_of(tsr_str text)
     static const struct {
         const char *word;
         cli_meaning meaning;
-    } known[] = {{"FILE", CLI_MEANS_FILES},      {"PATH", CLI_MEANS_FILES},   {"DEST", CLI_MEANS_FILES},
-                 {"DIRECTORY", CLI_MEANS_FILES}, {"A", CLI_MEANS_FILES},      {"B", CLI_MEANS_FILES},
-                 {"DTYPE", CLI_MEANS_DTYPES},    {"RULE", CLI_MEANS_RULES},   {"COMMAND", CLI_MEANS_COMMANDS},
-                 {"OUT", CLI_MEANS_FILES},       {"PLAN", CLI_MEANS_FILES},   {"MANIFEST", CLI_MEANS_FILES},
-                 {"FQN[SLICE", CLI_MEANS_FQNS},  {"NAME|A", CLI_MEANS_FILES}, {"COMMAND|formats", CLI_MEANS_TOPICS}};
+    } known[] = {{"FILE", CLI_MEANS_FILES},       {"PATH", CLI_MEANS_FILES},
+                 {"DEST", CLI_MEANS_FILES},       {"DIRECTORY", CLI_MEANS_FILES},
+                 {"A", CLI_MEANS_FILES},          {"B", CLI_MEANS_FILES},
+                 {"DTYPE", CLI_MEANS_DTYPES},     {"RULE", CLI_MEANS_RULES},
+                 {"COMMAND", CLI_MEANS_COMMANDS}, {"OUT", CLI_MEANS_FILES},
+                 {"RUN", CLI_MEANS_FILES},        {"PLAN", CLI_MEANS_FILES},
+                 {"MANIFEST", CLI_MEANS_FILES},   {"FQN[SLICE", CLI_MEANS_FQNS},
+                 {"NAME|A", CLI_MEANS_FILES},     {"COMMAND|formats", CLI_MEANS_TOPICS}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (tsr_str_equal(text, tsr_str_from(known[i].word))) return known[i].meaning;
     }

@@ -72,14 +72,14 @@ static tsr_status open_compared(cli *program, const char *path, const tsr_open_o
 
 /* Warns of files that are not read and the like. `inspect` and `validate`, which list these findings, do not open
  * checkpoints for their values. */
-static tsr_status warn_of_opening(cli *program, const cli_session *session, tsr_error *err)
+static tsr_status warn_of_opening(cli *program, const char *path, tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_allocator *allocator = cli_host(program)->allocator;
     tsr_vec warnings = tsr_vec_of(allocator, sizeof(tsr_str));
     tsr_arena *arena = tsr_arena_new(allocator, 0, err);
-    const tsr_status status = arena ? tsr_opening_warnings(session->checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
+    const tsr_status status = arena ? tsr_opening_warnings(checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
     for (size_t i = 0; i < warnings.count && status == TSR_OK; i++)
-        cli_warn(program, "%s: %.*s", session->path, TSR_STR_ARG(((const tsr_str *)warnings.items)[i]));
+        cli_warn(program, "%s: %.*s", path, TSR_STR_ARG(((const tsr_str *)warnings.items)[i]));
     tsr_vec_free(&warnings);
     tsr_arena_free(arena);
     return status;
@@ -103,7 +103,7 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
-    if (chosen.purpose == TSR_FOR_VALUES) status = warn_of_opening(program, out, err);
+    if (chosen.purpose == TSR_FOR_VALUES) status = warn_of_opening(program, out->path, out->checkpoint, err);
     if (status != TSR_OK) cli_close(out);
     return status;
 }
@@ -143,6 +143,7 @@ tsr_status cli_files_open(cli *program, const char *path, cli_files *out, tsr_er
     free(paths.items);
     if (status == TSR_OK)
         status = tsr_step_open(out->all, cli_host(program), step ? tsr_str_from(step) : (tsr_str){NULL, 0}, &out->step, err);
+    if (status == TSR_OK) status = warn_of_opening(program, path, out->step, err);
     if (status == TSR_OK) out->store = tsr_checkpoint_store(out->step);
     else cli_files_close(out);
     return status;

@@ -14,7 +14,8 @@ DeepSpeed, Megatron-Core and training loops. Only tessera.torch and load_sharded
 Every function that opens a path accepts four options that select the checkpoint, as on the command line:
 
     part      open only this part of a checkpoint that is made of parts, such as "model", and strip its prefix from the names
-    step      open this checkpoint of a directory that holds several: "latest", a name or path below it, or a number
+    step      open this checkpoint of a directory that holds several: "latest", "latest-valid" (the newest without errors), a name
+              or path below it, or a number
     also      directories whose files belong to the same checkpoint, because nodes wrote to local disks
     shards    join the plain tensors of several ranks by this map: a tessera.shards/1 document, its path, or a built-in map's name
 

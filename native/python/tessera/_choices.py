@@ -101,7 +101,7 @@ class Choices(NamedTuple):
 
     def name_of_step(self) -> bytes | None:
         if self.step is not None and (isinstance(self.step, bool) or not isinstance(self.step, (str, int))):
-            raise TypeError(f"step is 'latest', a name, a path or a number, not {type(self.step).__name__}")
+            raise TypeError(f"step is 'latest', 'latest-valid', a name, a path or a number, not {type(self.step).__name__}")
         return None if self.step is None else encoded(str(self.step))
 
     def map_of_ranks(self) -> tuple[bytes | None, bytes | None]:

@@ -27,6 +27,9 @@ bool tsr_is_object_url(const char *path);
  * credentials), TSR_E_NOMEM; messages name the URL and no secret. */
 tsr_status tsr_object_store_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err);
 
+/* The same for a directory, which may be empty: only the bucket or repository has to exist. */
+tsr_status tsr_object_directory_open(const tsr_host *host, const char *url, tsr_store **out, tsr_error *err);
+
 /* Identifies the version of an object: its ETag or generation, or the commit of a repository. Empty if the store is not an
  * object store. Borrowed until the store is closed. */
 const char *tsr_object_store_version(const tsr_store *store, uint32_t file);

@@ -16,7 +16,10 @@ bool tsr_is_url(const char *path);
 /* Calls tsr_folder_store_open, tsr_remote_store_open or tsr_object_store_open, depending on the scheme. Errors: those of the
  * function called. */
 tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
-/* The same for a document, which may also come from a pipe (tessera/sys/pipe_store.h). Borrows `path`. */
+/* Opens the directory of a training run. In an object store it may be empty, because directories are not made there. TSR_E_USAGE for
+ * a file, and for an HTTP server, which does not list directories; other errors as above. */
+tsr_status tsr_run_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
+/* tsr_path_store_open for a document, which may also come from a pipe (tessera/sys/pipe_store.h). Borrows `path`. */
 tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
 /* tsr_path_store_open with the host and the system calls of `opener`. Can be used as the `open` of an opener. */
 tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);

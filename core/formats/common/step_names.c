@@ -1,0 +1,123 @@
+/* See step_names.h. */
+#include "formats/common/step_names.h"
+
+#include <string.h>
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+bool tsr_number_at_end(tsr_str text, uint64_t *number)
+{
+    size_t from = text.size;
+    while (from > 0 && is_digit(text.data[from - 1])) from--;
+    *number = 0;
+    if (from == text.size) return false;
+    for (size_t i = from; i < text.size; i++) {
+        const uint64_t digit = (uint64_t)(text.data[i] - '0');
+        if (*number > (UINT64_MAX - digit) / 10) return false;
+        *number = *number * 10 + digit;
+    }
+    return true;
+}
+
+/* The bytes of a name up to the end of N in the last "step=N", for the label "step="; 0 if there is none. */
+static size_t end_of(tsr_str name, tsr_str label)
+{
+    size_t found = 0;
+    for (size_t at = 0; at + label.size < name.size; at++) {
+        size_t end = at + label.size;
+        if (memcmp(name.data + at, label.data, label.size) != 0 || !is_digit(name.data[end])) continue;
+        while (end < name.size && is_digit(name.data[end])) end++;
+        found = end;
+    }
+    return found;
+}
+
+/* Lightning names a file by its epoch and a metric if it is told so: "epoch=2-val_loss=0.31.ckpt". */
+static size_t end_of_label(tsr_str name)
+{
+    const size_t end = end_of(name, TSR_STR("step="));
+    return end ? end : end_of(name, TSR_STR("epoch="));
+}
+
+static tsr_str without_ending(tsr_str name, const char *ending)
+{
+    const tsr_str end = tsr_str_from(ending);
+    return tsr_str_ends(name, end) ? (tsr_str){name.data, name.size - end.size} : name;
+}
+
+/* Whether a text ends with one of the words, in upper or lower case. */
+static bool ends_with_word(tsr_str text, const char *const *words)
+{
+    for (; *words; words++) {
+        const size_t size = strlen(*words);
+        size_t same = 0;
+        while (same < size && text.size >= size) {
+            const char c = text.data[text.size - size + same];
+            if ((c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c) != (*words)[same]) break;
+            same++;
+        }
+        if (same == size) return true;
+    }
+    return false;
+}
+
+static tsr_str before_number(tsr_str name)
+{
+    while (name.size && is_digit(name.data[name.size - 1])) name.size--;
+    while (name.size && (name.data[name.size - 1] == '-' || name.data[name.size - 1] == '_' ||
+                         name.data[name.size - 1] == '=' || name.data[name.size - 1] == '.'))
+        name.size--;
+    return name;
+}
+
+tsr_step_naming tsr_step_of_name(tsr_str name, uint64_t *step)
+{
+    static const char *const steps[] = {"step", "steps", "iter", "iteration", "checkpoint", "ckpt", "epoch", NULL};
+    static const char *const ranks[] = {"rank", "fsdp",  "optimizer", "model", "mp",     "tp",   "pp",    "dp",
+                                        "ep",   "shard", "stage",     "node",  "worker", "host", "state", NULL};
+    const size_t label = end_of_label(name);
+    if (label && tsr_number_at_end((tsr_str){name.data, label}, step)) return TSR_STEP_STATED;
+    name = without_ending(name, ".ckpt");
+    if (!tsr_number_at_end(name, step)) return TSR_STEP_NONE;
+    const tsr_str before = before_number(name);
+    if (!before.size || ends_with_word(before, steps)) return TSR_STEP_STATED;
+    return ends_with_word(before, ranks) ? TSR_STEP_OF_RANK : TSR_STEP_NUMBER;
+}
+
+bool tsr_step_of_path(tsr_str path, uint64_t *step)
+{
+    for (size_t end = path.size; end > 0;) {
+        size_t from = end;
+        while (from > 0 && path.data[from - 1] != '/') from--;
+        if (tsr_step_of_name((tsr_str){path.data + from, end - from}, step) != TSR_STEP_NONE) return true;
+        end = from ? from - 1 : 0;
+    }
+    return false;
+}
+
+bool tsr_step_of_file(tsr_str name, uint64_t *step)
+{
+    static const char *const endings[] = {".pt", ".pth", ".pth.tar", ".bin", ".safetensors"};
+    if (tsr_str_ends(name, TSR_STR(".ckpt"))) return tsr_step_of_name(name, step) != TSR_STEP_NONE;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const tsr_str stem = without_ending(name, endings[i]);
+        if (stem.size < name.size && tsr_step_of_name(stem, step) == TSR_STEP_STATED) return true;
+    }
+    return false;
+}
+
+uint64_t tsr_step_version(tsr_str name)
+{
+    const size_t label = end_of_label(name);
+    const tsr_str stem = without_ending(name, ".ckpt"), before = TSR_STR("-v");
+    uint64_t version;
+    if (!label || stem.size <= label + before.size) return 0;
+    const tsr_str rest = {stem.data + label, stem.size - label};
+    if (!tsr_str_starts(rest, before) || !tsr_number_at_end(rest, &version)) return 0;
+    for (size_t i = before.size; i < rest.size; i++)
+        if (!is_digit(rest.data[i])) return 0;
+    return version;
+}

@@ -1,0 +1,481 @@
+/* See tessera/sys/latest.h. */
+#include "formats/recognize/recognize.h"
+
+#include "formats/common/file_names.h"
+#include "formats/common/shown_names.h"
+#include "formats/recognize/run_steps.h"
+#include "io/store_view.h"
+#include "tessera/sys/options.h"
+#include "tessera/sys/try.h"
+#include "tessera/validate.h"
+
+/* Stores that list no directories of their own, such as object stores, are listed this much deeper than steps are searched, so that
+ * what is in a step can be recognized. */
+enum { LEVELS_OF_STEP = 3 };
+
+typedef struct finder {
+    tsr_store *store;
+    const tsr_host *host;
+    tsr_open_fn *opens;
+    const tsr_latest_options *options;
+    tsr_arena *arena; /* of the result */
+    tsr_latest *out;
+    const tsr_vec *steps; /* of tsr_run_step */
+    bool holds_several;   /* the last step that was checked consists of checkpoints in directories of their own */
+    tsr_vec passed_over;  /* of tsr_passed_over */
+    tsr_error *err;
+} finder;
+
+/* ---- one checkpoint ---- */
+
+/* Whether a failure to open a checkpoint is about the checkpoint, rather than about reading it. */
+static bool is_damage(tsr_status status)
+{
+    return status == TSR_E_FORMAT || status == TSR_E_UNSUPPORTED || status == TSR_E_LIMIT || status == TSR_E_NOT_FOUND ||
+           status == TSR_E_CHANGED || status == TSR_E_USAGE;
+}
+
+/* The first error among the findings; empty if there is none. */
+static tsr_status first_error(const finder *f, const tsr_findings *findings, tsr_str *why)
+{
+    *why = TSR_STR("");
+    for (size_t i = 0; i < tsr_findings_count(findings); i++) {
+        const tsr_finding *found = tsr_findings_at(findings, i);
+        if (found->level != TSR_ERROR) continue;
+        const bool is_named = !found->file.size || tsr_name_holds(found->message, found->file);
+        TSR_FAIL_IF(strcmp(found->rule->id, "file/io") == 0, f->err, TSR_E_IO, "%.*s", TSR_STR_ARG(found->message));
+        *why = tsr_arena_format(f->arena, f->err, "%.*s%s%.*s (%s)", is_named ? 0 : (int)found->file.size, found->file.data,
+                                is_named ? "" : ": ", TSR_STR_ARG(found->message), found->rule->id);
+        return why->data ? TSR_OK : TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+static tsr_status validate(const finder *f, tsr_checkpoint *checkpoint, tsr_str *why)
+{
+    tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
+    TSR_TRY(tsr_validate_catalog(tsr_checkpoint_catalog(checkpoint), f->host, findings, f->err));
+    if (f->options->check && !tsr_findings_total(findings, TSR_ERROR))
+        TSR_TRY(f->options->check(f->options->check_ctx, checkpoint, f->err));
+    return first_error(f, findings, why);
+}
+
+/* Opens and validates what a store contains. *why is empty if it is valid. *alone is set if it is a single torch.save file, next to
+ * which directories may hold the checkpoints, and *refused if the store is not one checkpoint. */
+static tsr_status check_one(const finder *f, tsr_store *store, tsr_str *why, bool *alone, bool *refused)
+{
+    tsr_error reason = {0};
+    tsr_checkpoint *checkpoint;
+    const tsr_open_options options = {.size = sizeof options, .purpose = TSR_FOR_FINDINGS};
+    const tsr_status opened = f->opens(store, f->host, &options, NULL, &checkpoint, &reason);
+    *alone = false;
+    *refused = opened == TSR_E_UNSUPPORTED || opened == TSR_E_USAGE;
+    if (opened != TSR_OK && !is_damage(opened)) return tsr_fail(f->err, opened, "%s", reason.message);
+    if (opened != TSR_OK) {
+        *why = tsr_arena_format(f->arena, f->err, "%s", reason.message);
+        return why->data ? TSR_OK : TSR_E_NOMEM;
+    }
+    const tsr_format format = tsr_checkpoint_catalog(checkpoint)->format;
+    *alone = format == TSR_FORMAT_TORCH_ZIP || format == TSR_FORMAT_TORCH_LEGACY;
+    const tsr_status status = validate(f, checkpoint, why);
+    tsr_checkpoint_close(checkpoint);
+    return status;
+}
+
+/* ---- a directory ---- */
+
+/* Opens a directory below another as a store, which *own says to close. *is_there is false if it has no files, or was removed. */
+static tsr_status open_below(const finder *f, tsr_store *in, tsr_str path, tsr_arena *scratch, tsr_store **out, bool *own,
+                             bool *is_there)
+{
+    tsr_store_view *view;
+    tsr_error why = {0};
+    *own = in->below != NULL;
+    *is_there = true;
+    if (!in->below) {
+        TSR_TRY(tsr_store_view_below(in, path, scratch, &view, is_there, f->err));
+        tsr_store_view_renumber(view);
+        *out = &view->base;
+        return TSR_OK;
+    }
+    const tsr_status status = in->below(in, path, out, &why);
+    *is_there = status == TSR_OK;
+    return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_fail(f->err, status, "%s", why.message);
+}
+
+static tsr_status list_inside(const finder *f, tsr_store *store, tsr_arena *scratch, tsr_vec *paths, bool *cut)
+{
+    tsr_below list = {.paths = paths};
+    tsr_checkpoint guess = {.store = store, .host = f->host, .arena = scratch};
+    TSR_TRY(tsr_list_below(&guess, &list, f->err));
+    *cut = list.cut;
+    return TSR_OK;
+}
+
+static tsr_status refuse_foreign(const finder *f, tsr_store *store, tsr_arena *scratch)
+{
+    const char *foreign;
+    tsr_checkpoint guess = {.store = store, .host = f->host, .arena = scratch, .is_probe = true};
+    TSR_TRY(tsr_foreign_form(&guess, &foreign, f->err));
+    if (!foreign) foreign = tsr_foreign_directory(store);
+    TSR_FAIL_IF(foreign, f->err, TSR_E_UNSUPPORTED, "it is %s, so whether it is complete cannot be decided", foreign);
+    return TSR_OK;
+}
+
+/* All checkpoints in a directory that is not one itself have to be valid. `*why` keeps its text if there are none: lone torch.save
+ * files in directories, and hundreds of checkpoints, are what is left of a form that was not recognized. */
+static tsr_status check_inside(finder *f, tsr_store *store, tsr_arena *scratch, tsr_str *why)
+{
+    const tsr_str reason = *why;
+    tsr_vec paths = tsr_vec_of(f->host->allocator, sizeof(tsr_str));
+    bool good = true, is_form = false, cut = false;
+    tsr_status status = list_inside(f, store, scratch, &paths, &cut);
+    if (cut) paths.count = 0;
+    for (size_t i = 0; i < paths.count && status == TSR_OK && good; i++) {
+        const tsr_str path = ((const tsr_str *)paths.items)[i];
+        tsr_store *part = NULL;
+        bool own, is_there, alone = false, refused;
+        tsr_str found = TSR_STR("it was removed");
+        status = open_below(f, store, path, scratch, &part, &own, &is_there);
+        if (status == TSR_OK && is_there) status = check_one(f, part, &found, &alone, &refused);
+        if (part && own) part->close(part);
+        is_form = is_form || !alone;
+        good = !found.size;
+        if (status == TSR_OK && !good)
+            *why = tsr_arena_format(f->arena, f->err, "%.*s: %.*s", TSR_STR_ARG(path), TSR_STR_ARG(found));
+        if (!why->data) status = TSR_E_NOMEM;
+    }
+    f->holds_several = is_form;
+    if (good && is_form) *why = TSR_STR("");
+    else if (good) *why = reason;
+    tsr_vec_free(&paths);
+    return status;
+}
+
+/* Validates a directory: one checkpoint, or several in directories of their own. */
+static tsr_status check_directory(finder *f, tsr_store *store, tsr_arena *scratch, tsr_str *why)
+{
+    bool alone, refused;
+    TSR_TRY(check_one(f, store, why, &alone, &refused));
+    if (refused) TSR_TRY(refuse_foreign(f, store, scratch));
+    return refused || (alone && !why->size) ? check_inside(f, store, scratch, why) : TSR_OK;
+}
+
+/* ---- what earlier steps have ---- */
+
+/* The next directory below a step with a file that is typical of checkpoints, from file *at on; empty at the end. */
+static tsr_str next_part(const finder *f, tsr_str step, uint32_t *at)
+{
+    for (; *at < f->store->file_count; ++*at) {
+        const tsr_str name = f->store->files[*at].name;
+        if (name.size <= step.size || name.data[step.size] != '/' || !tsr_str_starts(name, step)) continue;
+        const char *slash = memchr(name.data + step.size + 1, '/', name.size - step.size - 1);
+        if (slash && tsr_is_checkpoint_name(name))
+            return (tsr_str){name.data + step.size + 1, (size_t)(slash - name.data) - step.size - 1};
+    }
+    return TSR_STR("");
+}
+
+static bool has_part(const finder *f, tsr_str step, tsr_str part)
+{
+    uint32_t at = 0;
+    for (tsr_str found; (found = next_part(f, step, &at)).size; at++)
+        if (tsr_str_equal(found, part)) return true;
+    return false;
+}
+
+/* A step of several checkpoints lacks one that all earlier steps of the run have: it has not been written yet. *why stays empty
+ * otherwise. */
+static tsr_status check_parts(const finder *f, const tsr_run_step *step, tsr_str *why)
+{
+    const tsr_run_step *items = f->steps->items, *earlier = NULL;
+    uint32_t at = 0;
+    for (size_t i = 0; i < f->steps->count && !earlier; i++)
+        if (items[i].step < step->step && items[i].holds_checkpoint && items[i].file == TSR_NO_FILE &&
+            tsr_str_equal(tsr_run_of(items[i].path), tsr_run_of(step->path)))
+            earlier = &items[i];
+    if (!earlier) return TSR_OK;
+    for (tsr_str part; (part = next_part(f, earlier->path, &at)).size; at++) {
+        bool all = !has_part(f, step->path, part);
+        for (const tsr_run_step *other = earlier + 1; other < items + f->steps->count && all; other++)
+            all = !other->holds_checkpoint || !tsr_str_equal(tsr_run_of(other->path), tsr_run_of(step->path)) ||
+                  has_part(f, other->path, part);
+        if (!all) continue;
+        *why = tsr_arena_format(f->arena, f->err,
+                                "it lacks '%.*s', which '%.*s' has: the save was interrupted, or has not finished",
+                                TSR_STR_ARG(part), TSR_STR_ARG(earlier->path));
+        return why->data ? TSR_OK : TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* ---- one step ---- */
+
+static tsr_status check_in(finder *f, tsr_str path, tsr_arena *scratch, tsr_str *why)
+{
+    tsr_store *store;
+    bool own, is_there;
+    *why = TSR_STR("it was removed meanwhile");
+    TSR_TRY(open_below(f, f->store, path, scratch, &store, &own, &is_there));
+    if (!is_there) return TSR_OK;
+    const tsr_status status = check_directory(f, store, scratch, why);
+    if (own) store->close(store);
+    return status;
+}
+
+static tsr_status check_file(const finder *f, uint32_t file, tsr_arena *scratch, tsr_str *why)
+{
+    tsr_store_view *view;
+    bool alone, refused;
+    TSR_TRY(tsr_store_view_of_file(f->store, file, scratch, &view, f->err));
+    return check_one(f, &view->base, why, &alone, &refused);
+}
+
+static tsr_status check_files_of(finder *f, const tsr_run_step *step, tsr_arena *scratch, tsr_str *why)
+{
+    TSR_FAIL_IF(step->unreadable, f->err, TSR_E_IO, "'%.*s' cannot be read: %s", TSR_STR_ARG(step->unreadable->name),
+                step->unreadable->why);
+    if (!step->empty)
+        return step->file == TSR_NO_FILE ? check_in(f, step->path, scratch, why) : check_file(f, step->file, scratch, why);
+    const bool is_link = step->empty->is_link && tsr_str_equal(step->empty->name, step->path);
+    *why = is_link ? TSR_STR("it is a symbolic link, which is followed only directly below the run")
+                   : TSR_STR("it contains no files");
+    return TSR_OK;
+}
+
+/* *why is empty if the step is valid. Failures name the step. */
+static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
+{
+    tsr_error failure = {0}, *err = f->err;
+    tsr_arena *scratch = tsr_arena_new(f->host->allocator, (size_t)f->host->limits.memory_bytes, err);
+    if (!scratch) return TSR_E_NOMEM;
+    f->err = &failure;
+    f->holds_several = false;
+    *why = TSR_STR("");
+    tsr_status status = check_files_of(f, step, scratch, why);
+    if (status == TSR_OK && f->holds_several && !why->size) status = check_parts(f, step, why);
+    f->err = err;
+    tsr_arena_free(scratch);
+    if (status == TSR_OK) return TSR_OK;
+    return tsr_fail(err, status, "'%.*s', which may be the newest checkpoint: %s", TSR_STR_ARG(step->path), failure.message);
+}
+
+/* ---- the newest of the steps ---- */
+
+static tsr_status pass_over(finder *f, const tsr_run_step *step, bool has_step, tsr_str reason)
+{
+    tsr_passed_over *passed = tsr_vec_push(&f->passed_over, f->err);
+    if (!passed) return TSR_E_NOMEM;
+    *passed = (tsr_passed_over){tsr_arena_str(f->arena, step->path, f->err), has_step, step->step, reason};
+    return passed->path.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status refuse_several(const finder *f, const tsr_run_step *steps, size_t count, const char *where)
+{
+    tsr_shown_names names = {.used = 0};
+    for (size_t i = 0; i < count; i++)
+        if (steps[i].holds_checkpoint) tsr_shown_names_add(&names, steps[i].path);
+    return tsr_fail(f->err, TSR_E_USAGE, "step %llu, the newest, is %s: %s%s; name one of them",
+                    (unsigned long long)steps->step, where, names.text, tsr_shown_names_rest(&names));
+}
+
+/* Decides between `count` steps of the same number. */
+static tsr_status choose_of(finder *f, const tsr_run_step *steps, size_t count)
+{
+    const tsr_run_step *good = NULL;
+    bool several = false, runs = false;
+    for (size_t i = 0; i < count; i++) {
+        tsr_str why;
+        runs = runs || (steps[i].holds_checkpoint && steps->holds_checkpoint &&
+                        !tsr_str_equal(tsr_run_of(steps[i].path), tsr_run_of(steps->path)));
+        if (good && steps[i].version < good->version) continue; /* a later save of the step is whole */
+        TSR_TRY(check_step(f, &steps[i], &why));
+        if (why.size) TSR_TRY(pass_over(f, &steps[i], true, why));
+        else if (good) several = true;
+        else good = &steps[i];
+    }
+    if (!good) return TSR_OK;
+    if (runs) return refuse_several(f, steps, count, "in several runs");
+    if (several) return refuse_several(f, steps, count, "there more than once");
+    f->out->path = tsr_arena_str(f->arena, good->path, f->err);
+    f->out->step = good->step;
+    f->out->found = f->out->has_step = true;
+    return f->out->path.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status choose(finder *f, const tsr_vec *steps)
+{
+    const tsr_run_step *items = steps->items;
+    for (size_t i = 0, end; i < steps->count && !f->out->found; i = end) {
+        for (end = i + 1; end < steps->count && items[end].step == items[i].step; end++) {
+        }
+        TSR_TRY(choose_of(f, &items[i], end - i));
+    }
+    return TSR_OK;
+}
+
+static bool holds_checkpoint_files(const tsr_store *store)
+{
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (tsr_is_checkpoint_name(store->files[f].name)) return true;
+    return false;
+}
+
+/* A run without steps is a checkpoint, or contains one. */
+static tsr_status choose_without_steps(finder *f)
+{
+    tsr_shown_names names = {.used = 0};
+    tsr_vec paths = tsr_vec_of(f->host->allocator, sizeof(tsr_str));
+    tsr_run_step run = {.path = {"", 0}, .file = TSR_NO_FILE};
+    bool alone, refused, cut = false;
+    tsr_str why;
+    TSR_TRY(check_one(f, f->store, &why, &alone, &refused));
+    if (refused) TSR_TRY(refuse_foreign(f, f->store, f->arena));
+    f->out->found = !refused && !why.size;
+    if (!refused) return f->out->found ? TSR_OK : pass_over(f, &run, false, why);
+    tsr_status status = list_inside(f, f->store, f->arena, &paths, &cut);
+    if (status == TSR_OK && cut)
+        status = tsr_fail(f->err, TSR_E_LIMIT, "the run has more directories than can be examined; name one further down");
+    const tsr_str *items = paths.items;
+    for (size_t i = 0; i < paths.count; i++) tsr_shown_names_add(&names, items[i]);
+    if (status == TSR_OK && paths.count > 1)
+        status = tsr_fail(f->err, TSR_E_USAGE,
+                          "no step is in the names of these checkpoints, so the newest is unknown: %s%s; name one of them",
+                          names.text, tsr_shown_names_rest(&names));
+    if (status == TSR_OK && !paths.count && holds_checkpoint_files(f->store)) status = pass_over(f, &run, false, why);
+    if (status == TSR_OK && paths.count == 1) {
+        run.path = tsr_arena_str(f->arena, items[0], f->err);
+        status = run.path.data ? check_step(f, &run, &why) : TSR_E_NOMEM;
+        if (status == TSR_OK && why.size) status = pass_over(f, &run, false, why);
+        else if (status == TSR_OK) f->out->path = run.path;
+        f->out->found = status == TSR_OK && !why.size;
+    }
+    tsr_vec_free(&paths);
+    return status;
+}
+
+/* ---- the run ---- */
+
+/* Whether a path begins with one of `owned`, which are names of directories with "/" or beginnings of names. */
+static bool is_owned(const void *ctx, tsr_str path)
+{
+    const tsr_vec *owned = ctx;
+    const tsr_str *items = owned->items;
+    for (size_t i = 0; i < owned->count; i++)
+        if (tsr_str_starts(path, items[i]) || (items[i].size == path.size + 1 && tsr_str_starts(items[i], path)))
+            return true;
+    return false;
+}
+
+static tsr_status own(finder *f, const tsr_checkpoint *checkpoint, tsr_vec *owned)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint64_t e = 0; e < catalog->entry_count; e++)
+        for (uint64_t c = 0; c < catalog->entries[e].chunk_count; c++) {
+            const uint32_t file = catalog->entries[e].chunks[c].file;
+            const tsr_str name = file < checkpoint->store->file_count ? checkpoint->store->files[file].name : TSR_STR("");
+            const char *slash = memchr(name.data, '/', name.size);
+            const tsr_str directory = {name.data, slash ? (size_t)(slash + 1 - name.data) : 0};
+            if (!slash || is_owned(owned, directory)) continue;
+            const tsr_str kept = tsr_arena_str(f->arena, directory, f->err);
+            if (!kept.data) return TSR_E_NOMEM;
+            TSR_TRY(tsr_vec_append(owned, &kept, 1, f->err));
+        }
+    return TSR_OK;
+}
+
+/* Lists the directories whose files belong to the checkpoint that the run itself is, as "optimizer_0" of accelerate does. A
+ * Trainer's run is one, too, but its steps are not part of it. */
+static tsr_status list_owned(finder *f, tsr_vec *owned)
+{
+    tsr_error why = {0};
+    tsr_checkpoint *checkpoint, guess = {.store = f->store, .host = f->host, .arena = f->arena, .is_probe = true};
+    const tsr_reader *reader;
+    const tsr_open_options options = {
+        .size = sizeof options, .purpose = TSR_FOR_FINDINGS, .stay = true, .skip_objects = true};
+    TSR_TRY(tsr_recognize_directory(&guess, &reader, f->err));
+    if (!reader) return TSR_OK;
+    const tsr_status opened = f->opens(f->store, f->host, &options, NULL, &checkpoint, &why);
+    if (opened != TSR_OK) return is_damage(opened) ? TSR_OK : tsr_fail(f->err, opened, "%s", why.message);
+    tsr_status status = own(f, checkpoint, owned);
+    tsr_checkpoint_close(checkpoint);
+    const tsr_str of_deepspeed = TSR_STR("global_step"); /* DeepSpeed's files next to those of the Trainer */
+    if (status == TSR_OK && reader->format == TSR_FORMAT_HF_TRAINER)
+        status = tsr_vec_append(owned, &of_deepspeed, 1, f->err);
+    return status;
+}
+
+static tsr_status list_levels(finder *f)
+{
+    tsr_store *store = f->store;
+    const unsigned levels = TSR_BELOW_LEVELS + (store->below ? 0 : LEVELS_OF_STEP);
+    bool cut = false;
+    if (store->deepen) TSR_TRY(store->deepen(store, levels, &cut, &f->out->deeper, f->err));
+    TSR_FAIL_IF(cut, f->err, TSR_E_LIMIT, "the run has more files than can be listed; name a directory further down");
+    return TSR_OK;
+}
+
+static tsr_status find(finder *f, tsr_vec *steps, tsr_vec *owned)
+{
+    const tsr_store_gap *unlisted;
+    TSR_TRY(list_owned(f, owned));
+    TSR_TRY(list_levels(f));
+    TSR_TRY(tsr_list_run_steps(f->store, is_owned, owned, steps, &unlisted, f->err));
+    if (unlisted) f->out->unlisted = tsr_arena_str(f->arena, unlisted->name, f->err);
+    if (unlisted) f->out->unlisted_why = tsr_arena_str(f->arena, tsr_str_from(unlisted->why), f->err);
+    if (unlisted && (!f->out->unlisted.data || !f->out->unlisted_why.data)) return TSR_E_NOMEM;
+    TSR_TRY(steps->count ? choose(f, steps) : choose_without_steps(f));
+    TSR_FAIL_IF(!f->out->found && unlisted, f->err, TSR_E_IO,
+                "'%.*s' cannot be listed, so whether there are checkpoints is unknown: %.*s", TSR_STR_ARG(f->out->unlisted),
+                TSR_STR_ARG(f->out->unlisted_why));
+    f->out->passed_count = f->passed_over.count;
+    tsr_passed_over *kept = tsr_arena_array(f->arena, f->passed_over.count, sizeof *kept, f->err);
+    if (!kept) return TSR_E_NOMEM;
+    if (f->passed_over.count) memcpy(kept, f->passed_over.items, f->passed_over.count * sizeof *kept);
+    f->out->passed_over = kept;
+    return TSR_OK;
+}
+
+tsr_status tsr_latest_search(tsr_store *store, const tsr_host *host, tsr_open_fn *opens, const tsr_latest_options *options,
+                             tsr_arena *arena, tsr_latest *out, tsr_error *err)
+{
+    tsr_latest_options chosen;
+    *out = (tsr_latest){.path = {"", 0}};
+    TSR_TRY(TSR_OPTIONS_COPY(&chosen, options, tsr_latest_options, err));
+    TSR_FAIL_IF(store->primary != TSR_NO_FILE, err, TSR_E_USAGE,
+                "the newest checkpoint is looked for in a directory, and this is a file");
+    finder f = {.store = store,
+                .host = host,
+                .opens = opens,
+                .options = &chosen,
+                .arena = arena,
+                .out = out,
+                .passed_over = tsr_vec_of(host->allocator, sizeof(tsr_passed_over)),
+                .err = err};
+    tsr_vec steps = tsr_vec_of(host->allocator, sizeof(tsr_run_step)), owned = tsr_vec_of(host->allocator, sizeof(tsr_str));
+    f.steps = &steps;
+    const tsr_status status = find(&f, &steps, &owned);
+    tsr_vec_free(&steps);
+    tsr_vec_free(&owned);
+    tsr_vec_free(&f.passed_over);
+    return status;
+}
+
+tsr_status tsr_latest_warning(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    const finder f = {.host = checkpoint->host, .arena = arena, .err = err};
+    tsr_str why;
+    *out = TSR_STR("");
+    if (!checkpoint->took_latest || !checkpoint->step.size) return TSR_OK;
+    tsr_findings *findings = tsr_findings_new(checkpoint->host->allocator, 0, err);
+    if (!findings) return TSR_E_NOMEM;
+    tsr_status status = first_error(&f, checkpoint->findings, &why);
+    if (status == TSR_OK && !why.size) status = tsr_validate_catalog(&checkpoint->catalog, checkpoint->host, findings, err);
+    if (status == TSR_OK && !why.size) status = first_error(&f, findings, &why);
+    tsr_findings_free(findings);
+    if (status != TSR_OK || !why.size) return status;
+    *out = tsr_arena_format(arena, err,
+                            "the newest checkpoint, %.*s, has errors: %.*s; --step latest-valid takes the newest without",
+                            TSR_STR_ARG(checkpoint->step), TSR_STR_ARG(why));
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}

@@ -1,0 +1,214 @@
+/* See run_steps.h. A store's files are sorted by name, so those below one directory are contiguous. */
+#include "formats/recognize/run_steps.h"
+
+#include <stdlib.h>
+
+#include "formats/common/file_names.h"
+#include "formats/common/step_names.h"
+#include "formats/recognize/recognize.h"
+#include "tessera/sys/try.h"
+
+typedef struct listing {
+    const tsr_store *store;
+    tsr_is_owned_fn *is_owned;
+    const void *ctx;
+    tsr_vec *steps;
+    tsr_vec numbers; /* of tsr_run_step: names with a number that may count something else */
+    tsr_error *err;
+} listing;
+
+/* The files of a directory. */
+typedef struct folder {
+    tsr_str path;
+    uint32_t from, to;
+} folder;
+
+tsr_str tsr_run_of(tsr_str path)
+{
+    while (path.size && path.data[path.size - 1] != '/') path.size--;
+    return (tsr_str){path.data, path.size ? path.size - 1 : 0};
+}
+
+static tsr_str below(tsr_str path, tsr_str directory)
+{
+    const size_t skipped = directory.size ? directory.size + 1 : 0;
+    return (tsr_str){path.data + skipped, path.size - skipped};
+}
+
+static bool is_in(tsr_str path, tsr_str directory)
+{
+    return path.size > directory.size && path.data[directory.size] == '/' && tsr_str_starts(path, directory);
+}
+
+/* The directory that contains file `from`, directly below another one, or an empty path if the file is in that one itself. */
+static folder next_folder(const listing *l, folder in, uint32_t from)
+{
+    const tsr_str path = l->store->files[from].name, rest = below(path, in.path);
+    const char *slash = memchr(rest.data, '/', rest.size);
+    folder next = {{path.data, slash ? (size_t)(slash - path.data) : 0}, from, from + 1};
+    while (slash && next.to < in.to && is_in(l->store->files[next.to].name, next.path)) next.to++;
+    return next;
+}
+
+static bool holds_checkpoint(const listing *l, folder in)
+{
+    for (uint32_t f = in.from; f < in.to; f++)
+        if (tsr_is_checkpoint_name(l->store->files[f].name)) return true;
+    return false;
+}
+
+/* Whether a directory consists of directories whose names state other steps, as epochs with the steps of each: then these are the
+ * steps. A Trainer's "checkpoint-100/global_step100" is one. */
+static bool consists_of_steps(const listing *l, folder in, uint64_t own)
+{
+    for (uint32_t f = in.from; f < in.to;) {
+        const folder next = next_folder(l, in, f);
+        uint64_t step;
+        if (!next.path.size || tsr_step_of_name(tsr_last_path_part(next.path), &step) != TSR_STEP_STATED) return false;
+        if (step == own && tsr_name_holds(tsr_last_path_part(in.path), TSR_STR("checkpoint"))) return false;
+        f = next.to;
+    }
+    return in.to > in.from;
+}
+
+static tsr_status add(const listing *l, tsr_vec *steps, tsr_run_step step)
+{
+    if (l->is_owned && l->is_owned(l->ctx, step.path)) return TSR_OK;
+    tsr_run_step *added = tsr_vec_push(steps, l->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = step;
+    return TSR_OK;
+}
+
+static tsr_status list_folder(listing *l, folder in, unsigned level);
+
+static tsr_status list_below(listing *l, folder in, unsigned level)
+{
+    uint64_t number;
+    const tsr_step_naming kind = tsr_step_of_name(tsr_last_path_part(in.path), &number);
+    const tsr_run_step step = {.path = in.path,
+                               .step = number,
+                               .version = tsr_step_version(tsr_last_path_part(in.path)),
+                               .file = TSR_NO_FILE,
+                               .holds_checkpoint = holds_checkpoint(l, in)};
+    if (kind == TSR_STEP_STATED && (level == TSR_BELOW_LEVELS || !consists_of_steps(l, in, number)))
+        return add(l, l->steps, step);
+    const size_t before = l->steps->count + l->numbers.count;
+    if (level < TSR_BELOW_LEVELS) TSR_TRY(list_folder(l, in, level + 1));
+    const bool has_others = l->steps->count + l->numbers.count > before;
+    return kind == TSR_STEP_NUMBER && !has_others && step.holds_checkpoint ? add(l, &l->numbers, step) : TSR_OK;
+}
+
+static tsr_status list_folder(listing *l, folder in, unsigned level)
+{
+    for (uint32_t f = in.from; f < in.to;) {
+        const folder next = next_folder(l, in, f);
+        const tsr_str path = l->store->files[f].name, name = tsr_last_path_part(path);
+        uint64_t number;
+        if (next.path.size) TSR_TRY(list_below(l, next, level));
+        else if (tsr_step_of_file(name, &number))
+            TSR_TRY(add(
+                l, l->steps,
+                (tsr_run_step){
+                    .path = path, .step = number, .version = tsr_step_version(name), .file = f, .holds_checkpoint = true}));
+        f = next.to;
+    }
+    return TSR_OK;
+}
+
+/* ---- directories without files ---- */
+
+/* The shortest beginning of a path that is named like a step; empty if there is none. */
+static tsr_str step_in(tsr_str path, uint64_t *number)
+{
+    for (size_t end = 0; end < path.size; end++) {
+        for (end += end && path.data[end] == '/'; end < path.size && path.data[end] != '/'; end++) {
+        }
+        const tsr_str head = {path.data, end};
+        if (tsr_step_of_name(tsr_last_path_part(head), number) == TSR_STEP_STATED) return head;
+    }
+    return (tsr_str){NULL, 0};
+}
+
+static tsr_run_step *step_around(const tsr_vec *steps, tsr_str path)
+{
+    tsr_run_step *items = steps->items;
+    for (size_t i = 0; i < steps->count; i++)
+        if (items[i].file == TSR_NO_FILE && (tsr_str_equal(items[i].path, path) || is_in(path, items[i].path)))
+            return &items[i];
+    return NULL;
+}
+
+static tsr_status list_gaps(const listing *l, const tsr_store_gap **unlisted)
+{
+    for (uint32_t g = 0; g < l->store->gap_count; g++) {
+        const tsr_store_gap *gap = &l->store->gaps[g];
+        const bool is_unreadable = gap->why && !gap->is_link;
+        tsr_run_step *around = step_around(l->steps, gap->name);
+        uint64_t number;
+        if (!around && !l->steps->count) around = step_around(&l->numbers, gap->name);
+        if (around && is_unreadable) around->unreadable = gap;
+        if (around) continue;
+        const tsr_str step = step_in(gap->name, &number);
+        if (is_unreadable && !step.size && !*unlisted) *unlisted = gap;
+        if (!step.size) continue;
+        TSR_TRY(add(
+            l, l->steps,
+            (tsr_run_step){
+                .path = step, .step = number, .file = TSR_NO_FILE, .empty = gap, .unreadable = is_unreadable ? gap : NULL}));
+    }
+    return TSR_OK;
+}
+
+/* ---- the list ---- */
+
+/* Leaves out directories without checkpoints that are not next to steps with checkpoints, such as logs per step. */
+static void keep_likely(tsr_vec *steps)
+{
+    tsr_run_step *items = steps->items;
+    size_t kept = 0, held = 0;
+    for (size_t i = 0; i < steps->count; i++) held += items[i].holds_checkpoint;
+    if (!held) return;
+    /* Those with checkpoints first, so that they are found where those without are judged. */
+    for (size_t i = 0, first = 0; i < steps->count; i++) {
+        if (!items[i].holds_checkpoint) continue;
+        const tsr_run_step step = items[i];
+        items[i] = items[first];
+        items[first++] = step;
+    }
+    for (size_t i = 0; i < steps->count; i++) {
+        bool is_likely = items[i].holds_checkpoint || items[i].unreadable;
+        for (size_t s = 0; s < held && !is_likely; s++)
+            is_likely = tsr_str_equal(tsr_run_of(items[s].path), tsr_run_of(items[i].path));
+        if (is_likely) items[kept++] = items[i];
+    }
+    steps->count = kept;
+}
+
+static int newest_first(const void *left, const void *right)
+{
+    const tsr_run_step *a = left, *b = right;
+    if (a->step != b->step) return a->step > b->step ? -1 : 1;
+    if (a->version != b->version) return a->version > b->version ? -1 : 1;
+    return tsr_str_compare(a->path, b->path);
+}
+
+tsr_status tsr_list_run_steps(const tsr_store *store, tsr_is_owned_fn *is_owned, const void *ctx, tsr_vec *steps,
+                              const tsr_store_gap **unlisted, tsr_error *err)
+{
+    listing l = {.store = store,
+                 .is_owned = is_owned,
+                 .ctx = ctx,
+                 .steps = steps,
+                 .numbers = tsr_vec_of(steps->allocator, sizeof(tsr_run_step)),
+                 .err = err};
+    *unlisted = NULL;
+    tsr_status status = list_folder(&l, (folder){{"", 0}, 0, store->file_count}, 1);
+    if (status == TSR_OK) status = list_gaps(&l, unlisted);
+    if (status == TSR_OK && !steps->count) status = tsr_vec_append(steps, l.numbers.items, l.numbers.count, err);
+    tsr_vec_free(&l.numbers);
+    if (status != TSR_OK) return status;
+    keep_likely(steps);
+    if (steps->count) qsort(steps->items, steps->count, sizeof(tsr_run_step), newest_first);
+    return TSR_OK;
+}

@@ -1,0 +1,60 @@
+/* The newest checkpoint of a training run that would load. (core/formats/recognize)
+ *
+ * Example:
+ *
+ *     tsr_latest latest;
+ *     status = tsr_latest_find(store, host, NULL, arena, &latest, &err);
+ *     if (status == TSR_OK && latest.found) printf("%.*s\n", TSR_STR_ARG(latest.path)); */
+#ifndef TESSERA_SYS_LATEST_H
+#define TESSERA_SYS_LATEST_H
+
+#include "tessera/checkpoint.h"
+
+TSR_API_BEGIN
+
+/* A checkpoint that is newer than the answer, and why it is not the answer. */
+typedef struct tsr_passed_over {
+    tsr_str path; /* below the run; empty if the run itself is a checkpoint */
+    bool has_step;
+    uint64_t step;
+    tsr_str reason;
+} tsr_passed_over;
+
+typedef struct tsr_latest {
+    bool found;
+    tsr_str path; /* below the run; empty if the run is a checkpoint itself and has no steps */
+    bool has_step;
+    uint64_t step;
+    const tsr_passed_over *passed_over; /* the newest first */
+    size_t passed_count;
+    /* A directory whose name states no step and that could not be listed, and why; empty if there is none. Newer checkpoints may
+     * be in it. */
+    tsr_str unlisted, unlisted_why;
+    bool deeper; /* there are directories below the levels that were searched */
+} tsr_latest;
+
+typedef struct tsr_latest_options {
+    size_t size; /* TSR_OPTIONS sets it */
+    /* Checks an opened checkpoint further and adds to its findings; NULL: only metadata and the sizes of files count. */
+    tsr_status (*check)(void *ctx, tsr_checkpoint *checkpoint, tsr_error *err);
+    void *check_ctx;
+} tsr_latest_options;
+
+/* Searches a run, up to three levels down, for directories and files with a step in their names. Validates them, the highest step
+ * first, until one has no errors. Tracker files such as `latest` have no influence. If a step's directory contains several
+ * checkpoints, all of them have to be valid. A run without steps may be a checkpoint itself, or contain one.
+ *
+ * The result is in `arena`. `found` is false if no checkpoint is valid. May make the store list deeper levels. Errors: TSR_E_USAGE
+ * if `store` is a file, if the newest step is in several runs, or if several checkpoints have no step, with their list;
+ * TSR_E_UNSUPPORTED for a newer checkpoint in a format that is known but not read; TSR_E_LIMIT if the run has too many files;
+ * TSR_E_IO if something that could be newer cannot be read or listed; TSR_E_NOMEM; and those of `check`. */
+tsr_status tsr_latest_find(tsr_store *store, const tsr_host *host, const tsr_latest_options *options, tsr_arena *arena,
+                           tsr_latest *out, tsr_error *err);
+
+/* What to warn of where `step` was "latest" and the checkpoint that it opened has errors, judged by metadata and sizes of files; in
+ * `arena`, empty if there is nothing to say. Errors: TSR_E_NOMEM. */
+tsr_status tsr_latest_warning(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_str *out, tsr_error *err);
+
+TSR_API_END
+
+#endif

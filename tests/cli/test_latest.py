@@ -1,0 +1,355 @@
+"""The newest checkpoint of a run that would load: `tessera latest` and `--step latest-valid`. The directories are those that the real
+libraries wrote (samples, tests/golden), damaged here; the answers are stated by which directory was left whole."""
+import json
+import os
+import shutil
+import subprocess
+
+from harness import ROOT, Skip, need, sample, test
+from test_folders import golden
+
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+
+
+def deepspeed():
+    return os.path.join(sample("deepspeed_zero3")[0], "global_step2")
+
+
+def trainer():
+    return sample("hf_trainer")[0]
+
+
+def copies(t, source, *names):
+    """Copies of a checkpoint, a directory or a file, below the run."""
+    for name in names:
+        os.makedirs(os.path.dirname(t.at("run", name)), exist_ok=True)
+        (shutil.copytree if os.path.isdir(source) else shutil.copy)(source, t.at("run", name))
+    return t.at("run")
+
+
+def answer(t, path, *options, status=0):
+    p = t.run("latest", path, *options, status=status)
+    return os.path.relpath(p.stdout.decode().removesuffix("\n"), path) if status == 0 else p.stderr.decode()
+
+
+def latest(t, want, passed=(), path=None):
+    """Checks the answer, the text and the document, and that exactly the steps in `passed` are named, each once."""
+    path = path or t.at("run")
+    p = t.run("latest", path, status=0 if want else 1)
+    need(p.stdout.decode() == (os.path.join(path, want) + "\n" if want else ""), f"{p.stdout} instead of {want}: {p.stderr.decode()}")
+    said = [line for line in p.stderr.decode().splitlines() if "passed over" in line]
+    need([line.split("passed over ")[1].split(": ")[0] for line in said] == [os.path.join(path, n) for n in passed], f"{said} instead of {passed}")
+    doc = t.json("latest", path, "--json", status=0 if want else 1)
+    need(doc.get("path") == (os.path.join(path, want) if want else None), doc)
+    need([one["path"] for one in doc["passed_over"]] == [os.path.join(path, n) for n in passed], doc)
+    return doc
+
+
+def damage(t, name, file, how):
+    path = t.at("run", name, file)
+    if how == "missing":
+        os.remove(path)
+    elif how == "truncated":
+        os.truncate(path, os.path.getsize(path) // 2)
+    elif how == "empty":
+        os.truncate(path, 0)
+
+
+def resumed(t, run):
+    """Runs the line of samples/slurm that finds the checkpoint to resume from, and prints RESUME."""
+    with open(os.path.join(ROOT, "samples", "slurm", "train.sbatch")) as f:
+        line = next(line for line in f if line.startswith("RESUME="))
+    with open(os.path.join(ROOT, "samples", "ci", "README.md")) as f:
+        need(line.split(" #")[0].replace("$run", "$RUN") in f.read(), "samples/ci shows the same line")
+    env = {**os.environ, "PATH": f"{os.path.dirname(t.path)}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-c", 'run=$1\n' + line + 'printf %s "$RESUME"', "bash", run], capture_output=True, env=env)
+
+
+# A form, a directory that its library wrote, how its steps are called, and files without which the library refuses to load it.
+FORMS = [
+    ("dcp", lambda: sample("dcp_fsdp2")[0], "step-{}", [(".metadata", "missing"), (".metadata", "truncated"), ("__0_0.distcp", "missing"), ("__1_0.distcp", "truncated"), ("__2_0.distcp", "empty")]),
+    ("torchtitan", lambda: sample("dcp_tp_fsdp2")[0], "checkpoint/step-{}", [(".metadata", "missing"), ("__3_0.distcp", "truncated")]),
+    ("trainer", trainer, "checkpoint-{}", [("model.safetensors", "missing"), ("model.safetensors", "truncated"), ("trainer_state.json", "missing"), ("optimizer.pt", "truncated")]),
+    ("deepspeed", deepspeed, "global_step{}", [("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "missing"), ("zero_pp_rank_0_mp_rank_00_model_states.pt", "truncated")]),
+    ("megatron", lambda: sample("megatron_dist")[0], "iter_{:07}", [(".metadata", "missing"), ("metadata.json", "missing"), ("common.pt", "missing"), ("__0_0.distcp", "truncated")]),
+    ("accelerate", lambda: golden("accelerate")[0], "checkpoints/checkpoint_{}", []),
+    ("accelerate fsdp", lambda: golden("accelerate_fsdp_sharded")[0], "checkpoint_{}", [("pytorch_model_fsdp_0/.metadata", "missing"), ("optimizer_0/.metadata", "missing")]),
+    ("lightning", lambda: sample("lightning_dist")[0], "epoch=0-step={}.ckpt", [("meta.pt", "missing"), (".metadata", "missing"), ("meta.pt", "truncated")]),
+    ("safetensors index", lambda: os.path.dirname(sample("safetensors_index")[0]), "checkpoint-{}", [("model-00002-of-00003.safetensors", "missing"), ("model-00003-of-00003.safetensors", "truncated")]),
+]
+
+
+@test
+def test_latest_of_every_form_passes_over_what_is_damaged(t):
+    for form, source, name, damages in FORMS:
+        shutil.rmtree(t.at("run"), ignore_errors=True)
+        names = [name.format(n) for n in (9, 10, 100)]
+        copies(t, source(), *names)
+        latest(t, names[2])
+        need(answer(t, t.at("run"), "--deep") == names[2], f"{form}: --deep")
+        for file, how in damages or [(next(f for f in sorted(os.listdir(source())) if f.endswith((".safetensors", ".bin", ".pt"))), "truncated")]:
+            shutil.rmtree(t.at("run", names[2]))
+            copies(t, source(), names[2])
+            if not os.path.exists(t.at("run", names[2], file)):
+                raise AssertionError(f"{form}: there is no {file} in {os.listdir(source())}")
+            damage(t, names[2], file, how)
+            try:
+                latest(t, names[1], [names[2]])
+            except Exception as e:
+                raise AssertionError(f"{form}, {file} {how}: {e}") from e
+        os.makedirs(t.at("run", name.format(200)))
+        latest(t, names[1], [name.format(200), names[2]])
+
+
+@test
+def test_latest_of_files_with_a_step_in_their_names(t):
+    path = os.path.join(golden("trainer")[0], "optimizer.pt")
+    names = ["epoch=0-step=9.ckpt", "epoch=0-step=10.ckpt", "epoch=0-step=10-v1.ckpt", "last.ckpt"]
+    copies(t, path, *(os.path.join("version_3", "checkpoints", n) for n in names))
+    run = t.at("run", "version_3", "checkpoints")
+    latest(t, names[2], path=run)
+    os.truncate(os.path.join(run, names[2]), 100)
+    latest(t, names[1], [names[2]], path=run)
+    os.truncate(os.path.join(run, names[1]), 100)
+    latest(t, names[0], names[2:0:-1], path=run)
+    need(t.text("inspect", run, "--step", "latest-valid").splitlines()[1].endswith(names[0]), "the file is opened")
+    shutil.rmtree(t.at("run"))
+    copies(t, path, "epoch=2-val_loss=0.90.ckpt", "epoch=10-val_loss=0.12.ckpt", "epoch=9-val_loss=0.31.ckpt")
+    latest(t, "epoch=10-val_loss=0.12.ckpt")  # named by ModelCheckpoint's filename="{epoch}-{val_loss:.2f}"
+    shutil.rmtree(t.at("run"))
+    copies(t, path, "model_step_100.pt", "model_step_20.pt", "args.pt", "model_step_0007.pt")
+    latest(t, "model_step_100.pt")
+
+
+@test
+def test_latest_orders_steps_by_value_and_takes_numbers_that_are_large(t):
+    source = sample("dcp_small")[0]
+    copies(t, source, "step-9", "step-10", "step-0000000008", f"step-{2**53 + 1}", f"step-{2**53}", f"step-{2**64 - 1}")
+    doc = latest(t, f"step-{2**64 - 1}")
+    need(doc["step"] == 2**64 - 1, doc["step"])
+    for n in (2**64 - 1, 2**53 + 1, 2**53):
+        os.remove(t.at("run", f"step-{n}", ".metadata"))
+    latest(t, "step-10", [f"step-{n}" for n in (2**64 - 1, 2**53 + 1, 2**53)])
+
+
+@test
+def test_latest_of_a_step_with_several_checkpoints_needs_all_of_them(t):
+    source = sample("dcp_fsdp2")[0]
+    for n in (5, 10):
+        copies(t, source, f"global_step_{n}/actor", f"global_step_{n}/critic")
+        shutil.copy(os.path.join(golden("trainer")[0], "scheduler.pt"), t.at("run", f"global_step_{n}", "data.pt"))
+    latest(t, "global_step_10")
+    os.remove(t.at("run", "global_step_10", "critic", ".metadata"))
+    doc = latest(t, "global_step_5", ["global_step_10"])
+    need(doc["passed_over"][0]["reason"].startswith("critic: "), doc)
+    shutil.rmtree(t.at("run", "global_step_10", "critic"))
+    doc = latest(t, "global_step_5", ["global_step_10"])
+    need("lacks 'critic', which 'global_step_5' has" in doc["passed_over"][0]["reason"], "verl writes the actor first")
+    copies(t, source, "global_step_4/actor")
+    latest(t, "global_step_10")  # not every earlier step has it
+    shutil.rmtree(t.at("run"))
+    ranks = sample("torch_ranks_tp_fsdp2")[0]
+    for n in (5, 10):
+        for role in ("actor", "critic")[:3 - n // 5]:
+            os.makedirs(t.at("run", f"global_step_{n}", role))
+            for rank, file in enumerate(sorted(f for f in os.listdir(ranks) if f.endswith((".pt", ".pth")))):
+                world = len([f for f in os.listdir(ranks) if f.endswith((".pt", ".pth"))])
+                shutil.copy(os.path.join(ranks, file), t.at("run", f"global_step_{n}", role, f"model_world_size_{world}_rank_{rank}.pt"))
+        shutil.copy(os.path.join(golden("trainer")[0], "scheduler.pt"), t.at("run", f"global_step_{n}", "data.pt"))
+    doc = latest(t, "global_step_5", ["global_step_10"])
+    need("lacks 'critic'" in doc["passed_over"][0]["reason"], "files of ranks, next to data.pt")
+
+
+@test
+def test_latest_passes_over_a_universal_checkpoint_without_its_model_states(t):
+    copies(t, os.path.join(GOLDEN, "deepspeed", "universal_zero1_bf16"), "global_step9", "global_step10")
+    latest(t, "global_step10")
+    os.remove(t.at("run", "global_step10", "mp_rank_00_model_states.pt"))
+    latest(t, "global_step9", ["global_step10"])
+
+
+@test
+def test_latest_of_several_runs(t):
+    source = sample("dcp_small")[0]
+    copies(t, source, "a/checkpoints/step-10", "a/checkpoints/step-20", "b/checkpoints/step-15")
+    latest(t, "a/checkpoints/step-20")
+    copies(t, source, "b/checkpoints/step-0020")
+    message = answer(t, t.at("run"), status=2)
+    need("step 20, the newest, is in several runs" in message and "'a/checkpoints/step-20', 'b/checkpoints/step-0020'" in message, message)
+    need(answer(t, t.at("run", "b")) == "checkpoints/step-0020", "one run")
+    for run, name in (("a", "step-20"), ("b", "step-0020")):
+        os.remove(t.at("run", run, "checkpoints", name, ".metadata"))
+    latest(t, "b/checkpoints/step-15", ["a/checkpoints/step-20", "b/checkpoints/step-0020"])
+
+
+@test
+def test_latest_of_the_same_step_twice(t):
+    """Of the same step in one run, the one that is whole is the answer; between two that are whole nothing decides."""
+    copies(t, sample("dcp_small")[0], "step-10", "step-010", "step-9")
+    need("there more than once" in answer(t, t.at("run"), status=2), "two directories")
+    os.remove(t.at("run", "step-10", ".metadata"))
+    latest(t, "step-010", ["step-10"])
+    os.remove(t.at("run", "step-010", ".metadata"))
+    copies(t, os.path.join(golden("trainer")[0], "optimizer.pt"), "step-10.pt")
+    latest(t, "step-10.pt", ["step-010", "step-10"])
+
+
+@test
+def test_latest_ignores_what_is_not_a_checkpoint(t):
+    copies(t, sample("dcp_small")[0], "checkpoints/step-10")
+    for name in ("logs/step-99/events.out", "results/checkpoint_50/metrics.json", "checkpoints/.step-20.tessera-7/.metadata", "host99/x.txt"):
+        os.makedirs(os.path.dirname(t.at("run", name)))
+        with open(t.at("run", name), "w") as f:
+            f.write("x")
+    latest(t, "checkpoints/step-10")
+    os.makedirs(t.at("run", "checkpoints", "step-30", ".tessera-1-2"))
+    os.makedirs(t.at("run", "checkpoints", "step-40", "logs"))
+    with open(t.at("run", "checkpoints", "step-50"), "w") as f:
+        f.write("a file")
+    latest(t, "checkpoints/step-10", ["checkpoints/step-40", "checkpoints/step-30"])
+
+
+@test
+def test_latest_follows_steps_and_not_trackers_or_links(t):
+    copies(t, sample("dcp_small")[0], "step-9", "step-10")
+    for tracker, line in (("latest", "step-9"), ("latest_checkpointed_iteration.txt", "9"), ("latest_universal", "step-9"), ("dlrover_latest.txt", "9")):
+        with open(t.at("run", tracker), "w") as f:
+            f.write(line)
+        latest(t, "step-10")
+        os.remove(t.at("run", tracker))
+    os.symlink("step-9", t.at("run", "latest"))
+    os.symlink("nowhere", t.at("run", "step-99"))
+    latest(t, "step-10")
+    with open(t.at("run", "latest_checkpointed_iteration.txt"), "w") as f:
+        f.write("9")
+    need("step-10" in t.text("inspect", t.at("run"), "--step", "latest-valid").splitlines()[1], "--step latest-valid")
+
+
+@test
+def test_latest_of_a_run_without_steps(t):
+    for path in (sample("dcp_fsdp2")[0], golden("trainer")[0], golden("accelerate_fsdp_sharded")[0], golden("accelerate_deepspeed")[0], deepspeed()):
+        p = t.run("latest", path)
+        need(p.stdout.decode() == path + "\n" and not p.stderr, f"{path} is a checkpoint itself: {p.stdout}")
+    copies(t, trainer(), "checkpoint-4")
+    shutil.copytree(deepspeed(), t.at("run", "checkpoint-4", "global_step4"))
+    need(answer(t, t.at("run", "checkpoint-4")) == ".", "DeepSpeed's directory is part of the Trainer's step")
+    latest(t, "checkpoint-4")
+    shutil.rmtree(t.at("run"))
+    for name in os.listdir(golden("trainer")[0]):
+        copies(t, os.path.join(golden("trainer")[0], name), name)
+    copies(t, golden("trainer")[0], "checkpoint-5")
+    latest(t, "checkpoint-5")
+    os.truncate(t.at("run", "checkpoint-5", "model.safetensors"), 90)
+    latest(t, None, ["checkpoint-5"])
+    shutil.rmtree(t.at("run"))
+    os.makedirs(t.at("run"))
+    need("there are no checkpoints" in t.run("latest", t.at("run"), status=1).stderr.decode(), "an empty run")
+    shutil.copytree(deepspeed(), t.at("run"), dirs_exist_ok=True)
+    for name in os.listdir(t.at("run")):
+        if "model_states" in name or "rank_1" in name:
+            os.remove(t.at("run", name))
+    need(t.run("latest", t.at("run"), status=1).stderr.decode().startswith(f"tessera: warning: passed over {t.at('run')}: "), "a checkpoint itself, damaged")
+    shutil.rmtree(t.at("run"))
+    os.makedirs(t.at("run"))
+    copies(t, sample("dcp_small")[0], "final")
+    latest(t, "final")
+    copies(t, sample("dcp_small")[0], "best")
+    need("so the newest is unknown: 'best', 'final'" in answer(t, t.at("run"), status=2), "nothing says which is newer")
+    need("is a file" in t.run("latest", os.path.join(golden("trainer")[0], "optimizer.pt"), status=2).stderr.decode(), "a file")
+    need("No such file" in t.run("latest", t.at("nowhere"), status=2).stderr.decode(), "no directory")
+    need("does not list directories" in t.run("latest", "http://127.0.0.1:9/run", status=2).stderr.decode(), "an HTTP server")
+
+
+@test
+def test_latest_prints_names_as_they_are_and_reports_them_escaped(t):
+    for name in ("a\nb", "a b'$(x)", "\x1b[31m"):
+        copies(t, sample("dcp_small")[0], f"{name}/step-1", f"{name}/step-2")
+        os.remove(t.at("run", name, "step-2", ".metadata"))
+        p = t.run("latest", t.at("run"))
+        need(p.stdout.decode() == t.at("run", name, "step-1") + "\n", p.stdout)
+        need(p.stderr.count(b"\n") == 1 and b"\x1b" not in p.stderr, p.stderr)
+        got = resumed(t, t.at("run"))
+        need(got.returncode == 0, got)
+        need(got.stdout.decode() == t.at("run", name, "step-1"), got.stdout)
+        shutil.rmtree(t.at("run"))
+
+
+@test
+def test_latest_fails_where_a_newer_directory_cannot_be_read(t):
+    if os.geteuid() == 0 and not shutil.which("setpriv"):
+        raise Skip("root can read everything, and setpriv is not installed")
+    as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    copies(t, sample("dcp_small")[0], "step-1", "step-2", "step-3")
+    os.makedirs(t.at("run", "private"))
+    program = shutil.copy(t.path, t.at("program"))
+    os.chmod(t.folder, 0o755)
+
+    def asked(name, mode):
+        os.chmod(t.at("run", name), mode)
+        try:
+            return subprocess.run([*as_user, program, "latest", t.at("run")], capture_output=True, text=True)
+        finally:
+            os.chmod(t.at("run", name), 0o755)
+    for mode in (0, 0o444):
+        p = asked("step-3", mode)
+        need(p.returncode == 2 and "'step-3'" in p.stderr and "Permission denied" in p.stderr and not p.stdout, f"{mode:o}: {p}")
+        p = asked("step-1", mode)
+        need(p.returncode == 0 and p.stdout.endswith("step-3\n") and not p.stderr, f"older: {p}")
+    p = asked("step-3/.metadata", 0)
+    need(p.returncode == 2 and not p.stdout, p)
+    p = asked("private", 0)
+    need(p.returncode == 0 and p.stdout.endswith("step-3\n") and "'private' cannot be listed" in p.stderr, p)
+    for n in (1, 2, 3):
+        shutil.rmtree(t.at("run", f"step-{n}"))
+    p = asked("private", 0)
+    need(p.returncode == 2 and not p.stdout and "'private' cannot be listed" in p.stderr, p)
+    p = asked(".", 0)
+    need(p.returncode == 2 and not p.stdout, p)
+
+
+@test
+def test_step_latest_valid_and_the_warning_of_step_latest(t):
+    run = copies(t, sample("dcp_fsdp2")[0], "step-9", "step-10", "step-11")
+    whole = t.json("inspect", t.at("run", "step-9"), "--json")["entries"]
+    p = t.run("convert", run, t.at("whole.pt"), "--step", "latest")
+    need(b"warning" not in p.stderr, p.stderr)
+    damage(t, "step-11", "__0_0.distcp", "truncated")
+    damage(t, "step-10", ".metadata", "missing")
+    p = t.run("manifest", run, "--step", "latest", status=(0, 2))
+    need(p.stderr.decode().count("the newest checkpoint, step-11, has errors: ") == 1 and "--step latest-valid" in p.stderr.decode(), p.stderr)
+    p = t.run("convert", run, t.at("valid.pt"), "--step", "latest-valid")
+    for step in (10, 11):
+        need(p.stderr.decode().count(f"'step-{step}' is newer") == 1, p.stderr)
+    t.run("diff", t.at("whole.pt"), t.at("valid.pt"), "--values")
+    need(t.json("inspect", run, "--step", "latest-valid", "--json")["entries"] == whole, "inspect")
+    found = t.json("validate", run, "--step", "latest-valid", "--json")["findings"]
+    need([f["rule"] for f in found] == ["parts/passed-over"] * 2, found)
+    damage(t, "step-9", ".metadata", "empty")
+    message = t.run("inspect", run, "--step", "latest-valid", status=2).stderr.decode()
+    need("no checkpoint in the directory is without errors" in message and "'step-11'" in message, message)
+
+
+@test
+def test_latest_deep_reads_every_byte(t):
+    source = sample("dcp_fsdp2")[0]
+    copies(t, source, "step-7", "step-8")
+    path = t.at("run", "step-8", "__0_0.distcp")
+    with open(path, "r+b") as f:
+        data = bytearray(f.read())
+        at = data.index(b"archive/data/") if b"archive/data/" in data else len(data) // 2
+        data[at + 80] ^= 0xff
+        f.seek(0)
+        f.write(data)
+    need(answer(t, t.at("run")) == "step-8", "sizes are right")
+    need(answer(t, t.at("run"), "--deep") == "step-7", "bytes are not")
+
+
+@test
+def test_the_line_of_the_samples_tells_a_new_run_from_an_outage(t):
+    os.makedirs(t.at("run"))
+    got = resumed(t, t.at("run"))
+    need((got.returncode, got.stdout) == (0, b""), f"a new run: {got}")
+    got = resumed(t, t.at("absent"))
+    need((got.returncode, got.stdout) == (2, b""), f"no directory: {got}")
+    copies(t, sample("dcp_small")[0], "step-1")
+    need(resumed(t, t.at("run")).stdout.decode() == t.at("run", "step-1"), "a checkpoint")
