@@ -1,12 +1,21 @@
-/* The state of a deep check: findings and counts of values, which the passes add to (check_extents.c, check_entries.c) and
- * ranks or parts exchange (check_shared.c, check_parts.c). */
+/* The state of a deep check: findings and counts of values, which the passes add to (check_extents.c, check_deep.c) and
+ * ranks or parts exchange (check_extents.c, check_extents.c). */
 #include "check/check_deep.h"
 
 #include "base/cursor.h"
+#include "check/check_share.h"
+#include "check/compare_copy.h"
 #include "stream/numeric.h"
+#include "stream/tile_job.h"
+#include "tessera/check.h"
+#include "tessera/checkpoint.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/contract_rules.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 
@@ -112,4 +121,352 @@ void tsr_deep_close(tsr_deep *c)
     tsr_free(tsr_checkpoint_host(c->checkpoint)->allocator, c->tallies, count, sizeof *c->tallies);
     tsr_vec_free(&c->partials);
     tsr_share_close(&c->share);
+}
+
+/* ---- entries ---- */
+
+/* The second pass of a deep check: the values of each entry. Tensors whose stored bytes are not just their elements (strides
+ * with gaps, big-endian, compressed) are scanned for NaN here, through a gather, and replicas are compared. */
+
+typedef tsr_deep_tally tally;
+typedef tsr_deep check;
+
+/* ---- values that must be gathered ---- */
+
+typedef struct scan_job {
+    tsr_tile tile; /* first */
+    tsr_deep_counts counts;
+} scan_job;
+
+static tsr_status fill_scan(void *ctx, void *job, tsr_error *err)
+{
+    (void)ctx;
+    scan_job *s = job;
+    TSR_TRY(tsr_tile_fill(&s->tile, err));
+    const tsr_host *host = tsr_checkpoint_host(s->tile.gather->checkpoint);
+    tsr_deep_count(host, tsr_dtype_part(s->tile.gather->dtype), s->tile.data, s->tile.bytes, &s->counts);
+    return TSR_OK;
+}
+
+static tsr_status drain_scan(void *ctx, void *job, tsr_error *err)
+{
+    (void)err;
+    tsr_deep_counts_add(&((tally *)ctx)->counts, &((scan_job *)job)->counts);
+    return TSR_OK;
+}
+
+static tsr_status scan_gather(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
+{
+    tsr_gather *gather;
+    tsr_error failure = {0};
+    *t = (tally){{0}, false, false};
+    tsr_status status = tsr_gather_open(c->checkpoint, entry, NULL, &gather, &failure);
+    if (status == TSR_OK) {
+        const tsr_ring_work work = {.job_size = sizeof(scan_job), .fill = fill_scan, .drain = drain_scan, .ctx = t};
+        status = tsr_ring_begin(c->ring, &work, &failure);
+        if (status == TSR_OK) status = tsr_tiles_run(gather, c->ring, &failure);
+        tsr_gather_close(gather);
+    }
+    if (status == TSR_OK) return TSR_OK;
+    return tsr_deep_failure(c, (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, &failure, err);
+}
+
+/* ---- replicas ---- */
+
+static tsr_status check_replica(check *c, const tsr_gather *chunks, const tsr_chunk *replica, tsr_error *err)
+{
+    tsr_difference difference = {0};
+    tsr_error failure = {0};
+    const tsr_place place = tsr_deep_place(c, replica->file, replica->byte_offset, chunks->entry->fqn);
+    if (replica->file == TSR_NO_FILE) return TSR_OK;           /* a finding since the checkpoint was opened */
+    if (replica->byte_length > c->replica_room) return TSR_OK; /* overlaps replicas that were compared already */
+    c->replica_room -= replica->byte_length;
+    if (tsr_compare_copy(chunks, replica, c->ring, &difference, &failure) != TSR_OK)
+        return tsr_deep_failure(c, place, &failure, err);
+    if (difference.differing == 0) return TSR_OK;
+    return tsr_finding_add(c->share.found, "layout/replica-differs", place, err,
+                           "%llu of %llu elements differ from the first copy", (unsigned long long)difference.differing,
+                           (unsigned long long)difference.elements);
+}
+
+static tsr_status check_replicas(check *c, const tsr_entry *entry, tsr_error *err)
+{
+    tsr_gather *chunks;
+    tsr_error failure = {0};
+    if (tsr_gather_open(c->checkpoint, entry, NULL, &chunks, &failure) != TSR_OK) {
+        return tsr_deep_failure(c, (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, &failure, err);
+    }
+    tsr_status status = TSR_OK;
+    for (uint64_t i = 0; i < entry->replica_count && status == TSR_OK; i++) {
+        status = check_replica(c, chunks, &entry->replicas[i], err);
+    }
+    tsr_gather_close(chunks);
+    return status;
+}
+
+/* ---- all of an entry ---- */
+
+static tsr_status report_values(check *c, const tsr_entry *entry, const tally *t, tsr_error *err)
+{
+    const tsr_place place = {{NULL, 0}, TSR_NO_POSITION, entry->fqn};
+    const tsr_deep_counts *n = &t->counts;
+    if (n->odd)
+        TSR_TRY(tsr_finding_add(c->share.found, "values/bool", place, err, "%llu byte%s neither 0 nor 1",
+                                (unsigned long long)n->odd, n->odd == 1 ? " is" : "s are"));
+    if (n->nan == 0 && n->inf == 0) return TSR_OK;
+    return tsr_finding_add(c->share.found, "values/nan", place, err, "%llu NaN and %llu infinite value%s",
+                           (unsigned long long)n->nan, (unsigned long long)n->inf, n->inf == 1 ? "" : "s");
+}
+
+static tsr_status report_repeats(check *c, const tsr_entry *entry, tsr_error *err)
+{
+    uint64_t bytes = 0;
+    if (!tsr_entry_bytes(entry, &bytes)) bytes = UINT64_MAX;
+    return tsr_finding_add(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                           "'%.*s' repeats stored elements more than %u times, as %llu bytes in all; the stored bytes were "
+                           "read, but not every value",
+                           TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST, (unsigned long long)bytes);
+}
+
+static tsr_status report_overlap(check *c, const tsr_entry *entry, tsr_error *err)
+{
+    return tsr_finding_add(c->share.found, "limits/expansion", (tsr_place){{NULL, 0}, TSR_NO_POSITION, entry->fqn}, err,
+                           "'%.*s' and other tensors overlap and expand to more than %u times their stored bytes; the "
+                           "stored bytes were read, but not every value",
+                           TSR_STR_ARG(entry->fqn), TSR_REPEATS_MOST);
+}
+
+static tsr_status check_entry(check *c, const tsr_entry *entry, tally *t, tsr_error *err)
+{
+    if (t->gather && c->overlapping && !t->repeats) {
+        t->gather = false;
+        TSR_TRY(report_overlap(c, entry, err));
+    }
+    if (t->repeats) {
+        TSR_TRY(report_repeats(c, entry, err));
+        return report_values(c, entry, t, err); /* for chunks that were scanned in place */
+    }
+    if (t->gather) TSR_TRY(scan_gather(c, entry, t, err));
+    TSR_TRY(report_values(c, entry, t, err));
+    return entry->kind == TSR_ENTRY_TENSOR && entry->replica_count ? check_replicas(c, entry, err) : TSR_OK;
+}
+
+/* The cost of an entry after the first pass. */
+static uint64_t cost_of(const tsr_entry *entry, const tally *t)
+{
+    uint64_t bytes = 0, cost;
+    if (entry->kind != TSR_ENTRY_TENSOR || t->repeats || (!t->gather && !entry->replica_count)) return 1;
+    if (tsr_tensor_bytes(entry, &bytes, NULL) != TSR_OK) return 1;
+    return tsr_mul_u64(bytes, (uint64_t)t->gather + 2 * entry->replica_count, &cost) && cost < UINT64_MAX / 2 ? cost + 1
+                                                                                                              : bytes;
+}
+
+tsr_status tsr_deep_entries(check *c, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
+    uint64_t total = 0, at = 0;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const uint64_t cost = cost_of(&catalog->entries[i], &c->tallies[i]);
+        total = cost < UINT64_MAX - total ? total + cost : UINT64_MAX;
+    }
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const uint64_t cost = cost_of(&catalog->entries[i], &c->tallies[i]);
+        const uint32_t owner = tsr_share_owner_of_cost(&c->share, at, total);
+        at = cost < total - at ? at + cost : total;
+        if (owner != c->share.comm->rank) continue;
+        TSR_TRY(check_entry(c, &catalog->entries[i], &c->tallies[i], err));
+        TSR_TRY(tsr_share_order(&c->share, i, err));
+    }
+    return TSR_OK;
+}
+
+/* ---- digests ---- */
+
+/* Compares the digests in a contract with the values in a checkpoint, regardless of its sharding and container. */
+
+typedef struct checker {
+    tsr_checkpoint *checkpoint;
+    const tsr_contract *contract;
+    tsr_ring *ring;
+    const tsr_progress *progress;
+    tsr_error *err;
+    const tsr_entry **own; /* entries that this rank checks; NULL before they are listed */
+    size_t own_count;
+    tsr_digests *digests; /* digests of the entries in `own` */
+    tsr_map *index;       /* FQN in the contract → its number */
+    tsr_share share;
+    uint64_t byte_done, byte_total;
+    uint64_t without; /* number of entries for which the contract has no digest */
+    tsr_str first;    /* FQN of the first of them */
+} checker;
+
+/* The digest that the contract has for an entry. Empty if there is none, or if the contract allows any value. */
+static tsr_str expected_of(const checker *c, const tsr_entry *entry)
+{
+    tsr_str name;
+    const uint32_t at =
+        tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
+    if (at == UINT32_MAX || c->contract->expected.entries[at].kind != entry->kind) return TSR_STR("");
+    if (tsr_contract_allows(c->contract, name) & TSR_ANY_VALUE) return TSR_STR("");
+    return c->contract->digests[at];
+}
+
+static tsr_status digest_of(const checker *c, size_t number, bool *there, tsr_digest *out)
+{
+    const tsr_entry *entry = c->own[number];
+    *there = true;
+    if (entry->kind != TSR_ENTRY_TENSOR)
+        return tsr_object_digest(c->checkpoint, entry, c->contract->algorithm, c->ring, there, out, c->err);
+    return tsr_digests_get(c->digests, number, out, c->err);
+}
+
+/* Checks entry `number` of `own`. */
+static tsr_status digests_check(checker *c, size_t number)
+{
+    const tsr_entry *entry = c->own[number];
+    const tsr_str expected = expected_of(c, entry);
+    char text[65];
+    bool there;
+    tsr_digest digest;
+    uint64_t bytes;
+    tsr_place place = TSR_NOWHERE;
+    TSR_TRY(digest_of(c, number, &there, &digest));
+    if (entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes)) c->byte_done += bytes;
+    if (there && tsr_str_equal(tsr_str_from(tsr_digest_text(&digest, text)), expected)) return TSR_OK;
+    place.fqn = entry->fqn;
+    return tsr_finding_add(c->share.found, "layout/digest", place, c->err,
+                           "the values of '%.*s' have the digest %s; %s has %.*s", TSR_STR_ARG(entry->fqn),
+                           there ? text : "of nothing", c->contract->called, TSR_STR_ARG(expected));
+}
+
+/* Counts an object if only its kind and type were compared. */
+static void count_without(checker *c, const tsr_entry *entry)
+{
+    tsr_str name;
+    const uint32_t at =
+        tsr_contract_name(c->contract, entry->fqn, &name) ? tsr_map_get(c->index, name, UINT32_MAX) : UINT32_MAX;
+    if (at == UINT32_MAX || entry->kind == TSR_ENTRY_TENSOR || c->contract->digests[at].size) return;
+    if (tsr_contract_allows(c->contract, name) & TSR_ANY_VALUE) return;
+    if (c->without++ == 0) c->first = entry->fqn;
+}
+
+/* Reports objects without digests. The result is the same on all ranks. */
+static tsr_status tell_without(checker *c, const tsr_catalog *catalog)
+{
+    for (uint64_t i = 0; i < catalog->entry_count; i++) count_without(c, &catalog->entries[i]);
+    if (c->without == 0) return TSR_OK;
+    tsr_place place = TSR_NOWHERE;
+    place.fqn = c->first;
+    return tsr_finding_add(tsr_checkpoint_findings(c->checkpoint), "layout/not-hashed", place, c->err,
+                           "%s has no digest of %llu entr%s, the first of them '%.*s': their values were not compared",
+                           c->contract->called, (unsigned long long)c->without, c->without == 1 ? "y" : "ies",
+                           TSR_STR_ARG(c->first));
+}
+
+/* The cost of checking an entry; 0 if the contract has no digest for it. */
+static uint64_t digests_cost_of(const checker *c, const tsr_entry *entry)
+{
+    uint64_t bytes = 0;
+    if (expected_of(c, entry).size == 0) return 0;
+    if (entry->kind == TSR_ENTRY_TENSOR && !tsr_entry_bytes(entry, &bytes)) bytes = 0;
+    return bytes + 1 > bytes ? bytes + 1 : bytes;
+}
+
+static tsr_status check_repeats(const checker *c, const tsr_catalog *catalog)
+{
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_repeats_open(&repeats, c->checkpoint);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind == TSR_ENTRY_TENSOR && expected_of(c, entry).size)
+            status = tsr_repeats_add(&repeats, entry, NULL, NULL, NULL, c->err);
+    }
+    if (status == TSR_OK) status = tsr_repeats_check(&repeats, c->err);
+    tsr_repeats_close(&repeats);
+    return status;
+}
+
+static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
+    const tsr_catalog *expected = &c->contract->expected;
+    TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, c->err));
+    c->index = tsr_map_new(allocator, (size_t)expected->entry_count, c->err);
+    if (!c->index) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < expected->entry_count; i++)
+        TSR_TRY(tsr_map_put(c->index, expected->entries[i].fqn, (uint32_t)i, NULL, NULL, c->err));
+    TSR_TRY(check_repeats(c, catalog));
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        TSR_FAIL_IF(!tsr_add_u64(c->byte_total, digests_cost_of(c, &catalog->entries[i]), &c->byte_total), c->err,
+                    TSR_E_LIMIT, "the tensors are too large in total");
+    }
+    return TSR_OK;
+}
+
+/* Lists the entries that this rank checks. */
+static tsr_status take_own(checker *c, const tsr_catalog *catalog)
+{
+    uint64_t at = 0, cost;
+    c->own = tsr_alloc(tsr_checkpoint_host(c->checkpoint)->allocator, (size_t)catalog->entry_count, sizeof *c->own, c->err);
+    if (!c->own) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++, at += cost) {
+        cost = digests_cost_of(c, &catalog->entries[i]);
+        if (cost && tsr_share_owner_of_cost(&c->share, at, c->byte_total) == c->share.comm->rank)
+            c->own[c->own_count++] = &catalog->entries[i];
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_own(checker *c, const tsr_catalog *catalog)
+{
+    TSR_TRY(take_own(c, catalog));
+    const tsr_digest_list list = {c->own, c->own_count, c->contract->algorithm};
+    TSR_TRY(tsr_digests_open(c->checkpoint, &list, c->ring, &c->digests, c->err));
+    for (size_t i = 0; i < c->own_count; i++) {
+        TSR_TRY(digests_check(c, i));
+        TSR_TRY(tsr_share_order(&c->share, (uint64_t)(c->own[i] - catalog->entries), c->err));
+        TSR_FAIL_IF(c->progress && !c->progress->step(c->progress->ctx, c->byte_done, c->byte_total / c->share.comm->size),
+                    c->err, TSR_E_CANCELLED, "interrupted");
+    }
+    return TSR_OK;
+}
+
+static void close_own(checker *c, const tsr_catalog *catalog)
+{
+    tsr_digests_close(c->digests);
+    tsr_free(tsr_checkpoint_host(c->checkpoint)->allocator, c->own, (size_t)catalog->entry_count, sizeof *c->own);
+}
+
+static tsr_status check_shared(checker *c, tsr_comm *comm)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
+    c->share.comm = comm;
+    TSR_TRY(tsr_share_agree(&c->share, prepare(c, catalog, comm), c->err));
+    TSR_TRY(tsr_share_agree(&c->share, check_own(c, catalog), c->err));
+    TSR_TRY(tsr_share_merge(&c->share, tsr_checkpoint_findings(c->checkpoint), c->err));
+    return tell_without(c, catalog);
+}
+
+tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
+                                    const tsr_progress *progress, tsr_error *err)
+{
+    checker c = {.checkpoint = checkpoint, .contract = contract, .ring = ring, .progress = progress, .err = err};
+    if (!contract->digests) return TSR_OK;
+    const tsr_status status = check_shared(&c, comm);
+    close_own(&c, tsr_checkpoint_catalog(checkpoint));
+    tsr_map_free(c.index);
+    tsr_share_close(&c.share);
+    return status;
+}
+
+tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
+                             const tsr_progress *progress, tsr_error *err)
+{
+    tsr_comm *self;
+    if (!contract->digests) return TSR_OK;
+    TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
+    const tsr_status status = tsr_check_digests_shared(checkpoint, contract, self, ring, progress, err);
+    self->close(self);
+    return status;
 }

@@ -57,15 +57,6 @@ void tsr_deep_counts_add(tsr_deep_counts *sum, const tsr_deep_counts *more);
 tsr_status tsr_deep_list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err);
 /* Adds counts that were sent. TSR_E_USAGE if they are not of this checkpoint. */
 tsr_status tsr_deep_add_tallies(tsr_deep *c, tsr_str sent, tsr_error *err);
-/* The largest piece, where a buffer of the ring has `best` bytes. */
-uint64_t tsr_deep_piece(uint64_t best);
-/* Reads the extents in this rank's share, and counts their values in `tallies`. */
-tsr_status tsr_deep_extents(tsr_deep *c, tsr_error *err);
-/* Appends what this rank found of extents that several ranks read parts of, in the form in which it is sent. */
-tsr_status tsr_deep_list_partials(const tsr_deep *c, tsr_vec *out, tsr_error *err);
-/* Judges those extents from what all ranks have sent. An error is reported by the first rank that could not read its part. If
- * there is none, the rank that read the end of the extent checks the CRC. */
-tsr_status tsr_deep_judge_partials(tsr_deep *c, const tsr_comm_blobs *all, tsr_error *err);
 /* Checks the entries in this rank's share, once `tallies` has the counts of all ranks. */
 tsr_status tsr_deep_entries(tsr_deep *c, tsr_error *err);
 

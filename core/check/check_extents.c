@@ -7,10 +7,14 @@
 #include "check/check_deep.h"
 #include "stream/numeric.h"
 #include "stream/ring.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/check_shared.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
@@ -185,14 +189,14 @@ static tsr_dtype scan_range(check *c, const tsr_extent *extent, uint64_t *from, 
 }
 
 /* A part of an extent that becomes a piece of this rank. */
-typedef struct part {
+typedef struct stretch {
     uint64_t at, end; /* bytes of the extent */
     tsr_dtype scan;
     uint64_t scan_from, scan_to;
     bool first, last, partial;
-} part;
+} stretch;
 
-static tsr_status add_piece(check *c, const tsr_extent *extent, const part *n, tsr_error *err)
+static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n, tsr_error *err)
 {
     void *job;
     uint8_t *memory;
@@ -244,7 +248,7 @@ static tsr_status take_item(check *c, const tsr_extent *item, tsr_error *err)
 static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
     check *c = ctx;
-    part n = {.at = 0};
+    stretch n = {.at = 0};
     if (extent->skips) return take_item(c, extent, err);
     n.scan = scan_range(c, extent, &n.scan_from, &n.scan_to);
     const uint64_t most = c->most;
@@ -265,7 +269,8 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     }
 }
 
-tsr_status tsr_deep_extents(check *c, tsr_error *err)
+/* Reads the extents in this rank's share, and counts their values in `tallies`. */
+static tsr_status deep_extents(check *c, tsr_error *err)
 {
     const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
     /* Eight pieces per thread and round: with fewer, waiting for the slowest thread takes noticeable time. */
@@ -279,7 +284,8 @@ tsr_status tsr_deep_extents(check *c, tsr_error *err)
     return tsr_ring_end(c->ring, err);
 }
 
-uint64_t tsr_deep_piece(uint64_t best)
+/* The largest piece, where a buffer of the ring has `best` bytes. */
+static uint64_t deep_piece(uint64_t best)
 {
     return (best - 2 * TSR_COPY_SLACK) / 16 * 16;
 }
@@ -311,7 +317,9 @@ static uint32_t join_parts(const tsr_comm_blobs *all, uint64_t number, uint32_t 
     return crc;
 }
 
-tsr_status tsr_deep_judge_partials(check *c, const tsr_comm_blobs *all, tsr_error *err)
+/* Judges those extents from what all ranks have sent. An error is reported by the first rank that could not read its part. If
+ * there is none, the rank that read the end of the extent checks the CRC. */
+static tsr_status deep_judge_partials(check *c, const tsr_comm_blobs *all, tsr_error *err)
 {
     for (size_t i = 0; i < c->partials.count; i++) {
         const partial *own = (const partial *)c->partials.items + i;
@@ -324,7 +332,8 @@ tsr_status tsr_deep_judge_partials(check *c, const tsr_comm_blobs *all, tsr_erro
     return TSR_OK;
 }
 
-tsr_status tsr_deep_list_partials(const check *c, tsr_vec *out, tsr_error *err)
+/* Appends what this rank found of extents that several ranks read parts of, in the form in which it is sent. */
+static tsr_status deep_list_partials(const check *c, tsr_vec *out, tsr_error *err)
 {
     for (size_t i = 0; i < c->partials.count; i++) {
         const partial *own = (const partial *)c->partials.items + i;
@@ -332,4 +341,168 @@ tsr_status tsr_deep_list_partials(const check *c, tsr_vec *out, tsr_error *err)
         TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
     }
     return TSR_OK;
+}
+
+/* ---- parts ---- */
+
+/* A deep check in parts, for programs that can only send each other messages: each part reads its items and lists what it found,
+ * and one program joins the lists. A program that is alone does both with a single part.
+ *
+ *   a part   | counts of values, by entry | findings of the walk | findings of the bytes |    each after its size */
+
+enum { SECTIONS = 3 };
+
+static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_error *err)
+{
+    const size_t at = out->count;
+    uint64_t size = 0;
+    TSR_TRY(tsr_vec_append(out, &size, sizeof size, err));
+    if (number == 0) TSR_TRY(tsr_deep_list_tallies(c, out, err));
+    else TSR_TRY(tsr_share_pack(number == 1 ? c->walked : &c->share, out, err));
+    size = out->count - at - sizeof size;
+    memcpy((char *)out->items + at, &size, sizeof size);
+    return TSR_OK;
+}
+
+static tsr_status run_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_error *err)
+{
+    tsr_comm share = {.rank = part.number, .size = part.count}; /* only states the share; nothing is sent */
+    TSR_TRY(tsr_deep_open(c, &share, err));
+    c->most = deep_piece(tsr_ring_best(c->ring));
+    TSR_TRY(deep_extents(c, err));
+    TSR_TRY(tsr_share_order(c->walked, c->extents, err));
+    for (int i = 0; i < SECTIONS; i++) TSR_TRY(list_section(c, i, out, err));
+    return TSR_OK;
+}
+
+static tsr_status take_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
+    tsr_share walked = {.found = tsr_findings_new(allocator, 0, err), .orders = tsr_vec_of(allocator, sizeof(uint64_t))};
+    if (!walked.found) return TSR_E_NOMEM;
+    tsr_findings *before = tsr_checkpoint_exchange_findings(c->checkpoint, walked.found);
+    c->walked = &walked;
+    const tsr_status status = run_part(c, part, out, err);
+    tsr_deep_close(c);
+    tsr_checkpoint_exchange_findings(c->checkpoint, before);
+    tsr_findings_free(walked.found);
+    tsr_vec_free(&walked.orders);
+    return status;
+}
+
+tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, tsr_ring *ring, tsr_vec *out, tsr_error *err)
+{
+    return take_part(&(tsr_deep){.checkpoint = checkpoint, .ring = ring}, part, out, err);
+}
+
+/* Finds the sections of all parts, ordered by kind: those of part p are at p, count + p and 2 * count + p. */
+static tsr_status cut_sections(tsr_str rest, tsr_str *sections, size_t count, tsr_error *err)
+{
+    for (size_t p = 0; p < count; p++)
+        for (size_t i = 0; i < SECTIONS; i++)
+            if (!tsr_take_sized(&rest, &sections[i * count + p]))
+                return tsr_fail(err, TSR_E_USAGE, "these are not the results of a deep check");
+    return TSR_OK;
+}
+
+static tsr_status add_sections(tsr_deep *c, const tsr_str *sections, size_t count, tsr_error *err)
+{
+    tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
+    for (size_t p = 0; p < count; p++) TSR_TRY(tsr_deep_add_tallies(c, sections[p], err));
+    TSR_TRY(tsr_share_add(c->share.allocator, sections + count, count, findings, err));
+    return tsr_share_add(c->share.allocator, sections + 2 * count, count, findings, err);
+}
+
+static tsr_status join_all(tsr_deep *c, tsr_str parts, size_t count, tsr_error *err)
+{
+    tsr_str *sections = tsr_alloc(c->share.allocator, SECTIONS * count, sizeof *sections, err);
+    if (!sections) return TSR_E_NOMEM;
+    tsr_status status = cut_sections(parts, sections, count, err);
+    if (status == TSR_OK) status = add_sections(c, sections, count, err);
+    tsr_free(c->share.allocator, sections, SECTIONS * count, sizeof *sections);
+    TSR_TRY(status);
+    TSR_TRY(tsr_deep_entries(c, err));
+    return tsr_findings_take(tsr_checkpoint_findings(c->checkpoint), c->share.found, err);
+}
+
+tsr_status tsr_check_deep_join(tsr_checkpoint *checkpoint, tsr_str parts, size_t count, tsr_ring *ring, tsr_error *err)
+{
+    tsr_comm alone = {.rank = 0, .size = 1};
+    tsr_deep c = {.checkpoint = checkpoint, .ring = ring};
+    tsr_status status = tsr_deep_open(&c, &alone, err);
+    if (status == TSR_OK) status = join_all(&c, parts, count, err);
+    tsr_deep_close(&c);
+    return status;
+}
+
+tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err)
+{
+    tsr_vec found = tsr_vec_of(tsr_checkpoint_host(checkpoint)->allocator, 1);
+    tsr_deep c = {.checkpoint = checkpoint, .ring = ring, .progress = progress};
+    tsr_status status = take_part(&c, (tsr_check_part){0, 1}, &found, err);
+    if (status == TSR_OK) status = tsr_check_deep_join(checkpoint, (tsr_str){found.items, found.count}, 1, ring, err);
+    tsr_vec_free(&found);
+    return status;
+}
+
+/* ---- shared ---- */
+
+/* A deep check whose work ranks share: the two passes, and what the ranks exchange after each. */
+
+/* Adds up the counts of all ranks, including this one. */
+static tsr_status sum_tallies(tsr_deep *c, const tsr_comm_blobs *all, tsr_error *err)
+{
+    for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++)
+        c->tallies[i].counts = (tsr_deep_counts){0};
+    return tsr_deep_add_tallies(c, (tsr_str){all->bytes, all->byte_count}, err);
+}
+
+/* Collective: every rank lists its items, and then looks at those of all ranks. */
+static tsr_status exchange(tsr_deep *c, tsr_status (*list)(const tsr_deep *c, tsr_vec *out, tsr_error *err),
+                           tsr_status (*look)(tsr_deep *c, const tsr_comm_blobs *all, tsr_error *err), tsr_error *err)
+{
+    tsr_comm_blobs all = {0};
+    tsr_vec out = tsr_vec_of(c->share.allocator, 1);
+    tsr_status status = tsr_share_agree(&c->share, list(c, &out, err), err);
+    if (status == TSR_OK)
+        status = tsr_comm_gather_blobs((tsr_ranks){c->share.comm, c->share.allocator}, (tsr_str){out.items, out.count}, &all,
+                                       err);
+    if (status == TSR_OK) status = tsr_share_agree(&c->share, look(c, &all, err), err);
+    tsr_comm_blobs_free(&all);
+    tsr_vec_free(&out);
+    return status;
+}
+
+/* Checks that all ranks see the same files, and agrees on a piece size, which may depend on threads and memory. */
+static tsr_status prepare(tsr_deep *c, tsr_error *err)
+{
+    const uint64_t seen[] = {tsr_checkpoint_catalog(c->checkpoint)->entry_count, c->share.file_count, c->share.byte_total};
+    uint64_t least = UINT64_MAX - tsr_ring_best(c->ring);
+    TSR_TRY(tsr_comm_same(c->share.comm, (tsr_str){(const char *)seen, sizeof seen}, "the checkpoint's files", err));
+    TSR_TRY(c->share.comm->largest(c->share.comm, &least, err));
+    c->most = deep_piece(UINT64_MAX - least);
+    return TSR_OK;
+}
+
+static tsr_status run(tsr_deep *c, tsr_error *err)
+{
+    tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
+    const bool alone = c->share.comm->size == 1;
+    TSR_TRY(tsr_share_agree(&c->share, deep_extents(c, err), err));
+    if (!alone) TSR_TRY(exchange(c, deep_list_partials, deep_judge_partials, err));
+    if (!alone) TSR_TRY(exchange(c, tsr_deep_list_tallies, sum_tallies, err));
+    TSR_TRY(tsr_share_merge(&c->share, findings, err));
+    TSR_TRY(tsr_share_agree(&c->share, tsr_deep_entries(c, err), err));
+    return tsr_share_merge(&c->share, findings, err);
+}
+
+tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr_ring *ring, const tsr_progress *progress,
+                                 tsr_error *err)
+{
+    tsr_deep c = {.checkpoint = checkpoint, .ring = ring, .progress = progress, .share = {.comm = comm}};
+    tsr_status status = tsr_share_agree(&c.share, tsr_deep_open(&c, comm, err), err);
+    if (status == TSR_OK) status = prepare(&c, err);
+    if (status == TSR_OK) status = run(&c, err);
+    tsr_deep_close(&c);
+    return status;
 }

@@ -10,9 +10,4 @@ typedef struct tsr_running_digest {
     void *state;
 } tsr_running_digest;
 
-/* Fails with TSR_E_UNSUPPORTED if the host does not provide this digest. */
-tsr_status tsr_digest_start(const tsr_host *host, tsr_digest_algorithm algorithm, tsr_running_digest *out, tsr_error *err);
-/* Frees the digest, after writing the result if `status` is TSR_OK. Returns `status`. */
-tsr_status tsr_digest_finish(const tsr_running_digest *digest, tsr_status status, tsr_digest *out);
-
 #endif

@@ -3,15 +3,182 @@
  * The histogram needs no second pass. Its fine bins have equal widths from some `low` on. A value outside of them doubles
  * the width (merging pairs of bins) until it fits, so that the counts stay exact for the current borders. */
 #include "tessera/sys/tally.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
 
 #include <math.h>
 
-#include "check/sums.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
+#include "tessera/check.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
+
+/* JavaScript's numbers are doubles, so a build for it (TSR_SMALL) does not find exact extremes. */
+#ifdef TSR_SMALL
+enum { TSR_EXACT_EXTREMES = 0 };
+#else
+enum { TSR_EXACT_EXTREMES = 1 };
+#endif
+
+typedef struct tsr_sums {
+    tsr_stats stats; /* mean and std unused */
+    uint64_t finite;
+    double mean;
+    double squares; /* Σ (x − mean)² */
+    /* The largest element of int64 or uint64, and the largest complement, whose complement is the smallest element. The sign
+     * bit of int64 is flipped, so that both compare as unsigned numbers and 0 is neutral. */
+    uint64_t most, most_complement;
+} tsr_sums;
+
+/* ---- sums ---- */
+
+/* Means and squares of two parts are joined by Chan's formula:
+ *
+ *   δ = mean_b − mean_a     mean = mean_a + δ·n_b/n     M2 = M2_a + M2_b + δ²·n_a·n_b/n */
+
+#define BLOCK 1024u /* numbers decoded at a time */
+
+/* Into a. */
+static void sums_join(tsr_sums *a, const tsr_sums *b)
+{
+    a->stats.count += b->stats.count;
+    a->stats.nan += b->stats.nan;
+    a->stats.inf += b->stats.inf;
+    a->stats.zero += b->stats.zero;
+    if (TSR_EXACT_EXTREMES && b->most > a->most) a->most = b->most;
+    if (TSR_EXACT_EXTREMES && b->most_complement > a->most_complement) a->most_complement = b->most_complement;
+    if (b->finite == 0) return;
+    if (a->finite == 0 || b->stats.min < a->stats.min) a->stats.min = b->stats.min;
+    if (a->finite == 0 || b->stats.max > a->stats.max) a->stats.max = b->stats.max;
+    const double n_a = (double)a->finite, n_b = (double)b->finite, delta = b->mean - a->mean;
+    a->finite += b->finite;
+    a->mean += delta * (n_b / (n_a + n_b));
+    a->squares += b->squares + delta * delta * (n_a * n_b / (n_a + n_b));
+}
+
+static void sum_up(tsr_sums *out, const double *values, size_t count)
+{
+    tsr_sums block = {.stats = {.count = count, .min = INFINITY, .max = -INFINITY}};
+    double total = 0;
+    for (size_t i = 0; i < count; i++) {
+        const double x = values[i];
+        block.stats.nan += x != x;
+        block.stats.inf += x == INFINITY || x == -INFINITY;
+        block.stats.zero += x == 0;
+        if (!isfinite(x)) continue;
+        block.finite++;
+        total += x;
+        if (x < block.stats.min) block.stats.min = x;
+        if (x > block.stats.max) block.stats.max = x;
+    }
+    if (block.finite) block.mean = total / (double)block.finite;
+    for (size_t i = 0; i < count; i++) {
+        if (isfinite(values[i])) block.squares += (values[i] - block.mean) * (values[i] - block.mean);
+    }
+    sums_join(out, &block);
+}
+
+/* The bits in which an element differs from a number that compares as unsigned. */
+static uint64_t sign_of(tsr_dtype dtype)
+{
+    return dtype == TSR_INT64 ? (uint64_t)1 << 63 : 0;
+}
+
+static void add_integers(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+        const uint64_t x = tsr_load_le(data + at, sizeof x) ^ sign_of(dtype);
+        if (x > sums->most) sums->most = x;
+        if (~x > sums->most_complement) sums->most_complement = ~x;
+    }
+}
+
+static void sums_add(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, size_t bytes,
+                     void (*seen)(void *ctx, const double *values, size_t count), void *ctx)
+{
+    const tsr_dtype part = tsr_dtype_part(dtype);
+    const size_t size = tsr_dtype_size(part), count = bytes / size;
+    double values[BLOCK];
+    if (TSR_EXACT_EXTREMES && (part == TSR_INT64 || part == TSR_UINT64)) add_integers(sums, part, data, bytes);
+    for (size_t i = 0; i < count; i += BLOCK) {
+        const size_t n = count - i < BLOCK ? count - i : BLOCK;
+        tsr_decode(part, data + i * size, n, values);
+        sum_up(sums, values, n);
+        if (seen) seen(ctx, values, n);
+    }
+}
+
+static tsr_stats sums_stats(const tsr_sums *sums)
+{
+    tsr_stats stats = sums->stats;
+    stats.mean = sums->mean;
+    stats.std = sums->finite > 1 ? sqrt(sums->squares / (double)(sums->finite - 1)) : 0;
+    return stats;
+}
+
+/* Adds the numbers in elements of a numeric dtype. `seen` (may be NULL) is called with them as well, block by block. */
+static tsr_extremes sums_extremes(const tsr_sums *sums, tsr_dtype dtype)
+{
+    if (!TSR_EXACT_EXTREMES || sums->finite == 0 || (dtype != TSR_INT64 && dtype != TSR_UINT64))
+        return (tsr_extremes){TSR_EXTREMES_REAL, 0, 0};
+    const tsr_extremes_kind kind = dtype == TSR_INT64 ? TSR_EXTREMES_SIGNED : TSR_EXTREMES_UNSIGNED;
+    return (tsr_extremes){kind, ~sums->most_complement ^ sign_of(dtype), sums->most ^ sign_of(dtype)};
+}
+
+/* ---- stats ---- */
+
+/* Statistics of tensors. Each tile is summed up by the thread that read it; the sums are joined in order, so that the result
+ * does not depend on the threads. */
+
+typedef struct stats_job {
+    tsr_tile tile; /* first */
+    tsr_sums sums;
+} stats_job;
+
+static tsr_status fill_stats(void *ctx, void *job, tsr_error *err)
+{
+    (void)ctx;
+    stats_job *s = job;
+    TSR_TRY(tsr_tile_fill(&s->tile, err));
+    sums_add(&s->sums, s->tile.gather->dtype, s->tile.data, s->tile.bytes, NULL, NULL);
+    return TSR_OK;
+}
+
+static tsr_status join_stats(void *ctx, void *job, tsr_error *err)
+{
+    (void)err;
+    sums_join(ctx, &((stats_job *)job)->sums);
+    return TSR_OK;
+}
+
+tsr_status tsr_tensor_extremes(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
+                               tsr_extremes *extremes, tsr_error *err)
+{
+    tsr_sums all = {0};
+    TSR_FAIL_IF(entry->kind == TSR_ENTRY_TENSOR && !tsr_dtype_is_numeric(entry->dtype), err, TSR_E_UNSUPPORTED,
+                "'%.*s': no statistics can be computed for %s", TSR_STR_ARG(entry->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
+    tsr_gather *gather;
+    TSR_TRY(tsr_gather_open(checkpoint, entry, NULL, &gather, err));
+    const tsr_ring_work work = {.job_size = sizeof(stats_job), .fill = fill_stats, .drain = join_stats, .ctx = &all};
+    tsr_status status = tsr_ring_begin(ring, &work, err);
+    if (status == TSR_OK) status = tsr_tiles_run(gather, ring, err);
+    tsr_gather_close(gather);
+    *out = sums_stats(&all);
+    *extremes = sums_extremes(&all, entry->dtype);
+    return status;
+}
+
+tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
+                            tsr_error *err)
+{
+    tsr_extremes ignored;
+    return tsr_tensor_extremes(checkpoint, entry, ring, out, &ignored, err);
+}
+
+/* ---- tally ---- */
 
 #define FINE_BINS  4096u
 #define SCALE      0x1p-16           /* factor for the counted values, so that no border overflows */
@@ -115,7 +282,7 @@ static tsr_status add_tile(tsr_tally *tally, tsr_error *err)
     tsr_tile tile;
     TSR_TRY(tsr_tile_start(&tile, tally->gather, &tally->tiles, tally->memory, TSR_NO_POSITION, err));
     TSR_TRY(tsr_tile_fill(&tile, err));
-    tsr_sums_add(&tally->sums, tally->gather->dtype, tile.data, tile.bytes, count_values, &tally->fine);
+    sums_add(&tally->sums, tally->gather->dtype, tile.data, tile.bytes, count_values, &tally->fine);
     tally->byte_done += tile.bytes;
     tsr_tiles_next(&tally->tiles);
     return TSR_OK;
@@ -139,7 +306,7 @@ void tsr_tally_progress(const tsr_tally *tally, uint64_t *byte_done, uint64_t *b
 
 void tsr_tally_stats(const tsr_tally *tally, tsr_stats *out)
 {
-    *out = tsr_sums_stats(&tally->sums);
+    *out = sums_stats(&tally->sums);
 }
 
 void tsr_tally_histogram(const tsr_tally *tally, uint64_t *counts, size_t count)

@@ -7,17 +7,170 @@
  * Tensors that would leave threads idle at the end, because they are few or large, are read ahead by all threads, and hashed
  * in order. That is slower if the files are in memory, because the tiles leave the cache, but lets several reads wait for a
  * disk or a server at the same time. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
 #include "base/cursor.h"
 #include "check/digest.h"
+#include "stream/gather.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
-#include <stdatomic.h>
-#include <stdlib.h>
+/* ---- digest ---- */
+
+/* Running digests. */
+
+typedef tsr_running_digest running;
+
+/* Fails with TSR_E_UNSUPPORTED if the host does not provide this digest. */
+static tsr_status digest_start(const tsr_host *host, tsr_digest_algorithm algorithm, running *out, tsr_error *err)
+{
+    *out = (running){algorithm == TSR_DIGEST_SHA256 ? host->sha256 : host->xxh3, NULL};
+    TSR_FAIL_IF(!out->ops, err, TSR_E_UNSUPPORTED, "built without %s", algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
+    out->state = out->ops->start();
+    TSR_FAIL_IF(!out->state, err, TSR_E_NOMEM, "out of memory for a digest");
+    return TSR_OK;
+}
+
+/* Frees the digest, after writing the result if `status` is TSR_OK. Returns `status`. */
+static tsr_status digest_finish(const running *digest, tsr_status status, tsr_digest *out)
+{
+    if (status != TSR_OK) {
+        digest->ops->abandon(digest->state);
+        return status;
+    }
+    out->size = digest->ops->size;
+    digest->ops->finish(digest->state, out->bytes);
+    return TSR_OK;
+}
+
+/* ---- object digest ---- */
+
+/* Digests of objects: computed from their JSON, or from a binary form if JSON cannot represent them. */
+
+static tsr_status take_text(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    const running *digest = ctx;
+    (void)err;
+    digest->ops->update(digest->state, data, size);
+    return TSR_OK;
+}
+
+enum { VALUE_DEPTH = 48 };
+
+/* Hashes a node, before its items: kind | number of items | size of text | number (two for complex) | text. */
+static void put_node(const running *digest, const tsr_value *value)
+{
+    uint8_t head[33] = {(uint8_t)value->kind};
+    uint64_t numbers[4] = {value->count, value->text.size, 0, 0};
+    if (value->kind == TSR_VALUE_BOOL) numbers[2] = value->as.boolean;
+    if (value->kind == TSR_VALUE_INT) numbers[2] = (uint64_t)value->as.integer;
+    if (value->kind == TSR_VALUE_FLOAT) memcpy(&numbers[2], &value->as.real, sizeof(double));
+    if (value->kind == TSR_VALUE_COMPLEX) memcpy(&numbers[2], &value->as.complex, 2 * sizeof(double));
+    for (size_t i = 0; i < 32; i++) head[1 + i] = (uint8_t)(numbers[i / 8] >> 8 * (i % 8));
+    digest->ops->update(digest->state, head, sizeof head);
+    if (value->text.size) digest->ops->update(digest->state, value->text.data, value->text.size);
+    if (value->kind != TSR_VALUE_DTYPE) return;
+    const char *name = tsr_dtype_describe(value->as.dtype)->name;
+    digest->ops->update(digest->state, name, strlen(name) + 1);
+}
+
+/* What is needed to hash tensors inside a value. */
+typedef struct inner {
+    tsr_checkpoint *checkpoint;
+    tsr_digest_algorithm algorithm;
+    tsr_ring *ring;
+    tsr_status status;
+    tsr_error *err;
+} inner;
+
+/* Hashes a tensor inside a value: dtype, shape, and the digest of its elements. */
+static bool put_tensor(const running *digest, const tsr_entry *entry, inner *in)
+{
+    tsr_digest own;
+    uint8_t size[8];
+    tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(in->checkpoint)->allocator, 0, in->err);
+    const tsr_entry *readable = arena ? tsr_gather_readable(in->checkpoint, arena, entry, in->err) : NULL;
+    in->status =
+        readable ? tsr_tensor_digest(in->checkpoint, readable, in->algorithm, in->ring, &own, in->err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    if (in->status != TSR_OK) return false;
+    const char *name = tsr_dtype_describe(entry->dtype)->name;
+    digest->ops->update(digest->state, name, strlen(name) + 1);
+    for (uint32_t d = 0; d < entry->ndim; d++) {
+        for (size_t i = 0; i < sizeof size; i++) size[i] = (uint8_t)(entry->shape[d] >> 8 * i);
+        digest->ops->update(digest->state, size, sizeof size);
+    }
+    digest->ops->update(digest->state, own.bytes, own.size);
+    return true;
+}
+
+/* Hashes a value that JSON cannot represent, node by node; only checks it if `digest` is NULL. Returns false if the value
+ * has no unique form: for sets, which are unordered, for tensors of which it has only a part, and beyond the limits; also if
+ * a tensor inside it cannot be read, which sets in->status. */
+static bool put_value(const running *digest, const tsr_value *value, uint64_t nodes, inner *in)
+{
+    struct {
+        const tsr_value *container;
+        size_t next;
+    } stack[VALUE_DEPTH];
+    uint32_t height = 0;
+    for (;; nodes--) {
+        const tsr_entry *tensor = value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
+        if (nodes == 0 || value->kind == TSR_VALUE_SET || value->expanded == TSR_VALUE_ENDLESS) return false;
+        if (tensor && (tensor->is_sharded || tensor->chunk_count != 1)) return false;
+        if (digest) put_node(digest, value);
+        if (digest && tensor && !put_tensor(digest, tensor, in)) return false;
+        if (value->count) {
+            if (height == VALUE_DEPTH) return false;
+            stack[height].container = value;
+            stack[height++].next = 0;
+        }
+        while (height && stack[height - 1].next == stack[height - 1].container->count) height--;
+        if (height == 0) return true;
+        value = stack[height - 1].container->items[stack[height - 1].next++];
+        if (!value) return false;
+    }
+}
+
+tsr_status tsr_object_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
+                             tsr_ring *ring, bool *there, tsr_digest *out, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    inner in = {checkpoint, algorithm, ring, TSR_OK, err};
+    running digest;
+    tsr_json json;
+    const bool json_holds = entry->value && tsr_value_is_json(entry->value, VALUE_DEPTH, host->limits.expansion);
+    *there = json_holds || (entry->value && put_value(NULL, entry->value, host->limits.expansion, &in));
+    if (!*there) return TSR_OK;
+    TSR_TRY(digest_start(host, algorithm, &digest, err));
+    if (!json_holds) {
+        put_value(&digest, entry->value, host->limits.expansion, &in);
+        return digest_finish(&digest, in.status, out);
+    }
+    tsr_json_start(&json, take_text, &digest, 0, err);
+    tsr_json_value(&json, entry->value);
+    return digest_finish(&digest, tsr_json_finish(&json), out);
+}
+
+const char *tsr_digest_text(const tsr_digest *digest, char *out)
+{
+    static const char hex[] = "0123456789abcdef";
+    for (size_t i = 0; i < digest->size; i++) {
+        out[2 * i] = hex[digest->bytes[i] >> 4];
+        out[2 * i + 1] = hex[digest->bytes[i] & 15];
+    }
+    out[2 * digest->size] = 0;
+    return out;
+}
+
+/* ---- tensor digest ---- */
 
 #define TILE_BYTES   ((size_t)128 << 10)   /* stays in the cache of a core */
 #define BATCH_BYTES  (UINT64_C(256) << 20) /* per thread, between two reports of progress */
@@ -67,7 +220,7 @@ static void open_tensor(void *arg, size_t index)
     batch_tensor *t = &b->tensors[index];
     t->status = tsr_gather_open(b->d->checkpoint, t->entry, NULL, &t->gather, &t->failure);
     if (t->status == TSR_OK)
-        t->status = tsr_digest_start(tsr_checkpoint_host(b->d->checkpoint), b->d->algorithm, &t->digest, &t->failure);
+        t->status = digest_start(tsr_checkpoint_host(b->d->checkpoint), b->d->algorithm, &t->digest, &t->failure);
 }
 
 static void open_tensors(batch *b)
@@ -258,7 +411,7 @@ static tsr_status close_tensors(const batch *b, tsr_status status, tsr_error *er
             if (err) *err = t->failure;
             status = t->status;
         }
-        if (t->digest.state) tsr_digest_finish(&t->digest, status, t->out);
+        if (t->digest.state) digest_finish(&t->digest, status, t->out);
         tsr_gather_close(t->gather);
     }
     return status;

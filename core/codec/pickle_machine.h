@@ -157,7 +157,7 @@ typedef struct machine {
 #define fail(machine_, status_, ...) \
     ((machine_)->status = tsr_raise((machine_)->err, (status_), (uint64_t)((machine_)->at - (machine_)->start), __VA_ARGS__))
 
-/* pickle_opcode.c: returns the name that Python's pickletools gives an opcode, for messages. */
+/* pickle_odd.c: returns the name that Python's pickletools gives an opcode, for messages. */
 const char *tsr_pickle_opcode(uint8_t opcode);
 
 /* Makes room for `extra` more items, within the host's limits. */
@@ -167,10 +167,9 @@ static inline bool has_room(machine *m, tsr_vec *vec, size_t extra)
     return extra <= vec->capacity - vec->count || tsr_pickle_grow(m, vec, extra);
 }
 
-/* pickle_stack.c: the stack with its marks, and the memo. */
+/* pickle_fold.c: the stack with its marks, and the memo. */
 bool tsr_pickle_grow_stack(machine *m);
 bool tsr_pickle_settle(machine *m, const tsr_ref *sp, ptrdiff_t count);
-void tsr_pickle_set_floor(machine *m);
 tsr_ref *tsr_pickle_pop_mark(machine *m);
 bool tsr_pickle_put(machine *m, uint64_t index, tsr_ref ref);
 bool tsr_pickle_fetch(machine *m, uint64_t index, tsr_ref *out);

@@ -16,13 +16,273 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "codec/zip_guard.h"
-#include "codec/zip_local.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/try.h"
-
+#include "codec/zip_window.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/number_text.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+
+typedef struct tsr_zip_locals {
+    const tsr_zip *zip;
+    tsr_zip_member *const *order; /* the archive's members, by header_offset */
+    uint32_t file;                /* the number of the file in the store that has guards */
+    uint64_t end;                 /* the end of the last member with its descriptor, absolute in the file */
+} tsr_zip_locals;
+
+/* Computes byte_offset of all members from the central directory alone, and registers a guard for each: before the store
+ * returns bytes of a member, it checks the member's local header and the descriptor in front of it. The caller checks the
+ * last descriptor, because no header follows it. `store->guard` must not be NULL.
+ *
+ * Without a descriptor the directory determines where data begins. With one, data is assumed to begin at a multiple of 64
+ * bytes, as torch.save writes it. If no such position fits, *is_guarded is false, and the caller must set byte_offset of all
+ * members itself. Errors: those of the store's guard; TSR_E_NOMEM. */
+tsr_status tsr_zip_guard_locals(tsr_store *store, const tsr_allocator *allocator, const tsr_zip_locals *locals,
+                                bool *is_guarded, tsr_error *err);
+
+enum {
+    TSR_ZIP_LOCAL_SIGNATURE = 0x04034b50,
+    TSR_ZIP_LOCAL_SIZE = 30, /* without the name and the extra field */
+    TSR_ZIP_FLAG_DESCRIPTOR = 0x0008,
+    TSR_ZIP_DESCRIPTOR_LEAST = 12,
+    TSR_ZIP_DESCRIPTOR_MOST = 24
+};
+
+/* ---- zip window ---- */
+
+static bool holds(const tsr_zip_piece *piece, uint64_t at, size_t size)
+{
+    return at >= piece->start && at - piece->start <= piece->held && size <= piece->held - (at - piece->start);
+}
+
+static const uint8_t *held_bytes(const tsr_zip_window *window, uint64_t at, size_t size)
+{
+    const tsr_zip_piece *tail = &window->tail, *other = &window->other;
+    return holds(tail, at, size)    ? tail->bytes + (at - tail->start)
+           : holds(other, at, size) ? other->bytes + (at - other->start)
+                                    : NULL;
+}
+
+static tsr_status fetch(tsr_zip_window *window, tsr_zip_piece *piece, uint64_t at, size_t size, tsr_error *err)
+{
+    const tsr_range *archive = &window->archive;
+    if (size > piece->capacity) {
+        uint8_t *grown = tsr_alloc(window->allocator, size, 1, err);
+        if (!grown) return TSR_E_NOMEM;
+        tsr_free(window->allocator, piece->bytes, piece->capacity, 1);
+        piece->bytes = grown;
+        piece->capacity = size;
+    }
+    piece->held = 0;
+    TSR_TRY(tsr_store_read(archive->store, archive->file, archive->byte_offset + at, piece->bytes, size, err));
+    piece->start = at;
+    piece->held = size;
+    return TSR_OK;
+}
+
+/* Sets *out to the bytes [at, at + size); the caller must have checked that the archive contains them. If they are not held,
+ * reads at least `ahead` bytes, or up to the end of the archive. *out is valid until the next such read. Errors: TSR_E_IO,
+ * TSR_E_NOMEM. */
+static tsr_status zip_window_need(tsr_zip_window *window, uint64_t at, size_t size, size_t ahead, const uint8_t **out,
+                                  tsr_error *err)
+{
+    *out = held_bytes(window, at, size);
+    if (*out) return TSR_OK;
+    const uint64_t left = window->archive.byte_length - at;
+    size_t wanted = ahead > size ? ahead : size;
+    if (wanted > left) wanted = (size_t)left;
+    TSR_TRY(fetch(window, window->tail.held ? &window->other : &window->tail, at, wanted, err));
+    *out = held_bytes(window, at, size);
+    return TSR_OK;
+}
+
+tsr_status tsr_zip_window_read(const tsr_zip_window *window, uint64_t byte_offset, void *buffer, size_t size, tsr_error *err)
+{
+    const tsr_range *archive = &window->archive;
+    const bool is_inside = byte_offset >= archive->byte_offset && !window->is_guarded;
+    const uint8_t *held = is_inside ? held_bytes(window, byte_offset - archive->byte_offset, size) : NULL;
+    if (!held) return tsr_store_read(archive->store, archive->file, byte_offset, buffer, size, err);
+    memcpy(buffer, held, size);
+    return TSR_OK;
+}
+
+void tsr_zip_window_free(tsr_zip_window *window)
+{
+    tsr_free(window->allocator, window->tail.bytes, window->tail.capacity, 1);
+    tsr_free(window->allocator, window->other.bytes, window->other.capacity, 1);
+}
+
+/* ---- zip local ---- */
+
+/* Checks the structures around a member's data in a zip archive: its local header and its data descriptor. */
+
+enum { DESCRIPTOR_SIGNATURE = 0x08074b50, ZIP64_EXTRA_ID = 1 };
+
+/* Finds the zip64 field in the extra fields, and sets *fields to its content. Returns whether there is one. */
+static bool zip64_extra(tsr_cursor extra, tsr_cursor *fields)
+{
+    while (!extra.failed && tsr_cursor_left(&extra) >= 4) {
+        unsigned id = tsr_cursor_u16(&extra);
+        size_t size = tsr_cursor_u16(&extra);
+        const uint8_t *data = tsr_cursor_take(&extra, size);
+        if (data && id == ZIP64_EXTRA_ID) {
+            *fields = (tsr_cursor){data, size, 0, false};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Reads a 32-bit field; if all its bits are set, the value is the next one of the zip64 field. Returns false if that has no
+ * more values. */
+static bool zip_widen(uint32_t field, tsr_cursor *zip64, uint64_t *out)
+{
+    *out = field == UINT32_MAX ? tsr_cursor_u64(zip64) : field;
+    return !zip64->failed;
+}
+
+/* Whether the sizes and the CRC of a local header are those of the central directory, or 0 if a descriptor follows the
+ * data. */
+static bool local_agrees(const uint8_t *p, tsr_cursor extra, const tsr_zip_member *member)
+{
+    uint32_t crc = (uint32_t)tsr_load_le(p + 14, 4);
+    uint32_t packed = (uint32_t)tsr_load_le(p + 18, 4), size = (uint32_t)tsr_load_le(p + 22, 4);
+    bool later = member->flags & TSR_ZIP_FLAG_DESCRIPTOR;
+    if (later && crc == 0 && packed == 0 && size == 0) return true;
+    tsr_cursor wide = {NULL, 0, 0, false};
+    zip64_extra(extra, &wide);
+    uint64_t wide_size, wide_packed;
+    if (!zip_widen(size, &wide, &wide_size) || !zip_widen(packed, &wide, &wide_packed)) return false;
+    if (later && wide_size == 0 && wide_packed == 0) return crc == 0 || crc == member->crc32;
+    return crc == member->crc32 && wide_size == member->size && wide_packed == member->size;
+}
+
+/* Checks a local header at `p`, with its name and extra field. Fails with TSR_E_FORMAT if it disagrees with the central
+ * directory. */
+static tsr_status zip_check_local(const tsr_zip_member *member, const uint8_t *p, tsr_error *err)
+{
+    const size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
+    const tsr_str name = {(const char *)p + TSR_ZIP_LOCAL_SIZE, name_size};
+    TSR_FAIL_AT(!tsr_str_equal(name, member->name), err, TSR_E_FORMAT, member->header_offset,
+                "zip: the central directory calls a member '%.*s', its local header '%.*s'", TSR_STR_ARG(member->name),
+                TSR_STR_ARG(name));
+    const tsr_cursor extra = {p + TSR_ZIP_LOCAL_SIZE + name_size, extra_size, 0, false};
+    TSR_FAIL_AT(tsr_load_le(p + 6, 2) != member->flags || tsr_load_le(p + 8, 2) != 0 || !local_agrees(p, extra, member), err,
+                TSR_E_FORMAT, member->header_offset,
+                "zip: the local header of '%.*s' and the central directory disagree on flags, method, CRC or size",
+                TSR_STR_ARG(name));
+    return TSR_OK;
+}
+
+/* Checks the data descriptor at `p`: the `size` bytes (12, 16, 20 or 24) between the member's data and the next header.
+ * Fails in the same way. */
+static tsr_status zip_check_descriptor(const tsr_zip_member *member, const uint8_t *p, size_t size, tsr_error *err)
+{
+    const bool marked = size == 16 || size == 24;
+    const unsigned width = size >= 20 ? 8 : 4;
+    const uint8_t *fields = p + (marked ? 4 : 0);
+    const bool agrees = (!marked || tsr_load_le(p, 4) == DESCRIPTOR_SIGNATURE) && tsr_load_le(fields, 4) == member->crc32 &&
+                        tsr_load_le(fields + 4, width) == member->size &&
+                        tsr_load_le(fields + 4 + width, width) == member->size;
+    TSR_FAIL_AT(!agrees, err, TSR_E_FORMAT, member->byte_offset + member->size,
+                "zip: the data descriptor of '%.*s' and the central directory disagree", TSR_STR_ARG(member->name));
+    return TSR_OK;
+}
+
+/* ---- zip guard ---- */
+
+/* Checks local headers only when the data after them is read. Where every read is a request to a server, listing an archive
+ * of a thousand members must not cost a thousand requests. */
+
+enum { ALIGNMENT = 64 };
+
+/* What a local header is compared with when the store reads it. */
+typedef struct facts {
+    tsr_zip_member member, before; /* the bytes of their names follow this struct */
+    size_t descriptor;             /* size of the descriptor that follows the data of `before` */
+} facts;
+
+static tsr_status check(const tsr_store_guard *guard, const uint8_t *bytes, tsr_error *err)
+{
+    facts known;
+    memcpy(&known, guard->facts.data, sizeof known);
+    known.member.name.data = guard->facts.data + sizeof known;
+    known.before.name.data = known.member.name.data + known.member.name.size;
+    const tsr_zip_member *member = &known.member;
+    if (known.descriptor) TSR_TRY(zip_check_descriptor(&known.before, bytes, known.descriptor, err));
+    const uint8_t *p = bytes + known.descriptor;
+    const uint64_t head = member->byte_offset - member->header_offset;
+    TSR_FAIL_AT(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE, err, TSR_E_FORMAT, member->header_offset,
+                "zip: the central directory points to no local header of '%.*s'", TSR_STR_ARG(member->name));
+    const uint64_t stated = TSR_ZIP_LOCAL_SIZE + tsr_load_le(p + 26, 2) + tsr_load_le(p + 28, 2);
+    TSR_FAIL_AT(stated != head, err, TSR_E_FORMAT, member->header_offset,
+                "zip: the local header of '%.*s' has %llu bytes, where the central directory leaves %llu",
+                TSR_STR_ARG(member->name), (unsigned long long)stated, (unsigned long long)head);
+    return zip_check_local(member, p, err);
+}
+
+/* The size of a member's local header, computed from the distance to the next header. Returns 0 if it cannot be
+ * determined. */
+static uint64_t head_of(const tsr_zip_member *member, uint64_t base, uint64_t next)
+{
+    const uint64_t least = TSR_ZIP_LOCAL_SIZE + member->name.size, most = least + UINT16_MAX;
+    if (next < member->header_offset || next - member->header_offset < member->size) return 0;
+    const uint64_t room = next - member->header_offset - member->size;
+    if (!(member->flags & TSR_ZIP_FLAG_DESCRIPTOR)) return room >= least && room <= most ? room : 0;
+    for (uint64_t gap = TSR_ZIP_DESCRIPTOR_LEAST; gap <= TSR_ZIP_DESCRIPTOR_MOST && gap + least <= room; gap += 4) {
+        const uint64_t head = room - gap;
+        if (head <= most && (member->header_offset - base + head) % ALIGNMENT == 0) return head;
+    }
+    return 0;
+}
+
+static uint64_t head_at(const tsr_zip_locals *locals, uint32_t i)
+{
+    const uint64_t next = i + 1 < locals->zip->count ? locals->order[i + 1]->header_offset : locals->end;
+    return head_of(locals->order[i], locals->zip->byte_offset, next);
+}
+
+static void append(tsr_vec *text, const void *bytes, size_t size)
+{
+    if (size) memcpy((char *)text->items + text->count, bytes, size);
+    text->count += size;
+}
+
+/* Registers the guard of member `i`. byte_offset must be known for it and for the member before it. */
+static tsr_status guard(tsr_store *store, const tsr_zip_locals *locals, uint32_t i, tsr_vec *text, tsr_error *err)
+{
+    const tsr_zip_member *member = locals->order[i], *before = i ? locals->order[i - 1] : NULL;
+    const uint64_t from = before ? before->byte_offset + before->size : member->header_offset;
+    facts known = {.member = *member, .descriptor = (size_t)(member->header_offset - from)};
+    if (before) known.before = *before;
+    text->count = 0;
+    TSR_TRY(tsr_vec_reserve(text, sizeof known + known.member.name.size + known.before.name.size, err));
+    append(text, &known, sizeof known);
+    append(text, known.member.name.data, known.member.name.size);
+    append(text, known.before.name.data, known.before.name.size);
+    return store->guard(
+        store, &(tsr_store_guard){locals->file, from, member->byte_offset, member->size, {text->items, text->count}, check},
+        err);
+}
+
+tsr_status tsr_zip_guard_locals(tsr_store *store, const tsr_allocator *allocator, const tsr_zip_locals *locals,
+                                bool *is_guarded, tsr_error *err)
+{
+    *is_guarded = false;
+    for (uint32_t i = 0; i < locals->zip->count; i++) {
+        const uint64_t head = head_at(locals, i);
+        if (!head) return TSR_OK;
+        locals->order[i]->byte_offset = locals->order[i]->header_offset + head;
+    }
+    tsr_vec text = tsr_vec_of(allocator, 1);
+    tsr_status status = TSR_OK;
+    for (uint32_t i = 0; i < locals->zip->count && status == TSR_OK; i++) status = guard(store, locals, i, &text, err);
+    tsr_vec_free(&text);
+    *is_guarded = status == TSR_OK;
+    return status;
+}
+
+/* ---- zip ---- */
 
 enum {
     CENTRAL_SIGNATURE = 0x02014b50,
@@ -51,7 +311,7 @@ static tsr_status zip64_end(tsr_zip_window *w, uint64_t locator, end_records *en
     TSR_FAIL_AT(locator < ZIP64_END_SIZE, err, TSR_E_FORMAT, w->archive.byte_offset,
                 "zip: the archive is too short for its zip64 end record");
     *end_offset = locator - ZIP64_END_SIZE;
-    TSR_TRY(tsr_zip_window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
+    TSR_TRY(zip_window_need(w, *end_offset, ZIP64_END_SIZE + ZIP64_LOCATOR_SIZE, 0, &p, err));
     uint64_t position = w->archive.byte_offset + *end_offset;
     uint64_t claimed = tsr_load_le(p + ZIP64_END_SIZE + 8, 8);
     TSR_FAIL_AT(claimed != *end_offset, err, TSR_E_FORMAT, w->archive.byte_offset + locator,
@@ -81,7 +341,7 @@ static tsr_status read_end(tsr_zip_window *w, end_records *end, tsr_error *err)
                 (unsigned long long)w->archive.byte_length);
     uint64_t at = w->archive.byte_length - END_SIZE;
     uint64_t first = w->archive.byte_length <= WHOLE_READ ? 0 : w->archive.byte_length - TAIL_READ;
-    TSR_TRY(tsr_zip_window_need(w, first, (size_t)(w->archive.byte_length - first), 0, &p, err));
+    TSR_TRY(zip_window_need(w, first, (size_t)(w->archive.byte_length - first), 0, &p, err));
     p += at - first;
     TSR_FAIL_AT(
         tsr_load_le(p, 4) != END_SIGNATURE || tsr_load_le(p + 20, 2) != 0, err, TSR_E_FORMAT, w->archive.byte_offset + at,
@@ -134,11 +394,11 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
                 "zip: member '%.*s' is compressed (%s, method %u); torch.save stores members uncompressed",
                 TSR_STR_ARG(out->name), method == 8 ? "deflate" : "unknown", method);
     tsr_cursor wide = {NULL, 0, 0, false};
-    tsr_zip64_extra((tsr_cursor){extra, extra_size, 0, false}, &wide);
+    zip64_extra((tsr_cursor){extra, extra_size, 0, false}, &wide);
     uint64_t packed;
-    bool whole = tsr_zip_widen((uint32_t)tsr_load_le(p + 24, 4), &wide, &out->size) &&
-                 tsr_zip_widen((uint32_t)tsr_load_le(p + 20, 4), &wide, &packed) &&
-                 tsr_zip_widen((uint32_t)tsr_load_le(p + 42, 4), &wide, &out->header_offset);
+    bool whole = zip_widen((uint32_t)tsr_load_le(p + 24, 4), &wide, &out->size) &&
+                 zip_widen((uint32_t)tsr_load_le(p + 20, 4), &wide, &packed) &&
+                 zip_widen((uint32_t)tsr_load_le(p + 42, 4), &wide, &out->header_offset);
     TSR_FAIL_AT(!whole, err, TSR_E_FORMAT, position, "zip: member '%.*s' lacks its zip64 sizes", TSR_STR_ARG(out->name));
     TSR_FAIL_AT(packed != out->size, err, TSR_E_FORMAT, position,
                 "zip: member '%.*s' is stored uncompressed, but has %llu bytes compressed and %llu uncompressed",
@@ -159,7 +419,7 @@ static tsr_status read_directory(tsr_zip_window *w, const tsr_host *host, const 
     TSR_FAIL_AT(end->entries >= UINT32_MAX, err, TSR_E_LIMIT, position, "zip: too many members");
     size_t size = (size_t)end->directory_size;
     const uint8_t *seen;
-    TSR_TRY(tsr_zip_window_need(w, end->directory_offset, size, 0, &seen, err));
+    TSR_TRY(zip_window_need(w, end->directory_offset, size, 0, &seen, err));
     uint8_t *directory = tsr_arena_array(arena, size, 1, err);
     tsr_zip_member *members = tsr_arena_array(arena, (size_t)end->entries, sizeof *members, err);
     if (!directory || !members) return TSR_E_NOMEM;
@@ -248,13 +508,13 @@ static tsr_status read_local(tsr_zip_window *w, uint64_t limit, tsr_zip_member *
     TSR_FAIL_AT(at >= limit || limit - at < TSR_ZIP_LOCAL_SIZE, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the local header of '%.*s' is beyond the end of the members (byte %llu of %llu)",
                 TSR_STR_ARG(member->name), (unsigned long long)at, (unsigned long long)limit);
-    TSR_TRY(tsr_zip_window_need(w, at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, err));
+    TSR_TRY(zip_window_need(w, at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, err));
     size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
     uint64_t head = TSR_ZIP_LOCAL_SIZE + name_size + extra_size;
     TSR_FAIL_AT(tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE || head > limit - at, err, TSR_E_FORMAT, member->header_offset,
                 "zip: the central directory points to no local header of '%.*s'", TSR_STR_ARG(member->name));
-    TSR_TRY(tsr_zip_window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
-    TSR_TRY(tsr_zip_check_local(member, p, err));
+    TSR_TRY(zip_window_need(w, at, (size_t)head, AHEAD_READ, &p, err));
+    TSR_TRY(zip_check_local(member, p, err));
     TSR_FAIL_AT(member->size > limit - at - head, err, TSR_E_FORMAT, member->header_offset,
                 "zip: member '%.*s' has %llu bytes, but only %llu are left before the central directory",
                 TSR_STR_ARG(member->name), (unsigned long long)member->size, (unsigned long long)(limit - at - head));
@@ -277,8 +537,8 @@ static tsr_status check_gap(tsr_zip_window *w, const tsr_zip_member *member, uin
                 TSR_STR_ARG(member->name));
     if (gap == 0) return TSR_OK;
     const uint8_t *p;
-    TSR_TRY(tsr_zip_window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
-    return tsr_zip_check_descriptor(member, p, (size_t)gap, err);
+    TSR_TRY(zip_window_need(w, at, (size_t)gap, AHEAD_READ, &p, err));
+    return zip_check_descriptor(member, p, (size_t)gap, err);
 }
 
 static tsr_status read_locals(tsr_zip_window *w, uint64_t limit, tsr_zip *zip, tsr_arena *arena, tsr_error *err)

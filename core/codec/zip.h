@@ -33,7 +33,7 @@ typedef struct tsr_zip {
 
 /* Reads the end records, the central directory and the local headers of the archive that fills the window's range of a file.
  * A small archive takes a single read. If the store has guards, local headers are checked when members are read
- * (codec/zip_guard.h). *out is allocated in `arena`. Errors: TSR_E_FORMAT and TSR_E_UNSUPPORTED with the byte position in
+ * (codec/zip.c). *out is allocated in `arena`. Errors: TSR_E_FORMAT and TSR_E_UNSUPPORTED with the byte position in
  * the file; TSR_E_LIMIT for a central directory larger than limits.metadata_bytes; TSR_E_IO; TSR_E_NOMEM. Thread-safe for
  * different windows and arenas. */
 tsr_status tsr_zip_open(tsr_zip_window *window, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err);

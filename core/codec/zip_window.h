@@ -27,11 +27,6 @@ static inline tsr_zip_window tsr_zip_window_of(tsr_range archive, const tsr_allo
 }
 void tsr_zip_window_free(tsr_zip_window *window);
 
-/* Sets *out to the bytes [at, at + size); the caller must have checked that the archive contains them. If they are not held,
- * reads at least `ahead` bytes, or up to the end of the archive. *out is valid until the next such read. Errors: TSR_E_IO,
- * TSR_E_NOMEM. */
-tsr_status tsr_zip_window_need(tsr_zip_window *window, uint64_t at, size_t size, size_t ahead, const uint8_t **out,
-                               tsr_error *err);
 /* Reads bytes of a member into `buffer`, from the store unless they are held. `byte_offset` counts from the beginning of the
  * file. Errors: those of tsr_store_read. */
 tsr_status tsr_zip_window_read(const tsr_zip_window *window, uint64_t byte_offset, void *buffer, size_t size,

@@ -31,17 +31,6 @@ tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_contents *cont
 
 /* ---- whole_objects.c ---- */
 
-/* For PyTorch 2.3: makes one source of all objects in a dict or list without tensors. */
-tsr_status tsr_join_objects(tsr_dcp_rows *rows, tsr_error *err);
-
-/* ---- megatron_rows.c ---- */
-
-const char *tsr_megatron_refusal(const tsr_converted *row); /* for tsr_choose */
-/* Sets in_common: the rows of the part "common" that stay in it. */
-tsr_status tsr_megatron_part_rows(tsr_dcp_rows *rows, tsr_error *err);
-/* Appends the sources of a row that is written to the DCP to a vec of tsr_dcp_output_entry. */
-tsr_status tsr_megatron_add_sources(const tsr_dcp_rows *rows, tsr_converted *row, tsr_vec *sources, tsr_error *err);
-/* Adds common.pt and metadata.json to a laid-out DCP: extends the conversion and replaces the writer. */
-tsr_status tsr_megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_error *err);
+/* ---- whole_objects.c ---- */
 
 #endif

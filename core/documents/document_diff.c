@@ -1,7 +1,15 @@
 /* tessera.diff/1. Each side of a change states what differs: dtype and shape of tensors, the value of objects, a key of another
  * type, or the number of chunks if layouts are compared. Differences of metadata have the whole texts. */
+#include <inttypes.h>
+
+#include "base/line.h"
 #include "documents/document_parts.h"
+#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/report.h"
+#include "tessera/sys/stored_optimizers.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
 enum { REPR_BYTES = 400 };
@@ -138,4 +146,265 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json)
     put_summary(json, document);
     tsr_json_object_end(json);
     return json->status;
+}
+
+/* ---- changed dicts ---- */
+
+/* Dicts that a container cannot hold as they are (tessera/sys/conversion_counts.h). */
+
+#define NAMES_SHOWN 5u
+
+/* Whether something in the dict is written. Its entries follow each other. */
+static bool is_written(const tsr_conversion *conversion, const tsr_mapping *mapping)
+{
+    const tsr_str name = mapping->fqn;
+    for (uint64_t i = mapping->entries_before; i < conversion->row_count; i++) {
+        const tsr_converted *row = &conversion->rows[i];
+        const tsr_str fqn = row->entry->fqn;
+        const bool inside =
+            !mapping->path_length || (tsr_str_starts(fqn, name) && fqn.size > name.size && fqn.data[name.size] == '.');
+        if (!inside) return false;
+        if (row->written) return true;
+    }
+    return false;
+}
+
+static bool is_changed(const tsr_conversion *conversion, const tsr_mapping *mapping, const tsr_selection *selection)
+{
+    if (mapping->value->variant != TSR_VARIANT_DEFAULTDICT) return false;
+    return mapping->value->count ? is_written(conversion, mapping) : tsr_selection_keeps(selection, mapping->fqn);
+}
+
+tsr_status tsr_conversion_changed_dicts(const tsr_catalog *catalog, const tsr_conversion *conversion,
+                                        const tsr_selection *selection, tsr_arena *arena, tsr_vec *warnings, tsr_error *err)
+{
+    uint64_t count = 0;
+    tsr_str names = {"", 0};
+    for (uint64_t i = 0; i < catalog->mapping_count && names.data; i++) {
+        const tsr_str name = catalog->mappings[i].fqn;
+        if (!is_changed(conversion, &catalog->mappings[i], selection) || count++ >= NAMES_SHOWN) continue;
+        names = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(names), names.size ? ", " : "",
+                                 TSR_STR_ARG(name.size ? name : TSR_STR("the outermost one")));
+    }
+    if (count > NAMES_SHOWN && names.data)
+        names = tsr_arena_format(arena, err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(names), count - NAMES_SHOWN);
+    if (!names.data || !count) return count ? TSR_E_NOMEM : TSR_OK;
+    tsr_str *text = tsr_vec_push(warnings, err);
+    if (!text) return TSR_E_NOMEM;
+    *text = tsr_arena_format(arena, err,
+                             "written as dict, because torch.load(weights_only=True) refuses collections.defaultdict: %.*s",
+                             TSR_STR_ARG(names));
+    return text->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- keys that are not texts ---- */
+
+typedef struct listing {
+    tsr_arena *arena;
+    tsr_str names;
+    tsr_str last; /* of the dict that was listed or counted last */
+    uint64_t count;
+    tsr_error *err;
+} listing;
+
+static tsr_status list_dict(listing *l, tsr_str name)
+{
+    if (l->count && tsr_str_equal(l->last, name)) return TSR_OK; /* the entries of a dict follow each other */
+    l->last = name;
+    if (l->count++ >= NAMES_SHOWN) return TSR_OK;
+    l->names = tsr_arena_format(l->arena, l->err, "%.*s%s%.*s", TSR_STR_ARG(l->names), l->names.size ? ", " : "",
+                                TSR_STR_ARG(name.size ? name : TSR_STR("the outermost one")));
+    return l->names.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Lists the dicts on the way to an entry in which the key is not a text. */
+static tsr_status list_dicts(listing *l, const tsr_entry *entry, const tsr_path_item *id)
+{
+    size_t end = 0;
+    for (uint32_t i = 0; entry->path && i < entry->path_length; i++) {
+        const tsr_path_item *item = &entry->path[i];
+        if (item != id && (item->kind == TSR_PATH_INT_KEY || item->value))
+            TSR_TRY(list_dict(l, (tsr_str){entry->fqn.data, end}));
+        end += tsr_path_item_size(item) + (i ? 1 : 0);
+    }
+    return TSR_OK;
+}
+
+/* The path item that is an id of an optimizer, if the conversion writes the list of ids too: then reading makes ints of them
+ * again. */
+static const tsr_path_item *kept_id(const tsr_stored_optimizers *all, const tsr_catalog *catalog,
+                                    const tsr_conversion *conversion, const tsr_entry *entry)
+{
+    const uint64_t number = (uint64_t)(entry - catalog->entries);
+    const tsr_path_item *item = tsr_stored_optimizers_id_of(all, catalog, number);
+    if (!item) return NULL;
+    const tsr_entry *list = all->groups[all->params[all->owner_params[number] - 1].group].list;
+    return conversion->rows[list - catalog->entries].written ? item : NULL;
+}
+
+tsr_status tsr_conversion_text_keys(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_arena *arena,
+                                    tsr_vec *warnings, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    listing l = {.arena = arena, .names = {"", 0}, .err = err};
+    tsr_stored_optimizers all;
+    TSR_TRY(tsr_stored_optimizers_find(catalog, tsr_checkpoint_host(checkpoint), arena, &all, err));
+    for (uint64_t i = 0; i < conversion->row_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (conversion->rows[i].written) TSR_TRY(list_dicts(&l, entry, kept_id(&all, catalog, conversion, entry)));
+    }
+    if (!l.count) return TSR_OK;
+    if (l.count > NAMES_SHOWN)
+        l.names = tsr_arena_format(arena, err, "%.*s and %" PRIu64 " more", TSR_STR_ARG(l.names), l.count - NAMES_SHOWN);
+    tsr_str *text = l.names.data ? tsr_vec_push(warnings, err) : NULL;
+    if (!text) return TSR_E_NOMEM;
+    *text = tsr_arena_format(arena, err, "ints and other keys become texts, the only keys that a DCP has, in: %.*s",
+                             TSR_STR_ARG(l.names));
+    return text->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- diff findings ---- */
+
+/* Turns a diff into findings, for reports that CI systems read. */
+
+static tsr_place place_of(const tsr_entry *entry)
+{
+    tsr_place place = TSR_NOWHERE;
+    place.fqn = entry->fqn;
+    return place;
+}
+
+/* "float32 [4, 8]", or the type of an object. */
+static const char *side_text(const tsr_entry *entry, char *out, size_t capacity)
+{
+    tsr_line line = tsr_line_on(out, capacity);
+    if (entry->kind != TSR_ENTRY_TENSOR) {
+        tsr_line_put(&line, entry->type.data, entry->type.size);
+        return out;
+    }
+    tsr_line_format(&line, "%s [", tsr_dtype_describe(entry->dtype)->name);
+    for (uint32_t d = 0; d < entry->ndim; d++)
+        tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+    tsr_line_put(&line, "]", 1);
+    return out;
+}
+
+static tsr_status find_sides(tsr_findings *findings, const char *rule, const char *what, const tsr_diff_pair *pair,
+                             tsr_error *err)
+{
+    char a[160], b[160];
+    return tsr_finding_add(findings, rule, place_of(pair->a), err, "%s of '%.*s' differs: %s in A, %s in B", what,
+                           TSR_STR_ARG(pair->a->fqn), side_text(pair->a, a, sizeof a), side_text(pair->b, b, sizeof b));
+}
+
+static tsr_status find_values(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *d, tsr_error *err)
+{
+    char most[64] = "";
+    tsr_line line = tsr_line_on(most, sizeof most);
+    if (d->numeric && d->max_abs > 0) {
+        tsr_line_put(&line, ", by at most ", 13);
+        tsr_line_real(&line, d->max_abs, false);
+    } else if (d->numeric) {
+        tsr_line_format(&line, ", as NaN or in the sign of zero");
+    }
+    return tsr_finding_add(findings, "diff/value", place_of(pair->a), err, "%llu of %llu values of '%.*s' differ%s",
+                           (unsigned long long)d->differing, (unsigned long long)d->elements, TSR_STR_ARG(pair->a->fqn),
+                           most);
+}
+
+static tsr_status find_pair(tsr_findings *findings, const tsr_diff_pair *pair, const tsr_difference *difference,
+                            tsr_error *err)
+{
+    static const struct {
+        uint32_t bit;
+        const char *rule, *what;
+    } kinds[] = {{TSR_DIFF_DTYPE, "diff/dtype", "the dtype"},
+                 {TSR_DIFF_SHAPE, "diff/shape", "the shape"},
+                 {TSR_DIFF_OBJECT, "diff/object", "the value"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        if (pair->what & kinds[i].bit) TSR_TRY(find_sides(findings, kinds[i].rule, kinds[i].what, pair, err));
+    }
+    if (pair->what & TSR_DIFF_KEY) {
+        char a[160], b[160];
+        TSR_TRY(tsr_finding_add(findings, "diff/key", place_of(pair->a), err,
+                                "a key on the way to '%.*s' is of another type: %s in A, %s in B", TSR_STR_ARG(pair->a->fqn),
+                                tsr_path_item_repr(tsr_path_other_type(pair->a, pair->b), a, sizeof a),
+                                tsr_path_item_repr(tsr_path_other_type(pair->b, pair->a), b, sizeof b)));
+    }
+    if (pair->what & TSR_DIFF_LAYOUT) {
+        TSR_TRY(tsr_finding_add(findings, "diff/layout", place_of(pair->a), err,
+                                "'%.*s' is split into different chunks: %llu in A, %llu in B", TSR_STR_ARG(pair->a->fqn),
+                                (unsigned long long)pair->a->chunk_count, (unsigned long long)pair->b->chunk_count));
+    }
+    return pair->what & TSR_DIFF_VALUE && difference ? find_values(findings, pair, difference, err) : TSR_OK;
+}
+
+static tsr_status find_one_sided(tsr_findings *findings, const char *rule, const char *side, const tsr_entry *const *entries,
+                                 uint64_t count, tsr_error *err)
+{
+    char text[160];
+    for (uint64_t i = 0; i < count; i++) {
+        TSR_TRY(tsr_finding_add(findings, rule, place_of(entries[i]), err, "'%.*s' (%s) is only in %s",
+                                TSR_STR_ARG(entries[i]->fqn), side_text(entries[i], text, sizeof text), side));
+    }
+    return TSR_OK;
+}
+
+static tsr_status find_texts(tsr_findings *findings, const tsr_diff *diff, tsr_error *err)
+{
+    for (uint64_t i = 0; i < diff->metadata_count; i++) {
+        const tsr_diff_text *text = &diff->metadata[i];
+        tsr_place place = TSR_NOWHERE;
+        place.fqn = text->a ? text->a->key : text->b->key; /* so that a baseline can tell the keys apart */
+        TSR_TRY(tsr_finding_add(findings, "diff/metadata", place, err, "the key '%.*s' of __metadata__ %s",
+                                TSR_STR_ARG(place.fqn),
+                                !text->a   ? "is only in B"
+                                : !text->b ? "is only in A"
+                                           : "has a different text in B"));
+    }
+    return TSR_OK;
+}
+
+static tsr_status find_differences(const tsr_diff_document *document, tsr_findings *findings, tsr_error *err)
+{
+    const tsr_diff *diff = document->diff;
+    TSR_TRY(find_one_sided(findings, "diff/removed", "A", diff->removed, diff->removed_count, err));
+    TSR_TRY(find_one_sided(findings, "diff/added", "B", diff->added, diff->added_count, err));
+    for (uint64_t i = 0; i < diff->pair_count; i++) {
+        const tsr_difference *difference = document->differences ? &document->differences[i] : NULL;
+        TSR_TRY(find_pair(findings, &diff->pairs[i], difference, err));
+    }
+    TSR_TRY(find_texts(findings, diff, err));
+    for (uint64_t i = 0; i < diff->renamed_count; i++) {
+        const tsr_diff_rename *r = &diff->renamed[i];
+        TSR_TRY(tsr_finding_add(findings, "diff/renamed", place_of(r->a), err, "'%.*s' may be '%.*s' in B: %.*s",
+                                TSR_STR_ARG(r->a->fqn), TSR_STR_ARG(r->b->fqn), TSR_STR_ARG(r->why)));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_report_add_diff(tsr_report *report, const tsr_diff_document *document, const tsr_policy *policy,
+                               tsr_error *err)
+{
+    tsr_policy_result ignored = {0};
+    tsr_findings *found = tsr_findings_new(report->allocator, 0, err),
+                 *leveled = tsr_findings_new(report->allocator, 0, err);
+    tsr_status status = found && leveled ? find_differences(document, found, err) : TSR_E_NOMEM;
+    if (status == TSR_OK && policy) status = tsr_policy_findings(policy, found, leveled, &ignored, err);
+    if (status == TSR_OK)
+        tsr_report_add(report, &(tsr_reported){.path = document->path_b, .findings = policy ? leveled : found});
+    tsr_findings_free(found);
+    tsr_findings_free(leveled);
+    return status;
+}
+
+tsr_status tsr_report_diff(const tsr_report_form *form, const tsr_diff_document *document, const tsr_policy *policy,
+                           tsr_json *json, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_report report;
+    if (form == &tsr_report_json) return tsr_document_diff(document, json);
+    tsr_report_start(&report, form, json, allocator);
+    const tsr_status status = tsr_report_add_diff(&report, document, policy, err);
+    const tsr_status ended = tsr_report_end(&report);
+    return status == TSR_OK ? ended : status;
 }

@@ -11,16 +11,8 @@ typedef struct tsr_run_list {
     uint64_t count;
 } tsr_run_list;
 
-/* Fails with TSR_E_USAGE if a placement has a dim that a tensor with `ndim` dims does not have, or an invalid split
- * factor. */
-tsr_status tsr_placements_check(const tsr_mesh *mesh, const tsr_placement *placements, uint32_t ndim, tsr_error *err);
-
 /* How a part of a box, with these sizes, is stored in the box's row-major order: as *runs contiguous runs, one for each
  * index of the dims before the one returned. */
 uint32_t tsr_flat_split(uint32_t ndim, const uint64_t *box_sizes, const uint64_t *sizes, uint64_t *runs);
-
-/* `lists` has one item per dim. */
-tsr_status tsr_shard_from_runs(uint32_t ndim, const uint64_t *shape, const tsr_run_list *lists, tsr_arena *arena,
-                               tsr_shard *out, tsr_error *err);
 
 #endif

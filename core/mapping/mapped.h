@@ -111,7 +111,7 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
  * of memory while making it, and this returns TSR_E_NOMEM. */
 tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 
-/* mapping_entry.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
+/* mapping_store.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);
 /* Makes an entry of the mapped checkpoint from a tensor, with the name `fqn` and the attributes of `like`. The functions
  * after it implement the reader's functions of the same names (formats/common/reader.h). */
@@ -139,17 +139,12 @@ tsr_status tsr_mapped_fill(tsr_mapped *m, double value, tsr_mapped_tensor *out, 
 /* Computes a run of elements of a SCALED, MXFP4 or NVFP4 file in float32. `input` is memory of 8 bytes per element. */
 tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *input, float *out,
                              tsr_error *err);
-/* Returns the index of the scale of an element; scales are numbered row by row. `row` counts the rows of all matrices. */
-uint64_t tsr_scale_at(const tsr_computed *file, uint64_t row, uint64_t column);
 /* The scales that a run of elements needs, in float32. `first` is the index of the first one. */
 typedef struct tsr_scales_read {
     float *values;
     uint64_t first;
     size_t count, itemsize;
 } tsr_scales_read;
-tsr_status tsr_scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out,
-                           tsr_error *err);
-void tsr_scales_close(const tsr_mapped *m, const tsr_scales_read *scales);
 /* Unpacks pairs of 4-bit numbers into elements of 2 bytes without converting them to float32 first. A scale of one byte has
  * only 16 products, which are computed when the scale first occurs. Zero a tsr_unpacking before its first use, and use it
  * for one file. A run may have at most TSR_UNPACKED_ELEMENTS elements. */
@@ -188,9 +183,6 @@ typedef struct tsr_scaling {
 } tsr_scaling;
 /* Whether numbers of this dtype are multiplied by scales: float8 and int8. */
 bool tsr_mapped_is_scalable(tsr_dtype dtype);
-/* Whether a scale may have this dtype: anything that can be cast to float32, and uint8, in which MXFP8 checkpoints store the
- * exponents of E8M0. */
-bool tsr_mapped_is_scale(tsr_dtype dtype);
 /* Whether the entry has pairs of E2M1 numbers in int8, with one E8M0 exponent per 32 numbers. This is how transformers' FP8
  * checkpoints store experts in FP4. */
 bool tsr_mapped_is_packed_mxfp4(const tsr_entry *entry, const tsr_entry *scales);
@@ -211,7 +203,7 @@ typedef struct tsr_dequantized {
 } tsr_dequantized;
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err);
 
-/* mapping_numbers.c: loads config.json, or params.json, into m->config, which stays NULL if there is neither. Errors of
+/* mapping_config.c: loads config.json, or params.json, into m->config, which stays NULL if there is neither. Errors of
  * reading and parsing. */
 tsr_status tsr_mapped_load_config(tsr_mapped *m, tsr_error *err);
 /* Returns a member of config.json, or its counterpart in params.json; NULL if it is missing. */
@@ -219,7 +211,7 @@ const struct cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name);
 /* Returns it from there or from text_config, which describes the language model inside another model; NULL if it is missing or
  * null. */
 const struct cJSON *tsr_mapped_stated(const tsr_mapped *m, const char *name);
-/* mapping_dims.c: what config.json says of a dim. `text` is empty at first, and becomes the numbers that it follows from, such
+/* mapping_parse.c: what config.json says of a dim. `text` is empty at first, and becomes the numbers that it follows from, such
  * as "num_attention_heads 4, head_dim 16"; its data is NULL if config.json does not state them all. `inside` is false.
  * TSR_E_FORMAT if one of them is not a size; TSR_E_NOMEM. */
 typedef struct tsr_dim_size {
@@ -253,13 +245,11 @@ typedef struct tsr_map_slot {
     tsr_mapped_tensor *tensors;
     uint64_t count;
 } tsr_map_slot;
-tsr_status tsr_mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count,
-                            tsr_error *err);
 
 /* mapping_match.c: fills m->rows and m->dropped. */
 tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err);
 
-/* mapping_build.c: makes the tensors of one binding of a rule. `sources` has its entries ordered by pattern, and within a
+/* mapping_steps.c: makes the tensors of one binding of a rule. `sources` has its entries ordered by pattern, and within a
  * pattern by the folded capture (`members` of them). `values` has a place for the unfolded capture. */
 typedef struct tsr_map_binding {
     const tsr_map_rule *rule;

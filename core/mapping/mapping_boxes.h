@@ -56,7 +56,7 @@ tsr_status tsr_boxes_remove_dim(tsr_box_maker *maker, const tsr_mapped_tensor *i
 tsr_status tsr_boxes_transpose(tsr_box_maker *maker, const tsr_mapped_tensor *in, const uint32_t *order,
                                tsr_mapped_tensor *out);
 
-/* mapping_reshape.c: split a dim into `count` dims whose sizes have the same product, and merge `count` dims into one. */
+/* mapping_boxes.c: split a dim into `count` dims whose sizes have the same product, and merge `count` dims into one. */
 tsr_status tsr_boxes_split_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, const uint64_t *factors,
                                uint32_t count, tsr_mapped_tensor *out);
 tsr_status tsr_boxes_merge_dims(tsr_box_maker *maker, const tsr_mapped_tensor *in, uint32_t dim, uint32_t count,
@@ -71,12 +71,6 @@ typedef struct tsr_box_list {
     tsr_vec boxes; /* of tsr_source_box */
     uint32_t ndim;
 } tsr_box_list;
-void tsr_box_list_open(tsr_box_list *list, tsr_box_maker *maker, uint32_t ndim);
-/* Adds a copy of `like` with its own offsets, sizes and strides for list->ndim dims, all 0. Returns NULL if there is no
- * memory, or if there would be too many boxes. */
-tsr_source_box *tsr_box_list_add(tsr_box_list *list, const tsr_source_box *like);
-/* Frees the list. If `status` is TSR_OK, `out` gets the boxes. Returns `status`, or TSR_E_NOMEM. */
-tsr_status tsr_box_list_close(tsr_box_list *list, tsr_status status, tsr_mapped_tensor *out);
 /* A shape as text, such as "[2, 3]", for messages. */
 typedef struct tsr_shape_text {
     char text[160];

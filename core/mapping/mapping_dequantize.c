@@ -1,7 +1,7 @@
 /* Finds out which entries are quantized numbers and which are their scales.
  *
  * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
- * out to be used (mapping_used.c). */
+ * out to be used (mapping_arithmetic.c). */
 #include "mapping/mapping_companions.h"
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"

@@ -52,26 +52,26 @@ tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *valu
 tsr_status tsr_origin_check(const tsr_matcher *s);
 /* Returns TSR_E_FORMAT, naming what the binding of `of` lacks: member `index` of its pattern number `pattern`. */
 tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index);
-/* mapping_family.c: tsr_family_add remembers the families of a binding. tsr_family_check then checks that families with the
+/* mapping_complete.c: tsr_family_add remembers the families of a binding. tsr_family_check then checks that families with the
  * same prefix have equally many members, in all patterns that begin alike ("….experts.{expert}.") and match something. */
 tsr_status tsr_family_add(tsr_matcher *s, const tsr_name_match *first, uint64_t members);
 tsr_status tsr_family_check(tsr_matcher *s);
-/* mapping_family.c: checks, after all rules are bound, that every layer has what the "layers" of the rules state, and that
+/* mapping_complete.c: checks, after all rules are bound, that every layer has what the "layers" of the rules state, and that
  * no layer between others is missing. TSR_E_FORMAT, naming the tensor or the layer. */
 tsr_status tsr_layers_check(tsr_matcher *s);
-/* mapping_family.c: checks that the source has what the "required" of the rules states. TSR_E_FORMAT, naming what it lacks. */
+/* mapping_complete.c: checks that the source has what the "required" of the rules states. TSR_E_FORMAT, naming what it lacks. */
 tsr_status tsr_required_check(tsr_matcher *s);
-/* mapping_counts.c: checks the layers and experts of the source, and those that rules took out of stacks. TSR_E_FORMAT,
+/* mapping_complete.c: checks the layers and experts of the source, and those that rules took out of stacks. TSR_E_FORMAT,
  * naming a weight that an expert lacks, or the counts if config.json states others. */
 tsr_status tsr_counts_check(tsr_matcher *s);
-/* mapping_used.c: checks that no rule gives quantized numbers another name or layout while their scale is kept or dropped.
+/* mapping_arithmetic.c: checks that no rule gives quantized numbers another name or layout while their scale is kept or dropped.
  * TSR_E_FORMAT, naming both. */
 tsr_status tsr_parted_check(const tsr_matcher *s);
-/* mapping_shapes.c: checks, after all rules are bound, that tensors have the shapes that the rules state. TSR_E_FORMAT,
+/* mapping_steps.c: checks, after all rules are bound, that tensors have the shapes that the rules state. TSR_E_FORMAT,
  * naming the tensors, their shapes and the dim. */
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err);
 
-/* mapping_builtin.c: refuses a built-in map transformers-NAME if config.json's model_type has another one: maps keep names that they
+/* mapping_config.c: refuses a built-in map transformers-NAME if config.json's model_type has another one: maps keep names that they
  * do not know, so the result would look whole. */
 tsr_status tsr_model_check(const tsr_mapped *m, tsr_arena *arena, tsr_error *err);
 

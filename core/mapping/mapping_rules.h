@@ -178,10 +178,9 @@ bool tsr_pattern_match(const tsr_name_pattern *pattern, tsr_str name, tsr_str *v
  * memory. */
 tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *values, uint32_t components, tsr_arena *arena,
                            tsr_error *err);
-/* mapping_dims.c: reads "dims" of a document whose rules were read. TSR_E_FORMAT also for a name that the rules do not use;
+/* mapping_parse.c: reads "dims" of a document whose rules were read. TSR_E_FORMAT also for a name that the rules do not use;
  * TSR_E_NOMEM. */
 struct cJSON;
-tsr_status tsr_dims_parse(const struct cJSON *root, tsr_arena *arena, tsr_mapping_rules *rules, tsr_error *err);
 /* mapping_invert.c: sets the folded and the unfolded capture of a rule, and checks that its steps agree with them.
  * TSR_E_FORMAT otherwise. */
 tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err);

@@ -1,7 +1,195 @@
 /* Runs the steps of a rule on the tensors of one binding. */
+#include "base/line.h"
 #include "mapping/mapped.h"
+#include "mapping/mapping_match.h"
 #include "tessera/box.h"
+#include "tessera/sys/cast.h"
+#include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
+
+/* ---- shapes ---- */
+
+/* Checks that tensors have the shapes that rules state, and the sizes that config.json states. If dims are in the wrong order, a
+ * square matrix does not show it, but other tensors with the same named dim do. */
+
+enum { MOST_NAMES = 32 };
+
+/* A dim of a tensor, with the name that the map gives it. */
+typedef struct named_dim {
+    tsr_str name;
+    const tsr_entry *entry;
+    uint32_t dim;
+} named_dim;
+
+typedef struct checker {
+    const tsr_mapped *m;
+    named_dim first[MOST_NAMES]; /* the first dim found for each name */
+    uint32_t count;
+    tsr_error *err;
+} checker;
+
+static tsr_shape_text shape_of(const tsr_entry *entry)
+{
+    const tsr_mapped_tensor tensor = {.ndim = entry->ndim, .shape = (uint64_t *)(uintptr_t)entry->shape};
+    return tsr_shape_of(&tensor);
+}
+
+/* Returns c->count if no dim has the name. */
+static uint32_t find_named(const checker *c, tsr_str name)
+{
+    uint32_t i = 0;
+    while (i < c->count && !tsr_str_equal(c->first[i].name, name)) i++;
+    return i;
+}
+
+static tsr_status check_named(checker *c, named_dim here)
+{
+    const uint32_t i = find_named(c, here.name);
+    TSR_FAIL_IF(i == MOST_NAMES, c->err, TSR_E_FORMAT, "the map names more than %u dims", (unsigned)MOST_NAMES);
+    named_dim *there = &c->first[i];
+    if (i == c->count) c->count++, *there = here;
+    const uint64_t size = here.entry->shape[here.dim], other = there->entry->shape[there->dim];
+    TSR_FAIL_IF(size != other, c->err, TSR_E_FORMAT,
+                "the map's '%.*s' is %llu in '%.*s' %s, dim %u, but %llu in '%.*s' %s, dim %u", TSR_STR_ARG(here.name),
+                (unsigned long long)other, TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim,
+                (unsigned long long)size, TSR_STR_ARG(here.entry->fqn), shape_of(here.entry).text, (unsigned)here.dim);
+    return TSR_OK;
+}
+
+static tsr_status check_dim(checker *c, const tsr_map_number *stated, named_dim here)
+{
+    uint64_t size;
+    if (here.name.size) return check_named(c, here);
+    TSR_TRY(tsr_mapped_number(c->m, stated, &size, c->err));
+    TSR_FAIL_IF(size != here.entry->shape[here.dim], c->err, TSR_E_FORMAT, "dim %u of '%.*s' %s must be %llu",
+                (unsigned)here.dim, TSR_STR_ARG(here.entry->fqn), shape_of(here.entry).text, (unsigned long long)size);
+    return TSR_OK;
+}
+
+/* Checks the shape of an entry that matches pattern number `pattern` of the map's target. */
+static tsr_status check_entry(checker *c, const tsr_map_rule *rule, uint64_t pattern, const tsr_entry *entry)
+{
+    const tsr_map_shape *shape = &rule->shapes[rule->shape_count > 1 ? pattern : 0];
+    if (entry->kind == TSR_ENTRY_OPAQUE && !entry->shape) return TSR_OK; /* its shape is not known */
+    TSR_FAIL_IF(entry->kind == TSR_ENTRY_OBJECT || entry->ndim != shape->count, c->err, TSR_E_FORMAT,
+                "'%.*s' %s must be a tensor of %u dims", TSR_STR_ARG(entry->fqn), shape_of(entry).text,
+                (unsigned)shape->count);
+    for (uint32_t d = 0; d < entry->ndim; d++)
+        TSR_TRY(check_dim(c, &shape->sizes[d].number, (named_dim){shape->sizes[d].name, entry, d}));
+    return TSR_OK;
+}
+
+static tsr_status check_row(checker *c, const tsr_mapped_row *row)
+{
+    if (!row->rule || !row->rule->shape_count) return TSR_OK;
+    if (!row->rule->shape_of_from) return check_entry(c, row->rule, row->pattern, &row->entry);
+    const uint64_t members = row->source_count / row->rule->from_count; /* per pattern */
+    for (uint64_t i = 0; i < row->source_count; i++) TSR_TRY(check_entry(c, row->rule, i / members, row->sources[i]));
+    return TSR_OK;
+}
+
+/* Whether the rule applies once per layer, and concerns experts. */
+static bool is_of_experts(const tsr_map_rule *rule)
+{
+    uint32_t bound = 0;
+    for (uint32_t c = 0; c < rule->capture_count; c++) {
+        if (c == rule->folded || c == rule->unfolded) continue;
+        if (bound++ || !tsr_str_equal(rule->captures[c], TSR_STR("layer"))) return false;
+    }
+    if (!bound) return false;
+    for (uint32_t i = 0; i < rule->shape_count; i++)
+        for (uint32_t d = 0; d < rule->shapes[i].count; d++)
+            if (tsr_str_equal(rule->shapes[i].sizes[d].name, TSR_STR("experts"))) return true;
+    return false;
+}
+
+/* Counts the bindings of the rule. The rows of one binding are adjacent and have the same sources. */
+static uint64_t count_bindings(const tsr_mapped *m, const tsr_map_rule *rule)
+{
+    const tsr_mapped_row *rows = m->rows.items;
+    uint64_t count = 0;
+    for (size_t i = 0; i < m->rows.count; i++)
+        count += rows[i].rule == rule && (!i || rows[i - 1].sources != rows[i].sources);
+    return count;
+}
+
+/* A layer with a router has experts, and vice versa, so all rules with a {layer} that name the dim "experts" must apply
+ * equally often. */
+static tsr_status check_experts(const tsr_mapped *m, tsr_error *err)
+{
+    const tsr_map_rule *first = NULL;
+    uint64_t places = 0;
+    for (uint32_t r = 0; r < m->rules->count; r++) {
+        const tsr_map_rule *rule = &m->rules->rules[r];
+        if (!is_of_experts(rule)) continue;
+        const uint64_t count = count_bindings(m, rule);
+        if (!first) first = rule, places = count;
+        TSR_FAIL_IF(count != places, err, TSR_E_FORMAT,
+                    "experts are not whole: '%.*s' is there %llu times, but '%.*s' %llu times",
+                    TSR_STR_ARG(first->from[0].text), (unsigned long long)places, TSR_STR_ARG(rule->from[0].text),
+                    (unsigned long long)count);
+    }
+    return TSR_OK;
+}
+
+static bool is_expert(const tsr_map_rule *rule, uint32_t capture)
+{
+    return capture != TSR_NO_CAPTURE && tsr_str_equal(rule->captures[capture], TSR_STR("expert"));
+}
+
+/* Where a rule takes a stack of every {expert} apart, or makes one, the number of tensors must be the size of the dim
+ * "experts". Rules that state the dim of the stack itself were checked before. */
+static tsr_status check_members(const checker *c)
+{
+    const tsr_mapped_row *rows = c->m->rows.items;
+    const uint32_t named = find_named(c, TSR_STR("experts"));
+    if (named == c->count) return TSR_OK;
+    const named_dim *there = &c->first[named];
+    for (size_t i = 0, next; i < c->m->rows.count; i = next) {
+        const tsr_map_rule *rule = rows[i].rule;
+        for (next = i + 1; next < c->m->rows.count && rows[next].sources == rows[i].sources;) next++;
+        const bool folds = rule && is_expert(rule, rule->folded);
+        if (!rule || (!folds && !is_expert(rule, rule->unfolded))) continue;
+        const uint64_t count = folds ? rows[i].source_count / rule->from_count : (next - i) / rule->to_count;
+        TSR_FAIL_IF(count != there->entry->shape[there->dim], c->err, TSR_E_FORMAT,
+                    "the map's 'experts' is %llu in '%.*s' %s, dim %u, but there are %llu for '%.*s'",
+                    (unsigned long long)there->entry->shape[there->dim], TSR_STR_ARG(there->entry->fqn),
+                    shape_of(there->entry).text, (unsigned)there->dim, (unsigned long long)count,
+                    TSR_STR_ARG((folds ? rows[i].entry : *rows[i].sources[0]).fqn));
+    }
+    return TSR_OK;
+}
+
+/* Compares dims with config.json, after those of one name were compared with each other. */
+static tsr_status check_stated(const checker *c)
+{
+    for (uint32_t d = 0; d < c->m->rules->dim_count; d++) {
+        const tsr_map_dim *dim = &c->m->rules->dims[d];
+        const uint32_t named = find_named(c, dim->name);
+        tsr_dim_size stated = {.text = TSR_STR("")};
+        if (named == c->count) continue;
+        const named_dim *there = &c->first[named];
+        const uint64_t size = there->entry->shape[there->dim];
+        TSR_TRY(tsr_dim_evaluate(c->m, dim, false, &stated, c->err));
+        TSR_FAIL_IF(stated.text.data && stated.value != size, c->err, TSR_E_FORMAT,
+                    "the map's '%.*s' is %llu in %s (%.*s), but %llu in '%.*s' %s, dim %u", TSR_STR_ARG(dim->name),
+                    (unsigned long long)stated.value, c->m->config_name, TSR_STR_ARG(stated.text), (unsigned long long)size,
+                    TSR_STR_ARG(there->entry->fqn), shape_of(there->entry).text, (unsigned)there->dim);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err)
+{
+    checker c = {.m = m, .err = err};
+    const tsr_mapped_row *rows = m->rows.items;
+    for (size_t i = 0; i < m->rows.count; i++) TSR_TRY(check_row(&c, &rows[i]));
+    TSR_TRY(check_members(&c));
+    TSR_TRY(check_experts(m, err));
+    return check_stated(&c);
+}
+
+/* ---- steps ---- */
 
 typedef struct runner {
     tsr_mapped *m;
@@ -341,12 +529,174 @@ static tsr_status run_step(const runner *r, tsr_map_slot **slots, uint32_t *slot
     return TSR_OK;
 }
 
-tsr_status tsr_mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count,
-                            tsr_error *err)
+static tsr_status mapped_steps(tsr_mapped *m, const tsr_map_rule *rule, tsr_map_slot **slots, uint32_t *slot_count,
+                               tsr_error *err)
 {
     for (uint32_t i = 0; i < rule->step_count; i++) {
         const runner r = {m, &rule->steps[i], err};
         TSR_TRY(run_step(&r, slots, slot_count));
     }
+    return TSR_OK;
+}
+
+/* ---- build ---- */
+
+/* Makes the entries of one binding of a rule: runs its tensors through the steps and gives them the names of the target. */
+
+static tsr_status add_row(tsr_mapped *m, const tsr_map_binding *binding, uint32_t pattern, const tsr_entry *entry,
+                          tsr_error *err)
+{
+    tsr_mapped_row *row = tsr_vec_push(&m->rows, err);
+    if (!row) return TSR_E_NOMEM;
+    *row = (tsr_mapped_row){.entry = *entry,
+                            .order = binding->order,
+                            .rule = binding->rule,
+                            .sources = binding->sources,
+                            .source_count = binding->members * (binding->rule ? binding->rule->from_count : 1),
+                            .pattern = pattern,
+                            .other = binding->other};
+    return TSR_OK;
+}
+
+/* A source that only gets another name keeps everything else: objects, ties, and the CRCs that the source states. */
+static tsr_status rename_entry(tsr_mapped *m, const tsr_map_binding *binding, uint32_t at, tsr_str name, tsr_error *err)
+{
+    const tsr_entry *source = binding->sources[at];
+    tsr_entry entry = *source;
+    tsr_mapped_tensor tensor;
+    if (source->kind == TSR_ENTRY_TENSOR) {
+        TSR_TRY(tsr_boxes_of_entry(&m->maker, source, &tensor));
+        TSR_TRY(tsr_mapped_entry(m, &tensor, source, name, &entry, err));
+        entry.storage_id = source->storage_id;
+        entry.is_second_name = source->is_second_name;
+        entry.distribution = source->distribution;
+        entry.path = source->path;
+        entry.path_length = source->path_length;
+    }
+    entry.fqn = name;
+    if (!tsr_str_equal(name, source->fqn)) entry.path = NULL, entry.path_length = 0;
+    return add_row(m, binding, at, &entry, err);
+}
+
+tsr_status tsr_mapped_keep(tsr_mapped *m, const tsr_entry *entry, uint64_t order, tsr_error *err)
+{
+    const tsr_entry **sources = TSR_ARENA_NEW(m->own->arena, const tsr_entry *, err);
+    if (!sources) return TSR_E_NOMEM;
+    *sources = entry;
+    const tsr_map_binding binding = {.sources = sources, .members = 1, .order = order};
+    return rename_entry(m, &binding, 0, entry->fqn, err);
+}
+
+static tsr_status rename_all(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    TSR_FAIL_IF(rule->from_count != rule->to_count, err, TSR_E_FORMAT, "'%.*s': %u tensors cannot become %u without a step",
+                TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)rule->from_count, (unsigned)rule->to_count);
+    for (uint32_t i = 0; i < rule->to_count; i++) {
+        const tsr_str name = tsr_pattern_expand(&rule->to[i], binding->values, rule->to[i].count, m->own->arena, err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(rename_entry(m, binding, i, name, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_dense(const tsr_entry *entry, tsr_error *err)
+{
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || !tsr_dtype_size(entry->dtype), err, TSR_E_UNSUPPORTED,
+                "'%.*s' is not a dense tensor of whole bytes, so a map can only rename it", TSR_STR_ARG(entry->fqn));
+    return TSR_OK;
+}
+
+/* For a rule that dequantizes: makes the products of one of the binding's tensors and its scale. */
+static tsr_status multiply(tsr_mapped *m, const tsr_map_binding *binding, uint64_t tensor, tsr_mapped_tensor *out,
+                           tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    const tsr_map_step *step = &rule->steps[0];
+    const uint64_t tensors = (rule->from_count - rule->scale_count) * binding->members;
+    const tsr_entry *entry = binding->sources[tensor], *scale = binding->sources[tensors + tensor];
+    tsr_scaling how = {.scheme = step->scheme, .dtype = step->dtype, .divides = step->divides};
+    if (step->tensor_scales.count) how.tensor_scale = binding->sources[2 * tensors + tensor];
+    if (how.dtype == TSR_DTYPE_NONE) how.dtype = tsr_mapped_product_dtype(m);
+    TSR_TRY(check_dense(scale, err));
+    if (how.tensor_scale) TSR_TRY(check_dense(how.tensor_scale, err));
+    TSR_TRY(tsr_mapped_block(m, how.block, err));
+    for (uint32_t i = 0; i < step->number_count; i++) TSR_TRY(tsr_mapped_number(m, &step->numbers[i], &how.block[i], err));
+    TSR_FAIL_IF(!how.block[0] || !how.block[1], err, TSR_E_FORMAT, "'%.*s': the step 'dequantize' has a block of size 0",
+                TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!tsr_cast_possible(TSR_FLOAT32, how.dtype), err, TSR_E_FORMAT, "'%.*s': scaled numbers cannot become %s",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(how.dtype)->name);
+    return tsr_mapped_multiply(m, &how, entry, scale, out, err);
+}
+
+static tsr_status fill_slots(tsr_mapped *m, const tsr_map_binding *binding, tsr_map_slot **out, tsr_error *err)
+{
+    const uint32_t count = binding->rule->from_count - binding->rule->scale_count;
+    tsr_map_slot *slots = *out = tsr_arena_array(m->own->arena, count, sizeof *slots, err);
+    if (!slots) return TSR_E_NOMEM;
+    for (uint32_t s = 0; s < count; s++) {
+        slots[s].count = binding->members;
+        slots[s].tensors = tsr_arena_array(m->own->arena, (size_t)binding->members, sizeof *slots[s].tensors, err);
+        if (!slots[s].tensors) return TSR_E_NOMEM;
+        for (uint64_t i = 0; i < binding->members; i++) {
+            const tsr_entry *entry = binding->sources[s * binding->members + i];
+            TSR_TRY(check_dense(entry, err));
+            if (binding->rule->scale_count)
+                TSR_TRY(multiply(m, binding, s * binding->members + i, &slots[s].tensors[i], err));
+            else TSR_TRY(tsr_boxes_of_entry(&m->maker, entry, &slots[s].tensors[i]));
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_str decimal(uint64_t number, tsr_arena *arena, tsr_error *err)
+{
+    return tsr_arena_format(arena, err, "%llu", (unsigned long long)number);
+}
+
+static tsr_status name_slot(tsr_mapped *m, const tsr_map_binding *binding, uint32_t s, const tsr_map_slot *slot,
+                            tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    for (uint64_t i = 0; i < slot->count; i++) {
+        tsr_entry entry;
+        if (rule->unfolded != TSR_NO_CAPTURE) {
+            binding->values[rule->unfolded] = decimal(i, m->own->arena, err);
+            if (!binding->values[rule->unfolded].data) return TSR_E_NOMEM;
+        }
+        const tsr_str name = tsr_pattern_expand(&rule->to[s], binding->values, rule->to[s].count, m->own->arena, err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_mapped_entry(m, &slot->tensors[i], binding->sources[0], name, &entry, err));
+        TSR_TRY(add_row(m, binding, s, &entry, err));
+    }
+    return TSR_OK;
+}
+
+/* Refuses to cast numbers without their scales, and to pad them with a number that their scales would multiply. */
+static tsr_status check_scales(const tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    for (uint32_t i = 0; i < rule->step_count && !rule->scale_count; i++) {
+        const tsr_map_step *step = &rule->steps[i];
+        const bool casts = step->kind == TSR_STEP_CAST, pads = step->kind == TSR_STEP_PAD && step->value != 0;
+        const tsr_arithmetic what = {.dtype = casts ? step->dtype : TSR_DTYPE_NONE, .by_map = true};
+        for (uint64_t k = 0; (casts || pads) && k < binding->members * rule->from_count; k++)
+            TSR_TRY(tsr_check_arithmetic_on(m->source, binding->sources[k], &what, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_mapped_build(tsr_mapped *m, const tsr_map_binding *binding, tsr_error *err)
+{
+    const tsr_map_rule *rule = binding->rule;
+    tsr_map_slot *slots;
+    uint32_t count = rule->from_count - rule->scale_count;
+    if (!rule->step_count) return rename_all(m, binding, err);
+    TSR_TRY(check_scales(m, binding, err));
+    TSR_TRY(fill_slots(m, binding, &slots, err));
+    TSR_TRY(mapped_steps(m, rule, &slots, &count, err));
+    TSR_FAIL_IF(count != rule->to_count, err, TSR_E_FORMAT, "'%.*s': the steps make %u tensors, but the rule names %u",
+                TSR_STR_ARG(binding->sources[0]->fqn), (unsigned)count, (unsigned)rule->to_count);
+    for (uint32_t s = 0; s < count; s++) TSR_TRY(name_slot(m, binding, s, &slots[s], err));
     return TSR_OK;
 }

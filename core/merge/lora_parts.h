@@ -88,7 +88,7 @@ typedef struct tsr_lora_tied {
     bool unsure; /* the base has several input embeddings, one of which may be tied; `embedding` is any of them */
 } tsr_lora_tied;
 
-/* lora_check.c: checks that the folds, a vector of tsr_fold *, have the same effect on the whole model as PEFT. Otherwise fails with
+/* lora_tied.c: checks that the folds, a vector of tsr_fold *, have the same effect on the whole model as PEFT. Otherwise fails with
  * TSR_E_UNSUPPORTED and a message that says what to do. */
 tsr_status tsr_lora_check(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_tied *tied,
                           const tsr_vec *folds, tsr_error *err);
@@ -98,8 +98,6 @@ void tsr_lora_find_tied(const tsr_mapped *m, const tsr_lora_config *config, tsr_
 /* Whether a tensor has the name of an input embedding, or of an output layer. */
 bool tsr_lora_is_input(tsr_str weight);
 bool tsr_lora_is_output(tsr_str weight);
-/* Whether modules_to_save has the module of the fold, which may be NULL. */
-bool tsr_lora_is_saved(const tsr_lora_config *config, const tsr_fold *fold);
 /* Whether the base stores them as two names of one storage, as torch.save does. */
 bool tsr_lora_one_storage(const tsr_lora_tied *tied);
 /* Replaces tied->in and tied->out, the folds that the adapter's tensors name, by those with the result of PEFT, and notes
@@ -109,14 +107,14 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied);
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
 /* lora_config.c: the list target_parameters, or NULL. */
 const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config);
-/* lora_experts.c: finds the tensors of the base that a pair of the module's matrices changes: a parameter that target_parameters
+/* lora_sum.c: finds the tensors of the base that a pair of the module's matrices changes: a parameter that target_parameters
  * selects, or the tensors that it consists of in a checkpoint. out->places must be an empty vector. Errors: TSR_E_NOT_FOUND if
  * there is none; TSR_E_UNSUPPORTED if there are several. */
 tsr_status tsr_lora_find_places(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_pair *pair,
                                 tsr_str module, tsr_lora_places *out, tsr_error *err);
 /* Decides for square matrices of experts whether they are transposed. TSR_E_UNSUPPORTED if nothing shows it. */
 tsr_status tsr_lora_turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err);
-/* lora_added.c: whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
+/* lora_tied.c: whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
  * not have at all. */
 bool tsr_lora_adds(const tsr_lora_config *config, const tsr_checkpoint *base, tsr_str target);
 /* The dtype of the base's floating-point tensors, which added ones receive; TSR_DTYPE_NONE if it has none. */
@@ -126,7 +124,7 @@ tsr_dtype tsr_lora_base_dtype(const tsr_checkpoint *base);
 bool tsr_lora_leaves_out(const tsr_lora_config *config, tsr_str name);
 /* Notes that tensors were added, such as `first`, and which entries of the base are left out (m->dropped). */
 tsr_status tsr_lora_note_added(tsr_mapped *m, tsr_str first, tsr_error *err);
-/* lora_tokens.c: sets fold->tokens to `entry`. Errors: TSR_E_FORMAT if the configuration or the base does not have its rows. */
+/* lora_config.c: sets fold->tokens to `entry`. Errors: TSR_E_FORMAT if the configuration or the base does not have its rows. */
 tsr_status tsr_lora_set_tokens(const tsr_mapped *m, const tsr_lora_config *config, const tsr_entry *entry, tsr_str module,
                                tsr_fold *fold, tsr_error *err);
 /* Replaces those elements of a run, which `out` has in `dtype`. */

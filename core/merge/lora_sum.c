@@ -1,9 +1,177 @@
 /* Computes W + scale·(B·A), in blocks of bounded size. */
 #include "merge/lora_sum.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+#include "codec/json.h"
+#include "merge/lora_parts.h"
 #include "merge/merge_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
+
+/* ---- dora ---- */
+
+/* DoRA: every output of W + scale·(B·A) is scaled so that its norm is the one that the adapter has for it. PEFT computes
+ *
+ *     magnitude / norm(W + scale·(B·A)) · (W + scale·(B·A))
+ *
+ * in float32. The order in which PyTorch adds squares depends on the processor, so here they are added in float64, and the norm
+ * is rounded once. */
+
+/* The factors of the columns of a transposed matrix. Computing them needs the whole matrix, so they are kept. */
+struct tsr_dora_factors {
+    atomic_bool known;
+    atomic_flag busy;
+    double values[]; /* written once, by the thread that sets `busy` */
+};
+_Static_assert(sizeof(struct tsr_dora_factors) <= sizeof(double), "the flags need more room");
+
+static bool is_wide(const tsr_fold *fold)
+{
+    return fold->weight->dtype == TSR_FLOAT64;
+}
+
+static double dora_factor(const tsr_fold *fold, double magnitude, double squares)
+{
+    const double norm = sqrt(squares);
+    return is_wide(fold) ? magnitude / norm : (double)((float)magnitude / (float)norm);
+}
+
+static double scaled(const tsr_fold *fold, double value, double by)
+{
+    return is_wide(fold) ? value * by : (double)((float)value * (float)by);
+}
+
+static tsr_status read_magnitudes(const tsr_fold *fold, uint64_t first, uint64_t count, const tsr_lora_room *r, double *out,
+                                  tsr_error *err)
+{
+    const tsr_stored_tensor magnitudes = {fold->adapter, fold->magnitude};
+    const tsr_run run = {.first = first, .count = count};
+    return tsr_merge_read(magnitudes, &run, TSR_FLOAT64, r->bytes, out, r->losses, err);
+}
+
+/* ---- rows ---- */
+
+/* How many of the `count` elements from `first` on, at most TSR_LORA_RUN, should be one run: whole rows where possible, so
+ * that they need not be computed twice. */
+static uint64_t dora_step(const tsr_fold *fold, uint64_t first, uint64_t count)
+{
+    const uint64_t width = fold->columns, rest = width - first % width;
+    if (fold->transposed) return count;
+    if (rest == width && count >= width) return count - count % width;
+    return rest < count ? rest : count;
+}
+
+/* The run is a part of a row, so its norm needs the rest of the row, too. */
+static tsr_status add_row(const tsr_fold *fold, uint64_t row, const tsr_lora_room *r, double *squares, tsr_error *err)
+{
+    const uint64_t end = (row + 1) * fold->columns;
+    *squares = 0;
+    for (tsr_run part = {.first = row * fold->columns}; part.first < end; part.first += part.count) {
+        part.count = end - part.first < TSR_LORA_RUN ? end - part.first : TSR_LORA_RUN;
+        TSR_TRY(r->values(fold, &part, r, err));
+        for (uint64_t i = 0; i < part.count; i++) *squares += r->loaded[i] * r->loaded[i];
+    }
+    return TSR_OK;
+}
+
+static tsr_status scale_rows(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
+{
+    const uint64_t width = fold->columns, row = run->first / width;
+    const uint64_t each = run->count < width ? run->count : width;
+    double squares = 0;
+    if (run->count < width) TSR_TRY(add_row(fold, row, r, &squares, err));
+    TSR_TRY(r->values(fold, run, r, err));
+    TSR_TRY(read_magnitudes(fold, row, run->count / each, r, r->sums, err));
+    for (uint64_t i = 0; i < run->count; i += each) {
+        for (uint64_t j = 0; each == width && j < width; j++)
+            squares = (j ? squares : 0) + r->loaded[i + j] * r->loaded[i + j];
+        const double by = dora_factor(fold, r->sums[i / each], squares);
+        for (uint64_t j = 0; j < each; j++) r->loaded[i + j] = scaled(fold, r->loaded[i + j], by);
+    }
+    return TSR_OK;
+}
+
+/* ---- columns ---- */
+
+static tsr_status compute_factors(const tsr_fold *fold, const tsr_lora_room *r, double *out, tsr_error *err)
+{
+    const uint64_t width = fold->columns, all = fold->rows * width;
+    memset(out, 0, (size_t)width * sizeof *out);
+    for (tsr_run part = {.first = 0}; part.first < all; part.first += part.count) {
+        part.count = all - part.first < TSR_LORA_RUN ? all - part.first : TSR_LORA_RUN;
+        TSR_TRY(r->values(fold, &part, r, err));
+        for (uint64_t i = 0, column = part.first % width; i < part.count; i++) {
+            out[column] += r->loaded[i] * r->loaded[i];
+            if (++column == width) column = 0;
+        }
+    }
+    for (uint64_t first = 0, count; first < width; first += count) {
+        count = width - first < TSR_LORA_RUN ? width - first : TSR_LORA_RUN;
+        TSR_TRY(read_magnitudes(fold, first, count, r, r->sums, err));
+        for (uint64_t i = 0; i < count; i++) out[first + i] = dora_factor(fold, r->sums[i], out[first + i]);
+    }
+    return TSR_OK;
+}
+
+static tsr_status scale_run(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, const double *factors,
+                            tsr_error *err)
+{
+    const uint64_t width = fold->columns;
+    TSR_TRY(r->values(fold, run, r, err));
+    for (uint64_t i = 0, column = run->first % width; i < run->count; i++) {
+        r->loaded[i] = scaled(fold, r->loaded[i], factors[column]);
+        if (++column == width) column = 0;
+    }
+    return TSR_OK;
+}
+
+/* Several threads may compute the factors at the same time, because core has no means of waiting. The first of them keeps
+ * them. */
+static tsr_status scale_columns(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
+{
+    struct tsr_dora_factors *kept = fold->factors;
+    const tsr_allocator *allocator = tsr_checkpoint_host(fold->base)->allocator;
+    const size_t width = (size_t)fold->columns;
+    if (atomic_load(&kept->known)) return scale_run(fold, run, r, kept->values, err);
+    double *factors = tsr_alloc(allocator, width, sizeof *factors, err);
+    if (!factors) return TSR_E_NOMEM;
+    tsr_status status = compute_factors(fold, r, factors, err);
+    if (status == TSR_OK && !atomic_flag_test_and_set(&kept->busy)) {
+        memcpy(kept->values, factors, width * sizeof *factors);
+        atomic_store(&kept->known, true);
+    }
+    if (status == TSR_OK) status = scale_run(fold, run, r, factors, err);
+    tsr_free(allocator, factors, width, sizeof *factors);
+    return status;
+}
+
+/* Does the same, and scales every row (column, if the fold is transposed) to the magnitude that the adapter has
+ * for it. Errors: those of reading; TSR_E_NOMEM. */
+static tsr_status dora_values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
+{
+    return fold->transposed ? scale_columns(fold, run, r, err) : scale_rows(fold, run, r, err);
+}
+
+tsr_status tsr_dora_open(tsr_arena *arena, tsr_fold *fold, tsr_error *err)
+{
+    const tsr_entry *entry = fold->magnitude;
+    const uint64_t outputs = fold->transposed ? fold->columns : fold->rows;
+    uint64_t count;
+    TSR_FAIL_IF(!tsr_entry_elements(entry, &count) || count != outputs || !tsr_cast_possible(entry->dtype, TSR_FLOAT64), err,
+                TSR_E_FORMAT, "'%.*s' does not have one floating-point number for each of the %llu outputs of '%.*s'",
+                TSR_STR_ARG(entry->fqn), (unsigned long long)outputs, TSR_STR_ARG(fold->weight->fqn));
+    if (!fold->transposed) return TSR_OK;
+    fold->factors = tsr_arena_array(arena, (size_t)outputs + 1, sizeof(double), err); /* the first is room for the flags */
+    if (!fold->factors) return TSR_E_NOMEM;
+    atomic_init(&fold->factors->known, false);
+    atomic_flag_clear(&fold->factors->busy);
+    return TSR_OK;
+}
+
+/* ---- sum ---- */
 
 enum { ROOM = TSR_LORA_ROWS * TSR_LORA_RANKS + 3 * TSR_LORA_RUN }; /* doubles, without the bytes */
 
@@ -170,7 +338,7 @@ static void round_change(const tsr_fold *fold, size_t count, const tsr_lora_room
 }
 
 /* Rounds as PyTorch does: every operation gives float32, unless one of the tensors is float64. */
-static tsr_status values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
+static tsr_status sum_values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err)
 {
     const size_t count = (size_t)run->count;
     const bool wide = fold->weight->dtype == TSR_FLOAT64, precise = wide || fold->b->dtype == TSR_FLOAT64;
@@ -188,8 +356,8 @@ static tsr_status values(const tsr_fold *fold, const tsr_run *run, const tsr_lor
 static tsr_status sum_run(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, uint8_t *out, tsr_error *err)
 {
     const size_t count = (size_t)run->count;
-    if (fold->magnitude) TSR_TRY(tsr_dora_values(fold, run, r, err));
-    else TSR_TRY(values(fold, run, r, err));
+    if (fold->magnitude) TSR_TRY(dora_values(fold, run, r, err));
+    else TSR_TRY(sum_values(fold, run, r, err));
     if (fold->dtype == TSR_FLOAT64) memcpy(out, r->loaded, count * sizeof *r->loaded);
     else tsr_cast_counted(TSR_FLOAT64, fold->dtype, (const uint8_t *)r->loaded, count, out, r->losses);
     return TSR_OK;
@@ -208,14 +376,174 @@ tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *
                              memory + 2 * TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS,
                              (uint8_t *)(memory + 3 * TSR_LORA_RUN + TSR_LORA_ROWS * TSR_LORA_RANKS),
                              losses,
-                             values};
+                             sum_values};
     for (tsr_run run = {.first = first}; count && status == TSR_OK; run.first += run.count, count -= (size_t)run.count) {
         run.count = least(TSR_LORA_RUN, count);
-        if (fold->magnitude) run.count = tsr_dora_step(fold, run.first, run.count);
+        if (fold->magnitude) run.count = dora_step(fold, run.first, run.count);
         if (!fold->b) status = read_weight(fold, &run, fold->dtype, &r, out, err);
         else status = sum_run(fold, &run, &r, out, err);
         out += (size_t)run.count * tsr_dtype_size(fold->dtype);
     }
     tsr_free(allocator, memory, ROOM + TSR_LORA_RUN, sizeof *memory);
     return status;
+}
+
+/* ---- experts ---- */
+
+/* target_parameters: matrices of parameters that have no module of their own, such as the fused weights of experts.
+ *
+ *   lora_A  [experts · rank, inputs]     the rows of one expert follow each other
+ *   lora_B  [outputs, rank · experts]    the columns of one expert are `experts` apart
+ *
+ * The adapter's names do not state the parameter, only its module: with two parameters of one module, the matrices of the first
+ * are EXPERTS.base_layer.lora_A, and those of the second are EXPERTS.lora_A. The shapes show which is which. Checkpoints may
+ * store the experts one by one, although transformers fuses them when it loads them. */
+
+/* How checkpoints name the weights that transformers fuses. */
+typedef struct split_name {
+    const char *fused, *module; /* the last components of the module in the checkpoint; NULL: as in transformers */
+    const char *parts[2];
+} split_name;
+
+static const split_name splits[] = {{"gate_up_proj", NULL, {"gate_proj", "up_proj"}},
+                                    {"down_proj", NULL, {"down_proj", NULL}},
+                                    {"gate_up_proj", ".block_sparse_moe.experts", {"w1", "w3"}},
+                                    {"down_proj", ".block_sparse_moe.experts", {"w2", NULL}}};
+
+static bool fits(const tsr_lora_pair *pair, uint64_t outputs, uint64_t inputs)
+{
+    return pair->b->shape[0] == outputs && pair->a->shape[1] == inputs;
+}
+
+static tsr_status put(tsr_str target, const tsr_lora_place *place, tsr_vec *out, tsr_error *err)
+{
+    tsr_lora_place *added = target.data ? tsr_vec_push(out, err) : NULL;
+    if (!added) return TSR_E_NOMEM;
+    *added = *place;
+    added->target = target;
+    return TSR_OK;
+}
+
+/* Adds a parameter that the base has under the name that transformers has for it. */
+static tsr_status find_fused(const tsr_mapped *m, const tsr_lora_pair *pair, tsr_str parameter, tsr_vec *out, tsr_error *err)
+{
+    const tsr_entry *w = tsr_checkpoint_entry(m->source, parameter);
+    if (!w || w->kind != TSR_ENTRY_TENSOR || w->ndim < 2 || w->ndim > 3) return TSR_OK;
+    const uint64_t *sizes = w->shape + (w->ndim - 2);
+    const tsr_lora_place place = {.experts = w->ndim == 3 ? w->shape[0] : 1, .outputs = pair->b->shape[0]};
+    const bool matches = fits(pair, sizes[0], sizes[1]) || (w->ndim == 3 && fits(pair, sizes[1], sizes[0]));
+    return matches ? put(parameter, &place, out, err) : TSR_OK;
+}
+
+static tsr_str name_of(const tsr_mapped *m, tsr_str module, const split_name *split, const tsr_lora_place *place,
+                       tsr_error *err)
+{
+    const tsr_str fused = TSR_STR(".mlp.experts");
+    const char *part = split->parts[place->first_output != 0];
+    if (split->module && tsr_str_ends(module, fused)) module.size -= fused.size;
+    return tsr_arena_format(m->own->arena, err, "%.*s%s.%llu.%s.weight", TSR_STR_ARG(module),
+                            split->module ? split->module : "", (unsigned long long)place->expert, part);
+}
+
+/* Adds the weights of all experts, if the base has them one by one. */
+static tsr_status find_split(const tsr_mapped *m, const tsr_lora_pair *pair, tsr_str module, const split_name *split,
+                             tsr_vec *out, tsr_error *err)
+{
+    tsr_lora_place place = {.outputs = pair->b->shape[0]};
+    const uint64_t each = place.outputs / (split->parts[1] ? 2 : 1), from = out->count;
+    for (place.expert = 0;; place.expert++) {
+        const tsr_str name = name_of(m, module, split, &place, err);
+        const tsr_entry *w = name.data ? tsr_checkpoint_entry(m->source, name) : NULL;
+        if (!name.data) return TSR_E_NOMEM;
+        if (!w || w->ndim != 2 || !fits(pair, w->shape[0] * (split->parts[1] ? 2 : 1), w->shape[1])) break;
+        TSR_TRY(put(name, &place, out, err));
+        place.first_output = each;
+        if (split->parts[1]) TSR_TRY(put(name_of(m, module, split, &place, err), &place, out, err));
+        place.first_output = 0;
+    }
+    for (size_t i = from; i < out->count; i++) ((tsr_lora_place *)out->items)[i].experts = place.expert;
+    return TSR_OK;
+}
+
+/* Adds the places of one parameter that target_parameters selects. */
+static tsr_status find_places(const tsr_mapped *m, const tsr_lora_pair *pair, tsr_str module, tsr_str parameter,
+                              tsr_vec *out, tsr_error *err)
+{
+    const size_t before = out->count;
+    TSR_TRY(find_fused(m, pair, parameter, out, err));
+    for (size_t i = 0; out->count == before && i < sizeof splits / sizeof *splits; i++)
+        if (tsr_lora_ends(parameter, tsr_str_from(splits[i].fused)))
+            TSR_TRY(find_split(m, pair, module, &splits[i], out, err));
+    TSR_FAIL_IF(before && out->count > before, err, TSR_E_UNSUPPORTED,
+                "'%.*s' of the adapter fits both '%.*s' and another parameter of its module; fold this adapter with PEFT",
+                TSR_STR_ARG(pair->b->fqn), TSR_STR_ARG(parameter));
+    return TSR_OK;
+}
+
+tsr_status tsr_lora_find_places(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_pair *pair,
+                                tsr_str module, tsr_lora_places *out, tsr_error *err)
+{
+    const cJSON *list = tsr_lora_parameters(config), *item;
+    const bool matrices = pair->a->ndim == 2 && pair->b->ndim == 2;
+    cJSON_ArrayForEach(item, list)
+    {
+        if (!matrices || !cJSON_IsString(item)) continue;
+        const char *dot = strrchr(item->valuestring, '.'), *last = dot ? dot + 1 : item->valuestring;
+        const tsr_str name = tsr_arena_format(m->own->arena, err, "%.*s.%s", TSR_STR_ARG(module), last);
+        const size_t before = out->places.count;
+        if (!name.data) return TSR_E_NOMEM;
+        if (!tsr_lora_lists(list, name) || (before && tsr_str_equal(name, out->parameter))) continue;
+        TSR_TRY(find_places(m, pair, module, name, &out->places, err));
+        if (out->places.count > before) out->parameter = name;
+    }
+    TSR_FAIL_IF(!out->places.count, err, TSR_E_NOT_FOUND,
+                "'%.*s' of the adapter does not fit any tensor of the base that target_parameters selects",
+                TSR_STR_ARG(pair->b->fqn));
+    return TSR_OK;
+}
+
+/* ---- experts whose matrices are square ---- */
+
+/* In PEFT, the class of the module decides whether its parameters are [experts, outputs, inputs] or [experts, inputs, outputs].
+ * A bias, which is [experts, outputs], shows it, too. */
+static tsr_status shown_by_bias(const tsr_mapped *m, bool *known, bool *turned, tsr_error *err)
+{
+    const tsr_catalog *catalog = &m->source->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count && !*known; i++) {
+        const tsr_entry *w = &catalog->entries[i];
+        if (w->kind != TSR_ENTRY_TENSOR || w->ndim != 3 || w->shape[1] == w->shape[2]) continue;
+        const tsr_str name = tsr_arena_format(m->own->arena, err, "%.*s_bias", TSR_STR_ARG(w->fqn));
+        const tsr_entry *bias = name.data ? tsr_checkpoint_entry(m->source, name) : NULL;
+        if (!name.data) return TSR_E_NOMEM;
+        if (!bias || bias->kind != TSR_ENTRY_TENSOR || bias->ndim != 2) continue;
+        *turned = bias->shape[1] == w->shape[2];
+        *known = *turned || bias->shape[1] == w->shape[1];
+    }
+    return TSR_OK;
+}
+
+static bool is_square(const tsr_fold *fold)
+{
+    return fold->a && fold->weight->ndim == 3 && fold->experts && fold->rows == fold->columns;
+}
+
+tsr_status tsr_lora_turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err)
+{
+    tsr_fold *const *all = folds->items;
+    bool known = false, turned = false;
+    size_t square = 0;
+    while (square < folds->count && !is_square(all[square])) square++;
+    if (square == folds->count) return TSR_OK;
+    for (size_t i = 0; i < folds->count && !known; i++) {
+        known = all[i]->a && all[i]->experts && all[i]->weight->ndim == 3 && !is_square(all[i]);
+        if (known) turned = all[i]->transposed;
+    }
+    if (!known) TSR_TRY(shown_by_bias(m, &known, &turned, err));
+    TSR_FAIL_IF(
+        !known, err, TSR_E_UNSUPPORTED,
+        "the matrices of '%.*s' are square, so nothing shows whether they are transposed; fold this adapter with PEFT",
+        TSR_STR_ARG(all[square]->weight->fqn));
+    for (size_t i = square; i < folds->count; i++)
+        if (is_square(all[i])) all[i]->transposed = turned;
+    return TSR_OK;
 }

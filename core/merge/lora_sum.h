@@ -26,12 +26,6 @@ struct tsr_lora_room {
     tsr_status (*values)(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err);
 };
 
-/* lora_dora.c: does the same, and scales every row (column, if the fold is transposed) to the magnitude that the adapter has
- * for it. Errors: those of reading; TSR_E_NOMEM. */
-tsr_status tsr_dora_values(const tsr_fold *fold, const tsr_run *run, const tsr_lora_room *r, tsr_error *err);
-/* How many of the `count` elements from `first` on, at most TSR_LORA_RUN, should be one run: whole rows where possible, so
- * that they need not be computed twice. */
-uint64_t tsr_dora_step(const tsr_fold *fold, uint64_t first, uint64_t count);
 /* Makes the fold a DoRA fold with these magnitudes; the matrices must be set. Errors: TSR_E_FORMAT if it has another number
  * of outputs; TSR_E_NOMEM. */
 tsr_status tsr_dora_open(tsr_arena *arena, tsr_fold *fold, tsr_error *err);

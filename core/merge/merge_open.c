@@ -1,15 +1,378 @@
 /* Presents the merge of several checkpoints as one mapped checkpoint over the first of them. */
+#include <math.h>
+
+#include "base/line.h"
 #include "formats/common/metadata.h"
-#include "merge/merge_parts.h"
+#include "mapping/mapped.h"
+#include "merge/merge_read.h"
+#include "tessera/sys/cast.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/merge.h"
+#include "tessera/sys/merge_angles.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/optimizer_scalars.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
+
+/* Sums over two whole tensors: Σa², Σb² and Σab. They are valid if `known` is not 0. */
+typedef struct tsr_angle {
+    double aa, bb, ab;
+    uint64_t known;
+} tsr_angle;
+
+typedef struct tsr_merge {
+    tsr_merge_method method;
+    const tsr_merge_input *inputs; /* `count` of them, then the base of task arithmetic */
+    uint32_t count;                /* does not count the base */
+    double divisor;                /* of linear: the sum of the weights; 1 if there is nothing to divide by */
+    /* The same for sums in float32: the weights are rounded to float32 before they are added, as their products are. */
+    float float_divisor;
+    double t;
+    tsr_dtype dtype; /* of the results; TSR_DTYPE_NONE: that of the inputs, which must agree */
+    tsr_selection selection;
+    tsr_angle *angles;                 /* only for slerp; by entry number of the first input */
+    const struct tsr_merged **tensors; /* only for slerp, by the same number; NULL for entries that are not merged */
+    uint64_t entry_count;
+} tsr_merge;
+
+/* One merged tensor: the context of its computed file. */
+typedef struct tsr_merged {
+    const tsr_merge *merge;
+    const tsr_entry *const *entries; /* by input */
+    tsr_dtype sums, dtype;           /* of the arithmetic; of the result */
+    uint64_t order;
+} tsr_merged;
+
+/* The tensor as the input with number `input` stores it. */
+static inline tsr_stored_tensor tsr_merge_input_tensor(const tsr_merged *tensor, uint32_t input)
+{
+    return (tsr_stored_tensor){tensor->merge->inputs[input].checkpoint, tensor->entries[input]};
+}
+
+/* Whether an entry is a tensor whose elements are added. Other entries must be equal in all inputs. */
+static inline bool tsr_merge_sums(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
+}
+
+/* ---- read ---- */
+
+tsr_status tsr_merge_read(tsr_stored_tensor tensor, const tsr_run *run, tsr_dtype dtype, uint8_t *bytes, void *out,
+                          tsr_cast_losses *losses, tsr_error *err)
+{
+    const tsr_dtype own = tensor.entry->dtype;
+    const size_t count = (size_t)run->count, size = count * tsr_dtype_size(own);
+    if (own == dtype) return tsr_read_run(tensor.checkpoint, tensor.entry, run, out, size, err);
+    TSR_TRY(tsr_read_run(tensor.checkpoint, tensor.entry, run, bytes, size, err));
+    tsr_cast_counted(own, dtype, bytes, count, out, losses);
+    return TSR_OK;
+}
+
+/* ---- check ---- */
+
+/* Checks that the inputs of a merge agree with each other. */
+
+enum { VALUE_DEPTH = 256, VALUE_NODES = 10000000 };
+
+static void describe(const tsr_entry *entry, char *text, size_t capacity)
+{
+    tsr_line line = tsr_line_on(text, capacity);
+    if (entry->kind == TSR_ENTRY_OBJECT) tsr_line_format(&line, "an object");
+    else tsr_line_format(&line, "%s [", tsr_dtype_describe(entry->dtype)->name);
+    if (entry->kind == TSR_ENTRY_OBJECT) return;
+    for (uint32_t d = 0; d < entry->ndim; d++)
+        tsr_line_format(&line, "%s%llu", d ? ", " : "", (unsigned long long)entry->shape[d]);
+    tsr_line_format(&line, "]");
+}
+
+/* Whether both are the same kind of entry and, if they are tensors, have the same shape and dtype. `casts` allows two
+ * different floating-point dtypes. */
+static bool same_tensor(const tsr_entry *a, const tsr_entry *b, bool casts)
+{
+    if (a->kind != b->kind) return false;
+    if (a->kind != TSR_ENTRY_TENSOR) return true;
+    return (a->dtype == b->dtype || (casts && tsr_merge_sums(a) && tsr_merge_sums(b))) && a->ndim == b->ndim &&
+           (!a->ndim || !memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape));
+}
+
+static tsr_status differ(const tsr_merge_input *a, const tsr_entry *entry, const tsr_merge_input *b, tsr_error *err)
+{
+    return tsr_fail(
+        err, TSR_E_FORMAT,
+        "'%.*s' is not a floating-point tensor, so it cannot be merged, and it differs between '%.*s' and '%.*s'; leave it out "
+        "with --exclude",
+        TSR_STR_ARG(entry->fqn), TSR_STR_ARG(a->name), TSR_STR_ARG(b->name));
+}
+
+static tsr_status compare(const tsr_merge_input *a, const tsr_entry *of_a, const tsr_merge_input *b, const tsr_entry *of_b,
+                          tsr_ring *ring, tsr_error *err)
+{
+    static const tsr_tolerance bitwise = {.exact = true};
+    tsr_diff_pair pair = {.a = of_a, .b = of_b};
+    tsr_difference difference = {0};
+    const tsr_value_comparison how = {.tolerance = &bitwise, .ring = ring};
+    const bool objects = of_a->kind == TSR_ENTRY_OBJECT;
+    if (objects && tsr_value_match(of_a->value, of_b->value, VALUE_DEPTH, VALUE_NODES) != TSR_SAME)
+        return differ(a, of_a, b, err);
+    if (!tsr_pair_is_comparable(&pair)) return differ(a, of_a, b, err);
+    TSR_TRY(tsr_compare_pair(a->checkpoint, b->checkpoint, &pair, &how, &difference, err));
+    return difference.differing ? differ(a, of_a, b, err) : TSR_OK;
+}
+
+/* Checks that an entry of the first input and the same entry of input `other` can be summed or, if they
+ * cannot, that they are equal. Fails with TSR_E_FORMAT and a message that names both inputs otherwise. */
+static tsr_status merge_check(const tsr_merge *merge, uint32_t other, const tsr_entry *of_a, const tsr_entry *of_b,
+                              tsr_ring *ring, tsr_error *err)
+{
+    const tsr_merge_input *a = &merge->inputs[0], *b = &merge->inputs[other];
+    char x[160], y[160];
+    if (!same_tensor(of_a, of_b, merge->dtype != TSR_DTYPE_NONE)) {
+        const bool cast_helps = same_tensor(of_a, of_b, true);
+        describe(of_a, x, sizeof x);
+        describe(of_b, y, sizeof y);
+        return tsr_fail(err, TSR_E_FORMAT, "'%.*s' is %s in '%.*s' and %s in '%.*s'%s", TSR_STR_ARG(of_a->fqn), x,
+                        TSR_STR_ARG(a->name), y, TSR_STR_ARG(b->name),
+                        cast_helps ? "; pass --dtype to choose the dtype of the result" : "");
+    }
+    if (tsr_merge_sums(of_a)) return TSR_OK;
+    return compare(a, of_a, b, of_b, ring, err);
+}
+
+/* ---- slerp ---- */
+
+/* Spherical interpolation: measures the angle between two tensors and computes their factors from it. */
+
+enum { RUN = 1 << 16 };
+
+/* Both limits are those of mergekit's slerp. Nearly parallel vectors are interpolated along the line, because sin(angle) is
+ * close to 0. Vectors whose length is at most SHORTEST are not normalized. */
+#define NEARLY_PARALLEL 0.9995
+#define SHORTEST        1e-8
+
+static void add_products(const double *a, const double *b, size_t count, tsr_angle *sums)
+{
+    for (size_t i = 0; i < count; i++) {
+        sums->aa += a[i] * a[i];
+        sums->bb += b[i] * b[i];
+        sums->ab += a[i] * b[i];
+    }
+}
+
+static tsr_status measure(const tsr_merged *tensor, tsr_angle *out, tsr_error *err)
+{
+    const tsr_merge_input *inputs = tensor->merge->inputs;
+    const tsr_allocator *allocator = tsr_checkpoint_host(inputs[0].checkpoint)->allocator;
+    uint64_t elements = 0;
+    tsr_status status = TSR_OK;
+    double *memory = tsr_alloc(allocator, RUN, 3 * sizeof *memory, err);
+    if (!memory) return TSR_E_NOMEM;
+    tsr_angle sums = {.known = 1};
+    tsr_cast_losses losses = {.zeros = 0}; /* none: float64 has all values */
+    tsr_entry_elements(tensor->entries[0], &elements);
+    for (uint64_t first = 0; first < elements && status == TSR_OK; first += RUN) {
+        const tsr_run run = {.first = first, .count = elements - first < RUN ? elements - first : RUN};
+        for (unsigned i = 0; i < 2 && status == TSR_OK; i++)
+            status = tsr_merge_read(tsr_merge_input_tensor(tensor, i), &run, TSR_FLOAT64,
+                                    (uint8_t *)(memory + 2 * (size_t)RUN), memory + i * (size_t)RUN, &losses, err);
+        if (status == TSR_OK) add_products(memory, memory + RUN, (size_t)run.count, &sums);
+    }
+    tsr_free(allocator, memory, RUN, 3 * sizeof *memory);
+    if (status == TSR_OK) *out = sums;
+    return status;
+}
+
+static double length(double squares)
+{
+    const double root = sqrt(squares);
+    return root > SHORTEST ? root : 1;
+}
+
+static void factors_of(double cosine, double t, double factors[2])
+{
+    const double angle = acos(cosine), sine = sin(angle);
+    factors[0] = sin((1 - t) * angle) / sine;
+    factors[1] = sin(t * angle) / sine;
+}
+
+/* Every step rounds to float32, as in the library where the tensors are float32. Where elements nearly cancel, every bit of
+ * the factors shows in the result. */
+static void float_factors_of(float cosine, float t, double factors[2])
+{
+    const float angle = acosf(cosine), sine = sinf(angle);
+    factors[0] = sinf((1 - t) * angle) / sine;
+    factors[1] = sinf(t * angle) / sine;
+}
+
+/* Computes the factors of the two inputs. Reads both tensors completely if their angle was not measured
+ * before. Errors of reading. */
+static tsr_status merge_factors(const tsr_merged *tensor, double factors[2], tsr_error *err)
+{
+    const double t = tensor->merge->t;
+    tsr_angle sums = tensor->merge->angles[tensor->order];
+    if (!sums.known) TSR_TRY(measure(tensor, &sums, err));
+    double cosine = sums.ab / (length(sums.aa) * length(sums.bb));
+    cosine = cosine > 1 ? 1 : cosine < -1 ? -1 : cosine;
+    const bool wide = tensor->sums == TSR_FLOAT64;
+    factors[0] = wide ? 1 - t : 1 - (float)t;
+    factors[1] = t;
+    if (fabs(cosine) > NEARLY_PARALLEL) return TSR_OK;
+    if (wide) factors_of(cosine, t, factors);
+    else float_factors_of((float)cosine, (float)t, factors);
+    return TSR_OK;
+}
+
+typedef struct share {
+    tsr_merge *merge;
+    uint64_t part, parts;
+    tsr_status *results; /* by entry of the share */
+} share;
+
+static void measure_one(void *arg, size_t index)
+{
+    const share *s = arg;
+    const uint64_t order = index * s->parts + s->part;
+    const tsr_merged *tensor = s->merge->tensors[order];
+    tsr_error ignored = {0};
+    s->results[index] = tensor ? measure(tensor, &s->merge->angles[order], &ignored) : TSR_OK;
+}
+
+static tsr_merge *merge_of(tsr_checkpoint *merged)
+{
+    const tsr_mapped *m = merged->state;
+    return m->ctx;
+}
+
+tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t parts, tsr_error *err)
+{
+    const tsr_host *host = merged->host;
+    share s = {.merge = merge_of(merged), .part = part, .parts = parts};
+    if (s.merge->method != TSR_MERGE_SLERP || s.merge->entry_count <= part) return TSR_OK;
+    const size_t count = (size_t)((s.merge->entry_count - part - 1) / parts + 1);
+    s.results = tsr_alloc(host->allocator, count, sizeof *s.results, err);
+    if (!s.results) return TSR_E_NOMEM;
+    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, measure_one, &s);
+    for (size_t i = 0; i < count && !host->parallel_for; i++) measure_one(&s, i);
+    size_t failed = 0;
+    while (failed < count && s.results[failed] == TSR_OK) failed++;
+    tsr_free(host->allocator, s.results, count, sizeof *s.results);
+    if (failed == count) return TSR_OK;
+    const uint64_t order = failed * parts + part;
+    return measure(s.merge->tensors[order], &s.merge->angles[order], err); /* run again for its error message */
+}
+
+tsr_str tsr_merge_angles(tsr_checkpoint *merged)
+{
+    const tsr_merge *merge = merge_of(merged);
+    return (tsr_str){(const char *)merge->angles, merge->angles ? (size_t)merge->entry_count * sizeof *merge->angles : 0};
+}
+
+void tsr_merge_take_angles(tsr_checkpoint *merged, tsr_str angles)
+{
+    tsr_merge *merge = merge_of(merged);
+    const uint64_t count = angles.size / sizeof *merge->angles;
+    for (uint64_t i = 0; i < count && i < merge->entry_count; i++) {
+        tsr_angle angle;
+        memcpy(&angle, angles.data + i * sizeof angle, sizeof angle);
+        if (angle.known) merge->angles[i] = angle;
+    }
+}
+
+/* ---- sum ---- */
+
+/* Computes weighted sums of runs of elements. */
+
+/* sum += factor · (x − base), or factor · x if `base` is NULL */
+static void add_floats(float *sum, float factor, const float *x, const float *base, size_t count)
+{
+    for (size_t i = 0; i < count && base; i++) sum[i] += factor * (x[i] - base[i]);
+    for (size_t i = 0; i < count && !base; i++) sum[i] += factor * x[i];
+}
+
+static void add_doubles(double *sum, double factor, const double *x, const double *base, size_t count)
+{
+    for (size_t i = 0; i < count && base; i++) sum[i] += factor * (x[i] - base[i]);
+    for (size_t i = 0; i < count && !base; i++) sum[i] += factor * x[i];
+}
+
+/* Sums start at -0, which changes no value that is added to it: a sum of negative zeros is one, too. */
+static void start_sums(void *sum, bool wide, size_t count)
+{
+    double *doubles = sum;
+    float *floats = sum;
+    for (size_t i = 0; i < count && wide; i++) doubles[i] = -0.0;
+    for (size_t i = 0; i < count && !wide; i++) floats[i] = -0.0f;
+}
+
+/* sum / divisor + base; there is no base if `base` is NULL */
+static void finish_floats(float *sum, float divisor, const float *base, size_t count)
+{
+    for (size_t i = 0; i < count && divisor != 1; i++) sum[i] /= divisor;
+    for (size_t i = 0; i < count && base; i++) sum[i] += base[i];
+}
+
+static void finish_doubles(double *sum, double divisor, const double *base, size_t count)
+{
+    for (size_t i = 0; i < count && divisor != 1; i++) sum[i] /= divisor;
+    for (size_t i = 0; i < count && base; i++) sum[i] += base[i];
+}
+
+/* Working memory for one run: the sum, one input and the base in the dtype of the sums, and one input as it is stored. Each
+ * has 8 bytes per element. */
+typedef struct room {
+    void *sum, *x, *base;
+    uint8_t *bytes;
+} room;
+
+static tsr_status sum_run(const tsr_merged *tensor, const tsr_run *run, const room *r, tsr_cast_losses *losses,
+                          tsr_error *err)
+{
+    const tsr_merge *merge = tensor->merge;
+    const tsr_dtype sums = tensor->sums;
+    const bool wide = sums == TSR_FLOAT64;
+    const bool has_base = merge->method == TSR_MERGE_TASK_ARITHMETIC;
+    const size_t count = (size_t)run->count;
+    const void *base = has_base ? r->base : NULL;
+    double factors[2] = {0};
+    if (merge->method == TSR_MERGE_SLERP) TSR_TRY(merge_factors(tensor, factors, err));
+    if (base)
+        TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, merge->count), run, sums, r->bytes, r->base, losses, err));
+    start_sums(r->sum, wide, count);
+    for (uint32_t i = 0; i < merge->count; i++) {
+        const double factor = merge->method == TSR_MERGE_SLERP ? factors[i] : merge->inputs[i].weight;
+        TSR_TRY(tsr_merge_read(tsr_merge_input_tensor(tensor, i), run, sums, r->bytes, r->x, losses, err));
+        if (wide) add_doubles(r->sum, factor, r->x, base, count);
+        else add_floats(r->sum, (float)factor, r->x, base, count);
+    }
+    if (wide) finish_doubles(r->sum, merge->divisor, base, count);
+    else finish_floats(r->sum, merge->float_divisor, base, count);
+    return TSR_OK;
+}
+
+/* Computes a run of the merged elements (tsr_computed.compute); `ctx` is a tsr_merged. */
+static tsr_status merge_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
+                            tsr_error *err)
+{
+    const tsr_merged *tensor = ctx;
+    const tsr_dtype sums = tensor->sums;
+    const tsr_allocator *allocator = tsr_checkpoint_host(tensor->merge->inputs[0].checkpoint)->allocator;
+    const tsr_run run = {.first = first, .count = count};
+    double *memory = tsr_alloc(allocator, count, 4 * sizeof *memory, err);
+    if (!memory) return TSR_E_NOMEM;
+    const room r = {memory, memory + count, memory + 2 * count, (uint8_t *)(memory + 3 * count)};
+    const tsr_status status = sum_run(tensor, &run, &r, losses, err);
+    if (status == TSR_OK && sums != tensor->dtype) tsr_cast_counted(sums, tensor->dtype, r.sum, count, out, losses);
+    else if (status == TSR_OK) memcpy(out, r.sum, count * tsr_dtype_size(sums));
+    tsr_free(allocator, memory, count, 4 * sizeof *memory);
+    return status;
+}
+
+/* ---- open ---- */
 
 typedef struct builder {
     const tsr_merge_input *given;
@@ -80,7 +443,7 @@ static tsr_status find_tied(builder *b, const tsr_merged *tensor, tied_row **out
 static tsr_status add_sum(builder *b, tsr_merged *tensor)
 {
     const tsr_entry *entry = tensor->entries[0];
-    const tsr_computed by = {.dtype = tensor->dtype, .compute = tsr_merge_sum, .ctx = tensor};
+    const tsr_computed by = {.dtype = tensor->dtype, .compute = merge_sum, .ctx = tensor};
     tied_row *tied;
     uint32_t file;
     const size_t noted = b->tied.count;
@@ -134,7 +497,7 @@ static tsr_status add_entry(builder *b, const tsr_entry *entry, uint64_t order)
         entries[i] = tsr_checkpoint_entry(inputs[i].checkpoint, entry->fqn);
         TSR_FAIL_IF(!entries[i], b->err, TSR_E_FORMAT, "'%.*s' is in '%.*s' but not in '%.*s'", TSR_STR_ARG(entry->fqn),
                     TSR_STR_ARG(inputs[0].name), TSR_STR_ARG(inputs[i].name));
-        TSR_TRY(tsr_merge_check(b->merge, i, entry, entries[i], b->ring, b->err));
+        TSR_TRY(merge_check(b->merge, i, entry, entries[i], b->ring, b->err));
     }
     for (uint32_t i = 0; i < b->inputs; i++)
         if (entries[i]->dtype == TSR_FLOAT64) tensor->sums = TSR_FLOAT64;

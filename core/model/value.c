@@ -3,16 +3,20 @@
  * Trees come from untrusted pickles: they may be deep, share nodes, or contain cycles. So every walk here uses its own stack
  * of limited height and counts the nodes it visits. */
 #include "tessera/value.h"
-#include <stdarg.h>
 
 #include <math.h>
+#include <stdarg.h>
 
 #include "base/line.h"
 #include "base/utf8.h"
+#include "model/value_path.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/json.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
+#include "tessera/sys/vec.h"
 
 enum { MAX_DEPTH = 256 };
 
@@ -366,4 +370,137 @@ bool tsr_entry_is_subclass(const tsr_entry *entry)
     if (entry->is_sharded) return true;
     if (value->kind != TSR_VALUE_OBJECT || value->count != 1 || value->items[0]->kind != TSR_VALUE_DICT) return false;
     return tsr_value_get(value->items[0], TSR_STR(TSR_WRAPPER_PART)) != NULL;
+}
+
+/* ---- value json ---- */
+
+/* Writes values as JSON: the part of the emitter that knows values. */
+
+enum { JSON_MAX_DEPTH = 63 };
+
+static void write_leaf(tsr_json *json, const tsr_value *value)
+{
+    switch (value->kind) {
+    case TSR_VALUE_BOOL: tsr_json_bool(json, value->as.boolean); break;
+    case TSR_VALUE_INT: tsr_json_int(json, value->as.integer); break;
+    case TSR_VALUE_BIGINT: tsr_json_integer(json, value->text); break;
+    case TSR_VALUE_FLOAT: tsr_json_double(json, value->as.real); break;
+    case TSR_VALUE_STR: tsr_json_str(json, value->text); break;
+    default: tsr_json_null(json); break;
+    }
+}
+
+static bool is_container(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_DICT;
+}
+
+static void open_container(tsr_json *json, const tsr_value *value)
+{
+    if (value->kind == TSR_VALUE_LIST) tsr_json_array(json);
+    else tsr_json_object(json);
+}
+
+static void close_container(tsr_json *json, const tsr_value *value)
+{
+    if (value->kind == TSR_VALUE_LIST) tsr_json_array_end(json);
+    else tsr_json_object_end(json);
+}
+
+void tsr_json_value(tsr_json *json, const tsr_value *value)
+{
+    struct {
+        const tsr_value *container;
+        size_t next;
+    } stack[JSON_MAX_DEPTH];
+    uint32_t height = 0;
+    while (json->status == TSR_OK) {
+        if (is_container(value)) {
+            open_container(json, value); /* beyond 63 open containers, this fails and ends the loop */
+            if (json->status != TSR_OK) return;
+            stack[height].container = value;
+            stack[height++].next = 0;
+        } else {
+            write_leaf(json, value);
+        }
+        while (height && stack[height - 1].next == stack[height - 1].container->count)
+            close_container(json, stack[--height].container);
+        if (height == 0) return;
+        const tsr_value *container = stack[height - 1].container;
+        size_t *next = &stack[height - 1].next;
+        if (container->kind == TSR_VALUE_DICT) tsr_json_key_str(json, container->items[(*next)++]->text);
+        value = container->items[(*next)++];
+    }
+}
+
+/* ---- value path ---- */
+
+typedef struct frame {
+    const tsr_value *value;
+    size_t next; /* index of the next item */
+} frame;
+
+typedef struct search {
+    tsr_vec frames; /* from the root down */
+    tsr_map *seen;  /* containers that were already entered */
+    const tsr_entry *tensor;
+    const tsr_host *host;
+    tsr_error *err;
+} search;
+
+static tsr_status enter(search *s, const tsr_value *value, bool *found)
+{
+    bool fresh;
+    *found = value->kind == TSR_VALUE_TENSOR && value->as.tensor == s->tensor;
+    if (*found || value->count == 0 || s->frames.count >= s->host->limits.depth) return TSR_OK;
+    TSR_TRY(tsr_map_put(s->seen, (tsr_str){(const char *)&value->items, sizeof value->items}, 1, NULL, &fresh, s->err));
+    if (!fresh) return TSR_OK;
+    frame *top = tsr_vec_push(&s->frames, s->err);
+    if (!top) return TSR_E_NOMEM;
+    *top = (frame){value, 0};
+    return TSR_OK;
+}
+
+static tsr_status descend(search *s, const tsr_value *root, bool *found)
+{
+    TSR_TRY(enter(s, root, found));
+    while (!*found && s->frames.count) {
+        frame *top = (frame *)s->frames.items + s->frames.count - 1;
+        if (top->next == top->value->count) {
+            s->frames.count--;
+            continue;
+        }
+        const tsr_value *item = top->value->items[top->next++];
+        if (item) TSR_TRY(enter(s, item, found));
+    }
+    return TSR_OK;
+}
+
+/* Appends the step that a frame took last: the key in a dict, otherwise the position. */
+static tsr_str add_step(const frame *f, tsr_str path, tsr_arena *arena, tsr_error *err)
+{
+    const size_t at = f->next - 1;
+    const tsr_value *key = f->value->kind == TSR_VALUE_DICT ? f->value->items[at & ~(size_t)1] : NULL;
+    const char *dot = path.size ? "." : "";
+    if (key && key->kind == TSR_VALUE_STR)
+        return tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(path), dot, TSR_STR_ARG(key->text));
+    const long long number = key && key->kind == TSR_VALUE_INT ? (long long)key->as.integer : (long long)(key ? at / 2 : at);
+    return tsr_arena_format(arena, err, "%.*s%s%lld", TSR_STR_ARG(path), dot, number);
+}
+
+tsr_status tsr_value_path(const tsr_value *root, const tsr_entry *tensor, const tsr_host *host, tsr_arena *arena,
+                          tsr_str *out, tsr_error *err)
+{
+    search s = {.frames = tsr_vec_of(host->allocator, sizeof(frame)), .tensor = tensor, .host = host, .err = err};
+    bool found = false;
+    *out = (tsr_str){"", 0};
+    s.seen = tsr_map_new(host->allocator, 0, err);
+    tsr_status status = s.seen ? descend(&s, root, &found) : TSR_E_NOMEM;
+    for (size_t i = 0; found && status == TSR_OK && i < s.frames.count; i++) {
+        *out = add_step((const frame *)s.frames.items + i, *out, arena, err);
+        if (!out->data) status = TSR_E_NOMEM;
+    }
+    tsr_map_free(s.seen);
+    tsr_vec_free(&s.frames);
+    return status;
 }

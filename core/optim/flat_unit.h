@@ -38,9 +38,6 @@ typedef struct tsr_named {
 
 #define TSR_MAX_STATES 4096u /* names in one parameter's state */
 
-/* The pairs of a parameter's state, sorted by name. Fails with TSR_E_LIMIT beyond TSR_MAX_STATES. */
-tsr_status tsr_sorted_state(const tsr_value *state, tsr_arena *arena, tsr_named **out, size_t *count, tsr_error *err);
-
 typedef enum tsr_state_form { TSR_FORM_TENSOR, TSR_FORM_SCALAR_TENSOR, TSR_FORM_OTHER } tsr_state_form;
 /* Whether a value is a tensor with dimensions, a 0-d tensor, or anything else. */
 tsr_state_form tsr_form_of(const tsr_value *value);

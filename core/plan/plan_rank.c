@@ -5,13 +5,82 @@
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "plan/plan_room.h"
-#include "plan/plan_storage.h"
-#include "tessera/sys/try.h"
-
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/holders.h"
 #include "tessera/sys/plan_items.h"
+#include "tessera/sys/storage.h"
+#include "tessera/sys/try.h"
+
+/* ---- storage ---- */
+
+/* Computes how many bytes a plan reads from each server of a parallel file system, and orders each rank's items by
+ * server. */
+
+/* The byte range of a chunk's elements. All of a plan's reads together read every element once. */
+static tsr_byte_range elements_of(const tsr_chunk *chunk, uint64_t bytes)
+{
+    const tsr_view *view = chunk->view;
+    if (!view) return (tsr_byte_range){chunk->file, chunk->byte_offset, bytes};
+    if (view->zstd || view->strides) return (tsr_byte_range){chunk->file, chunk->byte_offset, chunk->byte_length};
+    return (tsr_byte_range){chunk->file, view->byte_offset, bytes};
+}
+
+static void add_tensor(const tsr_plan_tensor *tensor, const tsr_storage *storage, double *bytes)
+{
+    const tsr_entry *packed = tensor->packed;
+    for (uint64_t i = 0; i < packed->chunk_count; i++) {
+        uint64_t elements = 0;
+        tsr_box_volume((tsr_box){packed->ndim, NULL, packed->chunks[i].sizes}, &elements);
+        const uint64_t size = elements * tsr_plan_bits(tensor) / 8;
+        if (size) tsr_storage_spread(storage, elements_of(tsr_plan_source(tensor, i), size), (double)size, bytes);
+    }
+}
+
+tsr_status tsr_plan_count_servers(const tsr_plan *plan, const tsr_storage *storage, tsr_arena *arena,
+                                  const tsr_server_load **out, tsr_error *err)
+{
+    double *bytes = tsr_arena_array(arena, storage->server_count, sizeof *bytes, err);
+    tsr_server_load *loads = tsr_arena_array(arena, storage->server_count, sizeof *loads, err);
+    if (!bytes || !loads) return TSR_E_NOMEM;
+    for (uint64_t t = 0; t < plan->tensors.count; t++) add_tensor(&tsr_plan_tensors(plan)[t], storage, bytes);
+    for (uint32_t s = 0; s < storage->server_count; s++)
+        loads[s] = (tsr_server_load){(uint64_t)(bytes[s] + 0.5), bytes[s] / storage->servers[s].bandwidth};
+    *out = loads;
+    return TSR_OK;
+}
+
+uint32_t tsr_storage_assumed(const tsr_storage *storage, const tsr_plan_totals *totals)
+{
+    uint32_t count = 0;
+    for (uint32_t f = 0; f < storage->file_count && f < totals->file_count; f++)
+        count += storage->files[f].assumed && totals->per_file[f].reads;
+    return count;
+}
+
+/* Reorders a rank's items, which are sorted by file, for the plan's storage. TSR_E_NOMEM. */
+static tsr_status plan_order_items(const tsr_plan *plan, uint64_t dest_rank, tsr_read_item *items, uint64_t count,
+                                   tsr_error *err)
+{
+    const tsr_allocator *allocator = plan->host->allocator;
+    tsr_storage_item *order = count ? tsr_alloc(allocator, count, sizeof *order, err) : NULL;
+    tsr_read_item *old = order ? tsr_alloc(allocator, count, sizeof *old, err) : NULL;
+    for (uint64_t i = 0; old && i < count; i++) {
+        const tsr_byte_range range = tsr_read_item_bytes(plan, &items[i]);
+        order[i] = (tsr_storage_item){tsr_storage_server_at(plan->storage, range.file, range.byte_offset),
+                                      tsr_storage_cost(plan->storage, range), i};
+        old[i] = items[i];
+    }
+    if (old) tsr_storage_order(plan->storage, (tsr_storage_reader){dest_rank, plan->ranks}, order, count);
+    for (uint64_t i = 0; old && i < count; i++) items[i] = old[order[i].number];
+    const tsr_status status = old || !count ? TSR_OK : TSR_E_NOMEM;
+    if (old) tsr_free(allocator, old, count, sizeof *old);
+    if (order) tsr_free(allocator, order, count, sizeof *order);
+    return status;
+}
+
+/* ---- rank ---- */
 
 /* One box copy, which is the same for all tensors of a class. */
 typedef struct piece {
@@ -163,7 +232,7 @@ tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *ar
         }
     }
     if (!sorted) qsort(list, total, sizeof *list, compare_items);
-    if (plan->storage) TSR_TRY(tsr_plan_order_items(plan, dest_rank, list, total, err));
+    if (plan->storage) TSR_TRY(plan_order_items(plan, dest_rank, list, total, err));
     *items = list;
     *count = total;
     return TSR_OK;
@@ -208,4 +277,40 @@ void tsr_plan_cursor_free(tsr_plan_cursor *cursor)
     if (!cursor) return;
     tsr_arena_free(cursor->arena);
     tsr_free(cursor->plan->host->allocator, cursor, 1, sizeof *cursor);
+}
+
+/* ---- reads ---- */
+
+/* Turns items into byte ranges of files, and joins neighboring ranges into single reads. */
+
+/* Whether chunks without a view are contiguous raw bytes. In other containers, they are items that must be opened first. */
+static bool chunks_are_raw(tsr_format format)
+{
+    return format == TSR_FORMAT_SAFETENSORS || format == TSR_FORMAT_SAFETENSORS_INDEX ||
+           format == TSR_FORMAT_DCP_SAFETENSORS;
+}
+
+/* Sets the position of the chunk's first element. Returns false if only the chunk's extent is known. */
+static bool first_byte(const tsr_plan *plan, const tsr_chunk *chunk, uint64_t *byte_offset)
+{
+    const tsr_view *view = chunk->view;
+    *byte_offset = view ? view->byte_offset : chunk->byte_offset;
+    return view ? !view->strides && !view->zstd : chunks_are_raw(plan->catalog->format);
+}
+
+tsr_byte_range tsr_read_item_bytes(const tsr_plan *plan, const tsr_read_item *item)
+{
+    const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[item->tensor];
+    const tsr_chunk *chunk = item->chunk;
+    tsr_byte_range whole = {chunk->file, chunk->byte_offset, chunk->byte_length};
+    uint32_t size = tsr_dtype_size(tensor->packed->dtype), ndim = item->entry->ndim;
+    uint64_t begin, first = 0, last = 0;
+    if (size == 0 || !first_byte(plan, chunk, &begin)) return whole;
+    for (uint32_t d = 0; d < ndim; d++) {
+        uint64_t chunk_size = chunk->sizes[d];
+        if (tensor->packed != tensor->entry && d + 1 == ndim) chunk_size /= 2; /* float4 counted in single elements */
+        first = first * chunk_size + item->storage_offsets[d];
+        last = last * chunk_size + item->storage_offsets[d] + item->lengths[d] - 1;
+    }
+    return (tsr_byte_range){chunk->file, begin + first * size, (last - first + 1) * size};
 }

@@ -70,6 +70,5 @@ tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_e
  * that owns it according to tsr_plan_each_write. */
 typedef tsr_status tsr_visit_shard(void *ctx, uint64_t tensor, uint64_t first_holder, uint64_t owner, uint64_t elements,
                                    tsr_error *err);
-tsr_status tsr_plan_assign(const tsr_plan *plan, bool shared_only, tsr_visit_shard *visit, void *ctx, tsr_error *err);
 
 #endif

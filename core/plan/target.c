@@ -1,11 +1,88 @@
 /* Applies the rules that give every tensor its placements. */
 #include "tessera/target.h"
+
+#include <stdlib.h>
+
+#include "plan/plan_sources.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
-
-#include "plan/holders.h"
-#include "tessera/sys/holders.h"
 #include "tessera/sys/try.h"
+
+/* ---- holders ---- */
+
+/* Rules that restrict a tensor to some ranks: experts by a list of ranks, layers by pipeline stages. */
+
+bool tsr_holders_have(const tsr_holders *holders, uint64_t rank)
+{
+    if (holders->at_coordinate) {
+        uint64_t coordinate[TSR_MESH_MAX_DIMS];
+        tsr_mesh_coordinate(holders->mesh, rank, coordinate);
+        return coordinate[holders->mesh_dim] == holders->coordinate;
+    }
+    if (!holders->ranks) return true;
+    uint64_t low = 0, high = holders->rank_count;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (holders->ranks[middle] < rank) low = middle + 1;
+        else high = middle;
+    }
+    return low < holders->rank_count && holders->ranks[low] == rank;
+}
+
+/* Finds the number of the layer that a name is in: the digits between `head`, which begins at a component, and `tail`. */
+static bool layer_of(const tsr_target_stage *stage, tsr_str fqn, uint64_t *layer)
+{
+    for (size_t at = 0; at + stage->head.size < fqn.size; at++) {
+        tsr_str rest = {fqn.data + at, fqn.size - at};
+        if ((at && fqn.data[at - 1] != '.') || !tsr_str_starts(rest, stage->head)) continue;
+        size_t end = stage->head.size;
+        for (*layer = 0; end < rest.size && rest.data[end] >= '0' && rest.data[end] <= '9' && *layer <= UINT32_MAX; end++)
+            *layer = *layer * 10 + (uint64_t)(rest.data[end] - '0');
+        const tsr_str after = {rest.data + end, rest.size - end};
+        if (end > stage->head.size && tsr_str_starts(after, stage->tail)) return true;
+    }
+    return false;
+}
+
+/* Whether a rule applies to a name: its GLOB matches, and if it has stages, the name is in a layer. */
+static bool rule_matches(const tsr_target *target, const tsr_target_rule *rule, tsr_str fqn)
+{
+    uint64_t layer;
+    return target->match(rule->match, fqn) && (!rule->stage || layer_of(rule->stage, fqn, &layer));
+}
+
+/* Finds the coordinate of the stage that has the entry's layer. */
+static tsr_status find_stage(const tsr_target *target, const tsr_target_stage *stage, tsr_str fqn, tsr_holders *out,
+                             tsr_error *err)
+{
+    uint64_t layer = 0;
+    layer_of(stage, fqn, &layer);
+    out->at_coordinate = true;
+    out->mesh_dim = stage->mesh_dim;
+    for (out->coordinate = 0; out->coordinate < target->mesh.shape[stage->mesh_dim]; out->coordinate++) {
+        const tsr_span *range = &stage->ranges[out->coordinate];
+        if (layer >= range->offset && layer - range->offset < range->size) return TSR_OK;
+    }
+    return tsr_fail(err, TSR_E_USAGE, "'%.*s' belongs to layer %llu, which is not in any range of its stage rule",
+                    TSR_STR_ARG(fqn), (unsigned long long)layer);
+}
+
+tsr_status tsr_target_holders(const tsr_target *target, const tsr_entry *entry, tsr_holders *out, tsr_error *err)
+{
+    *out = (tsr_holders){.mesh = &target->mesh};
+    for (uint32_t i = 0; i < target->rule_count; i++) {
+        const tsr_target_rule *rule = &target->rules[i];
+        if (!rule_matches(target, rule, entry->fqn)) continue;
+        out->ranks = rule->ranks;
+        out->rank_count = rule->rank_count;
+        return rule->stage ? find_stage(target, rule->stage, entry->fqn, out, err) : TSR_OK;
+    }
+    return TSR_OK;
+}
+
+/* ---- target ---- */
 
 static bool is_cut(const tsr_placement *placement)
 {
@@ -71,7 +148,7 @@ tsr_status tsr_target_placements(const tsr_target *target, const tsr_entry *entr
     *replicated = false;
     for (uint32_t i = 0; i < target->rule_count; i++) {
         const tsr_target_rule *rule = &target->rules[i];
-        if (!tsr_rule_matches(target, rule, entry->fqn)) continue;
+        if (!rule_matches(target, rule, entry->fqn)) continue;
         *out = rule->placements;
         for (uint32_t m = 0; m < target->mesh.dim_count; m++) {
             uint32_t dim;
@@ -154,4 +231,92 @@ tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, u
         TSR_TRY(make_rule(&mesh, bias_name, bias, arena, &list[2 * i + 1], err));
     }
     return TSR_OK;
+}
+
+/* ---- sources ---- */
+
+/* Matches replicas with their chunks by sorting both lists by box, and then chooses for every chunk the copy whose file has
+ * the fewest bytes to read. */
+
+typedef struct sources_copy {
+    uint32_t ndim;
+    const tsr_chunk *chunk;
+    uint64_t number; /* number of the chunk; replicas are numbered after all chunks */
+} sources_copy;
+
+static int compare_boxes(const sources_copy *a, const sources_copy *b)
+{
+    for (uint32_t d = 0; d < a->ndim; d++) {
+        const tsr_chunk *x = a->chunk, *y = b->chunk;
+        if (x->offsets[d] != y->offsets[d]) return x->offsets[d] < y->offsets[d] ? -1 : 1;
+        if (x->sizes[d] != y->sizes[d]) return x->sizes[d] < y->sizes[d] ? -1 : 1;
+    }
+    return 0;
+}
+
+static int compare_copies(const void *left, const void *right)
+{
+    const sources_copy *a = left, *b = right;
+    int order = compare_boxes(a, b);
+    return order ? order : (a->number > b->number) - (a->number < b->number);
+}
+
+/* The bytes to be read from a file. A missing file has more than any other. */
+static uint64_t load_of(const tsr_source_loads *loads, uint32_t file)
+{
+    if (file == TSR_NO_FILE) return UINT64_MAX;
+    return file < loads->bytes.count ? ((const uint64_t *)loads->bytes.items)[file] : 0;
+}
+
+static tsr_status add_load(tsr_source_loads *loads, const tsr_chunk *chunk, tsr_error *err)
+{
+    if (chunk->file == TSR_NO_FILE) return TSR_OK;
+    while (loads->bytes.count <= chunk->file) {
+        if (!tsr_vec_push(&loads->bytes, err)) return TSR_E_NOMEM;
+    }
+    ((uint64_t *)loads->bytes.items)[chunk->file] += chunk->byte_length;
+    return TSR_OK;
+}
+
+/* Chooses the best copy in each run of equal boxes. The first of a run is the chunk, unless no chunk has that box. */
+static tsr_status choose(tsr_source_loads *loads, const sources_copy *copies, uint64_t count, uint64_t chunk_count,
+                         const tsr_chunk **chosen, tsr_error *err)
+{
+    for (uint64_t i = 0, end; i < count; i = end) {
+        const tsr_chunk *best = copies[i].chunk;
+        for (end = i + 1; end < count && compare_boxes(&copies[i], &copies[end]) == 0; end++) {
+            if (load_of(loads, copies[end].chunk->file) < load_of(loads, best->file)) best = copies[end].chunk;
+        }
+        if (copies[i].number >= chunk_count) continue;
+        chosen[copies[i].number] = best;
+        TSR_TRY(add_load(loads, best, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_sources_choose(tsr_source_loads *loads, const tsr_entry *entry, tsr_arena *arena,
+                              const tsr_chunk *const **out, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_arena_allocator(arena);
+    uint64_t count = entry->chunk_count + entry->replica_count;
+    *out = NULL;
+    if (entry->replica_count == 0) {
+        for (uint64_t i = 0; i < entry->chunk_count; i++) TSR_TRY(add_load(loads, &entry->chunks[i], err));
+        return TSR_OK;
+    }
+    const tsr_chunk **chosen = tsr_arena_array(arena, entry->chunk_count, sizeof *chosen, err);
+    sources_copy *copies = chosen ? tsr_alloc(allocator, count, sizeof *copies, err) : NULL;
+    if (!copies) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        copies[i] = (sources_copy){entry->ndim, &entry->chunks[i], i};
+        chosen[i] = &entry->chunks[i];
+    }
+    for (uint64_t i = entry->chunk_count; i < count; i++) {
+        copies[i] = (sources_copy){entry->ndim, &entry->replicas[i - entry->chunk_count], i};
+    }
+    qsort(copies, count, sizeof *copies, compare_copies);
+    tsr_status status = choose(loads, copies, count, entry->chunk_count, chosen, err);
+    tsr_free(allocator, copies, count, sizeof *copies);
+    *out = chosen;
+    return status;
 }

@@ -19,8 +19,6 @@ void tsr_ahead_free(tsr_ahead *ahead); /* accepts NULL, as do all functions belo
 
 /* Requests the chunks of a catalog's entry that intersect `box` (NULL: all chunks), unless too many are kept already. */
 tsr_status tsr_ahead_want(tsr_ahead *ahead, const tsr_entry *entry, const tsr_box *box, tsr_error *err);
-/* Requests one chunk, which must not have a view, however many are kept. `ahead` must not be NULL. */
-tsr_status tsr_ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, const tsr_chunk *chunk, tsr_error *err);
 /* Finds all requested chunks that were not looked for yet. */
 void tsr_ahead_seek(tsr_ahead *ahead);
 /* Returns the number of requested chunks that were not looked for yet. */

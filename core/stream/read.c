@@ -1,12 +1,114 @@
 /* Boxes and whole tensors for callers. */
 #include "tessera/read.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/read_run.h"
 
 #include "base/cursor.h"
 #include "stream/tile_job.h"
+#include "stream/tiles.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/try.h"
+
+/* ---- tile job ---- */
+
+/* Tiles in the ring: [ up to TSR_COPY_SLACK | data ······ | scratch ] */
+
+static size_t scratch_of(size_t bytes)
+{
+    return TSR_COPY_SLACK + (bytes < TSR_SCRATCH_LEAST  ? TSR_SCRATCH_LEAST
+                             : bytes > TSR_SCRATCH_BEST ? TSR_SCRATCH_BEST
+                                                        : bytes);
+}
+
+size_t tsr_tile_memory(size_t bytes)
+{
+    return bytes + TSR_COPY_SLACK + scratch_of(bytes);
+}
+
+/* Whether elements that are neighbors in the tensor are far apart in storage, as those of a transposed matrix are. */
+static bool is_transposed(const tsr_gather *gather)
+{
+    const tsr_located *part = gather->parts;
+    uint32_t last = gather->ndim;
+    while (gather->part_count && last && part->sizes[last - 1] == 1) last--;
+    return gather->part_count && last > 1 && part->strides[last - 1] > 1;
+}
+
+static uint64_t elements_in(size_t job, uint32_t itemsize)
+{
+    const size_t data = job / 2 > TSR_SCRATCH_BEST ? job - TSR_SCRATCH_BEST : job / 2;
+    return (data - 2 * TSR_COPY_SLACK) / itemsize;
+}
+
+uint64_t tsr_tile_most(const tsr_ring *ring, const tsr_gather *gather, uint32_t itemsize, uint32_t tiles)
+{
+    if (gather->serial) return elements_in(tsr_ring_best_kept(ring) / tiles, itemsize);
+    const uint64_t best = elements_in(tsr_ring_best(ring) / tiles, itemsize);
+    if (!is_transposed(gather)) return best;
+    /* A tile of a transposed matrix is a strip of storage's columns: the wider it is, the fewer reads. Of a whole part they are fewest. */
+    const uint64_t largest = elements_in(tsr_ring_largest(ring) / tiles, itemsize);
+    uint64_t part = 1;
+    for (uint32_t d = 0; d < gather->ndim; d++) part *= gather->parts[0].sizes[d];
+    return part < best ? best : part < largest ? part : largest;
+}
+
+void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at)
+{
+    tile->gather = gather;
+    memcpy(tile->offsets, at->offsets, at->ndim * sizeof *tile->offsets);
+    memcpy(tile->sizes, at->sizes, at->ndim * sizeof *tile->sizes);
+    tile->byte_at = at->first * gather->itemsize;
+    tile->bytes = (size_t)at->elements * gather->itemsize;
+    tile->scratch_size = scratch_of(tile->bytes);
+    tile->filled = false;
+}
+
+void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at)
+{
+    tile->data = tsr_place_for_copy(memory, tsr_gather_position(tile->gather, tile->offsets), write_at);
+}
+
+tsr_status tsr_tile_start(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at, uint8_t *memory, uint64_t write_at,
+                          tsr_error *err)
+{
+    tsr_tile_set(tile, gather, at);
+    tsr_tile_place(tile, memory, write_at);
+    return gather->serial ? tsr_tile_fill(tile, err) : TSR_OK;
+}
+
+tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err)
+{
+    if (tile->filled) return TSR_OK;
+    const tsr_box box = {tile->gather->ndim, tile->offsets, tile->sizes};
+    TSR_TRY(tsr_gather_box(tile->gather, box, tile->data, tile->data + tile->bytes, tile->scratch_size, err));
+    tile->filled = true;
+    return TSR_OK;
+}
+
+/* Between tsr_ring_begin and tsr_ring_end: adds one job for each tile of `box` (NULL: the tensor). The jobs begin with a
+ * tsr_tile. The gather stays open until the ring has drained them. */
+static tsr_status tiles_add(const tsr_gather *gather, const tsr_box *box, void *owner, tsr_ring *ring, tsr_error *err)
+{
+    const tsr_box all = box ? *box : (tsr_box){gather->ndim, NULL, gather->shape};
+    tsr_tiles tiles;
+    for (tsr_tiles_start(&tiles, all, tsr_tile_most(ring, gather, gather->itemsize, 1)); !tiles.done;
+         tsr_tiles_next(&tiles)) {
+        void *job;
+        uint8_t *memory;
+        TSR_TRY(tsr_ring_job(ring, tsr_tile_memory((size_t)tiles.elements * gather->itemsize), &job, &memory, err));
+        TSR_TRY(tsr_tile_start(job, gather, &tiles, memory, TSR_NO_POSITION, err));
+        ((tsr_tile *)job)->owner = owner;
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_tiles_run(const tsr_gather *gather, tsr_ring *ring, tsr_error *err)
+{
+    TSR_TRY(tiles_add(gather, NULL, NULL, ring, err));
+    return tsr_ring_end(ring, err);
+}
+
+/* ---- read ---- */
 
 tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err)
 {
@@ -126,7 +228,7 @@ static tsr_status add_box(tsr_checkpoint *checkpoint, const tsr_streamed_box *st
     tsr_box box = {0, streamed->offsets, streamed->sizes};
     if (!box.offsets && !box.sizes) {
         TSR_TRY(tsr_gather_open(checkpoint, streamed->entry, NULL, out, err));
-        return tsr_tiles_add(*out, NULL, streamed->ctx, ring, err);
+        return tiles_add(*out, NULL, streamed->ctx, ring, err);
     }
     TSR_TRY(tsr_gather_pack(streamed->entry, &packed, err));
     box.ndim = packed.ndim;
@@ -134,7 +236,7 @@ static tsr_status add_box(tsr_checkpoint *checkpoint, const tsr_streamed_box *st
     TSR_FAIL_IF(!tsr_box_contains((tsr_box){box.ndim, NULL, packed.shape}, box), err, TSR_E_USAGE,
                 "'%.*s': the box reaches beyond the tensor", TSR_STR_ARG(streamed->entry->fqn));
     TSR_TRY(tsr_gather_open(checkpoint, streamed->entry, &box, out, err));
-    return tsr_tiles_add(*out, &box, streamed->ctx, ring, err);
+    return tiles_add(*out, &box, streamed->ctx, ring, err);
 }
 
 /* How many of the boxes are streamed before the ring is drained and their gathers are closed. */
@@ -173,4 +275,60 @@ tsr_status tsr_stream_tensor(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 {
     const tsr_tile_sink sink = {each, NULL, NULL};
     return tsr_stream_boxes(checkpoint, &(tsr_streamed_box){.entry = entry, .ctx = ctx}, 1, ring, &sink, err);
+}
+
+/* ---- tiles ---- */
+
+/* Iterates over the tiles of a box. */
+
+static uint64_t from_of(const tsr_tiles *tiles, uint32_t dim)
+{
+    return tiles->box_offsets ? tiles->box_offsets[dim] : 0;
+}
+
+static uint64_t end_of(const tsr_tiles *tiles, uint32_t dim)
+{
+    return from_of(tiles, dim) + tiles->box_sizes[dim];
+}
+
+/* Sets the size of the tile in the split dim, and the number of its elements. */
+static void measure(tsr_tiles *tiles)
+{
+    if (tiles->ndim) {
+        const uint64_t left = end_of(tiles, tiles->split) - tiles->offsets[tiles->split];
+        tiles->sizes[tiles->split] = left < tiles->step ? left : tiles->step;
+    }
+    tiles->elements = 1;
+    for (uint32_t d = 0; d < tiles->ndim; d++) tiles->elements *= tiles->sizes[d];
+}
+
+void tsr_tiles_start(tsr_tiles *tiles, tsr_box box, uint64_t most)
+{
+    tiles->ndim = box.ndim;
+    tiles->box_offsets = box.offsets;
+    tiles->box_sizes = box.sizes;
+    tiles->first = 0;
+    tiles->done = tsr_box_is_empty(box);
+    if (tiles->done) return;
+    uint64_t inside = 1; /* elements of one step of the split dim */
+    tiles->split = box.ndim ? box.ndim - 1 : 0;
+    while (tiles->split > 0 && inside * box.sizes[tiles->split] <= most) inside *= box.sizes[tiles->split--];
+    tiles->step = most / inside ? most / inside : 1;
+    for (uint32_t d = 0; d < box.ndim; d++) {
+        tiles->offsets[d] = from_of(tiles, d);
+        tiles->sizes[d] = d < tiles->split ? 1 : box.sizes[d];
+    }
+    measure(tiles);
+}
+
+void tsr_tiles_next(tsr_tiles *tiles)
+{
+    tiles->first += tiles->elements;
+    tiles->done = true;
+    for (uint32_t d = tiles->ndim ? tiles->split + 1 : 0; d-- > 0 && tiles->done;) {
+        tiles->offsets[d] += d == tiles->split ? tiles->step : 1;
+        tiles->done = tiles->offsets[d] >= end_of(tiles, d);
+        if (tiles->done) tiles->offsets[d] = from_of(tiles, d);
+    }
+    if (!tiles->done) measure(tiles);
 }

@@ -31,9 +31,6 @@ void tsr_tile_set(tsr_tile *tile, const tsr_gather *gather, const tsr_tiles *at)
 void tsr_tile_place(tsr_tile *tile, uint8_t *memory, uint64_t write_at);
 /* Reads the elements, unless that is done. For `fill`. */
 tsr_status tsr_tile_fill(tsr_tile *tile, tsr_error *err);
-/* Between tsr_ring_begin and tsr_ring_end: adds one job for each tile of `box` (NULL: the tensor). The jobs begin with a
- * tsr_tile. The gather stays open until the ring has drained them. */
-tsr_status tsr_tiles_add(const tsr_gather *gather, const tsr_box *box, void *owner, tsr_ring *ring, tsr_error *err);
 /* The same for the whole tensor, then tsr_ring_end. */
 tsr_status tsr_tiles_run(const tsr_gather *gather, tsr_ring *ring, tsr_error *err);
 

@@ -1,7 +1,461 @@
 /* Chooses among the candidates, and writes the document. */
+#include "base/line.h"
 #include "suggest/map_suggest_parts.h"
+#include "tessera/mapping.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
+
+/* ---- fused ---- */
+
+/* Finds tensors of one checkpoint that are concatenations of several tensors of the other one: q, k and v, or gate and up,
+ * with experts stacked or not, transposed or not.
+ *
+ *   whole  ┌───────┬───┬───┐      each part is looked for where the previous one ended: only the values show
+ *          │   q   │ k │ v │      which part follows
+ *          └───────┴───┴───┘
+ *          ┌───┬─┬─┬───┬─┬─┐      in runs: Megatron's q, k and v of each group of heads, or a row of gate and one of up
+ *          │q 0│k│v│q 1│k│v│      in turns
+ *          └───┴─┴─┴───┴─┴─┘ */
+
+static const tsr_pattern_member *members_of(const tsr_name_family *family)
+{
+    return family->members.items;
+}
+
+/* Whether the numbers are the same, except for the last number of the parts, which counts experts. */
+static bool same_numbers(const tsr_fused *f, const tsr_name_family *part)
+{
+    const tsr_pattern_member *x = members_of(part), *y = members_of(f->whole);
+    const uint64_t each = f->folded ? y->entry->shape[0] : 1;
+    if (part->numbers != f->whole->numbers + f->folded || !each || part->members.count % each) return false;
+    if (part->members.count / each != f->whole->members.count) return false;
+    for (size_t i = 0; i < part->members.count; i++) {
+        if (f->folded && x[i].numbers[part->numbers - 1] != i % each) return false;
+        for (uint32_t n = 0; n < f->whole->numbers; n++)
+            if (x[i].numbers[n] != y[i / each].numbers[n]) return false;
+    }
+    return true;
+}
+
+static uint64_t fused_size(const tsr_fused *f, const tsr_name_family *part)
+{
+    const tsr_entry *entry = members_of(part)->entry;
+    return entry->shape[tsr_turned_dim(f->turned, entry->ndim, f->dim)] / f->runs;
+}
+
+/* The size that the part has in the whole, and the size that all parts have together. */
+static uint64_t fused_total(const tsr_fused *f)
+{
+    return members_of(f->whole)->entry->shape[f->dim + f->folded] / f->runs;
+}
+
+/* Whether the part could be in the whole, where `left` is what the earlier parts leave of its size. */
+static bool fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left)
+{
+    const tsr_entry *a = members_of(part)->entry, *b = members_of(f->whole)->entry;
+    if (part->decided || !part->uniform || a->dtype != b->dtype || a->ndim + f->folded != b->ndim) return false;
+    if (!fused_size(f, part) || fused_size(f, part) > left) return false;
+    if (a->shape[tsr_turned_dim(f->turned, a->ndim, f->dim)] % f->runs) return false;
+    for (uint32_t d = 0; d < a->ndim; d++)
+        if (d != f->dim && a->shape[tsr_turned_dim(f->turned, a->ndim, d)] != b->shape[d + f->folded]) return false;
+    for (uint32_t i = 0; i < f->count; i++)
+        if (f->parts[i] == part) return false;
+    return same_numbers(f, part);
+}
+
+/* There are several ways to join parts. Sets *f to the one with this index, with one run. Returns false if there is none. */
+static bool fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f)
+{
+    const uint32_t ndim = members_of(whole)->entry->ndim;
+    for (unsigned folded = 0; folded < 2 && folded < ndim && whole->uniform; folded++) {
+        for (unsigned turned = 0; turned < 2; turned++) {
+            const uint32_t dims = ndim - folded;
+            if (turned && dims != 2 && dims != 3) continue;
+            *f = (tsr_fused){.whole = whole, .runs = 1, .dim = index, .folded = folded, .turned = turned};
+            if (index < dims) return true;
+            index -= dims;
+        }
+    }
+    return false;
+}
+
+/* ---- the search ---- */
+
+/* The lines of the whole and of the parts that fit a way, for all its runs. */
+typedef struct lines {
+    tsr_line_of whole, *parts; /* one for each family of the search */
+} lines;
+
+static tsr_status read_lines(const tsr_fused_search *s, const tsr_fused *f, tsr_arena *arena, lines *out)
+{
+    const tsr_name_family *families = s->parts->items;
+    out->parts = tsr_arena_array(arena, s->parts->count, sizeof *out->parts, s->err);
+    if (!out->parts) return TSR_E_NOMEM;
+    TSR_TRY(tsr_line_read(s->of_whole, members_of(f->whole)->entry, f->dim + f->folded, arena, &out->whole, s->err));
+    for (size_t i = 0; i < s->parts->count; i++) {
+        if (!fused_fits(f, &families[i], fused_total(f))) continue;
+        const tsr_entry *entry = members_of(&families[i])->entry;
+        TSR_TRY(tsr_line_read(s->of_parts, entry, tsr_turned_dim(f->turned, entry->ndim, f->dim), arena, &out->parts[i],
+                              s->err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status find_next(const tsr_fused_search *s, const lines *l, tsr_fused *f, uint64_t offset, bool *found)
+{
+    tsr_name_family *families = s->parts->items;
+    *found = false;
+    for (size_t i = 0; i < s->parts->count && !*found && f->count < TSR_MOST_PARTS; i++) {
+        if (!fused_fits(f, &families[i], fused_total(f) - offset)) continue;
+        const tsr_fused_place at = {.of_whole = s->of_whole,
+                                    .of_parts = s->of_parts,
+                                    .runs = f->runs,
+                                    .total = fused_total(f),
+                                    .size = fused_size(f, &families[i]),
+                                    .offset = offset,
+                                    .dim = f->dim,
+                                    .folded = f->folded,
+                                    .turned = f->turned};
+        if (!tsr_lines_agree(&l->whole, &l->parts[i], &at)) continue;
+        TSR_TRY(tsr_fused_holds(&at, f->whole, &families[i], found, s->err));
+        if (!*found) continue;
+        f->sizes[f->count] = at.size;
+        f->parts[f->count++] = &families[i];
+    }
+    return TSR_OK;
+}
+
+/* Looks for parts in this number of runs. */
+static tsr_status find_runs(const tsr_fused_search *s, const lines *l, uint64_t runs, tsr_fused *f, bool *found)
+{
+    uint64_t offset = 0;
+    bool more = true;
+    f->runs = runs;
+    f->count = 0;
+    while (more && offset < fused_total(f)) {
+        TSR_TRY(find_next(s, l, f, offset, &more));
+        if (more) offset += f->sizes[f->count - 1];
+    }
+    *found = offset == fused_total(f) && f->count > 1;
+    return TSR_OK;
+}
+
+/* Tries all numbers of runs that divide the total, fewest first. A run has at least one element of two parts, so the total
+ * itself is left out. Divisors up to the square root are tried directly, and the others as quotients by those. */
+static tsr_status find_way(const tsr_fused_search *s, tsr_fused *f, bool *found)
+{
+    const uint64_t total = fused_total(f);
+    uint64_t low = 1;
+    lines l;
+    if (total < 2) return TSR_OK;
+    tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(s->of_whole)->allocator, 0, s->err);
+    tsr_status status = arena ? read_lines(s, f, arena, &l) : TSR_E_NOMEM;
+    for (; status == TSR_OK && !*found && low <= total / low; low++)
+        if (total % low == 0) status = find_runs(s, &l, low, f, found);
+    for (low--; status == TSR_OK && !*found && low > 1; low--)
+        if (total % low == 0 && total / low != low) status = find_runs(s, &l, total / low, f, found);
+    tsr_arena_free(arena);
+    return status;
+}
+
+/* Finds the parts of `whole` by comparing values bitwise. */
+static tsr_status fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found)
+{
+    *found = false;
+    for (unsigned way = 0; !*found && fused_way(whole, way, out); way++) TSR_TRY(find_way(search, out, found));
+    return TSR_OK;
+}
+
+/* ---- joined ---- */
+
+/* Finds, by shapes alone, tensors that may be several tensors of the other checkpoint joined: gate and up, for example. Shapes
+ * do not show the order of the parts, but the name of the whole may: "gate_up_proj". */
+
+/* The size of all parts together, which is more than that of the whole if only some of them can be in it. */
+static uint64_t joined_size(const tsr_fused *f)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < f->count; i++) total += f->sizes[i];
+    return total;
+}
+
+/* Adds the families that fit. Returns whether these, or some of them, may make up the whole. */
+static bool collect(tsr_fused *f, const tsr_vec *parts)
+{
+    tsr_name_family *families = parts->items;
+    for (size_t i = 0; i < parts->count && f->count < TSR_MOST_PARTS; i++) {
+        if (!fused_fits(f, &families[i], fused_total(f))) continue;
+        f->sizes[f->count] = fused_size(f, &families[i]);
+        f->parts[f->count++] = &families[i];
+    }
+    return f->count > 1 && joined_size(f) >= fused_total(f);
+}
+
+static void exchange(tsr_fused *f, size_t *places, uint32_t i)
+{
+    tsr_name_family *part = f->parts[i];
+    const uint64_t size = f->sizes[i];
+    const size_t place = places[i];
+    f->parts[i] = f->parts[i - 1], f->sizes[i] = f->sizes[i - 1], places[i] = places[i - 1];
+    f->parts[i - 1] = part, f->sizes[i - 1] = size, places[i - 1] = place;
+}
+
+/* Puts the parts into the order in which the whole's name has their words. Returns whether it has all of them. */
+static bool order(tsr_fused *f)
+{
+    size_t places[TSR_MOST_PARTS];
+    for (uint32_t i = 0; i < f->count; i++) {
+        places[i] = tsr_family_place(f->whole, f->parts, f->count, i);
+        if (places[i] == SIZE_MAX) return false;
+    }
+    for (uint32_t n = 1; n < f->count; n++)
+        for (uint32_t i = n; i && places[i] < places[i - 1]; i--) exchange(f, places, i);
+    return true;
+}
+
+/* Finds the open families of `parts` that by their shapes may be parts of the whole. *ways is in how many ways
+ * some or all of them could make it up, and `out` is the first one. *ordered is whether it is the only one, needs all of them,
+ * and the whole's name shows their order, which `out` then has. */
+static void joined_find(tsr_name_family *whole, const tsr_vec *parts, tsr_fused *out, unsigned *ways, bool *ordered)
+{
+    tsr_fused f;
+    *ways = 0;
+    for (unsigned way = 0; fused_way(whole, way, &f); way++) {
+        if (!collect(&f, parts)) continue;
+        if (!(*ways)++) *out = f;
+    }
+    *ordered = *ways == 1 && joined_size(out) == fused_total(out) && order(out);
+}
+
+/* ---- suggest notes ---- */
+
+/* Writes the notes of a suggestion: what is left, and what shapes and names do not show. */
+
+enum { NAMED = 4 };
+
+static tsr_str shown(const tsr_suggester *s, const tsr_name_family *family)
+{
+    static const char *const any[TSR_MOST_NUMBERS] = {"*", "*", "*", "*"};
+    return tsr_family_pattern(family, any, s->arena, s->err);
+}
+
+static tsr_status add_note(tsr_suggester *s, tsr_str text)
+{
+    tsr_str *note = text.data ? tsr_vec_push(&s->notes, s->err) : NULL;
+    if (!note) return TSR_E_NOMEM;
+    *note = text;
+    return TSR_OK;
+}
+
+/* The notes. Errors: TSR_E_NOMEM. */
+static tsr_status note_trimmed(tsr_suggester *s, const tsr_map_candidate *c)
+{
+    const tsr_entry *a = ((const tsr_pattern_member *)c->a->members.items)->entry,
+                    *b = ((const tsr_pattern_member *)c->b->members.items)->entry;
+    return add_note(
+        s, tsr_arena_format(s->arena, s->err,
+                            "'%.*s' of B has the first %llu of the %llu rows of '%.*s' of A; the rule leaves out the others",
+                            TSR_STR_ARG(b->fqn), (unsigned long long)b->shape[0], (unsigned long long)a->shape[0],
+                            TSR_STR_ARG(a->fqn)));
+}
+
+/* ---- joined tensors ---- */
+
+/* Returns the names of the parts, in quotes. If memory runs out, its data is NULL. */
+static tsr_str shown_parts(const tsr_suggester *s, const tsr_fused *f)
+{
+    tsr_str parts = TSR_STR("");
+    for (uint32_t i = 0; i < f->count && parts.data; i++) {
+        const tsr_str part = shown(s, f->parts[i]);
+        if (!part.data) return part;
+        parts = tsr_arena_format(s->arena, s->err, "%.*s%s'%.*s'", TSR_STR_ARG(parts), i ? ", " : "", TSR_STR_ARG(part));
+    }
+    return parts;
+}
+
+/* A joined tensor whose parts were chosen because its name has their order. */
+static tsr_status note_joined(tsr_suggester *s, const tsr_fused *f, bool splits)
+{
+    const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
+    if (!whole.data || !parts.data) return TSR_E_NOMEM;
+    return add_note(
+        s, tsr_arena_format(
+               s->arena, s->err,
+               "'%.*s' of %s is taken to be these of %s joined%s, in the order of its name, which shapes do not show: %.*s",
+               TSR_STR_ARG(whole), splits ? "A" : "B", splits ? "B" : "A", f->turned ? " and transposed" : "",
+               TSR_STR_ARG(parts)));
+}
+
+/* A tensor that could be joined in `ways` ways. */
+static tsr_status note_joinable(tsr_suggester *s, const tsr_fused *f, unsigned ways, bool splits)
+{
+    const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
+    if (!whole.data || !parts.data) return TSR_E_NOMEM;
+    const bool all = joined_size(f) == fused_total(f);
+    f->whole->noted = true;
+    for (uint32_t i = 0; i < f->count; i++) f->parts[i]->noted = all;
+    return add_note(
+        s, tsr_arena_format(s->arena, s->err,
+                            "'%.*s' of %s could be %sthese of %s joined%s, but only values show in which order%s: %.*s",
+                            TSR_STR_ARG(whole), splits ? "A" : "B", all ? "" : "some of ", splits ? "B" : "A",
+                            f->turned && ways == 1 ? " and transposed" : "",
+                            ways > 1 ? ", along which dim and whether transposed" : "", TSR_STR_ARG(parts)));
+}
+
+/* ---- what is open ---- */
+
+static tsr_status note_more_rows(tsr_suggester *s, tsr_name_family *b)
+{
+    const tsr_entry *less = ((const tsr_pattern_member *)b->begins_with->members.items)->entry,
+                    *more = ((const tsr_pattern_member *)b->members.items)->entry;
+    return add_note(s, tsr_arena_format(s->arena, s->err,
+                                        "'%.*s' of B has the rows of '%.*s' of A and %llu more, which are not zeros",
+                                        TSR_STR_ARG(more->fqn), TSR_STR_ARG(less->fqn),
+                                        (unsigned long long)(more->shape[0] - less->shape[0])));
+}
+
+/* Notes a family of B that is not decided, and the tensors of A that would fit. */
+static tsr_status note_wanted(tsr_suggester *s, tsr_name_family *b)
+{
+    if (b->begins_with && !b->begins_with->decided) return note_more_rows(s, b);
+    char names[400];
+    tsr_line line = tsr_line_on(names, sizeof names);
+    const tsr_map_candidate *all = s->candidates.items;
+    size_t fitting = 0;
+    for (size_t i = 0; i < s->candidates.count; i++) {
+        if (all[i].b != b || all[i].a->decided) continue;
+        const tsr_str name = shown(s, all[i].a);
+        if (!name.data) return TSR_E_NOMEM;
+        if (fitting++ < NAMED) tsr_line_format(&line, "%s'%.*s'", fitting > 1 ? ", " : "", TSR_STR_ARG(name));
+    }
+    const tsr_str name = shown(s, b);
+    if (!name.data) return TSR_E_NOMEM;
+    if (fitting == 1)
+        return add_note(s, tsr_arena_format(s->arena, s->err,
+                                            "'%.*s' of B could be %s of A, which fits other tensors of B as well",
+                                            TSR_STR_ARG(name), names));
+    if (fitting)
+        return add_note(s, tsr_arena_format(s->arena, s->err, "'%.*s' of B could be any of %zu: %s%s", TSR_STR_ARG(name),
+                                            fitting, names, fitting > NAMED ? ", …" : ""));
+    return add_note(s, tsr_arena_format(s->arena, s->err, "nothing in A %s '%.*s' of B",
+                                        s->values ? "has the values of" : "fits", TSR_STR_ARG(name)));
+}
+
+static tsr_status note_squares(tsr_suggester *s)
+{
+    if (!s->squares) return TSR_OK;
+    const tsr_str square = shown(s, s->square);
+    if (!square.data) return TSR_E_NOMEM;
+    if (s->squares == 1)
+        return add_note(s, tsr_arena_format(s->arena, s->err,
+                                            "'%.*s' of B is square, so its shape does not show whether it is transposed",
+                                            TSR_STR_ARG(square)));
+    return add_note(
+        s, tsr_arena_format(s->arena, s->err,
+                            "'%.*s' of B and %llu more are square, so their shapes do not show whether they are transposed",
+                            TSR_STR_ARG(square), (unsigned long long)s->squares - 1));
+}
+
+static tsr_status note_objects(tsr_suggester *s, const tsr_name_family *family)
+{
+    const size_t count = family->members.count;
+    const tsr_str name = count > 1 ? shown(s, family) : ((const tsr_pattern_member *)family->members.items)->entry->fqn;
+    if (!name.data) return TSR_E_NOMEM;
+    if (count == 1)
+        return add_note(s, tsr_arena_format(s->arena, s->err, "no rule applies to '%.*s' of A, which is not a tensor",
+                                            TSR_STR_ARG(name)));
+    return add_note(s, tsr_arena_format(s->arena, s->err, "no rule applies to '%.*s' of A: %zu objects that are not tensors",
+                                        TSR_STR_ARG(name), count));
+}
+
+/* Notes objects. Maps can rename them, too, but nothing shows which object of B corresponds. */
+static tsr_status note_all_objects(tsr_suggester *s)
+{
+    tsr_vec families = tsr_vec_of(s->rules.allocator, sizeof(tsr_name_family));
+    tsr_status status = tsr_families_find(tsr_checkpoint_catalog(s->a), false, s->arena, &families, s->err);
+    for (size_t i = 0; i < families.count && status == TSR_OK; i++)
+        status = note_objects(s, (tsr_name_family *)families.items + i);
+    tsr_families_free(&families);
+    return status;
+}
+
+static tsr_status note_tensors(tsr_suggester *s)
+{
+    tsr_name_family *of_a = s->of_a.items, *of_b = s->of_b.items;
+    for (size_t i = 0; i < s->of_b.count; i++)
+        if (!of_b[i].decided && !of_b[i].noted) TSR_TRY(note_wanted(s, &of_b[i]));
+    for (size_t i = 0; i < s->of_a.count; i++) {
+        if (of_a[i].decided || of_a[i].noted) continue;
+        const tsr_str name = shown(s, &of_a[i]);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(add_note(s, tsr_arena_format(s->arena, s->err, "no rule applies to '%.*s' of A", TSR_STR_ARG(name))));
+    }
+    return TSR_OK;
+}
+
+/* What is not decided: tensors, square matrices and objects. */
+static tsr_status note_open(tsr_suggester *s)
+{
+    TSR_TRY(note_tensors(s));
+    TSR_TRY(note_squares(s));
+    return note_all_objects(s);
+}
+
+/* ---- suggest values ---- */
+
+/* Whether a candidate's rule, applied to A, gives B's values. */
+
+static tsr_status compare_all(tsr_checkpoint *mapped, tsr_checkpoint *b, tsr_ring *ring, bool *equal, tsr_error *err)
+{
+    static const tsr_tolerance bitwise = {.exact = true};
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(mapped);
+    const tsr_value_comparison how = {.tolerance = &bitwise, .ring = ring};
+    *equal = catalog->entry_count > 0;
+    for (uint64_t i = 0; i < catalog->entry_count && *equal; i++) {
+        const tsr_entry *made = &catalog->entries[i], *wanted = tsr_checkpoint_entry(b, made->fqn);
+        tsr_diff_pair pair = {.a = made, .b = wanted};
+        tsr_difference difference = {0};
+        *equal = wanted && wanted->kind == TSR_ENTRY_TENSOR && made->dtype == wanted->dtype && made->ndim == wanted->ndim &&
+                 (!made->ndim || !memcmp(made->shape, wanted->shape, made->ndim * sizeof *made->shape)) &&
+                 tsr_pair_is_comparable(&pair);
+        if (!*equal) continue;
+        TSR_TRY(tsr_compare_pair(mapped, b, &pair, &how, &difference, err));
+        *equal = !difference.differing;
+    }
+    return TSR_OK;
+}
+
+static tsr_status open_rule(tsr_checkpoint *a, tsr_str rule, tsr_arena *arena, tsr_checkpoint **out, tsr_error *err)
+{
+    const tsr_mapping_rules *rules;
+    const tsr_str text = tsr_arena_format(
+        arena, err, "{\"schema\":\"tessera.map/1\",\"unmatched\":\"drop\",\"rules\":[%.*s]}", TSR_STR_ARG(rule));
+    if (!text.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_mapping_parse(text, tsr_checkpoint_host(a), arena, &rules, err));
+    return tsr_mapping_open(a, rules, out, err);
+}
+
+/* Whether applying the candidate to A gives B's values. */
+static tsr_status candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring,
+                                  bool *holds, tsr_error *err)
+{
+    tsr_checkpoint *mapped = NULL;
+    tsr_str rule;
+    tsr_error unfit = {0};
+    *holds = false;
+    tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(a)->allocator, 0, err);
+    tsr_status status = arena ? tsr_candidate_rule(candidate, NULL, arena, &rule, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = open_rule(a, rule, arena, &mapped, &unfit);
+    const bool unfits = status == TSR_E_FORMAT || status == TSR_E_UNSUPPORTED;
+    if (status == TSR_OK) status = compare_all(mapped, b, ring, holds, err);
+    else if (unfit.status != TSR_OK && !unfits) *err = unfit;
+    tsr_checkpoint_close(mapped);
+    tsr_arena_free(arena);
+    return unfits ? TSR_OK : status;
+}
+
+/* ---- suggest ---- */
 
 static bool is_open(const tsr_map_candidate *c)
 {
@@ -21,7 +475,7 @@ static tsr_status choose(tsr_suggester *s, tsr_map_candidate *c, const char *abo
     tsr_str *rule = tsr_vec_push(&s->rules, s->err);
     if (!rule) return TSR_E_NOMEM;
     count_square(s, c);
-    if (c->how == TSR_PAIR_TRIM) TSR_TRY(tsr_note_trimmed(s, c));
+    if (c->how == TSR_PAIR_TRIM) TSR_TRY(note_trimmed(s, c));
     c->a->decided = c->b->decided = true;
     return tsr_candidate_rule(c, about, s->arena, rule, s->err);
 }
@@ -89,7 +543,7 @@ static tsr_status check_first_rows(tsr_suggester *s, tsr_map_candidate *c, tsr_r
                                        .how = TSR_PAIR_TRIM,
                                        .number = ((const tsr_pattern_member *)c->a->members.items)->entry->shape[0]};
     bool holds = false;
-    TSR_TRY(tsr_candidate_holds(s->b, s->a, &swapped, ring, &holds, s->err));
+    TSR_TRY(candidate_holds(s->b, s->a, &swapped, ring, &holds, s->err));
     if (holds) c->b->begins_with = c->a;
     return TSR_OK;
 }
@@ -105,7 +559,7 @@ static tsr_status check_values(tsr_suggester *s, size_t first)
     for (size_t i = first; i < s->candidates.count && status == TSR_OK; i++) {
         bool holds = false;
         const bool needless = held && held->a == all[i].a && held->b == all[i].b;
-        if (!needless) status = tsr_candidate_holds(s->a, s->b, &all[i], ring, &holds, s->err);
+        if (!needless) status = candidate_holds(s->a, s->b, &all[i], ring, &holds, s->err);
         if (status == TSR_OK && !needless && !holds && all[i].how == TSR_PAIR_PAD)
             status = check_first_rows(s, &all[i], ring);
         if (holds) held = &all[i];
@@ -149,7 +603,7 @@ static tsr_status find_fused(tsr_suggester *s, bool splits)
         bool found;
         tsr_name_family *whole = (tsr_name_family *)wholes->items + i;
         if (whole->decided) continue;
-        TSR_TRY(tsr_fused_find(&search, whole, &fused, &found));
+        TSR_TRY(fused_find(&search, whole, &fused, &found));
         if (found) TSR_TRY(choose_fused(s, &fused, splits, "equal values"));
     }
     return TSR_OK;
@@ -177,7 +631,7 @@ static tsr_status decide_by_values(tsr_suggester *s)
 static tsr_status choose_joined(tsr_suggester *s, const tsr_fused *f, bool splits)
 {
     TSR_TRY(choose_fused(s, f, splits, "the shapes fit, and the name has this order"));
-    return tsr_note_joined(s, f, splits);
+    return note_joined(s, f, splits);
 }
 
 static bool has_candidates(const tsr_suggester *s, const tsr_name_family *family)
@@ -198,9 +652,9 @@ static tsr_status find_joined(tsr_suggester *s, bool splits, bool notes)
         unsigned ways;
         bool ordered;
         if (whole->decided || has_candidates(s, whole)) continue;
-        tsr_joined_find(whole, splits ? &s->of_b : &s->of_a, &found, &ways, &ordered);
+        joined_find(whole, splits ? &s->of_b : &s->of_a, &found, &ways, &ordered);
         if (ordered && !notes) TSR_TRY(choose_joined(s, &found, splits));
-        if (ways && notes) TSR_TRY(tsr_note_joinable(s, &found, ways, splits));
+        if (ways && notes) TSR_TRY(note_joinable(s, &found, ways, splits));
     }
     return TSR_OK;
 }
@@ -251,7 +705,7 @@ static tsr_status suggest(tsr_suggester *s, tsr_map_suggestion *out)
                 "more than %d different patterns of names", TSR_MOST_PATTERNS);
     TSR_TRY(tsr_candidates_find(&s->of_a, &s->of_b, s->values, &s->candidates, s->err));
     TSR_TRY(s->values ? decide_by_values(s) : decide_by_shapes(s));
-    TSR_TRY(tsr_note_open(s));
+    TSR_TRY(note_open(s));
     TSR_TRY(write_document(s, out));
     tsr_str *notes = tsr_arena_array(s->arena, s->notes.count, sizeof *notes, s->err);
     if (!notes) return TSR_E_NOMEM;

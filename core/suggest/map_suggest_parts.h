@@ -54,12 +54,11 @@ tsr_status tsr_families_find(const tsr_catalog *catalog, bool tensors, tsr_arena
 void tsr_families_free(tsr_vec *families);
 /* Similarity of two names, from 0. TSR_SAME_NAME or more if one name ends with the whole other one. */
 enum { TSR_SAME_NAME = 1000 };
-int tsr_families_likeness(const tsr_name_family *a, const tsr_name_family *b);
 /* Finds the first word of parts[index] that no other part has, in the whole's name. Returns where it begins there, or
  * SIZE_MAX if there is no such word. */
 size_t tsr_family_place(const tsr_name_family *whole, tsr_name_family *const *parts, uint32_t count, uint32_t index);
 
-/* map_candidates.c: collects all pairs whose numbers and shapes fit into a vector of tsr_map_candidate. With `values`,
+/* map_families.c: collects all pairs whose numbers and shapes fit into a vector of tsr_map_candidate. With `values`,
  * includes those that only values could confirm. */
 tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, tsr_vec *out, tsr_error *err);
 /* Adds the pairs of open families of one tensor each, of which one may have more rows than the other. */
@@ -73,7 +72,7 @@ tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *cap
 
 extern const char *const tsr_captures[TSR_MOST_NUMBERS];
 
-/* map_fused.c: a tensor and its parts, which are concatenated along `dim`; or, with more than one run, cut into that many
+/* map_suggest.c: a tensor and its parts, which are concatenated along `dim`; or, with more than one run, cut into that many
  * equal runs, of which the first ones of all parts come first, then the second ones. Sizes are those of one run. */
 enum { TSR_MOST_PARTS = 8 };
 typedef struct tsr_fused {
@@ -83,13 +82,6 @@ typedef struct tsr_fused {
     bool folded; /* the last number of the parts is the first dim of the whole, before `dim` */
     bool turned; /* the last two dims of the parts are exchanged in the whole; `dim` is the whole's */
 } tsr_fused;
-/* Whether the part could be in the whole, where `left` is what the earlier parts leave of its size. */
-bool tsr_fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left);
-/* The size that the part has in the whole, and the size that all parts have together. */
-uint64_t tsr_fused_size(const tsr_fused *f, const tsr_name_family *part);
-uint64_t tsr_fused_total(const tsr_fused *f);
-/* There are several ways to join parts. Sets *f to the one with this index, with one run. Returns false if there is none. */
-bool tsr_fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f);
 /* The same for patterns of names. */
 typedef struct tsr_fused_rule {
     const tsr_str *parts;
@@ -108,8 +100,6 @@ typedef struct tsr_fused_search {
     const tsr_vec *parts; /* of tsr_name_family; those that are decided are ignored */
     tsr_error *err;
 } tsr_fused_search;
-/* Finds the parts of `whole` by comparing values bitwise. */
-tsr_status tsr_fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found);
 
 /* Where a part may be in a whole: `size` elements from `offset` on in each run of `total` elements along dim `dim`, which is
  * counted without the first dim of the whole if folded. */
@@ -143,18 +133,6 @@ bool tsr_lines_agree(const tsr_line_of *whole, const tsr_line_of *part, const ts
 tsr_status tsr_fused_holds(const tsr_fused_place *at, const tsr_name_family *whole, const tsr_name_family *part, bool *same,
                            tsr_error *err);
 
-/* map_joined.c: finds the open families of `parts` that by their shapes may be parts of the whole. *ways is in how many ways
- * some or all of them could make it up, and `out` is the first one. *ordered is whether it is the only one, needs all of them,
- * and the whole's name shows their order, which `out` then has. */
-void tsr_joined_find(tsr_name_family *whole, const tsr_vec *parts, tsr_fused *out, unsigned *ways, bool *ordered);
-
-/* The size of all parts together, which is more than that of the whole if only some of them can be in it. */
-uint64_t tsr_joined_size(const tsr_fused *f);
-
-/* map_suggest_values.c: whether applying the candidate to A gives B's values. */
-tsr_status tsr_candidate_holds(tsr_checkpoint *a, tsr_checkpoint *b, const tsr_map_candidate *candidate, tsr_ring *ring,
-                               bool *holds, tsr_error *err);
-
 /* A suggestion in the making. */
 typedef struct tsr_suggester {
     tsr_checkpoint *a, *b;
@@ -167,14 +145,5 @@ typedef struct tsr_suggester {
     const tsr_name_family *square; /* the first one, of B */
     tsr_error *err;
 } tsr_suggester;
-
-/* map_suggest_notes.c: the notes. Errors: TSR_E_NOMEM. */
-tsr_status tsr_note_trimmed(tsr_suggester *s, const tsr_map_candidate *c);
-/* A joined tensor whose parts were chosen because its name has their order. */
-tsr_status tsr_note_joined(tsr_suggester *s, const tsr_fused *f, bool splits);
-/* A tensor that could be joined in `ways` ways. */
-tsr_status tsr_note_joinable(tsr_suggester *s, const tsr_fused *f, unsigned ways, bool splits);
-/* What is not decided: tensors, square matrices and objects. */
-tsr_status tsr_note_open(tsr_suggester *s);
 
 #endif

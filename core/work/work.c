@@ -1,16 +1,147 @@
 /* Makes a work: the container's writer lays everything out, and the stages' blits are divided into units. */
+#include "check/compare_copy.h"
 #include "convert/reshard_to.h"
+#include "tessera/read.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
-#include "work/copies.h"
+#include "work/lanes.h"
 #include "work/unit_servers.h"
 #include "work/work_parts.h"
 #include "write/object_json.h"
+
+/* ---- lanes ---- */
+
+static uint32_t group_of(const tsr_stage *stage, const tsr_unit *unit)
+{
+    return tsr_stage_blit(stage, unit->first)->file / stage->order.group_files;
+}
+
+static uint64_t weight_left(tsr_unit *const *units, size_t first, size_t end)
+{
+    uint64_t weight = 0;
+    for (size_t u = first; u < end; u++) weight += units[u]->done ? 0 : tsr_unit_weight(units[u]);
+    return weight;
+}
+
+size_t tsr_lanes_cut(const tsr_stage *stage, tsr_unit *const *units, size_t first, size_t end, size_t most, tsr_lane *lanes)
+{
+    size_t count = 1, grouped = first;
+    if (first == end) return 0;
+    while (grouped < end && units[grouped]->first < stage->order.grouped) grouped++;
+    lanes[0] = (tsr_lane){first, grouped};
+    if (grouped > first) return 1;
+    const uint64_t each = weight_left(units, first, end) / most;
+    uint64_t weight = 0;
+    for (size_t u = first; u < end; lanes[count - 1].end = ++u) {
+        const bool other = u > first && group_of(stage, units[u]) != group_of(stage, units[u - 1]);
+        if (other && count < most && weight >= count * each - each / 8) lanes[count++] = (tsr_lane){u, u};
+        weight += units[u]->done ? 0 : tsr_unit_weight(units[u]);
+    }
+    return count;
+}
+
+tsr_lane tsr_lane_take(tsr_lane *lane, tsr_unit *const *units, size_t most)
+{
+    while (lane->first < lane->end && units[lane->first]->done) lane->first++;
+    tsr_lane taken = {lane->first, lane->first};
+    while (taken.end < lane->end && taken.end - taken.first < most && !units[taken.end]->done) taken.end++;
+    lane->first = taken.end;
+    return taken;
+}
+
+/* ---- copies ---- */
+
+typedef struct copies {
+    tsr_checkpoint *checkpoint;
+    const tsr_entry *entry;
+    tsr_ring *ring;
+    tsr_map *boxes;     /* offsets and sizes → chunk */
+    tsr_arena *scratch; /* keys, strides */
+    tsr_gather *chunks; /* NULL until something must be read */
+    tsr_error *err;
+} copies;
+
+static tsr_str key_of(const copies *c, const tsr_chunk *chunk)
+{
+    const size_t row = c->entry->ndim * sizeof(uint64_t);
+    char *key = tsr_arena_array(c->scratch, 2 * row + 1, 1, c->err);
+    if (!key) return (tsr_str){NULL, 0};
+    if (row) memcpy(key, chunk->offsets, row);
+    if (row) memcpy(key + row, chunk->sizes, row);
+    return (tsr_str){key, 2 * row};
+}
+
+static tsr_status index_chunks(copies *c)
+{
+    for (uint64_t i = 0; i < c->entry->chunk_count && i < UINT32_MAX; i++) {
+        const tsr_str key = key_of(c, &c->entry->chunks[i]);
+        if (!key.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_map_put(c->boxes, key, (uint32_t)i, NULL, NULL, c->err));
+    }
+    return TSR_OK;
+}
+
+/* Whether the source states equal CRCs for both chunks. */
+static tsr_status match_sums(copies *c, const tsr_chunk *chunk, const tsr_chunk *replica, bool *same)
+{
+    tsr_stated_crc first, second;
+    *same = false;
+    if (!tsr_checkpoint_has_crcs(c->checkpoint)) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_crc(c->checkpoint, c->entry, chunk, c->scratch, &first, c->err));
+    if (!first.is_stated) return TSR_OK;
+    TSR_TRY(tsr_checkpoint_crc(c->checkpoint, c->entry, replica, c->scratch, &second, c->err));
+    *same = second.is_stated && first.crc32 == second.crc32;
+    return TSR_OK;
+}
+
+static tsr_status check_copy(copies *c, const tsr_chunk *replica)
+{
+    bool same = false;
+    tsr_difference difference = {0};
+    const tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+    const tsr_str key = key_of(c, replica);
+    if (!key.data) return TSR_E_NOMEM;
+    const uint32_t at = tsr_map_get(c->boxes, key, UINT32_MAX);
+    if (replica->file >= store->file_count) return TSR_OK; /* missing files are findings already */
+    if (at != UINT32_MAX && c->entry->chunks[at].file < store->file_count)
+        TSR_TRY(match_sums(c, &c->entry->chunks[at], replica, &same));
+    if (same) return TSR_OK;
+    if (!c->chunks) TSR_TRY(tsr_gather_open(c->checkpoint, c->entry, NULL, &c->chunks, c->err));
+    TSR_TRY(tsr_compare_copy(c->chunks, replica, c->ring, &difference, c->err));
+    TSR_FAIL_AT(
+        difference.differing, c->err, TSR_E_FORMAT, replica->byte_offset,
+        "'%.*s' is replicated, but %llu of %llu elements of the copy in %.*s differ from the first copy; leave it out with "
+        "--exclude, or replace the file",
+        TSR_STR_ARG(c->entry->fqn), (unsigned long long)difference.differing, (unsigned long long)difference.elements,
+        TSR_STR_ARG(store->files[replica->file].name));
+    return TSR_OK;
+}
+
+/* Fails with TSR_E_FORMAT, naming the entry and the file, if a replica of `entry` does not have the same elements as the
+ * chunk with the same box. Copies with equal CRCs are not read. All others are read along with their chunks, so this costs
+ * at most twice the replicated bytes. Also fails if reading fails. */
+static tsr_status tsr_check_copies(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    copies c = {.checkpoint = checkpoint, .entry = entry, .ring = ring, .err = err};
+    c.boxes = tsr_map_new(host->allocator, 0, err);
+    c.scratch = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
+    tsr_status status = c.boxes && c.scratch ? index_chunks(&c) : TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->replica_count && status == TSR_OK; i++) status = check_copy(&c, &entry->replicas[i]);
+    tsr_gather_close(c.chunks);
+    tsr_map_free(c.boxes);
+    tsr_arena_free(c.scratch);
+    return status;
+}
+
+/* ---- work ---- */
 
 /* ---- the sidecar ---- */
 

@@ -10,14 +10,137 @@
  *   lane 1  [ c ·· ][ d ··· ]… file 1 */
 #include "write/blit.h"
 
+#include <stdlib.h>
+
 #include "base/cursor.h"
 #include "stream/tile_job.h"
+#include "stream/tiles.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
-#include "write/columns.h"
+#include "write/blit_order.h"
+
+/* The part of a band that belongs to one of the blits. */
+typedef struct tsr_column {
+    uint8_t *out; /* the part, contiguous */
+    uint64_t at;  /* relative to the blit's first byte */
+    size_t bytes;
+    uint32_t crc;
+} tsr_column;
+
+/* A set of blits, and the box that they form together. Offsets and sizes have TSR_MAX_NDIM elements. */
+typedef struct tsr_column_set {
+    size_t count; /* 1 if there is no set */
+    uint32_t dim; /* in which they are adjacent */
+    uint32_t itemsize;
+    uint64_t row;   /* elements of the box from `dim` on */
+    uint64_t inner; /* elements of the dims after `dim` */
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+} tsr_column_set;
+
+/* ---- columns ---- */
+
+/* Blits that are adjacent columns of one tensor: a band of rows is read once for all of them, because reading each one alone
+ * would also read the bytes of its neighbors.
+ *
+ *   band of rows   [ a a b b c c ][ a a b b c c ][ … ]      one read
+ *   columns        [ a a a a … ]  [ b b b b … ]  [ c c c c … ]   a contiguous run in each file */
+
+#define MOST_COLUMNS 64u
+
+static bool is_as_stored(const tsr_blit *blit, const tsr_gather *gather)
+{
+    return !blit->literal && blit->offsets && blit->sizes && blit->byte_length && blit->entry == gather->entry &&
+           (blit->dtype == gather->dtype || blit->dtype == gather->entry->dtype);
+}
+
+/* The only dim in which the offsets differ, if `b` begins where `a` ends; otherwise ndim. */
+static uint32_t neighbor_dim(const tsr_blit *a, const tsr_blit *b, uint32_t ndim)
+{
+    uint32_t dim = ndim;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (a->offsets[d] == b->offsets[d]) continue;
+        if (dim < ndim || b->offsets[d] != a->offsets[d] + a->sizes[d]) return ndim;
+        dim = d;
+    }
+    for (uint32_t d = 0; d < ndim; d++)
+        if (d != dim && a->sizes[d] != b->sizes[d]) return ndim;
+    return dim;
+}
+
+/* Finds how many blits at the beginning are such columns, written without a cast. A row of the set must have more than one
+ * blit and at most `most` elements. */
+static void columns_find(const tsr_blit *blits, size_t count, const tsr_gather *gather, uint64_t most, tsr_column_set *out)
+{
+    const uint32_t ndim = gather->ndim;
+    *out = (tsr_column_set){.count = 1, .itemsize = gather->itemsize, .inner = 1};
+    if (gather->serial || count < 2 || !is_as_stored(blits, gather) || !is_as_stored(blits + 1, gather)) return;
+    const uint32_t dim = out->dim = neighbor_dim(blits, blits + 1, ndim);
+    if (dim == 0 || dim == ndim) return;
+    for (uint32_t d = 0; d < ndim; d++) out->offsets[d] = blits->offsets[d];
+    for (uint32_t d = 0; d < ndim; d++) out->sizes[d] = blits->sizes[d];
+    for (uint32_t d = dim + 1; d < ndim; d++) out->inner *= blits->sizes[d];
+    size_t n = 1;
+    uint64_t size = blits->sizes[dim];
+    while (n < count && n < MOST_COLUMNS && is_as_stored(&blits[n], gather) &&
+           neighbor_dim(&blits[n - 1], &blits[n], ndim) == dim && (size + blits[n].sizes[dim]) * out->inner <= most)
+        size += blits[n++].sizes[dim];
+    out->sizes[dim] = size;
+    out->row = size * out->inner;
+    out->count = n;
+}
+
+static size_t columns_size(const tsr_column_set *set)
+{
+    return set->count * sizeof(tsr_column);
+}
+
+/* The memory for the columns of a band of `bytes` bytes, and that for their elements. */
+static size_t columns_memory(const tsr_column_set *set, size_t bytes)
+{
+    return bytes + set->count * TSR_COPY_SLACK;
+}
+
+static size_t width_of(const tsr_column_set *set, const tsr_blit *blit)
+{
+    return (size_t)(blit->sizes[set->dim] * set->inner * set->itemsize);
+}
+
+/* The columns of the band `at`, in `memory` of tsr_columns_size bytes (aligned for a tsr_column). */
+static tsr_column *columns_start(const tsr_column_set *set, const tsr_blit *blits, const tsr_tiles *at, uint8_t *memory)
+{
+    tsr_column *columns = (tsr_column *)(void *)memory;
+    const uint64_t before = at->first / set->row, rows = at->elements / set->row;
+    for (size_t i = 0; i < set->count; i++) {
+        const size_t width = width_of(set, &blits[i]);
+        columns[i] = (tsr_column){.at = before * width, .bytes = (size_t)(rows * width)};
+    }
+    return columns;
+}
+
+/* Places their elements in `memory` of tsr_columns_memory bytes. */
+static void columns_place(const tsr_column_set *set, const tsr_blit *blits, uint8_t *memory, tsr_column *columns)
+{
+    for (size_t i = 0; i < set->count; i++) {
+        columns[i].out = tsr_place_for_copy(memory, TSR_NO_POSITION, blits[i].byte_offset + columns[i].at);
+        memory += columns[i].bytes + TSR_COPY_SLACK;
+    }
+}
+
+/* Splits a band, contiguous in row-major order, into its columns. */
+static void columns_cut(const tsr_column_set *set, const tsr_blit *blits, const uint8_t *band, size_t bytes,
+                        const tsr_column *columns)
+{
+    const size_t row = (size_t)(set->row * set->itemsize);
+    for (size_t i = 0; i < set->count; band += width_of(set, &blits[i++])) {
+        const size_t width = width_of(set, &blits[i]);
+        for (size_t r = 0; r < bytes / row; r++) memcpy(columns[i].out + r * width, band + r * row, width);
+    }
+}
+
+/* ---- blit ---- */
 
 /* A gather that is in use, by blits that still produce tiles or by tiles that are not yet drained. */
 typedef struct lease {
@@ -66,10 +189,10 @@ static bool casts(const tsr_blit *blit, const tsr_gather *gather)
 static tsr_status write_columns(const state *s, blit_job *job, uint8_t *lent, tsr_error *err)
 {
     const tsr_host *host = tsr_checkpoint_host(s->run->checkpoint);
-    tsr_columns_place(&job->set, job->blit, lent, job->columns);
-    tsr_tile_place(&job->tile, lent + tsr_columns_memory(&job->set, job->tile.bytes), TSR_NO_POSITION);
+    columns_place(&job->set, job->blit, lent, job->columns);
+    tsr_tile_place(&job->tile, lent + columns_memory(&job->set, job->tile.bytes), TSR_NO_POSITION);
     TSR_TRY(tsr_tile_fill(&job->tile, err));
-    tsr_columns_cut(&job->set, job->blit, job->tile.data, job->tile.bytes, job->columns);
+    columns_cut(&job->set, job->blit, job->tile.data, job->tile.bytes, job->columns);
     for (size_t i = 0; i < job->set.count; i++) {
         tsr_column *c = &job->columns[i];
         const tsr_blit *blit = &job->blit[i];
@@ -192,16 +315,16 @@ typedef struct lane {
 static tsr_status new_band(state *s, const lane *l, blit_job **out, tsr_error *err)
 {
     const size_t bytes = (size_t)l->tiles.elements * l->gather->itemsize;
-    const size_t lent = tsr_columns_memory(&l->set, bytes) + tsr_tile_memory(bytes);
+    const size_t lent = columns_memory(&l->set, bytes) + tsr_tile_memory(bytes);
     void *item;
     uint8_t *memory;
-    TSR_TRY(tsr_ring_lent_job(s->run->ring, tsr_columns_size(&l->set), lent, &item, &memory, err));
+    TSR_TRY(tsr_ring_lent_job(s->run->ring, columns_size(&l->set), lent, &item, &memory, err));
     blit_job *job = item;
     *out = job;
     job->blit = &s->run->blits[l->at];
     job->set = l->set;
     job->out_bytes = bytes;
-    job->columns = tsr_columns_start(&l->set, job->blit, &l->tiles, memory);
+    job->columns = columns_start(&l->set, job->blit, &l->tiles, memory);
     tsr_tile_set(&job->tile, l->gather, &l->tiles);
     return TSR_OK;
 }
@@ -277,9 +400,9 @@ static bool begin_columns(const state *s, lane *l)
 {
     const uint32_t itemsize = l->gather->itemsize;
     const uint64_t most = tsr_tile_most(s->run->ring, l->gather, 2 * itemsize, 1), spare = most / 8;
-    tsr_columns_find(&s->run->blits[l->at], l->end - l->at, l->gather, most - spare, &l->set);
-    while (l->set.count > 1 && tsr_columns_memory(&l->set, 0) > spare * itemsize)
-        tsr_columns_find(&s->run->blits[l->at], l->set.count / 2, l->gather, most - spare, &l->set);
+    columns_find(&s->run->blits[l->at], l->end - l->at, l->gather, most - spare, &l->set);
+    while (l->set.count > 1 && columns_memory(&l->set, 0) > spare * itemsize)
+        columns_find(&s->run->blits[l->at], l->set.count / 2, l->gather, most - spare, &l->set);
     if (l->set.count < 2) return false;
     tsr_tiles_start(&l->tiles, (tsr_box){l->gather->ndim, l->set.offsets, l->set.sizes}, most - spare);
     return true;
@@ -373,4 +496,82 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
     if (status == TSR_OK) status = run_lanes(&s, err);
     while (s.leases) close_lease(&s, s.leases->gather);
     return status;
+}
+
+/* ---- blit order ---- */
+
+#define MOST_GROUPS 64u /* a tensor is located once per group that it is in */
+
+typedef struct place {
+    uint32_t group; /* from 1; 0 if it is written tensor by tensor */
+    uint32_t number;
+} place;
+
+static bool is_row_major(const tsr_entry *entry)
+{
+    for (uint64_t c = 0; c < entry->chunk_count; c++) {
+        const tsr_view *view = entry->chunks[c].view;
+        if (view && (view->strides || view->zstd)) return false;
+    }
+    return true;
+}
+
+/* Whether all blits of an entry are contiguous runs of its rows, so that processing them separately reads no byte twice. */
+static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_error *err)
+{
+    tsr_packed packed;
+    *out = is_row_major(blits->entry);
+    if (!*out) return TSR_OK;
+    TSR_TRY(tsr_gather_pack(blits->entry, &packed, err));
+    const tsr_box whole = {packed.ndim, NULL, packed.shape};
+    for (size_t i = 0; i < count && *out; i++)
+        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){packed.ndim, blits[i].offsets, blits[i].sizes});
+    return TSR_OK;
+}
+
+/* How many blits at the beginning belong together. Literals are separate. */
+static size_t row_of_blits(const tsr_blit *blits, size_t count)
+{
+    size_t n = 1;
+    while (!blits->literal && n < count && !blits[n].literal && blits[n].entry == blits->entry) n++;
+    return n;
+}
+
+static tsr_status find_places(const tsr_catalog *catalog, const tsr_blit *blits, size_t count, uint32_t group_files,
+                              place *places, tsr_error *err)
+{
+    for (size_t i = 0, n; i < count; i += n) {
+        bool rows = true;
+        n = row_of_blits(blits + i, count - i);
+        if (!blits[i].literal && catalog->compressed) rows = false;
+        else if (!blits[i].literal) TSR_TRY(are_rows(blits + i, n, &rows, err));
+        for (size_t k = i; k < i + n; k++) places[k] = (place){rows ? 1 + blits[k].file / group_files : 0, (uint32_t)k};
+    }
+    return TSR_OK;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const place *x = a, *y = b;
+    if (x->group != y->group) return x->group < y->group ? -1 : 1;
+    return (x->number > y->number) - (x->number < y->number);
+}
+
+tsr_status tsr_blits_order(const tsr_catalog *catalog, const tsr_blit *blits, size_t count, tsr_arena *arena,
+                           tsr_blit_order *out, tsr_error *err)
+{
+    uint32_t last = 0;
+    TSR_FAIL_IF(count >= UINT32_MAX, err, TSR_E_LIMIT, "too many boxes to write");
+    for (size_t i = 0; i < count; i++) last = blits[i].file > last ? blits[i].file : last;
+    *out = (tsr_blit_order){.numbers = tsr_arena_array(arena, count, sizeof *out->numbers, err),
+                            .group_files = last / MOST_GROUPS + 1};
+    place *places = tsr_arena_array(arena, count, sizeof *places, err);
+    if (!out->numbers || !places) return TSR_E_NOMEM;
+    TSR_TRY(find_places(catalog, blits, count, out->group_files, places, err));
+    if (count) qsort(places, count, sizeof *places, by_place);
+    for (size_t i = 0; i < count; i++) {
+        out->numbers[i] = places[i].number;
+        out->grouped += places[i].group == 0;
+    }
+    return TSR_OK;
 }

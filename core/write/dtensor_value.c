@@ -11,9 +11,15 @@
 
 #include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
+#include "tessera/sys/box.h"
+#include "tessera/sys/box_walk.h"
+#include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
+#include "tessera/sys/vec.h"
+#include "write/fragments.h"
+#include "write/localize.h"
 
 /* Building blocks. A failure propagates: if a part is NULL, the whole is NULL, too. */
 typedef struct maker {
@@ -84,7 +90,7 @@ static const tsr_value *built(maker m, const char *name, const tsr_value *argume
     return v;
 }
 
-static const tsr_value *numbers(maker m, tsr_value_kind kind, const uint64_t *from, size_t count)
+static const tsr_value *value_numbers(maker m, tsr_value_kind kind, const uint64_t *from, size_t count)
 {
     const tsr_value **items = tsr_arena_array(m.arena, count, sizeof *items, m.err);
     for (size_t i = 0; items && i < count; i++) items[i] = integer(m, from[i]);
@@ -98,7 +104,7 @@ static const tsr_value *contiguous_strides(maker m, const tsr_dtensor *d)
         strides[i] = step;
         step *= d->shape[i] ? d->shape[i] : 1;
     }
-    return numbers(m, TSR_VALUE_TUPLE, strides, d->ndim);
+    return value_numbers(m, TSR_VALUE_TUPLE, strides, d->ndim);
 }
 
 static const tsr_value *dtype_value(maker m, tsr_dtype dtype)
@@ -125,8 +131,8 @@ static const tsr_value *dict(maker m, const tsr_value *const *pairs, size_t coun
 static const tsr_value *axis(maker m, uint64_t size, uint64_t stride)
 {
     const size_t count = size > 1;
-    const tsr_value *pairs[] = {text(m, "shape"), numbers(m, TSR_VALUE_TUPLE, &size, count), text(m, "stride"),
-                                numbers(m, TSR_VALUE_TUPLE, &stride, count)};
+    const tsr_value *pairs[] = {text(m, "shape"), value_numbers(m, TSR_VALUE_TUPLE, &size, count), text(m, "stride"),
+                                value_numbers(m, TSR_VALUE_TUPLE, &stride, count)};
     return built(m, "torch.distributed._mesh_layout._FlatLayout", NULL, dict(m, pairs, 4));
 }
 
@@ -215,7 +221,7 @@ const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const tsr_e
         text(m, "_flatten_mapping"), dict(m, NULL, 0),
         text(m, "_dim_group_names"), whole(m, TSR_VALUE_LIST, groups, mesh->dim_count),
         text(m, "_rank"), integer(m, rank),
-        text(m, "_coordinate_on_dim"), numbers(m, TSR_VALUE_TUPLE, coordinate, mesh->dim_count),
+        text(m, "_coordinate_on_dim"), value_numbers(m, TSR_VALUE_TUPLE, coordinate, mesh->dim_count),
         text(m, "_hash"), none(m),
     };
     /* clang-format on */
@@ -260,7 +266,7 @@ static const tsr_value *shard_order(maker m, const tsr_dtensor *d)
             if (tsr_placement_dim(&d->placements[i], d->ndim, &cut) && cut == dim) cutters[cuts++] = i;
         }
         if (!cuts) continue;
-        const tsr_value *parts[] = {integer(m, dim), numbers(m, TSR_VALUE_TUPLE, cutters, cuts)};
+        const tsr_value *parts[] = {integer(m, dim), value_numbers(m, TSR_VALUE_TUPLE, cutters, cuts)};
         entries[count++] = built(m, "torch.distributed.tensor._dtensor_spec.ShardOrderEntry", tuple(m, parts, 2), NULL);
     }
     return tuple(m, entries, count);
@@ -270,7 +276,7 @@ static const tsr_value *spec_value(maker m, const tsr_dtensor *d)
 {
     const tsr_value *placements[TSR_MESH_MAX_DIMS];
     for (uint32_t i = 0; i < d->mesh->dim_count; i++) placements[i] = placement_value(m, &d->placements[i], d->ndim);
-    const tsr_value *meta[] = {numbers(m, TSR_VALUE_SIZE, d->shape, d->ndim), contiguous_strides(m, d),
+    const tsr_value *meta[] = {value_numbers(m, TSR_VALUE_SIZE, d->shape, d->ndim), contiguous_strides(m, d),
                                dtype_value(m, d->dtype)};
     /* clang-format off */
     const tsr_value *pairs[] = {
@@ -292,7 +298,7 @@ static const tsr_value *wrapper_arguments(maker m, const char *class_name, const
     const tsr_value *strided = text(m, "torch.strided");
     const tsr_value *arguments[] = {named(m, TSR_VALUE_GLOBAL, class_name),
                                     dtype_value(m, d->dtype),
-                                    numbers(m, TSR_VALUE_TUPLE, d->shape, d->ndim),
+                                    value_numbers(m, TSR_VALUE_TUPLE, d->shape, d->ndim),
                                     contiguous_strides(m, d),
                                     integer(m, 0),
                                     called(m, "torch.serialization._get_layout", tuple(m, &strided, 1)),
@@ -345,8 +351,8 @@ static const tsr_value *shard_metadata(maker m, const tsr_sharded *s, uint64_t r
                                  text(m, "_rank"),        integer(m, rank),
                                  text(m, "_device"),      named(m, TSR_VALUE_DEVICE, "cpu")};
     const tsr_value *pairs[] = {
-        text(m, "shard_offsets"), numbers(m, TSR_VALUE_LIST, &at, 1),
-        text(m, "shard_sizes"),   numbers(m, TSR_VALUE_LIST, &size, 1),
+        text(m, "shard_offsets"), value_numbers(m, TSR_VALUE_LIST, &at, 1),
+        text(m, "shard_sizes"),   value_numbers(m, TSR_VALUE_LIST, &size, 1),
         text(m, "placement"),     built(m, "torch.distributed.remote_device._remote_device", NULL, dict(m, placed, 6))};
     return slotted(m, SHARD_ROOM "metadata.ShardMetadata", pairs, 6);
 }
@@ -389,7 +395,7 @@ const tsr_value *tsr_sharded_value(const tsr_sharded *s, tsr_arena *arena, tsr_e
     const tsr_value *about[] = {text(m, "shards_metadata"),
                                 shards,
                                 text(m, "size"),
-                                numbers(m, TSR_VALUE_SIZE, &s->numel, 1),
+                                value_numbers(m, TSR_VALUE_SIZE, &s->numel, 1),
                                 text(m, "tensor_properties"),
                                 tensor_properties(m, s)};
     const tsr_value *spec[] = {text(m, "shards"), shards};
@@ -399,4 +405,140 @@ const tsr_value *tsr_sharded_value(const tsr_sharded *s, tsr_arena *arena, tsr_e
         built(m, SHARD_ROOM "sharding_spec.api.EnumerableShardingSpec", NULL, dict(m, spec, 2)), boolean(m, false)};
     const tsr_dtensor global = {.dtype = s->dtype, .ndim = 1, .shape = &s->numel, .requires_grad = s->requires_grad};
     return wrapped(m, SHARD_ROOM "sharded_tensor.api.ShardedTensor", &global, tuple(m, state, 5));
+}
+
+/* ---- localize ---- */
+
+/* Intersects the boxes of a shard with the chunks of the tensor to get the chunks of the local tensor.
+ *
+ *   global   [ chunk A ····[box····] ]  [ [····box] chunk B ··· ]
+ *   local                   [ a1 ··][ b1 ···]                        views begin where the box begins in its chunk */
+
+/* A box around all boxes of the shard, so that other chunks need not be located. */
+static tsr_box hull_of(const tsr_shard *shard, uint64_t *offsets, uint64_t *sizes)
+{
+    for (uint32_t d = 0; d < shard->ndim; d++) {
+        offsets[d] = shard->box_count ? shard->boxes[0].offsets[d] : 0;
+        sizes[d] = shard->box_count ? shard->boxes[0].sizes[d] : 0;
+    }
+    for (uint64_t b = 1; b < shard->box_count; b++)
+        tsr_box_enclose(shard->ndim, offsets, sizes, (tsr_box){shard->ndim, shard->boxes[b].offsets, shard->boxes[b].sizes});
+    return (tsr_box){shard->ndim, offsets, sizes};
+}
+
+static tsr_status add_chunk(const tsr_gather *gather, const tsr_located *part, const tsr_shard_box *box, tsr_arena *arena,
+                            tsr_vec *chunks, tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    const uint32_t ndim = gather->ndim;
+    if (!tsr_box_intersect((tsr_box){ndim, part->offsets, part->sizes}, (tsr_box){ndim, box->offsets, box->sizes}, offsets,
+                           sizes))
+        return TSR_OK;
+    tsr_chunk *chunk = tsr_vec_push(chunks, err);
+    uint64_t *numbers = tsr_arena_array(arena, 3 * (size_t)ndim, sizeof *numbers, err);
+    tsr_view *view = TSR_ARENA_NEW(arena, tsr_view, err);
+    if (!chunk || !numbers || !view) return TSR_E_NOMEM;
+    *view = part->view;
+    for (uint32_t d = 0; d < ndim; d++) {
+        numbers[d] = offsets[d] - box->offsets[d] + box->local_offsets[d];
+        numbers[ndim + d] = sizes[d];
+        numbers[2 * ndim + d] = part->strides[d];
+        view->byte_offset += (offsets[d] - part->offsets[d]) * part->strides[d] * gather->itemsize;
+    }
+    view->strides = numbers + 2 * ndim;
+    *chunk = (tsr_chunk){
+        .offsets = numbers, .sizes = numbers + ndim, .byte_offset = view->byte_offset, .view = view, .file = view->file};
+    return TSR_OK;
+}
+
+static tsr_status localize_cut(const tsr_gather *gather, const tsr_shard *shard, tsr_arena *arena, tsr_vec *chunks,
+                               tsr_entry *out, tsr_error *err)
+{
+    for (uint64_t b = 0; b < shard->box_count; b++) {
+        for (size_t i = 0; i < gather->part_count; i++) {
+            TSR_TRY(add_chunk(gather, &gather->parts[i], &shard->boxes[b], arena, chunks, err));
+        }
+    }
+    tsr_chunk *own = tsr_arena_array(arena, chunks->count, sizeof *own, err);
+    if (!own) return TSR_E_NOMEM;
+    if (chunks->count) memcpy(own, chunks->items, chunks->count * sizeof *own);
+    out->chunks = own;
+    out->chunk_count = chunks->count;
+    return TSR_OK;
+}
+
+tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_shard *shard, tsr_arena *arena,
+                        tsr_entry *out, tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], *shape = tsr_arena_array(arena, shard->ndim, sizeof *shape, err);
+    const tsr_box hull = hull_of(shard, offsets, sizes);
+    tsr_gather *gather = NULL;
+    if (!shape) return TSR_E_NOMEM;
+    TSR_FAIL_IF(tsr_dtype_describe(entry->dtype)->bits == 6, err, TSR_E_UNSUPPORTED, "'%.*s': %s cannot be split",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
+    if (shard->ndim) memcpy(shape, shard->local_shape, shard->ndim * sizeof *shape);
+    if (shard->box_count) TSR_TRY(tsr_gather_open(checkpoint, entry, &hull, &gather, err));
+    *out = (tsr_entry){.fqn = entry->fqn, .dtype = entry->dtype, .ndim = shard->ndim, .shape = shape};
+    uint64_t last = 0;
+    if (!tsr_dtype_pack(&out->dtype, &last)) return TSR_E_FORMAT;
+    if (!gather) return TSR_OK;
+    tsr_vec chunks = tsr_vec_of(tsr_checkpoint_host(checkpoint)->allocator, sizeof(tsr_chunk));
+    tsr_status status = localize_cut(gather, shard, arena, &chunks, out, err);
+    tsr_vec_free(&chunks);
+    tsr_gather_close(gather);
+    return status;
+}
+
+/* ---- fragments ---- */
+
+void tsr_fragments_of_box(const tsr_entry *entry, const uint64_t *fragments, const uint64_t *offsets, const uint64_t *sizes,
+                          uint64_t *stored_offsets, uint64_t *stored_sizes)
+{
+    uint64_t flat = 1;
+    for (uint32_t d = 0; d < entry->ndim; d++) {
+        const uint64_t step = entry->shape[d] / fragments[d];
+        stored_offsets[d] = offsets && step ? offsets[d] / step : 0;
+        stored_sizes[d] = sizes && step ? sizes[d] / step : fragments[d];
+        flat *= step;
+    }
+    stored_offsets[entry->ndim] = 0;
+    stored_sizes[entry->ndim] = flat;
+}
+
+static uint64_t greatest_divisor(uint64_t a, uint64_t b)
+{
+    while (b) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+void tsr_fragment_steps(uint32_t ndim, uint64_t *steps, tsr_box box)
+{
+    if (tsr_box_is_empty(box)) return;
+    for (uint32_t d = 0; d < ndim; d++)
+        steps[d] = greatest_divisor(greatest_divisor(steps[d], tsr_box_offset(box, d)), box.sizes[d]);
+}
+
+tsr_status tsr_fragment_boxes(const tsr_entry *entry, const uint64_t *fragments, tsr_box box,
+                              tsr_status (*each)(void *ctx, tsr_box box, tsr_error *err), void *ctx, tsr_error *err)
+{
+    uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
+    uint32_t d;
+    if (tsr_box_is_empty(box)) return each(ctx, box, err);
+    for (uint32_t k = 0; k < box.ndim; k++) {
+        offsets[k] = tsr_box_offset(box, k);
+        sizes[k] = k ? entry->shape[k] / fragments[k] : box.sizes[k];
+    }
+    do {
+        TSR_TRY(each(ctx, (tsr_box){box.ndim, offsets, sizes}, err));
+        for (d = box.ndim; d > 0; d--) { /* moves along dim d - 1 */
+            offsets[d - 1] += sizes[d - 1];
+            if (offsets[d - 1] < tsr_box_offset(box, d - 1) + box.sizes[d - 1]) break;
+            offsets[d - 1] = tsr_box_offset(box, d - 1);
+        }
+    } while (d > 0);
+    return TSR_OK;
 }

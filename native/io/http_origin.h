@@ -6,7 +6,5 @@
 
 /* Whether both are http or https URLs with the same scheme, host and port (by default 80 and 443). */
 bool tsr_http_same_origin(const char *a, const char *b);
-/* A copy of `url` (malloc) with the "user:password@" of `from`, unless it has its own; NULL if memory ran out. */
-char *tsr_http_with_user(const char *url, const char *from);
 
 #endif

@@ -1,4 +1,13 @@
 /* See tessera/sys/remote.h. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "io/block_cache.h"
+#include "io/http.h"
+#include "io/thread_guards.h"
+#include "tessera/memory.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
@@ -6,14 +15,106 @@
 #include "tessera/sys/uri.h"
 #include "tessera/sys/vec.h"
 
-#include <inttypes.h>
-#include <stdlib.h>
-#include <strings.h>
+/* Files that most checkpoints have, to be requested one after the other. Ends with NULL. */
+extern const char *const tsr_remote_first[];
+/* Files that the Trainer and accelerate write next to a model. Ends with NULL. */
+extern const char *const tsr_remote_of_trainer[];
+/* The same next to an adapter, without what tsr_remote_other has. */
+extern const char *const tsr_remote_of_adapter[];
+/* Files to request, all together, if there are none of tsr_remote_first. Ends with NULL. */
+extern const char *const tsr_remote_other[];
+/* An adapter of PEFT, which the Trainer saves in the model's place. Asked for last. */
+extern const char *const tsr_remote_adapters[];
 
-#include "io/block_cache.h"
-#include "io/http.h"
-#include "io/remote_names.h"
-#include "io/thread_guards.h"
+enum { TSR_REMOTE_MARKED = 8, TSR_REMOTE_MARKER_SIZE = 255 };
+/* Those files of tsr_remote_other that name the directory of the newest checkpoint, in order of precedence. Ends with
+ * NULL. */
+extern const char *const tsr_remote_markers[];
+
+/* ---- remote names ---- */
+
+/* Names of files with which a checkpoint is found in a directory of a server that cannot list it. Each framework writes some
+ * files under fixed names; the others follow from the contents of these. */
+
+const char *const tsr_remote_first[] = {
+    ".metadata", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+    NULL};
+const char *const tsr_remote_of_trainer[] = {"trainer_state.json", "training_args.bin", "random_states_0.pkl", NULL};
+const char *const tsr_remote_of_adapter[] = {"trainer_state.json", "training_args.bin", NULL};
+const char *const tsr_remote_adapters[] = {"adapter_model.safetensors", "adapter_model.bin", NULL};
+const char *const tsr_remote_markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", NULL};
+
+#define OF_ZERO "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt", "zero/optimizer_state.pt"
+const char *const tsr_remote_other[] = {"latest",
+                                        "latest_universal",
+                                        "latest_checkpointed_iteration.txt",
+                                        OF_ZERO,
+                                        "pytorch_model_fsdp_0/.metadata",
+                                        "fsdp_config.json",
+                                        "pytorch_model_fsdp.bin",
+                                        "random_states_0.pkl",
+                                        NULL};
+static const char *const of_tag[] = {OF_ZERO, NULL};
+static const char *const of_iteration[] = {".metadata", "metadata.json", NULL};
+static const char *const of_verl[] = {"fsdp_config.json", NULL};
+
+/* Whether a file of tsr_remote_first may belong to a checkpoint of the Trainer. */
+static bool remote_is_model(const char *name)
+{
+    return strcmp(name, ".metadata") != 0;
+}
+
+typedef struct naming {
+    tsr_arena *arena;
+    tsr_str *out;
+    size_t *count;
+    tsr_error *err;
+} naming;
+
+static tsr_status add(const naming *n, tsr_str directory, const char *const *names)
+{
+    for (; *names; names++) {
+        const tsr_str name = tsr_arena_format(n->arena, n->err, "%.*s/%s", TSR_STR_ARG(directory), *names);
+        if (!name.data) return TSR_E_NOMEM;
+        n->out[(*n->count)++] = name;
+    }
+    return TSR_OK;
+}
+
+/* Megatron and verl write a number, from which each forms the name of a directory; DeepSpeed writes the name itself. */
+static tsr_status add_numbered(const naming *n, unsigned long long number)
+{
+    const tsr_str megatron = tsr_arena_format(n->arena, n->err, "iter_%07llu", number);
+    const tsr_str verl = tsr_arena_format(n->arena, n->err, "global_step_%llu/actor", number);
+    if (!megatron.data || !verl.data) return TSR_E_NOMEM;
+    TSR_TRY(add(n, megatron, of_iteration));
+    return add(n, verl, of_verl);
+}
+
+/* Lists the files to request for the checkpoint that a marker with these bytes names. *count is 0 if the bytes name no
+ * directory. Errors: TSR_E_NOMEM. */
+static tsr_status remote_marked(tsr_str bytes, tsr_arena *arena, tsr_str out[TSR_REMOTE_MARKED], size_t *count,
+                                tsr_error *err)
+{
+    const naming n = {arena, out, count, err};
+    bool is_number = true;
+    char digits[19] = "";
+    *count = 0;
+    while (bytes.size && strchr("\n\r ", bytes.data[bytes.size - 1])) bytes.size--;
+    for (size_t i = 0; i < bytes.size; i++) {
+        const char c = bytes.data[i];
+        if ((unsigned char)c < ' ' || c == '/') return TSR_OK;
+        is_number = is_number && c >= '0' && c <= '9';
+    }
+    if (bytes.size == 0 || tsr_str_equal(bytes, TSR_STR(".")) || tsr_str_equal(bytes, TSR_STR(".."))) return TSR_OK;
+    if (tsr_str_equal(bytes, TSR_STR("release"))) return add(&n, bytes, of_iteration);
+    if (!is_number || bytes.size >= sizeof digits) return add(&n, bytes, of_tag);
+    memcpy(digits, bytes.data, bytes.size);
+    TSR_TRY(add_numbered(&n, strtoull(digits, NULL, 10)));
+    return add(&n, bytes, of_tag);
+}
+
+/* ---- remote store ---- */
 
 enum { WHOLE = 64 << 20 };
 
@@ -316,7 +417,7 @@ static tsr_status follow_marker(remote_store *store, const tsr_host *host, tsr_e
     const uint64_t size = file == TSR_NO_FILE ? 0 : store->base.files[file].size;
     if (size == 0 || size > sizeof bytes) return TSR_OK;
     tsr_status status = remote_read_at(&store->base, file, 0, bytes, (size_t)size, err);
-    if (status == TSR_OK) status = tsr_remote_marked((tsr_str){bytes, (size_t)size}, store->arena, names, &count, err);
+    if (status == TSR_OK) status = remote_marked((tsr_str){bytes, (size_t)size}, store->arena, names, &count, err);
     return status == TSR_OK && count ? tsr_remote_store_add(&store->base, host, names, count, &added, err) : status;
 }
 
@@ -327,8 +428,7 @@ static tsr_status find_first(remote_store *store, const tsr_host *host, tsr_erro
         size_t added;
         const tsr_status status = tsr_remote_store_add(&store->base, host, &name, 1, &added, err);
         if (status != TSR_OK) return status;
-        if (added)
-            return tsr_remote_is_model(tsr_remote_first[i]) ? ask_for(store, host, tsr_remote_of_trainer, err) : TSR_OK;
+        if (added) return remote_is_model(tsr_remote_first[i]) ? ask_for(store, host, tsr_remote_of_trainer, err) : TSR_OK;
     }
     return TSR_OK;
 }

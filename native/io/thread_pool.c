@@ -1,13 +1,16 @@
 /* See thread_pool.h. Runs one loop at a time: a generation number wakes the workers, and an atomic counter hands out
  * indices. */
 #include "io/thread_pool.h"
-#include "io/forked.h"
-#include "io/locked.h"
 
 #include <assert.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+
+#include "io/forked.h"
+#include "io/locked.h"
+#include "io/thread_guards.h"
+#include "tessera/sys/alloc.h"
 
 struct tsr_pool {
     tsr_process process; /* the one that the workers are threads of */
@@ -143,4 +146,43 @@ void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index)
     while (pool->working > 0) pthread_cond_wait(&pool->done, &pool->lock);
     pool->busy = false;
     pthread_mutex_unlock(&pool->lock);
+}
+
+/* ---- thread guards ---- */
+
+typedef struct mutex {
+    const tsr_allocator *allocator;
+    pthread_mutex_t lock;
+} mutex;
+
+static void take(void *ctx)
+{
+    pthread_mutex_lock(&((mutex *)ctx)->lock);
+}
+
+static void release(void *ctx)
+{
+    pthread_mutex_unlock(&((mutex *)ctx)->lock);
+}
+
+static bool is_taken(void *ctx)
+{
+    return tsr_is_locked(&((mutex *)ctx)->lock);
+}
+
+static void free_mutex(void *ctx)
+{
+    mutex *m = ctx;
+    pthread_mutex_destroy(&m->lock);
+    tsr_free(m->allocator, m, 1, sizeof *m);
+}
+
+tsr_status tsr_thread_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out,
+                                 tsr_error *err)
+{
+    mutex *m = tsr_alloc(allocator, 1, sizeof *m, err);
+    if (!m) return TSR_E_NOMEM;
+    m->allocator = allocator;
+    pthread_mutex_init(&m->lock, NULL);
+    return tsr_guards_new(allocator, read, ctx, &(tsr_guards_lock){m, take, release, is_taken, free_mutex}, out, err);
 }

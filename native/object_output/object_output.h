@@ -129,7 +129,7 @@ void tsr_parts_resize(object_output *output, written_object *object, uint64_t si
 void tsr_parts_stop(object_output *output);  /* makes sure that nothing more is sent */
 void tsr_parts_close(object_output *output); /* ends the threads */
 
-/* object_resume.c: these do nothing without options.resume. `open` must precede the listing of existing objects, and `look`
+/* object_parts.c: these do nothing without options.resume. `open` must precede the listing of existing objects, and `look`
  * must follow it. */
 tsr_status tsr_resume_open(object_output *output, tsr_error *err);
 tsr_status tsr_resume_look(object_output *output, tsr_error *err);
@@ -139,10 +139,6 @@ bool tsr_resume_knows(const object_output *output, tsr_str key);
 tsr_status tsr_resume_take_object(object_output *output, written_object *object, const tsr_object *before, tsr_error *err);
 /* Compares a part of such an object. TSR_E_EXISTS if its bytes differ. */
 tsr_status tsr_resume_compare(object_output *output, queued_part of, const tsr_upload_bytes *bytes, tsr_error *err);
-/* Finds an upload of an earlier run. Sets its id, if uploads have ids, and the parts that it has. */
-tsr_status tsr_resume_find_upload(object_output *output, written_object *object, tsr_error *err);
-/* Whether that upload has these bytes as a part. If so, sets the part's tag. */
-bool tsr_resume_has_part(object_output *output, queued_part of, const tsr_upload_bytes *bytes);
 /* Discards uploads that were not continued. To be called when everything is published. */
 tsr_status tsr_resume_finish(object_output *output, tsr_error *err);
 
@@ -153,7 +149,6 @@ typedef struct new_object {
     uint64_t size;
     size_t part_size;
 } new_object;
-tsr_status tsr_object_create(object_output *output, new_object as, uint32_t *file, tsr_error *err);
 
 /* object_publish.c */
 tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *err);
@@ -161,16 +156,12 @@ tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *er
 void tsr_object_set_published(object_output *output);
 /* Aborts uploads, and removes objects that were made but not published. */
 void tsr_object_discard(object_output *output);
-/* object_notes.c: whether a key is that of a note (options.notes). If so, *name is the rest of the key. */
+/* object_replacing.c: whether a key is that of a note (options.notes). If so, *name is the rest of the key. */
 bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
 bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);
-/* Whether this is the name of a note about the whole job rather than about a part. */
-bool tsr_note_is_of_job(tsr_str name);
-/* The note of this name that existed when the output was opened; NULL if there was none. */
-const tsr_object *tsr_object_find_note(const object_output *output, tsr_str name);
 /* Reads the text of a note into `arena`. TSR_E_FORMAT if it is damaged. */
 tsr_status tsr_note_read(tsr_service *service, const tsr_object *note, tsr_arena *arena, tsr_str *text, tsr_error *err);
-/* object_foreign.c: whether a key is that of a note of another job. *is_part: about a part, not about the whole job. */
+/* object_replacing.c: whether a key is that of a note of another job. *is_part: about a part, not about the whole job. */
 bool tsr_is_foreign_note(const object_output *output, tsr_str key, bool *is_part);
 /* TSR_E_EXISTS if there are such notes in `found`, unless they are allowed. */
 tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list *found, tsr_error *err);

@@ -1,17 +1,282 @@
 /* See tessera/sys/object_store.h. */
 #include "tessera/sys/object_store.h"
 
+#include <assert.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "io/block_cache.h"
+#include "io/locked.h"
 #include "io/thread_guards.h"
 #include "object_store/exchange.h"
-#include "object_store/read_ahead.h"
 #include "object_store/service.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/folder.h"
+#include "tessera/sys/path_store.h"
+#include "tessera/sys/pipe_store.h"
+#include "tessera/sys/remote.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/uri.h"
+
+typedef struct tsr_read_ahead tsr_read_ahead;
+
+/* ---- path store ---- */
+
+bool tsr_is_url(const char *path)
+{
+    return tsr_is_object_url(path) || tsr_is_address(path);
+}
+
+tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err)
+{
+    if (tsr_is_object_url(path)) return tsr_object_store_open(opener->host, path, out, err);
+    if (tsr_is_address(path)) return tsr_remote_store_open(opener->host, path, out, err);
+    return tsr_folder_store_open(opener->sys, opener->host->allocator, path, out, err);
+}
+
+tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
+{
+    return tsr_path_store_open_by(&(tsr_store_opener){.host = host}, path, out, err);
+}
+
+tsr_status tsr_run_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
+{
+    if (tsr_is_object_url(path)) return tsr_object_directory_open(host, path, out, err);
+    TSR_FAIL_IF(
+        tsr_is_address(path), err, TSR_E_USAGE,
+        "an HTTP server does not list directories, so its checkpoints are unknown; name a directory, or the URL of an "
+        "object store");
+    TSR_TRY(tsr_folder_store_open(NULL, host->allocator, path, out, err));
+    if ((*out)->primary == TSR_NO_FILE) return TSR_OK;
+    (*out)->close(*out);
+    *out = NULL;
+    return tsr_fail(err, TSR_E_USAGE, "this is a file; name the directory of a run");
+}
+
+tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
+{
+    const bool is_pipe = !tsr_is_url(path) && tsr_is_pipe(path);
+    return is_pipe ? tsr_pipe_store_open(host->allocator, path, out, err) : tsr_path_store_open(host, path, out, err);
+}
+
+const char *tsr_path_store_version(const tsr_store *store, uint32_t file)
+{
+    const char *version = tsr_object_store_version(store, file);
+    return *version ? version : tsr_remote_store_version(store, file);
+}
+
+tsr_hidden_names tsr_path_store_hidden(const tsr_store *store)
+{
+    const tsr_hidden_names hidden = tsr_object_store_hidden(store);
+    return hidden.count ? hidden : tsr_folder_store_hidden(store);
+}
+
+static bool is_within(const char *inner, const char *outer)
+{
+    size_t size = strlen(outer);
+    while (size && outer[size - 1] == '/') size--;
+    return strncmp(inner, outer, size) == 0 && (inner[size] == '\0' || inner[size] == '/');
+}
+
+bool tsr_urls_overlap(const char *a, const char *b)
+{
+    return is_within(a, b) || is_within(b, a);
+}
+
+tsr_status tsr_path_must_be_local(const char *path, tsr_error *err)
+{
+    char shown[1024];
+    if (!tsr_is_url(path)) return TSR_OK;
+    shown[tsr_uri_redact(tsr_str_from(path), shown, sizeof shown - 1)] = '\0';
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot write to '%s'; name a path on this machine", shown);
+}
+
+/* ---- read ahead ---- */
+
+/* Reads ahead when objects are read from front to back: a window of 8 MiB is fetched by several requests at the same time,
+ * and the reads that follow are served from it. At most one window per run of reads is fetched in vain; none if the run
+ * reads all of a range that was announced, such as the bytes of a chunk.
+ *
+ * This is not io/block_cache.h with larger blocks. That one keeps what small reads in any order use again, and fetches
+ * only what is requested. This one guesses where a run continues, and forgets what was read. An object store has both,
+ * for two kinds of reads. */
+
+enum { WINDOW = 8 << 20, WINDOWS = 4, RUNS = 16, BEFORE = 64 << 10 };
+
+typedef struct window {
+    uint32_t file;
+    uint64_t offset;
+    size_t size;  /* 0: empty */
+    bool is_busy; /* being fetched */
+    uint64_t used_at;
+    char *bytes;
+} window;
+
+/* A sequence of reads, each of which begins where the previous one ended. */
+typedef struct run {
+    uint32_t file;
+    uint64_t begin, end; /* `end` is where the last read ended; 0: unused */
+} run;
+
+struct tsr_read_ahead {
+    const tsr_allocator *allocator;
+    tsr_block_fetch *fetch;
+    void *ctx;
+    pthread_mutex_t lock;
+    pthread_cond_t fetched;
+    window windows[WINDOWS];
+    run runs[RUNS];
+    run expected[RUNS]; /* ranges that were announced */
+    uint64_t clock;
+    unsigned expected_count; /* number of announcements so far */
+};
+
+static tsr_status read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out,
+                                 tsr_error *err)
+{
+    tsr_read_ahead *ahead = tsr_alloc(allocator, 1, sizeof *ahead, err);
+    if (!ahead) return TSR_E_NOMEM;
+    *ahead = (tsr_read_ahead){.allocator = allocator, .fetch = fetch, .ctx = ctx};
+    pthread_mutex_init(&ahead->lock, NULL);
+    pthread_cond_init(&ahead->fetched, NULL);
+    *out = ahead;
+    return TSR_OK;
+}
+
+/* Creates the windows: at most four, 32 MiB. Borrows `ctx`. `fetch` is called without a lock, from any thread. */
+static void read_ahead_free(tsr_read_ahead *ahead)
+{
+    if (!ahead) return;
+    for (size_t i = 0; i < WINDOWS; i++) tsr_free(ahead->allocator, ahead->windows[i].bytes, WINDOW, 1);
+    pthread_cond_destroy(&ahead->fetched);
+    pthread_mutex_destroy(&ahead->lock);
+    tsr_free(ahead->allocator, ahead, 1, sizeof *ahead);
+}
+
+/* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
+static void read_ahead_forget(tsr_read_ahead *ahead)
+{
+    for (size_t i = 0; i < WINDOWS; i++) ahead->windows[i].size = 0;
+    for (size_t i = 0; i < RUNS; i++) ahead->runs[i].end = ahead->expected[i].end = 0;
+}
+
+/* Announces that this range will be read sequentially. Only the latest 16 announcements count. Thread-safe. */
+static void read_ahead_expect(tsr_read_ahead *ahead, uint32_t file, uint64_t offset, uint64_t size)
+{
+    bool is_known = false;
+    pthread_mutex_lock(&ahead->lock);
+    for (size_t i = 0; i < RUNS && !is_known; i++) {
+        const run *e = &ahead->expected[i];
+        is_known = e->end == offset + size && e->file == file && e->begin == offset;
+    }
+    if (!is_known) ahead->expected[ahead->expected_count++ % RUNS] = (run){file, offset, offset + size};
+    pthread_mutex_unlock(&ahead->lock);
+}
+
+static window *find(tsr_read_ahead *ahead, uint32_t file, uint64_t offset)
+{
+    for (size_t i = 0; i < WINDOWS; i++) {
+        window *w = &ahead->windows[i];
+        if (w->size && w->file == file && w->offset <= offset && offset - w->offset < w->size) return w;
+    }
+    return NULL;
+}
+
+/* The window that was used longest ago; NULL if all are busy. */
+static window *oldest(tsr_read_ahead *ahead)
+{
+    window *found = NULL;
+    for (size_t i = 0; i < WINDOWS; i++) {
+        window *w = &ahead->windows[i];
+        if (!w->is_busy && (!found || w->used_at < found->used_at)) found = w;
+    }
+    return found;
+}
+
+/* How many bytes to read ahead. Ends where an announced range ends if the run began in it or shortly before it, for example
+ * in the header of its member. A run that came here from elsewhere may continue after the range. Never extends into another
+ * window. */
+static size_t window_size(const tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin)
+{
+    uint64_t end = range->file_size - range->offset < WINDOW ? range->file_size : range->offset + WINDOW;
+    for (size_t i = 0; i < RUNS; i++) {
+        const run *e = &ahead->expected[i];
+        const bool is_in = e->file == range->file && range->offset >= e->begin && range->offset < e->end;
+        if (is_in && begin + BEFORE >= e->begin && e->end < end) end = e->end;
+    }
+    for (size_t i = 0; i < WINDOWS; i++) {
+        const window *w = &ahead->windows[i];
+        if (w->size && w->file == range->file && w->offset > range->offset && w->offset < end) end = w->offset;
+    }
+    return (size_t)(end - range->offset);
+}
+
+/* Whether the read continues a run, which began at *begin and now ends after this read. Otherwise, a new run replaces the
+ * oldest. */
+static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, size_t size, uint64_t *begin)
+{
+    run *found = NULL;
+    for (size_t i = 0; i < RUNS && !found; i++)
+        if (ahead->runs[i].end && ahead->runs[i].file == range->file && ahead->runs[i].end == range->offset)
+            found = &ahead->runs[i];
+    *begin = found ? found->begin : range->offset;
+    if (found) found->end = range->offset + size;
+    else ahead->runs[ahead->clock++ % RUNS] = (run){range->file, range->offset, range->offset + size};
+    return found != NULL;
+}
+
+/* Fetches a window. Must be called with the lock held, and releases it during the request. */
+static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin, tsr_error *err)
+{
+    assert(tsr_is_locked(&ahead->lock));
+    window *w = oldest(ahead);
+    if (!w) {
+        pthread_cond_wait(&ahead->fetched, &ahead->lock);
+        return TSR_OK;
+    }
+    w->size = 0;
+    *w = (window){range->file, range->offset, window_size(ahead, range, begin), true, ++ahead->clock, w->bytes};
+    pthread_mutex_unlock(&ahead->lock);
+    if (!w->bytes) w->bytes = tsr_alloc(ahead->allocator, WINDOW, 1, err);
+    const tsr_status status = w->bytes ? ahead->fetch(ahead->ctx, w->file, w->offset, w->bytes, w->size, err) : TSR_E_NOMEM;
+    pthread_mutex_lock(&ahead->lock);
+    w->is_busy = false;
+    if (status != TSR_OK) w->size = 0;
+    pthread_cond_broadcast(&ahead->fetched);
+    return status;
+}
+
+/* Serves a read that continues an earlier one. Otherwise *served is false, and nothing was read. Thread-safe. */
+static tsr_status read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, void *buffer, size_t size, bool *served,
+                                  tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    char *to = buffer;
+    uint64_t begin;
+    pthread_mutex_lock(&ahead->lock);
+    *served = continues_run(ahead, &range, size, &begin) || find(ahead, range.file, range.offset);
+    while (*served && size && status == TSR_OK) {
+        window *w = find(ahead, range.file, range.offset);
+        if (!w) {
+            status = fill(ahead, &range, begin, err);
+        } else if (w->is_busy) {
+            pthread_cond_wait(&ahead->fetched, &ahead->lock);
+        } else {
+            const size_t at = (size_t)(range.offset - w->offset), taken = w->size - at < size ? w->size - at : size;
+            memcpy(to, w->bytes + at, taken);
+            w->used_at = ++ahead->clock;
+            to += taken;
+            range.offset += taken;
+            size -= taken;
+        }
+    }
+    pthread_mutex_unlock(&ahead->lock);
+    return status;
+}
+
+/* ---- object store ---- */
 
 enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64 };
 
@@ -93,7 +358,7 @@ static tsr_status fetch_parts(object_store *store, part_range range, char *buffe
     return status;
 }
 
-static tsr_status fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+static tsr_status store_fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     object_store *store = ctx;
     const size_t most = (size_t)MOST_PARTS * PART;
@@ -116,8 +381,8 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
     const tsr_block_range range = {file, store->base.files[file].size, offset};
     bool served;
     if (size <= TSR_CACHE_LARGEST_READ) return tsr_block_cache_read(store->cache, range, buffer, size, err);
-    TSR_TRY(tsr_read_ahead_read(store->ahead, range, buffer, size, &served, err));
-    return served ? TSR_OK : fetch(store, file, offset, buffer, size, err);
+    TSR_TRY(read_ahead_read(store->ahead, range, buffer, size, &served, err));
+    return served ? TSR_OK : store_fetch(store, file, offset, buffer, size, err);
 }
 
 static tsr_status object_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -166,7 +431,7 @@ static void object_prefetch(tsr_store *base, const tsr_store_place *places, size
 
 static void object_expect(tsr_store *base, uint32_t file, uint64_t offset, uint64_t size)
 {
-    if (size > TSR_CACHE_LARGEST_READ) tsr_read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
+    if (size > TSR_CACHE_LARGEST_READ) read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
 }
 
 /* ---- files of the store ---- */
@@ -227,7 +492,7 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
     store->base.files = store->listing;
     store->base.file_count = shown;
     tsr_block_cache_forget(store->cache); /* the numbers of the files have changed */
-    tsr_read_ahead_forget(store->ahead);
+    read_ahead_forget(store->ahead);
     tsr_guards_forget(store->guards);
     return TSR_OK;
 }
@@ -333,7 +598,7 @@ static void object_close(tsr_store *base)
     object_store *store = (object_store *)base;
     tsr_guards_free(store->guards);
     tsr_block_cache_free(store->cache);
-    tsr_read_ahead_free(store->ahead);
+    read_ahead_free(store->ahead);
     tsr_free(store->allocator, store->files, store->room, sizeof *store->files);
     tsr_free(store->allocator, store->listing, store->room, sizeof *store->listing);
     tsr_object_list_close(&store->objects);
@@ -383,9 +648,9 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
                                      .prefetch = object_prefetch},
                             .allocator = host->allocator};
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
-    if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, fetch, store, &store->cache, err);
+    if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, store_fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
-    if (status == TSR_OK) status = tsr_read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
+    if (status == TSR_OK) status = read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
     if (status == TSR_OK)
         status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH,
                                   &store->service, err);

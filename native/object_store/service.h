@@ -32,7 +32,7 @@ typedef struct tsr_request {
     const char *content_range; /* of the body; NULL: none */
     const char *body_sum;      /* SHA-256 of the body, in hexadecimal digits; NULL: no body */
     bool is_upload;            /* a request of upload.h; Google accepts these in its XML API */
-    bool is_insertion;         /* a request of gcs_upload.c: inserts an object with Google's JSON API */
+    bool is_insertion;         /* a request of gcs.c: inserts an object with Google's JSON API */
     bool if_absent;            /* only if there is no object of this key; otherwise the server answers 412 */
     bool once;                 /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
 } tsr_request;

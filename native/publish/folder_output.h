@@ -1,5 +1,5 @@
 /* The state of an output to a directory or a single file. It is shared by the code that opens and closes it
- * (folder_output.c), creates files (folder_create.c), writes them (folder_write.c), keeps descriptors (output_files.c) and
+ * (folder_output.c), creates files (folder_create.c), writes them (folder_create.c), keeps descriptors (folder_create.c) and
  * publishes (folder_publish.c). */
 #ifndef TSR_NATIVE_FOLDER_OUTPUT_H
 #define TSR_NATIVE_FOLDER_OUTPUT_H
@@ -55,7 +55,7 @@ typedef struct folder_output {
     bool exists;              /* the destination exists and is replaced */
     unsigned widest;          /* union of the permissions of all files of the old checkpoint */
     const struct stat *model; /* a file of the old checkpoint, whose owner and group new files get; or NULL */
-    /* What is to be replaced, as it was when the output was opened (folder_changed.c). An inode of 0: nothing was there. */
+    /* What is to be replaced, as it was when the output was opened (folder_create.c). An inode of 0: nothing was there. */
     tsr_identity found;      /* of the destination */
     tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
     bool unsynced_names;     /* files were created or opened since the directories were last synced */
@@ -69,10 +69,6 @@ static inline output_file *tsr_output_file(const folder_output *output, uint32_t
     return (output_file *)output->files.items + file;
 }
 
-/* output_files.c: opens an existing file in `work`; -1 with errno. */
-int tsr_output_open_file(folder_output *output, const char *name);
-/* Closes a file that nobody uses if the limit of open files is reached. The caller holds the lock. */
-void tsr_output_make_room(folder_output *output);
 /* Returns the descriptor and the final name of a file, and opens it again if necessary. It stays open until it is given back
  * with tsr_output_give. */
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
@@ -85,16 +81,16 @@ void tsr_output_next_tag(folder_output *output);
 tsr_status tsr_output_refuse_foreign(const folder_output *output, const char *name, tsr_error *err);
 /* The function `create` of the output. */
 tsr_status tsr_output_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
-/* folder_write.c: the functions `write_at` and `copy_range` of the output. */
+/* folder_create.c: the functions `write_at` and `copy_range` of the output. */
 tsr_status tsr_output_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size,
                                tsr_error *err);
 tsr_status tsr_output_copy_range(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,
                                  tsr_error *err);
 
-/* generation.c: one more than the generation in the name of a data file or sidecar; 0 for any other name. */
+/* replacement.c: one more than the generation in the name of a data file or sidecar; 0 for any other name. */
 uint32_t tsr_generation_after(const char *name);
 
-/* folder_changed.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
+/* folder_create.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
  * program has changed since. */
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err);
 /* TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
@@ -108,14 +104,9 @@ bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const str
 /* folder_publish.c: the functions `sync` and `publish` of the output. */
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
-/* folder_swap.c: the first checks, before anything is written, whether the destination can be swapped (`made`: this process
+/* folder_publish.c: the first checks, before anything is written, whether the destination can be swapped (`made`: this process
  * created the new directory); the second swaps. */
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
-tsr_status tsr_output_swap(folder_output *output, tsr_error *err);
-/* Calls `each` for every name in a subdirectory of the parent, except "." and "..". */
-tsr_status tsr_output_each_in(folder_output *output, const char *folder,
-                              tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err),
-                              tsr_error *err);
 /* Removes everything that is not published. */
 void tsr_output_discard(folder_output *output);
 

@@ -8,11 +8,298 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "publish/folder_output.h"
 #include "publish/permissions.h"
 #include "publish/record.h"
 #include "publish/subfolders.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/try.h"
+
+/* ---- permissions ---- */
+
+#if defined(__linux__)
+#include <sys/xattr.h>
+
+enum { MOST_LIST_BYTES = 4096 }; /* enough for about 500 entries */
+
+/* Copies one access control list. False if the new file does not end up with the old one's list. */
+static bool keep_list(int old, int new_file, const char *kind)
+{
+    char list[MOST_LIST_BYTES];
+    const ssize_t size = old >= 0 ? fgetxattr(old, kind, list, sizeof list) : -1;
+    if (size >= 0) return fsetxattr(new_file, kind, list, (size_t)size, 0) == 0;
+    if (errno == EOPNOTSUPP) return true;
+    if (old < 0 || errno != ENODATA) return false;
+    /* Removes a list inherited from the directory. */
+    return fremovexattr(new_file, kind) == 0 || errno == ENODATA || errno == EOPNOTSUPP;
+}
+
+static bool keep_lists(int old, bool is_folder, int new_file)
+{
+    if (is_folder) keep_list(old, new_file, "system.posix_acl_default"); /* affects only files created later */
+    return keep_list(old, new_file, "system.posix_acl_access");
+}
+#else
+static bool keep_lists(int old, bool is_folder, int new_file)
+{
+    (void)is_folder, (void)new_file;
+    return old >= 0;
+}
+#endif
+
+/* Copies owner and group. False if the new file does not end up with the old one's group. */
+static bool keep_ids(const struct stat *info, const struct stat *now, int new_file)
+{
+    if (now->st_uid == info->st_uid && now->st_gid == info->st_gid) return true;
+    return fchown(new_file, info->st_uid, info->st_gid) == 0 || now->st_gid == info->st_gid ||
+           fchown(new_file, (uid_t)-1, info->st_gid) == 0;
+}
+
+/* `old` is -1 if the old file could not be opened; its list then counts as lost. */
+static void keep_permissions(int old, const struct stat *info, int new_file)
+{
+    struct stat now;
+    const bool is_folder = S_ISDIR(info->st_mode);
+    mode_t mode = info->st_mode & (is_folder ? 07777 : 0777);
+    if (fstat(new_file, &now) != 0) return;
+    if (!keep_ids(info, &now, new_file) || !keep_lists(old, is_folder, new_file)) mode &= ~(mode_t)S_IRWXG;
+    if (fchmod(new_file, mode) != 0) errno = 0; /* it stays private, as it was created */
+}
+
+/* Gives the new file the owner and group in `info`, and leaves its mode alone. */
+static void keep_owner(const struct stat *info, int new_file)
+{
+    struct stat now;
+    if (fstat(new_file, &now) != 0 || keep_ids(info, &now, new_file)) return;
+    if (fchmod(new_file, now.st_mode & 0777 & ~(mode_t)S_IRWXG) != 0) errno = 0;
+}
+
+void tsr_keep_permissions_of(int folder, const char *name, int new_file)
+{
+    struct stat info;
+    if (fstatat(folder, name, &info, 0) != 0) return;
+    const int old = openat(folder, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    keep_permissions(old, &info, new_file);
+    if (old >= 0) close(old);
+}
+
+/* ---- swap ---- */
+
+/* Replaces a directory in one step if the new files need the names of old ones, and no marker can be renamed to switch
+ * between them:
+ *
+ *   NAME/   old files, notes.txt          link notes.txt ─▶ .NAME.tessera-TAG/   new files, notes.txt
+ *   exchange the two names, sync their parent, then remove the files that .NAME.tessera-TAG/ has now */
+
+/* Calls `each` for every name in a subdirectory of the parent, except "." and "..". */
+static tsr_status output_each_in(folder_output *output, const char *folder,
+                                 tsr_status (*each)(void *output, int folder, const char *name, tsr_error *err),
+                                 tsr_error *err)
+{
+    return tsr_each_name(output->sys, output->parent, folder, each, output, err);
+}
+
+static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
+    struct stat info;
+    if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "'%s' contains the directory '%s', which cannot be kept when '%s' is replaced as a whole (no single file could be "
+        "renamed to switch from the old checkpoint to the new one); move that directory away, or write to another one",
+        output->name, name, output->name);
+}
+
+/* Whether two names are in the same mount. Names cannot be linked or exchanged between two mounts, even of the same file
+ * system. */
+static bool is_one_mount(const struct statx *a, const struct statx *b)
+{
+    const bool known = a->stx_mask & b->stx_mask & STATX_MNT_ID;
+    return known ? a->stx_mnt_id == b->stx_mnt_id
+                 : a->stx_dev_major == b->stx_dev_major && a->stx_dev_minor == b->stx_dev_minor;
+}
+
+static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
+{
+    struct statx old, new;
+    const bool known = statx(output->parent, output->name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &old) == 0 &&
+                       statx(output->work, "", AT_EMPTY_PATH, STATX_MNT_ID, &new) == 0;
+    if (!known || is_one_mount(&old, &new)) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
+                     "passing --overwrite, or write to a new directory in it",
+                     output->name);
+}
+
+static const char *const trial[] = {TSR_TRIAL_A, TSR_TRIAL_B};
+
+static void end_trial(const folder_output *output)
+{
+    for (int i = 0; i < 2; i++) output->sys->unlink(output->sys, output->work, trial[i], true);
+}
+
+/* Tries with two empty directories in the new one whether the file system can exchange names. */
+static tsr_status try_exchange(const folder_output *output, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    for (int i = 0; i < 2; i++) {
+        if (sys->make_folder(sys, output->work, trial[i], TSR_PRIVATE_FOLDER) != 0)
+            return tsr_sys_raise(err, "create", trial[i]);
+    }
+    const int done = sys->exchange(sys, output->work, trial[0], trial[1]);
+    const bool cannot = done != 0 && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP);
+    tsr_status status = done == 0 || cannot || errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "exchange", trial[0]);
+    end_trial(output);
+    if (!cannot) return status;
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "'%s' cannot be replaced in one step: this format has no single file that could be renamed to switch to the new "
+        "checkpoint, and the file system cannot exchange two directories; remove it instead of passing --overwrite",
+        output->name);
+}
+
+static bool is_obsolete(const void *ctx, const char *name, const struct stat *info)
+{
+    return tsr_output_is_obsolete(ctx, tsr_str_from(name), info);
+}
+
+/* Tries whether a file that stays can get a second name in the new directory. The system may forbid it for files of other
+ * users (fs.protected_hardlinks), and some file systems have no hard links. */
+static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
+    char why[128] = "";
+    const tsr_sys *sys = output->sys;
+    if (is_obsolete(output, name, NULL)) return TSR_OK;
+    if (sys->link(sys, folder, name, output->work, name) == 0) return tsr_remove_name(sys, output->work, name, false, err);
+    if (errno == ENOENT) return TSR_OK; /* it has just been removed */
+    return tsr_raise(
+        err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+        "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
+        "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
+        name, output->name, strerror_r(errno, why, sizeof why));
+}
+
+tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
+{
+    tsr_status status = refuse_mount(output, err);
+    if (status == TSR_OK) status = output_each_in(output, output->name, refuse_folder, err);
+    if (status == TSR_OK && made) status = try_exchange(output, err);
+    if (status == TSR_OK && made) return output_each_in(output, output->name, try_link, err);
+    end_trial(output); /* of a run that was killed during a trial */
+    return status;
+}
+
+/* Keeps a file that does not belong to the old checkpoint, by giving it a second name in the new directory. */
+static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const folder_output *output = ctx;
+    struct stat old, new;
+    const tsr_sys *sys = output->sys;
+    if (is_obsolete(output, name, NULL)) return TSR_OK;
+    if (sys->link(sys, folder, name, output->work, name) == 0) return TSR_OK;
+    if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
+    const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
+                        sys->link_stat_at(sys, output->work, name, &new) == 0 && tsr_is_one_file(&old, &new);
+    if (linked) return TSR_OK; /* linked by a run that was killed afterwards */
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' in '%s' is not part of that checkpoint and blocks the write",
+                     name, output->name);
+}
+
+static tsr_status output_swap(folder_output *output, tsr_error *err)
+{
+    const tsr_sys *sys = output->sys;
+    int done;
+    tsr_status status = output_each_in(output, output->name, keep_file, err);
+    if (status == TSR_OK) tsr_keep_permissions_of(output->parent, output->name, output->work);
+    if (status == TSR_OK) status = tsr_sys_sync(sys, output->work, output->name, err);
+    if (status != TSR_OK) return status;
+    do done = sys->exchange(sys, output->parent, output->temporary, output->name);
+    while (done != 0 && errno == EINTR);
+    if (done != 0) return tsr_sys_raise(err, "replace", output->name);
+    output->published = true;
+    status = tsr_sys_sync(sys, output->parent, output->name, err);
+    if (status != TSR_OK) return status;
+    return tsr_retire_folder(sys, output->parent, output->temporary, output->name, (tsr_obsolete_test){is_obsolete, output},
+                             err);
+}
+
+/* ---- verify ---- */
+
+/* Reads an unpublished output again to verify its sums. */
+
+#define READ_BYTES ((size_t)1 << 20)
+
+/* The bytes of an open file from `at` to `end`. */
+typedef struct span {
+    int fd;
+    const char *name;
+    uint64_t at, end;
+} span;
+
+static tsr_status sum_span(const folder_output *output, span s, uint8_t *buffer, uint64_t *sum, tsr_error *err)
+{
+    *sum = 0;
+    for (; s.at < s.end; s.at += READ_BYTES) {
+        const size_t some = s.end - s.at < READ_BYTES ? (size_t)(s.end - s.at) : READ_BYTES;
+        TSR_TRY(tsr_sys_read((tsr_sys_file){output->sys, s.fd, s.name}, s.at, buffer, some, err));
+        *sum = tsr_sum_add(*sum, tsr_sum_bytes(output->sums, s.at, buffer, some));
+    }
+    return TSR_OK;
+}
+
+static tsr_status sum_file(folder_output *output, uint32_t file, uint8_t *buffer, uint64_t *sum, const char **name,
+                           tsr_error *err)
+{
+    struct stat info;
+    int fd;
+    TSR_TRY(tsr_output_take(output, file, &fd, name, err));
+    tsr_status status = output->sys->stat(output->sys, fd, &info) == 0 ? TSR_OK : tsr_sys_raise(err, "look at", *name);
+    if (status == TSR_OK) status = sum_span(output, (span){fd, *name, 0, (uint64_t)info.st_size}, buffer, sum, err);
+    tsr_output_give(output, file);
+    return status;
+}
+
+tsr_status tsr_folder_output_sum(tsr_output *base, uint32_t file, tsr_file_range range, uint64_t *sum, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    span s = {.at = range.offset, .end = range.offset + range.size};
+    uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
+    if (!buffer) return TSR_E_NOMEM;
+    tsr_status status = tsr_output_take(output, file, &s.fd, &s.name, err);
+    if (status == TSR_OK) {
+        status = sum_span(output, s, buffer, sum, err);
+        tsr_output_give(output, file);
+    }
+    tsr_free(output->allocator, buffer, READ_BYTES, 1);
+    return status;
+}
+
+tsr_status tsr_folder_output_verify(tsr_output *base, const uint64_t *sums, uint32_t count, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    const char *name = "";
+    tsr_status status = TSR_OK;
+    uint8_t *buffer = tsr_alloc(output->allocator, READ_BYTES, 1, err);
+    if (!buffer) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < count && status == TSR_OK; f++) {
+        uint64_t sum;
+        status = sum_file(output, f, buffer, &sum, &name, err);
+        if (status == TSR_OK && sum != sums[f])
+            status = tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                               "'%s' was changed after it was written: its bytes do not have the digest that was recorded; "
+                               "remove the unpublished output and its journals, and write it again",
+                               name);
+    }
+    tsr_free(output->allocator, buffer, READ_BYTES, 1);
+    return status;
+}
+
+/* ---- publish ---- */
 
 static bool set_unsynced(folder_output *output, uint32_t file, bool now)
 {
@@ -110,7 +397,7 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
 /* Files that other programs put into the new directory must not become part of the checkpoint. */
 static tsr_status refuse_strangers(folder_output *output, tsr_error *err)
 {
-    return output->options.join ? tsr_output_each_in(output, output->temporary, refuse_stranger, err) : TSR_OK;
+    return output->options.join ? output_each_in(output, output->temporary, refuse_stranger, err) : TSR_OK;
 }
 
 static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
@@ -176,9 +463,9 @@ static tsr_status publish_into_folder(folder_output *output, uint32_t marker, ts
     return tsr_sys_sync(output->sys, output->work, output->name, err);
 }
 
-static void keep_permissions(const folder_output *output, const output_file *file, int fd)
+static void publish_keep_permissions(const folder_output *output, const output_file *file, int fd)
 {
-    if (!file->replaces && output->model) tsr_keep_owner(output->model, fd);
+    if (!file->replaces && output->model) keep_owner(output->model, fd);
     if (!file->replaces) return;
     if (output->mode == OUTPUT_FILE) {
         tsr_keep_permissions_of(output->parent, file->name, fd);
@@ -199,7 +486,7 @@ static tsr_status keep_all_permissions(folder_output *output, tsr_error *err)
         if (tsr_output_file(output, i)->is_final) continue;
         tsr_status status = tsr_output_take(output, i, &fd, &name, err);
         if (status != TSR_OK) return status;
-        keep_permissions(output, tsr_output_file(output, i), fd);
+        publish_keep_permissions(output, tsr_output_file(output, i), fd);
         tsr_output_give(output, i);
     }
     return TSR_OK;
@@ -218,7 +505,7 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     case OUTPUT_NEW_FOLDER: return publish_new_folder(output, err);
     case OUTPUT_SWAP_FOLDER:
         status = refuse_strangers(output, err);
-        return status == TSR_OK ? tsr_output_swap(output, err) : status;
+        return status == TSR_OK ? output_swap(output, err) : status;
     default: return publish_into_folder(output, marker, err);
     }
 }

@@ -28,7 +28,5 @@ tsr_status tsr_inputs_add_path(tsr_inputs *inputs, const char *path, tsr_error *
 
 /* The input that is the same file as a path in `folder` (a descriptor, or AT_FDCWD), following links; or NULL. */
 const tsr_input *tsr_inputs_find(const tsr_inputs *inputs, int folder, const char *path);
-/* The same for directories. */
-const tsr_input *tsr_inputs_find_folder(const tsr_inputs *inputs, int folder, const char *path);
 
 #endif

@@ -14,8 +14,6 @@
 #define TSR_PRIVATE_FILE   0600u
 #define TSR_PRIVATE_FOLDER 0700u
 
-/* Gives the new file the owner and group in `info`, and leaves its mode alone. */
-void tsr_keep_owner(const struct stat *info, int new_file);
 /* Gives the new file or directory the permissions of `name` in `folder`, following links. Does nothing if that does not
  * exist. */
 void tsr_keep_permissions_of(int folder, const char *name, int new_file);

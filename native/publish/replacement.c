@@ -2,17 +2,161 @@
 #include "publish/replacement.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "publish/folder_output.h"
+#include "publish/overlap.h"
+#include "publish/stem.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
+
+/* ---- overlap ---- */
+
+tsr_inputs tsr_inputs_of(const tsr_allocator *allocator)
+{
+    return (tsr_inputs){tsr_vec_of(allocator, sizeof(tsr_input)), tsr_vec_of(allocator, sizeof(tsr_input))};
+}
+
+void tsr_inputs_free(tsr_inputs *inputs)
+{
+    tsr_vec_free(&inputs->files);
+    tsr_vec_free(&inputs->folders);
+}
+
+static tsr_status add(tsr_vec *list, uint64_t device, uint64_t inode, const char *name, tsr_error *err)
+{
+    tsr_input *input = tsr_vec_push(list, err);
+    if (!input) return TSR_E_NOMEM;
+    *input = (tsr_input){device, inode, name};
+    return TSR_OK;
+}
+
+static tsr_status add_files(tsr_inputs *inputs, tsr_store *store, const bool *owned, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    tsr_file_id id;
+    for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
+        if (!tsr_folder_store_identify(store, f, &id) || !(!owned || id.was_read || owned[f])) continue;
+        status = add(&inputs->files, id.device, id.inode, store->files[f].name.data, err);
+    }
+    if (status == TSR_OK && tsr_folder_store_identify(store, TSR_NO_FILE, &id))
+        status = add(&inputs->folders, id.device, id.inode, "", err);
+    return status;
+}
+
+tsr_status tsr_inputs_add(tsr_inputs *inputs, tsr_store *store, tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_allocator *allocator = inputs->files.allocator;
+    if (!checkpoint) return add_files(inputs, store, NULL, err);
+    bool *owned = tsr_alloc(allocator, store->file_count, sizeof *owned, err);
+    if (!owned) return TSR_E_NOMEM;
+    tsr_status status = tsr_checkpoint_own_files(checkpoint, owned, err);
+    if (status == TSR_OK) status = add_files(inputs, store, owned, err);
+    tsr_free(allocator, owned, store->file_count, sizeof *owned);
+    return status;
+}
+
+tsr_status tsr_inputs_add_path(tsr_inputs *inputs, const char *path, tsr_error *err)
+{
+    struct stat info;
+    if (!path || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return TSR_OK;
+    return add(&inputs->files, (uint64_t)info.st_dev, (uint64_t)info.st_ino, path, err);
+}
+
+static const tsr_input *find(const tsr_vec *list, int folder, const char *path)
+{
+    struct stat info;
+    const tsr_input *inputs = list->items;
+    if (fstatat(folder, path, &info, 0) != 0) return NULL;
+    for (size_t i = 0; i < list->count; i++)
+        if (inputs[i].inode == (uint64_t)info.st_ino && inputs[i].device == (uint64_t)info.st_dev) return &inputs[i];
+    return NULL;
+}
+
+const tsr_input *tsr_inputs_find(const tsr_inputs *inputs, int folder, const char *path)
+{
+    return find(&inputs->files, folder, path);
+}
+
+/* The same for directories. */
+static const tsr_input *inputs_find_folder(const tsr_inputs *inputs, int folder, const char *path)
+{
+    return find(&inputs->folders, folder, path);
+}
+
+/* ---- generation ---- */
+
+/* The generation of a file, which is part of its name. A checkpoint that replaces another one in the same directory has data
+ * files and a sidecar of the next generation, so the old ones stay complete until it is published. */
+
+/* The generation in a file's name: N in "__R_N.distcp", "model-gN-…", "…-gN.safetensors" and "objects-gN.json"; otherwise 0. */
+static uint32_t generation_of(const char *name)
+{
+    const char *digits = strrchr(name, '_'), *mark = strstr(name, "-g");
+    if (tsr_str_ends(tsr_str_from(name), TSR_STR(".distcp")) && digits) return (uint32_t)strtoul(digits + 1, NULL, 10);
+    return mark ? (uint32_t)strtoul(mark + 2, NULL, 10) : 0;
+}
+
+static bool has_generation(const char *name)
+{
+    const tsr_str text = tsr_str_from(name);
+    if (tsr_str_ends(text, TSR_STR(".json"))) return strncmp(name, "objects", strlen("objects")) == 0;
+    return tsr_str_ends(text, TSR_STR(".distcp")) || tsr_str_ends(text, TSR_STR(".safetensors"));
+}
+
+uint32_t tsr_generation_after(const char *name)
+{
+    return has_generation(name) ? generation_of(name) + 1 : 0;
+}
+
+tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint32_t *out, tsr_error *err)
+{
+    if (!sys) sys = &tsr_sys_posix;
+    *out = 0;
+    int fd = sys->open_at(sys, AT_FDCWD, path, O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return TSR_OK;
+    DIR *folder = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!folder) {
+        if (fd >= 0) sys->close(sys, fd);
+        return tsr_sys_raise(err, "list", path);
+    }
+    for (struct dirent *item; (item = readdir(folder));) {
+        const uint32_t next = tsr_generation_after(item->d_name);
+        if (next > *out) *out = next;
+    }
+    closedir(folder);
+    return TSR_OK;
+}
+
+/* ---- stem ---- */
+
+const char *tsr_stem_of(const char *name, char stem[TSR_STEM_SIZE + 1])
+{
+    enum { HASH_SIZE = 17 }; /* "~" and 16 digits */
+    const size_t size = strlen(name);
+    size_t kept = size <= TSR_STEM_SIZE ? size : TSR_STEM_SIZE - HASH_SIZE;
+    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
+    for (size_t i = 0; i < size; i++) hash = (hash ^ (uint8_t)name[i]) * 0x100000001b3;
+    /* Do not cut a UTF-8 character: some file systems reject that. */
+    while (kept < size && ((uint8_t)name[kept] & 0xc0) == 0x80) kept--;
+    memcpy(stem, name, kept);
+    stem[kept] = '\0';
+    if (kept < size) snprintf(stem + kept, TSR_STEM_SIZE + 1 - kept, "~%016" PRIx64, hash);
+    return stem;
+}
+
+/* ---- replacement ---- */
 
 typedef struct decision {
     const tsr_replacement_request *request;
@@ -259,7 +403,7 @@ static tsr_status refuse_overlap(const decision *d, tsr_error *err)
 {
     const tsr_inputs *inputs = d->request->inputs;
     if (!inputs) return TSR_OK;
-    const tsr_input *input = tsr_inputs_find_folder(inputs, AT_FDCWD, d->request->path);
+    const tsr_input *input = inputs_find_folder(inputs, AT_FDCWD, d->request->path);
     TSR_FAIL_IF(input, err, TSR_E_USAGE,
                 "the source is in the destination '%s', which cannot be replaced while it is being read", d->request->path);
     const int folder = open(d->request->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

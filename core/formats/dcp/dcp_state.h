@@ -1,6 +1,6 @@
-/* Data of the DCP reader that its source files share: dcp.c (catalog), dcp_place.c (where chunks are), dcp_originals.c
- * (Megatron-Core's additions), dcp_item.c (one archive), dcp_zstd.c (an archive in a zstd stream), dcp_images.c (safetensors
- * data files), dcp_extents.c (every item in file order). */
+/* Data of the DCP reader that its source files share: dcp.c (catalog), dcp_place.c (where chunks are), dcp_metadata.c
+ * (Megatron-Core's additions), dcp_item.c (one archive), dcp_item.c (an archive in a zstd stream), dcp_images.c (safetensors
+ * data files), dcp.c (every item in file order). */
 #ifndef TSR_FORMATS_DCP_DCP_STATE_H
 #define TSR_FORMATS_DCP_DCP_STATE_H
 
@@ -85,9 +85,6 @@ typedef struct tsr_dcp_item {
 /* Opens an item in `arena`. For zstd items, positions refer to the decompressed bytes. */
 tsr_status tsr_dcp_open_item(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
                              tsr_error *err);
-/* The same for a zstd item. */
-tsr_status tsr_dcp_open_zstd(tsr_dcp_item item, tsr_arena *arena, tsr_findings *findings, tsr_torch_item *out,
-                             tsr_error *err);
 /* Reads a zstd item to its end, and adds a finding for each member whose bytes do not match its CRC. `members` are the
  * archive's, sorted by byte_offset. */
 tsr_status tsr_dcp_check_zstd(tsr_dcp_item item, const tsr_zip_member *members, uint32_t count, tsr_arena *scratch,
@@ -108,9 +105,6 @@ tsr_status tsr_dcp_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, co
 tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entries, uint64_t count,
                               tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                               tsr_error *err);
-tsr_status tsr_dcp_extents(tsr_checkpoint *checkpoint,
-                           tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
-                           tsr_error *err);
 /* Turns tensors whose items store a tensor subclass into opaque entries with its inner tensors, if the items' lengths reveal
  * them. */
 tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err);

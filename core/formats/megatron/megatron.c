@@ -1,11 +1,384 @@
 /* Recognizes and opens the format, and locates bytes: in items of the DCP, in parts of items, and in common.pt. */
 #include "formats/megatron/megatron.h"
 
+#include "base/cursor.h"
 #include "codec/json.h"
+#include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
+#include "formats/torch/torch_flatten.h"
+#include "formats/torch/torch_union.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
+
+/* ---- common ---- */
+
+/* The part "common": everything that is not sharded (arguments, schedulers, the iteration). It is in common.pt, or, since
+ * Megatron-Core 0.19, in the object common_state of the DCP.
+ *
+ * Source: save and load_common_state_dict in dist_checkpointing/serialization.py of Megatron-Core 0.19. */
+
+#define COMMON "common"
+
+static tsr_status prefixed_name(tsr_arena *arena, tsr_str name, tsr_str *out, tsr_error *err)
+{
+    *out = tsr_arena_format(arena, err, COMMON "%s%.*s", name.size ? "." : "", TSR_STR_ARG(name));
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status prefixed_path(tsr_arena *arena, const tsr_path_item **path, uint32_t *length, tsr_error *err)
+{
+    tsr_path_item *own = tsr_arena_array(arena, (size_t)*length + 1, sizeof *own, err);
+    if (!own) return TSR_E_NOMEM;
+    own[0] = (tsr_path_item){.kind = TSR_PATH_KEY, .key = TSR_STR(COMMON)};
+    if (*length) memcpy(own + 1, *path, *length * sizeof *own);
+    *path = own;
+    ++*length;
+    return TSR_OK;
+}
+
+/* Puts all entries of the file below the part's name. */
+static tsr_status mount(tsr_checkpoint *checkpoint, const tsr_torch_flat *flat, uint64_t before, tsr_error *err)
+{
+    for (uint64_t i = 0; i < flat->entry_count; i++) {
+        tsr_entry *entry = &flat->entries[i];
+        TSR_TRY(prefixed_name(checkpoint->arena, entry->fqn, &entry->fqn, err));
+        TSR_TRY(prefixed_path(checkpoint->arena, &entry->path, &entry->path_length, err));
+    }
+    for (uint64_t i = 0; i < flat->mapping_count; i++) {
+        tsr_mapping *mapping = &flat->mappings[i];
+        TSR_TRY(prefixed_name(checkpoint->arena, mapping->fqn, &mapping->fqn, err));
+        TSR_TRY(prefixed_path(checkpoint->arena, &mapping->path, &mapping->path_length, err));
+        mapping->entries_before += before;
+    }
+    return TSR_OK;
+}
+
+static tsr_status keep_runs(tsr_checkpoint *checkpoint, tsr_megatron_state *state, const tsr_vec *runs, tsr_error *err)
+{
+    tsr_torch_run *own = tsr_arena_array(checkpoint->arena, runs->count, sizeof *own, err);
+    if (!own) return TSR_E_NOMEM;
+    if (runs->count) memcpy(own, runs->items, runs->count * sizeof *own);
+    state->runs = own;
+    state->run_count = runs->count;
+    return TSR_OK;
+}
+
+static tsr_status read_file(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat, tsr_error *err)
+{
+    tsr_torch_file file;
+    tsr_vec runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run));
+    tsr_status status = tsr_torch_file_open(checkpoint, state->common_file, (tsr_torch_rank){0}, &file, &runs, err);
+    if (status == TSR_OK) status = keep_runs(checkpoint, state, &runs, err);
+    tsr_vec_free(&runs);
+    TSR_TRY(status);
+    TSR_TRY(tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, flat, err));
+    return tsr_torch_keep_shared(checkpoint->host, flat->entries, flat->entry_count, file.storage_count, err);
+}
+
+/* Sets common_state, and takes its entry out of `entries`. Does nothing if there is a common.pt, which Megatron then reads, or
+ * if the value is not known to be a dict. */
+static void megatron_take_common_state(tsr_checkpoint *checkpoint, tsr_megatron_state *state)
+{
+    uint64_t at = 0;
+    if (tsr_store_find(checkpoint->store, TSR_STR("common.pt")) != TSR_NO_FILE || state->needs_common_file) return;
+    while (at < state->count && !tsr_str_equal(state->entries[at].fqn, TSR_STR("common_state"))) at++;
+    const tsr_value *value = at < state->count ? state->entries[at].value : NULL; /* a list of one, as of every object */
+    if (!value || value->kind != TSR_VALUE_LIST || value->count != 1 || value->items[0]->kind != TSR_VALUE_DICT) return;
+    state->common_state = value->items[0];
+    state->count--;
+    const size_t after = (size_t)(state->count - at);
+    memmove(&state->entries[at], &state->entries[at + 1], after * sizeof *state->entries);
+    memmove(&state->stored[at], &state->stored[at + 1], after * sizeof *state->stored);
+    for (uint64_t i = 0; i < state->raw_count; i++) {
+        if (state->entry_of[i] == at) state->entry_of[i] = TSR_MEGATRON_COMMON;
+        else if (state->entry_of[i] > at) state->entry_of[i]--;
+    }
+}
+
+static tsr_status read_common_state(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat,
+                                    tsr_error *err)
+{
+    TSR_TRY(tsr_torch_flatten(state->common_state, checkpoint->host, &checkpoint->expansion, checkpoint->arena, flat, err));
+    const tsr_chunk **tensors = tsr_arena_array(checkpoint->arena, (size_t)flat->entry_count, sizeof *tensors, err);
+    if (!tensors) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < flat->entry_count; i++) {
+        tsr_entry *entry = &flat->entries[i];
+        entry->storage_id = 0; /* it counts the storages of one item */
+        if (entry->kind == TSR_ENTRY_TENSOR) tensors[state->common_tensor_count++] = entry->chunks;
+    }
+    state->common_tensors = tensors;
+    return TSR_OK;
+}
+
+/* If the file is missing or damaged, the rest of the checkpoint can still be listed. */
+static tsr_status read_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_torch_flat *flat, tsr_error *err)
+{
+    tsr_error why = {0};
+    tsr_str message =
+        TSR_STR("'common.pt' is missing next to '.metadata': the save was interrupted, or the file was not copied");
+    *flat = (tsr_torch_flat){0};
+    state->common_file = tsr_store_find(checkpoint->store, TSR_STR("common.pt"));
+    if (state->common_state) return read_common_state(checkpoint, state, flat, err);
+    if (state->common_file == TSR_NO_FILE && !state->needs_common_file) return TSR_OK;
+    if (state->common_file == TSR_NO_FILE)
+        return tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("common.pt"), message, err);
+    tsr_dcp_state_of(checkpoint)->file_uses[state->common_file] = TSR_DCP_OBJECTS;
+    const tsr_status status = read_file(checkpoint, state, flat, &why);
+    if (status == TSR_OK) return TSR_OK;
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
+        return tsr_raise(err, status, why.byte_position, "%s", why.message);
+    *flat = (tsr_torch_flat){0};
+    message = tsr_arena_format(checkpoint->arena, err, "'common.pt' cannot be read: %s", why.message);
+    return message.data ? tsr_checkpoint_is_incomplete(checkpoint, TSR_STR("common.pt"), message, err) : TSR_E_NOMEM;
+}
+
+/* The number of metadata files and of the data files that they name. */
+static uint64_t count_files(const tsr_checkpoint *checkpoint, const tsr_megatron_state *state)
+{
+    const tsr_store *store = checkpoint->store;
+    uint64_t count = 0;
+    for (uint32_t f = 0; f < store->file_count; f++)
+        count += f != state->common_file && !tsr_str_equal(store->files[f].name, TSR_STR("metadata.json")) &&
+                 tsr_dcp_state_of(checkpoint)->file_uses[f] != TSR_DCP_UNUSED;
+    return count;
+}
+
+/* Fills the catalog with the DCP's entries, the entries of common.pt or common_state below "common.", and the table of parts. */
+static tsr_status megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err)
+{
+    tsr_catalog *catalog = &checkpoint->catalog;
+    tsr_torch_flat flat;
+    TSR_TRY(read_common(checkpoint, state, &flat, err));
+    TSR_TRY(mount(checkpoint, &flat, state->count, err));
+    tsr_entry *entries = tsr_arena_array(checkpoint->arena, (size_t)(state->count + flat.entry_count), sizeof *entries, err);
+    tsr_part *parts = tsr_arena_array(checkpoint->arena, 2, sizeof *parts, err);
+    if (!entries || !parts) return TSR_E_NOMEM;
+    if (state->count) memcpy(entries, state->entries, (size_t)state->count * sizeof *entries);
+    if (flat.entry_count) memcpy(entries + state->count, flat.entries, (size_t)flat.entry_count * sizeof *entries);
+    parts[0] = (tsr_part){.format = TSR_FORMAT_DCP,
+                          .files = count_files(checkpoint, state),
+                          .entry_count = state->count,
+                          .name = TSR_STR(""),
+                          .own_names = true};
+    parts[1] = (tsr_part){.name = TSR_STR(COMMON),
+                          .format = state->common_state ? TSR_FORMAT_DCP : TSR_FORMAT_TORCH_ZIP,
+                          .files = 1,
+                          .first_entry = state->count,
+                          .entry_count = flat.entry_count};
+    catalog->entries = entries;
+    catalog->entry_count = state->count + flat.entry_count;
+    catalog->mappings = flat.mappings;
+    catalog->mapping_count = flat.mapping_count;
+    catalog->parts = parts;
+    catalog->part_count = state->common_file == TSR_NO_FILE && !state->common_state ? 1 : 2;
+    return TSR_OK;
+}
+
+/* ---- fragments ---- */
+
+/* Finds the boxes of tensors that Megatron-Core up to 0.14 stored as flat ranges of fragments:
+ *
+ *   shape [4, 6], fragments [2, 1]: stored as [2, 1, 12]      chunk (1, 0, 4) of length 5:
+ *     . . . . . .                                              . . . . . .
+ *     . . . . . .   fragment (0, 0)                            . . . . . .
+ *     . . . . . .                                              . . . . x x    two boxes
+ *     . . . . . .   fragment (1, 0)                            x x x . . .
+ *
+ * Source: sharded_tensor_to_torch_sharded_tensor of Megatron-Core 0.14, strategies/torch.py and resharding.py. */
+
+enum { MOST_BOXES = 2 * TSR_MAX_NDIM - 1 };
+
+typedef struct undoing {
+    tsr_checkpoint *checkpoint;
+    const tsr_entry *raw;
+    const tsr_dcp_original *original;
+    uint64_t fragment[TSR_MAX_NDIM]; /* the shape of a fragment */
+    tsr_vec *chunks;                 /* the boxes of all tensors */
+    tsr_vec *pieces;
+    tsr_error *err;
+} undoing;
+
+static tsr_status refuse(const undoing *u, const char *what)
+{
+    return tsr_fail(u->err, TSR_E_FORMAT, "megatron: mcore_data does not match '%.*s': %s", TSR_STR_ARG(u->raw->fqn), what);
+}
+
+static tsr_status measure_fragment(undoing *u)
+{
+    const tsr_dcp_original *original = u->original;
+    uint64_t elements;
+    if (u->raw->kind != TSR_ENTRY_TENSOR) return refuse(u, "it is not a tensor");
+    if (u->raw->ndim != original->ndim + 1) return refuse(u, "its size does not have one number more than the shape");
+    if (tsr_dtype_size(u->raw->dtype) == 0) return refuse(u, "its elements are not byte-aligned");
+    for (uint32_t d = 0; d < original->ndim; d++) {
+        const uint64_t count = u->raw->shape[d];
+        if (count == 0 || original->shape[d] % count)
+            return refuse(u, "the shape cannot be divided into that many fragments");
+        u->fragment[d] = original->shape[d] / count;
+    }
+    if (!tsr_box_volume((tsr_box){original->ndim, NULL, u->fragment}, &elements) ||
+        elements != u->raw->shape[original->ndim])
+        return refuse(u, "a fragment has a different number of elements");
+    return TSR_OK;
+}
+
+/* Adds one box of the fragment at `at`. */
+static tsr_status add_box(undoing *u, const tsr_chunk *from, const uint64_t *at, const uint64_t *offsets,
+                          const uint64_t *sizes, uint64_t first)
+{
+    const uint32_t ndim = u->original->ndim;
+    uint64_t *numbers = tsr_arena_array(u->checkpoint->arena, 2 * (size_t)ndim, sizeof *numbers, u->err);
+    tsr_chunk *chunk = tsr_vec_push(u->chunks, u->err);
+    tsr_megatron_piece *piece = tsr_vec_push(u->pieces, u->err);
+    if (!numbers || !chunk || !piece) return TSR_E_NOMEM;
+    for (uint32_t d = 0; d < ndim; d++) {
+        numbers[d] = at[d] * u->fragment[d] + offsets[d];
+        numbers[ndim + d] = sizes[d];
+    }
+    *chunk = *from;
+    chunk->offsets = numbers;
+    chunk->sizes = numbers + ndim;
+    *piece = (tsr_megatron_piece){u->raw, from, first};
+    return TSR_OK;
+}
+
+static tsr_status add_range(undoing *u, const tsr_chunk *from, const uint64_t *at, uint64_t first)
+{
+    uint64_t offsets[MOST_BOXES * TSR_MAX_NDIM], sizes[MOST_BOXES * TSR_MAX_NDIM];
+    const uint32_t ndim = u->original->ndim;
+    const tsr_span range = {from->offsets[ndim], from->sizes[ndim]};
+    const uint32_t count = tsr_range_boxes(ndim, u->fragment, range, offsets, sizes);
+    const uint64_t bytes = count * (sizeof(tsr_chunk) + sizeof(tsr_megatron_piece) + 2 * ndim * sizeof *offsets);
+    TSR_TRY(tsr_expansion_take(&u->checkpoint->expansion, bytes, u->checkpoint->host, u->err));
+    for (uint32_t b = 0; b < count; b++) {
+        uint64_t elements = 1;
+        TSR_TRY(add_box(u, from, at, offsets + b * ndim, sizes + b * ndim, first));
+        tsr_box_volume((tsr_box){ndim, NULL, sizes + b * ndim}, &elements); /* fits: the box is inside the fragment */
+        first += elements;
+    }
+    return TSR_OK;
+}
+
+/* Moves to the next fragment that the chunk covers, in row-major order. Returns false after the last one. */
+static bool next_fragment(uint32_t ndim, const tsr_chunk *chunk, uint64_t *at)
+{
+    for (uint32_t d = ndim; d-- > 0; at[d] = chunk->offsets[d])
+        if (++at[d] < chunk->offsets[d] + chunk->sizes[d]) return true;
+    return false;
+}
+
+static tsr_status add_chunk(undoing *u, const tsr_chunk *from)
+{
+    const uint32_t ndim = u->original->ndim;
+    uint64_t at[TSR_MAX_NDIM], first = 0, elements;
+    if (!tsr_box_contains((tsr_box){ndim + 1, NULL, u->raw->shape}, (tsr_box){ndim + 1, from->offsets, from->sizes}))
+        return refuse(u, "a chunk reaches beyond the tensor");
+    if (!tsr_box_volume((tsr_box){ndim + 1, NULL, from->sizes}, &elements)) return refuse(u, "a chunk is too large");
+    if (elements == 0) return TSR_OK; /* this rank holds nothing of the tensor */
+    if (ndim) memcpy(at, from->offsets, ndim * sizeof *at);
+    do {
+        TSR_TRY(add_range(u, from, at, first));
+        first += from->sizes[ndim];
+    } while (next_fragment(ndim, from, at));
+    return TSR_OK;
+}
+
+static tsr_status undo_one(undoing *u, tsr_entry *entry, tsr_megatron_stored *stored)
+{
+    TSR_TRY(measure_fragment(u));
+    const uint64_t before = u->chunks->count;
+    for (uint64_t c = 0; c < u->raw->chunk_count; c++) TSR_TRY(add_chunk(u, &u->raw->chunks[c]));
+    entry->chunk_count = u->chunks->count - before;
+    for (uint64_t c = 0; c < u->raw->replica_count; c++) TSR_TRY(add_chunk(u, &u->raw->replicas[c]));
+    entry->replica_count = u->chunks->count - before - entry->chunk_count;
+    entry->shape = u->original->shape;
+    entry->ndim = u->original->ndim;
+    entry->chunks = NULL; /* set by keep_chunks once the chunks of all tensors are known */
+    stored->fragments = u->raw->shape;
+    return TSR_OK;
+}
+
+/* Puts the chunks of all tensors into one array, so that a chunk's index leads to its piece. */
+static tsr_status keep_chunks(tsr_checkpoint *checkpoint, tsr_megatron_state *state, const tsr_vec *chunks,
+                              const tsr_vec *pieces, tsr_error *err)
+{
+    const size_t count = chunks->count;
+    tsr_chunk *own = tsr_arena_array(checkpoint->arena, count, sizeof *own, err);
+    tsr_megatron_piece *piece = tsr_arena_array(checkpoint->arena, count, sizeof *piece, err);
+    if (!own || !piece) return TSR_E_NOMEM;
+    if (count) memcpy(own, chunks->items, count * sizeof *own);
+    if (count) memcpy(piece, pieces->items, count * sizeof *piece);
+    state->chunks = own;
+    state->pieces = piece;
+    state->chunk_count = count;
+    for (uint64_t e = 0; e < state->count; e++) {
+        tsr_entry *entry = &state->entries[e];
+        if (!state->stored[e].fragments) continue;
+        entry->chunks = own;
+        entry->replicas = entry->replica_count ? own + entry->chunk_count : NULL;
+        own += entry->chunk_count + entry->replica_count;
+    }
+    return TSR_OK;
+}
+
+static tsr_status undo_all(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_vec *chunks, tsr_vec *pieces,
+                           tsr_error *err)
+{
+    const tsr_dcp_state *dcp = tsr_dcp_state_of(checkpoint);
+    const tsr_dcp_original **of = tsr_arena_array(checkpoint->arena, (size_t)state->count, sizeof *of, err);
+    if (!of) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < dcp->original_count; i++) of[state->entry_of[dcp->originals[i].entry]] = &dcp->originals[i];
+    for (uint64_t e = 0; e < state->count; e++) {
+        undoing u = {.checkpoint = checkpoint, .original = of[e], .chunks = chunks, .pieces = pieces, .err = err};
+        if (!of[e]) continue;
+        u.raw = &state->raw[of[e]->entry];
+        TSR_TRY(undo_one(&u, &state->entries[e], &state->stored[e]));
+    }
+    return keep_chunks(checkpoint, state, chunks, pieces, err);
+}
+
+/* Restores the original shapes of the tensors in mcore_data, and fills chunks and pieces. */
+static tsr_status megatron_undo_fragments(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err)
+{
+    tsr_vec chunks = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_chunk));
+    tsr_vec pieces = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_megatron_piece));
+    const tsr_status status = undo_all(checkpoint, state, &chunks, &pieces, err);
+    tsr_vec_free(&chunks);
+    tsr_vec_free(&pieces);
+    return status;
+}
+
+/* The piece for a chunk of the catalog, or NULL if the chunk has none. */
+static const tsr_megatron_piece *megatron_piece_of(const tsr_megatron_state *state, const tsr_chunk *chunk)
+{
+    const uint64_t at = ((uintptr_t)chunk - (uintptr_t)state->chunks) / sizeof *chunk;
+    return state->chunk_count && at < state->chunk_count ? &state->pieces[at] : NULL;
+}
+
+/* Derives the view of a chunk that has a piece. *view in: the view of the piece's whole chunk. New strides are put in
+ * `scratch`. */
+static tsr_status megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
+                                      tsr_arena *scratch, tsr_view *view, tsr_error *err)
+{
+    const tsr_megatron_piece *piece = megatron_piece_of(tsr_megatron_state_of(checkpoint), chunk);
+    const uint32_t last = piece->entry->ndim - 1;
+    const uint64_t step = view->strides ? view->strides[last] : 1;
+    for (uint32_t d = 0; d < last && view->strides; d++)
+        TSR_FAIL_AT(piece->chunk->sizes[d] > 1, err, TSR_E_UNSUPPORTED, chunk->byte_offset,
+                    "megatron: several fragments of '%.*s' are in one item with strides", TSR_STR_ARG(entry->fqn));
+    view->byte_offset += piece->first * step * tsr_dtype_size(entry->dtype);
+    view->strides = NULL;
+    if (step == 1) return TSR_OK;
+    uint64_t *strides = tsr_arena_array(scratch, last, sizeof *strides, err), next = step;
+    if (!strides) return TSR_E_NOMEM;
+    for (uint32_t d = last; d-- > 0; next *= chunk->sizes[d]) strides[d] = next;
+    view->strides = strides;
+    return TSR_OK;
+}
+
+/* ---- megatron ---- */
 
 /* ---- opening ---- */
 
@@ -83,11 +456,11 @@ tsr_status tsr_megatron_refine(tsr_checkpoint *checkpoint, tsr_error *err)
     state->raw_count = checkpoint->catalog.entry_count;
     TSR_TRY(require_marker(checkpoint, state, err));
     TSR_TRY(tsr_megatron_join_objects(checkpoint, state, err));
-    TSR_TRY(tsr_megatron_undo_fragments(checkpoint, state, err));
-    tsr_megatron_take_common_state(checkpoint, state);
+    TSR_TRY(megatron_undo_fragments(checkpoint, state, err));
+    megatron_take_common_state(checkpoint, state);
     TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(state->entries, state->count), &state->index,
                                NULL, err));
-    return tsr_megatron_add_common(checkpoint, state, err);
+    return megatron_add_common(checkpoint, state, err);
 }
 
 /* Metadata written by Megatron-Core is recognized by its additional attributes, even if the other files are missing. */
@@ -120,7 +493,7 @@ static tsr_status open_megatron(tsr_checkpoint *checkpoint, tsr_error *err)
 /* The item that a chunk of the catalog is read from: its own, or that of its piece. */
 static tsr_dcp_item item_of(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk)
 {
-    const tsr_megatron_piece *piece = tsr_megatron_piece_of(tsr_megatron_state_of(checkpoint), chunk);
+    const tsr_megatron_piece *piece = megatron_piece_of(tsr_megatron_state_of(checkpoint), chunk);
     return piece ? (tsr_dcp_item){checkpoint, piece->entry, piece->chunk} : (tsr_dcp_item){checkpoint, entry, chunk};
 }
 
@@ -141,7 +514,7 @@ static tsr_status locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
     *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     if (is_common(checkpoint, chunk)) return TSR_OK;
     TSR_TRY(tsr_dcp_locate(checkpoint, item.entry, item.chunk, scratch, out, err));
-    return item.chunk == chunk ? TSR_OK : tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, out, err);
+    return item.chunk == chunk ? TSR_OK : megatron_piece_view(checkpoint, entry, chunk, scratch, out, err);
 }
 
 /* Whether the chunk is all that its item holds. */
@@ -169,7 +542,7 @@ static tsr_status find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const
     if (is_common(checkpoint, chunk)) return TSR_OK;
     TSR_TRY(tsr_dcp_find(checkpoint, item.entry, item.chunk, scratch, out, err));
     if (!is_whole(&item, entry, chunk)) out->crc = (tsr_stated_crc){0};
-    return item.chunk == chunk ? TSR_OK : tsr_megatron_piece_view(checkpoint, entry, chunk, scratch, &out->view, err);
+    return item.chunk == chunk ? TSR_OK : megatron_piece_view(checkpoint, entry, chunk, scratch, &out->view, err);
 }
 
 const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)

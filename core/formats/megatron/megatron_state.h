@@ -1,5 +1,5 @@
 /* Data of the reader of Megatron checkpoints that its source files share: megatron.c (recognition, locating bytes),
- * megatron_fragments.c (tensors), megatron_objects.c (objects), megatron_common.c (common.pt). */
+ * megatron.c (tensors), megatron_objects.c (objects), megatron.c (common.pt). */
 #ifndef TSR_FORMATS_MEGATRON_MEGATRON_STATE_H
 #define TSR_FORMATS_MEGATRON_MEGATRON_STATE_H
 
@@ -46,18 +46,5 @@ static inline tsr_megatron_state *tsr_megatron_state_of(const tsr_checkpoint *ch
 /* Fills entry_of, entries and stored. Tensors are taken as they are, and the shards of an object are joined. An incomplete
  * set of shards is not joined and gets a finding. */
 tsr_status tsr_megatron_join_objects(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err);
-/* Restores the original shapes of the tensors in mcore_data, and fills chunks and pieces. */
-tsr_status tsr_megatron_undo_fragments(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err);
-/* The piece for a chunk of the catalog, or NULL if the chunk has none. */
-const tsr_megatron_piece *tsr_megatron_piece_of(const tsr_megatron_state *state, const tsr_chunk *chunk);
-/* Derives the view of a chunk that has a piece. *view in: the view of the piece's whole chunk. New strides are put in
- * `scratch`. */
-tsr_status tsr_megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
-                                   tsr_arena *scratch, tsr_view *view, tsr_error *err);
-/* Sets common_state, and takes its entry out of `entries`. Does nothing if there is a common.pt, which Megatron then reads, or
- * if the value is not known to be a dict. */
-void tsr_megatron_take_common_state(tsr_checkpoint *checkpoint, tsr_megatron_state *state);
-/* Fills the catalog with the DCP's entries, the entries of common.pt or common_state below "common.", and the table of parts. */
-tsr_status tsr_megatron_add_common(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err);
 
 #endif

@@ -4,7 +4,7 @@
  *   pickle/unlisted-call    a call of a global that is not on the reader's list, or of something that is not a global
  *   pickle/unlisted-class   instances (warning) or the mere name (note) of such a global; an error where its module can do
  *                           harm however it is used; a warning, too, for names of PyTorch and numpy of which it is not
- *                           known whether they exist (known_names.h)
+ *                           known whether they exist (pickle_verdict.c)
  *   pickle/unloadable       an operation at which PyTorch's loader raises, a name that does not exist
  *   pickle/trailing-bytes   bytes after STOP
  *
@@ -48,9 +48,8 @@ tsr_status tsr_verdict_unloadable_of(const tsr_verdict *verdict, uint64_t positi
 /* Adds pickle/trailing-bytes where the pickle, or what it is part of, ends before `size` bytes. */
 tsr_status tsr_verdict_end(const tsr_verdict *verdict, uint64_t end, uint64_t size, tsr_error *err);
 
-/* pickle_danger.c: whether a GLOBAL belongs to what can run programs, reach files or the network, or import and compile
+/* pickle_verdict.c: whether a GLOBAL belongs to what can run programs, reach files or the network, or import and compile
  * code: then not even its name belongs into a checkpoint. */
-bool tsr_pickle_is_dangerous(const tsr_pickle *pickle, tsr_ref global);
 bool tsr_name_is_dangerous(tsr_str module, tsr_str name);
 
 #endif

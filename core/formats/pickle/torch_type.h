@@ -35,9 +35,6 @@ bool tsr_torch_is_false(const tsr_pickle *pickle, tsr_ref ref);
 /* Whether Python can iterate over a value of the type; true for one that is not known. */
 bool tsr_type_is_iterable(char type);
 
-/* Whether Python can hash the value, as far as `depth` levels of tuples and `*left` items show: each item takes one off. */
-bool tsr_torch_is_hashable(const tsr_pickle *pickle, tsr_ref ref, unsigned depth, uint64_t *left);
-
 /* The number that a BOOL, INT, BIGINT or FLOAT stands for; false for other nodes. */
 bool tsr_torch_number(const tsr_pickle *pickle, tsr_ref ref, double *out);
 

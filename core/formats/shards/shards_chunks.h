@@ -11,14 +11,4 @@ typedef struct tsr_shards_held {
     tsr_str fqn; /* name in the whole model, for messages */
 } tsr_shards_held;
 
-/* Whether an entry is a dense tensor stored as a single chunk that covers it. */
-bool tsr_shards_is_whole(const tsr_entry *entry);
-
-/* Sets shape, ndim, chunks and replicas (equal blocks of successive ranks) of `out` according to a CONCAT or STACK rule.
- * Allocates in `arena`. Fails with TSR_E_FORMAT if the tensors do not match the rule or each other. */
-tsr_status tsr_shards_concat(const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_arena *arena, tsr_entry *out,
-                             tsr_error *err);
-tsr_status tsr_shards_stack(const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_arena *arena, tsr_entry *out,
-                            tsr_error *err);
-
 #endif

@@ -1,4 +1,4 @@
-/* Splits a tensor into blocks in the same way in which shards_chunks.c joins them. */
+/* Splits a tensor into blocks in the same way in which shards_join.c joins them. */
 #include "formats/shards/shards_cut.h"
 
 #include <inttypes.h>

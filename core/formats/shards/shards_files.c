@@ -1,11 +1,102 @@
 /* Finds the files of the ranks. The ranks of a map are numbered stage by stage: rank = pp × (tensor-parallel ranks) + tp. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/cursor.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/shards/shards_join.h"
 #include "formats/shards/shards_pattern.h"
+#include "tessera/sys/shard_names.h"
 #include "tessera/sys/try.h"
+
+/* ---- pattern ---- */
+
+/* See shards_pattern.h. Captures are greedy: they match as many digits as possible. */
+
+enum { MAX_DIGITS = 9 };
+
+static const char *const captures[TSR_CAPTURES] = {"{tp}", "{pp}", "{part}"};
+
+/* The capture at the beginning of a pattern, or TSR_CAPTURES if there is none. */
+static tsr_shards_capture capture_at(tsr_str pattern, size_t *size)
+{
+    tsr_shards_capture c = TSR_CAPTURE_TP;
+    while (c < TSR_CAPTURES && !tsr_str_starts(pattern, tsr_str_from(captures[c]))) c++;
+    *size = c < TSR_CAPTURES ? strlen(captures[c]) : 1;
+    return c;
+}
+
+static tsr_str after(tsr_str text, size_t size)
+{
+    return (tsr_str){text.data + size, text.size - size};
+}
+
+static size_t digits_at(tsr_str text, uint32_t *number)
+{
+    size_t size = 0;
+    for (*number = 0; size < text.size && text.data[size] >= '0' && text.data[size] <= '9'; size++) {
+        if (size == MAX_DIGITS) return 0;
+        *number = *number * 10 + (uint32_t)(text.data[size] - '0');
+    }
+    return size;
+}
+
+/* Whether the whole name matches. */
+static bool shards_match(tsr_str pattern, tsr_str name, tsr_shards_numbers *out)
+{
+    bool known[TSR_CAPTURES] = {false};
+    *out = (tsr_shards_numbers){{0}};
+    while (pattern.size) {
+        size_t size, taken = 1;
+        const tsr_shards_capture c = capture_at(pattern, &size);
+        if (c < TSR_CAPTURES) {
+            uint32_t number;
+            taken = digits_at(name, &number);
+            if (!taken || (known[c] && out->of[c] != number)) return false;
+            known[c] = true;
+            out->of[c] = number;
+        } else if (!name.size || name.data[0] != pattern.data[0]) {
+            return false;
+        }
+        pattern = after(pattern, size);
+        name = after(name, taken);
+    }
+    return name.size == 0;
+}
+
+tsr_str tsr_shards_name(tsr_str pattern, const tsr_shards_numbers *numbers, const unsigned *widths, tsr_arena *arena,
+                        tsr_error *err)
+{
+    tsr_str name = TSR_STR("");
+    while (pattern.size && name.data) {
+        size_t size;
+        const tsr_shards_capture c = capture_at(pattern, &size);
+        name = c < TSR_CAPTURES ? tsr_arena_format(arena, err, "%.*s%0*u", TSR_STR_ARG(name), (int)widths[c], numbers->of[c])
+                                : tsr_arena_format(arena, err, "%.*s%c", TSR_STR_ARG(name), pattern.data[0]);
+        pattern = after(pattern, size);
+    }
+    return name;
+}
+
+const char *tsr_shards_ranks_wrong(tsr_str ranks)
+{
+    bool counted = false, after_capture = false;
+    if (ranks.size && ranks.data[0] == '/') return "must be relative to the checkpoint's directory";
+    while (ranks.size) {
+        size_t size;
+        const tsr_shards_capture c = capture_at(ranks, &size);
+        const bool captures_number = c < TSR_CAPTURES;
+        if (!captures_number && (ranks.data[0] == '{' || ranks.data[0] == '}'))
+            return "may contain only {tp}, {pp} and {part} in braces";
+        if (captures_number && after_capture) return "needs text between two numbers";
+        counted = counted || c == TSR_CAPTURE_TP || c == TSR_CAPTURE_PP;
+        after_capture = captures_number;
+        ranks = after(ranks, size);
+    }
+    return counted ? NULL : "needs {tp} or {pp}, the number of a rank";
+}
+
+/* ---- files ---- */
 
 /* The names that frameworks give to the files of the ranks. */
 static const char *const megatron[] = {"mp_rank_{tp}_{pp}/model_optim_rng.pt", "mp_rank_{tp}/model_optim_rng.pt"};
@@ -47,7 +138,7 @@ static tsr_status find_files(choice *c, tsr_str pattern)
     c->pattern = pattern;
     for (uint32_t f = 0; f < store->file_count; f++) {
         tsr_shards_numbers numbers;
-        if (!tsr_shards_match(pattern, store->files[f].name, &numbers)) continue;
+        if (!shards_match(pattern, store->files[f].name, &numbers)) continue;
         ranked *found = tsr_vec_push(&c->files, c->err);
         if (!found) return TSR_E_NOMEM;
         *found = (ranked){f, numbers};
@@ -183,8 +274,8 @@ static tsr_status refuse_lone_file(choice *c, const tsr_shards *map)
     tsr_shards_numbers numbers;
     const tsr_store *store = c->checkpoint->store;
     const tsr_str name = store->files[store->primary].name;
-    bool is_rank = map->ranks.size && tsr_shards_match(map->ranks, name, &numbers);
-    for (size_t i = 0; i < SOME; i++) is_rank = is_rank || tsr_shards_match(tsr_str_from(others[i]), name, &numbers);
+    bool is_rank = map->ranks.size && shards_match(map->ranks, name, &numbers);
+    for (size_t i = 0; i < SOME; i++) is_rank = is_rank || shards_match(tsr_str_from(others[i]), name, &numbers);
     is_rank = is_rank || tsr_str_equal(name, TSR_STR("model_optim_rng.pt"));
     TSR_FAIL_IF(is_rank, c->err, TSR_E_UNSUPPORTED,
                 "%.*s is the file of one rank; with --shards, name the directory that holds the files of all ranks",

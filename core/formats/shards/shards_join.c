@@ -4,14 +4,402 @@
 
 #include <inttypes.h>
 
+#include "base/cursor.h"
 #include "formats/common/joined_entries.h"
+#include "formats/common/rank_bytes.h"
+#include "formats/common/reader.h"
 #include "formats/shards/shards_chunks.h"
-#include "formats/shards/shards_equal.h"
 #include "formats/shards/shards_rules.h"
 #include "formats/shards/shards_stages.h"
+#include "tessera/box.h"
+#include "tessera/glob.h"
+#include "tessera/sys/box.h"
+#include "tessera/sys/box_walk.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
+
+typedef struct tsr_shards_equality {
+    tsr_checkpoint *checkpoint;
+    /* How many bytes may still be read: many views of one storage must not cost more than a few times the files' bytes. */
+    uint64_t bytes_left;
+} tsr_shards_equality;
+
+/* ---- chunks ---- */
+
+/* Concatenates the ranks' tensors block by block, along one dimension:
+ *
+ *   rank 0: | g0 | u0 |      rank 1: | g1 | u1 |      whole: | g0 | g1 | u0 | u1 |
+ *
+ * Each block of each rank becomes a chunk of the whole tensor, whose bytes stay where they are. Along the first dimension
+ * they are a contiguous range of the rank's bytes, along any other one a strided view. */
+
+typedef struct joining {
+    const tsr_shards_held *held;
+    const tsr_shards_rule *rule;
+    tsr_arena *arena;
+    tsr_entry *out;
+    uint64_t *shape; /* of the whole tensor */
+    tsr_chunk *chunks, *replicas;
+    uint32_t dim;
+    uint64_t end; /* size along `dim` that was joined so far */
+    tsr_error *err;
+} joining;
+
+/* Whether an entry is a dense tensor stored as a single chunk that covers it. */
+static bool shards_is_whole(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_TENSOR && entry->chunk_count == 1 &&
+           (entry->ndim == 0 || memcmp(entry->chunks[0].sizes, entry->shape, entry->ndim * sizeof *entry->shape) == 0);
+}
+
+static uint64_t size_of(const joining *j, uint32_t rank)
+{
+    return j->held->tensors[rank]->shape[j->dim];
+}
+
+static tsr_status find_dim(joining *j, uint32_t ndim)
+{
+    const int32_t given = j->rule->dim;
+    const int64_t dim = given < 0 ? given + (int64_t)ndim : given;
+    TSR_FAIL_IF(dim < 0 || dim >= ndim, j->err, TSR_E_FORMAT, "the rule '%.*s' joins along dim %d, but '%.*s' has %u dims",
+                TSR_STR_ARG(j->rule->match), (int)given, TSR_STR_ARG(j->held->fqn), (unsigned)j->held->tensors[0]->ndim);
+    j->dim = (uint32_t)dim;
+    return TSR_OK;
+}
+
+/* Checks that all ranks' tensors have the same dtype and the same sizes, except along `free_dim`. */
+static tsr_status check_alike(const joining *j, uint32_t free_dim)
+{
+    const tsr_entry *first = j->held->tensors[0];
+    for (uint32_t r = 1; r < j->held->ranks; r++) {
+        const tsr_entry *entry = j->held->tensors[r];
+        TSR_FAIL_IF(entry->dtype != first->dtype, j->err, TSR_E_FORMAT, "'%.*s' is %s on rank 0 but %s on rank %u",
+                    TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(first->dtype)->name,
+                    tsr_dtype_describe(entry->dtype)->name, r);
+        bool alike = entry->ndim == first->ndim;
+        for (uint32_t d = 0; alike && d < first->ndim; d++) alike = d == free_dim || entry->shape[d] == first->shape[d];
+        TSR_FAIL_IF(!alike, j->err, TSR_E_FORMAT,
+                    "'%.*s' does not have the same sizes on ranks 0 and %u, as the rule '%.*s' needs",
+                    TSR_STR_ARG(j->held->fqn), r, TSR_STR_ARG(j->rule->match));
+    }
+    return TSR_OK;
+}
+
+/* ---- one block of one rank ---- */
+
+/* The strides, in elements, with which the rank's tensor is stored. */
+static void strides_of(const tsr_entry *entry, uint64_t *strides)
+{
+    const tsr_view *view = entry->chunks[0].view;
+    uint64_t step = 1;
+    for (uint32_t d = entry->ndim; d-- > 0;) {
+        strides[d] = view && view->strides ? view->strides[d] : step;
+        step *= entry->shape[d];
+    }
+}
+
+/* Bytes from a box's first element to the end of its last. Cannot overflow, because the span of the whole tensor was
+ * checked. */
+static uint64_t span_of(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, uint64_t item)
+{
+    uint64_t last = 0;
+    for (uint32_t d = 0; d < ndim; d++) {
+        if (sizes[d] == 0) return 0;
+        last += (sizes[d] - 1) * strides[d];
+    }
+    return (last + 1) * item;
+}
+
+/* The chunk with the elements [from, from + size) of `entry` along the dimension. */
+static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, uint64_t size, tsr_chunk *out)
+{
+    const tsr_chunk *whole = &entry->chunks[0];
+    const uint32_t item = tsr_dtype_size(entry->dtype);
+    uint64_t *sizes = tsr_arena_array(j->arena, entry->ndim, sizeof *sizes, j->err);
+    uint64_t *strides = tsr_arena_array(j->arena, entry->ndim, sizeof *strides, j->err);
+    *out = *whole;
+    if (!sizes || !strides) return TSR_E_NOMEM;
+    memcpy(sizes, entry->shape, entry->ndim * sizeof *sizes);
+    sizes[j->dim] = size;
+    out->sizes = sizes;
+    if (size == entry->shape[j->dim]) return TSR_OK;
+    TSR_FAIL_IF(!item, j->err, TSR_E_UNSUPPORTED, "'%.*s' (%s) cannot be cut: its elements are not byte-aligned",
+                TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(entry->dtype)->name);
+    strides_of(entry, strides);
+    const uint64_t offset = from * strides[j->dim] * item;
+    const tsr_box parent = {entry->ndim, NULL, entry->shape}, inner = {entry->ndim, NULL, sizes};
+    const bool is_run = tsr_box_is_contiguous(parent, inner) && !(whole->view && whole->view->strides);
+    const bool is_zstd = whole->view && whole->view->zstd;
+    if (!is_zstd && out->file != TSR_NO_FILE) {
+        out->byte_offset += offset;
+        out->byte_length = span_of(entry->ndim, sizes, strides, item);
+    }
+    if (is_run && !whole->view) return TSR_OK;
+    tsr_view *view = TSR_ARENA_NEW(j->arena, tsr_view, j->err);
+    if (!view) return TSR_E_NOMEM;
+    *view = whole->view ? *whole->view : (tsr_view){.file = whole->file, .byte_offset = whole->byte_offset};
+    view->byte_offset += offset;
+    if (!is_run) view->strides = strides;
+    out->view = view;
+    return TSR_OK;
+}
+
+/* Sets the offsets of a chunk in the whole tensor. */
+static tsr_status place(const joining *j, uint64_t at, tsr_chunk *chunk)
+{
+    uint64_t *offsets = tsr_arena_array(j->arena, j->out->ndim, sizeof *offsets, j->err);
+    if (!offsets) return TSR_E_NOMEM;
+    offsets[j->dim] = at;
+    chunk->offsets = offsets;
+    return TSR_OK;
+}
+
+/* ---- blocks ---- */
+
+static uint32_t blocks_of(const joining *j)
+{
+    return j->rule->block_count ? j->rule->block_count : 1;
+}
+
+static uint64_t copies_of(const joining *j, uint32_t block)
+{
+    return j->rule->block_copies ? j->rule->block_copies[block] : 1;
+}
+
+/* The size of a block in a rank's tensor. */
+static uint64_t block_size(const joining *j, uint32_t rank, uint32_t block)
+{
+    return j->rule->block_sizes ? j->rule->block_sizes[block] : size_of(j, rank) / blocks_of(j);
+}
+
+/* Checks that the copies of a block, which are on successive ranks, have the same size. */
+static tsr_status check_copies(const joining *j, uint32_t block)
+{
+    const uint64_t copies = copies_of(j, block);
+    TSR_FAIL_IF(!copies || j->held->ranks % copies, j->err, TSR_E_FORMAT,
+                "the rule '%.*s' has %" PRIu64 " copies of a block, which does not divide the %u ranks",
+                TSR_STR_ARG(j->rule->match), copies, j->held->ranks);
+    for (uint32_t r = 1; r < j->held->ranks; r++)
+        TSR_FAIL_IF(r % copies && block_size(j, r, block) != block_size(j, r - 1, block), j->err, TSR_E_FORMAT,
+                    "'%.*s' does not have the same sizes on ranks %u and %u, which have copies according to the rule '%.*s'",
+                    TSR_STR_ARG(j->held->fqn), r - 1, r, TSR_STR_ARG(j->rule->match));
+    return TSR_OK;
+}
+
+static tsr_status check_blocks(const joining *j)
+{
+    const uint32_t count = blocks_of(j);
+    for (uint32_t r = 0; r < j->held->ranks; r++) {
+        uint64_t sum = 0;
+        for (uint32_t b = 0; b < count; b++)
+            TSR_FAIL_IF(!tsr_add_u64(sum, block_size(j, r, b), &sum), j->err, TSR_E_LIMIT,
+                        "the blocks of the rule '%.*s' are too large", TSR_STR_ARG(j->rule->match));
+        TSR_FAIL_IF(sum != size_of(j, r), j->err, TSR_E_FORMAT,
+                    "'%.*s' has size %" PRIu64 " along dim %u on rank %u, which is not %s of the rule '%.*s' (%" PRIu64 ")",
+                    TSR_STR_ARG(j->held->fqn), size_of(j, r), j->dim, r,
+                    j->rule->block_sizes ? "the sum of the blocks" : "a multiple of the blocks", TSR_STR_ARG(j->rule->match),
+                    j->rule->block_sizes ? sum : (uint64_t)count);
+    }
+    return TSR_OK;
+}
+
+/* Adds one block of one rank, as a chunk or as a copy of the previous rank's block. Adds nothing if `trim` removes all of
+ * it. */
+static tsr_status add_block(joining *j, uint32_t rank, uint64_t from, uint64_t size, bool is_copy)
+{
+    const uint64_t at = is_copy ? j->end - size : j->end;
+    if (!is_copy) j->end += size;
+    if (j->rule->trims && at >= j->rule->trim) return TSR_OK;
+    if (j->rule->trims && size > j->rule->trim - at) size = j->rule->trim - at;
+    if (size == 0) return TSR_OK;
+    tsr_chunk *chunk = is_copy ? &j->replicas[j->out->replica_count] : &j->chunks[j->out->chunk_count];
+    TSR_TRY(cut(j, j->held->tensors[rank], from, size, chunk));
+    TSR_TRY(place(j, at, chunk));
+    if (is_copy) j->out->replica_count++;
+    else j->out->chunk_count++;
+    return TSR_OK;
+}
+
+static tsr_status add_blocks(joining *j)
+{
+    for (uint32_t b = 0; b < blocks_of(j); b++)
+        for (uint32_t r = 0; r < j->held->ranks; r++) {
+            uint64_t from = 0;
+            for (uint32_t before = 0; before < b; before++) from += block_size(j, r, before);
+            TSR_TRY(add_block(j, r, from, block_size(j, r, b), r % copies_of(j, b) != 0));
+        }
+    return TSR_OK;
+}
+
+/* Like all tensors without elements, a joined one has one empty chunk. */
+static tsr_status keep_empty(joining *j)
+{
+    const tsr_box whole = {j->out->ndim, NULL, j->shape};
+    if (j->out->chunk_count || !tsr_box_is_empty(whole)) return TSR_OK;
+    j->chunks[0] = j->held->tensors[0]->chunks[0];
+    j->chunks[0].sizes = j->shape;
+    j->chunks[0].byte_length = 0;
+    j->chunks[0].view = NULL;
+    j->out->chunk_count = 1;
+    return place(j, 0, &j->chunks[0]);
+}
+
+static tsr_status start(joining *j, uint32_t ndim, uint64_t chunks)
+{
+    j->out->ndim = ndim;
+    j->out->chunk_count = j->out->replica_count = 0;
+    j->shape = tsr_arena_array(j->arena, ndim, sizeof *j->shape, j->err);
+    j->chunks = tsr_arena_array(j->arena, (size_t)chunks, sizeof *j->chunks, j->err);
+    j->replicas = tsr_arena_array(j->arena, (size_t)chunks, sizeof *j->replicas, j->err);
+    if (!j->shape || !j->chunks || !j->replicas) return TSR_E_NOMEM;
+    j->out->shape = j->shape;
+    j->out->chunks = j->chunks;
+    j->out->replicas = j->replicas;
+    return TSR_OK;
+}
+
+static tsr_status shards_concat(const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_arena *arena, tsr_entry *out,
+                                tsr_error *err)
+{
+    joining j = {.held = held, .rule = rule, .arena = arena, .out = out, .err = err};
+    const tsr_entry *first = held->tensors[0];
+    TSR_TRY(find_dim(&j, first->ndim));
+    TSR_TRY(check_alike(&j, j.dim));
+    TSR_TRY(check_blocks(&j));
+    for (uint32_t b = 0; b < blocks_of(&j); b++) TSR_TRY(check_copies(&j, b));
+    TSR_TRY(start(&j, first->ndim, (uint64_t)held->ranks * blocks_of(&j)));
+    TSR_TRY(add_blocks(&j));
+    TSR_FAIL_IF(rule->trims && rule->trim > j.end, err, TSR_E_FORMAT,
+                "the rule '%.*s' trims dim %u to %" PRIu64 ", but '%.*s' has only %" PRIu64 " there",
+                TSR_STR_ARG(rule->match), j.dim, rule->trim, TSR_STR_ARG(held->fqn), j.end);
+    memcpy(j.shape, first->shape, first->ndim * sizeof *j.shape);
+    j.shape[j.dim] = rule->trims ? rule->trim : j.end;
+    return keep_empty(&j);
+}
+
+/* ---- stacked ---- */
+
+/* A rank's chunk with an additional dimension of size 1. */
+static tsr_status widen(const joining *j, uint32_t rank, tsr_chunk *out)
+{
+    const tsr_entry *entry = j->held->tensors[rank];
+    const uint64_t *old = entry->chunks[0].view ? entry->chunks[0].view->strides : NULL;
+    uint64_t *sizes = tsr_arena_array(j->arena, j->out->ndim, sizeof *sizes, j->err);
+    uint64_t *strides = tsr_arena_array(j->arena, j->out->ndim, sizeof *strides, j->err);
+    tsr_view *view = TSR_ARENA_NEW(j->arena, tsr_view, j->err);
+    if (!sizes || !strides || !view) return TSR_E_NOMEM;
+    for (uint32_t d = 0, from = 0; d < j->out->ndim; d++) {
+        sizes[d] = d == j->dim ? 1 : entry->shape[from];
+        strides[d] = d == j->dim || !old ? 1 : old[from];
+        from += d != j->dim;
+    }
+    *out = entry->chunks[0];
+    out->sizes = sizes;
+    if (old) {
+        *view = *out->view;
+        view->strides = strides;
+        out->view = view;
+    }
+    return place(j, rank, out);
+}
+
+/* Sets shape, ndim, chunks and replicas (equal blocks of successive ranks) of `out` according to a CONCAT or STACK rule.
+ * Allocates in `arena`. Fails with TSR_E_FORMAT if the tensors do not match the rule or each other. */
+static tsr_status shards_stack(const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_arena *arena, tsr_entry *out,
+                               tsr_error *err)
+{
+    joining j = {.held = held, .rule = rule, .arena = arena, .out = out, .err = err};
+    const tsr_entry *first = held->tensors[0];
+    TSR_FAIL_IF(first->ndim == TSR_MAX_NDIM, err, TSR_E_LIMIT, "'%.*s' already has %u dims", TSR_STR_ARG(held->fqn),
+                first->ndim);
+    TSR_TRY(find_dim(&j, first->ndim + 1));
+    TSR_TRY(check_alike(&j, UINT32_MAX));
+    TSR_TRY(start(&j, first->ndim + 1, held->ranks));
+    for (uint32_t d = 0, from = 0; d < out->ndim; d++) {
+        j.shape[d] = d == j.dim ? held->ranks : first->shape[from];
+        from += d != j.dim;
+    }
+    for (uint32_t r = 0; r < held->ranks; r++) TSR_TRY(widen(&j, r, &j.chunks[r]));
+    out->chunk_count = held->ranks;
+    return TSR_OK;
+}
+
+/* ---- equal ---- */
+
+/* Checks whether tensors that a map declares to be copies are equal. */
+
+enum { MAX_READS = 16 };
+
+static tsr_shards_equality shards_equality_of(tsr_checkpoint *checkpoint)
+{
+    tsr_shards_equality equality = {checkpoint, 0};
+    const tsr_store *store = checkpoint->store;
+    for (uint32_t f = 0; f < store->file_count && equality.bytes_left < UINT64_MAX / 2; f++)
+        equality.bytes_left += store->files[f].size < UINT64_MAX / 64 ? MAX_READS * store->files[f].size : UINT64_MAX / 4;
+    return equality;
+}
+
+/* What the stated checksums show. */
+typedef enum verdict { UNKNOWN, SAME, DIFFERENT } verdict;
+
+static tsr_status by_checksum(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *a, const tsr_chunk *b,
+                              verdict *out, tsr_error *err)
+{
+    tsr_stated_crc first, second = {0};
+    TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, a, checkpoint->arena, &first, err));
+    if (first.is_stated) TSR_TRY(tsr_checkpoint_crc(checkpoint, entry, b, checkpoint->arena, &second, err));
+    const bool known = first.is_stated && second.is_stated;
+    *out = !known ? UNKNOWN : first.crc32 == second.crc32 ? SAME : DIFFERENT;
+    return TSR_OK;
+}
+
+/* Whether two chunks have the same elements. They must have equal sizes and belong to tensors of `entry`'s dtype and ndim.
+ * Uses the CRC-32s stated in the files, otherwise compares the bytes. Fails with TSR_E_LIMIT if that would read too much, or
+ * if reading fails. */
+static tsr_status shards_equal_chunks(tsr_shards_equality *equality, const tsr_entry *entry, const tsr_chunk *a,
+                                      const tsr_chunk *b, bool *same, tsr_error *err)
+{
+    verdict shown;
+    TSR_TRY(by_checksum(equality->checkpoint, entry, a, b, &shown, err));
+    *same = shown == SAME;
+    if (shown != UNKNOWN) return TSR_OK;
+    const uint64_t bytes = a->byte_length + b->byte_length;
+    TSR_FAIL_IF(bytes > equality->bytes_left, err, TSR_E_LIMIT,
+                "comparing '%.*s' between ranks would read more than %d times its stored bytes", TSR_STR_ARG(entry->fqn),
+                MAX_READS);
+    equality->bytes_left -= bytes;
+    const tsr_entry first = {
+        .fqn = entry->fqn, .dtype = entry->dtype, .ndim = entry->ndim, .shape = a->sizes, .chunks = a, .chunk_count = 1};
+    tsr_entry second = first;
+    second.chunks = b;
+    return tsr_rank_bytes_match(equality->checkpoint, &first, &second, same, err);
+}
+
+/* Whether two dense tensors have the same dtype, shape and elements. */
+static tsr_status shards_equal(tsr_shards_equality *equality, const tsr_entry *a, const tsr_entry *b, bool *same,
+                               tsr_error *err)
+{
+    *same = shards_is_whole(a) && shards_is_whole(b) && a->dtype == b->dtype && tsr_entry_same_shape(a, b);
+    return *same ? shards_equal_chunks(equality, a, a->chunks, b->chunks, same, err) : TSR_OK;
+}
+
+/* ---- rules ---- */
+
+/* Chooses the rule for a tensor. `out` must not be moved while its rule is used, because the rule may point into it. */
+static tsr_status shards_choose_rule(const tsr_shards *map, const tsr_shards_settings *settings, const tsr_shards_held *held,
+                                     tsr_shards_choice *out, tsr_error *err)
+{
+    *out = (tsr_shards_choice){.equal_is_enough = !map->family};
+    if (map->family) return map->family->choose(settings, held, out, err);
+    for (uint32_t i = 0; i < map->rule_count && !out->known; i++) {
+        out->known = tsr_glob_match(map->rules[i].match, held->fqn);
+        if (out->known) out->rule = map->rules[i];
+    }
+    return TSR_OK;
+}
+
+/* ---- join ---- */
 
 typedef struct join {
     tsr_checkpoint *checkpoint;
@@ -96,7 +484,7 @@ static tsr_status check_present(const join *j, const tsr_shards_held *held, cons
         const tsr_entry *entry = held->tensors[r];
         TSR_FAIL_IF(!entry, j->err, TSR_E_FORMAT, "rank %u has no '%.*s', which the rule '%.*s' joins from all %u ranks", r,
                     TSR_STR_ARG(held->fqn), TSR_STR_ARG(rule->match), held->ranks);
-        TSR_FAIL_IF(!tsr_shards_is_whole(entry), j->err, TSR_E_UNSUPPORTED,
+        TSR_FAIL_IF(!shards_is_whole(entry), j->err, TSR_E_UNSUPPORTED,
                     "'%.*s' is not a dense tensor on rank %u; only dense tensors can be joined", TSR_STR_ARG(held->fqn), r);
     }
     return TSR_OK;
@@ -117,8 +505,8 @@ static tsr_status keep_first(const join *j, const tsr_shards_held *held, tsr_ent
 static tsr_status find_other(join *j, const tsr_shards_held *held, uint32_t *other)
 {
     for (*other = 0; *other < held->ranks; ++*other) {
-        bool same = held->tensors[0] && held->tensors[*other] && tsr_shards_is_whole(held->tensors[0]);
-        if (same && *other) TSR_TRY(tsr_shards_equal(&j->equality, held->tensors[0], held->tensors[*other], &same, j->err));
+        bool same = held->tensors[0] && held->tensors[*other] && shards_is_whole(held->tensors[0]);
+        if (same && *other) TSR_TRY(shards_equal(&j->equality, held->tensors[0], held->tensors[*other], &same, j->err));
         if (!same) return TSR_OK;
     }
     return TSR_OK;
@@ -136,14 +524,14 @@ static tsr_status replicate(join *j, const tsr_shards_held *held, const tsr_shar
 }
 
 /* Checks that the replicas of a joined tensor, which are copies according to the rule, are equal to their chunks. */
-static tsr_status check_copies(join *j, const tsr_entry *entry)
+static tsr_status join_check_copies(join *j, const tsr_entry *entry)
 {
     for (uint64_t c = 0; c < entry->replica_count; c++) {
         const tsr_chunk *copy = &entry->replicas[c];
         for (uint64_t i = 0; i < entry->chunk_count; i++) {
             bool same = true;
             if (memcmp(entry->chunks[i].offsets, copy->offsets, entry->ndim * sizeof *copy->offsets) != 0) continue;
-            TSR_TRY(tsr_shards_equal_chunks(&j->equality, entry, &entry->chunks[i], copy, &same, j->err));
+            TSR_TRY(shards_equal_chunks(&j->equality, entry, &entry->chunks[i], copy, &same, j->err));
             TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, "'%.*s' has blocks that should be replicas, but %.*s and %.*s differ",
                         TSR_STR_ARG(entry->fqn), TSR_STR_ARG(j->checkpoint->store->files[entry->chunks[i].file].name),
                         TSR_STR_ARG(j->checkpoint->store->files[copy->file].name));
@@ -173,13 +561,13 @@ static tsr_status apply(join *j, const tsr_shards_held *held, const tsr_shards_c
     TSR_TRY(check_present(j, held, rule));
     if (rule->kind == TSR_SHARDS_REPLICATE) return replicate(j, held, rule, out);
     out->storage_id = 0; /* a tensor joined from several storages shares none */
-    if (rule->kind == TSR_SHARDS_STACK) return tsr_shards_stack(held, rule, j->arena, out, j->err);
-    TSR_TRY(tsr_shards_concat(held, rule, j->arena, out, j->err));
+    if (rule->kind == TSR_SHARDS_STACK) return shards_stack(held, rule, j->arena, out, j->err);
+    TSR_TRY(shards_concat(held, rule, j->arena, out, j->err));
     TSR_FAIL_IF(choice->expected && out->shape[rule->dim] != choice->expected, j->err, TSR_E_FORMAT,
                 "'%.*s' has size %" PRIu64
                 " along dim %d after joining %u ranks, but according to the model's settings it should be %" PRIu64,
                 TSR_STR_ARG(out->fqn), out->shape[rule->dim], (int)rule->dim, held->ranks, choice->expected);
-    return check_copies(j, out);
+    return join_check_copies(j, out);
 }
 
 /* For a tensor without a rule: keeps it as a whole tensor if all ranks have the same, otherwise lists it per rank. */
@@ -198,7 +586,7 @@ static tsr_status settle(join *j, const tsr_entry *entry, const tsr_shards_held 
 {
     tsr_shards_choice choice;
     uint32_t other = held->ranks;
-    TSR_TRY(tsr_shards_choose_rule(j->map, &j->settings, held, &choice, j->err));
+    TSR_TRY(shards_choose_rule(j->map, &j->settings, held, &choice, j->err));
     if (choice.known) return apply(j, held, &choice, out);
     const bool may_be_whole = choice.equal_is_enough || held->ranks == 1;
     if (held->ranks == 1 && out->kind != TSR_ENTRY_TENSOR) return TSR_OK;
@@ -221,7 +609,7 @@ static tsr_status merge_stages(join *j, tsr_entry *first, const tsr_entry *secon
     for (uint64_t c = 0; same && c < first->chunk_count; c++) {
         const tsr_chunk *a = &first->chunks[c], *b = &second->chunks[c];
         same = !first->ndim || memcmp(a->offsets, b->offsets, first->ndim * sizeof *a->offsets) == 0;
-        if (same) TSR_TRY(tsr_shards_equal_chunks(&j->equality, first, a, b, &same, j->err));
+        if (same) TSR_TRY(shards_equal_chunks(&j->equality, first, a, b, &same, j->err));
     }
     TSR_FAIL_IF(!same, j->err, TSR_E_FORMAT, "'%.*s' is in several pipeline stages and differs between them%s",
                 TSR_STR_ARG(first->fqn), j->stages.first ? "" : "; if it is a layer, the map needs \"stages\"");
@@ -288,7 +676,7 @@ tsr_status tsr_shards_join(tsr_checkpoint *checkpoint, tsr_error *err)
     join j = {.checkpoint = checkpoint,
               .map = checkpoint->options.shards,
               .arena = checkpoint->arena,
-              .equality = tsr_shards_equality_of(checkpoint),
+              .equality = shards_equality_of(checkpoint),
               .joined = tsr_vec_of(allocator, sizeof(tsr_entry)),
               .err = err};
     const uint32_t stages = checkpoint->stages ? checkpoint->stages : 1;

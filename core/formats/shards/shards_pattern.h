@@ -11,8 +11,6 @@ typedef struct tsr_shards_numbers {
     uint32_t of[TSR_CAPTURES];
 } tsr_shards_numbers;
 
-/* Whether the whole name matches. */
-bool tsr_shards_match(tsr_str pattern, tsr_str name, tsr_shards_numbers *out);
 /* The name that the pattern gives for `numbers`, each with at least `widths[capture]` digits; in `arena`. */
 tsr_str tsr_shards_name(tsr_str pattern, const tsr_shards_numbers *numbers, const unsigned *widths, tsr_arena *arena,
                         tsr_error *err);

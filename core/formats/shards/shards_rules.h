@@ -37,14 +37,4 @@ typedef struct tsr_shards_family {
                          tsr_error *err);
 } tsr_shards_family;
 
-/* Chooses the rule for a tensor. `out` must not be moved while its rule is used, because the rule may point into it. */
-tsr_status tsr_shards_choose_rule(const tsr_shards *map, const tsr_shards_settings *settings, const tsr_shards_held *held,
-                                  tsr_shards_choice *out, tsr_error *err);
-
-/* shards_settings.c: read params.json of Llama 1 to 3, config.json, and the `args` of a Megatron checkpoint. Fail with
- * TSR_E_NOT_FOUND if it does not exist, and with TSR_E_FORMAT for settings that are not numbers. */
-tsr_status tsr_shards_read_params(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err);
-tsr_status tsr_shards_read_config(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err);
-tsr_status tsr_shards_read_args(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err);
-
 #endif

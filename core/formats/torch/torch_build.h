@@ -81,7 +81,7 @@ static inline tsr_ref tsr_torch_arg(const tsr_pickle *pickle, tsr_ref object, si
 {
     return tsr_pickle_item(pickle, tsr_pickle_args(pickle, object), index);
 }
-/* torch_node.c. An attribute: `holder` is an OBJECT (its state is searched), a state dict, or a (dict, slots) pair. */
+/* torch_inner.c. An attribute: `holder` is an OBJECT (its state is searched), a state dict, or a (dict, slots) pair. */
 tsr_ref tsr_torch_attribute(const tsr_pickle *pickle, tsr_ref holder, const char *name);
 /* Non-negative integers of a TUPLE, LIST or torch.Size into the arena. */
 tsr_status tsr_torch_sizes(tsr_torch_build *build, tsr_ref ref, const uint64_t **out, uint32_t *count, tsr_error *err);

@@ -3,11 +3,403 @@
 
 #include <stdlib.h>
 
+#include "base/cursor.h"
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_item.h"
 #include "formats/torch/torch_union.h"
+#include "formats/torch/torch_verdict.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
+
+/* ---- item ---- */
+
+/* A torch.save archive as values.
+ *
+ *   <top>/data.pkl        the pickle, with persistent ids for storages
+ *   <top>/data/<key>      one member a storage
+ *   <top>/byteorder       "little" or "big"; absent before PyTorch 2.1: little */
+
+static tsr_status read_member(const tsr_zip_window *window, const tsr_torch_build *build, const tsr_zip_member *member,
+                              tsr_str *out, tsr_error *err)
+{
+    const tsr_host *host = build->host;
+    TSR_FAIL_AT(member->size > host->limits.metadata_bytes, err, TSR_E_LIMIT, member->byte_offset,
+                "torch: '%.*s' has %llu bytes, which exceed the limit of %llu (metadata_bytes)", TSR_STR_ARG(member->name),
+                (unsigned long long)member->size, (unsigned long long)host->limits.metadata_bytes);
+    char *bytes = tsr_arena_array(build->arena, (size_t)member->size, 1, err);
+    if (!bytes) return TSR_E_NOMEM;
+    TSR_TRY(tsr_zip_window_read(window, member->byte_offset, bytes, (size_t)member->size, err));
+    *out = (tsr_str){bytes, (size_t)member->size};
+    return TSR_OK;
+}
+
+static tsr_status read_byte_order(const tsr_zip_window *window, const tsr_zip *zip, bool *big, tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR("byteorder"));
+    char text[6];
+    *big = false;
+    if (!member) return TSR_OK;
+    size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
+    TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, size, err));
+    *big = member->size == 3 && memcmp(text, "big", 3) == 0;
+    TSR_FAIL_AT(!*big && (member->size != 6 || memcmp(text, "little", 6) != 0), err, TSR_E_FORMAT, member->byte_offset,
+                "torch: 'byteorder' is neither \"little\" nor \"big\"");
+    return TSR_OK;
+}
+
+/* A number as C++'s stoull reads it, or 0: leading white space, digits, then anything. */
+static uint64_t leading_number(const char *text, size_t size)
+{
+    uint64_t value = 0;
+    size_t at = 0;
+    while (at < size && (text[at] == ' ' || (text[at] >= '\t' && text[at] <= '\r'))) at++;
+    if (at < size && text[at] == '+') at++;
+    for (; at < size && text[at] >= '0' && text[at] <= '9' && value < UINT32_MAX; at++)
+        value = value * 10 + (uint64_t)(text[at] - '0');
+    return value;
+}
+
+/* PyTorch reads archives of the versions 1 to 10 only (kMinSupportedFileFormatVersion, kMaxSupportedFileFormatVersion). */
+static tsr_status judge_version(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip,
+                                tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".data/version"));
+    char text[24];
+    if (!build->findings) return TSR_OK;
+    if (!member) member = tsr_zip_find(zip, TSR_STR("version"));
+    tsr_place place = {build->file_name, member ? member->byte_offset : zip->byte_offset, {NULL, 0}};
+    if (!member)
+        return tsr_finding_add(build->findings, "torch/version", place, err,
+                               "the archive has no member 'version'; PyTorch refuses it");
+    size_t size = member->size < sizeof text ? (size_t)member->size : sizeof text;
+    TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, size, err));
+    uint64_t version = leading_number(text, size);
+    if (version >= 1 && version <= 10) return TSR_OK;
+    for (size_t i = 0; i < size; i++)
+        if (text[i] < ' ' || text[i] > '~') size = i;
+    return tsr_finding_add(build->findings, "torch/version", place, err,
+                           "the archive's version is '%.*s'; PyTorch reads versions 1 to 10", (int)size, text);
+}
+
+/* torch.load takes '.storage_alignment' for an int, whether or not it uses it. */
+static tsr_status judge_alignment(const tsr_torch_build *build, const tsr_zip_window *window, const tsr_zip *zip,
+                                  tsr_error *err)
+{
+    const tsr_zip_member *member = tsr_zip_find(zip, TSR_STR(".storage_alignment"));
+    char text[24];
+    bool digits = false, known = member && member->size <= sizeof text;
+    if (!build->findings || !member) return TSR_OK;
+    if (known) TSR_TRY(tsr_zip_window_read(window, member->byte_offset, text, (size_t)member->size, err));
+    for (size_t i = 0; known && i < member->size; i++) {
+        digits |= text[i] >= '0' && text[i] <= '9';
+        known = (text[i] >= '0' && text[i] <= '9') || (text[i] && strchr(" \n_+-", text[i]));
+    }
+    if (known && digits) return TSR_OK;
+    tsr_place place = {build->file_name, member->byte_offset, {NULL, 0}};
+    return tsr_finding_add(build->findings, "torch/version", place, err,
+                           "the member '.storage_alignment' is not a decimal number; PyTorch refuses the archive");
+}
+
+static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, tsr_error *err)
+{
+    tsr_torch_storage *storages = build->storages.items;
+    for (size_t i = 0; i < build->storages.count; i++) {
+        if (storages[i].meta) continue;
+        tsr_str name = tsr_arena_format(build->arena, err, "data/%.*s", TSR_STR_ARG(storages[i].key));
+        if (!name.data) return TSR_E_NOMEM;
+        const tsr_zip_member *member = tsr_zip_find(zip, name);
+        TSR_FAIL_AT(!member, err, TSR_E_FORMAT, zip->byte_offset,
+                    "torch: the archive has no '%.*s' for a storage of %llu bytes", TSR_STR_ARG(name),
+                    (unsigned long long)storages[i].byte_length);
+        TSR_FAIL_AT(member->size != storages[i].byte_length, err, TSR_E_FORMAT, member->byte_offset,
+                    "torch: storage '%.*s' has %llu bytes, but its member '%.*s' has %llu", TSR_STR_ARG(storages[i].key),
+                    (unsigned long long)storages[i].byte_length, TSR_STR_ARG(name), (unsigned long long)member->size);
+        storages[i].byte_offset = member->byte_offset;
+    }
+    return TSR_OK;
+}
+
+/* Whether a member holds the bytes of a storage. */
+static bool torch_is_storage(const tsr_zip *zip, const tsr_zip_member *member)
+{
+    const size_t top = zip->top.size ? zip->top.size + 1 : 0;
+    return tsr_str_starts((tsr_str){member->name.data + top, member->name.size - top}, TSR_STR("data/"));
+}
+
+static bool storages_unsummed(const tsr_zip *zip)
+{
+    bool bytes = false;
+    for (uint32_t m = 0; m < zip->count; m++) {
+        if (!torch_is_storage(zip, &zip->members[m])) continue;
+        if (zip->members[m].crc32 != 0) return false;
+        bytes |= zip->members[m].size > 0;
+    }
+    return bytes && !zip->crc_absent;
+}
+
+static tsr_status build_values(tsr_torch_build *build, const tsr_zip *zip, bool big, tsr_torch_item *out, tsr_error *err)
+{
+    TSR_TRY(tsr_torch_build_open(build, err));
+    TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), &out->root, err));
+    TSR_TRY(locate_storages(build, zip, err));
+    out->storage_count = (uint32_t)build->storages.count;
+    out->storages_unsummed = storages_unsummed(zip);
+    out->rank_known = build->rank.known;
+    out->rank = build->rank.rank;
+    out->world = build->rank.world;
+    return tsr_torch_place(build, big, err);
+}
+
+static tsr_status find_pickle(const tsr_zip *zip, const tsr_zip_member **out, tsr_error *err)
+{
+    *out = tsr_zip_find(zip, TSR_STR("data.pkl"));
+    TSR_FAIL_AT(tsr_zip_find(zip, TSR_STR("constants.pkl")), err, TSR_E_UNSUPPORTED, zip->byte_offset,
+                "torch: a TorchScript archive (torch.jit.save), not a checkpoint");
+    TSR_FAIL_AT(!*out, err, TSR_E_FORMAT, zip->byte_offset, "torch: a zip archive without a member <folder>/data.pkl");
+    return TSR_OK;
+}
+
+static tsr_status open_item(tsr_zip_window *window, tsr_torch_build *build, tsr_torch_item *out, tsr_error *err)
+{
+    const tsr_host *host = build->host;
+    const tsr_zip *zip = &out->zip;
+    const tsr_zip_member *member;
+    tsr_str bytes;
+    bool big;
+    TSR_TRY(tsr_zip_open(window, host, build->arena, &out->zip, err));
+    TSR_TRY(find_pickle(zip, &member, err));
+    TSR_TRY(judge_version(build, window, zip, err));
+    TSR_TRY(judge_alignment(build, window, zip, err));
+    TSR_TRY(read_byte_order(window, zip, &big, err));
+    TSR_TRY(read_member(window, build, member, &bytes, err));
+    tsr_pickle *pickle;
+    size_t consumed;
+    build->pickle_offset = member->byte_offset;
+    build->pickle_bytes = bytes;
+    out->pickle_bytes = bytes.size;
+    tsr_status status = tsr_pickle_parse(bytes, host, &tsr_torch_names, &pickle, &consumed, err);
+    if (status != TSR_OK) {
+        if (err && err->byte_position != TSR_NO_POSITION) err->byte_position += member->byte_offset;
+        tsr_error_context(err, "%.*s", TSR_STR_ARG(member->name));
+        return status;
+    }
+    build->pickle = pickle;
+    status = build_values(build, zip, big, out, err);
+    if (status == TSR_OK) status = tsr_torch_verdict_on_end(build, consumed, bytes.size, err);
+    tsr_torch_build_close(build);
+    tsr_pickle_free(pickle);
+    return status;
+}
+
+tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                               tsr_torch_item *out, tsr_error *err)
+{
+    tsr_store *store = from->range.store;
+    tsr_torch_build build = {.host = host,
+                             .arena = arena,
+                             .findings = findings,
+                             .file_name = store->files[from->range.file].name,
+                             .file = from->range.file,
+                             .rank = {.hinted = from->has_rank, .hint = from->rank},
+                             .zstd = from->zstd};
+    *out = (tsr_torch_item){0};
+    tsr_zip_window window = tsr_zip_window_of(from->range, host->allocator);
+    const tsr_status status = open_item(&window, &build, out, err);
+    tsr_zip_window_free(&window);
+    TSR_TRY(status);
+    const bool absent = out->zip.crc_absent;
+    if (!(absent || out->storages_unsummed) || !findings || store->unsummed) return TSR_OK;
+    tsr_place place = {build.file_name, from->range.byte_offset, {NULL, 0}};
+    return tsr_finding_add(findings, "zip/crc-absent", place, err,
+                           absent ? "the archive carries no checksums (every CRC-32 is 0)"
+                                  : "the archive carries no checksums of tensors (the CRC-32 of every storage is 0, as "
+                                    "torch.serialization.skip_data leaves it)");
+}
+
+/* ---- legacy ---- */
+
+/* The form of torch.save before PyTorch 1.6, which it still writes on request:
+ *
+ *   pickle: magic number | pickle: 1001 | pickle: {little_endian, type sizes} | pickle: the object | pickle: [storage keys]
+ *   for each key, in this order:  elements (8 bytes) | little-endian data
+ *
+ * Source: torch/serialization.py (_legacy_save, _legacy_load), torch/csrc/serialization.cpp of PyTorch 2.13. */
+
+/* The length of the pickles is only known after parsing them, so 64 KiB are tried first, then eight times as much, and so
+ * on. Growing by a factor keeps the total at most 8/7 of the last read; the limit keeps a damaged file from being read as a
+ * whole. */
+enum { FIRST_READ = 64 * 1024, LONGEST_READ = 256 * 1024 * 1024, PROTOCOL = 1001 };
+enum { MAGIC, VERSION, SYSTEM, OBJECT, KEYS, PICKLES };
+
+static const char magic[] = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+
+typedef struct parts {
+    tsr_str bytes; /* the beginning of the file */
+    tsr_pickle *pickles[PICKLES];
+    size_t at[PICKLES + 1]; /* where each begins, and the last ends */
+} parts;
+
+static void free_parts(parts *p)
+{
+    for (size_t i = 0; i < PICKLES; i++) tsr_pickle_free(p->pickles[i]);
+    *p = (parts){0};
+}
+
+static tsr_status parse_parts(tsr_str bytes, const tsr_host *host, parts *out, tsr_error *err)
+{
+    *out = (parts){.bytes = bytes};
+    for (size_t i = 0; i < PICKLES; i++) {
+        size_t consumed, at = out->at[i];
+        tsr_str rest = {bytes.data + at, bytes.size - at};
+        tsr_status status = tsr_pickle_parse(rest, host, &tsr_torch_names, &out->pickles[i], &consumed, err);
+        if (status != TSR_OK) {
+            if (err->byte_position != TSR_NO_POSITION) err->byte_position += at;
+            free_parts(out);
+            return status;
+        }
+        out->at[i + 1] = at + consumed;
+    }
+    return TSR_OK;
+}
+
+static tsr_status read_parts(tsr_checkpoint *checkpoint, uint32_t file, parts *out, tsr_error *err)
+{
+    uint64_t size = checkpoint->store->files[file].size;
+    for (size_t wanted = FIRST_READ;; wanted *= 8) {
+        if (wanted > LONGEST_READ) wanted = LONGEST_READ;
+        size_t length = size < wanted ? (size_t)size : wanted;
+        char *bytes = tsr_arena_array(checkpoint->arena, length, 1, err);
+        if (!bytes) return TSR_E_NOMEM;
+        TSR_TRY(tsr_store_read(checkpoint->store, file, 0, bytes, length, err));
+        tsr_error attempt = {0};
+        tsr_status status = parse_parts((tsr_str){bytes, length}, checkpoint->host, out, &attempt);
+        if (status == TSR_OK) return TSR_OK;
+        if (status == TSR_E_FORMAT && length < size && wanted < LONGEST_READ) continue;
+        return tsr_raise(err, status, attempt.byte_position, "%s", attempt.message);
+    }
+}
+
+static tsr_status check_head(const parts *p, tsr_error *err)
+{
+    const tsr_pickle *number = p->pickles[MAGIC], *version = p->pickles[VERSION];
+    tsr_str text = tsr_pickle_text(number, tsr_pickle_root(number));
+    TSR_FAIL_AT(!tsr_str_equal(text, (tsr_str){magic, sizeof magic - 1}), err, TSR_E_FORMAT, 0,
+                "torch: the file does not begin with torch.save's magic number");
+    int64_t protocol = tsr_pickle_int(version, tsr_pickle_root(version));
+    TSR_FAIL_AT(protocol != PROTOCOL, err, TSR_E_UNSUPPORTED, p->at[VERSION],
+                "torch: unknown version %lld of the legacy format; only %d is supported", (long long)protocol, PROTOCOL);
+    return TSR_OK;
+}
+
+/* The storage under a key of the list that follows the object. */
+static tsr_torch_storage *listed(tsr_torch_build *build, const tsr_pickle *keys, size_t index)
+{
+    tsr_str key = tsr_pickle_text(keys, tsr_pickle_item(keys, tsr_pickle_root(keys), index));
+    uint32_t at = tsr_map_get(build->storage_index, key, UINT32_MAX);
+    return at == UINT32_MAX ? NULL : (tsr_torch_storage *)build->storages.items + at;
+}
+
+static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *build, tsr_torch_storage *storage,
+                                 uint64_t *at, tsr_vec *runs, tsr_error *err)
+{
+    uint8_t head[8];
+    uint64_t size = checkpoint->store->files[build->file].size, left = size - *at;
+    TSR_FAIL_AT(left < sizeof head, err, TSR_E_FORMAT, *at, "torch: the file ends before storage '%.*s'",
+                TSR_STR_ARG(storage->key));
+    TSR_TRY(tsr_store_read(checkpoint->store, build->file, *at, head, sizeof head, err));
+    uint64_t elements = tsr_load_le(head, sizeof head), bytes;
+    TSR_FAIL_AT(!tsr_dtype_bytes(storage->dtype, elements, &bytes) || bytes != storage->byte_length, err, TSR_E_FORMAT, *at,
+                "torch: storage '%.*s' has %llu bytes in the pickle but %llu elements of %s in the file",
+                TSR_STR_ARG(storage->key), (unsigned long long)storage->byte_length, (unsigned long long)elements,
+                tsr_dtype_describe(storage->dtype)->name);
+    TSR_FAIL_AT(bytes > left - sizeof head, err, TSR_E_FORMAT, *at,
+                "torch: storage '%.*s' has %llu bytes, but the file ends after %llu of them", TSR_STR_ARG(storage->key),
+                (unsigned long long)bytes, (unsigned long long)(left - sizeof head));
+    TSR_FAIL_AT(storage->byte_offset, err, TSR_E_FORMAT, *at, "torch: storage '%.*s' occurs twice",
+                TSR_STR_ARG(storage->key));
+    storage->byte_offset = *at + sizeof head;
+    *at = storage->byte_offset + bytes;
+    tsr_torch_run *run = tsr_vec_push(runs, err);
+    if (!run) return TSR_E_NOMEM;
+    *run = (tsr_torch_run){.file = build->file, .byte_offset = storage->byte_offset, .byte_length = bytes};
+    return TSR_OK;
+}
+
+static tsr_status legacy_locate_storages(tsr_checkpoint *checkpoint, tsr_torch_build *build, const parts *p, tsr_vec *runs,
+                                         uint64_t *end, tsr_error *err)
+{
+    const tsr_pickle *keys = p->pickles[KEYS];
+    uint64_t at = p->at[PICKLES];
+    size_t count = tsr_pickle_count(keys, tsr_pickle_root(keys));
+    for (size_t i = 0; i < count; i++) {
+        tsr_torch_storage *storage = listed(build, keys, i);
+        TSR_FAIL_AT(!storage, err, TSR_E_FORMAT, p->at[KEYS], "torch: storage %zu of the list after the object is not used",
+                    i);
+        TSR_TRY(locate_storage(checkpoint, build, storage, &at, runs, err));
+    }
+    *end = at;
+    const tsr_torch_storage *storages = build->storages.items;
+    for (size_t i = 0; i < build->storages.count; i++)
+        TSR_FAIL_AT(!storages[i].byte_offset && !storages[i].meta, err, TSR_E_FORMAT, p->at[KEYS],
+                    "torch: storage '%.*s' is not in the file", TSR_STR_ARG(storages[i].key));
+    return TSR_OK;
+}
+
+/* torch.load unpickles the parts around the object too, and stops behind the last storage. */
+static tsr_status judge_all(const tsr_torch_build *build, const parts *p, uint64_t end, uint64_t size, tsr_error *err)
+{
+    tsr_torch_build part = *build;
+    for (size_t i = 0; i < PICKLES; i++) {
+        part.pickle = p->pickles[i];
+        part.pickle_offset = p->at[i];
+        if (i != OBJECT) TSR_TRY(tsr_torch_verdict(&part, false, err));
+    }
+    part.pickle_offset = 0;
+    return tsr_torch_verdict_on_end(&part, end, size, err);
+}
+
+static tsr_status legacy_build_values(tsr_checkpoint *checkpoint, tsr_torch_build *build, const parts *p,
+                                      tsr_torch_file *out, tsr_vec *runs, tsr_error *err)
+{
+    TSR_TRY(check_head(p, err));
+    TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), &out->root, err));
+    uint64_t end = 0;
+    TSR_TRY(legacy_locate_storages(checkpoint, build, p, runs, &end, err));
+    TSR_TRY(judge_all(build, p, end, checkpoint->store->files[build->file].size, err));
+    out->file = build->file;
+    out->storage_count = (uint32_t)build->storages.count;
+    out->rank = build->rank;
+    out->pickle_bytes = p->at[OBJECT + 1] - p->at[OBJECT];
+    return tsr_torch_place(build, false, err);
+}
+
+/* The same for the form before zip. */
+static tsr_status torch_legacy_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_rank rank, tsr_torch_file *out,
+                                    tsr_vec *runs, tsr_error *err)
+{
+    parts p;
+    TSR_TRY(read_parts(checkpoint, file, &p, err));
+    tsr_torch_build build = {.pickle = p.pickles[OBJECT],
+                             .pickle_bytes = p.bytes,
+                             .host = checkpoint->host,
+                             .arena = checkpoint->arena,
+                             .findings = checkpoint->findings,
+                             .file_name = checkpoint->store->files[file].name,
+                             .file = file,
+                             .pickle_offset = p.at[OBJECT],
+                             .legacy = true,
+                             .rank = rank};
+    tsr_status status = tsr_torch_build_open(&build, err);
+    if (status == TSR_OK) status = legacy_build_values(checkpoint, &build, &p, out, runs, err);
+    tsr_torch_build_close(&build);
+    free_parts(&p);
+    return status;
+}
+
+/* ---- file ---- */
 
 typedef struct run_list {
     const tsr_torch_run *runs; /* in order of (file, byte_offset) */
@@ -58,7 +450,7 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
                             item.pickle_bytes};
     for (uint32_t i = 0; i < item.zip.count; i++) {
         const tsr_zip_member *m = &item.zip.members[i];
-        const bool has_crc = !item.zip.crc_absent && !(item.storages_unsummed && tsr_torch_is_storage(&item.zip, m));
+        const bool has_crc = !item.zip.crc_absent && !(item.storages_unsummed && torch_is_storage(&item.zip, m));
         TSR_TRY(push_run(runs, (tsr_torch_run){file, m->byte_offset, m->size, has_crc, m->crc32, m->name}, err));
     }
     return TSR_OK;
@@ -74,8 +466,8 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
                 (unsigned long long)named->size);
     TSR_TRY(tsr_store_read(checkpoint->store, file, 0, head, sizeof head, err));
     bool zip = tsr_zip_looks_like((tsr_str){head, sizeof head});
-    tsr_status status = zip ? open_zip(checkpoint, file, rank, out, runs, err)
-                            : tsr_torch_legacy_open(checkpoint, file, rank, out, runs, err);
+    tsr_status status =
+        zip ? open_zip(checkpoint, file, rank, out, runs, err) : torch_legacy_open(checkpoint, file, rank, out, runs, err);
     if (status != TSR_OK && status != TSR_E_IO) tsr_error_context(err, "%.*s", TSR_STR_ARG(named->name));
     if (status == TSR_OK) tsr_expansion_add(&checkpoint->expansion, out->pickle_bytes);
     return status;

@@ -1,10 +1,469 @@
 /* Flattens a value tree with a stack of containers. Values may be shared, so a small pickle can stand for a huge tree:
- * its size is counted first (torch_survey.c). */
+ * its size is counted first (torch_flatten.c). */
 #include "formats/torch/torch_flatten.h"
 
+#include <inttypes.h>
+
+#include "base/line.h"
 #include "formats/common/expansion.h"
+#include "formats/torch/torch_containers.h"
 #include "formats/torch/torch_survey.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+
+/* ---- key ---- */
+
+/* Keys of mappings as PyTorch's flatten_state_dict writes them: str(key). */
+
+enum { KEY_DEPTH = 4 };
+
+/* repr() of text that needs no escape. */
+static bool put_quoted(tsr_line *line, tsr_str text)
+{
+    for (size_t i = 0; i < text.size; i++)
+        if (text.data[i] < ' ' || text.data[i] > '~' || text.data[i] == '\'' || text.data[i] == '\\') return false;
+    tsr_line_put(line, "'", 1);
+    tsr_line_put(line, text.data, text.size);
+    tsr_line_put(line, "'", 1);
+    return true;
+}
+
+/* Of what str() and repr() write alike; a str stands in a tuple here. */
+static bool put_leaf(tsr_line *line, const tsr_value *key)
+{
+    switch (key->kind) {
+    case TSR_VALUE_NONE: tsr_line_put(line, "None", 4); return true;
+    case TSR_VALUE_BOOL: tsr_line_format(line, "%s", key->as.boolean ? "True" : "False"); return true;
+    case TSR_VALUE_INT: tsr_line_format(line, "%" PRId64, key->as.integer); return true;
+    case TSR_VALUE_BIGINT: return tsr_line_integer(line, key->text);
+    case TSR_VALUE_FLOAT: tsr_line_float(line, key->as.real); return true;
+    case TSR_VALUE_STR: return put_quoted(line, key->text);
+    case TSR_VALUE_BYTES: tsr_line_put(line, "b", 1); return put_quoted(line, key->text);
+    case TSR_VALUE_DTYPE: tsr_line_format(line, "torch.%s", tsr_dtype_describe(key->as.dtype)->name); return true;
+    default: return false;
+    }
+}
+
+static void close_tuple(tsr_line *line, const tsr_value *tuple)
+{
+    tsr_line_format(line, "%s", tuple->count == 1 ? ",)" : ")");
+}
+
+static bool put_key(tsr_line *line, const tsr_value *key)
+{
+    struct {
+        const tsr_value *tuple;
+        size_t next;
+    } stack[KEY_DEPTH];
+    unsigned height = 0;
+    for (;;) {
+        if (line->full) return false;
+        if (key->kind != TSR_VALUE_TUPLE) {
+            if (!put_leaf(line, key)) return false;
+        } else {
+            if (height == KEY_DEPTH) return false;
+            tsr_line_put(line, "(", 1);
+            stack[height].tuple = key;
+            stack[height++].next = 0;
+        }
+        while (height && stack[height - 1].next == stack[height - 1].tuple->count) close_tuple(line, stack[--height].tuple);
+        if (height == 0) return !line->full;
+        if (stack[height - 1].next) tsr_line_put(line, ", ", 2);
+        key = stack[height - 1].tuple->items[stack[height - 1].next++];
+    }
+}
+
+/* Str() of a key of a mapping that is neither str nor int: bool, None, float, bytes, tuples of such and the
+ * like. False for what has no such text, or a longer one: a mapping with such a key is a leaf. */
+static bool torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY])
+{
+    tsr_line line = tsr_line_on(text, TSR_TORCH_KEY);
+    if (key->kind != TSR_VALUE_DEVICE) return put_key(&line, key);
+    tsr_line_put(&line, key->text.data, key->text.size);
+    return !line.full;
+}
+
+/* ---- containers ---- */
+
+/* Which values a walk over a state dict goes into, and their children. */
+
+enum { PARAMETERS, BUFFERS, MODULES, ATTRIBUTES_MAX = 4096 };
+static const char *const module_parts[TSR_MODULE_PARTS] = {"_parameters", "_buffers", "_modules"};
+
+static bool find_parts(const tsr_value *value, const tsr_value **state, const tsr_value *parts[TSR_MODULE_PARTS])
+{
+    *state = value->kind == TSR_VALUE_OBJECT && value->count > 1 ? value->items[1] : NULL;
+    if (!*state || (*state)->kind != TSR_VALUE_DICT || tsr_value_pairs(*state) > ATTRIBUTES_MAX) return false;
+    for (size_t i = 0; i < TSR_MODULE_PARTS; i++) {
+        parts[i] = tsr_value_get(*state, tsr_str_from(module_parts[i]));
+        if (!parts[i] || parts[i]->kind != TSR_VALUE_DICT) return false;
+    }
+    return true;
+}
+
+static bool torch_is_module(const tsr_value *value)
+{
+    const tsr_value *state, *parts[TSR_MODULE_PARTS];
+    return find_parts(value, &state, parts);
+}
+
+/* Quantized, sparse, nested tensors and the like, which torch_value.c shows as named parts. */
+static bool torch_is_odd_tensor(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_OBJECT && value->count == 1 && value->items[0]->kind == TSR_VALUE_DICT;
+}
+
+/* Whether a list that holds the value is walked into. An object's attributes are searched once. */
+static tsr_status opens_list(tsr_map *lists, const tsr_value *value, bool *yes, tsr_error *err)
+{
+    *yes = value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_TENSOR || torch_is_odd_tensor(value);
+    if (*yes || value->kind != TSR_VALUE_OBJECT || value->count < 2) return TSR_OK;
+    uint32_t known = tsr_map_get(lists, tsr_torch_container_key(value), 2);
+    *yes = known == 2 ? torch_is_module(value) : known == 0;
+    return known == 2 ? tsr_map_put(lists, tsr_torch_container_key(value), !*yes, NULL, NULL, err) : TSR_OK;
+}
+
+/* Whether the catalog keeps a mapping itself, because the entries below it do not tell all of it. */
+static bool torch_is_kept(const tsr_value *value)
+{
+    const bool has_class = value->ordered_dict || value->variant; /* Counter or defaultdict */
+    return value->kind == TSR_VALUE_DICT && (has_class || value->as.attributes || !value->count);
+}
+
+/* A search through a list of lists. */
+typedef struct search {
+    const tsr_host *host;
+    tsr_map *lists; /* list → 1: a leaf */
+    tsr_vec stack;  /* tsr_torch_level */
+    tsr_error *err;
+} search;
+
+static tsr_status mark_list(search *s, const tsr_value *list, bool leaf)
+{
+    uint32_t *stored;
+    TSR_TRY(tsr_map_put(s->lists, tsr_torch_container_key(list), leaf, &stored, NULL, s->err));
+    *stored = leaf;
+    return TSR_OK;
+}
+
+/* One step of the search below a list for something that is walked into. */
+static tsr_status search_list(search *s, bool *found)
+{
+    tsr_torch_level *top = (tsr_torch_level *)s->stack.items + s->stack.count - 1;
+    if (top->next == top->container->count) {
+        s->stack.count--;
+        return mark_list(s, top->container, true);
+    }
+    const tsr_value *item = top->container->items[top->next++];
+    TSR_TRY(opens_list(s->lists, item, found, s->err));
+    if (*found || item->kind != TSR_VALUE_LIST || item->count == 0) return TSR_OK;
+    uint32_t known = tsr_map_get(s->lists, tsr_torch_container_key(item), 2);
+    *found = known == 0;
+    if (known != 2) return TSR_OK;
+    TSR_TRY(mark_list(s, item, true)); /* a list inside itself adds nothing */
+    tsr_torch_level *pushed = tsr_vec_push(&s->stack, s->err);
+    if (!pushed) return TSR_E_NOMEM;
+    *pushed = (tsr_torch_level){.container = item};
+    return TSR_OK;
+}
+
+/* Whether a list is a leaf; each list is looked through once. */
+static tsr_status is_leaf_list(const tsr_host *host, tsr_map *lists, const tsr_value *list, bool *leaf, tsr_error *err)
+{
+    *leaf = true;
+    if (list->count == 0) return TSR_OK;
+    uint32_t known = tsr_map_get(lists, tsr_torch_container_key(list), 2);
+    *leaf = known != 0;
+    if (known != 2) return TSR_OK;
+    search s = {host, lists, tsr_vec_of(host->allocator, sizeof(tsr_torch_level)), err};
+    tsr_torch_level *first = tsr_vec_push(&s.stack, err);
+    tsr_status status = first ? mark_list(&s, list, true) : TSR_E_NOMEM;
+    if (first) *first = (tsr_torch_level){.container = list};
+    bool found = false;
+    while (status == TSR_OK && s.stack.count && !found) status = search_list(&s, &found);
+    for (size_t i = 0; i < s.stack.count && status == TSR_OK; i++)
+        status = mark_list(&s, ((const tsr_torch_level *)s.stack.items)[i].container, false);
+    *leaf = !found;
+    tsr_vec_free(&s.stack);
+    return status;
+}
+
+static bool is_key(const tsr_value *key)
+{
+    char text[TSR_TORCH_KEY];
+    return key->kind == TSR_VALUE_STR || key->kind == TSR_VALUE_INT || torch_key_text(key, text);
+}
+
+/* A mapping whose keys all have a name; others stay whole. */
+static bool is_mapping(const tsr_value *value)
+{
+    if (value->kind != TSR_VALUE_DICT) return false;
+    for (size_t i = 0; i < value->count; i += 2)
+        if (!is_key(value->items[i])) return false;
+    return true;
+}
+
+/* Whether a walk goes into the value; otherwise it is a leaf. `lists` remembers lists that were looked through. Reads all
+ * keys of a mapping, and all items of a list that is new. */
+static tsr_status torch_walks_into(const tsr_host *host, tsr_map *lists, const tsr_value *value, bool *yes, tsr_error *err)
+{
+    *yes = is_mapping(value) || torch_is_module(value);
+    if (value->kind != TSR_VALUE_LIST) return TSR_OK;
+    TSR_TRY(is_leaf_list(host, lists, value, yes, err));
+    *yes = !*yes;
+    return TSR_OK;
+}
+
+/* The step to what lies under a key; its text is made when an entry takes it. */
+static tsr_path_item key_item(const tsr_value *key)
+{
+    if (key->kind == TSR_VALUE_STR) return (tsr_path_item){.kind = TSR_PATH_KEY, .key = key->text};
+    if (key->kind == TSR_VALUE_INT) return (tsr_path_item){.kind = TSR_PATH_INT_KEY, .integer = key->as.integer};
+    return (tsr_path_item){.kind = TSR_PATH_KEY, .value = key};
+}
+
+/* The next named child of a module: `next` counts through the pairs of its three parts. */
+static const tsr_value *next_of_module(tsr_torch_level *top, tsr_path_item *item)
+{
+    for (;;) {
+        size_t at = top->next++, which = 0;
+        while (which < TSR_MODULE_PARTS && at >= tsr_value_pairs(top->parts[which]))
+            at -= tsr_value_pairs(top->parts[which++]);
+        if (which == TSR_MODULE_PARTS) return NULL;
+        const tsr_value *key = top->parts[which]->items[2 * at], *value = top->parts[which]->items[2 * at + 1];
+        if (value->kind == TSR_VALUE_NONE || !is_key(key)) continue;
+        if (which == BUFFERS && top->hidden && tsr_map_get(top->hidden, key->text, 0)) continue;
+        *item = key_item(key);
+        return value;
+    }
+}
+
+/* The next child and the step to it, or NULL. */
+static const tsr_value *torch_level_next(tsr_torch_level *top, tsr_path_item *item)
+{
+    const tsr_value *container = top->container;
+    if (top->parts[0]) return next_of_module(top, item);
+    if (container->kind == TSR_VALUE_LIST) {
+        if (top->next == container->count) return NULL;
+        *item = (tsr_path_item){.kind = TSR_PATH_INDEX, .integer = (int64_t)top->next};
+        return container->items[top->next++];
+    }
+    if (top->next == tsr_value_pairs(container)) return NULL;
+    size_t at = 2 * top->next++;
+    *item = key_item(container->items[at]);
+    return container->items[at + 1];
+}
+
+static void torch_level_close(tsr_torch_level *level);
+
+static tsr_status torch_level_open(const tsr_host *host, const tsr_value *container, tsr_torch_level *out, tsr_error *err)
+{
+    const tsr_value *state;
+    *out = (tsr_torch_level){.container = container};
+    if (!find_parts(container, &state, out->parts)) {
+        memset(out->parts, 0, sizeof out->parts);
+        return TSR_OK;
+    }
+    const tsr_value *names = tsr_value_get(state, TSR_STR("_non_persistent_buffers_set"));
+    if (!names || names->kind != TSR_VALUE_SET || names->count == 0) return TSR_OK;
+    out->hidden = tsr_map_new(host->allocator, names->count, err);
+    tsr_status status = out->hidden ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < names->count && status == TSR_OK; i++)
+        if (names->items[i]->kind == TSR_VALUE_STR)
+            status = tsr_map_put(out->hidden, names->items[i]->text, 1, NULL, NULL, err);
+    if (status != TSR_OK) torch_level_close(out);
+    return status;
+}
+
+/* Starts at the first child of a container that is walked into. */
+static void torch_level_close(tsr_torch_level *level)
+{
+    tsr_map_free(level->hidden);
+    level->hidden = NULL;
+}
+
+/* ---- survey ---- */
+
+/* Counts entries, names and paths over the shared graph. */
+
+/* An entry's place in the catalog and in the maps of names; a container that is visited. */
+enum { ENTRY_BYTES = sizeof(tsr_entry) + 48, VISIT_BYTES = 64 };
+
+/* What a container stands for wherever it occurs. */
+typedef struct counted {
+    uint64_t bytes; /* without the steps that lead to it */
+    uint64_t names; /* entries and mappings below it: each repeats those steps */
+    bool walked;    /* otherwise a leaf */
+    bool open;      /* the walk is inside of it */
+} counted;
+
+typedef struct survey_level {
+    tsr_torch_level at;
+    uint32_t number; /* of its counted */
+    uint64_t step;   /* bytes of the step to the child that is being counted */
+} survey_level;
+
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+static uint64_t multiply(uint64_t a, uint64_t b)
+{
+    return b && a > UINT64_MAX / b ? UINT64_MAX : a * b;
+}
+
+static counted *counted_at(const tsr_torch_survey *survey, uint32_t number)
+{
+    return (counted *)survey->counts.items + number;
+}
+
+static bool is_container(const tsr_value *value)
+{
+    return value->count &&
+           (value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_OBJECT);
+}
+
+/* A path item, and its text in the name of an entry and in that of a module's key. */
+static uint64_t step_bytes(const tsr_path_item *item)
+{
+    char text[TSR_TORCH_KEY];
+    uint64_t size = item->kind == TSR_PATH_KEY ? item->key.size : 20;
+    if (item->value && torch_key_text(item->value, text)) size = 2 * strlen(text);
+    return sizeof *item + 2 * (size + 1);
+}
+
+static uint64_t leaf_bytes(const tsr_value *leaf)
+{
+    const tsr_value *size = torch_is_odd_tensor(leaf) ? tsr_value_get(leaf->items[0], TSR_STR("size")) : NULL;
+    return ENTRY_BYTES + (size ? multiply(size->count, sizeof(uint64_t)) : 0);
+}
+
+/* What a visit of a container costs by itself: some mappings are kept, a module's attributes are searched. */
+static counted start_count(const tsr_value *value)
+{
+    counted c = {.bytes = VISIT_BYTES, .names = torch_is_kept(value), .walked = true, .open = true};
+    if (!torch_is_module(value)) return c;
+    const tsr_value *state = value->items[1], *hidden = tsr_value_get(state, TSR_STR("_non_persistent_buffers_set"));
+    c.bytes = add(c.bytes, multiply(VISIT_BYTES, add(tsr_value_pairs(state), hidden ? hidden->count : 0)));
+    return c;
+}
+
+static void add_child(counted *to, uint64_t bytes, uint64_t names, uint64_t step)
+{
+    to->bytes = add(to->bytes, add(bytes, multiply(names, step)));
+    to->names = add(to->names, names);
+}
+
+static tsr_status enter(tsr_torch_survey *survey, tsr_vec *levels, const tsr_value *value, tsr_error *err)
+{
+    TSR_FAIL_IF(levels->count >= survey->host->limits.depth, err, TSR_E_LIMIT,
+                "torch: containers nest deeper than %u (limit depth)", survey->host->limits.depth);
+    counted *c = tsr_vec_push(&survey->counts, err);
+    if (!c) return TSR_E_NOMEM;
+    *c = start_count(value);
+    const uint32_t number = (uint32_t)(survey->counts.count - 1);
+    uint32_t *stored;
+    TSR_TRY(tsr_map_put(survey->known, tsr_torch_container_key(value), number, &stored, NULL, err));
+    *stored = number;
+    survey_level *pushed = tsr_vec_push(levels, err);
+    if (!pushed) return TSR_E_NOMEM;
+    *pushed = (survey_level){.number = number};
+    return torch_level_open(survey->host, value, &pushed->at, err);
+}
+
+/* A leaf among the containers, so that its keys are not read again. */
+static tsr_status keep_leaf(tsr_torch_survey *survey, const tsr_value *value, counted *out, tsr_error *err)
+{
+    counted *c = tsr_vec_push(&survey->counts, err);
+    if (!c) return TSR_E_NOMEM;
+    *c = *out = (counted){.bytes = leaf_bytes(value), .names = 1};
+    return tsr_map_put(survey->known, tsr_torch_container_key(value), (uint32_t)(survey->counts.count - 1), NULL, NULL, err);
+}
+
+/* Counts a value that is known or a leaf; a container that is new is entered, and counted when it is left. */
+static tsr_status visit(tsr_torch_survey *survey, tsr_vec *levels, const tsr_value *value, counted *out, tsr_error *err)
+{
+    bool walked;
+    *out = (counted){.bytes = leaf_bytes(value), .names = 1}; /* or an empty mapping, which is kept */
+    if (!is_container(value)) return TSR_OK;
+    const uint32_t number = tsr_map_get(survey->known, tsr_torch_container_key(value), UINT32_MAX);
+    if (number != UINT32_MAX) {
+        *out = *counted_at(survey, number);
+        TSR_FAIL_IF(out->open, err, TSR_E_LIMIT,
+                    "torch: a container of the state dict contains itself, so its names would never end");
+        return TSR_OK;
+    }
+    TSR_TRY(torch_walks_into(survey->host, survey->lists, value, &walked, err));
+    if (!walked) return keep_leaf(survey, value, out, err);
+    *out = (counted){0};
+    return enter(survey, levels, value, err);
+}
+
+static void leave(tsr_torch_survey *survey, tsr_vec *levels, uint64_t *total)
+{
+    survey_level *top = (survey_level *)levels->items + --levels->count;
+    counted *done = counted_at(survey, top->number);
+    torch_level_close(&top->at);
+    done->open = false;
+    if (levels->count) {
+        survey_level *above = top - 1;
+        add_child(counted_at(survey, above->number), done->bytes, done->names, above->step);
+    } else {
+        *total = done->bytes;
+    }
+}
+
+static tsr_status survey_count(tsr_torch_survey *survey, const tsr_value *root, tsr_vec *levels, tsr_error *err)
+{
+    counted child;
+    TSR_TRY(visit(survey, levels, root, &child, err));
+    survey->bytes = child.bytes;
+    while (levels->count) {
+        tsr_path_item item;
+        survey_level *top = (survey_level *)levels->items + levels->count - 1;
+        const tsr_value *value = torch_level_next(&top->at, &item);
+        if (!value) {
+            leave(survey, levels, &survey->bytes);
+            continue;
+        }
+        const uint32_t number = top->number;
+        const uint64_t step = top->step = step_bytes(&item);
+        TSR_TRY(visit(survey, levels, value, &child, err));
+        add_child(counted_at(survey, number), child.bytes, child.names, step);
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_survey_open(tsr_torch_survey *survey, const tsr_value *root, const tsr_host *host, tsr_error *err)
+{
+    *survey = (tsr_torch_survey){.host = host, .counts = tsr_vec_of(host->allocator, sizeof(counted))};
+    survey->lists = tsr_map_new(host->allocator, 0, err);
+    survey->known = survey->lists ? tsr_map_new(host->allocator, 0, err) : NULL;
+    if (!survey->known) return TSR_E_NOMEM;
+    tsr_vec levels = tsr_vec_of(host->allocator, sizeof(survey_level));
+    const tsr_status status = survey_count(survey, root, &levels, err);
+    while (levels.count) torch_level_close(&((survey_level *)levels.items)[--levels.count].at);
+    tsr_vec_free(&levels);
+    return status;
+}
+
+void tsr_torch_survey_close(tsr_torch_survey *survey)
+{
+    tsr_map_free(survey->lists);
+    tsr_map_free(survey->known);
+    tsr_vec_free(&survey->counts);
+}
+
+/* Whether the walk goes into a value of the tree. */
+static bool torch_survey_walks(const tsr_torch_survey *survey, const tsr_value *value)
+{
+    if (!is_container(value)) return value->kind == TSR_VALUE_DICT;
+    const uint32_t number = tsr_map_get(survey->known, tsr_torch_container_key(value), UINT32_MAX);
+    return number != UINT32_MAX && counted_at(survey, number)->walked;
+}
+
+/* ---- flatten ---- */
 
 typedef struct flatten {
     const tsr_host *host;
@@ -26,7 +485,7 @@ static tsr_status spell_key(flatten *f)
     char text[TSR_TORCH_KEY];
     tsr_path_item *item = (tsr_path_item *)f->path.items + f->path.count - 1;
     if (!item->value) return TSR_OK;
-    tsr_torch_key_text(item->value, text);
+    torch_key_text(item->value, text);
     item->key = tsr_arena_str(f->arena, tsr_str_from(text), f->err);
     return item->key.data ? TSR_OK : TSR_E_NOMEM;
 }
@@ -131,7 +590,7 @@ static tsr_status keep_mapping(flatten *f, const tsr_value *value)
 {
     place at;
     const tsr_torch_level *above = f->levels.count ? (const tsr_torch_level *)f->levels.items + f->levels.count - 1 : NULL;
-    if (!tsr_torch_is_kept(value) || (above && above->parts[0])) return TSR_OK;
+    if (!torch_is_kept(value) || (above && above->parts[0])) return TSR_OK;
     TSR_TRY(take_path(f, &at));
     tsr_mapping *added = tsr_vec_push(&f->mappings, f->err);
     if (!added) return TSR_E_NOMEM;
@@ -139,24 +598,24 @@ static tsr_status keep_mapping(flatten *f, const tsr_value *value)
     return TSR_OK;
 }
 
-static tsr_status visit(flatten *f, const tsr_value *value)
+static tsr_status flatten_visit(flatten *f, const tsr_value *value)
 {
-    if (!tsr_torch_survey_walks(&f->survey, value)) return add_leaf(f, value);
+    if (!torch_survey_walks(&f->survey, value)) return add_leaf(f, value);
     TSR_TRY(keep_mapping(f, value));
     tsr_torch_level *pushed = tsr_vec_push(&f->levels, f->err);
-    return pushed ? tsr_torch_level_open(f->host, value, pushed, f->err) : TSR_E_NOMEM;
+    return pushed ? torch_level_open(f->host, value, pushed, f->err) : TSR_E_NOMEM;
 }
 
 static tsr_status walk(flatten *f, const tsr_value *root)
 {
     TSR_TRY(tsr_torch_survey_open(&f->survey, root, f->host, f->err));
     TSR_TRY(tsr_expansion_take(f->room, f->survey.bytes, f->host, f->err));
-    TSR_TRY(visit(f, root));
+    TSR_TRY(flatten_visit(f, root));
     while (f->levels.count) {
         tsr_path_item item;
-        const tsr_value *child = tsr_torch_level_next((tsr_torch_level *)f->levels.items + f->levels.count - 1, &item);
+        const tsr_value *child = torch_level_next((tsr_torch_level *)f->levels.items + f->levels.count - 1, &item);
         if (!child) {
-            tsr_torch_level_close((tsr_torch_level *)f->levels.items + --f->levels.count);
+            torch_level_close((tsr_torch_level *)f->levels.items + --f->levels.count);
             if (f->path.count) f->path.count--;
             continue;
         }
@@ -165,7 +624,7 @@ static tsr_status walk(flatten *f, const tsr_value *root)
         *pushed = item;
         TSR_TRY(spell_key(f));
         size_t levels = f->levels.count;
-        TSR_TRY(visit(f, child));
+        TSR_TRY(flatten_visit(f, child));
         if (f->levels.count == levels) f->path.count--;
     }
     return TSR_OK;
@@ -200,7 +659,7 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, uint64
     f.inner = f.names ? tsr_map_new(allocator, 0, err) : NULL;
     tsr_status status = f.inner ? walk(&f, root) : TSR_E_NOMEM;
     if (status == TSR_OK) status = keep(&f, out);
-    while (f.levels.count) tsr_torch_level_close((tsr_torch_level *)f.levels.items + --f.levels.count);
+    while (f.levels.count) torch_level_close((tsr_torch_level *)f.levels.items + --f.levels.count);
     tsr_torch_survey_close(&f.survey);
     tsr_map_free(f.names);
     tsr_map_free(f.inner);

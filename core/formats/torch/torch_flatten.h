@@ -25,19 +25,10 @@ tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, uint64
                              tsr_torch_flat *out, tsr_error *err);
 
 enum { TSR_TORCH_KEY = 256 };
-/* torch_key.c: str() of a key of a mapping that is neither str nor int: bool, None, float, bytes, tuples of such and the
- * like. False for what has no such text, or a longer one: a mapping with such a key is a leaf. */
-bool tsr_torch_key_text(const tsr_value *key, char text[TSR_TORCH_KEY]);
 
-/* torch_leaf.c: fills in the kind, value and type of a leaf that is not a dense tensor and, for a tensor of another kind, its
+/* torch_inner.c: fills in the kind, value and type of a leaf that is not a dense tensor and, for a tensor of another kind, its
  * dtype and shape. Names the tensors inside, as below. */
 tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map *seen, tsr_arena *arena, tsr_entry *entry,
                           tsr_error *err);
-
-/* torch_inner.c: gives the tensors inside an object their path in it as `fqn` ("0.weight", "indices"), where they have none
- * yet. `seen` keeps the containers looked into: one for all objects of a tree. Stops quietly where
- * names grow beyond a kilobyte. */
-tsr_status tsr_torch_name_inner(const tsr_value *object, const tsr_host *host, tsr_map *seen, tsr_arena *arena,
-                                tsr_error *err);
 
 #endif

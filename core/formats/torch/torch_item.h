@@ -41,7 +41,5 @@ typedef struct tsr_torch_item {
  * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
 tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
                                tsr_torch_item *out, tsr_error *err);
-/* Whether a member holds the bytes of a storage. */
-bool tsr_torch_is_storage(const tsr_zip *zip, const tsr_zip_member *member);
 
 #endif

@@ -6,14 +6,6 @@
 #include "tessera/sys/loadable.h"
 #include "tessera/value.h"
 
-/* A name with dots: the module is what comes before the last one. False when there is none. */
-bool tsr_torch_split_name(tsr_str dotted, tsr_str *module, tsr_str *name);
-
-/* Whether a loader may be asked to make the call that an OBJECT is: one of the reader's own list. */
-bool tsr_torch_may_be_called(const tsr_value *object);
-/* Whether a defaultdict of this factory calls nothing but a constructor of Python's own. */
-bool tsr_torch_is_plain_factory(tsr_str factory);
-
 /* Whether torch.load(weights_only=True) takes the value: it names no class beyond that loader's own list. */
 bool tsr_torch_weights_only(const tsr_value *value, const tsr_host *host);
 /* The same of the value by itself, whatever its items are. */

@@ -23,7 +23,5 @@ typedef struct tsr_torch_survey {
  * than limits.depth, TSR_E_NOMEM. Close it in any case. */
 tsr_status tsr_torch_survey_open(tsr_torch_survey *survey, const tsr_value *root, const tsr_host *host, tsr_error *err);
 void tsr_torch_survey_close(tsr_torch_survey *survey);
-/* Whether the walk goes into a value of the tree. */
-bool tsr_torch_survey_walks(const tsr_torch_survey *survey, const tsr_value *value);
 
 #endif

@@ -9,8 +9,6 @@
 /* Prints findings on stdout, one per paragraph, errors first, at most `most` (0: all). Each begins with `path` (may be
  * NULL). */
 void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);
-/* Prints "2 errors, 1 warning", or "no findings". */
-void cli_put_finding_counts(const cli_terminal *terminal, const uint64_t totals[3]);
 /* Prints the table of the rules of `scope` (NULL: all rules). */
 void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope);
 

@@ -31,12 +31,6 @@ tsr_status cli_put_tree(cli_view *view, tsr_error *err);
 /* Prints non-tensor objects. Equal values with many names are one line. */
 tsr_status cli_put_objects(cli_view *view, tsr_error *err);
 
-/* The width of `label` followed by "  ×N"; the second prints it, padded to `width` columns. */
-unsigned cli_name_width(tsr_str label, uint64_t times);
-void cli_put_name(const cli_view *view, tsr_str label, uint64_t times, unsigned width);
-/* On a terminal, narrows the column of names so that `others` further columns fit into the line. */
-void cli_fit_names(cli_view *view, unsigned others);
-
 static inline void cli_widen(unsigned *column, unsigned width)
 {
     if (width > *column) *column = width;

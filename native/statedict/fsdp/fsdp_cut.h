@@ -33,10 +33,6 @@ static inline bool tsr_fsdp_is_transformed(const tsr_fsdp_node *node)
 /* The size of the last dim of the unit's root mesh, which is that of tensor parallelism; 1 without a root mesh. */
 uint32_t tsr_fsdp_tp_size(const tsr_fsdp_unit *unit);
 
-/* Check that the root mesh fits the unit's mesh and communicators, and the DTensor specs what was flattened. */
-tsr_status tsr_fsdp_check_root_mesh(const tsr_fsdp_model *model, const tsr_fsdp_node *node, tsr_error *err);
-tsr_status tsr_fsdp_check_specs(const tsr_fsdp_model *model, const tsr_fsdp_node *node, tsr_error *err);
-
 /* Describes an original parameter as the program has it (a meta tensor of the unit's dtype): its own shape, and over the
  * root mesh if it is a DTensor. `sharded`, for 2-D units only: as in a SHARDED state dict, where it is always over the
  * root mesh. Placements live in `arena`. */

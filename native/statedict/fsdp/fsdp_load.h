@@ -14,9 +14,6 @@ typedef struct tsr_fsdp_loading {
     tsr_fsdp_keys keys;
 } tsr_fsdp_loading;
 
-/* Fills `values` and `keys`. Checks this rank's state only; the ranks compare their results afterwards. */
-tsr_status tsr_fsdp_check_state(tsr_fsdp_loading *loading, tsr_error *err);
-
 /* tsr_fsdp_model_load in two steps, for callers that have more to check between them. Both are collective. Needs `model`,
  * `state`, `strict` and `arena` of `loading`; writes nothing of the model. */
 tsr_status tsr_fsdp_load_check(tsr_fsdp_loading *loading, tsr_error *err);

@@ -2,7 +2,10 @@
  * a shared parameter may have been saved under any of its names.
  *
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
+#include <inttypes.h>
+
 #include "statedict/model/fsdp_carry.h"
+#include "statedict/model/optimizer_names.h"
 #include "statedict/model/optimizer_take.h"
 #include "statedict/model/optimizer_write.h"
 #include "statedict/ops/state_full.h"
@@ -11,6 +14,272 @@
 #include "tessera/state_keys.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/statedict.h"
+
+/* ---- optimizer add ---- */
+
+/* Keys of a loaded state dict that the optimizer does not hold, added to it as PyTorch does (the end of
+ * `_load_optim_state_dict`). Both are keyed by number. */
+
+typedef struct adding {
+    const tsr_optimizer_names *names;
+    const tsr_model_optimizer *optimizer;
+    bool tensors_only; /* anything else is refused */
+    tsr_arena *arena;
+} adding;
+
+static bool is_container(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_DICT || tsr_is_list(value);
+}
+
+/* The canonical name of the parameter with a number; data NULL: none. */
+static tsr_str param_name(const adding *a, int64_t number)
+{
+    size_t first = 0;
+    for (size_t g = 0; g < a->optimizer->group_count; first += a->optimizer->groups[g++].count) {
+        const tsr_model_group *group = &a->optimizer->groups[g];
+        const size_t p = (size_t)number - first;
+        uint32_t id;
+        if (p < group->count && tsr_optimizer_param_id(a->names, &group->params[p], &id, NULL) == TSR_OK)
+            return a->names->first[id];
+    }
+    return (tsr_str){NULL, 0};
+}
+
+/* Dotted, as PyTorch names the key: "state.fc.weight.step", "param_groups.0.lr". */
+static tsr_str path_text(const adding *a, const tsr_step *at, tsr_error *err)
+{
+    tsr_str text = at->key ? at->key->text : (tsr_str){NULL, 0};
+    const bool number = at->key && at->key->kind == TSR_VALUE_INT;
+    const bool state = at->depth == 2 && at->up->key && tsr_str_equal(at->up->key->text, TSR_STR("state"));
+    if (number && state) text = param_name(a, at->key->as.integer);
+    if (!text.data) text = tsr_arena_format(a->arena, err, "%" PRIi64, number ? at->key->as.integer : (int64_t)at->index);
+    if (!text.data || !at->up) return text;
+    const tsr_str above = path_text(a, at->up, err);
+    return above.data ? tsr_arena_format(a->arena, err, "%.*s.%.*s", TSR_STR_ARG(above), TSR_STR_ARG(text)) : above;
+}
+
+static tsr_status check_new(const adding *a, const tsr_value *value, const tsr_step *at, tsr_error *err)
+{
+    const bool dict = value->kind == TSR_VALUE_DICT;
+    for (size_t i = 0; is_container(value) && i < value->count; i += dict ? 2 : 1) {
+        const tsr_step step = {at, dict ? value->items[i] : NULL, i, at->depth + 1};
+        TSR_TRY(check_new(a, value->items[i + dict], &step, err));
+    }
+    const tsr_tensor *tensor = tsr_tensor_of(value);
+    if (is_container(value) || !a->tensors_only || (tensor && tensor->entry.ndim)) return TSR_OK;
+    const tsr_str path = path_text(a, at, err);
+    return path.data
+               ? tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION,
+                           "the state dict has '%.*s', which the optimizer does not hold: full_state_dict adds tensors "
+                           "with dimensions only; take a step before loading, or load without full_state_dict",
+                           TSR_STR_ARG(path))
+               : TSR_E_NOMEM;
+}
+
+static tsr_status add(const adding *a, const tsr_value *held, const tsr_value *given, const tsr_step *at,
+                      const tsr_value **out, tsr_error *err);
+
+static tsr_status add_items(const adding *a, const tsr_value *held, const tsr_value *given, const tsr_step *at,
+                            const tsr_value **out, tsr_error *err)
+{
+    const bool dict = held->kind == TSR_VALUE_DICT;
+    size_t count = held->count;
+    const tsr_value **items = tsr_arena_array(a->arena, held->count + given->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    if (count) memcpy(items, held->items, count * sizeof *items);
+    for (size_t i = 0; i < given->count; i += dict ? 2 : 1) {
+        const tsr_step step = {at, dict ? given->items[i] : NULL, i, at ? at->depth + 1 : 1};
+        const size_t pair = dict ? tsr_dict_pair(held, given->items[i], i / 2) : i < held->count ? i : TSR_NO_PAIR;
+        const tsr_value *value = given->items[i + dict];
+        if (pair != TSR_NO_PAIR) {
+            const size_t place = dict ? 2 * pair + 1 : pair;
+            TSR_TRY(add(a, held->items[place], value, &step, &items[place], err));
+            continue;
+        }
+        TSR_TRY(check_new(a, value, &step, err));
+        if (is_container(value) && !value->count) continue;
+        if (dict) items[count++] = given->items[i];
+        items[count++] = value;
+    }
+    *out = tsr_value_items(a->arena, held->kind, items, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Bounded: both were walked before. */
+static tsr_status add(const adding *a, const tsr_value *held, const tsr_value *given, const tsr_step *at,
+                      const tsr_value **out, tsr_error *err)
+{
+    *out = held;
+    if (!is_container(held) && !is_container(given)) return TSR_OK;
+    if ((held->kind == TSR_VALUE_DICT) == (given->kind == TSR_VALUE_DICT) && is_container(held) == is_container(given))
+        return add_items(a, held, given, at, out, err);
+    if (held->count == 0 && is_container(held)) { /* an empty one has no key of its own */
+        *out = given;
+        return check_new(a, given, at, err);
+    }
+    if (given->count == 0 && is_container(given)) return TSR_OK;
+    const tsr_str path = path_text(a, at, err);
+    return path.data
+               ? tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%.*s' is a %s in the state dict, and a %s in the optimizer",
+                           TSR_STR_ARG(path), tsr_python_type(given), tsr_python_type(held))
+               : TSR_E_NOMEM;
+}
+
+/* Adds to `*tree` the keys of `given` that it lacks. Both are keyed by number, and their depth has been checked. With
+ * `tensors_only`, returns TSR_E_FORMAT with the key for anything but tensors that have dimensions. */
+static tsr_status optimizer_add(const tsr_optimizer_names *names, const tsr_model_optimizer *optimizer,
+                                const tsr_value *given, bool tensors_only, const tsr_value **tree, tsr_error *err)
+{
+    const adding a = {names, optimizer, tensors_only, names->arena};
+    return add(&a, *tree, given, NULL, tree, err);
+}
+
+/* ---- optimizer flat ---- */
+
+/* Flat state for live optimizers: what must be in it, and whether options that are tensors are equal. */
+
+/* ---- tensors as options ---- */
+
+#define COMPARED_BYTES 4096u /* at a time */
+
+/* Memory of a tensor, on its device. */
+typedef struct buffer {
+    tsr_device *device;
+    void *data;
+    uint64_t bytes;
+} buffer;
+
+/* Both have the same number of bytes. */
+static tsr_status same_buffer(const buffer *a, const buffer *b, bool *equal, tsr_error *err)
+{
+    uint8_t p[COMPARED_BYTES], q[COMPARED_BYTES];
+    for (uint64_t at = 0; at < a->bytes && *equal; at += COMPARED_BYTES) {
+        const size_t some = a->bytes - at < COMPARED_BYTES ? (size_t)(a->bytes - at) : COMPARED_BYTES;
+        TSR_TRY(tsr_device_download(a->device, p, (const uint8_t *)a->data + at, some, err));
+        TSR_TRY(tsr_device_download(b->device, q, (const uint8_t *)b->data + at, some, err));
+        *equal = memcmp(p, q, some) == 0;
+    }
+    return TSR_OK;
+}
+
+/* tsr_unflatten.same for trees of live tensors; `arena` is its ctx. */
+static tsr_status optimizer_same_tensor(void *arena, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)
+{
+    const tsr_tensor *x = (const tsr_tensor *)a, *y = (const tsr_tensor *)b;
+    *equal = tsr_tensor_is_like(x, y, true) && x->meta == y->meta;
+    for (uint32_t i = 0; *equal && !x->meta && i < tsr_tensor_buffer_count(x); i++) {
+        buffer p = {.device = x->device}, q = {.device = y->device};
+        TSR_TRY(tsr_tensor_buffer(x, i, arena, &p.data, &p.bytes, err));
+        TSR_TRY(tsr_tensor_buffer(y, i, arena, &q.data, &q.bytes, err));
+        TSR_TRY(same_buffer(&p, &q, equal, err));
+    }
+    return TSR_OK;
+}
+
+/* ---- what must be there ---- */
+
+static tsr_status index_keys(const tsr_value *flat, tsr_map *keys, tsr_error *err)
+{
+    for (size_t i = 0; i < flat->count; i += 2)
+        if (flat->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(keys, flat->items[i]->text, 1, NULL, NULL, err));
+    return TSR_OK;
+}
+
+/* Whether a key is of one of the names: "state.fc.weight.step" of "fc.weight". Others than the two forms are kept, so that
+ * what reads them refuses them. */
+static bool is_own(tsr_str key, const tsr_map *names)
+{
+    const tsr_str forms[] = {TSR_STR("state."), TSR_STR("param_groups.")};
+    for (size_t f = 0; f < 2; f++) {
+        if (!tsr_str_starts(key, forms[f])) continue;
+        const tsr_str rest = {key.data + forms[f].size, key.size - forms[f].size};
+        for (size_t at = 0; at < rest.size; at++)
+            if (rest.data[at] == '.' && tsr_map_get(names, (tsr_str){rest.data, at}, 0)) return true;
+        return false;
+    }
+    return true;
+}
+
+static tsr_status take_own(const tsr_value *flat, const tsr_map *names, tsr_arena *arena, const tsr_value **out,
+                           tsr_error *err)
+{
+    size_t count = 0;
+    const tsr_value **items = tsr_arena_array(arena, flat->count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < flat->count; i += 2) {
+        if (flat->items[i]->kind == TSR_VALUE_STR && !is_own(flat->items[i]->text, names)) continue;
+        items[count++] = flat->items[i];
+        items[count++] = flat->items[i + 1];
+    }
+    *out = tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* The part of a flat state dict that belongs to the parameters in `lists`. The state dict may contain other optimizers,
+ * and other stages of a pipeline, as well. */
+static tsr_status optimizer_own_keys(const tsr_value *flat, const tsr_name_list *lists, size_t count, tsr_arena *arena,
+                                     const tsr_value **out, tsr_error *err)
+{
+    *out = flat;
+    if (flat->kind != TSR_VALUE_DICT) return TSR_OK; /* refused by what reads it */
+    tsr_map *names = tsr_map_new(tsr_arena_allocator(arena), 0, err);
+    tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
+    for (size_t g = 0; g < count && status == TSR_OK; g++)
+        for (size_t p = 0; p < lists[g].count && status == TSR_OK; p++)
+            status = tsr_map_put(names, lists[g].names[p], 1, NULL, NULL, err);
+    if (status == TSR_OK) status = take_own(flat, names, arena, out, err);
+    tsr_map_free(names);
+    return status;
+}
+
+static tsr_status check_options(const tsr_map *keys, const tsr_model_group *group, const tsr_name_list *names,
+                                tsr_arena *arena, tsr_error *err)
+{
+    for (size_t i = 0; names->count && i < group->options->count; i += 2) {
+        const tsr_str option = group->options->items[i]->text;
+        const tsr_str key =
+            tsr_arena_format(arena, err, "param_groups.%.*s.%.*s", TSR_STR_ARG(names->names[0]), TSR_STR_ARG(option));
+        if (!key.data) return TSR_E_NOMEM;
+        TSR_FAIL_IF(!tsr_map_get(keys, key, 0), err, TSR_E_NOT_FOUND,
+                    "the flat state dict has no '%.*s': it must have every option of the optimizer's param groups",
+                    TSR_STR_ARG(key));
+    }
+    return TSR_OK;
+}
+
+static tsr_status optimizer_check_flat(const tsr_value *flat, const tsr_model_optimizer *optimizer,
+                                       const tsr_name_list *names, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    if (flat->kind != TSR_VALUE_DICT) return TSR_OK; /* refused by what reads it */
+    tsr_map *keys = tsr_map_new(host->allocator, flat->count / 2, err);
+    tsr_status status = keys ? index_keys(flat, keys, err) : TSR_E_NOMEM;
+    for (size_t g = 0; g < optimizer->group_count && status == TSR_OK; g++) {
+        if (!optimizer->groups[g].options || optimizer->groups[g].options->kind != TSR_VALUE_DICT) continue;
+        status = check_options(keys, &optimizer->groups[g], &names[g], arena, err);
+    }
+    tsr_map_free(keys);
+    return status;
+}
+
+/* Check that a flat state dict has what an optimizer needs; TSR_E_NOT_FOUND with the missing key. check_flat: every
+ * option of its groups, under the first of the group's `names`, where PyTorch looks for it. check_held, after
+ * unflattening: under `name`, every state that the optimizer holds for that parameter (`held`, may be NULL). */
+static tsr_status optimizer_check_held(const tsr_value *nested, tsr_str name, const tsr_value *held, tsr_error *err)
+{
+    const tsr_value *given = tsr_value_get(tsr_value_get(nested, TSR_STR("state")), name);
+    for (size_t i = 0; held && given && i < held->count; i += 2) {
+        const tsr_value *key = held->items[i], *value = held->items[i + 1];
+        if (key->kind != TSR_VALUE_STR || (value->kind == TSR_VALUE_DICT && !value->count)) continue;
+        TSR_FAIL_IF(!tsr_value_get(given, key->text), err, TSR_E_NOT_FOUND,
+                    "the flat state dict has no 'state.%.*s.%.*s', which the optimizer holds; to load anyway, pass "
+                    "strict = false",
+                    TSR_STR_ARG(name), TSR_STR_ARG(key->text));
+    }
+    return TSR_OK;
+}
+
+/* ---- optimizer load ---- */
 
 typedef struct loading {
     const tsr_state_options *options;
@@ -133,7 +402,7 @@ static tsr_status check_held(const loading *l, size_t o, const tsr_name_list *na
             const tsr_param *param = tsr_params_at(l->params, group->params[p]);
             const size_t end = at + (param->shared ? 1 : param->fqn_count);
             const tsr_value *held = l->optimizers[o]->groups[g].params[p].state;
-            for (; at < end; at++) TSR_TRY(tsr_optimizer_check_held(nested, names[g].names[at], held, err));
+            for (; at < end; at++) TSR_TRY(optimizer_check_held(nested, names[g].names[at], held, err));
         }
     }
     return TSR_OK;
@@ -146,12 +415,12 @@ static tsr_status unflatten_own(loading *l, const tsr_value *all, const tsr_valu
     tsr_name_list *lists;
     size_t count;
     TSR_TRY(list_names(l, all, &lists, &count, err));
-    TSR_TRY(tsr_optimizer_own_keys(all, lists, count, l->passing, own, err));
+    TSR_TRY(optimizer_own_keys(all, lists, count, l->passing, own, err));
     const tsr_unflatten how = {
-        .params = l->params, .groups = lists, .group_count = count, .same = tsr_optimizer_same_tensor, .ctx = l->passing};
+        .params = l->params, .groups = lists, .group_count = count, .same = optimizer_same_tensor, .ctx = l->passing};
     const tsr_name_list *names = lists;
     for (size_t o = 0; o < l->count; names += l->optimizers[o++]->group_count)
-        TSR_TRY(tsr_optimizer_check_flat(*own, l->optimizers[o], names, l->host, l->passing, err));
+        TSR_TRY(optimizer_check_flat(*own, l->optimizers[o], names, l->host, l->passing, err));
     TSR_TRY(tsr_optim_unflatten(*own, &how, l->host, l->passing, out, err));
     names = lists;
     for (size_t o = 0; o < l->count && l->options->strict; names += l->optimizers[o++]->group_count)
@@ -325,7 +594,7 @@ static tsr_status add_new(loading *l, size_t o, const tsr_value **tree, tsr_erro
 {
     const bool broadcast = l->options->broadcast_from_rank0;
     if (!l->loaded[o]) return TSR_OK;
-    return tsr_optimizer_add(&l->names, l->optimizers[o], l->loaded[o], !broadcast, tree, err);
+    return optimizer_add(&l->names, l->optimizers[o], l->loaded[o], !broadcast, tree, err);
 }
 
 static tsr_status spread_one(loading *l, size_t o, const full_one *one, tsr_error *err)

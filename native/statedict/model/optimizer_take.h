@@ -18,12 +18,6 @@ typedef struct tsr_taking {
 
 /* Adds the memory of all tensors in a value, which must outlive the map. */
 tsr_status tsr_optimizer_lend(const tsr_value *value, tsr_map *lent, tsr_error *err);
-/* The same for the value under a key. */
-tsr_taking tsr_taking_below(const tsr_taking *taking, const tsr_value *key);
-/* Floating parameters have state of their own type, except "step". TSR_E_UNSUPPORTED where there is no cast to it. `there`
- * (may be NULL): what `given` replaces. */
-tsr_status tsr_optimizer_check_cast(const tsr_taking *taking, const tsr_tensor *given, const tsr_tensor *there,
-                                    tsr_error *err);
 /* Copies `given` into the tensors that are already `there` if they fit, otherwise into new memory; NULL on failure. The
  * depth of `given` has been checked by earlier walks. */
 const tsr_value *tsr_optimizer_take(const tsr_taking *taking, const tsr_value *given, const tsr_value *there,

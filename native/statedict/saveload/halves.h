@@ -24,11 +24,6 @@ typedef struct tsr_halves {
 size_t tsr_halves_room(const tsr_halves *halves);
 /* Uses the memory for this device from now on. If it was used for another device, waits for that one's copies. */
 tsr_status tsr_halves_use(tsr_halves *halves, tsr_device *device, tsr_error *err);
-/* Returns `bytes` bytes, at most tsr_halves_room, that no copy is reading. */
-uint8_t *tsr_halves_take(tsr_halves *halves, size_t bytes);
-/* Must be called after this memory was filled, and before anything is copied from it. Waits for the copies from the other
- * half. */
-tsr_status tsr_halves_filled(tsr_halves *halves, tsr_error *err);
 /* Waits for all copies and releases the device. The memory is then no longer in use, even on failure. */
 tsr_status tsr_halves_end(tsr_halves *halves, tsr_error *err);
 

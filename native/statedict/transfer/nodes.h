@@ -17,7 +17,4 @@ typedef struct tsr_nodes {
 tsr_status tsr_nodes_find(tsr_comm *comm, const tsr_allocator *allocator, tsr_nodes **out, tsr_error *err);
 void tsr_nodes_free(tsr_nodes *nodes); /* takes NULL */
 
-/* The machine that this process runs on, as far as can be told. */
-uint64_t tsr_machine(void);
-
 #endif

@@ -28,7 +28,7 @@ MUTANTS = {
                  "if (from) from += range.offset * tsr_dtype_size(whole->entry.dtype);", ""),
     "C2": Mutant("NO_SHARD stays SHARDED", "native/statedict/fsdp/fsdp_model.c",
                  "    return node->unit && !node->sharded ? (tsr_fsdp_settings){0} : node->settings;", "    return node->settings;"),
-    "D1": Mutant("distributing keeps the local values that are not tensors", "native/statedict/ops/state_distribute.c",
+    "D1": Mutant("distributing keeps the local values that are not tensors", "native/statedict/ops/state_broadcast.c",
                  "    *result = full;\n    if (!whole) return TSR_OK;", "    *result = local && !whole ? local : full;\n    if (!whole) return TSR_OK;"),
     "D2": Mutant("broadcasting keeps the local values that are not tensors", "native/statedict/ops/state_broadcast.c",
                  "    if (!full) return TSR_OK;\n    if (full->entry.ndim", "    if (!full) s->values[at] = local;\n    if (!full) return TSR_OK;\n    if (full->entry.ndim"),

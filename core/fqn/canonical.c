@@ -1,3 +1,13 @@
+/* Canonical names: wrapper prefixes removed, and names that then collide. */
+#include "tessera/fqn.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+
+/* ---- canonical text ---- */
+
 /* Finds canonical names from the keys alone, without a module tree.
  *
  * All keys go into a trie of components. Whether "module" is DDP's is then decided by looking at its parent:
@@ -8,10 +18,6 @@
  *
  * DDP and torch.compile wrappers have nothing except the module they wrap, so a sibling proves that it is not a wrapper. An
  * only child proves nothing, which the name's `ambiguity` states. */
-#include "tessera/fqn.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct wrapper {
     const char *component, *why;
@@ -153,5 +159,149 @@ tsr_status tsr_fqn_from_text(const tsr_str *raws, size_t count, const tsr_alloca
     tsr_vec_free(&t.children);
     tsr_map_free(t.edges);
     tsr_arena_free(t.arena);
+    return status;
+}
+
+/* ---- canonical names ---- */
+
+/* Canonical names of whole catalogs, stored for look-ups. */
+
+struct tsr_canonical_names {
+    const tsr_allocator *allocator;
+    tsr_arena *arena;
+    tsr_map *index; /* raw name → index in `fqns` */
+    tsr_vec fqns;   /* tsr_str */
+};
+
+static tsr_status add_name(tsr_canonical_names *c, const tsr_name *name, tsr_error *err)
+{
+    bool fresh;
+    TSR_TRY(tsr_map_put(c->index, name->raw, (uint32_t)c->fqns.count, NULL, &fresh, err));
+    if (!fresh) return TSR_OK;
+    tsr_str *fqn = tsr_vec_push(&c->fqns, err);
+    if (fqn) *fqn = name->fqns[0];
+    return fqn ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_catalog(tsr_canonical_names *c, const tsr_catalog *catalog, tsr_error *err)
+{
+    const size_t count = (size_t)catalog->entry_count;
+    tsr_str *raws = tsr_arena_array(c->arena, count, sizeof *raws, err);
+    tsr_name *names = raws ? tsr_arena_array(c->arena, count, sizeof *names, err) : NULL;
+    if (!names) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) raws[i] = catalog->entries[i].fqn;
+    TSR_TRY(tsr_fqn_from_text(raws, count, c->allocator, c->arena, names, err));
+    for (size_t i = 0; i < count; i++) TSR_TRY(add_name(c, &names[i], err));
+    return TSR_OK;
+}
+
+tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
+                                   tsr_canonical_names **out, tsr_error *err)
+{
+    *out = NULL;
+    tsr_canonical_names *c = tsr_alloc(allocator, 1, sizeof *c, err);
+    if (!c) return TSR_E_NOMEM;
+    *c = (tsr_canonical_names){.allocator = allocator, .fqns = tsr_vec_of(allocator, sizeof(tsr_str))};
+    c->arena = tsr_arena_new(allocator, 0, err);
+    c->index = c->arena ? tsr_map_new(allocator, 0, err) : NULL;
+    tsr_status status = c->index ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < count && status == TSR_OK; i++) status = add_catalog(c, catalogs[i], err);
+    if (status == TSR_OK) *out = c;
+    else tsr_canonical_names_free(c);
+    return status;
+}
+
+void tsr_canonical_names_free(tsr_canonical_names *names)
+{
+    if (!names) return;
+    tsr_map_free(names->index);
+    tsr_vec_free(&names->fqns);
+    tsr_arena_free(names->arena);
+    tsr_free(names->allocator, names, 1, sizeof *names);
+}
+
+tsr_status tsr_canonical_names_find(void *names, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    (void)arena, (void)err;
+    const tsr_canonical_names *c = names;
+    const uint32_t at = tsr_map_get(c->index, raw, UINT32_MAX);
+    *out = at == UINT32_MAX ? raw : ((const tsr_str *)c->fqns.items)[at];
+    return TSR_OK;
+}
+
+/* ---- collisions ---- */
+
+/* Finds FQNs that several raw names share. Saving all of these names would lose all but one. */
+
+typedef struct slot {
+    tsr_str fqn;
+    size_t count;    /* names that have this FQN */
+    uint32_t last;   /* the last of those names */
+    uint32_t *names; /* in the arena; filled by the second walk */
+} slot;
+
+typedef struct search {
+    const tsr_name *names;
+    size_t count;
+    tsr_map *raws;   /* raw name → its first index */
+    tsr_map *by_fqn; /* FQN → slot */
+    tsr_vec slots;
+} search;
+
+#define NOBODY UINT32_MAX
+
+/* Counts the names of every FQN, each raw name once. With `fill`, also stores them. */
+static tsr_status walk(search *s, bool fill, tsr_error *err)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        uint32_t *first;
+        TSR_TRY(tsr_map_put(s->raws, s->names[i].raw, i, &first, NULL, err));
+        if (*first != i) continue;
+        for (size_t f = 0; f < s->names[i].fqn_count; f++) {
+            uint32_t *at;
+            bool fresh;
+            TSR_TRY(tsr_map_put(s->by_fqn, s->names[i].fqns[f], (uint32_t)s->slots.count, &at, &fresh, err));
+            slot *one = fresh ? tsr_vec_push(&s->slots, err) : (slot *)s->slots.items + *at;
+            if (!one) return TSR_E_NOMEM;
+            if (fresh) *one = (slot){s->names[i].fqns[f], 0, NOBODY, NULL};
+            if (one->last == i) continue;
+            if (fill && one->names) one->names[one->count] = i;
+            one->count++;
+            one->last = i;
+        }
+    }
+    return TSR_OK;
+}
+
+static tsr_status collect(search *s, tsr_arena *arena, tsr_collision **out, size_t *out_count, tsr_error *err)
+{
+    TSR_TRY(walk(s, false, err));
+    slot *slots = s->slots.items;
+    *out_count = 0;
+    for (size_t i = 0; i < s->slots.count; i++) *out_count += slots[i].count > 1;
+    *out = tsr_arena_array(arena, *out_count, sizeof **out, err);
+    if (!*out) return TSR_E_NOMEM;
+    for (size_t i = 0, at = 0; i < s->slots.count; i++) {
+        if (slots[i].count > 1) {
+            slots[i].names = tsr_arena_array(arena, slots[i].count, sizeof *slots[i].names, err);
+            if (!slots[i].names) return TSR_E_NOMEM;
+            (*out)[at++] = (tsr_collision){slots[i].fqn, slots[i].names, slots[i].count};
+        }
+        slots[i].count = 0;
+        slots[i].last = NOBODY;
+    }
+    return *out_count ? walk(s, true, err) : TSR_OK;
+}
+
+tsr_status tsr_fqn_collisions(const tsr_name *names, size_t count, tsr_arena *arena, tsr_collision **out, size_t *out_count,
+                              tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_arena_allocator(arena);
+    search s = {names, count, tsr_map_new(allocator, count, err), tsr_map_new(allocator, count, err),
+                tsr_vec_of(allocator, sizeof(slot))};
+    tsr_status status = s.raws && s.by_fqn ? collect(&s, arena, out, out_count, err) : TSR_E_NOMEM;
+    tsr_vec_free(&s.slots);
+    tsr_map_free(s.by_fqn);
+    tsr_map_free(s.raws);
     return status;
 }
