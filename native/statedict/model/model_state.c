@@ -528,7 +528,7 @@ typedef struct joining {
 static tsr_status prefix_of(const joining *j, tsr_module_ref module, tsr_str *out, tsr_error *err)
 {
     for (size_t i = 0; i < j->named_count; i++) {
-        tsr_str fqn;
+        tsr_str fqn = {NULL, 0};
         if (j->named[i].module != module) continue;
         if (j->named[i].raw.size == 0) return TSR_OK;
         TSR_TRY(tsr_model_fqn(j->modules, j->named[i].raw, j->arena, &fqn, NULL, err));
