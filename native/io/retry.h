@@ -17,5 +17,9 @@ void tsr_retry_wait(double seconds);
 /* Forgets what was lost: a command begins, or a request has succeeded that failed before. */
 void tsr_retry_forget(void);
 bool tsr_retry_is_spent(void);
+/* How many seconds a request may wait for the next byte; 0: it must not be sent. */
+double tsr_retry_patience(void);
+/* TSR_E_USAGE if TESSERA_RETRY_SECONDS is not a number that is allowed. */
+tsr_status tsr_retry_check_setting(tsr_error *err);
 
 #endif

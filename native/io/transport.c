@@ -1,325 +1,6 @@
 /* See transport.h. Sources: RFC 9110 (ranges, Content-Range, ETag, Retry-After), libcurl's documentation of its multi interface. */
 #include "io/transport.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
-#include <strings.h>
-#include <time.h>
-
-#include "io/clock.h"
-#include "io/optional_library.h"
-#include "io/retry.h"
-
-/* libcurl, which is loaded when the first URL is opened, so that programs that open no URL start without it. Include this
- * only if the build found libcurl's headers (TSR_HAVE_CURL). */
-
-#define CURL_DISABLE_DEPRECATION 1 /* older releases have only the deprecated names */
-#include <curl/curl.h>
-
-#include "tessera/status.h"
-
-/* The functions of libcurl that are used. Their names lack the prefix "curl_". */
-typedef struct tsr_curl {
-    void *library;
-    CURLcode (*global_init)(long flags);
-    CURL *(*easy_init)(void);
-    void (*easy_reset)(CURL *handle);
-    CURLcode (*easy_setopt)(CURL *handle, CURLoption option, ...);
-    CURLcode (*easy_getinfo)(CURL *handle, CURLINFO info, ...);
-    void (*easy_cleanup)(CURL *handle);
-    const char *(*easy_strerror)(CURLcode code);
-    CURLM *(*multi_init)(void);
-    CURLMcode (*multi_setopt)(CURLM *multi, CURLMoption option, ...);
-    CURLMcode (*multi_add_handle)(CURLM *multi, CURL *handle);
-    CURLMcode (*multi_remove_handle)(CURLM *multi, CURL *handle);
-    CURLMcode (*multi_perform)(CURLM *multi, int *running);
-    CURLMcode (*multi_poll)(CURLM *multi, struct curl_waitfd *fds, unsigned fd_count, int milliseconds, int *ready);
-    CURLMcode (*multi_wakeup)(CURLM *multi);
-    CURLMsg *(*multi_info_read)(CURLM *multi, int *left);
-    CURLMcode (*multi_cleanup)(CURLM *multi);
-    struct curl_slist *(*slist_append)(struct curl_slist *list, const char *text);
-    void (*slist_free_all)(struct curl_slist *list);
-} tsr_curl;
-
-/* ---- curl library ---- */
-
-static tsr_status curl_open(tsr_curl *out, tsr_error *err)
-{
-    static const char *const names[] = {"libcurl.so.4", "libcurl-gnutls.so.4", NULL};
-    const tsr_library_call calls[] = {
-        {"curl_global_init", &out->global_init},
-        {"curl_easy_init", &out->easy_init},
-        {"curl_easy_reset", &out->easy_reset},
-        {"curl_easy_setopt", &out->easy_setopt},
-        {"curl_easy_getinfo", &out->easy_getinfo},
-        {"curl_easy_cleanup", &out->easy_cleanup},
-        {"curl_easy_strerror", &out->easy_strerror},
-        {"curl_multi_init", &out->multi_init},
-        {"curl_multi_setopt", &out->multi_setopt},
-        {"curl_multi_add_handle", &out->multi_add_handle},
-        {"curl_multi_remove_handle", &out->multi_remove_handle},
-        {"curl_multi_perform", &out->multi_perform},
-        {"curl_multi_poll", &out->multi_poll},
-        {"curl_multi_wakeup", &out->multi_wakeup},
-        {"curl_multi_info_read", &out->multi_info_read},
-        {"curl_multi_cleanup", &out->multi_cleanup},
-        {"curl_slist_append", &out->slist_append},
-        {"curl_slist_free_all", &out->slist_free_all},
-    };
-    *out = (tsr_curl){0};
-    if (tsr_library_open(names, calls, sizeof calls / sizeof *calls, &out->library, NULL) != TSR_OK ||
-        out->global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
-        return tsr_raise(
-            err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-            "URLs are read with libcurl 7.68 or later (libcurl.so.4), which is not installed (Debian: libcurl4)");
-    return TSR_OK;
-}
-
-/* TSR_E_UNSUPPORTED if libcurl is not installed or is older than 7.68. */
-static void curl_close(tsr_curl *curl)
-{
-    if (curl->library) dlclose(curl->library);
-    *curl = (tsr_curl){0};
-}
-
-/* ---- answer headers ---- */
-
-/* Whether `line` ("Name: value\r\n") is the header `name`, ignoring case. *value borrows the line. */
-static bool header_is(const char *line, size_t size, const char *name, tsr_str *value)
-{
-    const size_t n = strlen(name);
-    if (size <= n || strncasecmp(line, name, n) != 0 || line[n] != ':') return false;
-    const char *at = line + n + 1, *end = line + size;
-    while (at < end && (*at == ' ' || *at == '\t')) at++;
-    while (end > at && (end[-1] == '\r' || end[-1] == '\n' || end[-1] == ' ')) end--;
-    *value = (tsr_str){at, (size_t)(end - at)};
-    return true;
-}
-
-static uint64_t number_of(const char *text, size_t size)
-{
-    uint64_t number = 0;
-    for (size_t i = 0; i < size; i++) {
-        if (text[i] < '0' || text[i] > '9' || number > (UINT64_MAX - 9) / 10) return UINT64_MAX;
-        number = number * 10 + (uint64_t)(text[i] - '0');
-    }
-    return size ? number : UINT64_MAX;
-}
-
-/* Parses "bytes 0-9/100". Either side of the slash may be an asterisk. */
-static void take_range(tsr_str value, tsr_http_answer *answer)
-{
-    static const char unit[] = "bytes ";
-    const size_t n = sizeof unit - 1;
-    const char *slash = memchr(value.data, '/', value.size);
-    const char *dash = slash ? memchr(value.data, '-', (size_t)(slash - value.data)) : NULL;
-    answer->is_range = false;
-    if (!slash || value.size < n || strncasecmp(value.data, unit, n) != 0) return;
-    answer->total = number_of(slash + 1, value.size - (size_t)(slash + 1 - value.data));
-    if (!dash || (answer->total == UINT64_MAX && strncmp(slash, "/*", 2) != 0)) return;
-    answer->first = number_of(value.data + n, (size_t)(dash - value.data) - n);
-    answer->last = number_of(dash + 1, (size_t)(slash - dash) - 1);
-    answer->is_range = answer->first != UINT64_MAX && answer->last != UINT64_MAX && answer->first <= answer->last;
-}
-
-/* Parses "bytes=0-9", the first bytes of an upload. */
-static uint64_t take_stored(tsr_str value)
-{
-    static const char begin[] = "bytes=0-";
-    const size_t n = sizeof begin - 1;
-    const bool is_known = value.size > n && strncasecmp(value.data, begin, n) == 0;
-    const uint64_t last = is_known ? number_of(value.data + n, value.size - n) : UINT64_MAX;
-    return last == UINT64_MAX ? 0 : last + 1;
-}
-
-static void keep(char *to, size_t room, tsr_str value)
-{
-    const size_t size = value.size < room ? value.size : room - 1;
-    memcpy(to, value.data, size);
-    to[size] = '\0';
-}
-
-/* Stores what a header line states in `answer`. A status line starts a new answer. */
-static void answer_header(tsr_http_answer *answer, const char *line, size_t size)
-{
-    tsr_str value;
-    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) { /* a new answer; the one before was only informational */
-        const char *space = memchr(line, ' ', size);
-        *answer = (tsr_http_answer){.total = UINT64_MAX, .status = space ? strtol(space + 1, NULL, 10) : 0};
-    } else if (header_is(line, size, "Content-Range", &value)) {
-        take_range(value, answer);
-    } else if (header_is(line, size, "Range", &value)) {
-        answer->stored = take_stored(value);
-    } else if (header_is(line, size, "Content-Length", &value)) {
-        if (answer->total == UINT64_MAX && answer->status != 206) answer->total = number_of(value.data, value.size);
-    } else if (header_is(line, size, "ETag", &value) ||
-               (!answer->version[0] && header_is(line, size, "Last-Modified", &value))) {
-        keep(answer->version, sizeof answer->version, value);
-    } else if (header_is(line, size, "x-amz-bucket-region", &value)) {
-        keep(answer->region, sizeof answer->region, value);
-    } else if (header_is(line, size, "x-goog-generation", &value)) {
-        keep(answer->generation, sizeof answer->generation, value);
-    }
-}
-
-static int month_of(const char *name)
-{
-    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
-    for (int i = 0; i < 12; i++)
-        if (strncasecmp(name, months + 3 * i, 3) == 0) return i;
-    return -1;
-}
-
-/* Parses "Wed, 21 Oct 2026 07:28:00 GMT", the only form that RFC 9110 allows servers to send. */
-static time_t date_of(tsr_str value)
-{
-    char text[64], month[4] = "";
-    struct tm tm = {0};
-    if (value.size >= sizeof text) return 0;
-    memcpy(text, value.data, value.size);
-    text[value.size] = '\0';
-    char *at = strchr(text, ',');
-    if (!at) return 0;
-    tm.tm_mday = (int)strtol(at + 1, &at, 10);
-    while (*at == ' ') at++;
-    for (size_t i = 0; i < 3 && *at; i++) month[i] = *at++;
-    tm.tm_mon = month_of(month);
-    tm.tm_year = (int)strtol(at, &at, 10) - 1900;
-    tm.tm_hour = (int)strtol(at, &at, 10);
-    if (*at == ':') tm.tm_min = (int)strtol(at + 1, &at, 10);
-    if (*at == ':') tm.tm_sec = (int)strtol(at + 1, &at, 10);
-    return tm.tm_mon < 0 || tm.tm_year < 70 ? 0 : timegm(&tm);
-}
-
-/* The number of seconds to wait according to a Retry-After header with seconds or a date; 0 if it is neither, or in the
- * past. `now` is in seconds since 1970. */
-static double tsr_retry_after(tsr_str value, time_t now)
-{
-    const uint64_t seconds = number_of(value.data, value.size);
-    if (seconds != UINT64_MAX) return (double)seconds;
-    const time_t date = date_of(value);
-    return date > now ? (double)(date - now) : 0;
-}
-
-/* ---- retry ---- */
-
-enum { MOST_TRIES = 10, MOST_CONNECTS = 4, DEFAULT_BUDGET = 40, MOST_BUDGET = 3600, MOST_STALL = 60 };
-static const double first_wait = 0.1, longest_wait = 5, idle = 120; /* in seconds */
-
-/* The seconds that were lost, which all requests of a command share: they are counted once if several requests lose them at the
- * same time. */
-static struct {
-    pthread_mutex_t lock;
-    double lost, until; /* `until`: the time up to which they are counted */
-} trouble = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static bool read_budget(double *seconds)
-{
-    const char *given = getenv("TESSERA_RETRY_SECONDS");
-    char *end = NULL;
-    *seconds = DEFAULT_BUDGET;
-    if (!given || !*given) return true;
-    const double asked = strtod(given, &end);
-    if (*end || !(asked >= 1 && asked <= MOST_BUDGET)) return false;
-    *seconds = asked;
-    return true;
-}
-
-/* TSR_E_USAGE if TESSERA_RETRY_SECONDS is not a number that is allowed. */
-static tsr_status retry_check_setting(tsr_error *err)
-{
-    double unused;
-    if (read_budget(&unused)) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "TESSERA_RETRY_SECONDS is '%s'; it must be a number from 1 to %d",
-                     getenv("TESSERA_RETRY_SECONDS"), MOST_BUDGET);
-}
-
-void tsr_retry_forget(void)
-{
-    pthread_mutex_lock(&trouble.lock);
-    trouble.lost = trouble.until = 0;
-    pthread_mutex_unlock(&trouble.lock);
-}
-
-static void lose(double from, double to)
-{
-    pthread_mutex_lock(&trouble.lock);
-    if (from - trouble.until > idle) trouble.lost = 0;
-    if (from < trouble.until) from = trouble.until;
-    if (to > from) {
-        trouble.lost += to - from;
-        trouble.until = to;
-    }
-    pthread_mutex_unlock(&trouble.lock);
-}
-
-/* How many seconds may still be lost before nothing is repeated any more; negative if more were lost. */
-static double seconds_left(double *budget)
-{
-    read_budget(budget);
-    pthread_mutex_lock(&trouble.lock);
-    if (tsr_seconds() - trouble.until > idle) trouble.lost = 0;
-    const double left = *budget - trouble.lost;
-    pthread_mutex_unlock(&trouble.lock);
-    return left;
-}
-
-bool tsr_retry_is_spent(void)
-{
-    double budget;
-    return seconds_left(&budget) <= 0;
-}
-
-/* How many seconds a request may wait for the next byte; 0: it must not be sent. */
-static double retry_patience(void)
-{
-    double budget;
-    const double left = seconds_left(&budget);
-    /* For each request after that, such as those that clean up. Two of them may be in vain. */
-    const double last = budget / 9;
-    double patience = budget * 2 / 3 < MOST_STALL ? budget * 2 / 3 : MOST_STALL;
-    if (left + 2 * last <= 0) return 0;
-    if (left < patience) patience = left > last ? left : last;
-    return patience;
-}
-
-static bool may_pass(const tsr_http_transfer *t)
-{
-    /* 501: the server does not support it, so a retry is useless. */
-    if (t->result == TSR_TRANSFER_ANSWERED)
-        return t->answer.status == 429 || (t->answer.status >= 500 && t->answer.status != 501);
-    return t->result == TSR_TRANSFER_CUT || t->result == TSR_TRANSFER_NOT_CONNECTED;
-}
-
-bool tsr_retry_worthwhile(const tsr_http_transfer *transfer, unsigned attempt, double *seconds)
-{
-    const unsigned most = transfer->result == TSR_TRANSFER_NOT_CONNECTED ? MOST_CONNECTS : MOST_TRIES;
-    double budget;
-    if (!may_pass(transfer)) {
-        if (attempt > 1 && transfer->result == TSR_TRANSFER_ANSWERED) tsr_retry_forget();
-        return false;
-    }
-    /* What a slow server sent before the first failure was not lost time. */
-    lose(attempt > 1 ? transfer->began : transfer->heard, transfer->ended);
-    double wait = first_wait;
-    for (unsigned i = 1; i < attempt && wait < longest_wait; i++) wait *= 2;
-    if (wait > longest_wait) wait = longest_wait;
-    if (transfer->answer.retry_after > wait) wait = transfer->answer.retry_after;
-    *seconds = wait;
-    return attempt < most && wait < seconds_left(&budget);
-}
-
-void tsr_retry_wait(double seconds)
-{
-    struct timespec left = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    const double began = tsr_seconds();
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
-    lose(began, tsr_seconds());
-}
-
-/* ---- transport ---- */
-
 #if defined(TSR_HAVE_CURL)
 #include <pthread.h>
 #include <signal.h>
@@ -328,7 +9,9 @@ void tsr_retry_wait(double seconds)
 #include <strings.h>
 #include <time.h>
 
+#include "io/answer_headers.h"
 #include "io/clock.h"
+#include "io/curl_library.h"
 #include "io/forked.h"
 #include "io/retry.h"
 
@@ -423,10 +106,10 @@ static size_t take_header(char *line, size_t one, size_t size, void *ctx)
     tsr_str value;
     (void)one;
     t->heard = tsr_seconds();
-    if (header_is(line, size, "Link", &value) && !t->link) t->link = strndup(value.data, value.size);
-    else if (header_is(line, size, "Location", &value) && !t->location) t->location = strndup(value.data, value.size);
-    else if (header_is(line, size, "Retry-After", &value)) t->answer.retry_after = tsr_retry_after(value, time(NULL));
-    else answer_header(&t->answer, line, size);
+    if (tsr_header_is(line, size, "Link", &value) && !t->link) t->link = strndup(value.data, value.size);
+    else if (tsr_header_is(line, size, "Location", &value) && !t->location) t->location = strndup(value.data, value.size);
+    else if (tsr_header_is(line, size, "Retry-After", &value)) t->answer.retry_after = tsr_retry_after(value, time(NULL));
+    else tsr_answer_header(&t->answer, line, size);
     return size;
 }
 
@@ -577,12 +260,12 @@ static void finish(tsr_transport *transport, job *j, CURLcode code)
     pthread_mutex_unlock(&transport->lock);
 }
 
-static void transport_begin(tsr_transport *transport, job *j)
+static void begin(tsr_transport *transport, job *j)
 {
     const tsr_curl *curl = &transport->curl;
     transport->active++;
     j->transfer->began = j->transfer->heard = tsr_seconds();
-    j->patience = retry_patience();
+    j->patience = tsr_retry_patience();
     if (j->patience <= 0) {
         snprintf(j->reason, sizeof j->reason, "not requested, because the server has failed for too long");
         finish(transport, j, CURLE_ABORTED_BY_CALLBACK);
@@ -629,7 +312,7 @@ static void *drive(void *ctx)
     for (;;) {
         int running;
         bool stop;
-        for (job *j; (j = next_job(transport, &stop));) transport_begin(transport, j);
+        for (job *j; (j = next_job(transport, &stop));) begin(transport, j);
         if (stop) return NULL;
         transport->curl.multi_perform(transport->multi, &running);
         const unsigned before = transport->active;
@@ -717,8 +400,8 @@ tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, ts
     tsr_process_init(&transport->process);
     pthread_mutex_init(&transport->lock, NULL);
     pthread_cond_init(&transport->ended, NULL);
-    tsr_status status = retry_check_setting(err);
-    if (status == TSR_OK) status = curl_open(&transport->curl, err);
+    tsr_status status = tsr_retry_check_setting(err);
+    if (status == TSR_OK) status = tsr_curl_open(&transport->curl, err);
     if (status == TSR_OK && !open_connections(transport))
         status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "no memory for connections");
     if (status != TSR_OK) {
@@ -742,7 +425,7 @@ void tsr_transport_close(tsr_transport *transport)
     }
     for (size_t i = 0; i < transport->idle_count; i++) transport->curl.easy_cleanup(transport->idle[i]);
     if (transport->multi) transport->curl.multi_cleanup(transport->multi);
-    curl_close(&transport->curl);
+    tsr_curl_close(&transport->curl);
     pthread_cond_destroy(&transport->ended);
     pthread_mutex_destroy(&transport->lock);
     tsr_free(transport->allocator, transport, 1, sizeof *transport);

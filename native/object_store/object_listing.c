@@ -2,76 +2,6 @@
 #include "object_store/object_listing.h"
 
 #include "object_store/encoding.h"
-#include "object_store/service.h"
-#include "tessera/sys/try.h"
-
-/* ---- encoding ---- */
-
-/* See encoding.h. Source: AWS's documentation of Signature Version 4 ("UriEncode"). */
-
-static bool is_plain(char c)
-{
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || (c && strchr("-._~", c));
-}
-
-static size_t encode(tsr_str text, bool keeps_slashes, char *out)
-{
-    static const char hex[] = "0123456789ABCDEF";
-    size_t n = 0;
-    for (size_t i = 0; i < text.size; i++) {
-        const unsigned char c = (unsigned char)text.data[i];
-        if (is_plain((char)c) || (keeps_slashes && c == '/')) {
-            out[n++] = (char)c;
-        } else {
-            out[n++] = '%';
-            out[n++] = hex[c >> 4];
-            out[n++] = hex[c & 15];
-        }
-    }
-    return n;
-}
-
-tsr_str tsr_url_encode(tsr_arena *arena, tsr_str text, bool keeps_slashes, tsr_error *err)
-{
-    char *out = tsr_arena_array(arena, 3 * text.size + 1, 1, err);
-    return out ? (tsr_str){out, encode(text, keeps_slashes, out)} : (tsr_str){NULL, 0};
-}
-
-tsr_str tsr_url_query(tsr_arena *arena, const tsr_parameter *parameters, size_t count, tsr_error *err)
-{
-    size_t room = 1, n = 0;
-    for (size_t i = 0; i < count; i++) room += 3 * (strlen(parameters[i].name) + parameters[i].value.size) + 2;
-    char *out = tsr_arena_array(arena, room, 1, err);
-    if (!out) return (tsr_str){NULL, 0};
-    for (size_t i = 0; i < count; i++) {
-        out[n++] = i ? '&' : '?';
-        n += encode(tsr_str_from(parameters[i].name), false, out + n);
-        out[n++] = '=';
-        n += encode(parameters[i].value, false, out + n);
-    }
-    return (tsr_str){out, n};
-}
-
-static int digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* Decodes what S3 calls encoding-type=url: "%2B" is '+', and '+' is a space. */
-static tsr_str url_decode(tsr_arena *arena, tsr_str text, tsr_error *err)
-{
-    char *out = tsr_arena_array(arena, text.size + 1, 1, err);
-    size_t n = 0;
-    for (size_t i = 0; out && i < text.size; i++) {
-        const int high = text.data[i] == '%' && i + 2 < text.size ? digit(text.data[i + 1]) : -1;
-        const int low = high >= 0 ? digit(text.data[i + 2]) : -1;
-        out[n++] = low >= 0 ? (char)(high * 16 + low) : text.data[i] == '+' ? ' ' : text.data[i];
-        if (low >= 0) i += 2;
-    }
-    return (tsr_str){out, n};
-}
-
-/* ---- object listing ---- */
 
 const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult",      "Contents", "Key", "Size", "ETag",
                                             "NextContinuationToken", NULL};
@@ -169,7 +99,7 @@ static void end_item(reading *r)
         stop(r, tsr_raise(r->err, TSR_E_FORMAT, TSR_NO_POSITION, "the server lists an object without a name or a size"));
         return;
     }
-    if (r->is_encoded) r->object.key = url_decode(r->out->arena, r->object.key, r->err);
+    if (r->is_encoded) r->object.key = tsr_url_decode(r->out->arena, r->object.key, r->err);
     const tsr_status status = tsr_object_list_add(r->out, r->object, r->err);
     if (status != TSR_OK) stop(r, status);
 }
@@ -239,49 +169,3 @@ tsr_status tsr_listing_read(const tsr_listing_form *form, tsr_str page, tsr_obje
                      "this build cannot list object stores: it was built without expat (Debian: libexpat1-dev)");
 }
 #endif
-
-/* ---- object list ---- */
-
-tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err)
-{
-    *out = (tsr_object_list){tsr_vec_of(allocator, sizeof(tsr_object)), tsr_arena_new(allocator, 0, err)};
-    return out->arena ? TSR_OK : TSR_E_NOMEM;
-}
-
-void tsr_object_list_close(tsr_object_list *list)
-{
-    if (!list->arena) return;
-    tsr_vec_free(&list->items);
-    tsr_arena_free(list->arena);
-    list->arena = NULL;
-}
-
-tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err)
-{
-    TSR_FAIL_IF(list->items.count >= TSR_MOST_OBJECTS, err, TSR_E_LIMIT,
-                "there are more than %d objects; name a directory further down", TSR_MOST_OBJECTS);
-    tsr_object *added = tsr_vec_push(&list->items, err);
-    if (!added) return TSR_E_NOMEM;
-    *added = object;
-    return TSR_OK;
-}
-
-tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
-{
-    tsr_str next = {NULL, 0};
-    do {
-        const tsr_str asked = next;
-        TSR_TRY(service->list_page(service, prefix, flat, out, &next, err));
-        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
-                    service->shown);
-    } while (next.size);
-    return TSR_OK;
-}
-
-tsr_str tsr_version_text(tsr_str etag)
-{
-    if (tsr_str_starts(etag, TSR_STR("W/"))) etag = (tsr_str){etag.data + 2, etag.size - 2};
-    if (etag.size >= 2 && etag.data[0] == '"' && etag.data[etag.size - 1] == '"')
-        etag = (tsr_str){etag.data + 1, etag.size - 2};
-    return etag;
-}

@@ -1,0 +1,48 @@
+/* See service.h. */
+#include "object_store/service.h"
+
+#include "tessera/sys/try.h"
+
+tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err)
+{
+    *out = (tsr_object_list){tsr_vec_of(allocator, sizeof(tsr_object)), tsr_arena_new(allocator, 0, err)};
+    return out->arena ? TSR_OK : TSR_E_NOMEM;
+}
+
+void tsr_object_list_close(tsr_object_list *list)
+{
+    if (!list->arena) return;
+    tsr_vec_free(&list->items);
+    tsr_arena_free(list->arena);
+    list->arena = NULL;
+}
+
+tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err)
+{
+    TSR_FAIL_IF(list->items.count >= TSR_MOST_OBJECTS, err, TSR_E_LIMIT,
+                "there are more than %d objects; name a directory further down", TSR_MOST_OBJECTS);
+    tsr_object *added = tsr_vec_push(&list->items, err);
+    if (!added) return TSR_E_NOMEM;
+    *added = object;
+    return TSR_OK;
+}
+
+tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr_object_list *out, tsr_error *err)
+{
+    tsr_str next = {NULL, 0};
+    do {
+        const tsr_str asked = next;
+        TSR_TRY(service->list_page(service, prefix, flat, out, &next, err));
+        TSR_FAIL_IF(next.size && tsr_str_equal(asked, next), err, TSR_E_FORMAT, "%s: the server's listing does not advance",
+                    service->shown);
+    } while (next.size);
+    return TSR_OK;
+}
+
+tsr_str tsr_version_text(tsr_str etag)
+{
+    if (tsr_str_starts(etag, TSR_STR("W/"))) etag = (tsr_str){etag.data + 2, etag.size - 2};
+    if (etag.size >= 2 && etag.data[0] == '"' && etag.data[etag.size - 1] == '"')
+        etag = (tsr_str){etag.data + 1, etag.size - 2};
+    return etag;
+}
