@@ -12,6 +12,7 @@ from fake_s3 import ID, SECRET, serving
 from harness import sample
 from test_s3 import files_below, st_write
 
+FULL = bool(os.environ.get("TSR_TEST_FULL"))  # otherwise every kind at every second request, a different half for each kind
 TOKEN = "the-session-token"
 SECRETS = (SECRET.encode(), TOKEN.encode(), b"Signature=")
 PREFIX = "ck/"
@@ -178,7 +179,8 @@ def test_every_trouble_at_every_request(t):
         for name, job in jobs(t).items():
             p, wanted, _, count = run(t, job, name.replace(" ", "-"), elsewhere, lambda *_: False)
             need(p.returncode == 0 and count > 2, f"{name}: {p.stderr}")
-            cases = [(name, kind, i) for kind in (*PASSING, *STAYING) for i in range(count)]
+            kinds = (*PASSING, *STAYING)
+            cases = [(name, kinds[k], i) for k in range(len(kinds)) for i in range(count) if FULL or (i + k) % 2 == 0]
             done = [pool.submit(check_one, t, elsewhere, job, wanted, case) for case in cases]
             failed = [str(e) for e in (d.exception() for d in done) if e]
             need(not failed, f"{len(failed)} of {len(cases)}: " + "\n  ".join(failed[:8]))
@@ -186,4 +188,4 @@ def test_every_trouble_at_every_request(t):
         for command, path, headers in elsewhere.asked:
             shown = f"{path} {headers}".encode()
             need(not any(secret in shown for secret in SECRETS) and "Authorization" not in headers, f"sent elsewhere: {command} {shown}")
-        need(total > 300, f"only {total} cases")
+        need(total > (300 if FULL else 150), f"only {total} cases")

@@ -1,6 +1,7 @@
-"""One rank that saves with tessera.torch.StorageWriter, or a process that reads such saves. It is run by a Python that has
-PyTorch and the package, with RANK, WORLD and PORT in the environment. Each line of stdin is a job, which is a JSON
-document (see test_python_writer.py), and its result is a line of stdout."""
+"""Ranks that save with tessera.torch.StorageWriter, and a process that reads such saves: children of one process, which has
+imported PyTorch once. It is run by a Python that has PyTorch and the package, with PORT in the environment, and two file
+descriptors for each child. Each line of the first is a job, which is a JSON document (see test_python_writer.py), and its result
+is a line of the second."""
 import json
 import os
 import signal
@@ -96,7 +97,7 @@ def save_in_child(job):
             traceback.print_exc()
         finally:
             os._exit(1)
-    print(json.dumps({"child": child}), flush=True)
+    answer({"child": child})
     return {"ended": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
 
 
@@ -115,9 +116,27 @@ def read(job):
     return {"by_torch": by_torch, "by_url": by_url, "findings": [f.rule for f in tessera.check(job["url"], deep=True)]}
 
 
-for line in sys.stdin:
+def answer(result):
+    print(json.dumps(result), file=results, flush=True)
+
+
+pipes = [int(fd) for fd in sys.argv[1:]]
+for rank in range(len(pipes) // 2):
+    if os.fork() == 0:
+        break
+else:
+    for fd in pipes:
+        os.close(fd)
+    for _ in range(len(pipes) // 2):
+        os.wait()
+    sys.exit()
+os.environ["RANK"] = str(rank)
+jobs, results = os.fdopen(pipes[2 * rank]), os.fdopen(pipes[2 * rank + 1], "w")
+for other in {*pipes} - {pipes[2 * rank], pipes[2 * rank + 1]}:
+    os.close(other)
+for line in jobs:
     asked = json.loads(line)
-    print(json.dumps({"save": save, "read": read, "child": save_in_child}[asked["do"]](asked)), flush=True)
+    answer({"save": save, "read": read, "child": save_in_child}[asked["do"]](asked))
 if os.environ.get("RANKS_DIE"):
     os._exit(0)  # Another rank has died, so this one ends without the destructors of PyTorch's process groups.
 if dist.is_initialized():
