@@ -95,6 +95,7 @@ static void add_integers(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, s
     }
 }
 
+/* Adds the numbers in elements of a numeric dtype. `seen` (may be NULL) is called with them as well, block by block. */
 static void sums_add(tsr_sums *sums, tsr_dtype dtype, const uint8_t *data, size_t bytes,
                      void (*seen)(void *ctx, const double *values, size_t count), void *ctx)
 {
@@ -118,7 +119,6 @@ static tsr_stats sums_stats(const tsr_sums *sums)
     return stats;
 }
 
-/* Adds the numbers in elements of a numeric dtype. `seen` (may be NULL) is called with them as well, block by block. */
 static tsr_extremes sums_extremes(const tsr_sums *sums, tsr_dtype dtype)
 {
     if (!TSR_EXACT_EXTREMES || sums->finite == 0 || (dtype != TSR_INT64 && dtype != TSR_UINT64))

@@ -268,7 +268,7 @@ tsr_status tsr_json_skip(tsr_str text, size_t *at, uint32_t max_depth, tsr_error
 
 #define TWO_TO_53 9007199254740992.0
 
-/* The largest depth that tsr_json_check accepts. cJSON nodes do not point to their parents, so refuse_duplicates keeps the
+/* The largest depth that json_check accepts. cJSON nodes do not point to their parents, so refuse_duplicates keeps the
  * open containers in an array of this size. */
 enum { MAX_DEPTH = 256 };
 

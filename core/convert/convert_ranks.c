@@ -160,8 +160,6 @@ static tsr_status rank_row_of(const tsr_rank_files *f, uint64_t row_number, uint
     return cut_tensor(f, row, file % f->tensor_ranks, arena, out, err);
 }
 
-/* ---- ranks ---- */
-
 /* ---- torch.save ---- */
 
 typedef struct rank_file {

@@ -29,8 +29,4 @@ typedef struct tsr_dcp_contents {
 /* Lays out the data files (and the other files of the format), and fills the conversion. */
 tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_contents *contents, tsr_writer *out, tsr_error *err);
 
-/* ---- whole_objects.c ---- */
-
-/* ---- whole_objects.c ---- */
-
 #endif

@@ -32,7 +32,7 @@ typedef struct tsr_universal_making {
     tsr_error *err;
 } tsr_universal_making;
 
-/* A DICT or LIST that grows. Running out of memory is only reported by tsr_dict_take. */
+/* A DICT or LIST that grows. Running out of memory is only reported by dict_take. */
 typedef struct tsr_growing_dict {
     tsr_vec items; /* of const tsr_value * */
     tsr_arena *arena;
@@ -255,8 +255,6 @@ static tsr_status universal_add_model_states(tsr_universal_making *m)
     TSR_TRY(model_states(m, rest, &root));
     return universal_add(m, root, "%.*s/%.*s%.*s", TSR_STR("zero_pp_rank_0_mp_rank_00_model_states.pt"), TSR_STR(""));
 }
-
-/* ---- universal ---- */
 
 /* ---- trained weights ---- */
 

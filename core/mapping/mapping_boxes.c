@@ -62,7 +62,7 @@ static tsr_status box_list_close(tsr_box_list *list, tsr_status status, tsr_mapp
     return status;
 }
 
-/* Returns the reason why tsr_box_list_add failed. */
+/* Returns the reason why box_list_add failed. */
 static tsr_status add_failed(const tsr_box_list *list)
 {
     return list->maker->left ? TSR_E_NOMEM : TSR_E_LIMIT;

@@ -235,14 +235,14 @@ static tsr_status in_room(put_fn *put, const tsr_quantized_weight *w, uint64_t f
     return status;
 }
 
+/* These two compute the numbers and the scales of a weight (tsr_computed.compute); `ctx` is a tsr_quantized_weight.
+ * TSR_E_UNSUPPORTED, naming the weight and the element, if it contains NaN or infinity. */
 static tsr_status quantize_numbers(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                                    tsr_error *err)
 {
     return in_room(put_numbers, ctx, first, count, out, losses, err);
 }
 
-/* Compute the numbers and the scales of a weight (tsr_computed.compute); `ctx` is a
- * tsr_quantized_weight. TSR_E_UNSUPPORTED, naming the weight and the element, if it contains NaN or infinity. */
 static tsr_status quantize_scales(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                                   tsr_error *err)
 {

@@ -55,6 +55,7 @@ static uint32_t zeros_file(const tsr_live_exchange *m)
     return m->comm->size + 1;
 }
 
+/* Clears *out. End it with live_end, whatever happens in between. */
 static tsr_live_exchange live_start(const tsr_live_call *call, tsr_live_state *out)
 {
     const tsr_allocator *a = call->host->allocator;
@@ -70,7 +71,6 @@ static tsr_live_exchange live_start(const tsr_live_call *call, tsr_live_state *o
                                .wants = tsr_vec_of(a, sizeof(wanted))};
 }
 
-/* Clears *out. End it with tsr_live_end, whatever happens in between. */
 static void live_end(tsr_live_exchange *m)
 {
     const tsr_allocator *a = m->host->allocator;

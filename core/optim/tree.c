@@ -187,8 +187,6 @@ bool tsr_key_equal(const tsr_value *a, const tsr_value *b)
                                     : a->kind == TSR_VALUE_INT && a->as.integer == b->as.integer;
 }
 
-/* ---- tree pack ---- */
-
 /* ---- packing ---- */
 
 typedef struct visit {

@@ -92,6 +92,7 @@ static tsr_status optim_tree_to_fqn(tsr_optim_job *j, const tsr_value *optim, co
     return tsr_optim_to_fqn(optim, names, j->host, j->arena, out, err);
 }
 
+/* tsr_optim_flatten, and below it tsr_optim_to_fqn and tsr_optim_unflatten, with the data of the job's documents. */
 static tsr_status optim_flatten_tree(tsr_optim_job *j, const tsr_value *optim, const tsr_value **out, tsr_error *err)
 {
     if (j->modules && has_ids(optim)) TSR_TRY(optim_tree_to_fqn(j, optim, &optim, err));
@@ -108,7 +109,6 @@ static tsr_status note_frozen(void *ctx, tsr_str fqn, tsr_error *err)
     return j->frozen.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* tsr_optim_flatten, tsr_optim_to_fqn and tsr_optim_unflatten, with the data of the job's documents. */
 static tsr_status optim_unflatten_tree(tsr_optim_job *j, const tsr_value *flat, const tsr_value **out, tsr_error *err)
 {
     const tsr_unflatten how = {.params = j->params,

@@ -217,7 +217,7 @@ static void pair_axes(tsr_axis *axes, uint32_t count)
     axes[count - 2] = chosen;
 }
 
-/* Copies every element of the block. The axes must come from tsr_axes_simplify; itemsize is 1, 2, 4, 8 or 16. */
+/* Copies every element of the block. The axes must come from axes_simplify; itemsize is 1, 2, 4, 8 or 16. */
 static void copy_block(uint8_t *to, const uint8_t *from, const tsr_axis *axes, uint32_t count, uint32_t itemsize)
 {
     if (count == 0) {
@@ -305,6 +305,7 @@ struct tsr_unzstd {
     char dump[DUMP_BYTES];
 };
 
+/* TSR_E_UNSUPPORTED if the host has no zstd. Borrows `host` and the store. Close *out with tsr_unzstd_close. */
 static tsr_status unzstd_open(tsr_range in, const tsr_host *host, tsr_unzstd **out, tsr_error *err)
 {
     TSR_FAIL_IF(!host->zstd, err, TSR_E_NOT_BUILT, TSR_ZSTD_NOT_BUILT);

@@ -7,7 +7,6 @@
 
 typedef struct tsr_unzstd tsr_unzstd;
 
-/* TSR_E_UNSUPPORTED if the host has no zstd. Borrows `host` and the store. Close *out with tsr_unzstd_close. */
 void tsr_unzstd_close(tsr_unzstd *stream); /* accepts NULL */
 
 #endif

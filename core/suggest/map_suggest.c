@@ -38,13 +38,13 @@ static bool same_numbers(const tsr_fused *f, const tsr_name_family *part)
     return true;
 }
 
+/* The size that the part has in the whole, and below it the size that all parts have together. */
 static uint64_t fused_size(const tsr_fused *f, const tsr_name_family *part)
 {
     const tsr_entry *entry = members_of(part)->entry;
     return entry->shape[tsr_turned_dim(f->turned, entry->ndim, f->dim)] / f->runs;
 }
 
-/* The size that the part has in the whole, and the size that all parts have together. */
 static uint64_t fused_total(const tsr_fused *f)
 {
     return members_of(f->whole)->entry->shape[f->dim + f->folded] / f->runs;

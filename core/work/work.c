@@ -141,8 +141,6 @@ static tsr_status tsr_check_copies(tsr_checkpoint *checkpoint, const tsr_entry *
     return status;
 }
 
-/* ---- work ---- */
-
 /* ---- the sidecar ---- */
 
 static tsr_status emit_sidecar(const tsr_conversion_job *job, tsr_vec *text, tsr_error *err)

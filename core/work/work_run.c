@@ -51,6 +51,7 @@ struct tsr_source_sums {
 
 static void source_sums_free(tsr_source_sums *sums);
 
+/* `ahead` has what is already known about the chunks, or is NULL. */
 static tsr_status source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, tsr_source_sums **out, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
@@ -68,7 +69,7 @@ static tsr_status source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, 
     return TSR_OK;
 }
 
-/* `ahead` has what is already known about the chunks, or is NULL. */
+/* Accepts NULL. */
 static void source_sums_free(tsr_source_sums *sums)
 {
     if (!sums) return;

@@ -92,12 +92,12 @@ static void columns_find(const tsr_blit *blits, size_t count, const tsr_gather *
     out->count = n;
 }
 
+/* The memory for the columns of a band of `bytes` bytes, and below it that for their elements. */
 static size_t columns_size(const tsr_column_set *set)
 {
     return set->count * sizeof(tsr_column);
 }
 
-/* The memory for the columns of a band of `bytes` bytes, and that for their elements. */
 static size_t columns_memory(const tsr_column_set *set, size_t bytes)
 {
     return bytes + set->count * TSR_COPY_SLACK;
@@ -108,7 +108,7 @@ static size_t width_of(const tsr_column_set *set, const tsr_blit *blit)
     return (size_t)(blit->sizes[set->dim] * set->inner * set->itemsize);
 }
 
-/* The columns of the band `at`, in `memory` of tsr_columns_size bytes (aligned for a tsr_column). */
+/* The columns of the band `at`, in `memory` of columns_size bytes (aligned for a tsr_column). */
 static tsr_column *columns_start(const tsr_column_set *set, const tsr_blit *blits, const tsr_tiles *at, uint8_t *memory)
 {
     tsr_column *columns = (tsr_column *)(void *)memory;
@@ -120,7 +120,7 @@ static tsr_column *columns_start(const tsr_column_set *set, const tsr_blit *blit
     return columns;
 }
 
-/* Places their elements in `memory` of tsr_columns_memory bytes. */
+/* Places their elements in `memory` of columns_memory bytes. */
 static void columns_place(const tsr_column_set *set, const tsr_blit *blits, uint8_t *memory, tsr_column *columns)
 {
     for (size_t i = 0; i < set->count; i++) {

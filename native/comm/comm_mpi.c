@@ -26,7 +26,7 @@
 typedef struct tsr_mpi_exchange {
     const tsr_message *sends, *receives;
     size_t send_count, receive_count;
-    /* Set by tsr_mpi_exchange_prepare: indices into the lists, ordered by the distance to the peer, ahead of this rank (sends)
+    /* Set by mpi_exchange_prepare: indices into the lists, ordered by the distance to the peer, ahead of this rank (sends)
      * or behind it (receives). */
     size_t *send_order, *receive_order;
     uint32_t rank, ranks;
@@ -52,8 +52,8 @@ static int mpi_broadcast(MPI_Comm ranks, void *data, size_t size, uint32_t root,
     return code;
 }
 
-/* `scratch` has two ints per rank. */
-/* Gathers in a single call what fits in one round. If it is more, gathers the part of one rank after the other. */
+/* Gathers in a single call what fits in one round. If it is more, gathers the part of one rank after the other. `scratch` has two
+ * ints per rank. */
 static int mpi_all_gather(MPI_Comm ranks, const void *mine, const size_t *sizes, void *all, size_t round_bytes, int *scratch)
 {
     int rank, size, code = MPI_SUCCESS, *displacements;
@@ -95,6 +95,7 @@ static void sort_by_step(const tsr_mpi_exchange *x, bool sends, size_t *starts, 
     for (size_t i = 0; i < count; i++) order[starts[step_of(x, messages[i].peer, sends)]++] = i;
 }
 
+/* The peers of all messages must be valid ranks. Errors: TSR_E_NOMEM. */
 static tsr_status mpi_exchange_prepare(tsr_mpi_exchange *x, uint32_t rank, uint32_t ranks, const tsr_allocator *allocator,
                                        tsr_error *err)
 {
@@ -177,7 +178,6 @@ static void copy_own(const tsr_mpi_exchange *x)
     }
 }
 
-/* The peers of all messages must be valid ranks. Errors: TSR_E_NOMEM. */
 static int mpi_exchange_run(const tsr_mpi_exchange *x, MPI_Comm ranks, size_t round_bytes)
 {
     traffic t = {.exchange = x,

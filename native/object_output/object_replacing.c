@@ -220,8 +220,6 @@ tsr_status tsr_foreign_refuse(const object_output *output, const tsr_object_list
     return TSR_OK;
 }
 
-/* ---- object replacing ---- */
-
 /* ---- writing ---- */
 
 static const tsr_object *object_before(const object_output *output, tsr_str name, tsr_arena *arena, tsr_error *err)

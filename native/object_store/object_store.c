@@ -133,6 +133,7 @@ struct tsr_read_ahead {
     unsigned expected_count; /* number of announcements so far */
 };
 
+/* Creates the windows: at most four, 32 MiB. Borrows `ctx`. `fetch` is called without a lock, from any thread. */
 static tsr_status read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out,
                                  tsr_error *err)
 {
@@ -145,7 +146,6 @@ static tsr_status read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch
     return TSR_OK;
 }
 
-/* Creates the windows: at most four, 32 MiB. Borrows `ctx`. `fetch` is called without a lock, from any thread. */
 static void read_ahead_free(tsr_read_ahead *ahead)
 {
     if (!ahead) return;

@@ -62,8 +62,8 @@ static tsr_status look_up_dims(tsr_dcp_dims_store *store, const int64_t *values,
 }
 
 /* Sets *id to the id of `ndim` values, which are stored if they are new. Errors, at `position` of the pickle: TSR_E_FORMAT for a
- * negative value, TSR_E_LIMIT for too many different ones. */
-/* Offsets and sizes alternate, and tensors often have the same ones as the tensor before. So the dims that followed the same
+ * negative value, TSR_E_LIMIT for too many different ones.
+ * Offsets and sizes alternate, and tensors often have the same ones as the tensor before. So the dims that followed the same
  * dims last time are tried before the cache. */
 static tsr_status dcp_dims_add(tsr_dcp_dims_store *store, const int64_t *values, int ndim, uint64_t position, uint32_t *id,
                                tsr_error *err)

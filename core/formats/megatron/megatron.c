@@ -378,8 +378,6 @@ static tsr_status megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entr
     return TSR_OK;
 }
 
-/* ---- megatron ---- */
-
 /* ---- opening ---- */
 
 /* What metadata.json states. Other programs write files of this name, too, so it is not an error if a document states

@@ -48,7 +48,7 @@ tsr_status tsr_verdict_unloadable_of(const tsr_verdict *verdict, uint64_t positi
 /* Adds pickle/trailing-bytes where the pickle, or what it is part of, ends before `size` bytes. */
 tsr_status tsr_verdict_end(const tsr_verdict *verdict, uint64_t end, uint64_t size, tsr_error *err);
 
-/* pickle_verdict.c: whether a GLOBAL belongs to what can run programs, reach files or the network, or import and compile
+/* Whether a GLOBAL of this name belongs to what can run programs, reach files or the network, or import and compile
  * code: then not even its name belongs into a checkpoint. */
 bool tsr_name_is_dangerous(tsr_str module, tsr_str name);
 

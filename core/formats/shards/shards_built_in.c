@@ -70,6 +70,8 @@ static tsr_status settle_heads(const char *file, tsr_shards_settings *out, tsr_e
     return TSR_OK;
 }
 
+/* These read params.json of Llama 1 to 3, config.json, and the `args` of a Megatron checkpoint. They fail with
+ * TSR_E_NOT_FOUND if it does not exist, and with TSR_E_FORMAT for settings that are not numbers. */
 static tsr_status shards_read_params(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err)
 {
     const setting settings[] = {{"dim", &out->dim},         {"n_heads", &out->heads},         {"n_kv_heads", &out->kv_heads},
@@ -120,8 +122,6 @@ static bool is_set(const tsr_value *attributes, const char *key)
     return value->kind != TSR_VALUE_BOOL || value->as.boolean;
 }
 
-/* Read params.json of Llama 1 to 3, config.json, and the `args` of a Megatron checkpoint. Fail with
- * TSR_E_NOT_FOUND if it does not exist, and with TSR_E_FORMAT for settings that are not numbers. */
 static tsr_status shards_read_args(tsr_checkpoint *checkpoint, tsr_shards_settings *out, tsr_error *err)
 {
     const tsr_entry *args = find_object(checkpoint, TSR_STR("args"));

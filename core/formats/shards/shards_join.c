@@ -259,6 +259,8 @@ static tsr_status start(joining *j, uint32_t ndim, uint64_t chunks)
     return TSR_OK;
 }
 
+/* These two set shape, ndim, chunks and replicas (equal blocks of successive ranks) of `out` according to a CONCAT and a STACK
+ * rule. They allocate in `arena`, and fail with TSR_E_FORMAT if the tensors do not match the rule or each other. */
 static tsr_status shards_concat(const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_arena *arena, tsr_entry *out,
                                 tsr_error *err)
 {
@@ -304,8 +306,6 @@ static tsr_status widen(const joining *j, uint32_t rank, tsr_chunk *out)
     return place(j, rank, out);
 }
 
-/* Sets shape, ndim, chunks and replicas (equal blocks of successive ranks) of `out` according to a CONCAT or STACK rule.
- * Allocates in `arena`. Fails with TSR_E_FORMAT if the tensors do not match the rule or each other. */
 static tsr_status shards_stack(const tsr_shards_held *held, const tsr_shards_rule *rule, tsr_arena *arena, tsr_entry *out,
                                tsr_error *err)
 {

@@ -256,6 +256,7 @@ static const tsr_value *torch_level_next(tsr_torch_level *top, tsr_path_item *it
 
 static void torch_level_close(tsr_torch_level *level);
 
+/* Starts at the first child of a container that is walked into. */
 static tsr_status torch_level_open(const tsr_host *host, const tsr_value *container, tsr_torch_level *out, tsr_error *err)
 {
     const tsr_value *state;
@@ -275,7 +276,6 @@ static tsr_status torch_level_open(const tsr_host *host, const tsr_value *contai
     return status;
 }
 
-/* Starts at the first child of a container that is walked into. */
 static void torch_level_close(tsr_torch_level *level)
 {
     tsr_map_free(level->hidden);

@@ -13,7 +13,7 @@
 
 typedef struct tsr_torch_survey {
     const tsr_host *host;
-    tsr_map *lists; /* lists that were looked through, for tsr_torch_walks_into */
+    tsr_map *lists; /* lists that were looked through, for torch_walks_into */
     tsr_map *known; /* container → its number in `counts` */
     tsr_vec counts;
     uint64_t bytes; /* of all entries, their names and paths; UINT64_MAX: more than that */

@@ -15,6 +15,7 @@ static void times_text(uint64_t times, char *out, size_t capacity)
     else *out = '\0';
 }
 
+/* The width of `label` followed by "  ×N", which cli_put_name prints, padded to `width` columns. */
 static unsigned cli_name_width(tsr_str label, uint64_t times)
 {
     char text[32];
@@ -22,7 +23,6 @@ static unsigned cli_name_width(tsr_str label, uint64_t times)
     return cli_width(label) + cli_width(tsr_str_from(text));
 }
 
-/* The width of `label` followed by "  ×N"; the second prints it, padded to `width` columns. */
 static void cli_put_name(const cli_view *v, tsr_str label, uint64_t times, unsigned width)
 {
     char text[32];

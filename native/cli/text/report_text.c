@@ -80,8 +80,6 @@ static void cli_put_finding_counts(const cli_terminal *terminal, const uint64_t 
     }
 }
 
-/* ---- report text ---- */
-
 /* ---- for people ---- */
 
 static void text_begin(tsr_report *report)

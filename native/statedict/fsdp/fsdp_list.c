@@ -11,8 +11,6 @@
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 
-/* ---- cut ---- */
-
 /* ---- moves ---- */
 
 tsr_fsdp_moves tsr_fsdp_moves_of(tsr_comm *world, tsr_comm *data, const tsr_host *host, tsr_state_dict *passing)
@@ -81,6 +79,7 @@ static const tsr_fsdp_spec *tp_spec(const tsr_fsdp_node *node, uint32_t original
     return tsr_fsdp_is_2d(node) ? spec_of(node, original) : NULL;
 }
 
+/* These two check that the root mesh fits the unit's mesh and communicators, and the DTensor specs what was flattened. */
 static tsr_status fsdp_check_root_mesh(const tsr_fsdp_model *model, const tsr_fsdp_node *node, tsr_error *err)
 {
     const tsr_fsdp_unit *unit = node->unit;
@@ -126,7 +125,6 @@ static tsr_status check_spec(const tsr_fsdp_model *model, const tsr_fsdp_node *n
                      TSR_STR_ARG(o->fqn), TSR_STR_ARG(node->fqn), TSR_STR_ARG(local), TSR_STR_ARG(whole));
 }
 
-/* Check that the root mesh fits the unit's mesh and communicators, and the DTensor specs what was flattened. */
 static tsr_status fsdp_check_specs(const tsr_fsdp_model *model, const tsr_fsdp_node *node, tsr_error *err)
 {
     for (uint32_t i = 0; i < node->flat->param_count; i++) TSR_TRY(check_spec(model, node, i, err));

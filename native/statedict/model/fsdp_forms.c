@@ -267,6 +267,7 @@ static tsr_status name_groups(tsr_raw *r, tsr_error *err)
     return TSR_OK;
 }
 
+/* No communication. After a failure, `passing` or other parts of `out` are NULL; close it all the same. */
 static tsr_status raw_open(const tsr_raw_optimizer *of, bool by_input, const tsr_host *host, tsr_raw *out, tsr_error *err)
 {
     *out = (tsr_raw){.of = of, .comm = of->comm, .by_input = by_input && (of->input || !of->optimizer)};
@@ -279,7 +280,6 @@ static tsr_status raw_open(const tsr_raw_optimizer *of, bool by_input, const tsr
     return out->by_input ? make_groups(out, err) : name_groups(out, err);
 }
 
-/* No communication. After a failure, `passing` or other parts of `out` are NULL; close it all the same. */
 static void raw_close(tsr_raw *raw)
 {
     tsr_optimizer_names_free(&raw->names);

@@ -28,7 +28,6 @@ typedef struct tsr_model_items {
 /* Everything except the index lives in `arena`. Errors: those of tsr_get_model_state_dict. */
 tsr_status tsr_model_items_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_model_items *out,
                               tsr_error *err);
-/* Makes the index. TSR_E_FORMAT for two items with one name. */
 void tsr_model_items_free(tsr_model_items *items); /* takes a zeroed one */
 
 /* Numbers the tensors of a module tree. Tensors with the same identity (shared ones) have the same number. */

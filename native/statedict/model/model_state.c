@@ -13,8 +13,6 @@
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/value_walk.h"
 
-/* ---- names ---- */
-
 /* ---- tensors of the tree ---- */
 
 static tsr_str address_of(const tsr_module_tensor *const *of)
@@ -195,6 +193,7 @@ static tsr_status walk(walking *w, const tsr_module *module, tsr_str prefix, tsr
     return TSR_OK;
 }
 
+/* Makes the index. TSR_E_FORMAT for two items with one name. */
 static tsr_status model_items_index(const tsr_host *host, tsr_model_items *out, tsr_error *err)
 {
     out->index = tsr_map_new(host->allocator, out->count, err);
@@ -592,8 +591,6 @@ tsr_status tsr_model_state_join(const tsr_modules *modules, tsr_module_states pa
     tsr_vec_free(&j.pairs);
     return status;
 }
-
-/* ---- state ---- */
 
 /* ---- get ---- */
 

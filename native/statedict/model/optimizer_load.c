@@ -248,6 +248,9 @@ static tsr_status check_options(const tsr_map *keys, const tsr_model_group *grou
     return TSR_OK;
 }
 
+/* These two check that a flat state dict has what an optimizer needs; TSR_E_NOT_FOUND with the missing key. This one: every
+ * option of its groups, under the first of the group's `names`, where PyTorch looks for it. optimizer_check_held, after
+ * unflattening: under `name`, every state that the optimizer holds for that parameter (`held`, may be NULL). */
 static tsr_status optimizer_check_flat(const tsr_value *flat, const tsr_model_optimizer *optimizer,
                                        const tsr_name_list *names, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
@@ -262,9 +265,6 @@ static tsr_status optimizer_check_flat(const tsr_value *flat, const tsr_model_op
     return status;
 }
 
-/* Check that a flat state dict has what an optimizer needs; TSR_E_NOT_FOUND with the missing key. check_flat: every
- * option of its groups, under the first of the group's `names`, where PyTorch looks for it. check_held, after
- * unflattening: under `name`, every state that the optimizer holds for that parameter (`held`, may be NULL). */
 static tsr_status optimizer_check_held(const tsr_value *nested, tsr_str name, const tsr_value *held, tsr_error *err)
 {
     const tsr_value *given = tsr_value_get(tsr_value_get(nested, TSR_STR("state")), name);

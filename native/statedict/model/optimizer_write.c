@@ -10,8 +10,6 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
-/* ---- optimizer take ---- */
-
 /* ---- types ---- */
 
 /* The same for the value under a key. */
@@ -113,8 +111,6 @@ const tsr_value *tsr_optimizer_take(const tsr_taking *t, const tsr_value *given,
     }
     return copy;
 }
-
-/* ---- optimizer write ---- */
 
 /* ---- checking ---- */
 

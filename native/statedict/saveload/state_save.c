@@ -308,6 +308,8 @@ static uint64_t object_digest(const tsr_value *value, const tsr_host *host)
     return digest;
 }
 
+/* Finds objects whose values differ from those of rank 0, which are the ones that are saved. Collective. The names are those
+ * of the plan. */
 static tsr_status save_plan_differences(const tsr_save_plan *plan, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
                                         tsr_name_tally *out, tsr_error *err)
 {
@@ -329,8 +331,6 @@ static tsr_status save_plan_differences(const tsr_save_plan *plan, tsr_comm *com
     return TSR_OK;
 }
 
-/* Finds objects whose values differ from those of rank 0, which are the ones that are saved. Collective. The names are those
- * of the plan. */
 static void save_plan_free(tsr_save_plan *plan)
 {
     for (size_t i = 0; i < plan->object_count; i++) tsr_vec_free(&plan->objects[i].bytes);
