@@ -16,13 +16,15 @@
 /* cJSON accepts too much (NUL, control characters, invalid UTF-8, words after the document) and does not report positions,
  * so every document passes this check first. It is a single pass, and stores one bit per open container. */
 
-enum { CHECK_MAX_DEPTH = 256, MAX_NUMBER = 63 /* the size of cJSON's buffer */ };
+/* The largest depth that is accepted, and thereby the size of refuse_duplicates' array: cJSON nodes do not point to their parents.
+ * MAX_NUMBER is the size of cJSON's buffer. */
+enum { MAX_DEPTH = 256, MAX_NUMBER = 63 };
 
 typedef struct checker {
     tsr_str text;
     size_t at;
     uint32_t depth;
-    uint64_t objects[CHECK_MAX_DEPTH / 64]; /* one bit per level: 1 for an object */
+    uint64_t objects[MAX_DEPTH / 64]; /* one bit per level: 1 for an object */
     uint64_t key_number;
     uint64_t *key_position;
     size_t *lone; /* counts lone surrogates; NULL: they are refused */
@@ -187,7 +189,7 @@ static bool in_object(const checker *c)
 static tsr_status enter(checker *c, bool object, uint32_t max_depth)
 {
     uint64_t bit = (uint64_t)1 << (c->depth % 64);
-    TSR_FAIL_AT(c->depth == max_depth || c->depth == CHECK_MAX_DEPTH, c->err, TSR_E_LIMIT, c->at,
+    TSR_FAIL_AT(c->depth == max_depth || c->depth == MAX_DEPTH, c->err, TSR_E_LIMIT, c->at,
                 "json: more than %u nested containers", (unsigned)c->depth);
     if (object) c->objects[c->depth / 64] |= bit;
     else c->objects[c->depth / 64] &= ~bit;
@@ -267,10 +269,6 @@ tsr_status tsr_json_skip(tsr_str text, size_t *at, uint32_t max_depth, tsr_error
 /* ---- json ---- */
 
 #define TWO_TO_53 9007199254740992.0
-
-/* The largest depth that json_check accepts. cJSON nodes do not point to their parents, so refuse_duplicates keeps the
- * open containers in an array of this size. */
-enum { MAX_DEPTH = 256 };
 
 static tsr_status report_duplicate(tsr_str text, const cJSON *member, uint64_t key_number, tsr_error *err)
 {

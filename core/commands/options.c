@@ -39,16 +39,21 @@ static tsr_status append(tsr_texts *texts, const char *value, tsr_arena *arena, 
     return TSR_OK;
 }
 
+/* The next of the words in "a|b|c"; *rest is NULL after the last one. */
+static tsr_str next_word(const char **rest)
+{
+    const char *word = *rest, *bar = strchr(word, '|');
+    *rest = bar ? bar + 1 : NULL;
+    return (tsr_str){word, bar ? (size_t)(bar - word) : strlen(word)};
+}
+
 static tsr_status set_choice(const tsr_option *option, const char *value, unsigned *field, tsr_error *err)
 {
-    unsigned number = 1;
-    for (const char *word = option->value; word; number++) {
-        const char *bar = strchr(word, '|');
-        if (tsr_str_equal(tsr_str_from(value), (tsr_str){word, bar ? (size_t)(bar - word) : strlen(word)})) {
-            *field = number;
-            return TSR_OK;
-        }
-        word = bar ? bar + 1 : NULL;
+    const char *rest = option->value;
+    for (unsigned number = 1; rest; number++) {
+        if (!tsr_str_equal(tsr_str_from(value), next_word(&rest))) continue;
+        *field = number;
+        return TSR_OK;
     }
     return refuse(option, option->value, value, err);
 }
@@ -103,11 +108,7 @@ tsr_status tsr_option_set(const tsr_option *option, const char *value, tsr_arena
 static void write_words(tsr_json *json, const char *words)
 {
     tsr_json_put_array(json, "words");
-    for (const char *word = words; word;) {
-        const char *bar = strchr(word, '|');
-        tsr_json_str(json, (tsr_str){word, bar ? (size_t)(bar - word) : strlen(word)});
-        word = bar ? bar + 1 : NULL;
-    }
+    while (words) tsr_json_str(json, next_word(&words));
     tsr_json_array_end(json);
 }
 

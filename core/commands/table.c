@@ -11,10 +11,11 @@
         .name = (text), .type = TSR_OPTION_##kind, .field = offsetof(tsr_command_options, place), __VA_ARGS__};
 
 /* Why front ends do not have options. */
-#define PRINTED  "a call returns the document"
-#define PRINTS   "nothing is printed"
-#define TERMINAL "it is about text for a terminal"
-#define SINK     "a sink starts from the beginning"
+#define PRINTED   "a call returns the document"
+#define PRINTS    "nothing is printed"
+#define TERMINAL  "it is about text for a terminal"
+#define NO_STATUS "a call has no exit status"
+#define SINK      "a sink starts from the beginning"
 
 /* ---- listing ---- */
 
@@ -73,8 +74,7 @@ OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
        .python = "report and report_diff choose the form")
 OPTION(report_json, FLAG, json, "json", NULL, "Same as --format json", .npm = PRINTED, .python = PRINTED)
 OPTION(diff_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
-       "Exit with 1 for differences at or above this level (default: error)", .npm = "there is no exit status",
-       .python = "there is no exit status")
+       "Exit with 1 for differences at or above this level (default: error)", .npm = NO_STATUS, .python = NO_STATUS)
 OPTION(rule, TEXTS, rules, "rule", "ID=LEVEL",
        "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)")
 OPTION(diff_baseline, DOCUMENT, baseline, "baseline", "FILE",
@@ -95,8 +95,7 @@ OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in 
        .npm = "a call gives the JSON document; report() gives the others",
        .python = "report and report_diff choose the form")
 OPTION(validate_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
-       "Exit with 1 for findings at or above this level (default: error)", .npm = "there is no exit status",
-       .python = "there is no exit status")
+       "Exit with 1 for findings at or above this level (default: error)", .npm = NO_STATUS, .python = NO_STATUS)
 OPTION(validate_baseline, DOCUMENT, baseline, "baseline", "FILE",
        "Leave out findings that an earlier --json document lists with the same rule, file and name")
 OPTION(changed_files, FLAG, changed_files, "changed-files", NULL,

@@ -95,3 +95,16 @@ tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *ar
     (*out)->base.primary = file;
     return TSR_OK;
 }
+
+tsr_status tsr_store_open_below(tsr_store *store, tsr_str name, tsr_arena *arena, tsr_store **out, bool *owned,
+                                bool *holds_files, tsr_error *err)
+{
+    tsr_store_view *view;
+    *owned = store->below != NULL;
+    *holds_files = true;
+    if (*owned) return store->below(store, name, out, err);
+    TSR_TRY(tsr_store_view_below(store, name, arena, &view, holds_files, err));
+    tsr_store_view_renumber(view);
+    *out = &view->base;
+    return TSR_OK;
+}

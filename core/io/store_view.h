@@ -18,6 +18,10 @@ tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena
 /* Leaves out the nameless files in front, so that file 0 is the first in the directory. What was read from the view before refers to
  * other files then. */
 void tsr_store_view_renumber(tsr_store_view *view);
+/* A directory as a store with files numbered from 0: by the `below` of `store`, which the caller closes, so *owned is true, or as a view
+ * in `arena`. *holds_files is false if a view shows nothing. TSR_E_NOMEM; errors of `below`, such as TSR_E_NOT_FOUND. */
+tsr_status tsr_store_open_below(tsr_store *store, tsr_str name, tsr_arena *arena, tsr_store **out, bool *owned,
+                                bool *holds_files, tsr_error *err);
 /* The same files as `shown`, with `file` as the one that the user named. TSR_E_NOMEM. */
 tsr_status tsr_store_view_of_file(tsr_store *shown, uint32_t file, tsr_arena *arena, tsr_store_view **out, tsr_error *err);
 

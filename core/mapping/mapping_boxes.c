@@ -88,15 +88,20 @@ static tsr_status add_chunks(tsr_box_list *list, const tsr_entry *entry, bool re
     return TSR_OK;
 }
 
-static tsr_status set_shape(tsr_box_maker *maker, const uint64_t *shape, uint32_t ndim, tsr_mapped_tensor *out)
+/* Makes room for a shape of `ndim` sizes. */
+static tsr_status new_shape(tsr_box_maker *maker, uint32_t ndim, tsr_mapped_tensor *out)
 {
     TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, "'%.*s': %u dimensions; at most %u are allowed",
                 TSR_STR_ARG(out->name), (unsigned)ndim, (unsigned)TSR_MAX_NDIM);
-    uint64_t *copy = tsr_arena_array(maker->arena, ndim, sizeof *copy, maker->err);
-    if (!copy) return TSR_E_NOMEM;
-    if (ndim) memcpy(copy, shape, ndim * sizeof *copy);
-    out->shape = copy;
     out->ndim = ndim;
+    out->shape = tsr_arena_array(maker->arena, ndim, sizeof *out->shape, maker->err);
+    return out->shape ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status set_shape(tsr_box_maker *maker, const uint64_t *shape, uint32_t ndim, tsr_mapped_tensor *out)
+{
+    TSR_TRY(new_shape(maker, ndim, out));
+    if (ndim) memcpy(out->shape, shape, ndim * sizeof *shape);
     return TSR_OK;
 }
 
@@ -247,15 +252,6 @@ tsr_status tsr_boxes_remove_dim(tsr_box_maker *maker, const tsr_mapped_tensor *i
 
 /* ---- reshape ---- */
 
-static tsr_status reshape_set_shape(tsr_box_maker *maker, uint32_t ndim, tsr_mapped_tensor *out)
-{
-    TSR_FAIL_IF(ndim > TSR_MAX_NDIM, maker->err, TSR_E_FORMAT, "'%.*s': %u dimensions; at most %u are allowed",
-                TSR_STR_ARG(out->name), (unsigned)ndim, (unsigned)TSR_MAX_NDIM);
-    out->ndim = ndim;
-    out->shape = tsr_arena_array(maker->arena, ndim, sizeof *out->shape, maker->err);
-    return out->shape ? TSR_OK : TSR_E_NOMEM;
-}
-
 /* Copies all dims except [dim, dim + count), which `replaced` dims take the place of. */
 static void copy_others(tsr_source_box *box, const tsr_source_box *from, uint32_t old_ndim, uint32_t dim, uint32_t count,
                         uint32_t replaced)
@@ -299,7 +295,7 @@ tsr_status tsr_boxes_split_dim(tsr_box_maker *maker, const tsr_mapped_tensor *in
     tsr_status status = TSR_OK;
     const tsr_mapped_tensor old = *in;
     *out = old;
-    TSR_TRY(reshape_set_shape(maker, old.ndim - 1 + count, out));
+    TSR_TRY(new_shape(maker, old.ndim - 1 + count, out));
     for (uint32_t d = 0; d < out->ndim; d++)
         out->shape[d] = d < dim ? old.shape[d] : d < dim + count ? factors[d - dim] : old.shape[d - count + 1];
     box_list_open(&list, maker, out->ndim);
@@ -356,7 +352,7 @@ tsr_status tsr_boxes_merge_dims(tsr_box_maker *maker, const tsr_mapped_tensor *i
     tsr_status status = TSR_OK;
     const tsr_mapped_tensor old = *in;
     *out = old;
-    TSR_TRY(reshape_set_shape(maker, old.ndim - count + 1, out));
+    TSR_TRY(new_shape(maker, old.ndim - count + 1, out));
     for (uint32_t d = 0; d < out->ndim; d++)
         out->shape[d] = d < dim ? old.shape[d] : d == dim ? 1 : old.shape[d + count - 1];
     for (uint32_t k = 0; k < count; k++) out->shape[dim] *= old.shape[dim + k];
@@ -388,7 +384,7 @@ static void next_group(const uint64_t *from, uint32_t from_ndim, const uint64_t 
 /* The tensor has no elements, so only the shape changes. */
 static tsr_status reshape_empty(tsr_box_maker *maker, const uint64_t *shape, uint32_t ndim, tsr_mapped_tensor *out)
 {
-    TSR_TRY(reshape_set_shape(maker, ndim, out));
+    TSR_TRY(new_shape(maker, ndim, out));
     memcpy(out->shape, shape, ndim * sizeof *shape);
     out->box_count = 0;
     return TSR_OK;

@@ -283,13 +283,13 @@ tsr_status tsr_optim_rekey(const tsr_value *state_dict, const tsr_rekeying *how,
  * groups connects a number with a name; tsr_optim_name_groups finds that order. */
 
 /* Maps old keys, as text, to new keys. */
-typedef struct ids_rekeying {
+typedef struct id_exchange {
     tsr_arena *arena;
     tsr_map *places; /* text of the old key → index in `keys` */
     tsr_vec keys;    /* const tsr_value *: new keys */
-} ids_rekeying;
+} id_exchange;
 
-static tsr_status add_key(ids_rekeying *r, const tsr_value *old, const tsr_value *new, tsr_error *err)
+static tsr_status add_key(id_exchange *r, const tsr_value *old, const tsr_value *new, tsr_error *err)
 {
     tsr_str text;
     bool fresh;
@@ -303,7 +303,7 @@ static tsr_status add_key(ids_rekeying *r, const tsr_value *old, const tsr_value
     return TSR_OK;
 }
 
-static tsr_status ids_rekey_state(ids_rekeying *r, const tsr_value *state, const tsr_value **out, tsr_error *err)
+static tsr_status exchange_state_keys(id_exchange *r, const tsr_value *state, const tsr_value **out, tsr_error *err)
 {
     const tsr_value **items = tsr_arena_array(r->arena, state->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -321,8 +321,8 @@ static tsr_status ids_rekey_state(ids_rekeying *r, const tsr_value *state, const
 }
 
 /* Gives every parameter of every group its new key: its name in `names`, or its number if `names` is NULL. */
-static tsr_status ids_rekey_groups(ids_rekeying *r, const tsr_value *groups, const tsr_name_list *names,
-                                   const tsr_value **out, tsr_error *err)
+static tsr_status exchange_group_keys(id_exchange *r, const tsr_value *groups, const tsr_name_list *names,
+                                      const tsr_value **out, tsr_error *err)
 {
     const tsr_value **items = tsr_arena_array(r->arena, groups->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -350,10 +350,10 @@ static tsr_status rekey(const tsr_value *optim, const tsr_name_list *names, cons
 {
     tsr_optim_parts parts;
     TSR_TRY(tsr_optim_take_apart(optim, true, &parts, err));
-    ids_rekeying r = {arena, tsr_map_new(host->allocator, 0, err), tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
+    id_exchange r = {arena, tsr_map_new(host->allocator, 0, err), tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
     const tsr_value *state = NULL, *groups = NULL;
-    tsr_status status = r.places ? ids_rekey_groups(&r, parts.groups, names, &groups, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = ids_rekey_state(&r, parts.state, &state, err);
+    tsr_status status = r.places ? exchange_group_keys(&r, parts.groups, names, &groups, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = exchange_state_keys(&r, parts.state, &state, err);
     if (status == TSR_OK) status = tsr_tree_optim(state, groups, arena, out, err);
     tsr_vec_free(&r.keys);
     tsr_map_free(r.places);

@@ -228,7 +228,7 @@ typedef struct batch {
 } batch;
 
 /* A run over a part, and its progress. */
-typedef struct work_run_run {
+typedef struct running {
     tsr_work *work;
     tsr_storage_reader part;
     tsr_unit **units; /* units of the part, in the order in which they are processed */
@@ -241,11 +241,11 @@ typedef struct work_run_run {
     size_t most_lanes;
     tsr_lane *lanes; /* the lanes' remaining units, and the batch: most_lanes each */
     tsr_lane *taken;
-} work_run_run;
+} running;
 
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
 {
-    const work_run_run *r = ctx;
+    const running *r = ctx;
     const tsr_progress *outer = r->work->job.options->progress;
     (void)byte_total;
     return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
@@ -293,7 +293,7 @@ static void keep_sums(const batch *b)
     }
 }
 
-static tsr_status write_batch(work_run_run *r, batch *b, tsr_arena *arena, tsr_error *err)
+static tsr_status write_batch(running *r, batch *b, tsr_arena *arena, tsr_error *err)
 {
     const tsr_work *work = r->work;
     const tsr_lanes lanes = {.units = b->units, .unit_bytes = work->unit_bytes, .lanes = b->lanes, .count = b->lane_count};
@@ -316,7 +316,7 @@ static tsr_status write_batch(work_run_run *r, batch *b, tsr_arena *arena, tsr_e
     return TSR_OK;
 }
 
-static tsr_status append_records(const work_run_run *r, const batch *b, tsr_error *err)
+static tsr_status append_records(const running *r, const batch *b, tsr_error *err)
 {
     tsr_output *output = r->work->output;
     tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
@@ -330,7 +330,7 @@ static tsr_status append_records(const work_run_run *r, const batch *b, tsr_erro
     return status;
 }
 
-static tsr_status run_batch(work_run_run *r, size_t lane_count, tsr_error *err)
+static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
 {
     batch b = {.work = r->work,
                .units = r->units,
@@ -351,7 +351,7 @@ static tsr_status run_batch(work_run_run *r, size_t lane_count, tsr_error *err)
 }
 
 /* Processes the units in the run's lanes, batch by batch. */
-static tsr_status run_lanes(work_run_run *r, size_t count, tsr_error *err)
+static tsr_status run_lanes(running *r, size_t count, tsr_error *err)
 {
     const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
     for (;;) {
@@ -366,13 +366,13 @@ static tsr_status run_lanes(work_run_run *r, size_t count, tsr_error *err)
 }
 
 /* Whether units are ordered by server. A single process accesses one server after the other in any order. */
-static bool goes_by_server(const work_run_run *r)
+static bool goes_by_server(const running *r)
 {
     return r->work->options.storage && r->part.readers > 1;
 }
 
 /* Processes units [first, end) of the run, which belong to one stage. */
-static tsr_status run_stage(work_run_run *r, size_t first, size_t end, tsr_error *err)
+static tsr_status run_stage(running *r, size_t first, size_t end, tsr_error *err)
 {
     tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
@@ -388,7 +388,7 @@ static tsr_status run_stage(work_run_run *r, size_t first, size_t end, tsr_error
     return status;
 }
 
-static tsr_status run_units(work_run_run *r, size_t count, tsr_error *err)
+static tsr_status run_units(running *r, size_t count, tsr_error *err)
 {
     for (size_t u = 0; u < count; u++) {
         const tsr_unit *unit = r->units[u];
@@ -406,7 +406,7 @@ static tsr_status run_units(work_run_run *r, size_t count, tsr_error *err)
 }
 
 /* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
-static tsr_status open_run(work_run_run *r, size_t first, size_t count, tsr_error *err)
+static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *err)
 {
     const tsr_allocator *allocator = r->work->host->allocator;
     TSR_TRY(tsr_ring_new(r->work->host, r->work->job.options->max_memory, &r->ring, err));
@@ -424,7 +424,7 @@ static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_l
     const tsr_allocator *allocator = work->host->allocator;
     const uint32_t threads = work->host->threads;
     const size_t count = range->end - range->first;
-    work_run_run r = {.work = work, .part = part, .journal = journal};
+    running r = {.work = work, .part = part, .journal = journal};
     r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: lanes.h */
     r.progress = (tsr_progress){step, &r};
     tsr_status status = open_run(&r, range->first, count, err);

@@ -216,7 +216,7 @@ tsr_status tsr_s3_open(const tsr_allocator *allocator, const tsr_location *locat
 /* Uploads with the protocol of S3. Source: the S3 API reference (CreateMultipartUpload, UploadPart, CompleteMultipartUpload,
  * AbortMultipartUpload, ListMultipartUploads, ListParts, PutObject, DeleteObject). */
 
-enum { MOST_BEGINS = 6, UPLOAD_MOST_PAGE = 8 << 20 };
+enum { MOST_BEGINS = 6 };
 
 /* ---- finding unfinished uploads ---- */
 
@@ -226,7 +226,7 @@ static tsr_status read_page(tsr_service *service, const tsr_request *request, co
     tsr_exchange x;
     tsr_str page;
     const tsr_str asked = *next;
-    tsr_status status = tsr_exchange_text(service, *request, UPLOAD_MOST_PAGE, &x, &page, err);
+    tsr_status status = tsr_exchange_text(service, *request, MOST_PAGE, &x, &page, err);
     if (status == TSR_OK) status = tsr_listing_read(form, page, out, next, err);
     if (status == TSR_OK && next->size && tsr_str_equal(asked, *next))
         status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: the server's listing does not advance", service->shown);

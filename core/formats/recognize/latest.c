@@ -84,22 +84,13 @@ static tsr_status check_one(const finder *f, tsr_store *store, tsr_str *why, boo
 
 /* ---- a directory ---- */
 
-/* Opens a directory below another as a store, which *own says to close. *is_there is false if it has no files, or was removed. */
+/* As tsr_store_open_below. *is_there is false if the directory has no files, or was removed. */
 static tsr_status open_below(const finder *f, tsr_store *in, tsr_str path, tsr_arena *scratch, tsr_store **out, bool *own,
                              bool *is_there)
 {
-    tsr_store_view *view;
     tsr_error why = {0};
-    *own = in->below != NULL;
-    *is_there = true;
-    if (!in->below) {
-        TSR_TRY(tsr_store_view_below(in, path, scratch, &view, is_there, f->err));
-        tsr_store_view_renumber(view);
-        *out = &view->base;
-        return TSR_OK;
-    }
-    const tsr_status status = in->below(in, path, out, &why);
-    *is_there = status == TSR_OK;
+    const tsr_status status = tsr_store_open_below(in, path, scratch, out, own, is_there, &why);
+    if (status == TSR_E_NOT_FOUND) *is_there = false;
     return status == TSR_OK || status == TSR_E_NOT_FOUND ? TSR_OK : tsr_fail(f->err, status, "%s", why.message);
 }
 
@@ -184,8 +175,8 @@ static bool has_part(const finder *f, tsr_str step, tsr_str part)
     return false;
 }
 
-/* A step of several checkpoints lacks one that all earlier steps of the run have: it has not been written yet. *why stays empty
- * otherwise. */
+/* Sets *why if a step of several checkpoints lacks one that all earlier steps of the run have, because that has not been written
+ * yet. */
 static tsr_status check_parts(const finder *f, const tsr_run_step *step, tsr_str *why)
 {
     const tsr_run_step *items = f->steps->items, *earlier = NULL;

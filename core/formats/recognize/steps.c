@@ -20,20 +20,13 @@ static const char *const markers[] = {"latest", "latest_universal", "latest_chec
 
 static tsr_status open_below(tsr_checkpoint *checkpoint, tsr_str directory, tsr_store **out, tsr_error *err)
 {
-    tsr_store *store = checkpoint->store;
-    tsr_store_view *view;
-    bool holds_files;
-    if (!store->below) {
-        TSR_TRY(tsr_store_view_below(store, directory, checkpoint->arena, &view, &holds_files, err));
-        tsr_store_view_renumber(view); /* recognition goes by the number of files */
-        *out = &view->base;
-        return TSR_OK;
-    }
-    tsr_store **kept = tsr_vec_push(&checkpoint->entered, err);
+    bool owned, holds_files;
+    tsr_store *below, **kept = tsr_vec_push(&checkpoint->entered, err);
     if (!kept) return TSR_E_NOMEM;
-    const tsr_status status = store->below(store, directory, kept, err);
-    if (status == TSR_OK) *out = *kept;
-    else checkpoint->entered.count--;
+    const tsr_status status =
+        tsr_store_open_below(checkpoint->store, directory, checkpoint->arena, &below, &owned, &holds_files, err);
+    if (status == TSR_OK) *out = *kept = below;
+    if (status != TSR_OK || !owned) checkpoint->entered.count--;
     return status;
 }
 

@@ -285,7 +285,7 @@ bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size)
 
 /* Lays out a safetensors file and streams its header: once to count the bytes, and once to write them. */
 
-enum { HEADER_LENGTH_SIZE = 8, DATA_ALIGNMENT = 64 };
+enum { DATA_ALIGNMENT = 64 };
 
 /* The reference library sorts tensors by this order, from last to first. */
 static const tsr_dtype dtype_order[] = {
@@ -404,7 +404,7 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_alloc
 {
     tsr_safetensors_item *items = plan->items;
     const uint64_t count = plan->count;
-    uint64_t bytes = 0, at = 0, size = HEADER_LENGTH_SIZE;
+    uint64_t bytes = 0, at = 0, size = LENGTH_SIZE;
     for (uint64_t i = 0; i < count; i++) TSR_TRY(check_item(&items[i], &bytes, err));
     TSR_TRY(check_duplicates(items, count, allocator, err));
     if (count) qsort(items, (size_t)count, sizeof *items, compare_items);
@@ -417,10 +417,10 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_alloc
     TSR_TRY(emit(plan, count_bytes, &size, err));
     plan->data_size = at;
     plan->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
-    TSR_FAIL_IF(plan->header_size - HEADER_LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT,
+    TSR_FAIL_IF(plan->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT,
                 "safetensors: %" PRIu64 " tensors need a header of %" PRIu64
                 " bytes, but the format allows only %u; write several files",
-                count, plan->header_size - HEADER_LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);
+                count, plan->header_size - LENGTH_SIZE, TSR_SAFETENSORS_MAX_HEADER);
     return TSR_OK;
 }
 
@@ -441,8 +441,8 @@ static tsr_status write_counted(void *ctx, const char *data, size_t size, tsr_er
 tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     counted out = {write, ctx, 0};
-    char length[HEADER_LENGTH_SIZE], spaces[DATA_ALIGNMENT];
-    tsr_store_le(length, plan->header_size - HEADER_LENGTH_SIZE, HEADER_LENGTH_SIZE);
+    char length[LENGTH_SIZE], spaces[DATA_ALIGNMENT];
+    tsr_store_le(length, plan->header_size - LENGTH_SIZE, LENGTH_SIZE);
     memset(spaces, ' ', sizeof spaces);
     TSR_TRY(write_counted(&out, length, sizeof length, err));
     TSR_TRY(emit(plan, write_counted, &out, err));
