@@ -57,34 +57,20 @@ static tsr_status apply_allowed(call *c, tsr_contract *contract, uint32_t more, 
     return status;
 }
 
-/* Adds what the check finds to the checkpoint's findings. */
-static tsr_status check_contract(call *c, const tsr_contract *contract, tsr_error *err)
+/* Reads the contracts that were given into `layout` and `against`, and sets them in `options`. */
+static tsr_status read_contracts(call *c, tsr_contract *layout, expectation *against, tsr_validate_options *options,
+                                 tsr_error *err)
 {
-    return tsr_validate_contract(tsr_checkpoint_catalog(c->checkpoint), contract, &c->host,
-                                 tsr_checkpoint_findings(c->checkpoint), err);
-}
-
-static tsr_status check_layout(call *c, tsr_contract *layout, bool given, tsr_error *err)
-{
-    tsr_status status = given ? read_document(c, "layout", layout, err) : TSR_OK;
-    if (status == TSR_OK) status = apply_allowed(c, layout, 0, err);
-    if (status == TSR_OK)
-        status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host,
-                                      tsr_checkpoint_findings(c->checkpoint), err);
-    return status == TSR_OK && given ? check_contract(c, layout, err) : status;
-}
-
-static tsr_status check_against(call *c, tsr_error *err)
-{
-    expectation against = {.other = {.ring = NULL}};
-    bool given;
-    tsr_status status = read_against(c, &against, &given, err);
     const tsr_str prefix = tessera_option_text(&c->request, "prefix");
-    against.contract.prefix = prefix.data ? prefix : TSR_STR("");
-    if (status == TSR_OK && given) status = apply_allowed(c, &against.contract, TSR_ANY_CHUNKS, err);
-    if (status == TSR_OK && given) status = check_contract(c, &against.contract, err);
-    tessera_call_close(&against.other);
-    return status;
+    bool has_against;
+    if (tessera_option_given(&c->request, "layout")) options->layout = layout;
+    tsr_status status = options->layout ? read_document(c, "layout", layout, err) : TSR_OK;
+    if (status == TSR_OK) status = apply_allowed(c, layout, 0, err);
+    if (status == TSR_OK) status = read_against(c, against, &has_against, err);
+    if (status != TSR_OK || !has_against) return status;
+    against->contract.prefix = prefix.data ? prefix : TSR_STR("");
+    options->against = &against->contract;
+    return apply_allowed(c, &against->contract, TSR_ANY_CHUNKS, err);
 }
 
 tsr_status tessera_check_conversion(call *c, const tsr_conversion *conversion, tsr_error *err)
@@ -98,12 +84,11 @@ tsr_status tessera_check_conversion(call *c, const tsr_conversion *conversion, t
     return status;
 }
 
-static tsr_status check_deep(call *c, const tsr_contract *layout, tsr_error *err)
+static tsr_status check(call *c, tsr_validate_options *options, tsr_error *err)
 {
-    tsr_status status = tessera_call_ring(c, err);
-    if (status == TSR_OK) status = tsr_check_deep(c->checkpoint, c->ring, NULL, err);
-    if (status == TSR_OK && layout->digests) status = tsr_check_digests(c->checkpoint, layout, c->ring, NULL, err);
-    return status;
+    tsr_status status = options->deep || options->hashes ? tessera_call_ring(c, err) : TSR_OK;
+    options->ring = c->ring;
+    return status == TSR_OK ? tsr_validate(c->checkpoint, options, err) : status;
 }
 
 static tsr_status put_findings(call *c, const tsr_findings *findings, const tsr_policy_result *left_out, tsr_json *json)
@@ -148,13 +133,15 @@ static tsr_status check_options(const request *r, tsr_error *err)
 tsr_status tessera_write_validate(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_contract layout = {.digests = NULL};
+    expectation against = {.other = {.ring = NULL}};
+    tsr_validate_options options = {.size = sizeof options, .deep = tessera_option_given(&c->request, "deep")};
     tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &c->host, err);
     tsr_status status = policy ? check_options(&c->request, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_policy(&c->request, c->arena, policy, err);
-    if (status == TSR_OK) status = check_layout(c, &layout, tessera_option_given(&c->request, "layout"), err);
-    if (status == TSR_OK) status = check_against(c, err);
-    if (status == TSR_OK && tessera_option_given(&c->request, "deep")) status = check_deep(c, &layout, err);
+    if (status == TSR_OK) status = read_contracts(c, &layout, &against, &options, err);
+    if (status == TSR_OK) status = check(c, &options, err);
     if (status == TSR_OK) status = put_remaining(c, policy, json, err);
+    tessera_call_close(&against.other);
     tsr_policy_free(policy);
     return status;
 }
@@ -162,18 +149,14 @@ tsr_status tessera_write_validate(call *c, tsr_json *json, tsr_error *err)
 tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_contract manifest = {.digests = NULL};
+    tsr_validate_options options = {.size = sizeof options, .layout = &manifest, .hashes = true};
     tsr_status status = read_document(c, "manifest", &manifest, err);
     if (status == TSR_OK) status = apply_allowed(c, &manifest, 0, err);
     manifest.called = "the manifest";
     if (status == TSR_OK && !manifest.digests)
         status = tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                            "the manifest has no hashes; write a manifest with `tessera manifest`");
-    if (status == TSR_OK)
-        status = tsr_validate_catalog(tsr_checkpoint_catalog(c->checkpoint), &c->host,
-                                      tsr_checkpoint_findings(c->checkpoint), err);
-    if (status == TSR_OK) status = check_contract(c, &manifest, err);
-    if (status == TSR_OK) status = tessera_call_ring(c, err);
-    if (status == TSR_OK) status = tsr_check_digests(c->checkpoint, &manifest, c->ring, NULL, err);
+    if (status == TSR_OK) status = check(c, &options, err);
     return status == TSR_OK ? put_findings(c, tsr_checkpoint_findings(c->checkpoint), NULL, json) : status;
 }
 

@@ -5,6 +5,7 @@
 
 #include "filter.h"
 #include "handles.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document_text.h"

@@ -73,23 +73,7 @@ typedef struct validating {
     tsr_arena *arena;
     tsr_contract layout, against;
     tsr_policy *policy;
-    tsr_ring *ring;
 } validating;
-
-static tsr_status read_allowed(tsr_str words, uint32_t *allow, tsr_error *err)
-{
-    *allow = 0;
-    for (size_t at = 0; at < words.size;) {
-        const char *comma = memchr(words.data + at, ',', words.size - at);
-        const tsr_str word = {words.data + at, comma ? (size_t)(comma - words.data) - at : words.size - at};
-        const uint32_t bit = tsr_leniency_from_word(word);
-        TSR_FAIL_IF(!bit, err, TSR_E_USAGE, "allow expects missing, extra, dtype, shape, chunks or value, not '%.*s'",
-                    TSR_STR_ARG(word));
-        *allow |= bit;
-        at += word.size + 1;
-    }
-    return TSR_OK;
-}
 
 static tsr_status read_contract(const validating *v, tsr_str text, const char *what, tsr_contract *out, tsr_error *err)
 {
@@ -102,7 +86,7 @@ static tsr_status read_contracts(validating *v, tsr_error *err)
 {
     const validation *options = v->options;
     uint32_t allow = 0;
-    tsr_status status = read_allowed(options->allow, &allow, err);
+    tsr_status status = tsr_leniency_parse(options->allow, &allow, err);
     if (status == TSR_OK && options->layout.data) status = read_contract(v, options->layout, "layout", &v->layout, err);
     if (status == TSR_OK && options->against.data) status = read_contract(v, options->against, "against", &v->against, err);
     if (options->loads)
@@ -129,20 +113,12 @@ static tsr_status read_policy(validating *v, tsr_error *err)
 
 static tsr_status check(validating *v, tsr_error *err)
 {
-    tsr_checkpoint *checkpoint = v->session->checkpoint;
-    const tsr_host *host = &v->session->native.host;
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
-    tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
-    if (status == TSR_OK && v->options->layout.data)
-        status = tsr_validate_contract(catalog, &v->layout, host, findings, err);
-    if (status == TSR_OK && (v->options->against.data || v->options->loads))
-        status = tsr_validate_contract(catalog, &v->against, host, findings, err);
-    if (status != TSR_OK || !v->options->deep) return status;
-    status = tsr_ring_new(host, 0, &v->ring, err);
-    if (status == TSR_OK) status = tsr_check_deep(checkpoint, v->ring, NULL, err);
-    if (status == TSR_OK && v->layout.digests) status = tsr_check_digests(checkpoint, &v->layout, v->ring, NULL, err);
-    return status;
+    const validation *asked = v->options;
+    const tsr_validate_options options = {.size = sizeof options,
+                                          .layout = asked->layout.data ? &v->layout : NULL,
+                                          .against = asked->against.data || asked->loads ? &v->against : NULL,
+                                          .deep = asked->deep != 0};
+    return tsr_validate(v->session->checkpoint, &options, err);
 }
 
 static tsr_status write_findings(const validating *v, const tsr_report_form *form, tsr_str path, tsr_json *json,
@@ -173,7 +149,6 @@ tsr_status tsr_python_validate(session *s, const char *path, const validation *o
     if (status == TSR_OK) status = check(&v, err);
     tsr_json_start(&json, write, ctx, 1, err);
     if (status == TSR_OK) status = write_findings(&v, form, tsr_str_from(path), &json, err);
-    tsr_ring_free(v.ring);
     tsr_policy_free(v.policy);
     tsr_arena_free(v.arena);
     return status;

@@ -7,19 +7,6 @@
 #include <tessera/native_host.h>
 #include <tessera/path.h>
 
-/* Adds findings to those that were made when the checkpoint was opened. */
-static tsr_status check(tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    const tsr_host *host = tsr_checkpoint_host(checkpoint);
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    tsr_ring *ring = NULL;
-    tsr_status status = tsr_validate_catalog(catalog, host, tsr_checkpoint_findings(checkpoint), err);
-    if (status == TSR_OK) status = tsr_ring_new(host, 0, &ring, err);
-    if (status == TSR_OK) status = tsr_check_deep(checkpoint, ring, NULL, err);
-    tsr_ring_free(ring);
-    return status;
-}
-
 static void print_findings(const tsr_findings *findings)
 {
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
@@ -43,7 +30,8 @@ int main(int argc, char **argv)
     }
     tsr_native_host_open(&native, 0);
     tsr_status status = tsr_path_open(argv[1], &native.host, &options, &checkpoint, &err);
-    if (status == TSR_OK) status = check(checkpoint, &err);
+    if (status == TSR_OK)
+        status = tsr_validate(checkpoint, &(tsr_validate_options){.size = sizeof(tsr_validate_options), .deep = true}, &err);
     if (status == TSR_OK) {
         const tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
         print_findings(findings);

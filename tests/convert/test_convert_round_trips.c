@@ -15,6 +15,7 @@
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/plan_items.h"
 
 #define TENSORS 5u

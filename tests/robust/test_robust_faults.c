@@ -19,6 +19,7 @@
 #include "tessera/compare.h"
 #include "tessera/diff.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/validate.h"

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/folder.h"
 
 enum { TENSORS = 6 };

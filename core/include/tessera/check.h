@@ -1,4 +1,4 @@
-/* Checks of a checkpoint's values: digests, statistics, and a check of every byte.
+/* Checks of a checkpoint as a whole, and of its values: digests, statistics, and every byte.
  *
  * Example:
  *
@@ -28,11 +28,6 @@ tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry,
 /* Writes a digest to `out` in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
 const char *tsr_digest_text(const tsr_digest *digest, char *out);
 
-/* Reads the entries for which a contract (tessera/validate.h) has digests, and adds layout/digest and layout/not-hashed
- * findings to the checkpoint. Errors: those of reading; TSR_E_UNSUPPORTED when the host does not provide the algorithm. */
-tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
-                             const tsr_progress *progress, tsr_error *err);
-
 /* Statistics of a tensor. The real and imaginary parts of complex numbers count separately, so `count` is twice the number of
  * elements. min, max, mean and std are over the finite values (0 when there are none); std uses the divisor n − 1, as torch.std
  * does (0 for fewer than two values). NaNs and infinities are only counted. int64 and uint64 beyond 2^53 are rounded
@@ -47,13 +42,25 @@ typedef struct tsr_stats {
 tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
                             tsr_error *err);
 
-/* Reads every byte of a checkpoint that matters, once and in file order, and adds these findings: `zip/crc` (a member's bytes
- * do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor holds),
- * `values/bool` (bytes of bools that are neither 0 nor 1), `layout/replica-differs` (copies of one box are not equal; these are
- * read a second time), `limits/expansion` (warning: a tensor repeats stored elements so often that not every value was read), and
- * those about the structure of archives and pickles. A file that cannot be read to its end is a finding too (`file/unreadable`). Returns an error only
- * when the check cannot continue: out of memory, cancelled, or input that cannot be walked. */
-tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
+typedef struct tsr_validate_options {
+    size_t size;
+    const tsr_contract *layout, *against; /* what the checkpoint should hold; may be NULL */
+    bool deep;                            /* read every byte that matters, once and in file order */
+    bool hashes;                          /* compare the digests of `layout`, as `deep` also does */
+    tsr_comm
+        *comm; /* ranks that have opened the same checkpoint with the same options share the reading, and all get the same
+                     * findings; the call is then collective. NULL: none */
+    tsr_ring *ring;               /* NULL: one of the default size, for this call */
+    const tsr_progress *progress; /* may be NULL */
+} tsr_validate_options;
+
+/* Checks a checkpoint and adds what is found to tsr_checkpoint_findings: by its catalog (tsr_validate_catalog), against the contracts
+ * (tsr_validate_contract), and of its bytes: `zip/crc`, `values/nan`, `layout/replica-differs`, `layout/digest` and the other rules that
+ * `tessera explain` lists. A file that cannot be read to its end is a finding (`file/unreadable`). `options` may be NULL. Open the
+ * checkpoint with TSR_FOR_FINDINGS, so that one with errors can be checked, and call this once: a second call adds the findings again.
+ * Errors: only what keeps a check from going on, such as TSR_E_NOMEM, TSR_E_CANCELLED, or TSR_E_UNSUPPORTED when the host does not
+ * provide the algorithm of the digests. */
+tsr_status tsr_validate(tsr_checkpoint *checkpoint, const tsr_validate_options *options, tsr_error *err);
 
 TSR_API_END
 

@@ -4,7 +4,7 @@
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "tessera/check.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/path_store.h"

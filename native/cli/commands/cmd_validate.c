@@ -10,10 +10,8 @@
 #include "cli/text/findings_text.h"
 #include "cli/text/report_text.h"
 #include "tessera/check.h"
-#include "tessera/sys/check_shared.h"
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/document.h"
-#include "tessera/validate.h"
 
 /* What checkpoints are checked against: a layout, the target they are to be loaded into, both or neither; and the policy for
  * findings. */
@@ -52,36 +50,19 @@ static tsr_status load_contracts(cli *program, const tsr_command_options *argume
     return status;
 }
 
-static tsr_status check_deep(cli *program, cli_session *session, tsr_ring *ring, tsr_error *err)
-{
-    cli_progress progress;
-    cli_progress_start(&progress, program, "checking");
-    tsr_status status = program->ranks
-                            ? tsr_check_deep_shared(session->checkpoint, program->ranks, ring, &progress.base, err)
-                            : tsr_check_deep(session->checkpoint, ring, &progress.base, err);
-    cli_progress_end(&progress);
-    return status;
-}
-
-static tsr_status check_bytes(cli *program, const tsr_contract *layout, cli_session *session, tsr_ring *ring, tsr_error *err)
-{
-    const tsr_status status = check_deep(program, session, ring, err);
-    return status == TSR_OK && layout ? cli_check_digests(program, session, layout, err) : status;
-}
-
 static tsr_status check(cli *program, const tsr_command_options *arguments, const contracts *all, cli_session *session,
                         tsr_error *err)
 {
-    const tsr_contract *layout = given(arguments->layout, &all->layout), *against = given(arguments->against, &all->against);
-    const tsr_host *host = cli_host(program);
-    tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
-    tsr_ring *ring = NULL;
-    tsr_status status = cli_check(program, session, layout, err);
-    if (status == TSR_OK && against) status = tsr_validate_contract(session->catalog, against, host, findings, err);
-    if (status == TSR_OK && arguments->deep) status = tsr_ring_new(host, 0, &ring, err);
-    status = cli_agree(program, status, err);
-    if (status == TSR_OK && arguments->deep) status = check_bytes(program, layout, session, ring, err);
-    tsr_ring_free(ring);
+    cli_progress progress;
+    cli_progress_start(&progress, program, "checking");
+    const tsr_validate_options options = {.size = sizeof options,
+                                          .layout = given(arguments->layout, &all->layout),
+                                          .against = given(arguments->against, &all->against),
+                                          .deep = arguments->deep,
+                                          .comm = program->ranks,
+                                          .progress = &progress.base};
+    const tsr_status status = tsr_validate(session->checkpoint, &options, err);
+    cli_progress_end(&progress);
     return status == TSR_OK ? cli_agree(program, cli_unchanged(session, err), err) : status;
 }
 

@@ -30,6 +30,17 @@ static bool is_manifest(cli *program, const char *path)
     return is;
 }
 
+static tsr_status check_values(cli *program, const cli_session *session, const tsr_contract *manifest, tsr_error *err)
+{
+    cli_progress progress;
+    cli_progress_start(&progress, program, "verifying");
+    const tsr_validate_options options = {
+        .size = sizeof options, .layout = manifest, .hashes = true, .comm = program->ranks, .progress = &progress.base};
+    const tsr_status status = tsr_validate(session->checkpoint, &options, err);
+    cli_progress_end(&progress);
+    return status;
+}
+
 static int run(cli *program, const tsr_command_options *arguments)
 {
     const char *path = program->operands.items[0], *at = program->operands.items[1];
@@ -46,8 +57,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     }
     const cli_map_options map = cli_map_of(arguments);
     if (status == TSR_OK) status = cli_open_mapped(program, at = path, NULL, &map, &session, &err);
-    if (status == TSR_OK) status = cli_check(program, &session, &manifest.contract, &err);
-    if (status == TSR_OK) status = cli_check_digests(program, &session, &manifest.contract, &err);
+    if (status == TSR_OK) status = check_values(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
     if (status == TSR_OK) {
         const tsr_findings *findings = tsr_checkpoint_findings(session.checkpoint);

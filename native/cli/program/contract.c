@@ -3,10 +3,7 @@
 
 #include <sys/stat.h>
 
-#include "tessera/check.h"
 #include "tessera/glob.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/validate.h"
 
 static bool is_folder(const char *path)
 {
@@ -68,28 +65,4 @@ void cli_contract_free(cli_contract *contract)
     if (contract->store) contract->store->close(contract->store);
     cli_close(&contract->session);
     tsr_arena_free(contract->arena);
-}
-
-tsr_status cli_check(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err)
-{
-    const tsr_host *host = cli_host(program);
-    tsr_findings *findings = tsr_checkpoint_findings(session->checkpoint);
-    const tsr_status status = tsr_validate_catalog(session->catalog, host, findings, err);
-    return status == TSR_OK && contract ? tsr_validate_contract(session->catalog, contract, host, findings, err) : status;
-}
-
-tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err)
-{
-    tsr_ring *ring = NULL;
-    cli_progress progress;
-    if (!contract->digests) return TSR_OK;
-    cli_progress_start(&progress, program, "verifying");
-    tsr_comm *ranks = program->ranks;
-    tsr_status status = cli_agree(program, tsr_ring_new(cli_host(program), 0, &ring, err), err);
-    if (status == TSR_OK && ranks)
-        status = tsr_check_digests_shared(session->checkpoint, contract, ranks, ring, &progress.base, err);
-    else if (status == TSR_OK) status = tsr_check_digests(session->checkpoint, contract, ring, &progress.base, err);
-    tsr_ring_free(ring);
-    cli_progress_end(&progress);
-    return status;
 }

@@ -18,10 +18,4 @@ typedef struct cli_contract {
 tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err);
 void cli_contract_free(cli_contract *contract); /* accepts a zeroed one */
 
-/* Checks everything that can be checked without reading values. Adds findings to the checkpoint's. `contract` may be
- * NULL. */
-tsr_status cli_check(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
-/* Checks values against the digests of the contract. */
-tsr_status cli_check_digests(cli *program, const cli_session *session, const tsr_contract *contract, tsr_error *err);
-
 #endif

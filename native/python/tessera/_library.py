@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 import _thread
 import threading
@@ -155,8 +156,13 @@ _validate = _function("validate", _int, _p, _char, _p, _WRITE, _p, _p)
 _diff = _function("diff", _int, _p, _p, _p, _WRITE, _p, _p)
 
 
+def _in_python(message):
+    """Options in messages are keywords here: "--world-size" is world_size. Commands, which are in backticks, stay as they are."""
+    return re.sub(r"`[^`]*`|--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_") if found[1] else found[0], message)
+
+
 def _raise(err, path):
-    message = err.message.decode("utf-8", "replace")
+    message = _in_python(err.message.decode("utf-8", "replace"))
     position = None if err.byte_position == 2**64 - 1 else err.byte_position
     if path and path not in message:
         message = f"{path}: {message}"

@@ -1,4 +1,4 @@
-/* Checks that ranks share, and digests of objects (tessera/check.h).
+/* The checks that tsr_validate consists of, alone and shared by ranks, and digests of objects (tessera/check.h).
  *
  * Example:
  *
@@ -11,6 +11,19 @@
 #include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
+
+/* Reads the entries for which a contract (tessera/validate.h) has digests, and adds layout/digest and layout/not-hashed
+ * findings to the checkpoint. Errors: those of reading; TSR_E_UNSUPPORTED when the host does not provide the algorithm. */
+tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
+                             const tsr_progress *progress, tsr_error *err);
+
+/* Reads every byte of a checkpoint that matters, once and in file order, and adds these findings: `zip/crc` (a member's bytes
+ * do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor holds),
+ * `values/bool` (bytes of bools that are neither 0 nor 1), `layout/replica-differs` (copies of one box are not equal; these are
+ * read a second time), `limits/expansion` (warning: a tensor repeats stored elements so often that not every value was read), and
+ * those about the structure of archives and pickles. A file that cannot be read to its end is a finding too (`file/unreadable`). Returns an error only
+ * when the check cannot continue: out of memory, cancelled, or input that cannot be walked. */
+tsr_status tsr_check_deep(tsr_checkpoint *checkpoint, tsr_ring *ring, const tsr_progress *progress, tsr_error *err);
 
 /* Computes the digest of an object's value: that of its compact JSON or, if JSON cannot hold it, of another form, which includes the
  * elements of tensors inside it. *there is false for an object that contains sets or one rank's part of a tensor, that is nested more
