@@ -35,7 +35,7 @@ CORE = {
     "convert": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "write", "mapping"},
     "work": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert"},
     "documents": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert", "work", "fqn", "optim"},
-    "commands": {"base", "documents"},
+    "commands": {"base", "formats/common", "fqn", "mapping", "merge", "convert", "documents"},
     "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},
 }
 # Module of core: its public headers.
@@ -61,7 +61,7 @@ HEADERS = {
     "convert": "convert casts",
     "work": "work",
     "documents": "document document_read policy report plan_job document_text conversion_counts storage_document",
-    "commands": "commands",
+    "commands": "commands chosen_names conversion_options layers",
     "optim_convert": "optim_convert optim_request",
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}

@@ -9,56 +9,33 @@
 static tsr_status choose_container(cli_writing *w, const tsr_command_options *arguments, tsr_error *err)
 {
     const tsr_status status = cli_choose_container(w, arguments->to, arguments->max_shard_size, err);
-    if (status != TSR_OK) return status;
-    if (arguments->world_size && w->to != TSR_TO_RANKS)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--world-size can only be used with --to ranks");
     w->program->writes_ranks = w->to == TSR_TO_RANKS;
-    return TSR_OK;
+    return status;
 }
 
-/* For --to ranks: the map of --shards says how tensors are cut. Without --world-size, there are as many ranks as the map
- * joined. */
 static tsr_status choose_ranks(cli_writing *w, const tsr_command_options *arguments, tsr_error *err)
 {
-    if (w->to != TSR_TO_RANKS) return TSR_OK;
-    const uint64_t world = arguments->world_size ? arguments->world_size : tsr_checkpoint_joined_ranks(w->source.checkpoint);
-    if (!w->program->options.source.shards || !world)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--to ranks needs --shards FILE%s",
-                         w->program->options.source.shards ? " and --world-size N" : "");
-    w->world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
-    return cli_read_shards(w->program, &w->shards, err);
-}
-
-static tsr_status parse_renames(cli_writing *w, const tsr_texts *texts, tsr_error *err)
-{
-    tsr_rename *renames = tsr_arena_array(w->arena, texts->count, sizeof *renames, err);
-    if (!renames) return TSR_E_NOMEM;
-    w->renames = renames;
-    for (; w->rename_count < texts->count; w->rename_count++) {
-        tsr_status status = tsr_rename_parse(tsr_str_from(texts->items[w->rename_count]), &renames[w->rename_count], err);
-        if (status != TSR_OK) return status;
-    }
-    return TSR_OK;
+    tsr_convert_options chosen = {.to = w->to};
+    tsr_status status = w->to == TSR_TO_RANKS ? cli_read_shards(w->program, &w->shards, err) : TSR_OK;
+    if (status == TSR_OK) status = tsr_conversion_ranks(arguments, w->shards, w->source.checkpoint, &chosen, err);
+    w->world_size = chosen.world_size;
+    return status;
 }
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
     const char *path = program->operands.items[0];
     tsr_error err = {0};
-    tsr_command_options writing = *arguments;
     cli_writing w = {.program = program,
-                     .options = &writing,
+                     .options = arguments,
                      .what = "converting",
                      .destination = program->operands.items[1],
                      .against = arguments->against,
                      .documents = {arguments->against}};
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->selection};
-    cli_map_options map = cli_map_of(arguments);
-    map.lists = arguments->dry_run;
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &arguments->selection};
+    const cli_map_options map = {.options = arguments, .lists = arguments->dry_run};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_quantize_dtype(&writing, &err);
-    if (status == TSR_OK) status = parse_renames(&w, &arguments->renames, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &w.source, &err);
     if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
     w.documents[1] = w.source.map_path;

@@ -240,8 +240,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (program->operands.count < 2) return cli_fail(program, "diff needs A B; see tessera help diff");
     cli_allow_expansion(program, c.arguments->allow_expansion);
     const bool values = c.arguments->values || c.arguments->atol.given || c.arguments->rtol.given;
-    cli_map_options map = cli_map_of(arguments);
-    map.lists = !values;
+    const cli_map_options map = {.options = arguments, .lists = !values};
     tsr_status status = cli_policy_open(program, TSR_POLICY_DIFF, c.arguments, &c.policy, &path, &err);
     if (status == TSR_OK) status = cli_open_mapped(program, path = program->operands.items[0], NULL, &map, &c.a, &err);
     if (status == TSR_OK) status = cli_open_compared(program, path = program->operands.items[1], NULL, &c.b, &err);

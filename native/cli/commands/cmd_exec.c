@@ -58,8 +58,8 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     unsigned to = 0;
     tsr_status status = cli_load_file(e->program, path, &e->store, &e->document, err);
     if (status == TSR_OK) status = tsr_plan_job_read(e->document.data, cli_host(e->program), w->arena, &e->planned, err);
-    if (status == TSR_OK) status = find_word("to", e->planned.to, cli_containers, 4, &to, err);
-    if (status == TSR_OK) status = find_word("objects", e->planned.objects, cli_objects, 5, &e->options.objects, err);
+    if (status == TSR_OK) status = find_word("to", e->planned.to, tsr_container_words, 4, &to, err);
+    if (status == TSR_OK) status = find_word("objects", e->planned.objects, tsr_objects_words, 5, &e->options.objects, err);
     w->to = (tsr_container)to;
     if (e->planned.dtype.size) e->options.dtype = e->planned.dtype.data;
     e->options.raw_cast = e->planned.raw_cast;
@@ -89,20 +89,16 @@ static tsr_status open_source(execution *e, const char *given, tsr_error *err)
     cli_writing *w = &e->writing;
     const char *path;
     tsr_plan_job found = {.digest_algorithm = e->planned.digest_algorithm};
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &e->options.selection};
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &e->options.selection};
     tsr_status status = find_source(e, given, &path, err);
     if (e->planned.source_part.size) e->program->options.source.part = e->planned.source_part.data;
     if (e->planned.source_step.size) e->program->options.source.step = e->planned.source_step.data;
-    const cli_map_options map = {.document = e->planned.source_map.size ? e->planned.source_map : (tsr_str){NULL, 0},
-                                 .inverse = e->planned.source_inverse};
+    e->options.inverse = e->planned.source_inverse;
+    const cli_map_options map = {.options = &e->options,
+                                 .document = e->planned.source_map.size ? e->planned.source_map : (tsr_str){NULL, 0}};
     if (status == TSR_OK) status = cli_open_mapped(e->program, path, &used, &map, &w->source, err);
     if (status == TSR_OK) status = cli_describe_source(e->program, &w->source, w->arena, &found, err);
     return status == TSR_OK ? tsr_plan_job_check(&e->planned, &found, err) : status;
-}
-
-static bool want(void *ctx, tsr_str fqn)
-{
-    return cli_selects(ctx, fqn);
 }
 
 static tsr_status execute(execution *e, const tsr_command_options *arguments, tsr_error *err)
@@ -116,7 +112,7 @@ static tsr_status execute(execution *e, const tsr_command_options *arguments, ts
     w->documents[0] = e->program->operands.items[0];
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
-    const tsr_plan_options options = {.want = want, .want_ctx = &e->options.selection};
+    const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = &e->options.selection};
     status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, &e->target, &options},
                                 cli_host(e->program), w->arena, &e->plan, err);
     w->plan = e->plan;

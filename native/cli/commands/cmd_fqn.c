@@ -105,8 +105,8 @@ static tsr_status read_keys(cli *program, const char *path, const tsr_command_op
 {
     cli_session session;
     const tsr_open_options names = {.skip_objects = true, .purpose = TSR_FOR_ALL_NAMES};
-    cli_map_options map = arguments ? cli_map_of(arguments) : (cli_map_options){.map = NULL};
-    map.lists = true;
+    static const tsr_command_options none = {.map = NULL};
+    const cli_map_options map = {.options = arguments ? arguments : &none, .lists = true};
     const char *prefix = arguments && arguments->prefix ? arguments->prefix : "";
     tsr_status status = cli_open_mapped(program, path, &names, &map, &session, err);
     if (status != TSR_OK) return status;

@@ -24,7 +24,7 @@ static int width_of(const cli_session *session, const tsr_command_options *argum
     for (uint64_t i = 0; i < session->catalog->entry_count; i++) {
         const tsr_entry *entry = &session->catalog->entries[i];
         const bool is_long = entry->kind == TSR_ENTRY_TENSOR && (entry->dtype == TSR_INT64 || entry->dtype == TSR_UINT64);
-        if (is_long && cli_selects(&arguments->selection, entry->fqn)) return WIDE;
+        if (is_long && tsr_globs_select(&arguments->selection, entry->fqn)) return WIDE;
     }
     return NARROW;
 }
@@ -71,7 +71,7 @@ static tsr_status put_line(const cli_session *session, const tsr_command_options
 static tsr_status put_values(const cli_session *session, const tsr_command_options *arguments, tsr_ring *ring,
                              tsr_error *err)
 {
-    const tsr_selection selection = {cli_selects, &arguments->selection};
+    const tsr_selection selection = {tsr_globs_select, &arguments->selection};
     tsr_status allowed = tsr_repeats_check_catalog(session->checkpoint, &selection, err);
     if (allowed != TSR_OK) return allowed;
     const int width = width_of(session, arguments);
@@ -82,7 +82,7 @@ static tsr_status put_values(const cli_session *session, const tsr_command_optio
     tsr_status status = TSR_OK;
     for (uint64_t i = 0; i < session->catalog->entry_count && status == TSR_OK; i++) {
         const tsr_entry *entry = &session->catalog->entries[i];
-        if (entry->kind != TSR_ENTRY_TENSOR || !cli_selects(&arguments->selection, entry->fqn)) continue;
+        if (entry->kind != TSR_ENTRY_TENSOR || !tsr_globs_select(&arguments->selection, entry->fqn)) continue;
         status = put_line(session, arguments, entry, width, ring, err);
     }
     if (status != TSR_OK) tsr_error_context(err, "%s", session->path);
@@ -97,7 +97,7 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const t
     cli_progress_start(&progress, program, "reading");
     const tsr_inspect_options options = {
         .path = tsr_str_from(session->path),
-        .selection = {cli_selects, &arguments->selection},
+        .selection = {tsr_globs_select, &arguments->selection},
         .hash = (tsr_digest_algorithm)arguments->hash,
         .stats = arguments->stats,
         .ring = ring,
@@ -116,7 +116,7 @@ static tsr_status inspect_text(cli *program, const cli_session *session, const t
     cli_view v = {.out = &program->out, .session = session, .arguments = arguments};
     if (ring) return put_values(session, arguments, ring, err);
     tsr_status status =
-        cli_listing_build(session->catalog, cli_selects, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
+        cli_listing_build(session->catalog, tsr_globs_select, &arguments->selection, &tsr_allocator_libc, &v.listing, err);
     if (status == TSR_OK) {
         cli_put_head(&v);
         if (arguments->tree) status = cli_put_tree(&v, err);
@@ -157,7 +157,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (status == TSR_OK) {
         status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
     }
-    if (status == TSR_OK) status = cli_check_selection(program, &session, &arguments->selection, NULL, false, &err);
+    if (status == TSR_OK) status = cli_check_selection(program, &session, arguments, NULL, false, &err);
     if (status == TSR_OK && (arguments->hash || arguments->stats)) status = tsr_ring_new(cli_host(program), 0, &ring, &err);
     if (status == TSR_OK) status = (arguments->json ? inspect_json : inspect_text)(program, &session, arguments, ring, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);

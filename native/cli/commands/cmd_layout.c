@@ -4,7 +4,7 @@
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
-    const tsr_layout_options layout = {.selection = {cli_selects, &arguments->selection},
+    const tsr_layout_options layout = {.selection = {tsr_globs_select, &arguments->selection},
                                        .no_chunks = arguments->no_chunks,
                                        .hash = (tsr_digest_algorithm)arguments->hash};
     return cli_write_layout(program, arguments, &layout);

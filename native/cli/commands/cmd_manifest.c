@@ -6,7 +6,7 @@
 static int run(cli *program, const tsr_command_options *arguments)
 {
     const tsr_digest_algorithm usual = cli_host(program)->xxh3 ? TSR_DIGEST_XXH3 : TSR_DIGEST_SHA256;
-    const tsr_layout_options manifest = {.selection = {cli_selects, &arguments->selection},
+    const tsr_layout_options manifest = {.selection = {tsr_globs_select, &arguments->selection},
                                          .no_chunks = true,
                                          .is_manifest = true,
                                          .hash = arguments->hash ? (tsr_digest_algorithm)arguments->hash : usual};

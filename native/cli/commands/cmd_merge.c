@@ -76,12 +76,13 @@ static tsr_status set_weights(merging *m, tsr_error *err)
 static tsr_status open_input(merging *m, size_t i, tsr_error *err)
 {
     cli_session *source = &m->writing->source, opened = {0};
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->selection};
-    cli_map_options options = {.dequantize = m->arguments->dequantize, .lora = m->arguments->lora};
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &m->arguments->selection};
+    tsr_command_options options = *m->arguments;
+    options.quantize = 0; /* the sums are */
+    options.no_quantize.count = 0;
     if (i) options.lora = NULL;
-    options.dtype = options.dequantize || options.lora ? m->arguments->dtype : NULL;
     m->path = i < m->count ? m->program->operands.items[i + 1] : m->arguments->base;
-    tsr_status status = cli_open_mapped(m->program, m->path, &used, &options, &opened, err);
+    tsr_status status = cli_open_mapped(m->program, m->path, &used, &(cli_map_options){.options = &options}, &opened, err);
     if (status != TSR_OK) return status;
     m->inputs[i].checkpoint = opened.checkpoint;
     m->inputs[i].name = tsr_str_from(m->path);
@@ -145,7 +146,7 @@ static tsr_status measure(merging *m, tsr_error *err)
 static tsr_status open_merge(merging *m, tsr_error *err)
 {
     const tsr_name_globs *selection = &m->arguments->selection;
-    m->options.selection = (tsr_selection){cli_selects, selection};
+    m->options.selection = (tsr_selection){tsr_globs_select, selection};
     m->options.base = m->arguments->base ? &m->inputs[m->count] : NULL;
     tsr_status status = tsr_merge_open(m->inputs, (uint32_t)m->count, &m->options, &m->merged, err);
     if (status == TSR_OK) cli_add_layer(&m->writing->source, m->merged);
@@ -155,9 +156,8 @@ static tsr_status open_merge(merging *m, tsr_error *err)
 /* Applies --quantize to the sums, after they were rounded to --dtype. */
 static tsr_status quantize(merging *m, tsr_error *err)
 {
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &m->arguments->selection};
-    const cli_map_options map = cli_map_of(m->arguments);
-    return map.quantize ? cli_quantize(m->program, &map, &used, &m->writing->source, err) : TSR_OK;
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &m->arguments->selection};
+    return cli_quantize(m->program, m->arguments, &used, &m->writing->source, err);
 }
 
 static tsr_status merge(merging *m, tsr_error *err)
@@ -182,10 +182,9 @@ static tsr_status merge(merging *m, tsr_error *err)
 static int run(cli *program, const tsr_command_options *arguments)
 {
     tsr_error err = {0};
-    tsr_command_options writing = *arguments;
-    cli_writing w = {.program = program, .options = &writing, .what = "merging", .destination = program->operands.items[0]};
+    cli_writing w = {.program = program, .options = arguments, .what = "merging", .destination = program->operands.items[0]};
     merging m = {.program = program, .arguments = arguments, .writing = &w, .count = program->operands.count - 1};
-    tsr_status status = cli_quantize_dtype(&writing, &err);
+    tsr_status status = tsr_layering_check(&(tsr_layering){.options = arguments}, &err);
     if (status == TSR_OK) status = merge(&m, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = measure(&m, &err);

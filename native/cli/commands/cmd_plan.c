@@ -9,13 +9,7 @@
 #include "cli/writing/source.h"
 #include "cli/writing/writing.h"
 
-#include "tessera/sys/casts.h"
 #include "tessera/sys/plan_items.h"
-
-static bool want(void *ctx, tsr_str fqn)
-{
-    return cli_selects(ctx, fqn);
-}
 
 enum { SHOWN = 16 /* rows of a table */, NAMED = 5 };
 
@@ -129,39 +123,11 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     if (document->storage) put_files(document, files);
 }
 
-static tsr_status copy_list(const tsr_texts *list, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
-{
-    tsr_str *texts = tsr_arena_array(arena, list->count, sizeof *texts, err);
-    if (!texts) return TSR_E_NOMEM;
-    for (size_t i = 0; i < list->count; i++) texts[i] = tsr_str_from(list->items[i]);
-    *out = texts;
-    *count = list->count;
-    return TSR_OK;
-}
-
-static tsr_status check_casts(const cli_session *session, const tsr_command_options *arguments, tsr_error *err)
-{
-    tsr_dtype dtype;
-    const tsr_status status = tsr_cast_parse(tsr_str_from(arguments->dtype), arguments->raw_cast, &dtype, err);
-    if (status != TSR_OK) return status;
-    const tsr_convert_options options = {
-        .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .dtype = dtype, .raw_cast = arguments->raw_cast};
-    return tsr_check_casts(session->checkpoint, &options, err);
-}
-
 /* Describes the job of `tessera exec`. */
 static tsr_status describe_job(cli *program, const cli_session *session, const tsr_command_options *arguments,
                                tsr_arena *arena, tsr_plan_job *job, tsr_error *err)
 {
-    const tsr_name_globs *selection = &arguments->selection;
-    /* Without --to: the container chosen for the source's format. */
-    job->to = arguments->to ? tsr_str_from(cli_containers[arguments->to - 1]) : TSR_STR("");
-    job->objects = tsr_str_from(cli_objects[arguments->objects]);
-    job->dtype = tsr_str_from(arguments->dtype);
-    job->raw_cast = arguments->raw_cast;
-    tsr_status status = check_casts(session, arguments, err);
-    if (status == TSR_OK) status = copy_list(&selection->include, arena, &job->include, &job->include_count, err);
-    if (status == TSR_OK) status = copy_list(&selection->exclude, arena, &job->exclude, &job->exclude_count, err);
+    const tsr_status status = tsr_plan_job_options(session->checkpoint, arguments, arena, job, err);
     return status == TSR_OK ? cli_describe_source(program, session, arena, job, err) : status;
 }
 
@@ -205,8 +171,9 @@ static tsr_status make_plan(cli *program, const tsr_command_options *arguments, 
     const tsr_storage_text *text = &p->job.storage;
     const tsr_catalog *catalog = p->session.catalog;
     const tsr_host *host = cli_host(program);
-    const tsr_plan_options options = {
-        .want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection, .storage = text->servers ? &p->storage : NULL};
+    const tsr_plan_options options = {.want = tsr_globs_want,
+                                      .want_ctx = (void *)(uintptr_t)&arguments->selection,
+                                      .storage = text->servers ? &p->storage : NULL};
     const tsr_status status =
         text->servers ? tsr_storage_of(text, catalog->store, host, p->arena, &p->storage, err) : TSR_OK;
     if (status != TSR_OK) return status;
@@ -218,15 +185,13 @@ static int run(cli *program, const tsr_command_options *arguments)
     const char *path = program->operands.items[0];
     tsr_error err = {0};
     planned p = {.plan = NULL};
-    const tsr_open_options used = {.skip_objects = true, .selects = cli_selects, .selects_ctx = &arguments->selection};
+    const tsr_open_options used = {.skip_objects = true, .selects = tsr_globs_select, .selects_ctx = &arguments->selection};
     p.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = p.arena ? cli_read_target(program, arguments, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_read_storage(program, arguments->storage, p.arena, &p.job.storage, &err);
-    cli_map_options map = cli_map_of(arguments);
-    map.lists = true;
+    const cli_map_options map = {.options = arguments, .lists = true};
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &p.session, &err);
-    if (status == TSR_OK)
-        status = cli_check_selection(program, &p.session, &arguments->selection, &p.job.target, true, &err);
+    if (status == TSR_OK) status = cli_check_selection(program, &p.session, arguments, &p.job.target, true, &err);
     if (status == TSR_OK) status = make_plan(program, arguments, &p, &err);
     if (status == TSR_OK) status = report(program, arguments, &p, &err);
     if (status == TSR_OK) status = cli_unchanged(&p.session, &err);

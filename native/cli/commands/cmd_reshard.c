@@ -4,20 +4,14 @@
 #include "cli/program/target_options.h"
 #include "cli/writing/writing.h"
 
-static bool want(void *ctx, tsr_str fqn)
-{
-    return cli_selects(ctx, fqn);
-}
-
 /* The plan borrows `target`. */
 static tsr_status prepare(cli_writing *w, const tsr_command_options *arguments, tsr_target *target, tsr_plan **plan,
                           tsr_error *err)
 {
     tsr_status status = cli_read_target(w->program, arguments, w->arena, &w->job.target, target, err);
     if (status == TSR_OK) status = cli_read_storage(w->program, arguments->storage, w->arena, &w->job.storage, err);
-    const tsr_open_options used = {.selects = cli_selects, .selects_ctx = &arguments->selection};
-    cli_map_options map = cli_map_of(arguments);
-    map.lists = arguments->dry_run;
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &arguments->selection};
+    const cli_map_options map = {.options = arguments, .lists = arguments->dry_run};
     if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &map, &w->source, err);
     if (status != TSR_OK) return status;
     w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
@@ -26,7 +20,7 @@ static tsr_status prepare(cli_writing *w, const tsr_command_options *arguments, 
     w->documents[2] = arguments->storage;
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
-    const tsr_plan_options options = {.want = want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
+    const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
     status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, target, &options}, cli_host(w->program),
                                 w->arena, plan, err);
     w->plan = *plan;
@@ -37,14 +31,12 @@ static int run(cli *program, const tsr_command_options *arguments)
 {
     const char *path = program->operands.items[0];
     tsr_error err = {0};
-    tsr_command_options writing = *arguments;
     tsr_target target;
     tsr_plan *plan = NULL;
     cli_writing w = {
-        .program = program, .options = &writing, .what = "resharding", .destination = program->operands.items[1]};
+        .program = program, .options = arguments, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = cli_quantize_dtype(&writing, &err);
-    if (status == TSR_OK) status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
+    tsr_status status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
     if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);

@@ -55,7 +55,7 @@ static int run(cli *program, const tsr_command_options *arguments)
         cli_contract_free(&manifest);
         return cli_fail(program, "the manifest comes second: tessera verify %s %s", at, path);
     }
-    const cli_map_options map = cli_map_of(arguments);
+    const cli_map_options map = {.options = arguments};
     if (status == TSR_OK) status = cli_open_mapped(program, at = path, NULL, &map, &session, &err);
     if (status == TSR_OK) status = check_values(program, &session, &manifest.contract, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);

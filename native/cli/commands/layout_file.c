@@ -39,11 +39,10 @@ int cli_write_layout(cli *program, const tsr_command_options *arguments, const t
     cli_session session = {0};
     cli_allow_expansion(program, arguments->allow_expansion);
     const tsr_open_options used = {
-        .skip_objects = !layout->hash, .selects = cli_selects, .selects_ctx = &arguments->selection};
-    cli_map_options map = cli_map_of(arguments);
-    map.lists = !layout->hash;
+        .skip_objects = !layout->hash, .selects = tsr_globs_select, .selects_ctx = &arguments->selection};
+    const cli_map_options map = {.options = arguments, .lists = !layout->hash};
     tsr_status status = cli_open_mapped(program, path, &used, &map, &session, &err);
-    if (status == TSR_OK) status = cli_check_selection(program, &session, &arguments->selection, NULL, true, &err);
+    if (status == TSR_OK) status = cli_check_selection(program, &session, arguments, NULL, true, &err);
     if (status == TSR_OK) {
         status = arguments->output ? write_file(program, &session, arguments->output, layout, &err)
                                    : write_layout(program, &session, layout, stdout, &err);

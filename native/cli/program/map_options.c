@@ -8,23 +8,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/program/target_options.h"
-#include "tessera/mapping.h"
+#include "cli/program/term.h"
 #include "tessera/path.h"
-#include "tessera/sys/casts.h"
+#include "tessera/sys/layers.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/merge.h"
+#include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
 
-cli_map_options cli_map_of(const tsr_command_options *options)
-{
-    return (cli_map_options){.map = options->map,
-                             .inverse = options->inverse,
-                             .dequantize = options->dequantize,
-                             .lora = options->lora,
-                             .quantize = options->quantize,
-                             .no_quantize = options->no_quantize,
-                             .dtype = options->dtype};
-}
+/* ---- what the layers are made of ---- */
 
 /* Loads the text of the map that --map names: a file or a built-in map. It lives in `arena`. */
 static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
@@ -36,62 +28,38 @@ static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr
     return tsr_path_load(name, cli_host(program), arena, text, err);
 }
 
-static tsr_status parse_map(cli *program, const cli_map_options *map, cli_session *session, const tsr_mapping_rules **rules,
-                            tsr_error *err)
+/* Sets the session's map, and the layering's. */
+static tsr_status read_map(cli *program, const cli_map_options *map, cli_session *session, tsr_layering *out, tsr_error *err)
 {
-    tsr_status status;
-    session->map_inverse = map->inverse;
+    const char *name = map->options->map;
+    session->map_inverse = map->options->inverse;
     session->map_text = map->document;
-    if (map->map) {
-        session->map_path = tsr_mapping_builtin(tsr_str_from(map->map)).size ? NULL : map->map;
-        status = load_map(program, map->map, session->map_arena, &session->map_text, err);
-        if (status != TSR_OK) return status; /* the message names the map */
+    out->map_called = "source.map";
+    if (name) {
+        const tsr_str called = tsr_arena_format(session->arena, err, "--map %s", name);
+        session->map_path = tsr_mapping_builtin(tsr_str_from(name)).size ? NULL : name;
+        if (!called.data) return TSR_E_NOMEM;
+        out->map_called = called.data;
+        TSR_TRY(load_map(program, name, session->arena, &session->map_text, err)); /* the message names the map */
     }
-    status = tsr_mapping_parse(session->map_text, cli_host(program), session->map_arena, rules, err);
-    if (status == TSR_OK && map->inverse) status = tsr_mapping_invert(*rules, session->map_arena, rules, err);
-    if (status != TSR_OK && map->map) tsr_error_context(err, "--map %s", map->map);
-    else if (status != TSR_OK) tsr_error_context(err, "source.map");
-    return status;
-}
-
-static tsr_status dequantize(cli_session *session, const cli_map_options *map, tsr_dequantizing *out, tsr_error *err)
-{
-    const tsr_status status = tsr_dequantize_open(session->checkpoint, tsr_str_from(map->dtype), out, err);
-    if (status != TSR_OK) return status;
-    cli_add_layer(session, out->layer);
-    session->dequantized_to = tsr_dtype_describe(out->dtype)->name;
+    out->map = session->map_text;
     return TSR_OK;
 }
 
-static tsr_status apply_map(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
+static tsr_status open_adapter(cli *program, const char *path, cli_session *session, tsr_layering *out, tsr_error *err)
 {
-    const tsr_mapping_rules *rules;
-    tsr_checkpoint *layer;
-    session->map_arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
-    tsr_status status = session->map_arena ? parse_map(program, map, session, &rules, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_mapping_open(session->checkpoint, rules, &layer, err);
-    if (status != TSR_OK) return status;
-    cli_add_layer(session, layer);
-    return tsr_mapping_compare_layers(layer, err);
-}
-
-static tsr_status fold_adapter(cli *program, const cli_map_options *map, cli_session *session, tsr_error *err)
-{
-    tsr_lora_options options = {.name = tsr_str_from(map->lora)};
-    tsr_checkpoint *layer;
+    if (!path) return TSR_OK;
     session->others = calloc(1, sizeof *session->others);
     if (!session->others) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    tsr_status status = tsr_cast_parse(tsr_str_from(map->dtype), false, &options.dtype, err);
-    if (status != TSR_OK) return status;
-    status = cli_open_apart(program, map->lora, NULL, session->others, err);
+    const tsr_status status = cli_open_apart(program, path, NULL, session->others, err);
     if (status != TSR_OK) {
-        tsr_error_context(err, "--lora %s", map->lora);
+        tsr_error_context(err, "--lora %s", path);
         return status;
     }
     session->other_count = 1;
-    status = tsr_lora_fold(session->checkpoint, session->others->checkpoint, &options, &layer, err);
-    if (status == TSR_OK) cli_add_layer(session, layer);
-    return status;
+    out->adapter = session->others->checkpoint;
+    out->adapter_name = tsr_str_from(path);
+    return TSR_OK;
 }
 
 /* Whether PATH is a single file with config.json next to it, of which only the file is read. The settings would have shown
@@ -108,29 +76,171 @@ static bool leaves_settings(const char *path, const cli_session *session)
     return stat(settings, &info) == 0 && S_ISREG(info.st_mode);
 }
 
-tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *options, const cli_map_options *map,
+/* ---- what --quantize did ---- */
+
+/* Describes, for --resume, what affects the values. */
+static tsr_status describe_quantizing(const tsr_command_options *options, cli_session *session, tsr_error *err)
+{
+    tsr_str text = tsr_arena_format(session->arena, err, "fp8-block %s", options->dtype ? options->dtype : "");
+    for (size_t i = 0; i < options->no_quantize.count && text.data; i++)
+        text = tsr_arena_format(session->arena, err, "%.*s except %s", TSR_STR_ARG(text), options->no_quantize.items[i]);
+    session->quantized = text;
+    return text.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_str without_ending(tsr_str weight)
+{
+    return (tsr_str){weight.data, weight.size - (sizeof ".weight" - 1)};
+}
+
+/* The last two components of a module's name. transformers compares the names in its list with the ends of module names. */
+static tsr_str end_of(tsr_str module)
+{
+    size_t at = module.size;
+    for (unsigned dots = 0; at && (module.data[at - 1] != '.' || ++dots < 2); at--) {
+    }
+    return (tsr_str){module.data + at, module.size - at};
+}
+
+/* Orders names by their last characters first. */
+static int by_end(const void *a, const void *b)
+{
+    const tsr_str x = *(const tsr_str *)a, y = *(const tsr_str *)b;
+    for (size_t i = 1; i <= x.size && i <= y.size; i++) {
+        const unsigned char c = (unsigned char)x.data[x.size - i], d = (unsigned char)y.data[y.size - i];
+        if (c != d) return c < d ? -1 : 1;
+    }
+    return (x.size > y.size) - (x.size < y.size);
+}
+
+/* Lists the modules of quantized weights (of tsr_str), ordered by their ends. */
+static tsr_status list_quantized(const tsr_catalog *catalog, tsr_vec *modules, tsr_error *err)
+{
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->dtype != TSR_FLOAT8_E4M3FN || !tsr_str_ends(entry->fqn, TSR_STR(".weight"))) continue;
+        tsr_str *module = tsr_vec_push(modules, err);
+        if (!module) return TSR_E_NOMEM;
+        *module = without_ending(entry->fqn);
+    }
+    if (modules->count) qsort(modules->items, modules->count, sizeof(tsr_str), by_end);
+    return TSR_OK;
+}
+
+/* Whether the name of one of the modules ends like this. Modules that are not quantized must then be listed by their whole
+ * names. */
+static bool is_shared(const tsr_vec *modules, tsr_str end)
+{
+    const tsr_str *all = modules->items;
+    size_t low = 0, high = modules->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (by_end(&all[middle], &end) < 0) low = middle + 1;
+        else high = middle;
+    }
+    return low < modules->count && tsr_str_ends(all[low], end);
+}
+
+/* Prints the modules that a loader must not convert, each once. `ends` is an empty map. */
+static tsr_status put_modules(const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
+{
+    enum { ONCE = 1, WHOLE = 2 };
+    const char *comma = "";
+    for (uint64_t i = 0; i < made->kept_count; i++) {
+        const tsr_str module = without_ending(made->kept[i]), end = end_of(module);
+        const uint32_t known = tsr_map_get(ends, end, 0), how = known ? known : is_shared(quantized, end) ? WHOLE : ONCE;
+        const tsr_status status = tsr_map_put(ends, end, how, NULL, NULL, err);
+        if (status != TSR_OK) return status;
+        if (known == ONCE) continue;
+        fprintf(stderr, "%s\"", comma);
+        cli_put(stderr, how == WHOLE ? module : end);
+        fputc('"', stderr);
+        comma = ", ";
+    }
+    return TSR_OK;
+}
+
+/* Tells the user what to add to config.json: a loader builds its modules from it, and a conversion does not write it. */
+static tsr_status tell_config(cli *program, const tsr_catalog *catalog, const tsr_quantized *made, tsr_error *err)
+{
+    if (!cli_speaks(program) || program->options.quiet) return TSR_OK;
+    tsr_vec quantized = tsr_vec_of(cli_host(program)->allocator, sizeof(tsr_str));
+    tsr_map *ends = tsr_map_new(cli_host(program)->allocator, 0, err);
+    tsr_status status = ends ? list_quantized(catalog, &quantized, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) {
+        cli_note(program, "quantized to float8_e4m3fn: %s; other two-dimensional tensors, left as they are: %s",
+                 cli_plural(made->count, "weight").text, cli_number(made->kept_count).text);
+        fputs(
+            "add this to config.json: \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
+            "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": [",
+            stderr);
+        status = put_modules(&quantized, made, ends, err);
+        fputs("]}\n", stderr);
+    }
+    tsr_vec_free(&quantized);
+    tsr_map_free(ends);
+    return status;
+}
+
+/* Records what was quantized, and says it. */
+static tsr_status note_quantized(cli *program, const tsr_command_options *options, cli_session *session, tsr_error *err)
+{
+    if (!options->quantize) return TSR_OK;
+    TSR_TRY(describe_quantizing(options, session, err));
+    return tell_config(program, session->catalog, &session->layers.quantized, err);
+}
+
+/* ---- opening ---- */
+
+/* The session's checkpoint is the topmost layer. */
+static void show_top(cli_session *session)
+{
+    if (!session->layers.count) return;
+    if (!session->source) session->source = session->checkpoint;
+    session->checkpoint = session->layers.top;
+    session->catalog = tsr_checkpoint_catalog(session->checkpoint);
+}
+
+static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr_open_options *used, cli_session *session,
+                             tsr_error *err)
+{
+    const tsr_command_options *options = map->options;
+    tsr_layering wanted = {.options = options, .used = used, .lists = map->lists};
+    session->leaves_settings = (options->map || options->dequantize) && leaves_settings(session->path, session);
+    if (session->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
+    TSR_TRY(read_map(program, map, session, &wanted, err));
+    TSR_TRY(open_adapter(program, options->lora, session, &wanted, err));
+    const tsr_status status = tsr_layers_open(&session->layers, &wanted, session->arena, err);
+    show_top(session);
+    if (status != TSR_OK) return status;
+    if (session->layers.products) session->dequantized_to = tsr_dtype_describe(session->layers.products)->name;
+    TSR_TRY(note_quantized(program, options, session, err));
+    for (size_t i = 0; tsr_mapping_note(session->checkpoint, i).size; i++)
+        cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(session->checkpoint, i)));
+    return TSR_OK;
+}
+
+tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *used, const cli_map_options *map,
                            cli_session *out, tsr_error *err)
 {
-    tsr_open_options all = options ? *options : (tsr_open_options){.selects = NULL};
-    tsr_dequantizing done;
-    const bool mapped = map->map || map->document.data;
-    if (!mapped && map->inverse) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--inverse needs --map MAP");
-    if (!mapped && !map->dequantize && !map->lora && !map->quantize) return cli_open(program, path, options, out, err);
+    tsr_open_options all = used ? *used : (tsr_open_options){.selects = NULL};
+    if (!tsr_options_are_layered(map->options) && !map->document.data) {
+        TSR_TRY(tsr_layering_check(&(tsr_layering){.options = map->options}, err));
+        return cli_open(program, path, used, out, err);
+    }
     all.selects = NULL;
-    tsr_status status = cli_open(program, path, &all, out, err);
-    if (status != TSR_OK) return status;
-    out->leaves_settings = (map->map || map->dequantize) && leaves_settings(path, out);
-    if (out->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
-    if (map->dequantize) status = dequantize(out, map, &done, err);
-    if (status == TSR_OK && map->lora) status = fold_adapter(program, map, out, err);
-    if (status == TSR_OK && mapped) status = apply_map(program, map, out, err);
-    if (status == TSR_OK && map->dequantize) status = tsr_dequantize_check(&done, out->checkpoint, options, err);
-    if (status == TSR_OK && (mapped || map->lora) && !map->lists) status = tsr_mapping_check_tied(out->checkpoint, err);
-    if (status == TSR_OK && map->quantize) status = cli_quantize(program, map, options, out, err);
-    for (size_t i = 0; status == TSR_OK && tsr_mapping_note(out->checkpoint, i).size; i++)
-        cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(out->checkpoint, i)));
+    TSR_TRY(cli_open(program, path, &all, out, err));
+    const tsr_status status = add_layers(program, map, used, out, err);
     if (status != TSR_OK) cli_close(out);
     return status;
+}
+
+tsr_status cli_quantize(cli *program, const tsr_command_options *options, const tsr_open_options *used, cli_session *session,
+                        tsr_error *err)
+{
+    TSR_TRY(tsr_layers_quantize(&session->layers, &(tsr_layering){.options = options, .used = used}, err));
+    show_top(session);
+    return note_quantized(program, options, session, err);
 }
 
 bool cli_has_map_table(const cli_session *session)

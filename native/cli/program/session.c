@@ -96,8 +96,14 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
     if (program->options.source.part) chosen.part = tsr_str_from(program->options.source.part);
     if (program->options.source.step) chosen.step = tsr_str_from(program->options.source.step);
     tsr_status status = cli_read_shards(program, &chosen.shards, err);
-    if (status == TSR_OK) status = open(program, given, &chosen, &out->checkpoint, err);
-    if (status != TSR_OK) return status;
+    out->arena = status == TSR_OK ? tsr_arena_new(cli_host(program)->allocator, 0, err) : NULL;
+    if (status == TSR_OK) status = out->arena ? open(program, given, &chosen, &out->checkpoint, err) : TSR_E_NOMEM;
+    if (status != TSR_OK) {
+        tsr_arena_free(out->arena);
+        out->arena = NULL;
+        return status;
+    }
+    out->layers.top = out->checkpoint;
     out->ignores_shards = chosen.shards && !tsr_checkpoint_joined_ranks(out->checkpoint) && !program->writes_ranks;
     if (out->ignores_shards && cli_speaks(program))
         cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
@@ -159,18 +165,18 @@ void cli_files_close(cli_files *files)
 void cli_add_layer(cli_session *session, tsr_checkpoint *layer)
 {
     if (!session->source) session->source = session->checkpoint;
-    session->layers[session->layer_count++] = layer;
+    tsr_layers_add(&session->layers, layer);
     session->checkpoint = layer;
     session->catalog = tsr_checkpoint_catalog(layer);
 }
 
 void cli_close(cli_session *session)
 {
-    while (session->layer_count) tsr_checkpoint_close(session->layers[--session->layer_count]);
+    tsr_layers_close(&session->layers);
     for (size_t i = 0; i < session->other_count; i++) cli_close(&session->others[i]);
     free(session->others);
     tsr_path_close(cli_source_checkpoint(session));
-    tsr_arena_free(session->map_arena);
+    tsr_arena_free(session->arena);
     *session = (cli_session){.path = session->path};
 }
 

@@ -5,11 +5,9 @@
 #include "cli/program/cli.h"
 #include "tessera/checkpoint.h"
 #include "tessera/read.h"
-#include "tessera/sys/name_choice.h"
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/chosen_names.h"
+#include "tessera/sys/layers.h"
 #include "tessera/sys/store_read.h"
-
-enum { CLI_LAYERS = 4 };
 
 #define CLI_SETTINGS_UNREAD \
     "config.json is not read, because PATH is a single file; give its directory to use these settings"
@@ -25,14 +23,13 @@ typedef struct cli_session {
     /* The checkpoint of `store`, if `checkpoint` is a layer over it (--map, --dequantize, --lora, --quantize, a merge);
      * otherwise NULL. */
     tsr_checkpoint *source;
-    tsr_checkpoint *layers[CLI_LAYERS]; /* layers over the source, each on top of the one before; the last is `checkpoint` */
-    unsigned layer_count;
+    tsr_layers layers;          /* over the source; the top is `checkpoint` */
     const char *dequantized_to; /* with --dequantize: the resulting dtype */
     tsr_str quantized;          /* with --quantize: what it does, in one line; data NULL: not used */
     struct cli_session *others; /* further checkpoints that are read, in calloc memory; closed with this session */
     size_t other_count;
-    tsr_str recipe; /* other options that affect the values, in one line; data NULL: none */
-    tsr_arena *map_arena;
+    tsr_str recipe;       /* other options that affect the values, in one line; data NULL: none */
+    tsr_arena *arena;     /* of the texts here, and of the map's rules */
     tsr_str map_text;     /* the map, and whether it is applied backwards; both affect what is written */
     const char *map_path; /* path of the map; NULL: a built-in map, or none */
     bool map_inverse;
@@ -83,21 +80,13 @@ void cli_files_close(cli_files *files);
  * both are zeroed or valid on failure. */
 tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err);
 
-/* selection_options.c: --include and --exclude. `selection` is a tsr_name_globs. */
-bool cli_selects(const void *selection, tsr_str fqn);
-/* Lists patterns in `arena`. */
-tsr_status cli_list_globs(const tsr_texts *globs, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);
-/* Sets the catalog and the patterns of a selection. */
-tsr_status cli_name_choice(const tsr_catalog *catalog, const tsr_name_globs *selection, tsr_arena *arena,
-                           tsr_name_choice *out, tsr_error *err);
 /* Warns of each option that has no effect, and appends the warnings to `warnings`, a vec of tsr_str in `arena`. */
 tsr_status cli_warn_name_choice(const cli *program, const tsr_name_choice *choice, tsr_arena *arena, tsr_vec *warnings,
                                 tsr_error *err);
-/* Does both for the names of an open checkpoint. With `needs_names`, it is an error if no --include matches. `target` may be NULL. */
-tsr_status cli_check_selection(cli *program, const cli_session *session, const tsr_name_globs *selection,
+/* Does that for --include, --exclude and the target's rules (may be NULL) and the names of an open checkpoint. With `needs_names`, it
+ * is an error if no --include matches. */
+tsr_status cli_check_selection(cli *program, const cli_session *session, const tsr_command_options *options,
                                const tsr_target_texts *target, bool needs_names, tsr_error *err);
-/* Sets the patterns of a target's rules. */
-tsr_status cli_list_rules(const tsr_target_texts *target, tsr_arena *arena, tsr_name_choice *out, tsr_error *err);
 
 /* A line on stderr with the amount done, the speed and the time left. It is drawn at most ten times a second, and only on a
  * terminal. */

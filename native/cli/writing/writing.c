@@ -7,70 +7,35 @@
 #include "cli/program/target_options.h"
 #include "cli/writing/writing_parts.h"
 #include "io/clock.h"
-#include "tessera/sys/casts.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/glob.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"
 
 /* ---- options ---- */
 
-static bool want(void *ctx, tsr_str fqn)
-{
-    return cli_selects(&((const cli_writing *)ctx)->options->selection, fqn);
-}
-
-static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err)
-{
-    const cli_writing *w = ctx;
-    return tsr_rename_apply(w->renames, w->rename_count, fqn, arena, out, err);
-}
-
 static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr_convert_options *out, tsr_error *err)
 {
-    tsr_dtype dtype;
-    tsr_torch_version for_torch;
-    tsr_status status = tsr_cast_parse(tsr_str_from(w->options->dtype), w->options->raw_cast, &dtype, err);
-    if (status == TSR_OK) status = tsr_for_torch_parse(tsr_str_from(w->options->for_torch), w->to, &for_torch, err);
     const bool has_storage = w->plan && w->job.storage.servers;
+    tsr_status status = tsr_conversion_options(w->options, w->to, w->arena, out, err);
     if (status == TSR_OK && has_storage)
         status = tsr_storage_of(&w->job.storage, w->source.catalog->store, cli_host(w->program), w->arena, &w->storage, err);
-    if (status != TSR_OK) return status;
-    *out = (tsr_convert_options){
-        .to = w->to,
-        .objects = (tsr_objects)w->options->objects,
-        .want = want,
-        .want_ctx = w,
-        .rename = w->rename_count ? rename_entry : NULL,
-        .rename_ctx = w,
-        .dtype = dtype,
-        .raw_cast = w->options->raw_cast,
-        .max_shard_size = w->max_shard_size,
-        .per_part = w->per_part,
-        .max_memory = (size_t)w->options->max_memory,
-        .shards = w->shards,
-        .world_size = w->world_size,
-        .ignore_crc = w->options->ignore_crc,
-        .dry_run = w->options->dry_run,
-        .progress = progress,
-        .plan = w->plan,
-        .storage = has_storage ? &w->storage : NULL,
-        .file_name = w->file_name,
-        .for_torch = for_torch,
-    };
-    return TSR_OK;
+    out->max_shard_size = w->max_shard_size;
+    out->per_part = w->per_part;
+    out->shards = w->shards;
+    out->world_size = w->world_size;
+    out->progress = progress;
+    out->plan = w->plan;
+    out->storage = has_storage ? &w->storage : NULL;
+    out->file_name = w->file_name;
+    return status;
 }
 
 /* A plan's names were checked when the plan was made; all that can still be wrong is that it has none. */
 static tsr_status check_names(cli_writing *w, tsr_error *err)
 {
     tsr_name_choice choice;
-    tsr_status status = cli_name_choice(w->source.catalog, &w->options->selection, w->arena, &choice, err);
-    choice.renames = w->renames;
-    choice.rename_count = w->rename_count;
-    if (status == TSR_OK && w->plan) status = cli_list_rules(&w->job.target, w->arena, &choice, err);
-    if (status == TSR_OK)
-        status = cli_list_globs(&w->options->no_quantize, w->arena, &choice.no_quantize, &choice.no_quantize_count, err);
+    tsr_status status =
+        tsr_choice_of(w->source.catalog, w->options, w->plan ? &w->job.target : NULL, w->arena, &choice, err);
     if (status == TSR_OK) status = tsr_name_choice_check(&choice, w->arena, err);
     return status == TSR_OK && !w->is_exec ? cli_warn_name_choice(w->program, &choice, w->arena, &w->warnings, err) : status;
 }

@@ -7,8 +7,8 @@
 #include "publish/replacement.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
+#include "tessera/sys/conversion_options.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/glob.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/work.h"
@@ -28,8 +28,6 @@ typedef struct cli_writing {
     bool per_part;
     const tsr_shards *shards; /* with TSR_TO_RANKS: how tensors are sharded, and for how many ranks */
     uint32_t world_size;
-    const tsr_rename *renames; /* may be NULL */
-    size_t rename_count;
     const tsr_plan *plan; /* NULL: convert; otherwise reshard */
     tsr_plan_job job;     /* what the plan was made for; a conversion has no `target` */
     tsr_storage storage;  /* parsed from job.storage; only if that lists servers */
@@ -58,8 +56,6 @@ typedef struct cli_writing {
     double seconds;
 } cli_writing;
 
-/* writing_job.c: the words of --to and --objects, indexed by tsr_container and tsr_objects. */
-extern const char *const cli_containers[6], *const cli_objects[5];
 /* writing_container.c: sets *out to the format whose files have the extension of `path`. Returns false if none does. */
 bool cli_container_of_name(const char *path, tsr_container *out);
 /* writing_container.c: sets the format of DEST. `to` is the value of --to; 0: decided by the extension. The sizes are as in

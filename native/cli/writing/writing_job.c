@@ -4,11 +4,7 @@
 #include "cli/writing/source.h"
 #include "cli/writing/writing_parts.h"
 
-#include "tessera/sys/glob.h"
 #include "tessera/sys/host_calls.h"
-
-const char *const cli_containers[] = {"safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"};
-const char *const cli_objects[] = {"", "keep", "drop", "sidecar", "refuse"};
 
 static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
 {
@@ -132,6 +128,21 @@ static tsr_status add_shards(const cli_writing *w, tsr_str *text, tsr_error *err
     return status;
 }
 
+static tsr_status add_renames(const cli_writing *w, tsr_str *text, tsr_error *err)
+{
+    const tsr_rename *renames;
+    size_t count;
+    tsr_status status = tsr_renames_parse(&w->options->renames, w->arena, &renames, &count, err);
+    for (size_t i = 0; i < count && status == TSR_OK; i++) {
+        const tsr_rename *r = &renames[i];
+        tsr_str rename = tsr_arena_format(w->arena, err, "%.*s%s%.*s → %.*s%s%.*s", TSR_STR_ARG(r->from_head),
+                                          r->starred ? "*" : "", TSR_STR_ARG(r->from_tail), TSR_STR_ARG(r->to_head),
+                                          r->starred ? "*" : "", TSR_STR_ARG(r->to_tail));
+        status = rename.data ? add_line(w, text, "rename", rename, err) : TSR_E_NOMEM;
+    }
+    return status;
+}
+
 /* Writes one line for each property of the job that affects the output. */
 tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
@@ -146,9 +157,9 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
                  {"source", w->job.source_format},
                  {"metadata", w->job.digest},
                  {"files", sum},
-                 {"to", tsr_str_from(cli_containers[w->to])},
-                 {"objects", tsr_str_from(cli_objects[w->options->objects])},
-                 {"dtype", tsr_str_from(w->options->dtype)},
+                 {"to", tsr_str_from(tsr_container_words[w->to])},
+                 {"objects", tsr_str_from(tsr_objects_words[w->options->objects])},
+                 {"dtype", tsr_str_from(w->options->quantize ? NULL : w->options->dtype)},
                  {"for-torch", tsr_str_from(w->options->for_torch)},
                  {"shard-size", tsr_arena_format(w->arena, err, "%" PRIu64, w->max_shard_size)}};
     for (size_t i = 0; i < sizeof lines / sizeof *lines && status == TSR_OK; i++)
@@ -159,12 +170,6 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
     if (status == TSR_OK) status = add_others(w, text, err);
     if (status == TSR_OK) status = add_list(w, text, "include", &w->options->selection.include, err);
     if (status == TSR_OK) status = add_list(w, text, "exclude", &w->options->selection.exclude, err);
-    for (size_t i = 0; i < w->rename_count && status == TSR_OK; i++) {
-        const tsr_rename *r = &w->renames[i];
-        tsr_str rename = tsr_arena_format(w->arena, err, "%.*s%s%.*s → %.*s%s%.*s", TSR_STR_ARG(r->from_head),
-                                          r->starred ? "*" : "", TSR_STR_ARG(r->from_tail), TSR_STR_ARG(r->to_head),
-                                          r->starred ? "*" : "", TSR_STR_ARG(r->to_tail));
-        status = rename.data ? add_line(w, text, "rename", rename, err) : TSR_E_NOMEM;
-    }
+    if (status == TSR_OK) status = add_renames(w, text, err);
     return status == TSR_OK && w->plan ? add_target(w, text, err) : status;
 }

@@ -115,7 +115,7 @@ static tsr_status warn(cli_writing *w, tsr_error *err)
     TSR_TRY(tsr_mapping_add_notes(w->source.checkpoint, &w->warnings, err));
     const size_t before = w->warnings.count;
     tsr_status status = tsr_conversion_warnings(w->source.checkpoint, &w->conversion, w->to, w->arena, &w->warnings, err);
-    const tsr_selection selection = {cli_selects, &w->options->selection};
+    const tsr_selection selection = {tsr_globs_select, &w->options->selection};
     if (status == TSR_OK && (w->to == TSR_TO_TORCH || w->to == TSR_TO_RANKS))
         status = tsr_conversion_changed_dicts(w->source.catalog, &w->conversion, &selection, w->arena, &w->warnings, err);
     if (status == TSR_OK && w->to == TSR_TO_DCP)
