@@ -1,4 +1,4 @@
-/* Opens the checkpoint of a call again, with the layers of --map, --dequantize and so on over it (call_layers.c). */
+/* Opens the checkpoint of a call again, with the layers of --map, --dequantize and so on over it. */
 #include "tessera/mapping.h"
 #include "tessera/sys/mapping.h"
 
@@ -10,43 +10,74 @@
 
 uint32_t tessera_call_adapter(const call *c)
 {
-    return (uint32_t)strtoul(tessera_option_given(&c->request, "lora") ? tessera_option_text(&c->request, "lora").data : "0",
-                             NULL, 10);
+    return c->request.options.lora ? (uint32_t)strtoul(c->request.options.lora, NULL, 10) : 0;
 }
 
 static tsr_status open_adapter(call *c, tsr_error *err)
 {
-    if (!tessera_option_given(&c->request, "lora")) return TSR_OK;
+    if (!c->request.options.lora) return TSR_OK;
     c->adapter = calloc(1, sizeof *c->adapter);
     if (!c->adapter) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    const tsr_status status = tessera_call_open(c->adapter, tessera_call_adapter(c), NULL, err);
+    const tsr_status status = tessera_call_open(c->adapter, tessera_call_adapter(c), NULL, true, err);
     if (status != TSR_OK) tsr_error_context(err, "adapter");
     return status;
 }
 
-tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *wanted, tsr_error *err)
+static bool is_document(tsr_str text)
+{
+    size_t at = 0;
+    while (at < text.size && strchr(" \t\r\n", text.data[at])) at++;
+    return at < text.size && text.data[at] == '{';
+}
+
+/* The document of --map, which may name a built-in map, and what messages call it. */
+static tsr_status read_map(call *c, const char **called, tsr_error *err)
+{
+    const tsr_str given = tsr_str_from(c->request.options.map);
+    *called = "--map";
+    c->map = given;
+    if (!given.data || is_document(given)) return TSR_OK;
+    c->map = tsr_mapping_builtin(given);
+    if (!c->map.size) return tsr_mapping_unknown(given, err);
+    *called = tsr_arena_format(c->arena, err, "--map %.*s", TSR_STR_ARG(given)).data;
+    return *called ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_layers(call *c, bool lists, tsr_error *err)
+{
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &c->request.options.selection};
+    tsr_layering wanted = {
+        .options = &c->request.options, .adapter_name = TSR_STR("adapter"), .used = &used, .lists = lists};
+    tsr_status status = read_map(c, &wanted.map_called, err);
+    if (status == TSR_OK) status = open_adapter(c, err);
+    if (status != TSR_OK) return status;
+    wanted.map = c->map;
+    wanted.adapter = c->adapter ? c->adapter->checkpoint : NULL;
+    c->layers.top = c->source;
+    status = tsr_layers_open(&c->layers, &wanted, c->arena, err);
+    c->checkpoint = c->layers.top;
+    return status;
+}
+
+tsr_status tessera_call_open(call *c, uint32_t handle, const tsr_open_options *wanted, bool lists, tsr_error *err)
 {
     opened *item = tessera_checkpoint_of(handle, err);
     if (!item) return err->status;
     c->host = item->host;
-    if (tessera_option_given(&c->request, "allow-expansion")) c->host.limits.repetition = UINT64_MAX;
-    c->path = tessera_option_text(&c->request, "path");
-    if (!c->path.data) c->path = TSR_STR("");
-    c->arena = tsr_arena_new(c->host.allocator, 0, err);
+    if (c->request.options.allow_expansion) c->host.limits.repetition = UINT64_MAX;
+    c->path = tsr_str_from(c->request.path ? c->request.path : "");
+    if (!c->arena) c->arena = tsr_arena_new(c->host.allocator, 0, err); /* an adapter has no options */
     if (!c->arena) return TSR_E_NOMEM;
     c->chosen = tessera_wanted_of(item, wanted);
-    if (tessera_call_is_layered(c)) c->chosen.selects = NULL; /* it selects names of the topmost layer */
-    tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->source, err);
+    if (tsr_options_are_layered(&c->request.options)) c->chosen.selects = NULL; /* it selects names of the topmost layer */
+    const tsr_status status = tsr_checkpoint_open(item->store, &c->host, &c->chosen, &c->source, err);
     c->checkpoint = c->source;
-    if (status == TSR_OK) status = open_adapter(c, err);
-    return status == TSR_OK ? tessera_call_add_layers(c, err) : status;
+    return status == TSR_OK ? add_layers(c, lists, err) : status;
 }
 
 tsr_status tessera_call_ring(call *c, tsr_error *err)
 {
-    uint64_t bytes;
-    const tsr_status status = tessera_option_size(&c->request, "max-mem", &bytes, err);
-    return status == TSR_OK ? tsr_ring_new(&c->host, (size_t)bytes, &c->ring, err) : status;
+    return tsr_ring_new(&c->host, (size_t)c->request.options.max_memory, &c->ring, err);
 }
 
 static void release_call(void *below)
@@ -58,7 +89,7 @@ static void release_call(void *below)
 void tessera_call_close(call *c)
 {
     tsr_ring_free(c->ring);
-    while (c->layer_count) tsr_checkpoint_close(c->layers[--c->layer_count]);
+    tsr_layers_close(&c->layers);
     if (c->adapter) release_call(c->adapter);
     tsr_checkpoint_close(c->source);
     tsr_arena_free(c->arena);
@@ -76,14 +107,15 @@ uint32_t tessera_mapped(uint32_t handle, const tessera_option *options, uint32_t
         tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
         return 0;
     }
-    c->request = (request){options, count};
-    const tsr_open_options wanted = {.purpose = tessera_option_given(&c->request, "names") ? TSR_FOR_NAMES : TSR_FOR_VALUES};
-    if (tessera_call_open(c, handle, &wanted, err) != TSR_OK) {
+    tsr_status status = tessera_call_start(c, "convert", options, count, err);
+    const tsr_open_options wanted = {.purpose = c->request.names ? TSR_FOR_NAMES : TSR_FOR_VALUES};
+    if (status == TSR_OK) status = tessera_call_open(c, handle, &wanted, true, err);
+    if (status != TSR_OK) {
         release_call(c);
         return 0;
     }
     const tessera_view view = {c->checkpoint, c, release_call};
-    if (c->layer_count) c->layer_count--; /* the view closes it */
+    if (c->layers.count) c->layers.count--; /* the view closes it */
     else c->source = NULL;
     return tessera_add_view(&view, handle, err);
 }

@@ -3,15 +3,15 @@
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/optim_convert.h"
-#include "tessera/sys/casts.h"
+#include "tessera/sys/conversion_options.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/plan_job.h"
 
 tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)
 {
-    const tsr_str document = tessera_option_text(&c->request, "target");
-    const tsr_str mesh = tessera_option_text(&c->request, "mesh"),
-                  placements = tessera_option_text(&c->request, "placements");
+    const tsr_command_options *asked = &c->request.options;
+    const tsr_str document = tsr_str_from(asked->target), mesh = tsr_str_from(asked->mesh),
+                  placements = tsr_str_from(asked->placements);
     if (document.data ? mesh.data || placements.data : !mesh.data || !placements.data)
         return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "pass either --target FILE or --mesh with --placements");
     *texts = (tsr_target_texts){.mesh = mesh, .default_placements = placements};
@@ -19,15 +19,10 @@ tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *tar
     return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, c->arena, target, err) : status;
 }
 
-static bool want(void *ctx, tsr_str fqn)
-{
-    return tessera_selects(ctx, fqn);
-}
-
 /* Reads the document of --storage into the call's arena. *out is NULL if it was not given. */
 static tsr_status read_storage(call *c, tsr_storage_text *text, tsr_storage **out, tsr_error *err)
 {
-    const tsr_str document = tessera_option_text(&c->request, "storage");
+    const tsr_str document = tsr_str_from(c->request.options.storage);
     *out = NULL;
     if (!document.data) return TSR_OK;
     *out = TSR_ARENA_NEW(c->arena, tsr_storage, err);
@@ -40,40 +35,21 @@ static tsr_status read_storage(call *c, tsr_storage_text *text, tsr_storage **ou
 tsr_status tessera_make_plan(call *c, const tsr_target_texts *texts, const tsr_target *target, const tsr_storage *storage,
                              tsr_plan **out, tsr_error *err)
 {
-    const tsr_plan_options options = {.want = want, .want_ctx = &c->request, .storage = storage};
+    const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = &c->request.options.selection, .storage = storage};
     return tsr_plan_for_texts(tsr_checkpoint_catalog(c->checkpoint), &(tsr_planning){texts, target, &options}, &c->host,
                               c->arena, out, err);
-}
-
-static tsr_status check_casts(call *c, tsr_plan_job *job, tsr_error *err)
-{
-    const tsr_str dtype = tessera_option_text(&c->request, "dtype");
-    tsr_convert_options options = {.want = want, .want_ctx = &c->request};
-    options.raw_cast = job->raw_cast = tessera_option_given(&c->request, "raw-cast");
-    job->dtype = dtype.data ? dtype : TSR_STR("");
-    const tsr_status status = tsr_cast_parse(dtype, options.raw_cast, &options.dtype, err);
-    return status == TSR_OK ? tsr_check_casts(c->checkpoint, &options, err) : status;
 }
 
 /* Describes what `tessera exec` has to do. */
 static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
 {
-    unsigned ignored;
-    const request *r = &c->request;
-    const tsr_str to = tessera_option_text(r, "to"), objects = tessera_option_text(r, "objects");
     const tsr_checkpoint *source = c->source ? c->source : c->checkpoint;
     job->source_path = c->path;
     job->source_part = c->chosen.part;
     job->source_step = c->chosen.step;
-    job->source_map = tessera_call_map_text(c);
-    job->source_inverse = tessera_option_given(r, "inverse");
-    job->to = to.data ? to : TSR_STR(""); /* the format that such a source is written as */
-    job->objects = objects.data ? objects : TSR_STR("");
-    tsr_status status = tessera_option_choice(r, "to", "safetensors|torch|dcp|megatron-dist", &ignored, err);
-    if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &ignored, err);
-    if (status == TSR_OK) status = check_casts(c, job, err);
-    if (status == TSR_OK) status = tessera_option_list(r, "include", c->arena, &job->include, &job->include_count, err);
-    if (status == TSR_OK) status = tessera_option_list(r, "exclude", c->arena, &job->exclude, &job->exclude_count, err);
+    job->source_map = c->map;
+    job->source_inverse = c->request.options.inverse;
+    const tsr_status status = tsr_plan_job_options(c->checkpoint, &c->request.options, c->arena, job, err);
     if (status != TSR_OK) return status;
     return tsr_plan_job_source(tsr_checkpoint_catalog(source), &c->host, c->arena, job, err);
 }
@@ -96,7 +72,7 @@ static tsr_status write_totals(call *c, const planned *p, tsr_plan_job *job, tsr
                                .catalog = tsr_checkpoint_catalog(c->checkpoint),
                                .mesh = &p->target.mesh,
                                .job = job,
-                               .items = tessera_option_given(&c->request, "items"),
+                               .items = c->request.options.items,
                                .storage = p->storage};
     if (p->storage) status = tsr_plan_count_servers(p->plan, p->storage, c->arena, &about.servers, err);
     if (status != TSR_OK) return status;
@@ -108,8 +84,8 @@ tsr_status tessera_write_plan(call *c, tsr_json *json, tsr_error *err)
     tsr_plan_job job = {.file_count = 0};
     planned p = {.plan = NULL};
     tsr_name_choice choice;
-    tsr_status status = tessera_name_choice(c, &choice, err);
-    if (status == TSR_OK) status = tessera_read_target(c, &job.target, &p.target, err);
+    tsr_status status = tessera_read_target(c, &job.target, &p.target, err);
+    if (status == TSR_OK) status = tessera_name_choice(c, NULL, &choice, err);
     if (status == TSR_OK) status = read_storage(c, &job.storage, &p.storage, err);
     if (status == TSR_OK) status = tessera_make_plan(c, &job.target, &p.target, p.storage, &p.plan, err);
     if (status == TSR_OK) status = write_totals(c, &p, &job, json, err);

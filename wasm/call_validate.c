@@ -7,6 +7,7 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/report.h"
+#include "tessera/sys/try.h"
 
 /* A document or another checkpoint to check against. */
 typedef struct expectation {
@@ -14,16 +15,16 @@ typedef struct expectation {
     call other; /* if it is a checkpoint */
 } expectation;
 
-static tsr_status read_document(call *c, const char *option, tsr_contract *out, tsr_error *err)
+static tsr_status read_document(call *c, const char *text, tsr_contract *out, tsr_error *err)
 {
-    return tsr_contract_read(tessera_option_text(&c->request, option), &c->host, c->arena, out, err);
+    return tsr_contract_read(tsr_str_from(text), &c->host, c->arena, out, err);
 }
 
 /* The option is the number of a handle. The names, dtypes and shapes of that checkpoint are compared, but not its chunks. */
 static tsr_status take_checkpoint(call *c, expectation *out, tsr_error *err)
 {
-    const uint32_t handle = (uint32_t)strtoul(tessera_option_text(&c->request, "against-checkpoint").data, NULL, 10);
-    const tsr_status status = tessera_call_open(&out->other, handle, &(tsr_open_options){.skip_objects = true}, err);
+    const uint32_t handle = (uint32_t)strtoul(c->request.against_checkpoint, NULL, 10);
+    const tsr_status status = tessera_call_open(&out->other, handle, &(tsr_open_options){.skip_objects = true}, true, err);
     if (status != TSR_OK) return status;
     out->contract = (tsr_contract){.expected = *tsr_checkpoint_catalog(out->other.checkpoint),
                                    .called = "the other checkpoint",
@@ -34,7 +35,7 @@ static tsr_status take_checkpoint(call *c, expectation *out, tsr_error *err)
 /* JavaScript passes an array of names as an index document, because names in it may be any text. */
 static tsr_status take_names(call *c, tsr_contract *out, tsr_error *err)
 {
-    const tsr_status status = read_document(c, "against-names", out, err);
+    const tsr_status status = read_document(c, c->request.against_names, out, err);
     out->called = "the list";
     return status;
 }
@@ -42,16 +43,16 @@ static tsr_status take_names(call *c, tsr_contract *out, tsr_error *err)
 static tsr_status read_against(call *c, expectation *out, bool *given, tsr_error *err)
 {
     *given = true;
-    if (tessera_option_given(&c->request, "against-checkpoint")) return take_checkpoint(c, out, err);
-    if (tessera_option_given(&c->request, "against-names")) return take_names(c, &out->contract, err);
-    *given = tessera_option_given(&c->request, "against");
-    return *given ? read_document(c, "against", &out->contract, err) : TSR_OK;
+    if (c->request.against_checkpoint) return take_checkpoint(c, out, err);
+    if (c->request.against_names) return take_names(c, &out->contract, err);
+    *given = c->request.options.against != NULL;
+    return *given ? read_document(c, c->request.options.against, &out->contract, err) : TSR_OK;
 }
 
 static tsr_status apply_allowed(call *c, tsr_contract *contract, uint32_t more, tsr_error *err)
 {
     uint32_t allow;
-    const tsr_status status = tsr_leniency_parse(tessera_option_text(&c->request, "allow"), &allow, err);
+    const tsr_status status = tsr_leniency_parse(tsr_str_from(c->request.options.allow), &allow, err);
     contract->match = tsr_glob_match;
     contract->allow |= allow | more;
     return status;
@@ -61,14 +62,14 @@ static tsr_status apply_allowed(call *c, tsr_contract *contract, uint32_t more, 
 static tsr_status read_contracts(call *c, tsr_contract *layout, expectation *against, tsr_validate_options *options,
                                  tsr_error *err)
 {
-    const tsr_str prefix = tessera_option_text(&c->request, "prefix");
+    const tsr_command_options *asked = &c->request.options;
     bool has_against;
-    if (tessera_option_given(&c->request, "layout")) options->layout = layout;
-    tsr_status status = options->layout ? read_document(c, "layout", layout, err) : TSR_OK;
+    if (asked->layout) options->layout = layout;
+    tsr_status status = asked->layout ? read_document(c, asked->layout, layout, err) : TSR_OK;
     if (status == TSR_OK) status = apply_allowed(c, layout, 0, err);
     if (status == TSR_OK) status = read_against(c, against, &has_against, err);
     if (status != TSR_OK || !has_against) return status;
-    against->contract.prefix = prefix.data ? prefix : TSR_STR("");
+    against->contract.prefix = tsr_str_from(asked->prefix ? asked->prefix : "");
     options->against = &against->contract;
     return apply_allowed(c, &against->contract, TSR_ANY_CHUNKS, err);
 }
@@ -97,14 +98,13 @@ static tsr_status put_findings(call *c, const tsr_findings *findings, const tsr_
                           c->host.allocator);
 }
 
-static tsr_status read_policy(const request *r, tsr_arena *arena, tsr_policy *policy, tsr_error *err)
+static tsr_status read_policy(const tsr_command_options *options, tsr_policy *policy, tsr_error *err)
 {
-    const tsr_str *rules;
-    size_t count;
-    const tsr_str baseline = tessera_option_text(r, "baseline");
-    tsr_status status = tessera_option_list(r, "rule", arena, &rules, &count, err);
-    for (size_t i = 0; i < count && status == TSR_OK; i++) status = tsr_policy_rule(policy, rules[i].data, err);
-    return status == TSR_OK && baseline.data ? tsr_policy_baseline(policy, baseline, err) : status;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < options->rules.count && status == TSR_OK; i++)
+        status = tsr_policy_rule(policy, options->rules.items[i], err);
+    return status == TSR_OK && options->baseline ? tsr_policy_baseline(policy, tsr_str_from(options->baseline), err)
+                                                 : status;
 }
 
 static tsr_status put_remaining(call *c, const tsr_policy *policy, tsr_json *json, tsr_error *err)
@@ -121,12 +121,10 @@ static tsr_status put_remaining(call *c, const tsr_policy *policy, tsr_json *jso
 /* Refuses options about a contract that was not given. */
 static tsr_status check_options(const request *r, tsr_error *err)
 {
-    const bool against = tessera_option_given(r, "against") || tessera_option_given(r, "against-names") ||
-                         tessera_option_given(r, "against-checkpoint");
-    if (tessera_option_given(r, "prefix") && !against)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--prefix needs --against FILE");
-    if (tessera_option_given(r, "allow") && !against && !tessera_option_given(r, "layout"))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--allow needs --layout FILE or --against FILE");
+    const bool against = r->options.against || r->against_names || r->against_checkpoint;
+    TSR_FAIL_IF(r->options.prefix && !against, err, TSR_E_USAGE, "--prefix needs --against FILE");
+    TSR_FAIL_IF(r->options.allow && !against && !r->options.layout, err, TSR_E_USAGE,
+                "--allow needs --layout FILE or --against FILE");
     return TSR_OK;
 }
 
@@ -134,10 +132,10 @@ tsr_status tessera_write_validate(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_contract layout = {.digests = NULL};
     expectation against = {.other = {.ring = NULL}};
-    tsr_validate_options options = {.size = sizeof options, .deep = tessera_option_given(&c->request, "deep")};
+    tsr_validate_options options = {.size = sizeof options, .deep = c->request.options.deep};
     tsr_policy *policy = tsr_policy_new(TSR_POLICY_VALIDATE, &c->host, err);
     tsr_status status = policy ? check_options(&c->request, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = read_policy(&c->request, c->arena, policy, err);
+    if (status == TSR_OK) status = read_policy(&c->request.options, policy, err);
     if (status == TSR_OK) status = read_contracts(c, &layout, &against, &options, err);
     if (status == TSR_OK) status = check(c, &options, err);
     if (status == TSR_OK) status = put_remaining(c, policy, json, err);
@@ -150,7 +148,7 @@ tsr_status tessera_write_verify(call *c, tsr_json *json, tsr_error *err)
 {
     tsr_contract manifest = {.digests = NULL};
     tsr_validate_options options = {.size = sizeof options, .layout = &manifest, .hashes = true};
-    tsr_status status = read_document(c, "manifest", &manifest, err);
+    tsr_status status = read_document(c, c->request.manifest, &manifest, err);
     if (status == TSR_OK) status = apply_allowed(c, &manifest, 0, err);
     manifest.called = "the manifest";
     if (status == TSR_OK && !manifest.digests)
@@ -206,11 +204,12 @@ document *tessera_diff_report(uint32_t diff, const char *form, uint32_t form_siz
 TSR_EXPORT(tessera_judge_diff)
 uint32_t tessera_judge_diff(uint32_t diff, const tessera_option *options, uint32_t count, tsr_error *err)
 {
-    const request asked = {options, count};
+    request asked;
     const tsr_host *host = tessera_diff_host(diff, err); /* lives longer than the diff and its policy */
     tsr_arena *arena = host ? tsr_arena_new(host->allocator, 0, err) : NULL;
     tsr_policy *policy = arena ? tsr_policy_new(TSR_POLICY_DIFF, host, err) : NULL;
-    tsr_status status = policy ? read_policy(&asked, arena, policy, err) : err->status;
+    tsr_status status = policy ? tessera_request_read("diff", options, count, arena, &asked, err) : err->status;
+    if (status == TSR_OK) status = read_policy(&asked.options, policy, err);
     if (status == TSR_OK) status = tessera_diff_judge(diff, &(tessera_judge){policy, tsr_policy_diff, tsr_policy_free}, err);
     if (status != TSR_OK) tsr_policy_free(policy);
     tsr_arena_free(arena);

@@ -1,7 +1,6 @@
 /* The command line's documents that depend on options. Each call opens the checkpoint again, as the command does. */
 #include "request.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/mapping.h"
 
 typedef struct call_kind {
     const char *name;
@@ -32,17 +31,17 @@ static tsr_status write_call(void *ctx, tsr_json *json, tsr_error *err)
     return w->kind->write(w->call, json, err);
 }
 
-static document *make(const call_kind *kind, uint32_t handle, request asked, tsr_error *err)
+static document *make(const call_kind *kind, uint32_t handle, const tessera_option *options, uint32_t count, tsr_error *err)
 {
-    call c = {.request = asked};
+    call c = {.path = {NULL, 0}};
     writing w = {kind, &c};
-    const tsr_open_options wanted = {.skip_objects = kind->skip_objects && !tessera_option_given(&asked, "hash"),
-                                     .purpose = kind->purpose,
-                                     .selects = kind->whole ? NULL : tessera_selects,
-                                     .selects_ctx = &asked};
     document *made = NULL;
-    tsr_status status = tessera_call_open(&c, handle, &wanted, err);
-    if (status == TSR_OK && kind->reads_values) status = tsr_mapping_check_tied(c.checkpoint, err);
+    tsr_status status = tessera_call_start(&c, kind->name, options, count, err);
+    const tsr_open_options wanted = {.skip_objects = kind->skip_objects && !c.request.options.hash,
+                                     .purpose = kind->purpose,
+                                     .selects = kind->whole ? NULL : tsr_globs_select,
+                                     .selects_ctx = &c.request.options.selection};
+    if (status == TSR_OK) status = tessera_call_open(&c, handle, &wanted, !kind->reads_values, err);
     if (status == TSR_OK) made = tessera_make_document(write_call, &w, err);
     tessera_call_close(&c);
     return made;
@@ -71,7 +70,7 @@ TSR_EXPORT(tessera_call)
 document *tessera_call(uint32_t handle, const char *name, const tessera_option *options, uint32_t count, tsr_error *err)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kinds[i].name, name) == 0) return make(&kinds[i], handle, (request){options, count}, err);
+        if (strcmp(kinds[i].name, name) == 0) return make(&kinds[i], handle, options, count, err);
     tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "there is no call '%s'", name);
     return NULL;
 }

@@ -4,13 +4,10 @@
 #include "made.h"
 #include "request.h"
 #include "sink.h"
-#include "tessera/glob.h"
-#include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/conversion_counts.h"
-#include "tessera/sys/glob.h"
+#include "tessera/sys/conversion_options.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/number_text.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
@@ -18,8 +15,6 @@
 typedef struct conversion {
     call call;
     tsr_convert_options options;
-    tsr_rename *renames;
-    size_t rename_count;
     tsr_target_texts texts;
     tsr_target target;
     tsr_plan *plan; /* only for reshard */
@@ -47,17 +42,6 @@ static void free_conversion(void *pointer)
 
 /* ---- options ---- */
 
-static bool want(void *ctx, tsr_str fqn)
-{
-    return tessera_selects(&((conversion *)ctx)->call.request, fqn);
-}
-
-static tsr_status rename_entry(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err)
-{
-    const conversion *c = ctx;
-    return tsr_rename_apply(c->renames, c->rename_count, fqn, arena, out, err);
-}
-
 static bool note_progress(void *ctx, uint64_t byte_done, uint64_t byte_total)
 {
     (void)byte_total;
@@ -65,94 +49,46 @@ static bool note_progress(void *ctx, uint64_t byte_done, uint64_t byte_total)
     return true;
 }
 
-static tsr_status read_renames(conversion *c, tsr_error *err)
+/* The format, and whether the result is a directory. */
+static tsr_status choose_container(conversion *c, bool reshards, tsr_container *to, tsr_error *err)
 {
-    const tsr_str *texts;
-    size_t count;
-    tsr_status status = tessera_option_list(&c->call.request, "rename", c->call.arena, &texts, &count, err);
-    if (status == TSR_OK) c->renames = tsr_arena_array(c->call.arena, count, sizeof *c->renames, err);
-    if (!c->renames) return TSR_E_NOMEM;
-    for (; c->rename_count < count && status == TSR_OK; c->rename_count++)
-        status = tsr_rename_parse(texts[c->rename_count], &c->renames[c->rename_count], err);
-    return status;
-}
-
-/* The map of shards that the checkpoint was opened with also cuts the output. Without worldSize there are as many ranks as
- * it joined. */
-static tsr_status choose_ranks(conversion *c, tsr_error *err)
-{
-    uint64_t world = 0;
-    const tsr_shards *shards = c->call.chosen.shards;
-    const tsr_str given = tessera_option_text(&c->call.request, "world-size");
-    if (given.data && !tsr_size_parse(given.data, &world))
-        return tsr_fail(err, TSR_E_USAGE, "--world-size takes a whole number of 1 or more, not '%.*s'", TSR_STR_ARG(given));
-    if (c->options.to != TSR_TO_RANKS && world)
-        return tsr_fail(err, TSR_E_USAGE, "--world-size can only be used with --to ranks");
-    if (c->options.to != TSR_TO_RANKS) return TSR_OK;
-    if (!world) world = tsr_checkpoint_joined_ranks(c->call.checkpoint);
-    if (!shards || !world)
-        return tsr_fail(err, TSR_E_USAGE, "--to ranks needs --shards FILE%s", shards ? " and --world-size N" : "");
-    c->options.world_size = world < UINT32_MAX ? (uint32_t)world : UINT32_MAX;
-    c->options.shards = shards;
-    return TSR_OK;
-}
-
-static tsr_status read_container(conversion *c, bool reshards, tsr_error *err)
-{
-    const char *forms =
-        reshards ? "safetensors|torch|dcp|megatron-dist" : "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks";
-    const tsr_catalog *catalog = tsr_checkpoint_catalog(c->call.checkpoint);
-    unsigned to;
-    const tsr_status status = tessera_option_choice(&c->call.request, "to", forms, &to, err);
-    if (status != TSR_OK) return status;
-    if (!to && !reshards)
+    const tsr_command_options *asked = &c->call.request.options;
+    if (!asked->to && !reshards)
         return tsr_fail(
             err, TSR_E_USAGE,
             "cannot infer the output format; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks");
-    c->options.to = to ? (tsr_container)(to - 1) : tsr_container_for(catalog->format);
-    if (c->options.max_shard_size && c->options.to != TSR_TO_SAFETENSORS)
+    *to = asked->to ? (tsr_container)(asked->to - 1) : tsr_container_for(tsr_checkpoint_catalog(c->call.checkpoint)->format);
+    if (asked->max_shard_size && *to != TSR_TO_SAFETENSORS)
         return tsr_fail(err, TSR_E_USAGE, "--max-shard-size can only be used with --to safetensors");
-    if (choose_ranks(c, err) != TSR_OK) return err->status;
-    c->options.per_part =
-        !reshards && c->options.to == TSR_TO_SAFETENSORS && !c->options.max_shard_size && catalog->part_count;
-    c->in_directory = reshards || c->options.max_shard_size || c->options.per_part ||
-                      (c->options.to != TSR_TO_SAFETENSORS && c->options.to != TSR_TO_TORCH);
     return TSR_OK;
 }
 
+/* The map of shards that the checkpoint was opened with also cuts the output. */
 static tsr_status read_options(conversion *c, bool reshards, tsr_error *err)
 {
-    const request *r = &c->call.request;
-    unsigned objects = 0;
-    uint64_t memory = 0;
+    const call *call = &c->call;
+    const tsr_command_options *asked = &call->request.options;
+    tsr_container to;
+    TSR_TRY(choose_container(c, reshards, &to, err));
+    TSR_TRY(tsr_conversion_options(asked, to, call->arena, &c->options, err));
+    TSR_TRY(tsr_conversion_ranks(asked, call->chosen.shards, call->checkpoint, &c->options, err));
     c->progress = (tsr_progress){note_progress, c};
-    c->options = (tsr_convert_options){.want = want,
-                                       .want_ctx = c,
-                                       .rename_ctx = c,
-                                       .raw_cast = tessera_option_given(r, "raw-cast"),
-                                       .ignore_crc = tessera_option_given(r, "ignore-crc"),
-                                       .progress = &c->progress};
-    tsr_status status = tessera_option_size(r, "max-shard-size", &c->options.max_shard_size, err);
-    if (status == TSR_OK) status = tessera_option_size(r, "max-mem", &memory, err);
-    if (status == TSR_OK) status = read_container(c, reshards, err);
-    if (status == TSR_OK) status = read_renames(c, err);
-    if (status == TSR_OK) status = tessera_option_choice(r, "objects", "keep|drop|sidecar|refuse", &objects, err);
-    if (status == TSR_OK) status = tessera_call_dtype(&c->call, &c->options.dtype, err);
-    if (status == TSR_OK)
-        status = tsr_for_torch_parse(tessera_option_text(r, "for-torch"), c->options.to, &c->options.for_torch, err);
-    if (c->rename_count) c->options.rename = rename_entry;
-    c->options.max_memory = (size_t)memory;
-    c->options.objects = (tsr_objects)objects;
-    return status;
+    c->options.progress = &c->progress;
+    c->options.max_shard_size = asked->max_shard_size;
+    c->options.per_part = !reshards && to == TSR_TO_SAFETENSORS && !asked->max_shard_size &&
+                          tsr_checkpoint_catalog(call->checkpoint)->part_count;
+    c->in_directory =
+        reshards || asked->max_shard_size || c->options.per_part || (to != TSR_TO_SAFETENSORS && to != TSR_TO_TORCH);
+    return TSR_OK;
 }
 
 /* ---- preparation ---- */
 
 /* Whether a result of `optim` is converted to torch without other options. It is then written as `tessera optim` writes
  * it. */
-static bool is_plain(const request *r)
+static bool is_plain(const request *r, uint32_t option_count)
 {
-    return r->count == 1 && tsr_str_equal(tessera_option_text(r, "to"), TSR_STR("torch"));
+    return option_count == 1 && r->options.to == 1 + TSR_TO_TORCH;
 }
 
 /* Lists the entries as a conversion does, if one is possible. If ranks have different tensors, no entries are listed. */
@@ -173,10 +109,8 @@ static tsr_status decide_made(conversion *c, tsr_error *err)
 static tsr_status check_names(conversion *c, tsr_error *err)
 {
     tsr_name_choice choice;
-    TSR_TRY(tessera_name_choice(&c->call, &choice, err));
-    choice.renames = c->renames;
-    choice.rename_count = c->rename_count;
-    return tessera_name_choice_warnings(&c->call, &choice, &c->texts, &c->warnings, err);
+    TSR_TRY(tessera_name_choice(&c->call, &c->texts, &choice, err));
+    return tsr_name_choice_warnings(&choice, c->call.arena, &c->warnings, err);
 }
 
 static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
@@ -193,16 +127,14 @@ static tsr_status decide(conversion *c, bool reshards, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards, tsr_error *err)
+static tsr_status open_conversion(conversion *c, uint32_t handle, bool reshards, uint32_t option_count, tsr_error *err)
 {
-    tsr_open_options wanted = {.selects = tessera_selects, .selects_ctx = &c->call.request};
+    tsr_open_options wanted = {.selects = tsr_globs_select, .selects_ctx = &c->call.request.options.selection};
     const opened *item = tessera_checkpoint_of(handle, err);
     if (!item) return err->status;
-    if (!reshards && is_plain(&c->call.request)) c->made = item->made;
+    if (!reshards && is_plain(&c->call.request, option_count)) c->made = item->made;
     if (c->made) wanted.purpose = TSR_FOR_FINDINGS; /* files per rank may have different tensors */
-    tsr_status status = tessera_call_open(&c->call, handle, &wanted, err);
-    if (status == TSR_OK) status = tsr_mapping_check_tied(c->call.checkpoint, err);
-    if (status == TSR_OK) status = tessera_request_copy(&c->call.request, c->call.arena, &c->call.request, err);
+    tsr_status status = tessera_call_open(&c->call, handle, &wanted, false, err);
     c->call.path = TSR_STR("");
     if (status == TSR_OK && reshards) status = tessera_read_target(&c->call, &c->texts, &c->target, err);
     if (status == TSR_OK) status = decide(c, reshards, err);
@@ -220,10 +152,11 @@ uint32_t tessera_convert(uint32_t handle, uint32_t sink, uint32_t reshards, cons
         tsr_fail(err, TSR_E_NOMEM, "out of memory");
         return 0;
     }
-    c->call.request = (request){options, count};
     c->warnings = tsr_vec_of(&tsr_allocator_libc, sizeof(tsr_str));
     c->sink = tessera_host_sink(sink);
-    if (open_conversion(c, handle, reshards, err) == TSR_OK)
+    tsr_status status = tessera_call_start(&c->call, reshards ? "reshard" : "convert", options, count, err);
+    if (status == TSR_OK) status = open_conversion(c, handle, reshards, count, err);
+    if (status == TSR_OK)
         return tessera_add_handle(HANDLE_CONVERSION, c, free_conversion, handle, tessera_call_adapter(&c->call), err);
     free_conversion(c);
     return 0;
@@ -256,7 +189,7 @@ static tsr_status write_sidecar(conversion *c, tsr_error *err)
 /* Collects the notes of maps and adapters, and the warnings of the conversion. */
 static tsr_status add_warnings(conversion *c, tsr_error *err)
 {
-    const tsr_selection selection = {tessera_selects, &c->call.request};
+    const tsr_selection selection = {tsr_globs_select, &c->call.request.options.selection};
     tsr_str *warning = tessera_ignores_shards(&c->call.chosen, c->call.source) && c->options.to != TSR_TO_RANKS
                            ? tsr_vec_push(&c->warnings, err)
                            : NULL;

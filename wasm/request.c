@@ -1,99 +1,54 @@
 /* Reads the options of calls. */
 #include "request.h"
 
-#include "tessera/glob.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/try.h"
 
 static tsr_str str_of(const tessera_text *text)
 {
     return (tsr_str){(const char *)(uintptr_t)text->data, text->size};
 }
 
-static bool is_named(const tessera_option *option, const char *name)
+/* What calls pass besides the options of the command. Returns the member for `name`, or NULL. */
+static const char **member_of(request *r, tsr_str name)
 {
-    return tsr_str_equal(str_of(&option->name), tsr_str_from(name));
+    const struct {
+        const char *name, **member;
+    } members[] = {{"path", &r->path},
+                   {"manifest", &r->manifest},
+                   {"against-names", &r->against_names},
+                   {"against-checkpoint", &r->against_checkpoint},
+                   {"names", &r->names}};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        if (tsr_str_equal(name, tsr_str_from(members[i].name))) return members[i].member;
+    return NULL;
 }
 
-tsr_str tessera_option_text(const request *r, const char *name)
+tsr_status tessera_request_read(const char *command, const tessera_option *items, uint32_t count, tsr_arena *arena,
+                                request *out, tsr_error *err)
 {
-    for (uint32_t i = r->count; i > 0; i--)
-        if (is_named(&r->items[i - 1], name)) return str_of(&r->items[i - 1].value);
-    return (tsr_str){NULL, 0};
-}
-
-bool tessera_option_given(const request *r, const char *name)
-{
-    return tessera_option_text(r, name).data != NULL;
-}
-
-tsr_status tessera_option_list(const request *r, const char *name, tsr_arena *arena, const tsr_str **out, size_t *count,
-                               tsr_error *err)
-{
-    tsr_str *list = tsr_arena_array(arena, r->count, sizeof *list, err);
-    if (!list) return TSR_E_NOMEM;
-    *out = list;
-    *count = 0;
-    for (uint32_t i = 0; i < r->count; i++)
-        if (is_named(&r->items[i], name)) list[(*count)++] = str_of(&r->items[i].value);
+    const tsr_command *row = tsr_command_find(tsr_str_from(command));
+    *out = (request){.path = NULL};
+    TSR_FAIL_IF(!row, err, TSR_E_USAGE, "there is no call '%s'", command);
+    for (uint32_t i = 0; i < count; i++) {
+        const tsr_str name = str_of(&items[i].name), value = tsr_arena_str(arena, str_of(&items[i].value), err);
+        const char **member = member_of(out, name);
+        const tsr_option *option = member ? NULL : tsr_option_find(row->options, name);
+        if (!value.data) return TSR_E_NOMEM;
+        if (member) *member = value.data;
+        else if (option) TSR_TRY(tsr_option_set(option, value.data, arena, &out->options, err));
+        else return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "%s has no option '%.*s'", command, TSR_STR_ARG(name));
+    }
     return TSR_OK;
 }
 
-static bool copy_text(const tessera_text *from, tsr_arena *arena, tessera_text *out, tsr_error *err)
+tsr_status tessera_call_start(call *c, const char *command, const tessera_option *items, uint32_t count, tsr_error *err)
 {
-    const tsr_str copy = tsr_arena_str(arena, str_of(from), err);
-    *out = (tessera_text){(uint32_t)(uintptr_t)copy.data, from->size};
-    return copy.data != NULL;
+    c->arena = tsr_arena_new(tessera_host().allocator, 0, err);
+    return c->arena ? tessera_request_read(command, items, count, c->arena, &c->request, err) : TSR_E_NOMEM;
 }
 
-tsr_status tessera_request_copy(const request *from, tsr_arena *arena, request *out, tsr_error *err)
+tsr_status tessera_name_choice(const call *c, const tsr_target_texts *target, tsr_name_choice *out, tsr_error *err)
 {
-    tessera_option *items = tsr_arena_array(arena, from->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < from->count; i++) {
-        const tessera_option *option = &from->items[i];
-        if (!copy_text(&option->name, arena, &items[i].name, err) || !copy_text(&option->value, arena, &items[i].value, err))
-            return TSR_E_NOMEM;
-    }
-    *out = (request){items, from->count};
-    return TSR_OK;
-}
-
-tsr_status tessera_option_choice(const request *r, const char *name, const char *words, unsigned *out, tsr_error *err)
-{
-    const tsr_str value = tessera_option_text(r, name);
-    unsigned number = 1;
-    *out = 0;
-    if (!value.data) return TSR_OK;
-    for (const char *word = words; word; number++) {
-        const char *bar = strchr(word, '|');
-        if (tsr_str_equal(value, (tsr_str){word, bar ? (size_t)(bar - word) : strlen(word)})) {
-            *out = number;
-            return TSR_OK;
-        }
-        word = bar ? bar + 1 : NULL;
-    }
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--%s takes %s, not '%.*s'", name, words, TSR_STR_ARG(value));
-}
-
-tsr_status tessera_option_size(const request *r, const char *name, uint64_t *out, tsr_error *err)
-{
-    const tsr_str value = tessera_option_text(r, name);
-    *out = 0;
-    if (!value.data || tsr_size_parse(value.data, out)) return TSR_OK;
-    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--%s takes a size such as 512MB or 2GiB, not '%.*s'", name,
-                     TSR_STR_ARG(value));
-}
-
-bool tessera_option_matches(const request *r, const char *name, tsr_str fqn)
-{
-    for (uint32_t i = 0; i < r->count; i++)
-        if (is_named(&r->items[i], name) && tsr_glob_match(str_of(&r->items[i].value), fqn)) return true;
-    return false;
-}
-
-bool tessera_selects(const void *ctx, tsr_str fqn)
-{
-    const request *r = ctx;
-    if (tessera_option_matches(r, "exclude", fqn)) return false;
-    return !tessera_option_given(r, "include") || tessera_option_matches(r, "include", fqn);
+    TSR_TRY(tsr_choice_of(tsr_checkpoint_catalog(c->checkpoint), &c->request.options, target, c->arena, out, err));
+    return tsr_name_choice_check(out, c->arena, err);
 }
