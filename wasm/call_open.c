@@ -46,8 +46,7 @@ static tsr_status read_map(call *c, const char **called, tsr_error *err)
 static tsr_status add_layers(call *c, bool lists, tsr_error *err)
 {
     const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &c->request.options.selection};
-    tsr_layering wanted = {
-        .options = &c->request.options, .adapter_name = TSR_STR("adapter"), .used = &used, .lists = lists};
+    tsr_layering wanted = {.options = &c->request.options, .used = &used, .lists = lists};
     tsr_status status = read_map(c, &wanted.map_called, err);
     if (status == TSR_OK) status = open_adapter(c, err);
     if (status != TSR_OK) return status;

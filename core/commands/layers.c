@@ -37,9 +37,10 @@ static tsr_status fold(tsr_layers *layers, const tsr_layering *wanted, tsr_error
     tsr_checkpoint *layer;
     options.name = wanted->adapter_name;
     TSR_TRY(tsr_cast_parse(tsr_str_from(wanted->options->dtype), false, &options.dtype, err));
-    TSR_TRY(tsr_lora_fold(layers->top, wanted->adapter, &options, &layer, err));
-    tsr_layers_add(layers, layer);
-    return TSR_OK;
+    const tsr_status status = tsr_lora_fold(layers->top, wanted->adapter, &options, &layer, err);
+    if (status == TSR_OK) tsr_layers_add(layers, layer);
+    else if (!wanted->adapter_name.size) tsr_error_context(err, "adapter");
+    return status;
 }
 
 static tsr_status parse_map(const tsr_checkpoint *source, const tsr_layering *wanted, tsr_arena *arena,

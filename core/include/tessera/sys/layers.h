@@ -34,7 +34,7 @@ typedef struct tsr_layering {
     tsr_str map;                  /* the document of --map; data NULL: none */
     const char *map_called;       /* in messages: "--map llama" */
     tsr_checkpoint *adapter;      /* of --lora; NULL: none */
-    tsr_str adapter_name;         /* in messages */
+    tsr_str adapter_name;         /* in messages: its path; empty where it has none */
     const tsr_open_options *used; /* `selects`: the names, of the topmost layer, that are read; NULL: all are */
     bool lists; /* values are not read, so tensors that the map leaves out as copies are not compared with the others */
 } tsr_layering;
