@@ -1,10 +1,12 @@
 /* tessera.findings/1, and what it has in common with other documents: findings, types of entries, and digests. */
-#include "documents/document_parts.h"
-
 #include "base/line.h"
+#include "documents/document_parts.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/latest.h"
 #include "tessera/sys/report.h"
+#include "tessera/sys/try.h"
 
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)
 {
@@ -104,3 +106,99 @@ static void end(tsr_report *report)
 }
 
 const tsr_report_form tsr_report_json = {"json", begin, add, end};
+
+/* ---- latest ---- */
+
+/* tessera.latest/1: the newest checkpoint of a run that would load, and the newer ones that would not. */
+
+tsr_status tsr_latest_path(tsr_str run, tsr_str path, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    const bool is_separate = path.size && run.size && run.data[run.size - 1] != '/';
+    *out = tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(run), is_separate ? "/" : "", TSR_STR_ARG(path));
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status put_path(tsr_json *json, tsr_str run, tsr_str path, tsr_arena *arena, tsr_error *err)
+{
+    tsr_str whole;
+    TSR_TRY(tsr_latest_path(run, path, arena, &whole, err));
+    tsr_json_put_str(json, "path", whole);
+    return TSR_OK;
+}
+
+tsr_status tsr_document_latest(const tsr_latest *latest, tsr_str run, tsr_arena *arena, tsr_json *json, tsr_error *err)
+{
+    tsr_json_object(json);
+    tsr_json_put_text(json, "schema", "tessera.latest/1");
+    tsr_json_put_str(json, "run", run);
+    if (latest->found) {
+        TSR_TRY(put_path(json, run, latest->path, arena, err));
+        if (latest->has_step) tsr_json_put_uint(json, "step", latest->step);
+    }
+    tsr_json_put_array(json, "passed_over");
+    for (size_t i = 0; i < latest->passed_count; i++) {
+        const tsr_passed_over *passed = &latest->passed_over[i];
+        tsr_json_object(json);
+        TSR_TRY(put_path(json, run, passed->path, arena, err));
+        if (passed->has_step) tsr_json_put_uint(json, "step", passed->step);
+        tsr_json_put_str(json, "reason", passed->reason);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}
+
+/* ---- fqn ---- */
+
+/* tessera.fqn/1: canonical names, what was removed from each and why, and names that collide. */
+
+static void put_removed(tsr_json *json, const tsr_name *name)
+{
+    tsr_json_put_array(json, "removed");
+    for (size_t i = 0; i < name->removed_count; i++) {
+        tsr_json_object(json);
+        tsr_json_put_str(json, "component", name->removed[i].component);
+        tsr_json_put_str(json, "why", name->removed[i].why);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_name(tsr_json *json, const tsr_name *name)
+{
+    tsr_json_object(json);
+    tsr_json_put_str(json, "raw", name->raw);
+    tsr_json_put_strs(json, "fqns", name->fqns, name->fqn_count);
+    put_removed(json, name);
+    if (name->ambiguity.size) tsr_json_put_str(json, "ambiguity", name->ambiguity);
+    tsr_json_object_end(json);
+}
+
+static void put_collisions(tsr_json *json, const tsr_fqn_document *d)
+{
+    tsr_json_put_array(json, "collisions");
+    for (size_t i = 0; i < d->collision_count; i++) {
+        tsr_json_object(json);
+        tsr_json_put_str(json, "fqn", d->collisions[i].fqn);
+        tsr_json_put_array(json, "raw");
+        for (size_t n = 0; n < d->collisions[i].count; n++) tsr_json_str(json, d->names[d->collisions[i].names[n]].raw);
+        tsr_json_array_end(json);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+}
+
+tsr_status tsr_document_fqn(const tsr_fqn_document *d, tsr_json *json)
+{
+    tsr_json_object(json);
+    tsr_json_put_text(json, "schema", "tessera.fqn/1");
+    tsr_json_put_text(json, "by", d->by_text ? "text" : "modules");
+    tsr_json_put_array(json, "names");
+    for (size_t i = 0; i < d->count; i++) put_name(json, &d->names[i]);
+    tsr_json_array_end(json);
+    put_collisions(json, d);
+    if (d->more) d->more(d->more_ctx, json);
+    tsr_json_object_end(json);
+    return json->status;
+}

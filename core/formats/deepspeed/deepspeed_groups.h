@@ -29,18 +29,4 @@ typedef struct tsr_ds_sharers {
     const tsr_ds_file **optims; /* one per rank, NULL if it is missing */
 } tsr_ds_sharers;
 
-/* Opens the groups of a column. `out` must be closed in any case. */
-tsr_status tsr_ds_groups_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_groups *out, tsr_error *err);
-void tsr_ds_groups_close(tsr_ds_groups *groups); /* accepts a zeroed one */
-
-/* The number of expert-parallel ranks of a group, at least 1. */
-uint32_t tsr_ds_groups_split(const tsr_ds_groups *groups, uint32_t group);
-/* Finds the ranks that share a group on an expert-parallel rank. */
-tsr_status tsr_ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_ds_sharers *out,
-                                 tsr_error *err);
-/* Changes the name of a parameter from the one on an expert-parallel rank to the one among the experts of all ranks. Fails
- * with TSR_E_FORMAT if it is not the name of one of the rank's experts. */
-tsr_status tsr_ds_groups_name(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_str *name,
-                              tsr_error *err);
-
 #endif

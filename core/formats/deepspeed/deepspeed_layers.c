@@ -1,13 +1,98 @@
 /* See deepspeed_layers.h. */
-#include "formats/deepspeed/deepspeed_layers_parts.h"
+#include "formats/deepspeed/deepspeed_layers.h"
 
 #include "formats/common/rank_bytes.h"
-#include "formats/deepspeed/deepspeed_slices.h"
+#include "formats/common/shown_names.h"
+#include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
+
+enum { TSR_DS_MOST_LAYERS = 1 << 16, TSR_DS_MOST_TIED = 256 };
+
+/* The name of a tied layer's weight: "tied_modules.KEY.REST". */
+typedef struct tsr_ds_tied {
+    tsr_str key, rest;
+    const tsr_value *shape; /* NULL for a buffer, or if only its number of elements is known */
+    uint64_t elements;      /* UINT64_MAX if unknown */
+    uint32_t head;          /* index of the first name with the same key */
+} tsr_ds_tied;
+
+typedef struct tsr_ds_layers tsr_ds_layers;
+struct tsr_ds_layers {
+    const tsr_ds_files *files;
+    const tsr_ds_file *layers; /* sorted by tensor-parallel rank and layer number */
+    uint32_t count;
+    bool *named;     /* by layer number: whether a stored name begins with it */
+    bool has_shapes; /* trained weights have stored names */
+    tsr_ds_tied tied[TSR_DS_MOST_TIED];
+    uint32_t tied_count;
+    const tsr_ds_file **owners; /* by index of a key's first name: the first file of that layer, or NULL */
+    bool *unsure;               /* likewise: several layers may have this key */
+    tsr_error *err;             /* that of the current call */
+};
+
+typedef struct tsr_ds_slice {
+    tsr_str name;
+    uint32_t group;
+    uint64_t elements; /* on all ranks together */
+} tsr_ds_slice;
+
+/* ---- slices ---- */
+
+/* DeepSpeed's bfloat16 optimizer without ZeRO partitions float32 buffers like ZeRO 1, but its model states have no
+ * `param_shapes`. The optimizer files have the names, in the order of the buffers, and how many elements of a parameter each
+ * rank has:
+ *
+ *   param_slice_mappings   [{"3.weight": fragment_address(numel=30, start=70), …}, …], one dictionary per param group */
+
+static const tsr_value *mappings_of(const tsr_ds_column *column, uint32_t rank)
+{
+    return tsr_ds_list(tsr_ds_optimizer(column->optims[rank]), "param_slice_mappings");
+}
+
+/* Adds up the elements of each parameter. One that is split between two ranks is the last in one dictionary and the first in
+ * the next. */
+static tsr_status add_slices(const tsr_value *dict, uint32_t group, tsr_map *names, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_ds_count(dict); i++) {
+        const tsr_value *name = dict->items[2 * i], *address = tsr_ds_attributes(dict->items[2 * i + 1]);
+        uint64_t elements;
+        bool fresh;
+        uint32_t *number;
+        if (name->kind != TSR_VALUE_STR || !tsr_ds_number(tsr_ds_get(address, "numel"), &elements)) continue;
+        TSR_TRY(tsr_map_put(names, name->text, (uint32_t)out->count, &number, &fresh, err));
+        tsr_ds_slice *slice = fresh ? tsr_vec_push(out, err) : (tsr_ds_slice *)out->items + *number;
+        if (!slice) return TSR_E_NOMEM;
+        if (fresh) *slice = (tsr_ds_slice){name->text, group, 0};
+        slice->elements += elements;
+    }
+    return TSR_OK;
+}
+
+/* The parameters of a column as tsr_ds_slice, sorted by group and by their order in the buffers. The vec must be freed in
+ * any case. TSR_E_NOMEM. */
+static tsr_status ds_slices_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_vec *out, tsr_error *err)
+{
+    const tsr_allocator *allocator = files->checkpoint->host->allocator;
+    size_t groups = 0;
+    *out = tsr_vec_of(allocator, sizeof(tsr_ds_slice));
+    for (uint32_t r = 0; r < column->world && column->optims && !groups; r++) groups = tsr_ds_count(mappings_of(column, r));
+    tsr_map *names = tsr_map_new(allocator, 0, err);
+    tsr_status status = names ? TSR_OK : TSR_E_NOMEM;
+    for (uint32_t g = 0; g < groups && status == TSR_OK; g++)
+        for (uint32_t r = 0; r < column->world && status == TSR_OK; r++)
+            status =
+                add_slices(tsr_ds_kind_or_null(tsr_ds_item(mappings_of(column, r), g), TSR_VALUE_DICT), g, names, out, err);
+    tsr_map_free(names);
+    return status;
+}
+
+/* ---- layers ---- */
 
 #define TIED "tied_modules."
 
@@ -53,7 +138,7 @@ static void note_name(layers *l, tsr_str name, const tsr_value *shape, uint64_t 
 static tsr_status note_slices(layers *l, const tsr_ds_column *column)
 {
     tsr_vec slices;
-    const tsr_status status = tsr_ds_slices_open(l->files, column, &slices, l->err);
+    const tsr_status status = ds_slices_open(l->files, column, &slices, l->err);
     const tsr_ds_slice *items = slices.items;
     l->has_shapes = l->has_shapes || slices.count;
     for (size_t i = 0; i < slices.count && status == TSR_OK; i++) note_name(l, items[i].name, NULL, items[i].elements);
@@ -98,7 +183,8 @@ static bool is_like(const tsr_entry *tensor, const tsr_ds_tied *tied)
     return true;
 }
 
-bool tsr_ds_layers_fit(const tsr_ds_layers *l, const tsr_ds_file *file, uint32_t head)
+/* Whether a file has every weight and buffer that is stored under a key; `head` is the index of the key's first name. */
+static bool ds_layers_fit(const tsr_ds_layers *l, const tsr_ds_file *file, uint32_t head)
 {
     for (uint32_t t = head; t < l->tied_count; t++) {
         if (l->tied[t].head != head) continue;
@@ -140,7 +226,7 @@ static uint32_t key_of(const layers *l, const tsr_ds_file *file)
     uint32_t found = UINT32_MAX;
     if (!l->has_shapes || l->named[file->name.rank % TSR_DS_MOST_LAYERS]) return UINT32_MAX;
     for (uint32_t t = 0; t < l->tied_count; t++) {
-        if (l->tied[t].head != t || !tsr_ds_layers_fit(l, file, t)) continue;
+        if (l->tied[t].head != t || !ds_layers_fit(l, file, t)) continue;
         if (found != UINT32_MAX) {
             l->unsure[found] = l->unsure[t] = true;
             return UINT32_MAX;
@@ -183,7 +269,8 @@ tsr_status tsr_ds_layers_open(tsr_ds_files *files, tsr_error *err)
     return find_owners(l);
 }
 
-tsr_ds_layers *tsr_ds_layers_of(const tsr_ds_files *files, tsr_error *err)
+/* The layers of files, for a call with this `err`. NULL if the checkpoint has no files of layers. */
+static tsr_ds_layers *ds_layers_of(const tsr_ds_files *files, tsr_error *err)
 {
     if (files->layers) files->layers->err = err;
     return files->layers;
@@ -275,11 +362,11 @@ static tsr_status make_shapes(const layers *l, const tsr_vec *slices, uint32_t r
 
 tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, const tsr_value **out, tsr_error *err)
 {
-    const layers *l = tsr_ds_layers_of(files, err);
+    const layers *l = ds_layers_of(files, err);
     tsr_vec slices;
     *out = NULL;
     if (!l) return TSR_OK;
-    tsr_status status = tsr_ds_slices_open(files, &files->columns[column], &slices, err);
+    tsr_status status = ds_slices_open(files, &files->columns[column], &slices, err);
     if (status == TSR_OK) status = make_shapes(l, &slices, tsr_ds_tensor_rank(files, column), out);
     tsr_vec_free(&slices);
     return status;
@@ -339,7 +426,7 @@ static tsr_status add_file(const layers *l, const tsr_ds_file *file, const tsr_m
 
 static tsr_status add_files(const tsr_ds_files *files, const tsr_map *known, tsr_ds_rows *rows, tsr_error *err)
 {
-    const layers *l = tsr_ds_layers_of(files, err);
+    const layers *l = ds_layers_of(files, err);
     for (uint32_t i = 0; l && i < l->count; i++) TSR_TRY(add_file(l, &l->layers[i], known, rows));
     return TSR_OK;
 }
@@ -359,4 +446,196 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
     if (status == TSR_OK) status = add_files(files, known, model, err);
     tsr_map_free(known);
     return status;
+}
+
+/* ---- layers missing ---- */
+
+/* Reports layers of a pipeline whose files are missing. See deepspeed_layers.h. */
+
+enum { MOST_TRIED = 1 << 12, TRIED_BEYOND = 8 };
+
+typedef struct missing_layers {
+    const tsr_ds_layers *l;
+    uint32_t at; /* index of the first file that was not passed yet */
+    tsr_shown_names names;
+    tsr_str first;
+} missing_layers;
+
+/* Whether the file of a layer and rank exists. Must be called in the order of the files. */
+static bool is_there(missing_layers *m, uint32_t number, uint32_t rank)
+{
+    for (; m->at < m->l->count; m->at++) {
+        const tsr_ds_name *name = &m->l->layers[m->at].name;
+        if (name->model_rank > rank || (name->model_rank == rank && name->rank >= number)) break;
+    }
+    return m->at < m->l->count && m->l->layers[m->at].name.model_rank == rank && m->l->layers[m->at].name.rank == number;
+}
+
+static tsr_str file_of(const missing_layers *m, uint32_t number, uint32_t rank)
+{
+    const tsr_ds_name name = {
+        .kind = TSR_DS_LAYER, .has_rank = m->l->files->tensor_ranks > 1, .rank = number, .model_rank = rank};
+    return tsr_ds_name_text(m->l->files->checkpoint->arena, &name, m->l->err);
+}
+
+static tsr_status look_for(missing_layers *m, uint32_t number, uint32_t rank)
+{
+    tsr_checkpoint *checkpoint = m->l->files->checkpoint;
+    if (is_there(m, number, rank)) return TSR_OK;
+    const tsr_str file = file_of(m, number, rank);
+    if (!file.data) return TSR_E_NOMEM;
+    if (!m->first.data) m->first = file;
+    tsr_shown_names_add(&m->names, file);
+    TSR_TRY(tsr_checkpoint_implies(checkpoint, file, m->l->err));
+    return tsr_store_find(checkpoint->store, file) == TSR_NO_FILE ? tsr_checkpoint_lacks(checkpoint, file, m->l->err)
+                                                                  : TSR_OK;
+}
+
+static tsr_status report_missing(const missing_layers *m)
+{
+    if (!m->names.count) return TSR_OK;
+    return tsr_ds_report(m->l->files->checkpoint, m->first, m->l->err,
+                         "files of pipeline layers are missing or cannot be read: %s%s; copy them from where the checkpoint "
+                         "was written",
+                         m->names.text, tsr_shown_names_rest(&m->names));
+}
+
+/* Reports a tied layer whose file is missing. Its number is not stored, so the message lists the numbers without a file,
+ * which are the ones that it may have. */
+static tsr_status report_tied(missing_layers *m, uint32_t head)
+{
+    const tsr_str key = m->l->tied[head].key;
+    tsr_shown_names names = {.used = 0};
+    tsr_str first = {NULL, 0};
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < m->l->count; i++)
+        if (m->l->layers[i].name.rank > last) last = m->l->layers[i].name.rank;
+    m->at = 0;
+    for (uint32_t number = 0; number <= last && number < TSR_DS_MOST_LAYERS; number++) {
+        if (m->l->named[number] || is_there(m, number, 0)) continue;
+        const tsr_str file = file_of(m, number, 0);
+        if (!file.data) return TSR_E_NOMEM;
+        if (!first.data) first = file;
+        tsr_shown_names_add(&names, file);
+    }
+    return tsr_ds_report(
+        m->l->files->checkpoint, first.data ? first : TSR_STR(""), m->l->err,
+        "no file of a layer holds the weights of the tied layer '%.*s'; it may be %s%s; copy it from where the "
+        "checkpoint was written",
+        TSR_STR_ARG(key), names.count ? names.text : "one with a higher number", tsr_shown_names_rest(&names));
+}
+
+/* Whether the file of a tied layer exists. If no names of weights are stored, only its buffers are known, which may fit any
+ * file. */
+static bool has_file(const tsr_ds_layers *l, uint32_t head)
+{
+    if (l->has_shapes) return l->owners[head] || l->unsure[head];
+    for (uint32_t i = 0; i < l->count; i++)
+        if (!l->named[l->layers[i].name.rank % TSR_DS_MOST_LAYERS] && ds_layers_fit(l, &l->layers[i], head)) return true;
+    return false;
+}
+
+static tsr_status check_tied(missing_layers *m)
+{
+    for (uint32_t t = 0; t < m->l->tied_count; t++)
+        if (m->l->tied[t].head == t && !has_file(m->l, t)) TSR_TRY(report_tied(m, t));
+    for (uint32_t t = 0; t < m->l->tied_count; t++)
+        if (m->l->unsure[t])
+            TSR_TRY(
+                tsr_finding_add_at(m->l->files->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
+                                   (tsr_place){TSR_STR(""), TSR_NO_POSITION, {NULL, 0}}, m->l->err,
+                                   "several files of layers may be those of the tied layer '%.*s'; their weights are listed "
+                                   "by the numbers of the layers",
+                                   TSR_STR_ARG(m->l->tied[t].key)));
+    return TSR_OK;
+}
+
+static tsr_str key_of_shape(const tsr_entry *tensor)
+{
+    return (tsr_str){(const char *)tensor->shape, tensor->ndim * sizeof *tensor->shape};
+}
+
+/* Collects the shapes of all tensors in files of layers. */
+static tsr_status list_shapes(const tsr_ds_layers *l, tsr_map *shapes)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        for (size_t k = 0; k < tsr_ds_count(l->layers[i].root); k++) {
+            const tsr_entry *tensor = tsr_ds_tensor(l->layers[i].root->items[2 * k + 1]);
+            if (tensor && tensor->ndim) TSR_TRY(tsr_map_put(shapes, key_of_shape(tensor), 1, NULL, NULL, l->err));
+        }
+    return TSR_OK;
+}
+
+static tsr_status check_states(const tsr_ds_layers *l, const tsr_ds_file *model, const tsr_map *shapes)
+{
+    const tsr_str name = tsr_ds_file_name(l->files, model);
+    const tsr_value *optimizer = tsr_ds_dict(model->root, "optimizer"),
+                    *inner = tsr_ds_dict(optimizer, "optimizer_state_dict");
+    const tsr_value *states = tsr_ds_dict(inner ? inner : optimizer, "state");
+    for (size_t i = 0; i < tsr_ds_count(states); i++) {
+        const tsr_entry *state = tsr_ds_tensor(tsr_ds_get(states->items[2 * i + 1], "exp_avg"));
+        if (!state) state = tsr_ds_tensor(tsr_ds_get(states->items[2 * i + 1], "momentum_buffer"));
+        if (!state || !state->ndim || tsr_map_get(shapes, key_of_shape(state), 0)) continue;
+        return tsr_ds_report(
+            l->files->checkpoint, name, l->err,
+            "%.*s: the optimizer has states of a weight whose shape no layer_NN-model_states.pt file has: files of "
+            "layers are missing; copy them from where the checkpoint was written",
+            TSR_STR_ARG(name));
+    }
+    return TSR_OK;
+}
+
+/* Without ZeRO, the names of weights are not stored, so a missing layer is only noticed if no other layer has weights with
+ * its shapes. */
+static tsr_status check_all_states(const tsr_ds_layers *l)
+{
+    const tsr_ds_files *files = l->files;
+    tsr_map *shapes = tsr_map_new(files->checkpoint->host->allocator, 0, l->err);
+    tsr_status status = shapes ? list_shapes(l, shapes) : TSR_E_NOMEM;
+    for (uint32_t c = 0; c < files->column_count && status == TSR_OK; c++)
+        if (files->columns[c].model) status = check_states(l, files->columns[c].model, shapes);
+    tsr_map_free(shapes);
+    return status;
+}
+
+/* For servers that cannot list their files: frozen and tied layers have no stored name, so every number may have a file, and
+ * so may a few beyond the highest known number. */
+static tsr_status imply_others(missing_layers *m, uint32_t rank)
+{
+    uint32_t beyond = TRIED_BEYOND;
+    for (uint32_t number = 0; number < TSR_DS_MOST_LAYERS; number++)
+        if (m->l->named[number]) beyond = number + 1 + TRIED_BEYOND;
+    for (uint32_t i = 0; i < m->l->count; i++)
+        if (m->l->layers[i].name.rank >= beyond - TRIED_BEYOND) beyond = m->l->layers[i].name.rank + 1 + TRIED_BEYOND;
+    m->at = 0;
+    for (uint32_t number = 0; number < beyond && number < MOST_TRIED; number++) {
+        if (m->l->named[number] || is_there(m, number, rank)) continue;
+        const tsr_str file = file_of(m, number, rank);
+        if (!file.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_checkpoint_implies(m->l->files->checkpoint, file, m->l->err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_layers(missing_layers *m)
+{
+    const tsr_ds_files *files = m->l->files;
+    for (uint32_t rank = 0; rank < files->tensor_ranks; rank++)
+        for (uint32_t number = 0; number < TSR_DS_MOST_LAYERS; number++)
+            if (m->l->named[number]) TSR_TRY(look_for(m, number, rank));
+    TSR_TRY(report_missing(m));
+    for (uint32_t rank = 0; rank < files->tensor_ranks; rank++) TSR_TRY(imply_others(m, rank));
+    TSR_TRY(check_tied(m));
+    if (!m->l->count && !m->names.count)
+        return tsr_ds_report(
+            files->checkpoint, TSR_STR(""), m->l->err,
+            "there are no layer_NN-model_states.pt files, which have the weights of a pipeline; copy them from where "
+            "the checkpoint was written");
+    return files->zero || !m->l->count ? TSR_OK : check_all_states(m->l);
+}
+
+tsr_status tsr_ds_layers_check(const tsr_ds_files *files, tsr_error *err)
+{
+    missing_layers m = {.l = ds_layers_of(files, err)};
+    return m.l ? check_layers(&m) : TSR_OK;
 }

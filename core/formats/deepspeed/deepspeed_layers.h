@@ -9,7 +9,7 @@
  * weights with these names and shapes and is not the file of another layer. Later uses have no file if they have a forward
  * function of their own; otherwise they have a copy.
  *
- * Without ZeRO and bfloat16 (deepspeed_slices.h), no names are stored. Then names begin with the layer's number, and every
+ * Without ZeRO and bfloat16 (deepspeed_layers.c), no names are stored. Then names begin with the layer's number, and every
  * stage has its own optimizer in its model states, with parameters numbered from 0.
  *
  * A tied module may have weights that are not tied, such as an embedding's positions. They have one name in several stages,
@@ -32,7 +32,7 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
 tsr_status tsr_ds_layers_check(const tsr_ds_files *files, tsr_error *err);
 
 /* The shapes of a column's trained weights in the same form as `param_shapes`, a LIST of DICTs, for optimizer files that
- * only have the names (deepspeed_slices.h). *out is NULL if names or files are missing. Errors as above. */
+ * only have the names (deepspeed_layers.c). *out is NULL if names or files are missing. Errors as above. */
 tsr_status tsr_ds_layers_shapes(const tsr_ds_files *files, uint32_t column, const tsr_value **out, tsr_error *err);
 
 #endif

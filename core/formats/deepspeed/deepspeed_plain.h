@@ -44,20 +44,15 @@ typedef struct tsr_ds_candidate {
     uint64_t storage; /* identifies its storage among those of all files */
 } tsr_ds_candidate;
 
-/* deepspeed_match.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for
+/* deepspeed_agree.c: sets `candidate` where it is UINT32_MAX, as far as shapes and values allow. Values are only read for
  * parameters with float32 copies that share their shape with others: first the beginning of each tensor, then all of it if
  * the beginnings are equal. */
 tsr_status tsr_ds_match(tsr_checkpoint *checkpoint, tsr_ds_numbered *numbered, uint32_t count, tsr_ds_candidate *candidates,
                         uint32_t candidate_count, tsr_error *err);
 
-/* deepspeed_match.c: sets *does to whether the first values of a float32 tensor, rounded, are those of a 16-bit weight of the
+/* deepspeed_agree.c: sets *does to whether the first values of a float32 tensor, rounded, are those of a 16-bit weight of the
  * same shape. True if they cannot be compared. */
 tsr_status tsr_ds_rounds_to(tsr_checkpoint *checkpoint, const tsr_entry *fp32, const tsr_entry *stored, bool *does,
                             tsr_error *err);
-/* deepspeed_match.c: whether the values are one contiguous range of bytes in a file. */
-bool tsr_ds_is_plain(const tsr_entry *tensor);
-/* Converts the bits of a float32 value to 16 bits, BFLOAT16 or FLOAT16, rounding to nearest, ties to even, as PyTorch
- * does. */
-uint16_t tsr_ds_round(uint32_t bits, tsr_dtype to);
 
 #endif

@@ -12,9 +12,6 @@ const tsr_value *tsr_ds_step_in(const tsr_value *states);
 
 /* The result of comparing a step with a number of steps. UNKNOWN: the step is neither a number nor a 0-d float32 tensor. */
 typedef enum tsr_ds_steps { TSR_DS_STEPS_UNKNOWN = 0, TSR_DS_STEPS_SAME, TSR_DS_STEPS_OTHER } tsr_ds_steps;
-/* Compares the CRC-32 of a tensor if one is stated, without reading the tensor. Fails only if reading fails. */
-tsr_status tsr_ds_compare_step(const tsr_ds_files *files, const tsr_value *step, uint64_t made, tsr_ds_steps *out,
-                               tsr_error *err);
 
 /* For ZeRO 3, whose model states have no weights to compare with the float32 ones. Reports an optimizer file that counts
  * other steps, or has other learning rates, than the model states of its column, and one that counts no steps. Does not

@@ -1,10 +1,129 @@
 /* See deepspeed_weights.h. */
 #include "formats/deepspeed/deepspeed_weights.h"
 
+#include "formats/deepspeed/deepspeed_experts.h"
+#include "formats/deepspeed/deepspeed_groups.h"
 #include "formats/deepspeed/deepspeed_layers.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
+
+/* ---- groups ---- */
+
+/* ---- the experts of each layer ---- */
+
+/* Counts the experts of the layer that the weights in a file belong to: as many as the model states count, or at least up to
+ * this expert if they count none. */
+static tsr_status count_expert(tsr_ds_groups *g, const tsr_value *layers, const tsr_ds_file *file, tsr_error *err)
+{
+    uint64_t stated = 0;
+    tsr_ds_number(tsr_ds_item(layers, file->name.rank), &stated);
+    const uint32_t experts = stated && stated < UINT32_MAX ? (uint32_t)stated : file->name.expert + 1;
+    for (size_t i = 0; i < tsr_ds_count(file->root); i++) {
+        const tsr_value *key = file->root->items[2 * i];
+        const size_t prefix = key->kind == TSR_VALUE_STR ? tsr_ds_expert_prefix(key->text) : 0;
+        uint32_t *known;
+        bool fresh;
+        if (!prefix) continue;
+        TSR_TRY(tsr_map_put(g->experts, (tsr_str){key->text.data, prefix}, experts, &known, &fresh, err));
+        if (*known < experts) *known = experts;
+    }
+    return TSR_OK;
+}
+
+static tsr_status count_experts(tsr_ds_groups *g, tsr_error *err)
+{
+    uint32_t count;
+    const tsr_ds_file *files = tsr_ds_first(g->files, TSR_DS_EXPERT, &count);
+    const tsr_value *layers = tsr_ds_list(g->column->model->root, "num_experts");
+    g->experts = tsr_map_new(g->files->checkpoint->host->allocator, 0, err);
+    if (!g->experts) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) TSR_TRY(count_expert(g, layers, &files[i], err));
+    return TSR_OK;
+}
+
+static bool is_true(const tsr_value *value)
+{
+    return value && value->kind == TSR_VALUE_BOOL && value->as.boolean;
+}
+
+static tsr_status ds_groups_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_groups *out, tsr_error *err)
+{
+    *out = (tsr_ds_groups){.files = files, .column = column};
+    if (!files->has_experts) return TSR_OK;
+    for (uint32_t r = 0; r < column->world && !out->partitions; r++)
+        out->partitions = tsr_ds_list(tsr_ds_optimizer(column->optims[r]), "partition_count");
+    out->data_first =
+        is_true(tsr_ds_get(tsr_ds_dict(column->model->root, "ds_config"), "use_data_before_expert_parallelism"));
+    return count_experts(out, err);
+}
+
+/* Opens the groups of a column. `out` must be closed in any case. */
+static void ds_groups_close(tsr_ds_groups *groups)
+{
+    tsr_map_free(groups->experts);
+    groups->experts = NULL;
+}
+
+/* ---- ranks ---- */
+
+/* The number of expert-parallel ranks of a group, at least 1. */
+static uint32_t ds_groups_split(const tsr_ds_groups *groups, uint32_t group)
+{
+    uint64_t sharers = 0;
+    if (!groups->experts || !tsr_ds_number(tsr_ds_item(groups->partitions, group), &sharers)) return 1;
+    return sharers && groups->column->world % sharers == 0 ? groups->column->world / (uint32_t)sharers : 1;
+}
+
+/* Finds the ranks that share a group on an expert-parallel rank. */
+static tsr_status ds_groups_sharers(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_ds_sharers *out,
+                                    tsr_error *err)
+{
+    const uint32_t split = ds_groups_split(groups, group), world = groups->column->world / split;
+    *out = (tsr_ds_sharers){
+        .group = group, .expert_rank = expert_rank, .expert_ranks = split, .world = world, .optims = groups->column->optims};
+    if (split == 1) return TSR_OK;
+    out->optims = tsr_arena_array(groups->files->checkpoint->arena, world, sizeof *out->optims, err);
+    if (!out->optims) return TSR_E_NOMEM;
+    for (uint32_t r = 0; r < world; r++)
+        out->optims[r] = groups->column->optims[groups->data_first ? expert_rank * world + r : expert_rank + r * split];
+    return TSR_OK;
+}
+
+/* ---- names ---- */
+
+/* The number at the beginning of `text`. *size is its length, or 0 if there is none. */
+static uint64_t number_at(tsr_str text, size_t *size)
+{
+    uint64_t number = 0;
+    for (*size = 0; *size < text.size && *size < 9 && text.data[*size] >= '0' && text.data[*size] <= '9'; ++*size)
+        number = number * 10 + (uint64_t)(text.data[*size] - '0');
+    return number;
+}
+
+/* Changes the name of a parameter from the one on an expert-parallel rank to the one among the experts of all ranks. Fails
+ * with TSR_E_FORMAT if it is not the name of one of the rank's experts. */
+static tsr_status ds_groups_name(const tsr_ds_groups *groups, uint32_t group, uint32_t expert_rank, tsr_str *name,
+                                 tsr_error *err)
+{
+    const uint32_t split = ds_groups_split(groups, group);
+    size_t digits;
+    if (split == 1) return TSR_OK;
+    const size_t prefix = tsr_ds_expert_prefix(*name);
+    const uint32_t experts = tsr_map_get(groups->experts, (tsr_str){name->data, prefix}, 0), own = experts / split;
+    const uint64_t number = number_at((tsr_str){name->data + prefix, name->size - prefix}, &digits);
+    TSR_FAIL_IF(
+        !prefix || !digits || experts % split || number >= own, err, TSR_E_FORMAT,
+        "'%.*s' is in a param group of %u of %u ranks ('partition_count'), but it is not one of the %u experts of its layer "
+        "that such a rank holds ('num_experts', layer_*_expert_*)",
+        TSR_STR_ARG(*name), groups->column->world / split, groups->column->world, own);
+    *name = tsr_arena_format(groups->files->checkpoint->arena, err, "%.*s%llu%.*s", (int)prefix, name->data,
+                             (unsigned long long)(expert_rank * (uint64_t)own + number), (int)(name->size - prefix - digits),
+                             name->data + prefix + digits);
+    return name->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- weights ---- */
 
 /* ---- shapes ---- */
 
@@ -45,7 +164,7 @@ static tsr_status read_group(tsr_ds_weights *w, const tsr_ds_groups *of, const t
     for (size_t p = 0; p < tsr_ds_count(dict); p++) {
         tsr_ds_weight *weight = &w->weights[w->count++];
         TSR_TRY(read_weight(w, dict, p, weight, err));
-        if (of) TSR_TRY(tsr_ds_groups_name(of, as.group, as.expert_rank, &weight->name, err));
+        if (of) TSR_TRY(ds_groups_name(of, as.group, as.expert_rank, &weight->name, err));
     }
     return TSR_OK;
 }
@@ -57,14 +176,14 @@ static tsr_status read_weights(tsr_ds_weights *w, const tsr_ds_groups *of, const
     for (size_t g = 0; g < groups->count; g++) {
         TSR_FAIL_IF(groups->items[g]->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT,
                     "'param_shapes' is not a list of dictionaries");
-        count += tsr_ds_count(groups->items[g]) * (of ? tsr_ds_groups_split(of, (uint32_t)g) : 1);
+        count += tsr_ds_count(groups->items[g]) * (of ? ds_groups_split(of, (uint32_t)g) : 1);
     }
     TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries || count > UINT32_MAX / 2, err, TSR_E_LIMIT,
                 "'param_shapes' names too many parameters (%llu)", (unsigned long long)count);
     w->weights = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->weights, err);
     if (!w->weights) return TSR_E_NOMEM;
     for (uint32_t g = 0; g < groups->count; g++)
-        for (uint32_t e = 0; e < (of ? tsr_ds_groups_split(of, g) : 1); e++)
+        for (uint32_t e = 0; e < (of ? ds_groups_split(of, g) : 1); e++)
             TSR_TRY(read_group(w, of, groups->items[g], (tsr_ds_sharers){.group = g, .expert_rank = e}, err));
     return TSR_OK;
 }
@@ -143,14 +262,14 @@ static tsr_status open_segments(tsr_ds_weights *w, const tsr_ds_groups *of, tsr_
     uint64_t count = 0;
     for (uint32_t r = 0; r < w->column->world && !w->group_count; r++)
         w->group_count = (uint32_t)tsr_ds_count(fp32_groups(w, w->column->optims[r]));
-    for (uint32_t g = 0; g < w->group_count; g++) count += tsr_ds_groups_split(of, g);
+    for (uint32_t g = 0; g < w->group_count; g++) count += ds_groups_split(of, g);
     TSR_FAIL_IF(count > w->files->checkpoint->host->limits.entries, err, TSR_E_LIMIT,
                 "the optimizer files have too many param groups (%llu)", (unsigned long long)count);
     w->segments = tsr_arena_array(w->files->checkpoint->arena, (size_t)count, sizeof *w->segments, err);
     if (!w->segments) return TSR_E_NOMEM;
     for (uint32_t g = 0; g < w->group_count; g++)
-        for (uint32_t e = 0; e < tsr_ds_groups_split(of, g); e++) {
-            TSR_TRY(tsr_ds_groups_sharers(of, g, e, &w->segments[w->segment_count].sharers, err));
+        for (uint32_t e = 0; e < ds_groups_split(of, g); e++) {
+            TSR_TRY(ds_groups_sharers(of, g, e, &w->segments[w->segment_count].sharers, err));
             TSR_TRY(open_segment(w, w->segment_count++, err));
         }
     return TSR_OK;
@@ -267,11 +386,11 @@ tsr_status tsr_ds_weights_by_shape(const tsr_ds_files *files, const tsr_ds_colum
 static tsr_status open_groups(tsr_ds_weights *w, const tsr_value *groups, bool *found, tsr_error *err)
 {
     tsr_ds_groups of;
-    tsr_status status = tsr_ds_groups_open(w->files, w->column, &of, err);
+    tsr_status status = ds_groups_open(w->files, w->column, &of, err);
     if (status == TSR_OK) status = read_weights(w, &of, groups, err);
     if (status != TSR_OK) tsr_error_context(err, "%.*s", TSR_STR_ARG(tsr_ds_file_name(w->files, w->column->model)));
     if (status == TSR_OK) status = open_segments(w, &of, err);
-    tsr_ds_groups_close(&of);
+    ds_groups_close(&of);
     if (status != TSR_OK) return status;
     return w->files->zero == 3 ? place_shares(w, found, err) : place_groups(w, groups, found, err);
 }

@@ -40,12 +40,14 @@ static cli_placeholder placeholder_of(tsr_str text)
     return out;
 }
 
-cli_placeholder cli_value_placeholder(const tsr_option *option)
+/* The placeholder of an option's value. The option must not be a flag. */
+static cli_placeholder cli_value_placeholder(const tsr_option *option)
 {
     return placeholder_of(tsr_str_from(option->value));
 }
 
-bool cli_next_operand(const char **operands, cli_placeholder *out)
+/* Parses the next of a command's operands and advances `*operands`; false after the last. */
+static bool cli_next_operand(const char **operands, cli_placeholder *out)
 {
     while (**operands == ' ') ++*operands;
     if (!**operands) return false;
@@ -55,7 +57,8 @@ bool cli_next_operand(const char **operands, cli_placeholder *out)
     return true;
 }
 
-void cli_put_words(const cli_placeholder *placeholder)
+/* Prints the words to choose from, each preceded by a space; nothing for FILES, FQNS and OTHER. */
+static void cli_put_words(const cli_placeholder *placeholder)
 {
     size_t count;
     const tsr_rule *rules = tsr_rules(&count);
@@ -83,7 +86,9 @@ void cli_put_words(const cli_placeholder *placeholder)
     }
 }
 
-void cli_put_shell(const char *text, const char *quote, const char *escaped)
+/* Prints text inside single quotes of a shell in which ' is written as `quote`, with a backslash before each character of
+ * `escaped`. */
+static void cli_put_shell(const char *text, const char *quote, const char *escaped)
 {
     for (; *text; text++) {
         if (*text == '\'') {
@@ -93,4 +98,354 @@ void cli_put_shell(const char *text, const char *quote, const char *escaped)
         if (strchr(escaped, *text)) putchar('\\');
         putchar(*text);
     }
+}
+
+/* ---- completions bash ---- */
+
+/* The bash script: three tables (options, their values, operands) and a function that uses them and nothing but bash
+ * itself. */
+
+static void put_kind(const cli_placeholder *placeholder)
+{
+    fputs("echo '", stdout);
+    if (placeholder->meaning == CLI_MEANS_FILES) fputs("files", stdout);
+    else if (placeholder->meaning == CLI_MEANS_FQNS) fputs("names", stdout);
+    else {
+        fputs("words", stdout);
+        cli_put_words(placeholder);
+    }
+    puts("' ;;");
+}
+
+static void put_values(const char *command, const tsr_option *const *options)
+{
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        if (!option->value) continue;
+        cli_placeholder placeholder = cli_value_placeholder(option);
+        printf("    %s:--%s", command, option->name);
+        if (option->letter) printf(" | %s:-%c", command, option->letter);
+        fputs(") ", stdout);
+        put_kind(&placeholder);
+    }
+}
+
+static void put_names_of(const tsr_option *const *options)
+{
+    for (; *options; options++) printf(" --%s", (*options)->name);
+}
+
+static void put_operands(const tsr_command *command)
+{
+    cli_placeholder placeholder;
+    const char *operands = command->operands;
+    for (unsigned number = 1; cli_next_operand(&operands, &placeholder); number++) {
+        printf("    %s:", command->name);
+        if (placeholder.repeats) fputs("*) ", stdout);
+        else printf("%u) ", number);
+        put_kind(&placeholder);
+    }
+}
+
+static void put_tables(void)
+{
+    puts("# \"files\", \"names\" or \"words …\" for the value of an option; fails for one that takes "
+         "none.\n_tessera_value() {\n"
+         "    case $1:$2 in");
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_values(c->name, c->options);
+    put_values("*", tsr_global_options);
+    puts("    *) return 1 ;;\n    esac\n}\n\n# The same for an operand, counted from 1.\n_tessera_operand() {\n    case "
+         "$1:$2 in");
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_operands(c);
+    fputs("    esac\n}\n\n_tessera_options() {\n    case $1 in\n", stdout);
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        printf("    %s) echo", c->name);
+        put_names_of(c->options);
+        put_names_of(tsr_global_options);
+        puts(" ;;");
+    }
+    fputs("    esac\n}\n\n", stdout);
+}
+
+/* Names come from untrusted files. They are quoted, and never passed to `compgen -W`, which expands its argument. */
+static const char functions[] =
+    "_tessera_reply() {\n"
+    "    local kind=$1 command=$2 path=$3 cur=$4 name\n"
+    "    case $kind in\n"
+    "    files)\n"
+    "        compopt -o filenames 2>/dev/null\n"
+    "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
+    "        ;;\n"
+    "    names)\n"
+    "        path=${path//[\\\\\\\"\\']/}\n"
+    "        while IFS= read -r name; do\n"
+    "            printf -v name %q \"$name\"\n"
+    "            COMPREPLY+=(\"$name\")\n"
+    "        done < <(\"$command\" completions names \"${path/#\\~/$HOME}\" \"$cur\" 2>/dev/null)\n"
+    "        ;;\n"
+    "    words*) mapfile -t COMPREPLY < <(compgen -W \"${kind#words}\" -- \"$cur\") ;;\n"
+    "    esac\n"
+    "}\n"
+    "\n"
+    "_tessera() {\n"
+    "    local command=${COMP_WORDS[1]} cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}\n"
+    "    local i word kind path= operand=1 only_operands=\n"
+    "    COMPREPLY=()\n"
+    "    # Where \"=\" breaks words, --option=value is three of them.\n"
+    "    if [[ $cur == = ]]; then\n"
+    "        cur=\n"
+    "    elif [[ $prev == = ]]; then\n"
+    "        prev=${COMP_WORDS[COMP_CWORD - 2]}\n"
+    "    fi\n"
+    "    if ((COMP_CWORD == 1)); then\n"
+    "        _tessera_reply \"words$(printf ' %s' $_tessera_commands --help --version)\" '' '' \"$cur\"\n"
+    "        return\n"
+    "    fi\n"
+    "    for ((i = 2; i < COMP_CWORD; i++)); do\n"
+    "        word=${COMP_WORDS[i]}\n"
+    "        if [[ $only_operands || $word != -* ]]; then\n"
+    "            [[ $path ]] || path=$word\n"
+    "            ((operand++))\n"
+    "        elif [[ $word == -- ]]; then\n"
+    "            only_operands=yes\n"
+    "        elif _tessera_value \"$command\" \"$word\" >/dev/null; then\n"
+    "            [[ ${COMP_WORDS[i + 1]} == = ]] && ((i++))\n"
+    "            ((i++))\n"
+    "        fi\n"
+    "    done\n"
+    "    if [[ -z $only_operands ]] && kind=$(_tessera_value \"$command\" \"$prev\"); then\n"
+    "        _tessera_reply \"$kind\" \"${COMP_WORDS[0]}\" \"$path\" \"$cur\"\n"
+    "    elif [[ -z $only_operands && $cur == -* ]]; then\n"
+    "        _tessera_reply \"words $(_tessera_options \"$command\")\" '' '' \"$cur\"\n"
+    "    else\n"
+    "        _tessera_reply \"$(_tessera_operand \"$command\" $operand)\" \"${COMP_WORDS[0]}\" \"$path\" \"$cur\"\n"
+    "    fi\n"
+    "}\n"
+    "\n"
+    "complete -F _tessera tessera\n";
+
+void cli_put_bash(void)
+{
+    const cli_placeholder commands = {.meaning = CLI_MEANS_COMMANDS};
+    printf("# bash completion for tessera %s, written by `tessera completions bash`\n_tessera_commands='", TSR_VERSION);
+    cli_put_words(&commands);
+    puts("'\n");
+    put_tables();
+    fputs(functions, stdout);
+}
+
+/* ---- completions fish ---- */
+
+/* The fish script: one `complete` line per option, which applies only to its command. */
+
+static void put_quoted(const char *text)
+{
+    putchar('\'');
+    cli_put_shell(text, "\\'", "\\");
+    putchar('\'');
+}
+
+static void put_choice(const cli_placeholder *placeholder)
+{
+    if (placeholder->meaning == CLI_MEANS_FILES) {
+        fputs(" -F", stdout);
+        return;
+    }
+    fputs(" -x", stdout);
+    if (placeholder->meaning == CLI_MEANS_OTHER) return;
+    fputs(" -a '", stdout);
+    if (placeholder->meaning == CLI_MEANS_FQNS) fputs("(__tessera_names)", stdout);
+    cli_put_words(placeholder);
+    putchar('\'');
+}
+
+static void put_options(const char *condition, const tsr_option *const *options)
+{
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        printf("complete -c tessera %s -l %s", condition, option->name);
+        if (option->letter) printf(" -s %c", option->letter);
+        if (option->value) {
+            cli_placeholder placeholder = cli_value_placeholder(option);
+            if (placeholder.meaning == CLI_MEANS_FILES) fputs(" -r", stdout);
+            put_choice(&placeholder);
+        }
+        fputs(" -d ", stdout);
+        put_quoted(option->help);
+        putchar('\n');
+    }
+}
+
+static void fish_put_operands(const tsr_command *command)
+{
+    cli_placeholder placeholder;
+    const char *operands = command->operands;
+    for (unsigned number = 1; cli_next_operand(&operands, &placeholder); number++) {
+        if (placeholder.meaning == CLI_MEANS_OTHER) continue;
+        if (placeholder.repeats) printf("complete -c tessera -n '__tessera_is %s'", command->name);
+        else printf("complete -c tessera -n '__tessera_operand %s %u'", command->name, number);
+        put_choice(&placeholder);
+        putchar('\n');
+    }
+}
+
+static void put_valued(const char *command, const tsr_option *const *options)
+{
+    printf("        case %s\n            set -a valued", command);
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        if (!option->value) continue;
+        printf(" --%s", option->name);
+        if (option->letter) printf(" -%c", option->letter);
+    }
+    putchar('\n');
+}
+
+/* Fish itself does not distinguish operands from the values of options. */
+static void put_functions(void)
+{
+    puts("function __tessera_is\n"
+         "    set -l words (commandline -opc)\n"
+         "    test (count $words) -ge 2; and test $words[2] = $argv[1]\n"
+         "end\n\n"
+         "function __tessera_operands\n"
+         "    set -l words (commandline -opc)\n"
+         "    set -l skip no\n"
+         "    set -l valued\n"
+         "    switch \"$words[2]\"");
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_valued(c->name, c->options);
+    puts("    end\n    switch x");
+    put_valued("x", tsr_global_options);
+    puts("    end\n"
+         "    set -e words[1..2]\n"
+         "    for word in $words\n"
+         "        if test $skip = yes\n"
+         "            set skip no\n"
+         "        else if not string match -q -- '-*' $word\n"
+         "            echo $word\n"
+         "        else if contains -- $word $valued\n"
+         "            set skip yes\n"
+         "        end\n"
+         "    end\n"
+         "end\n\n"
+         "function __tessera_operand\n"
+         "    __tessera_is $argv[1]; and test (count (__tessera_operands)) -eq (math $argv[2] - 1)\n"
+         "end\n\n"
+         "function __tessera_names\n"
+         "    set -l operands (__tessera_operands)\n"
+         "    set -l words (commandline -opc)\n"
+         "    $words[1] completions names $operands[1] (commandline -ct) 2>/dev/null\n"
+         "end\n");
+}
+
+void cli_put_fish(void)
+{
+    printf("# fish completion for tessera %s, written by `tessera completions fish`\n", TSR_VERSION);
+    put_functions();
+    puts("complete -c tessera -f\n"
+         "complete -c tessera -n __fish_use_subcommand -l version -d 'version and what it was built with'\n"
+         "complete -c tessera -n __fish_use_subcommand -l help -s h -d help");
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        printf("complete -c tessera -n __fish_use_subcommand -a %s -d ", c->name);
+        put_quoted(c->summary);
+        putchar('\n');
+    }
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        char condition[64];
+        snprintf(condition, sizeof condition, "-n '__tessera_is %s'", c->name);
+        fish_put_operands(c);
+        put_options(condition, c->options);
+        put_options(condition, tsr_global_options);
+    }
+}
+
+/* ---- completions zsh ---- */
+
+/* The zsh script: one specification for _arguments per command. */
+
+/* Inside a specification, brackets and colons are syntax. */
+static void put_spec_text(const char *text)
+{
+    cli_put_shell(text, "'\\''", "[]:\\");
+}
+
+static void put_action(const cli_placeholder *placeholder)
+{
+    putchar(':');
+    for (size_t i = 0; i < placeholder->text.size; i++) {
+        if (strchr("[]:\\", placeholder->text.data[i])) putchar('\\');
+        putchar(placeholder->text.data[i]);
+    }
+    putchar(':');
+    if (placeholder->meaning == CLI_MEANS_FILES) fputs("_files", stdout);
+    else if (placeholder->meaning == CLI_MEANS_FQNS) fputs("_tessera_names", stdout);
+    else if (placeholder->meaning != CLI_MEANS_OTHER) {
+        putchar('(');
+        cli_put_words(placeholder);
+        fputs(" )", stdout);
+    }
+}
+
+static void zsh_put_options(const tsr_option *const *options)
+{
+    for (; *options; options++) {
+        const tsr_option *option = *options;
+        const char *repeat = option->type == TSR_OPTION_TEXTS ? "*" : "", *equals = option->value ? "=" : "";
+        fputs("        ", stdout);
+        if (option->letter) {
+            if (*repeat) fputs("'*'", stdout);
+            else printf("'(-%c --%s)'", option->letter, option->name);
+            printf("{-%c%s,--%s%s}'[", option->letter, option->value ? "+" : "", option->name, equals);
+        } else {
+            printf("'%s--%s%s[", repeat, option->name, equals);
+        }
+        put_spec_text(option->help);
+        putchar(']');
+        if (option->value) {
+            cli_placeholder placeholder = cli_value_placeholder(option);
+            put_action(&placeholder);
+        }
+        puts("' \\");
+    }
+}
+
+static void put_command(const tsr_command *command)
+{
+    printf("    %s)\n        _arguments -s -S \\\n", command->name);
+    zsh_put_options(command->options);
+    zsh_put_options(tsr_global_options);
+    cli_placeholder placeholder;
+    const char *operands = command->operands;
+    while (cli_next_operand(&operands, &placeholder)) {
+        fputs(placeholder.repeats ? "        '*" : "        '", stdout);
+        put_action(&placeholder);
+        puts("' \\");
+    }
+    puts("        && result=0\n        ;;");
+}
+
+void cli_put_zsh(void)
+{
+    printf("#compdef tessera\n# zsh completion for tessera %s, written by `tessera completions zsh`\n", TSR_VERSION);
+    puts("\n_tessera_names() {\n"
+         "    local -a names\n"
+         "    names=(${(f)\"$(_call_program names $tessera_program completions names ${(Q)line[1]} ${(Q)PREFIX} "
+         "2>/dev/null)\"})\n"
+         "    compadd -- $names\n"
+         "}\n\n_tessera_command_names() {\n    local -a commands=(");
+    for (const tsr_command *c = tsr_commands; c->name; c++) {
+        printf("        '%s:", c->name);
+        put_spec_text(c->summary);
+        puts("'");
+    }
+    puts("    )\n    _describe -t commands command commands\n}\n\n_tessera() {\n"
+         "    local context state line result=1 tessera_program=$words[1]\n"
+         "    typeset -A opt_args\n"
+         "    _arguments -C '(- *)'{-h,--help}'[help]' '(- *)--version[version and what it was built with]' \\\n"
+         "        '1:command:_tessera_command_names' '*::argument:->argument' && result=0\n"
+         "    [[ $state == argument ]] || return result\n"
+         "    case $words[1] in");
+    for (const tsr_command *c = tsr_commands; c->name; c++) put_command(c);
+    puts("    esac\n    return result\n}\n\n"
+         "if [[ $funcstack[1] == _tessera ]]; then\n    _tessera \"$@\"\nelse\n    compdef _tessera tessera\nfi");
 }

@@ -21,16 +21,6 @@ typedef struct cli_placeholder {
     bool repeats; /* "PATH…" */
 } cli_placeholder;
 
-/* The placeholder of an option's value. The option must not be a flag. */
-cli_placeholder cli_value_placeholder(const tsr_option *option);
-/* Parses the next of a command's operands and advances `*operands`; false after the last. */
-bool cli_next_operand(const char **operands, cli_placeholder *out);
-/* Prints the words to choose from, each preceded by a space; nothing for FILES, FQNS and OTHER. */
-void cli_put_words(const cli_placeholder *placeholder);
-/* Prints text inside single quotes of a shell in which ' is written as `quote`, with a backslash before each character of
- * `escaped`. */
-void cli_put_shell(const char *text, const char *quote, const char *escaped);
-
 void cli_put_bash(void);
 void cli_put_zsh(void);
 void cli_put_fish(void);

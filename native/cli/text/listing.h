@@ -47,9 +47,6 @@ void cli_listing_free(cli_listing *listing);
 tsr_status cli_listing_rows(const cli_listing *listing, bool tree, void (*each)(void *ctx, const cli_row *row), void *ctx,
                             const tsr_allocator *allocator, tsr_error *err);
 
-/* Whether a component is a plain number of at most nine digits. */
-bool cli_number_of(tsr_str name, uint64_t *number);
-
 /* The dtype of a node, such as "float32"; "mixed" if there are several. */
 const char *cli_node_dtype(const cli_node *node);
 /* Describes how a tensor is sharded: "whole", "4 on dim 0", "2 on dim 0, 2 on dim 1", "7 chunks", or its placements. */

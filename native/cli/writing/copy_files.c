@@ -1,10 +1,279 @@
 /* See copy_files.h. */
 #include "cli/writing/copy_files.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
 #include "cli/program/term.h"
+#include "cli/writing/copy_complete.h"
+#include "cli/writing/copy_log.h"
+#include "cli/writing/copy_source.h"
 #include "io/file_name.h"
+#include "publish/file_sums.h"
+#include "publish/text.h"
+#include "tessera/checkpoint.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/little_endian.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/path_store.h"
 #include "tessera/sys/remote.h"
+#include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+
+/* ---- copy source ---- */
+
+static bool describe(tsr_store *store, uint32_t file, char *line, size_t room)
+{
+    tsr_file_id id;
+    int64_t seconds, nanoseconds;
+    const uint64_t size = store->files[file].size;
+    if (tsr_folder_store_identify(store, file, &id)) {
+        tsr_folder_store_modified(store, file, &seconds, &nanoseconds);
+        snprintf(line, room, "%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64 "\n", size, id.device, id.inode,
+                 seconds, nanoseconds);
+        return true;
+    }
+    const char *version = tsr_path_store_version(store, file);
+    const int length = snprintf(line, room, "%" PRIu64 " %s\n", size, version);
+    return *version && length > 0 && (size_t)length < room;
+}
+
+tsr_status cli_copy_source(const cli_copy_files *files, tsr_arena *arena, tsr_str *out, tsr_error *err)
+{
+    char line[512];
+    bool is_known = true;
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_status status = tsr_text_add(&text, TSR_STR("source\n"), err);
+    for (uint32_t i = 0; i < files->count && status == TSR_OK && is_known; i++) {
+        is_known = describe(files->from, files->numbers[i], line, sizeof line);
+        status = tsr_text_add(&text, tsr_str_from(line), err);
+    }
+    *out = (tsr_str){"", 0};
+    if (status == TSR_OK && is_known) *out = tsr_arena_str(arena, (tsr_str){text.items, text.count}, err);
+    tsr_vec_free(&text);
+    return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
+}
+
+/* ---- copy log ---- */
+
+enum { RECORD = 16 };
+
+tsr_status cli_copy_log_new(tsr_arena *arena, const cli_copy_files *files, cli_copy_log *out, tsr_error *err)
+{
+    *out = (cli_copy_log){.pending = tsr_vec_of(&tsr_allocator_libc, 1)};
+    out->first = tsr_arena_array(arena, files->count, sizeof *out->first, err);
+    if (!out->first) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < files->count; i++) {
+        out->first[i] = out->chunk_count;
+        out->chunk_count += files->sizes[i] / CLI_COPY_CHUNK + (files->sizes[i] % CLI_COPY_CHUNK != 0);
+    }
+    out->sums = tsr_arena_array(arena, (size_t)out->chunk_count, sizeof *out->sums, err);
+    out->is_recorded = tsr_arena_array(arena, (size_t)out->chunk_count, sizeof *out->is_recorded, err);
+    if (!out->sums || !out->is_recorded) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < out->chunk_count; i++) out->is_recorded[i] = false;
+    return TSR_OK;
+}
+
+void cli_copy_log_free(cli_copy_log *log)
+{
+    if (log->first) tsr_vec_free(&log->pending);
+}
+
+static void take_chunks(cli_copy_log *log, tsr_str records)
+{
+    for (size_t at = 0; at + RECORD <= records.size; at += RECORD) {
+        const uint64_t chunk = tsr_load_le(records.data + at, 8);
+        if (chunk >= log->chunk_count) continue;
+        log->sums[chunk] = tsr_load_le(records.data + at + 8, 8);
+        log->is_recorded[chunk] = log->has_chunks = true;
+    }
+}
+
+tsr_status cli_copy_log_load(cli_copy_log *log, tsr_journal *journal, tsr_str source, bool *fits, tsr_error *err)
+{
+    const tsr_str all = tsr_journal_records(journal);
+    tsr_str rest = all;
+    tsr_journal_step step;
+    *fits = source.size && tsr_journal_step_next(&rest, &step) && tsr_str_equal(step.records, source);
+    if (!*fits) return TSR_OK;
+    while (tsr_journal_step_next(&rest, &step)) take_chunks(log, step.records);
+    log->journal = journal;
+    return tsr_journal_cut(journal, all.size - rest.size, err);
+}
+
+static tsr_status append(cli_copy_log *log, tsr_str records, tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_status status = tsr_step_put(records, NULL, 0, &text, err);
+    if (status == TSR_OK) status = tsr_journal_append(log->journal, (tsr_str){text.items, text.count}, err);
+    tsr_vec_free(&text);
+    return status;
+}
+
+tsr_status cli_copy_log_begin(cli_copy_log *log, tsr_journal *journal, tsr_str source, tsr_error *err)
+{
+    if (!source.size) return TSR_OK; /* nothing would show that the source has changed, so the copy cannot be continued */
+    log->journal = journal;
+    return append(log, source, err);
+}
+
+uint64_t cli_copy_log_chunk(const cli_copy_log *log, uint32_t file, uint64_t offset)
+{
+    return log->first[file] + offset / CLI_COPY_CHUNK;
+}
+
+tsr_status cli_copy_log_add(cli_copy_log *log, uint64_t chunk, uint64_t sum, uint64_t size, tsr_error *err)
+{
+    uint8_t record[RECORD];
+    if (!log->journal) return TSR_OK;
+    tsr_store_le(record, chunk, 8);
+    tsr_store_le(record + 8, sum, 8);
+    if (tsr_vec_reserve(&log->pending, RECORD, err) != TSR_OK) return TSR_E_NOMEM;
+    for (unsigned i = 0; i < RECORD; i++) *(uint8_t *)tsr_vec_push(&log->pending, err) = record[i];
+    log->pending_bytes += size;
+    return log->pending_bytes >= CLI_COPY_CHUNK ? cli_copy_log_flush(log, err) : TSR_OK;
+}
+
+tsr_status cli_copy_log_flush(cli_copy_log *log, tsr_error *err)
+{
+    if (!log->journal || !log->pending.count) return TSR_OK;
+    const tsr_status status = append(log, (tsr_str){log->pending.items, log->pending.count}, err);
+    if (status != TSR_OK) return status;
+    log->pending.count = 0;
+    log->pending_bytes = 0;
+    log->has_chunks = true;
+    return TSR_OK;
+}
+
+/* ---- copy complete ---- */
+
+enum { NAMED = 4 };
+
+static tsr_status refuse(const tsr_checkpoint *checkpoint, tsr_str below, tsr_error *err)
+{
+    size_t count, used = 0;
+    char names[512] = "";
+    const tsr_str *missing = tsr_checkpoint_missing(checkpoint, &count);
+    if (!count) return TSR_OK;
+    for (size_t i = 0; i < count && i < NAMED; i++) {
+        const int size = snprintf(names + used, sizeof names - used, "%s'%.*s%s%.*s'", i ? ", " : "", TSR_STR_ARG(below),
+                                  below.size ? "/" : "", TSR_STR_ARG(missing[i]));
+        if (size < 0 || (size_t)size >= sizeof names - used) break;
+        used += (size_t)size;
+    }
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                     "%zu file%s that the checkpoint names %s missing: %s%s; nothing was copied", count,
+                     count == 1 ? "" : "s", count == 1 ? "is" : "are", names, count > NAMED ? ", …" : "");
+}
+
+/* An interrupted save that is copied would pass for a checkpoint that is safe elsewhere. */
+static tsr_status refuse_interrupted(const tsr_checkpoint *checkpoint, tsr_str below, tsr_error *err)
+{
+    tsr_error why = {0};
+    const tsr_status status = tsr_checkpoint_require(checkpoint, TSR_FOR_ALL_NAMES, &why);
+    if (status == TSR_OK) return TSR_OK;
+    return tsr_raise(err, status, TSR_NO_POSITION, "%.*s%s%s; nothing was copied", TSR_STR_ARG(below),
+                     below.size ? ": " : "", why.message);
+}
+
+static bool complete_is_marker(tsr_str name)
+{
+    return tsr_str_equal(name, TSR_STR(".metadata")) || tsr_str_ends(name, TSR_STR("/.metadata")) ||
+           tsr_str_ends(name, TSR_STR(".index.json"));
+}
+
+static bool has_marker(const tsr_store *store)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        if (complete_is_marker(name) && !memchr(name.data, '/', name.size)) return true;
+    }
+    return false;
+}
+
+/* `below` is the path of the store below the source, empty for the source itself. A directory with a marker that cannot be opened is
+ * named: whether its files are complete is not known. */
+static tsr_status check(cli *program, tsr_store *store, tsr_str below, bool is_marked, tsr_error *err)
+{
+    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_FINDINGS, .stay = true};
+    tsr_checkpoint *checkpoint;
+    tsr_error why = {0};
+    tsr_status status = tsr_checkpoint_open(store, cli_host(program), &options, &checkpoint, &why);
+    if (status == TSR_OK) {
+        status = refuse(checkpoint, below, err);
+        if (status == TSR_OK) status = refuse_interrupted(checkpoint, below, err);
+        tsr_checkpoint_close(checkpoint);
+        return status;
+    }
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED)
+        return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (is_marked)
+        cli_warn(program,
+                 "'%.*s' cannot be opened as a checkpoint, so its files are copied without a check that none is missing: %s",
+                 TSR_STR_ARG(below.size ? below : TSR_STR(".")), why.message);
+    return TSR_OK;
+}
+
+static tsr_status check_below(cli *program, const char *source, tsr_str below, tsr_arena *arena, tsr_error *err)
+{
+    tsr_str root = tsr_str_from(cli_given_address(program, source));
+    tsr_store *store;
+    while (root.size > 1 && root.data[root.size - 1] == '/') root.size--;
+    const tsr_str path = tsr_arena_format(arena, err, "%.*s/%.*s", TSR_STR_ARG(root), TSR_STR_ARG(below));
+    tsr_status status = path.data ? tsr_path_store_open(cli_host(program), path.data, &store, err) : TSR_E_NOMEM;
+    if (status != TSR_OK) return status;
+    status = check(program, store, below, true, err);
+    store->close(store);
+    return status;
+}
+
+static tsr_status add_directory(tsr_str name, tsr_map *known, tsr_arena *arena, tsr_vec *steps, tsr_error *err)
+{
+    bool is_new;
+    const tsr_str copy = tsr_arena_str(arena, name, err);
+    if (!copy.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(known, copy, 0, NULL, &is_new, err));
+    tsr_str *step = is_new ? tsr_vec_push(steps, err) : NULL;
+    if (step) *step = copy;
+    return step || !is_new ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* The directories below the root, at any depth, that have a marker. The store's names may change while they are examined. */
+static tsr_status list_steps(const tsr_store *store, tsr_map *known, tsr_arena *arena, tsr_vec *steps, tsr_error *err)
+{
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        tsr_str name = store->files[f].name;
+        if (!complete_is_marker(name)) continue;
+        while (name.size && name.data[name.size - 1] != '/') name.size--;
+        if (!name.size) continue;
+        name.size--;
+        TSR_TRY(add_directory(name, known, arena, steps, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status cli_copy_check_complete(cli *program, const char *source, tsr_store *store, tsr_error *err)
+{
+    if (store->primary != TSR_NO_FILE) return TSR_OK;
+    const tsr_allocator *allocator = cli_host(program)->allocator;
+    tsr_vec steps = tsr_vec_of(allocator, sizeof(tsr_str));
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_map *known = tsr_map_new(allocator, 0, err);
+    tsr_status status = arena && known ? list_steps(store, known, arena, &steps, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = check(program, store, (tsr_str){NULL, 0}, has_marker(store), err);
+    for (size_t i = 0; status == TSR_OK && i < steps.count; i++)
+        status = check_below(program, source, ((const tsr_str *)steps.items)[i], arena, err);
+    tsr_vec_free(&steps);
+    tsr_map_free(known);
+    tsr_arena_free(arena);
+    return status;
+}
+
+/* ---- copy files ---- */
 
 enum { LEVELS = 64 };
 

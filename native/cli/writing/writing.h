@@ -56,9 +56,9 @@ typedef struct cli_writing {
     double seconds;
 } cli_writing;
 
-/* writing_container.c: sets *out to the format whose files have the extension of `path`. Returns false if none does. */
+/* writing_destination.c: sets *out to the format whose files have the extension of `path`. Returns false if none does. */
 bool cli_container_of_name(const char *path, tsr_container *out);
-/* writing_container.c: sets the format of DEST. `to` is the value of --to; 0: decided by the extension. The sizes are as in
+/* writing_destination.c: sets the format of DEST. `to` is the value of --to; 0: decided by the extension. The sizes are as in
  * cli_writing. */
 tsr_status cli_choose_container(cli_writing *writing, unsigned to, uint64_t max_shard_size, tsr_error *err);
 /* To be called when the source is open: writes one file per part if the source has parts. */

@@ -1,10 +1,106 @@
 /* Describes a job as lines of text: two runs with the same lines write the same bytes. */
 #include <inttypes.h>
+#include <stdio.h>
 
+#include "cli/program/term.h"
+#include "cli/writing/resumed.h"
 #include "cli/writing/source.h"
 #include "cli/writing/writing_parts.h"
-
+#include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/path_store.h"
+
+/* ---- source ---- */
+
+/* The modification time of a file, or the version that a server reports. */
+static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *arena, tsr_error *err)
+{
+    int64_t seconds, nanoseconds;
+    if (session->is_remote) return tsr_arena_str(arena, tsr_str_from(tsr_path_store_version(session->store, file)), err);
+    tsr_folder_store_modified(session->store, file, &seconds, &nanoseconds);
+    return tsr_arena_format(arena, err, "%" PRId64 ".%09" PRId64, seconds, nanoseconds);
+}
+
+tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_job *job, tsr_error *err)
+{
+    job->source_path = tsr_str_from(session->path);
+    if (program->options.source.part) job->source_part = tsr_str_from(program->options.source.part);
+    if (program->options.source.step) job->source_step = tsr_str_from(program->options.source.step);
+    if (session->map_text.size) job->source_map = session->map_text;
+    job->source_inverse = session->map_inverse;
+    tsr_status status =
+        tsr_plan_job_source(tsr_checkpoint_catalog(cli_source_checkpoint(session)), cli_host(program), arena, job, err);
+    for (uint64_t i = 0; i < job->file_count && status == TSR_OK; i++) {
+        tsr_plan_file *file = &job->files[i];
+        file->modified = version_of(session, tsr_store_find(session->store, file->name), arena, err);
+        if (!file->modified.data) status = TSR_E_NOMEM;
+    }
+    return status;
+}
+
+/* ---- resumed ---- */
+
+void cli_report_resumed(const cli *program, const tsr_object_resumed *r)
+{
+    if (program->options.quiet) return;
+    if (r->objects || r->parts) {
+        fprintf(stderr, "resumed: %s and %s (%s) were uploaded already", cli_plural(r->objects, "object").text,
+                cli_plural(r->parts, "part").text, cli_bytes(r->bytes).text);
+    } else {
+        fprintf(stderr, "resumed: nothing that can be continued was found; everything was uploaded");
+    }
+    if (r->differing)
+        fprintf(stderr, "; %s with another size or checksum uploaded again", cli_plural(r->differing, "part").text);
+    if (r->uploads_given_up) fprintf(stderr, "; %s given up", cli_plural(r->uploads_given_up, "other upload").text);
+    fputc('\n', stderr);
+    if (r->uploads_left)
+        cli_warn(
+            program,
+            "the destination has %s unfinished upload%s of objects that this run does not write; nothing of them was removed",
+            cli_number(r->uploads_left).text, r->uploads_left == 1 ? "" : "s");
+}
+
+void cli_note_other_parts(const cli *program, const tsr_output *output, const char *destination)
+{
+    tsr_str first;
+    const size_t count = tsr_object_output_other_parts(output, &first);
+    if (!count) return;
+    cli_warn(
+        program,
+        "'%s' has unfinished parts of another plan ('%.*s'%s%s%s); they are kept; --discard-parts of exec, convert or reshard removes them",
+        destination, TSR_STR_ARG(first), count > 1 ? " and " : "", count > 1 ? cli_number(count - 1).text : "",
+        count > 1 ? " more" : "");
+}
+
+void cli_report_continued(const tsr_object_resumed *r)
+{
+    if (r->bytes) {
+        fprintf(stderr, "resumed: %s and %s (%s) had been copied already", cli_plural(r->objects, "file").text,
+                cli_plural(r->parts, "chunk").text, cli_bytes(r->bytes).text);
+    } else {
+        fprintf(stderr, "resumed: nothing that can be continued was found; everything was copied");
+    }
+    if (r->differing) fprintf(stderr, "; %s with another digest copied again", cli_plural(r->differing, "chunk").text);
+    fputc('\n', stderr);
+}
+
+void cli_put_resumed(tsr_json *json, const tsr_object_resumed *r)
+{
+    const struct {
+        const char *key;
+        uint64_t count;
+    } counts[] = {{"objects", r->objects},
+                  {"parts", r->parts},
+                  {"bytes", r->bytes},
+                  {"differing", r->differing},
+                  {"uploads_given_up", r->uploads_given_up},
+                  {"uploads_left", r->uploads_left}};
+    tsr_json_put_object(json, "resumed");
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(json, counts[i].key, counts[i].count);
+    tsr_json_object_end(json);
+}
+
+/* ---- job ---- */
 
 static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
 {

@@ -22,7 +22,7 @@ typedef struct cli_start {
     size_t written_count;
 } cli_start;
 
-/* writing_against.c: refuses a planned conversion whose names, shapes and dtypes do not fit those of --against. */
+/* writing_report.c: refuses a planned conversion whose names, shapes and dtypes do not fit those of --against. */
 tsr_status cli_check_against(const cli_writing *writing, tsr_error *err);
 
 /* Describes the job in lines: everything that affects the output. */
@@ -37,12 +37,12 @@ tsr_status cli_clear_around(cli_writing *writing, cli_start *start, tsr_error *e
 tsr_status cli_clear_completed(cli_writing *writing, const cli_start *start, tsr_error *err);
 /* Removes what an earlier run of the same job left, to start over. */
 tsr_status cli_start_over(cli_writing *writing, cli_start *start, tsr_error *err);
-/* writing_completed.c: compares DEST, if it exists, with all that the job would write. If it is the same, sets
+/* writing_destination.c: compares DEST, if it exists, with all that the job would write. If it is the same, sets
  * w->is_complete, and w->work and w->conversion to the job; otherwise *why is the error that refuses DEST. Collective. */
 tsr_status cli_find_completed(cli_writing *writing, const tsr_convert_options *options, tsr_error *why, tsr_error *err);
 /* Whether other parts or ranks of this job have journals. */
 tsr_status cli_finds_others(cli_writing *writing, const cli_start *start, bool *found, tsr_error *err);
-/* writing_steps.c: records in the journal what is done, with the sums of what was written. */
+/* writing_leftovers.c: records in the journal what is done, with the sums of what was written. */
 tsr_status cli_append_step(cli_writing *writing, tsr_str records, tsr_error *err);
 /* Marks the units as done that this process's journal records; with `others`, those in the journals of all parts and
  * ranks. */
@@ -60,23 +60,12 @@ tsr_status cli_list_files(cli_writing *writing, const tsr_str **files, size_t *c
 /* writing_remote.c: cli_carry_out for the URL of an object store. */
 tsr_status cli_carry_out_remote(cli_writing *writing, const tsr_convert_options *options, tsr_error *err);
 
-/* writing_remote_parts.c: executes a plan without MPI (exec) on machines that may share nothing but the bucket. w->work
+/* writing_remote.c: executes a plan without MPI (exec) on machines that may share nothing but the bucket. w->work
  * and w->output must be open. Does one part, whose uploads stay incomplete; or all that is left, and then publishes
  * everything. */
-/* Chooses the common beginning of the names of the notes. */
-tsr_status cli_choose_notes(cli_writing *writing, tsr_error *err);
-/* The first sets w->replacement to what a killed run of this plan was replacing, if there was one. All files that do not
- * belong to the old checkpoint then count as kept. The second, to be called once w->work is made, leaves out those that
- * belong to the new one. */
-tsr_status cli_find_replacement(cli_writing *writing, bool *found, tsr_error *err);
-tsr_status cli_keep_others(cli_writing *writing, tsr_error *err);
-tsr_status cli_carry_out_remote_part(cli_writing *writing, tsr_error *err);
-/* writing_remote_end.c: writes what surrounds the units, all of which must be done, and publishes. */
-tsr_status cli_publish_remote(cli_writing *writing, tsr_error *err);
 /* writing_work.c: TSR_E_USAGE that lists which of the parts 1 to `parts` are not done. */
 tsr_status cli_refuse_missing(const cli_writing *writing, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
                               const void *ctx, tsr_error *err);
-tsr_status cli_finish_remote_parts(cli_writing *writing, tsr_error *err);
 
 /* Whether a journal or record that was found has this run's tag. */
 bool cli_is_own(const cli_writing *writing, const tsr_leftover *leftover);

@@ -2,10 +2,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "cli/program/contract.h"
 #include "cli/program/map_options.h"
 #include "cli/program/term.h"
 #include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
+#include "cli/writing/writing_parts.h"
+#include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/mapping.h"
@@ -131,4 +134,18 @@ tsr_status cli_report_writing(cli_writing *w, tsr_error *err)
     if (status != TSR_OK) return status;
     report_text(w);
     return w->options->json ? report_json(w, err) : TSR_OK;
+}
+
+/* ---- against ---- */
+
+/* --against: refuses to write a checkpoint that could not be loaded. */
+
+tsr_status cli_check_against(const cli_writing *w, tsr_error *err)
+{
+    cli_contract against;
+    tsr_status status = cli_contract_open(w->program, w->against, &against, err);
+    if (status != TSR_OK) tsr_error_context(err, "--against '%s'", w->against);
+    else status = tsr_conversion_check(&w->conversion, &against.contract, cli_host(w->program), err);
+    cli_contract_free(&against);
+    return status;
 }

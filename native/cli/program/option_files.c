@@ -1,0 +1,157 @@
+/* Loads a whole file into memory. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cli/program/policy_options.h"
+#include "cli/program/session.h"
+#include "cli/program/shards_option.h"
+#include "cli/program/target_options.h"
+#include "cli/program/term.h"
+#include "tessera/glob.h"
+#include "tessera/sys/path_choices.h"
+#include "tessera/sys/path_store.h"
+
+tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err)
+{
+    const tsr_host *host = cli_host(program);
+    tsr_status status = tsr_document_store_open(host, cli_given_address(program, path), store, err);
+    if (status != TSR_OK) return status;
+    uint32_t file = (*store)->primary != TSR_NO_FILE ? (*store)->primary : 0;
+    if ((*store)->primary == TSR_NO_FILE && (*store)->file_count != 1) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%s' is a directory; a file is expected", path);
+    }
+    return tsr_range_load((tsr_range){*store, file, 0, (*store)->files[file].size}, host, bytes, err);
+}
+
+/* ---- option ---- */
+
+typedef struct cli_shards {
+    tsr_arena *arena;
+    tsr_shards map;
+} cli_shards;
+
+tsr_status cli_read_shards(cli *program, const tsr_shards **out, tsr_error *err)
+{
+    const char *given = program->options.source.shards;
+    *out = NULL;
+    if (!given) return TSR_OK;
+    if (!program->shards) {
+        cli_shards *shards = calloc(1, sizeof *shards);
+        program->shards = shards;
+        if (shards) shards->arena = tsr_arena_new(cli_host(program)->allocator, 0, err);
+        if (!shards || !shards->arena) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        const tsr_status status =
+            tsr_path_load_shards(cli_given_address(program, given), cli_host(program), shards->arena, &shards->map, err);
+        if (status != TSR_OK) {
+            cli_free_shards(program);
+            return status;
+        }
+    }
+    *out = &program->shards->map;
+    return TSR_OK;
+}
+
+void cli_free_shards(cli *program)
+{
+    if (!program->shards) return;
+    tsr_arena_free(program->shards->arena);
+    free(program->shards);
+    program->shards = NULL;
+}
+
+/* ---- target options ---- */
+
+/* Loads a JSON document and parses it with `read`, which stores the result in `out`. */
+static tsr_status read_file(cli *program, const char *path, tsr_arena *arena,
+                            tsr_status (*read)(tsr_str, const tsr_host *, tsr_arena *, void *, tsr_error *), void *out,
+                            tsr_error *err)
+{
+    tsr_store *store = NULL;
+    tsr_bytes bytes = {0};
+    tsr_status status = cli_load_file(program, path, &store, &bytes, err);
+    if (status == TSR_OK) status = read(bytes.data, cli_host(program), arena, out, err);
+    tsr_bytes_free(&bytes);
+    if (store) store->close(store);
+    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    return status;
+}
+
+static tsr_status read_target(tsr_str text, const tsr_host *host, tsr_arena *arena, void *out, tsr_error *err)
+{
+    return tsr_target_texts_read(text, host, arena, out, err);
+}
+
+static tsr_status read_storage(tsr_str text, const tsr_host *host, tsr_arena *arena, void *out, tsr_error *err)
+{
+    return tsr_storage_read(text, host, arena, out, err);
+}
+
+tsr_status cli_read_storage(cli *program, const char *path, tsr_arena *arena, tsr_storage_text *out, tsr_error *err)
+{
+    *out = (tsr_storage_text){.servers = NULL};
+    return path ? read_file(program, path, arena, read_storage, out, err) : TSR_OK;
+}
+
+tsr_status cli_read_target(cli *program, const tsr_command_options *options, tsr_arena *arena, tsr_target_texts *texts,
+                           tsr_target *out, tsr_error *err)
+{
+    if (options->target ? options->mesh || options->placements : !options->mesh || !options->placements) {
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "pass either --target FILE or --mesh with --placements");
+    }
+    *texts =
+        (tsr_target_texts){.mesh = tsr_str_from(options->mesh), .default_placements = tsr_str_from(options->placements)};
+    tsr_status status = options->target ? read_file(program, options->target, arena, read_target, texts, err) : TSR_OK;
+    return status == TSR_OK ? tsr_target_from_texts(texts, tsr_glob_match, arena, out, err) : status;
+}
+
+/* ---- policy options ---- */
+
+static tsr_status load_baseline(cli *program, const char *path, tsr_policy *policy, tsr_error *err)
+{
+    tsr_store *store = NULL;
+    tsr_bytes text = {0};
+    tsr_status status = cli_load_file(program, path, &store, &text, err);
+    if (status == TSR_OK) status = tsr_policy_baseline(policy, text.data, err);
+    tsr_bytes_free(&text);
+    if (store) store->close(store);
+    return status;
+}
+
+tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const tsr_command_options *options, tsr_policy **out,
+                           const char **path, tsr_error *err)
+{
+    *path = NULL;
+    *out = tsr_policy_new(scope, cli_host(program), err);
+    tsr_status status = *out ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; i < options->rules.count && status == TSR_OK; i++)
+        status = tsr_policy_rule(*out, options->rules.items[i], err);
+    if (status == TSR_OK && options->baseline) status = load_baseline(program, *path = options->baseline, *out, err);
+    if (status == TSR_OK) return TSR_OK;
+    tsr_policy_free(*out);
+    *out = NULL;
+    return status;
+}
+
+static const char *left_out_text(const tsr_policy_result *result, char *out, size_t capacity)
+{
+    int used = 0;
+    out[0] = '\0';
+    if (result->has_baseline)
+        used = snprintf(out, capacity, "%s left out by the baseline", cli_number(result->left_out).text);
+    if (result->has_rules_off)
+        snprintf(out + used, capacity - (size_t)used, "%s%s turned off", used ? ", " : "",
+                 cli_number(result->turned_off).text);
+    return out;
+}
+
+void cli_put_left_out(const tsr_policy_result *result)
+{
+    char text[128];
+    if (*left_out_text(result, text, sizeof text)) printf("; %s", text);
+}
+
+void cli_note_left_out(const cli *program, const tsr_policy_result *result)
+{
+    char text[128];
+    if (*left_out_text(result, text, sizeof text)) cli_note(program, "%s", text);
+}
