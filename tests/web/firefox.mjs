@@ -35,7 +35,13 @@ const select = (page, selector, value) => until(page, (s, v) => {
   return found.dispatchEvent(new Event("change", { bubbles: true }));
 }, selector, value);
 
+/** Leaves the page only when it loads nothing more: what a navigation cuts short, such as a file that the page is storing for
+ *  use without a network, Firefox reports as an error of the page. */
 async function openSample(page, url, name) {
+  if (page.url().startsWith(url)) {
+    await until(page, () => document.documentElement.dataset.kept === "yes");
+    await page.waitForNetworkIdle({ idleTime: 300 });
+  }
   await page.goto(url);
   await click(page, ".samples button", name);
   await shown(page, ".window .row .text");
