@@ -350,7 +350,7 @@ static void copy_object(const tsr_entry *from, tsr_entry *to)
     to->ndim = from->ndim;
 }
 
-/* Megatron-Core keeps values of many names in this object (megatron_common.c), so names depend on it, too. */
+/* Megatron-Core keeps values of many names in this object (megatron_objects.c), so names depend on it, too. */
 static bool holds_names(const tsr_entry *entry)
 {
     return tsr_str_equal(entry->fqn, TSR_STR("common_state")) || tsr_str_starts(entry->fqn, TSR_STR("common_state/"));

@@ -47,6 +47,7 @@ static bool is_true(const tsr_value *value)
     return value && value->kind == TSR_VALUE_BOOL && value->as.boolean;
 }
 
+/* Opens the groups of a column. `out` must be closed in any case. */
 static tsr_status ds_groups_open(const tsr_ds_files *files, const tsr_ds_column *column, tsr_ds_groups *out, tsr_error *err)
 {
     *out = (tsr_ds_groups){.files = files, .column = column};
@@ -58,7 +59,6 @@ static tsr_status ds_groups_open(const tsr_ds_files *files, const tsr_ds_column 
     return count_experts(out, err);
 }
 
-/* Opens the groups of a column. `out` must be closed in any case. */
 static void ds_groups_close(tsr_ds_groups *groups)
 {
     tsr_map_free(groups->experts);

@@ -91,8 +91,8 @@ static part_output open_part(const cli_writing *w)
 
 /* ---- what was found ---- */
 
-/* Chooses the common beginning of the names of the notes. */
-/* Parts must find each other's notes, so the names of notes are derived from the job's text. */
+/* Chooses the common beginning of the names of the notes. Parts must find each other's, so it is derived from the job's
+ * text. */
 static tsr_status cli_choose_notes(cli_writing *w, tsr_error *err)
 {
     tsr_str text;
@@ -103,6 +103,8 @@ static tsr_status cli_choose_notes(cli_writing *w, tsr_error *err)
     return w->notes.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Sets w->replacement to what a killed run of this plan was replacing, and *found to whether there was one. All files that do
+ * not belong to the old checkpoint then count as kept. */
 static tsr_status cli_find_replacement(cli_writing *w, bool *found, tsr_error *err)
 {
     tsr_object_replacing was;
@@ -125,6 +127,7 @@ static tsr_status cli_find_replacement(cli_writing *w, bool *found, tsr_error *e
     return TSR_OK;
 }
 
+/* Leaves out of the kept files those that belong to the new checkpoint. To be called once w->work is made. */
 static tsr_status cli_keep_others(cli_writing *w, tsr_error *err)
 {
     tsr_replacement *r = &w->replacement;
@@ -183,9 +186,6 @@ static tsr_status leave_note(cli_writing *w, const part_output *o, tsr_error *er
     return status;
 }
 
-/* The first sets w->replacement to what a killed run of this plan was replacing, if there was one. All files that do not
- * belong to the old checkpoint then count as kept. The second, to be called once w->work is made, leaves out those that
- * belong to the new one. */
 static tsr_status cli_carry_out_remote_part(cli_writing *w, tsr_error *err)
 {
     part_output o = open_part(w);
