@@ -143,10 +143,11 @@ static void write_options(tsr_json *json, const tsr_option *const *options)
     tsr_json_array_end(json);
 }
 
-static void write_names(tsr_json *json, const char *key, const char *const *names)
+static void write_python(tsr_json *json, const tsr_command *command)
 {
-    tsr_json_put_array(json, key);
-    for (; names && *names; names++) tsr_json_text(json, *names);
+    tsr_json_put_array(json, "python");
+    if (!command->python) tsr_json_text(json, command->name);
+    for (const char *const *name = command->python; name && *name; name++) tsr_json_text(json, *name);
     tsr_json_array_end(json);
 }
 
@@ -160,8 +161,7 @@ tsr_status tsr_commands_write(tsr_json *json)
         tsr_json_put_text(json, "summary", command->summary);
         tsr_json_put_text(json, "operands", command->operands);
         tsr_json_put_text(json, "npm", command->npm);
-        write_names(json, "python", command->python);
-        write_names(json, "python_lacks", command->python_lacks);
+        write_python(json, command);
         write_options(json, command->options);
         tsr_json_object_end(json);
     }

@@ -53,8 +53,9 @@ OPTION(port, COUNT, port, "port", "N", "Listen on port N (default: a free port)"
 OPTION(pages, TEXT, pages, "pages", "DIRECTORY",
        "Serve this build of the viewer (default: the one installed or built with this program)")
 OPTION(get_output, TEXT, output, "output", "FILE",
-       "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin", .letter = 'o', .npm = PRINTED)
-OPTION(print, FLAG, print, "print", NULL, "Print all values, however many there are", .npm = TERMINAL)
+       "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin", .letter = 'o', .npm = PRINTED,
+       .python = PRINTED)
+OPTION(print, FLAG, print, "print", NULL, "Print all values, however many there are", .npm = TERMINAL, .python = TERMINAL)
 
 /* ---- comparing and checking ---- */
 
@@ -110,11 +111,12 @@ OPTION(latest_json, FLAG, json, "json", NULL, "Print the tessera.latest/1 docume
 /* ---- layout, manifest, verify ---- */
 
 OPTION(layout_output, TEXT, output, "output", "FILE", "Write to FILE; - (the default) is standard output", .letter = 'o',
-       .npm = PRINTED)
+       .npm = PRINTED, .python = PRINTED)
 OPTION(no_chunks, FLAG, no_chunks, "no-chunks", NULL, "Leave out the chunks: record only names, dtypes and shapes",
        .npm_name = "chunks")
 OPTION(layout_hash, CHOICE, hash, "hash", "sha256|xxh3", "Add a digest of each entry's values (reads every byte)")
-OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the output is always JSON", .npm = PRINTED)
+OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the output is always JSON", .npm = PRINTED,
+       .python = PRINTED)
 OPTION(manifest_hash, CHOICE, hash, "hash", "sha256|xxh3", "Use this digest algorithm (default: xxh3)")
 OPTION(dequantize_stored, FLAG, dequantize, "dequantize", NULL,
        "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16")
@@ -167,7 +169,8 @@ OPTION(no_verify, FLAG, no_verify, "no-verify", NULL, "With --resume: do not che
 OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Decide everything, but write nothing",
        .npm = "a sink that keeps nothing is a dry run")
 OPTION(writing_json, FLAG, json, "json", NULL,
-       "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = PRINTED)
+       "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = PRINTED,
+       .python = PRINTED)
 
 /* ---- merge ---- */
 
@@ -196,7 +199,7 @@ OPTION(plan_objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse", "Le
 OPTION(plan_dtype, TEXT, dtype, "dtype", "DTYPE", "Let exec cast floating-point tensors")
 OPTION(plan_storage, DOCUMENT, storage, "storage", "FILE",
        "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server")
-OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = PRINTED)
+OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = PRINTED, .python = PRINTED)
 OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank")
 OPTION(reshard_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
        "Write this format (default: the source's format)")
@@ -217,7 +220,7 @@ OPTION(exec_no_verify, FLAG, no_verify, "no-verify", NULL, "Do not check again w
 OPTION(exec_dry_run, FLAG, dry_run, "dry-run", NULL,
        "Check the plan against its source and decide everything, but write nothing",
        .npm = "a sink that keeps nothing is a dry run")
-OPTION(exec_json, FLAG, json, "json", NULL, "Print the tessera.exec/1 document", .npm = PRINTED)
+OPTION(exec_json, FLAG, json, "json", NULL, "Print the tessera.exec/1 document", .npm = PRINTED, .python = PRINTED)
 
 /* ---- optim ---- */
 
@@ -240,7 +243,7 @@ OPTION(
     optim_resume, FLAG, resume, "resume", NULL,
     "Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over",
     .npm = SINK)
-OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = PRINTED)
+OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = PRINTED, .python = PRINTED)
 
 /* ---- cp, repair, fqn, map, doctor, help ---- */
 
@@ -252,10 +255,10 @@ OPTION(
     .npm = SINK)
 OPTION(cp_no_verify, FLAG, no_verify, "no-verify", NULL,
        "Do not read the copy back; file systems that can share blocks then share them", .npm = SINK)
-OPTION(cp_json, FLAG, json, "json", NULL, "Print the tessera.cp/1 document", .npm = PRINTED)
+OPTION(cp_json, FLAG, json, "json", NULL, "Print the tessera.cp/1 document", .npm = PRINTED, .python = PRINTED)
 OPTION(like, CHECKPOINT, like, "like", "PATH",
        "Take names and shards from a sound checkpoint of the same job, such as the previous step")
-OPTION(repair_json, FLAG, json, "json", NULL, "Print the tessera.repair/1 document", .npm = PRINTED)
+OPTION(repair_json, FLAG, json, "json", NULL, "Print the tessera.repair/1 document", .npm = PRINTED, .python = PRINTED)
 OPTION(repair_part, TEXT, source.part, "part", "NAME",
        "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories")
 OPTION(checkpoint, CHECKPOINT, checkpoint, "checkpoint", "PATH",
@@ -265,26 +268,32 @@ OPTION(fqn_against, CHECKPOINT, against, "against", "PATH",
        "Suggest renames that give --checkpoint the names of this checkpoint", .npm = "the package does not suggest renames")
 OPTION(fqn_prefix, TEXT, prefix, "prefix", "TEXT",
        "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")")
-OPTION(fqn_json, FLAG, json, "json", NULL, "Print the tessera.fqn/1 document", .npm = PRINTED)
+OPTION(fqn_json, FLAG, json, "json", NULL, "Print the tessera.fqn/1 document", .npm = PRINTED, .python = PRINTED)
 OPTION(map_values, FLAG, values, "values", NULL, "With suggest: compare the values of all tensors that fit, bit for bit")
-OPTION(doctor_json, FLAG, json, "json", NULL, "Print the tessera.doctor/1 document", .npm = PRINTED)
+OPTION(map_json, FLAG, json, "json", NULL, "With list: print the tessera.maps/1 document; the others are always JSON",
+       .npm = PRINTED, .python = PRINTED)
+OPTION(explain_json, FLAG, json, "json", NULL, "Print the tessera.rules/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(doctor_json, FLAG, json, "json", NULL, "Print the tessera.doctor/1 document", .npm = PRINTED, .python = PRINTED)
 OPTION(man, FLAG, man, "man", NULL, "Print a manual page: tessera help --man COMMAND | man -l -")
 
 /* ---- every command ---- */
 
-OPTION(quiet, FLAG, quiet, "quiet", NULL, "Print nothing but errors and results", .letter = 'q', .npm = PRINTS)
+OPTION(quiet, FLAG, quiet, "quiet", NULL, "Print nothing but errors and results", .letter = 'q', .npm = PRINTS,
+       .python = PRINTS)
 OPTION(no_progress, FLAG, no_progress, "no-progress", NULL, "Do not show the progress line (shown only on a terminal)",
-       .npm = PRINTS)
-OPTION(color, CHOICE, color, "color", "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb", .npm = PRINTS)
+       .npm = PRINTS, .python = PRINTS)
+OPTION(color, CHOICE, color, "color", "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb", .npm = PRINTS,
+       .python = PRINTS)
 OPTION(threads, COUNT, threads, "threads", "N",
        "Use N threads, at most 256 (default: one per available core; more help with slow files)",
        .npm = "a module has one thread")
 OPTION(io_depth, COUNT, io_depth, "io-depth", "N", "Send up to N requests at once when reading from a server (default: 16)",
        .npm = "the host reads")
-OPTION(no_mpi, FLAG, no_mpi, "no-mpi", NULL, "Run as a single process, ignoring any MPI launcher", .npm = "there is no MPI")
-OPTION(help, FLAG, help, "help", NULL, "Show help for the command", .letter = 'h', .npm = TERMINAL)
+OPTION(no_mpi, FLAG, no_mpi, "no-mpi", NULL, "Run as a single process, ignoring any MPI launcher", .npm = "there is no MPI",
+       .python = "there is no MPI")
+OPTION(help, FLAG, help, "help", NULL, "Show help for the command", .letter = 'h', .npm = TERMINAL, .python = TERMINAL)
 OPTION(version, FLAG, version, "version", NULL, "Show the version and the libraries it was built with",
-       .npm = "package.json states it")
+       .npm = "package.json states it", .python = "__version__ states it")
 /* ---- commands ---- */
 
 #define SOURCE &part, &step, &also, &shards
@@ -320,7 +329,7 @@ static const tsr_option *const validate_options[] = {
     &deep, &validate_layout,   &validate_against, &validate_prefix,     &allow, &format, &report_json, &validate_fail_on,
     &rule, &validate_baseline, &changed_files,    &validate_list_rules, SOURCE, NULL};
 static const tsr_option *const latest_options[] = {&latest_deep, &latest_json, NULL};
-static const tsr_option *const explain_options[] = {NULL};
+static const tsr_option *const explain_options[] = {&explain_json, NULL};
 static const tsr_option *const layout_options[] = {&layout_output, &no_chunks,       &layout_hash, SELECTION,
                                                    &listing_json,  &allow_expansion, SOURCE,       NULL};
 static const tsr_option *const manifest_options[] = {&layout_output,     &manifest_hash,   SELECTION, &listing_json, MAP,
@@ -349,7 +358,7 @@ static const tsr_option *const optim_options[] = {
 static const tsr_option *const cp_options[] = {&cp_overwrite, &cp_resume, &cp_no_verify, &cp_json, NULL};
 static const tsr_option *const repair_options[] = {&like, &repair_json, &repair_part, &step, &also, NULL};
 static const tsr_option *const fqn_options[] = {&checkpoint, &fqn_against, &fqn_prefix, MAP, &fqn_json, SOURCE, NULL};
-static const tsr_option *const map_options[] = {&map_values, &allow_expansion, SOURCE, NULL};
+static const tsr_option *const map_options[] = {&map_values, &map_json, &allow_expansion, SOURCE, NULL};
 static const tsr_option *const doctor_options[] = {&doctor_json, NULL};
 static const tsr_option *const help_options[] = {&man, NULL};
 static const tsr_option *const completions_options[] = {NULL};
@@ -368,12 +377,12 @@ static const tsr_absent_option absent_in_repair[] = {
      "a .metadata lists whole tensors and their chunks, and plain tensors of several ranks have none; pass --shards to inspect or convert"},
     {NULL, NULL}};
 
-static const char *const python_inspect[] = {"inspect", NULL};
+/* Functions of Python that are called otherwise than the command. */
 static const char *const python_validate[] = {"validate", "check", "report", NULL};
 static const char *const python_diff[] = {"diff", "report_diff", NULL};
-/* What these do not have yet. */
-static const char *const inspect_of_python_lacks[] = {"include", "exclude", NULL};
-static const char *const diff_of_python_lacks[] = {"map", "inverse", "dequantize", "canonical", "rule", "baseline", NULL};
+static const char *const python_cp[] = {"copy", NULL};
+static const char *const python_map[] = {"map_list", "map_show", "map_suggest", NULL};
+static const char *const python_none[] = {NULL};
 
 const tsr_command tsr_commands[] = {
     {.name = "inspect",
@@ -383,15 +392,14 @@ const tsr_command tsr_commands[] = {
      .least = 1,
      .most = 1,
      .options = inspect_options,
-     .npm = "inspect",
-     .python = python_inspect,
-     .python_lacks = inspect_of_python_lacks},
+     .npm = "inspect"},
     {.name = "view",
      .summary = "Open a checkpoint in the browser viewer, served on the loopback address",
      .operands = "PATH [PATH]",
      .least = 1,
      .most = 2,
-     .options = view_options},
+     .options = view_options,
+     .python = python_none},
     {.name = "get",
      .summary = "Read a tensor, or a slice of one",
      .operands = "PATH FQN[SLICE]",
@@ -406,8 +414,7 @@ const tsr_command tsr_commands[] = {
      .most = 2,
      .options = diff_options,
      .npm = "diff",
-     .python = python_diff,
-     .python_lacks = diff_of_python_lacks},
+     .python = python_diff},
     {.name = "validate",
      .group = "Check",
      .summary = "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
@@ -499,7 +506,8 @@ const tsr_command tsr_commands[] = {
      .operands = "PATH DEST",
      .least = 2,
      .most = 2,
-     .options = cp_options},
+     .options = cp_options,
+     .python = python_cp},
     {.name = "repair",
      .summary = "Rebuild a lost or damaged .metadata from the data files",
      .operands = "PATH FILE",
@@ -520,7 +528,8 @@ const tsr_command tsr_commands[] = {
      .operands = "list|show|suggest [NAME|A] [B]",
      .least = 1,
      .most = 3,
-     .options = map_options},
+     .options = map_options,
+     .python = python_map},
     {.name = "doctor",
      .group = "Help",
      .summary = "Show what this build and this machine support",
@@ -533,11 +542,13 @@ const tsr_command tsr_commands[] = {
      .operands = "[COMMAND|formats]",
      .least = 0,
      .most = 1,
-     .options = help_options},
+     .options = help_options,
+     .python = python_none},
     {.name = "completions",
      .summary = "Write the completion script for bash, zsh or fish",
      .operands = "bash|zsh|fish",
      .least = 1,
      .most = 3 /* the scripts call `completions names PATH PREFIX` */,
-     .options = completions_options},
+     .options = completions_options,
+     .python = python_none},
     {.name = NULL}};

@@ -118,6 +118,8 @@ def listed(t, *command):
 def test_policy_each_command_lists_exactly_the_rules_that_it_accepts(t):
     known = listed(t, "explain")
     lists = {"validate": listed(t, "validate", "--list-rules"), "diff": listed(t, "diff", "--list-rules")}
+    need([rule["id"] for rule in t.json("explain", "--json")["rules"]] == known, "the document has other rules")
+    need([rule["id"] for rule in t.json("explain", "diff/value", "--json")["rules"]] == ["diff/value"], "one rule is not alone")
     need(sorted(lists["validate"] + lists["diff"]) == known and "diff/value" in known and "values/nan" in known, "a rule is in no list or in both")
     for command, paths in (("validate", (CKPT,)), ("diff", (CKPT, CKPT))):
         for rule in known:

@@ -87,7 +87,7 @@ OUTSIDE = {
     "native/statedict/model": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops", "fsdp"))},
     "native/cuda": {"native/io"},
     "native/view": {"native/io"},
-    "native/python": {"native/io"},
+    "native/python": {"native/io", "native/cli/program"}, # its functions run the commands
     "native/cli/program": {"native/io"},
     "native/cli/text": {"native/cli/program"},
     "native/cli/writing": {"native/io", "native/publish", "native/cli/program", "native/cli/text"},

@@ -263,11 +263,11 @@ static void put_text(const cli *program, const facts *f)
     }
 }
 
-static tsr_status put_json(const facts *f, tsr_error *err)
+static tsr_status put_json(const cli *program, const facts *f, tsr_error *err)
 {
     tsr_json json;
     const char *group = "";
-    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    cli_document_start(program, &json, 1, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.doctor/1");
     for (size_t i = 0; i < f->count; i++) {
@@ -301,7 +301,7 @@ static int run(cli *program, const tsr_command_options *arguments)
         put_text(program, &f);
         return CLI_DONE;
     }
-    return put_json(&f, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+    return put_json(program, &f, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
 const cli_command cli_doctor = {

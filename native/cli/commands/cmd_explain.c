@@ -22,15 +22,41 @@ void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope)
     }
 }
 
+/* Writes the document of one rule, or of all rules (NULL). */
+static int put_json(const cli *program, const tsr_rule *only)
+{
+    tsr_json json;
+    tsr_error err = {0};
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    cli_document_start(program, &json, 1, &err);
+    tsr_json_object(&json);
+    tsr_json_put_text(&json, "schema", "tessera.rules/1");
+    tsr_json_put_array(&json, "rules");
+    for (size_t i = 0; i < count; i++) {
+        if (only && only != &rules[i]) continue;
+        tsr_json_object(&json);
+        tsr_json_put_text(&json, "id", rules[i].id);
+        tsr_json_put_text(&json, "level", tsr_level_name(rules[i].level));
+        tsr_json_put_text(&json, "summary", rules[i].summary);
+        tsr_json_put_text(&json, "help", rules[i].help);
+        tsr_json_object_end(&json);
+    }
+    tsr_json_array_end(&json);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
+}
+
 static int run(cli *program, const tsr_command_options *arguments)
 {
-    (void)arguments;
     if (program->operands.count == 0) {
+        if (arguments->json) return put_json(program, NULL);
         cli_put_rules(&program->out, NULL);
         return CLI_DONE;
     }
     const char *id = program->operands.items[0];
     const tsr_rule *rule = tsr_rule_find(id);
+    if (rule && arguments->json) return put_json(program, rule);
     if (!rule) {
         const tsr_rule *meant = tsr_rule_suggest(id);
         if (meant) return cli_fail(program, "there is no rule '%s'; did you mean '%s'?", id, meant->id);

@@ -243,7 +243,7 @@ static void put_against(void *ctx, tsr_json *json)
     cli_put_against_json(json, ctx);
 }
 
-static tsr_status put_json(const answer *a, tsr_error *err)
+static tsr_status put_json(const cli *program, const answer *a, tsr_error *err)
 {
     cli_against against = a->against;
     const tsr_fqn_document document = {.names = a->names,
@@ -254,7 +254,7 @@ static tsr_status put_json(const answer *a, tsr_error *err)
                                        .more = a->compared ? put_against : NULL,
                                        .more_ctx = &against};
     tsr_json json;
-    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    cli_document_start(program, &json, 1, err);
     const tsr_status status = tsr_document_fqn(&document, &json);
     return status == TSR_OK ? tsr_json_finish(&json) : status;
 }
@@ -327,7 +327,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (status == TSR_OK) {
         status = tsr_fqn_collisions(a.names, a.count, arena, &a.collisions, &a.collision_count, &err);
     }
-    if (status == TSR_OK && arguments->json) status = put_json(&a, &err);
+    if (status == TSR_OK && arguments->json) status = put_json(program, &a, &err);
     else if (status == TSR_OK) put_text(program, &a);
     tsr_arena_free(arena);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);

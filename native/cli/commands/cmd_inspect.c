@@ -103,7 +103,7 @@ static tsr_status inspect_json(cli *program, const cli_session *session, const t
         .ring = ring,
         .progress = ring ? &progress.base : NULL,
     };
-    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    cli_document_start(program, &json, 1, err);
     tsr_status status = tsr_document_inspect(session->checkpoint, &options, &json, err);
     if (status == TSR_OK) status = tsr_json_finish(&json);
     cli_progress_end(&progress);

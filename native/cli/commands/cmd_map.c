@@ -7,19 +7,35 @@
 #include "tessera/sys/map_suggest.h"
 #include "tessera/sys/mapping.h"
 
-static int list_maps(void)
+static tsr_status write_list(const cli *program, tsr_error *err)
+{
+    tsr_json json;
+    tsr_str name;
+    cli_document_start(program, &json, 1, err);
+    tsr_json_object(&json);
+    tsr_json_put_text(&json, "schema", "tessera.maps/1");
+    tsr_json_put_array(&json, "maps");
+    for (size_t i = 0; (name = tsr_mapping_builtin_name(i)).size; i++) tsr_json_str(&json, name);
+    tsr_json_array_end(&json);
+    tsr_json_object_end(&json);
+    return tsr_json_finish(&json);
+}
+
+static int list_maps(const cli *program)
 {
     tsr_str name;
+    tsr_error err = {0};
+    if (program->options.json) return write_list(program, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
     for (size_t i = 0; (name = tsr_mapping_builtin_name(i)).size; i++) printf("%.*s\n", TSR_STR_ARG(name));
     return CLI_DONE;
 }
 
 static int show_map(const cli *program, const char *name)
 {
+    tsr_error err = {0};
     const tsr_str text = tsr_mapping_builtin(tsr_str_from(name));
     if (!text.size) return cli_fail(program, "there is no built-in map '%s'; see tessera map list", name);
-    fwrite(text.data, 1, text.size, stdout);
-    return CLI_DONE;
+    return cli_document_put(program, text, &err) == TSR_OK ? CLI_DONE : cli_fail_error(program, NULL, &err);
 }
 
 static tsr_status print_suggestion(cli *program, const cli_session *sessions, bool values, tsr_arena *arena, tsr_error *err)
@@ -27,8 +43,8 @@ static tsr_status print_suggestion(cli *program, const cli_session *sessions, bo
     tsr_map_suggestion suggestion;
     tsr_status status = tsr_map_suggest(sessions[0].checkpoint, sessions[1].checkpoint, values, arena, &suggestion, err);
     for (unsigned i = 0; i < 2 && status == TSR_OK; i++) status = cli_unchanged(&sessions[i], err);
+    if (status == TSR_OK) status = cli_document_put(program, suggestion.document, err);
     if (status != TSR_OK) return status;
-    fwrite(suggestion.document.data, 1, suggestion.document.size, stdout);
     for (size_t i = 0; i < suggestion.note_count; i++) cli_note(program, "%.*s", TSR_STR_ARG(suggestion.notes[i]));
     if (!values)
         cli_note(
@@ -60,7 +76,7 @@ static int run(cli *program, const tsr_command_options *arguments)
 {
     const tsr_texts *words = &program->operands;
     const char *what = words->items[0];
-    if (!strcmp(what, "list") && words->count == 1) return list_maps();
+    if (!strcmp(what, "list") && words->count == 1) return list_maps(program);
     if (!strcmp(what, "show") && words->count == 2) return show_map(program, words->items[1]);
     if (!strcmp(what, "suggest") && words->count == 3) return suggest(program, arguments);
     return cli_fail(

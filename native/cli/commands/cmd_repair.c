@@ -219,7 +219,7 @@ static tsr_status put_json(const repair *r, tsr_error *err)
                   {"lost", r->salvage.lost},
                   {"entries", r->salvage.entry_count}};
     tsr_json json;
-    tsr_json_start(&json, cli_write_file, stdout, 1, err);
+    cli_document_start(r->program, &json, 1, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.repair/1");
     tsr_json_put_text(&json, "written", r->dest);

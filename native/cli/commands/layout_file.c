@@ -4,6 +4,7 @@
 #include "cli/writing/out_file.h"
 #include "tessera/sys/document.h"
 
+/* Writes to the output of the command, if `to` is NULL. */
 static tsr_status write_layout(cli *program, const cli_session *session, const tsr_layout_options *layout, FILE *to,
                                tsr_error *err)
 {
@@ -15,7 +16,8 @@ static tsr_status write_layout(cli *program, const cli_session *session, const t
     cli_progress_start(&progress, program, "hashing");
     options.checkpoint = session->checkpoint;
     options.progress = &progress.base;
-    tsr_json_start(&json, cli_write_file, to, 1, err);
+    if (to) tsr_json_start(&json, cli_write_file, to, 1, err);
+    else cli_document_start(program, &json, 1, err);
     status = tsr_document_layout(session->catalog, &options, cli_host(program), &json, err);
     cli_progress_end(&progress);
     tsr_ring_free(options.ring);
@@ -45,7 +47,7 @@ int cli_write_layout(cli *program, const tsr_command_options *arguments, const t
     if (status == TSR_OK) status = cli_check_selection(program, &session, arguments, NULL, true, &err);
     if (status == TSR_OK) {
         status = arguments->output ? write_file(program, &session, arguments->output, layout, &err)
-                                   : write_layout(program, &session, layout, stdout, &err);
+                                   : write_layout(program, &session, layout, NULL, &err);
     }
     cli_close(&session);
     return status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);

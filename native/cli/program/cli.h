@@ -11,6 +11,7 @@
 #include "tessera/native_host.h"
 #include "tessera/sys/commands.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/path_store.h"
 #include "tessera/version.h"
 
 enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };
@@ -33,6 +34,33 @@ extern const char *const cli_overview_summary;
 
 /* ---- the running program ---- */
 
+/* A command with its operands and options, as another program asks for it. */
+typedef struct cli_request {
+    const char *command;
+    const char *const *operands;
+    size_t operand_count;
+    const struct cli_request_option {
+        const char *name;  /* as on the command line, without dashes */
+        const char *value; /* not used for a flag; an option whose values are a list occurs once per value */
+    } * options;
+    size_t option_count;
+} cli_request;
+
+typedef enum cli_saying { CLI_SAYS_ERROR, CLI_SAYS_WARNING, CLI_SAYS_NOTE } cli_saying;
+
+/* What receives the output of a command that another program calls (cli_call). Its functions may be called by another thread than
+ * the one that called the command, but by one at a time. */
+typedef struct cli_caller {
+    void *ctx;
+    tsr_write_fn *write; /* receives the document */
+    /* `err` states the status and the position of an error. */
+    void (*say)(void *ctx, cli_saying saying, const char *text, const tsr_error *err);
+    void (*progress)(void *ctx, uint64_t byte_done, uint64_t byte_total); /* at most ten times a second */
+    const tsr_sys *sys;                                                   /* for reading what is opened as a checkpoint */
+    const tsr_allocator *allocator;                                       /* of the command */
+    const volatile int *stop; /* not 0: work with progress is to end, with TSR_E_CANCELLED */
+} cli_caller;
+
 typedef struct cli_terminal {
     bool is_terminal;
     bool color;
@@ -50,6 +78,7 @@ struct cli {
     cli_terminal out, err;
     tsr_native_host native; /* opened by cli_host */
     bool host_is_open;
+    const cli_caller *caller;        /* NULL: this program, which prints */
     uint32_t default_threads;        /* 0: as many as allowed */
     tsr_comm *ranks;                 /* the processes that share this command; NULL: there is only this one */
     struct cli_addresses *addresses; /* used by cli_hide_secrets */
@@ -78,8 +107,15 @@ void cli_allow_expansion(cli *program, bool allowed);
  * them. Returns false after printing a message; the program then ends with CLI_TROUBLE. The results point into argv. */
 bool cli_parse(cli *program, int argc, char **argv);
 
+/* The same for a request that another program makes. The results point into it. */
+bool cli_take(cli *program, const cli_request *request);
+
 /* NULL if there is no such command; prints a message with a suggestion. */
 const tsr_command *cli_find_command(const cli *program, const char *name);
+
+/* Runs a command for a program that is not `tessera`. Its document, or with the option `format` its report, goes to the caller, like
+ * its messages. `threads` 0: as many as allowed; the option overrides it. Returns the exit status. */
+int cli_call(const cli_request *request, const cli_caller *caller, uint32_t threads);
 
 /* ---- messages ---- */
 
@@ -101,6 +137,10 @@ void cli_note(const cli *program, const char *format, ...) TSR_PRINTF_LIKE(2, 3)
 /* Returns `status`, or CLI_TROUBLE after a message if stdout could not be written. */
 int cli_finish_stdout(const cli *program, int status);
 
+/* Starts the JSON document, or the report, that is the command's output. */
+void cli_document_start(const cli *program, tsr_json *json, unsigned indent, tsr_error *err);
+/* Writes a finished one. */
+tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err);
 /* A tsr_write_fn; `ctx` is a FILE. */
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err);
 

@@ -6,6 +6,7 @@
 
 #include "cli/program/launch.h"
 #include "cli/program/shards_option.h"
+#include "cli/program/signals.h"
 #include "cli/program/term.h"
 
 #include "tessera/sys/native_host.h"
@@ -48,24 +49,54 @@ static void on_bus_error(int signal_number)
     _exit(CLI_TROUBLE);
 }
 
+static bool begin(cli *program)
+{
+    tsr_error err = {0};
+    program->arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
+    if (!program->arena) cli_fail(program, "out of memory");
+    return program->arena != NULL;
+}
+
+static int run(cli *program)
+{
+    return cli_command_of(program->command)->run(program, &program->options);
+}
+
+static void end(cli *program)
+{
+    cli_free_shards(program);
+    tsr_arena_free(program->arena);
+    if (program->host_is_open) tsr_native_host_close(&program->native);
+    cli_forget_addresses(program);
+}
+
 static int run_command(cli *program, int argc, char **argv)
 {
     const tsr_command_options *options = &program->options;
-    tsr_error err = {0};
     int status = CLI_TROUBLE;
-    program->arena = tsr_arena_new(&tsr_allocator_libc, 0, &err);
-    if (!program->arena) return cli_fail(program, "out of memory");
+    if (!begin(program)) return status;
     if (cli_parse(program, argc, argv)) {
         program->out = cli_terminal_of(STDOUT_FILENO, options->color);
         program->err = cli_terminal_of(STDERR_FILENO, options->color);
         status = CLI_DONE;
         if (options->help) cli_put_help(program, program->command);
         else if (options->version) put_version();
-        else status = cli_command_of(program->command)->run(program, options);
+        else status = run(program);
     }
-    cli_free_shards(program);
-    tsr_arena_free(program->arena);
-    if (program->host_is_open) tsr_native_host_close(&program->native);
+    end(program);
+    return status;
+}
+
+int cli_call(const cli_request *request, const cli_caller *caller, uint32_t threads)
+{
+    cli program = {.caller = caller, .default_threads = threads};
+    int status = CLI_TROUBLE;
+    cli_signals_leave();
+    program.command = cli_find_command(&program, request->command);
+    if (!program.command || !begin(&program)) return status;
+    program.out = program.err = (cli_terminal){.columns = 80};
+    if (cli_take(&program, request)) status = run(&program);
+    end(&program);
     return status;
 }
 
@@ -92,7 +123,5 @@ int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads)
                                           : cli_find_command(&program, cli_hide_secrets(&program, first));
         status = program.command ? run_command(&program, argc - 2, argv + 2) : CLI_TROUBLE;
     }
-    status = cli_finish_stdout(&program, status);
-    cli_forget_addresses(&program);
-    return status;
+    return cli_finish_stdout(&program, status);
 }

@@ -53,12 +53,19 @@ tsr_status cli_refuse_overlap(tsr_texts sources, const char *destination, tsr_er
     return TSR_OK;
 }
 
+static tsr_store_opener opener_of(cli *program)
+{
+    return (tsr_store_opener){
+        .open = tsr_path_store_open_by, .host = cli_host(program), .sys = program->caller ? program->caller->sys : NULL};
+}
+
 static tsr_status open_paths(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
                              tsr_error *err)
 {
+    const tsr_store_opener opener = opener_of(program);
     tsr_texts paths = {NULL, 0};
     tsr_status status = list_paths(program, path, &paths, err);
-    if (status == TSR_OK) status = tsr_paths_open(paths.items, paths.count, cli_host(program), options, out, err);
+    if (status == TSR_OK) status = tsr_paths_open_by(&opener, paths.items, paths.count, options, out, err);
     free(paths.items);
     return status;
 }
@@ -66,7 +73,7 @@ static tsr_status open_paths(cli *program, const char *path, const tsr_open_opti
 static tsr_status open_compared(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
                                 tsr_error *err)
 {
-    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = cli_host(program)};
+    const tsr_store_opener opener = opener_of(program);
     return tsr_path_open_compared(&opener, path, options, out, err);
 }
 
@@ -199,28 +206,34 @@ static void draw(cli_progress *p, uint64_t byte_done, uint64_t byte_total, doubl
         fprintf(stderr, "  %.0f s left", (double)(byte_total - byte_done) / rate);
     fputs("\x1b[K", stderr);
     fflush(stderr);
-    p->drawn = now;
 }
 
 static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
 {
     cli_progress *p = ctx;
+    const cli_caller *caller = p->program->caller;
+    if (caller && *caller->stop) return false;
     if (!p->visible) return true;
     double now = tsr_seconds();
-    if (now - p->drawn >= 0.1) draw(p, byte_done, byte_total, now);
+    if (now - p->drawn < 0.1 && (!caller || byte_done < byte_total)) return true;
+    if (caller) caller->progress(caller->ctx, byte_done, byte_total);
+    else draw(p, byte_done, byte_total, now);
+    p->drawn = now;
     return true;
 }
 
 void cli_progress_start(cli_progress *progress, const cli *program, const char *what)
 {
-    bool wanted = program->err.is_terminal && !program->options.quiet && !program->options.no_progress;
+    const bool wanted = program->caller
+                            ? program->caller->progress != NULL
+                            : program->err.is_terminal && !program->options.quiet && !program->options.no_progress;
     *progress = (cli_progress){{step, progress}, program, what, 0, 0, wanted};
     progress->started = progress->drawn = tsr_seconds();
 }
 
 void cli_progress_end(cli_progress *progress)
 {
-    if (progress->visible && progress->drawn > progress->started) {
+    if (progress->visible && !progress->program->caller && progress->drawn > progress->started) {
         fputs("\r\x1b[K", stderr);
         fflush(stderr);
     }

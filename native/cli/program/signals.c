@@ -26,6 +26,7 @@ static sem_t arrived;
 static atomic_int received; /* the first signal, by which the process will end */
 static bool is_ready;       /* handlers and thread are installed */
 static bool heeds_launcher;
+static bool is_elsewhere;     /* in a process that handles its signals itself */
 static atomic_bool announced; /* the launcher has sent SIGCONT */
 
 static void on_signal(int number)
@@ -140,7 +141,7 @@ static bool start_thread(void)
 static void install(void)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
-    if (is_ready || !start_thread()) return;
+    if (is_elsewhere || is_ready || !start_thread()) return;
     is_ready = true;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < ENDING; i++) {
@@ -155,6 +156,11 @@ static void install(void)
 void cli_signals_heed_launcher(void)
 {
     heeds_launcher = true;
+}
+
+void cli_signals_leave(void)
+{
+    is_elsewhere = true;
 }
 
 void cli_cleanup_add(cli_cleanup *cleanup)

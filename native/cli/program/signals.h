@@ -30,6 +30,9 @@ void cli_cleanup_drop(cli_cleanup *cleanup);
 void cli_signals_hold(void);
 void cli_signals_release(void);
 
+/* For a process of another program, which handles its signals itself: no handlers are installed. Must precede all other calls. */
+void cli_signals_leave(void);
+
 /* For a rank under an MPI launcher; must precede all other calls. SIGCONT sent to a process that was not stopped then ends
  * the program like SIGTERM. Open MPI announces in this way that it ends the job, a second before it sends SIGTERM; SIGKILL
  * follows SIGTERM after a few milliseconds, which is too short for cleaning up. */

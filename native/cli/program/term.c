@@ -189,15 +189,22 @@ tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err)
 
 /* ---- messages ---- */
 
-static void message(const cli *program, const char *kind, cli_style style, const char *format, va_list arguments)
+static void message(const cli *program, cli_saying saying, const char *format, va_list arguments)
 {
+    static const char *const kinds[] = {"", "warning: ", "note: "};
+    static const cli_style styles[] = {CLI_PLAIN, CLI_YELLOW, CLI_BLUE};
     char text[2048];
     if (!cli_speaks(program)) return;
     vsnprintf(text, sizeof text, format, arguments);
+    if (program->caller) {
+        const tsr_error usage = {.status = TSR_E_USAGE, .byte_position = TSR_NO_POSITION};
+        program->caller->say(program->caller->ctx, saying, text, &usage);
+        return;
+    }
     fflush(stdout);
     fputs("tessera: ", stderr);
-    cli_on(&program->err, stderr, style);
-    fputs(kind, stderr);
+    cli_on(&program->err, stderr, styles[saying]);
+    fputs(kinds[saying], stderr);
     cli_off(&program->err, stderr);
     cli_put(stderr, tsr_str_from(text));
     fputc('\n', stderr);
@@ -214,7 +221,7 @@ int cli_fail(const cli *program, const char *format, ...)
 
 void cli_fail_with(const cli *program, const char *format, va_list arguments)
 {
-    message(program, "", CLI_PLAIN, format, arguments);
+    message(program, CLI_SAYS_ERROR, format, arguments);
 }
 
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
@@ -225,6 +232,12 @@ int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
     if (err->byte_position != TSR_NO_POSITION && !strstr(text, stated))
         snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
     bool named = !path || strstr(text, path) != NULL;
+    if (program->caller) {
+        char whole[2048];
+        snprintf(whole, sizeof whole, "%s%s%s", named ? "" : path, named ? "" : ": ", text);
+        program->caller->say(program->caller->ctx, CLI_SAYS_ERROR, whole, err);
+        return CLI_TROUBLE;
+    }
     return cli_fail(program, "%s%s%s%s", named ? "" : path, named ? "" : ": ", text, place);
 }
 
@@ -233,7 +246,7 @@ void cli_warn(const cli *program, const char *format, ...)
     if (program->options.quiet) return;
     va_list arguments;
     va_start(arguments, format);
-    message(program, "warning: ", CLI_YELLOW, format, arguments);
+    message(program, CLI_SAYS_WARNING, format, arguments);
     va_end(arguments);
 }
 
@@ -242,7 +255,7 @@ void cli_note(const cli *program, const char *format, ...)
     if (program->options.quiet) return;
     va_list arguments;
     va_start(arguments, format);
-    message(program, "note: ", CLI_BLUE, format, arguments);
+    message(program, CLI_SAYS_NOTE, format, arguments);
     va_end(arguments);
 }
 
@@ -250,6 +263,18 @@ int cli_finish_stdout(const cli *program, int status)
 {
     if (fflush(stdout) != 0 || ferror(stdout)) return cli_fail(program, "cannot write to standard output");
     return status;
+}
+
+void cli_document_start(const cli *program, tsr_json *json, unsigned indent, tsr_error *err)
+{
+    const cli_caller *caller = program->caller;
+    tsr_json_start(json, caller ? caller->write : cli_write_file, caller ? caller->ctx : stdout, indent, err);
+}
+
+tsr_status cli_document_put(const cli *program, tsr_str text, tsr_error *err)
+{
+    const cli_caller *caller = program->caller;
+    return (caller ? caller->write : cli_write_file)(caller ? caller->ctx : stdout, text.data, text.size, err);
 }
 
 tsr_status cli_write_file(void *ctx, const char *data, size_t size, tsr_error *err)
@@ -266,6 +291,7 @@ const tsr_host *cli_host(cli *program)
         uint64_t threads = program->options.threads;
         if (threads == 0) threads = program->default_threads;
         tsr_native_host_open(&program->native, threads < UINT32_MAX ? (uint32_t)threads : 0);
+        if (program->caller) program->native.host.allocator = program->caller->allocator;
         program->native.host.io_depth = program->options.io_depth < UINT32_MAX ? (uint32_t)program->options.io_depth : 0;
         program->host_is_open = true;
     }

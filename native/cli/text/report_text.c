@@ -126,9 +126,10 @@ void cli_report_start(cli_report *report, cli *program, unsigned format, tsr_err
     const tsr_report_form *form =
         format < CLI_REPORT_JSON ? &for_people : tsr_report_forms[format - (unsigned)CLI_REPORT_JSON];
     const tsr_allocator *allocator = cli_host(program)->allocator;
-    const char *summary = form == &tsr_report_github && cli_speaks(program) ? getenv("GITHUB_STEP_SUMMARY") : NULL;
+    const char *summary =
+        form == &tsr_report_github && cli_speaks(program) && !program->caller ? getenv("GITHUB_STEP_SUMMARY") : NULL;
     report->terminal = &program->out;
-    tsr_json_start(&report->json, cli_write_file, stdout, 1, err);
+    cli_document_start(program, &report->json, 1, err);
     tsr_report_start(&report->base, form, &report->json, allocator);
     /* The summary is optional, because the annotations are printed: its failures are not errors. */
     report->summary_file = summary && *summary ? fopen(summary, "a") : NULL;

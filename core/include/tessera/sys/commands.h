@@ -138,8 +138,7 @@ typedef struct tsr_command {
     const tsr_option *const *options; /* in the order of help; ends with NULL */
     const tsr_absent_option *absent;  /* ends with a NULL name; may be NULL */
     const char *npm;                  /* the call of the npm package that has its options; NULL: none */
-    const char *const *python;        /* the functions of Python that have its options; ends with NULL; NULL: none */
-    const char *const *python_lacks;  /* its options that these functions do not have yet; ends with NULL; may be NULL */
+    const char *const *python; /* the functions of Python that have its options; ends with NULL; NULL: one of its name */
 } tsr_command;
 
 extern const tsr_command tsr_commands[];             /* in the order of help; ends with a NULL name */
