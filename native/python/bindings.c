@@ -29,18 +29,17 @@ typedef struct opening {
     const char *const *paths; /* the path of the checkpoint, followed by those of its other directories */
     size_t path_count;
     const char *part, *step;
-    const char *shards;  /* name of a built-in map, or path of a document */
-    tsr_str shards_text; /* or the text of a tessera.shards/1 document */
-    uint32_t threads;
-    uint32_t purpose;       /* a tsr_purpose */
-    uint32_t metadata_rank; /* as in tsr_open_options, if has_metadata_rank */
+    const char *shards;         /* name of a built-in map, or path of a document */
+    tsr_str shards_text;        /* or the text of a tessera.shards/1 document */
+    uint32_t threads, io_depth; /* 0: the default */
+    uint32_t purpose;           /* a tsr_purpose */
+    uint32_t metadata_rank;     /* as in tsr_open_options, if has_metadata_rank */
     uint8_t has_metadata_rank;
     uint8_t is_compared; /* part and step are those of the checkpoint that this one is compared with */
 } opening;
 
 EXPORT session *tsr_python_open(const opening *what, const int *stop, tsr_error *err);
 EXPORT int tsr_python_uses_shards(const session *s);
-EXPORT void tsr_python_close(session *s);
 EXPORT tsr_status tsr_python_unchanged(session *s, tsr_error *err);
 EXPORT void tsr_python_allow_expansion(session *s);
 EXPORT const char *tsr_python_status_name(tsr_status status);
@@ -78,7 +77,7 @@ static void *resize_unless_stopped(void *ctx, void *pointer, size_t old_size, si
     return tsr_allocator_libc.resize(tsr_allocator_libc.ctx, pointer, old_size, new_size);
 }
 
-static session *new_session(uint32_t threads, const int *stop, tsr_error *err)
+session *python_session_new(uint32_t threads, const int *stop, tsr_error *err)
 {
     session *s = calloc(1, sizeof *s);
     if (!s) {
@@ -125,8 +124,9 @@ static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
  * TSR_E_NOMEM; the caller knows the reason. `what` need only live during the call. */
 session *tsr_python_open(const opening *what, const int *stop, tsr_error *err)
 {
-    session *s = new_session(what->threads, stop, err);
+    session *s = python_session_new(what->threads, stop, err);
     if (!s) return NULL;
+    if (what->io_depth) s->native.host.io_depth = what->io_depth;
     tsr_status status = load_shards(s, what, err);
     if (status == TSR_OK) status = open_paths(s, what, err);
     if (status == TSR_OK) return s;

@@ -20,6 +20,10 @@ typedef struct session {
     tsr_checkpoint *checkpoint;
 } session;
 
+/* A session that has opened no checkpoint yet. NULL after an error. `stop` belongs to the caller until close. */
+session *python_session_new(uint32_t threads, const int *stop, tsr_error *err);
+EXPORT void tsr_python_close(session *s);
+
 /* One step of an entry's path. Mirrored in _library.py. */
 typedef struct path_item {
     tsr_str key;

@@ -1,7 +1,6 @@
 """The wheel: its tag, its installation, its bindings, and its StorageReader beside PyTorch's own readers."""
 import glob
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -234,21 +233,6 @@ def test_documents_are_those_of_the_command(t):
     layout = t.run("layout", a).stdout.decode()
     assert tessera.validate(a, layout=layout)["summary"]["errors"] == 0
     assert tessera.validate(b, layout=layout) == t.json("validate", b, "--json", "--layout", save(t, "layout.json", layout), status=1)
-
-
-def test_functions_have_the_options_of_their_commands(t):
-    """A function has every option of its command, or the table of commands says why not."""
-    operands = {"inspect": ["path"], "validate": ["path"], "diff": ["a", "b"]}
-    found = {command["name"]: command for command in json.loads(t.run("completions", "json").stdout)["commands"] if command["python"]}
-    assert found.keys() == operands.keys()
-    for name, command in found.items():
-        lacks = set(command["python_lacks"])
-        offered = {o["name"] for o in command["options"] if o["not_in_python"] is None}
-        assert lacks <= offered, (name, lacks - offered)
-        for function in command["python"]:
-            form = {"format"} if function.startswith("report") else set()
-            keywords = {k.replace("_", "-") for k in inspect.signature(getattr(tessera, function)).parameters} - set(operands[name])
-            assert keywords == offered - lacks | form, (function, keywords ^ (offered - lacks | form))
 
 
 def save(t, name, text):

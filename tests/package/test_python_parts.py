@@ -156,7 +156,7 @@ def ranks(t):
 
 def test_a_map_joins_the_tensors_of_ranks(t):
     path, whole = ranks(t)
-    fails(tessera.TesseraError, lambda: tessera.torch.load(path), "'w'", "--shards")
+    fails(tessera.TesseraError, lambda: tessera.torch.load(path), "'w'", "shards=MAP")
     for shards in (t.at("map.json"), pathlib.Path(t.at("map.json")), RULES, json.dumps(RULES), json.dumps(RULES).encode()):
         same(tessera.torch.load(path, shards=shards), whole)
     assert tessera.inspect(path, hash="sha256", shards=RULES) == t.json("inspect", path, "--json", "--hash", "sha256", "--shards", t.at("map.json"))

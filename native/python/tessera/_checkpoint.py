@@ -4,19 +4,17 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Literal, Sequence
 
 from ._choices import Choices, Document, StrPath
 from ._library import FOR_NAMES, Session
 
 if TYPE_CHECKING:
-    from ._findings import Against
+    from ._call import Against
 
 # The dtypes that memoryview has a format for. Tensors of other dtypes are read as bytes.
 _MEMORYVIEW_FORMATS = {"float64": "d", "float32": "f", "int64": "q", "int32": "i", "int16": "h", "int8": "b",
                        "uint64": "Q", "uint32": "I", "uint16": "H", "uint8": "B", "bool": "?"}
-# Digests of `inspect`, by their numbers in the library.
-_HASHES = {"sha256": 1, "xxh3": 2}
 
 
 class Entry:
@@ -163,22 +161,17 @@ class Checkpoint(Mapping[str, Entry]):
     format: str
 
     def __init__(self, path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None,
-                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
+                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, io_depth: int = 0,
                  _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None,
                  _warns: bool = True) -> None:
         self._choices = Choices(part, step, also, shards, _is_compared)
-        self._session = Session(path, self._choices, threads=threads, purpose=_purpose, allow_expansion=allow_expansion,
+        self._shared = {"threads": threads, "io_depth": io_depth, "allow_expansion": allow_expansion}
+        self._session = Session(path, self._choices, threads=threads, io_depth=io_depth, purpose=_purpose, allow_expansion=allow_expansion,
                                 metadata_rank=_metadata_rank, warns=_warns)
         self.path = self._session.path
         self.format = self._session.format()
         entries = (Entry(self, i) for i in range(self._session.count()))
         self._entries = {entry.name: entry for entry in entries}
-
-    @classmethod
-    def _compared(cls, path, choices, *, purpose=FOR_NAMES, allow_expansion=False):
-        """Opens the checkpoint to compare with one that was opened with `choices`."""
-        return cls(path, allow_expansion=allow_expansion, part=choices.part, step=choices.step, shards=choices.shards, _purpose=purpose,
-                   _is_compared=True)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -202,19 +195,17 @@ class Checkpoint(Mapping[str, Entry]):
     def __repr__(self):
         return f"<tessera.Checkpoint {self.path!r}: {self.format}, {len(self)} entries>"
 
-    def inspect(self, hash: str | None = None, stats: bool = False) -> dict[str, Any]:
+    def inspect(self, hash: Literal["sha256", "xxh3"] | None = None, stats: bool = False) -> dict[str, Any]:
         """Return the tessera.inspect/1 document. hash: add a digest of each tensor, "sha256" or "xxh3". stats: add statistics of
-        the values. Both read every byte."""
-        if hash is not None and (not isinstance(hash, str) or hash not in _HASHES):
-            raise ValueError(f"hash is {' or '.join(map(repr, _HASHES))}, or None for no digests, not {hash!r}")
-        return self._session.inspect(_HASHES[hash] if hash else 0, bool(stats))
+        the values. Both read every byte. The files are opened again for it."""
+        from ._commands import inspect
+        return inspect(self, hash, stats)
 
     def validate(self, deep: bool = False, layout: Document | None = None, *, against: Against | None = None, rule: str | Sequence[str] = (),
                  baseline: Document | None = None, prefix: str | None = None, allow: str | None = None) -> dict[str, Any]:
-        """Return the tessera.findings/1 document. The options are those of tessera.validate. Call this once: findings accumulate
-        in an opened checkpoint."""
-        from ._findings import validate  # which needs Checkpoint
-        return validate(self, deep, {"layout": layout, "against": against, "rule": rule, "baseline": baseline, "prefix": prefix, "allow": allow})
+        """Return the tessera.findings/1 document. The options are those of tessera.validate. The files are opened again for it."""
+        from ._commands import validate
+        return validate(self, deep, layout, against=against, rule=rule, baseline=baseline, prefix=prefix, allow=allow)
 
     def unchanged(self) -> None:
         """Raise TesseraError if a file that was read has changed since the checkpoint was opened."""

@@ -13,12 +13,12 @@ StrPath = Union[str, "os.PathLike[str]"]
 Document = Union["dict[str, Any]", str, bytes, "os.PathLike[str]"]
 
 
-def whole_number(given: Any, what: str) -> int:
-    """Returns a number that is 0 or more and fits in 32 bits. `what` names it in errors."""
+def whole_number(given: Any, what: str, limit: int = 1 << 32) -> int:
+    """Returns a number that is 0 or more and below the limit. `what` names it in errors."""
     if isinstance(given, bool) or not hasattr(given, "__index__"):
         raise TypeError(f"{what} is a whole number, not {type(given).__name__}")
-    if not 0 <= operator.index(given) < 1 << 32:
-        raise ValueError(f"{what} is a whole number from 0 to {(1 << 32) - 1}, not {given}")
+    if not 0 <= operator.index(given) < limit:
+        raise ValueError(f"{what} is a whole number from 0 to {limit - 1}, not {given}")
     return operator.index(given)
 
 
@@ -60,17 +60,6 @@ def text_of(given: Any) -> bytes | None:
     if isinstance(given, str) and looks_like_json(encoded(given)):
         return encoded(given)
     return None
-
-
-def document(given: Document, what: str) -> bytes:
-    """Returns the bytes of a document. `what` names it in errors."""
-    text = text_of(given)
-    if text is not None:
-        return text
-    if not isinstance(given, (str, os.PathLike)):
-        raise TypeError(f"{what} is a document: a dict, its text, or the path of a file, not {type(given).__name__}")
-    with open(given, "rb") as f:
-        return f.read()
 
 
 class Choices(NamedTuple):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import sys
@@ -12,7 +11,8 @@ import time
 import warnings
 import weakref
 
-from ._choices import Choices, tolerance, whole_number
+from ._choices import Choices, whole_number
+from ._options import OPTIONS
 
 MAX_NDIM = 64
 _QUICK_BYTES = 16 << 20  # smaller reads end too soon for a thread of their own to be worthwhile
@@ -50,7 +50,7 @@ class _Str(ctypes.Structure):
 
 class _Opening(ctypes.Structure):
     _fields_ = [("paths", ctypes.c_void_p), ("path_count", ctypes.c_size_t), ("part", ctypes.c_char_p), ("step", ctypes.c_char_p),
-                ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
+                ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("io_depth", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
                 ("metadata_rank", ctypes.c_uint32), ("has_metadata_rank", ctypes.c_uint8), ("is_compared", ctypes.c_uint8)]
 
 
@@ -98,26 +98,23 @@ class PlannedRead:
             tuple(numbers[:planned.ndim]) for numbers in (planned.storage_offsets, planned.dest_offsets, planned.sizes, planned.dest_size))
 
 
-class _Validation(ctypes.Structure):
-    _fields_ = [("layout", _Str), ("against", _Str), ("loads", ctypes.c_void_p), ("prefix", _Str), ("allow", _Str), ("baseline", _Str),
-                ("rules", ctypes.c_void_p), ("rule_count", ctypes.c_size_t), ("deep", ctypes.c_uint8), ("format", ctypes.c_char_p)]
-
-
-class _Tolerance(ctypes.Structure):
-    _fields_ = [("exact", ctypes.c_bool), ("atol", ctypes.c_double), ("rtol", ctypes.c_double)]
-
-
-class _Inspection(ctypes.Structure):
-    _fields_ = [("hash", ctypes.c_uint32), ("stats", ctypes.c_uint8)]
-
-
-class _Difference(ctypes.Structure):
-    _fields_ = [("path_a", ctypes.c_char_p), ("path_b", ctypes.c_char_p), ("tolerance", _Tolerance), ("values", ctypes.c_uint8),
-                ("layout", ctypes.c_uint8), ("format", ctypes.c_char_p)]
-
-
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_SAY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(_Error))
+_PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
 _p, _u32, _u64, _int, _char = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p
+
+
+class _Option(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_char_p)]
+
+
+class _Request(ctypes.Structure):
+    _fields_ = [("command", ctypes.c_char_p), ("operands", ctypes.c_void_p), ("operand_count", ctypes.c_size_t),
+                ("options", ctypes.c_void_p), ("option_count", ctypes.c_size_t)]
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [("write", _WRITE), ("say", _SAY), ("progress", _PROGRESS), ("stop", ctypes.c_void_p), ("writes", ctypes.c_uint8)]
 
 
 def _function(name, result, *arguments):
@@ -151,18 +148,31 @@ _free_plan = _function("free_plan", None, _p)
 _plan_count = _function("plan_count", ctypes.c_size_t, _p)
 _planned = _function("planned", None, _p, ctypes.c_size_t, _p)
 _planned_path_item = _function("planned_path_item", None, _p, ctypes.c_size_t, _u32, _p)
-_inspect = _function("inspect", _int, _p, _char, _p, _WRITE, _p, _p)
-_validate = _function("validate", _int, _p, _char, _p, _WRITE, _p, _p)
-_diff = _function("diff", _int, _p, _p, _p, _WRITE, _p, _p)
+_run_command = _function("call", _int, _p, _p)
 
 
-def _in_python(message):
-    """Options in messages are keywords here: "--world-size" is world_size. Commands, which are in backticks, stay as they are."""
-    return re.sub(r"`[^`]*`|--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_") if found[1] else found[0], message)
+_ALL_OPTIONS = {name: kind for options in OPTIONS.values() for name, kind in options.items()}
+
+
+def in_python(message, command=None):
+    """Options in messages are keywords here: "--world-size 4" is world_size=4. Commands, which are in backticks, stay as they are."""
+    options = {**_ALL_OPTIONS, **OPTIONS.get(command, {})}
+
+    def keyword(found):
+        if not found[1]:
+            return found[0]
+        name, between, value = found[1].replace("-", "_"), found[2] or "", found[3] or ""
+        kind, *words = options.get(name, ("text",))
+        if kind == "flag":
+            return f"{name}=True{between}{value}"
+        if value in words:
+            return f'{name}="{value}"'
+        return f"{name}={value}" if value and value.isupper() else f"{name}{between}{value}"
+    return re.sub(r"`[^`]*`|--([a-z][a-z-]*[a-z])(?:([ =])([A-Za-z0-9-]+))?", keyword, message)
 
 
 def _raise(err, path):
-    message = _in_python(err.message.decode("utf-8", "replace"))
+    message = in_python(err.message.decode("utf-8", "replace"))
     position = None if err.byte_position == 2**64 - 1 else err.byte_position
     if path and path not in message:
         message = f"{path}: {message}"
@@ -263,15 +273,6 @@ def _interruptible(stops, function, *arguments):
     return result[0]
 
 
-def _form(name):
-    return None if name is None else name.encode("utf-8", "surrogatepass")
-
-
-def _document(text, form):
-    """Parses a JSON document; a report is returned as it is."""
-    return json.loads(text) if form is None else text.decode("utf-8")
-
-
 def _collect(stops, call, path):
     """Returns what a function writes through its callback."""
     parts = []
@@ -283,6 +284,42 @@ def _collect(stops, call, path):
     if _interruptible(stops, call, _WRITE(write), None, ctypes.byref(err)) != 0:
         _raise(err, path)
     return b"".join(parts)
+
+
+def run_command(command, operands, options, *, writes=False, on_progress=None):
+    """Runs a command of the command line. operands: bytes; options: (name, value) as bytes, without dashes; the value of a flag is None.
+    Returns what it writes, its messages as (text, status) of warnings (status None) and errors, and whether it ran.
+
+    `writes`: the command makes files. It is then stopped only where it can clean up. Raises what `on_progress` raises, and KeyboardInterrupt,
+    once the command has ended."""
+    stop, parts, said, raised = _Stop(), [], [], []
+
+    def write(_ctx, data, size, _err):
+        parts.append(ctypes.string_at(data, size))
+        return 0
+
+    def say(_ctx, saying, text, err):
+        if saying == 0:
+            position = err.contents.byte_position
+            said.append((text, _status_name(err.contents.status).decode(), None if position == 2**64 - 1 else position))
+        elif saying == 1:
+            said.append((text, None, None))
+
+    def progress(_ctx, done, total):
+        try:
+            if not raised:
+                on_progress(done, total)
+        except BaseException as e:
+            raised.append(e)
+            stop.flag.value = 1
+
+    given, pairs = (_char * len(operands))(*operands), (_Option * len(options))(*options)
+    request = _Request(command.encode(), ctypes.addressof(given), len(operands), ctypes.addressof(pairs), len(options))
+    call = _Call(_WRITE(write), _SAY(say), _PROGRESS(progress) if on_progress else _PROGRESS(), ctypes.addressof(stop.flag), writes)
+    ran = _interruptible([stop], _run_command, ctypes.byref(request), ctypes.byref(call))
+    if raised:
+        raise raised[0]
+    return b"".join(parts), said, bool(ran)
 
 
 # What a checkpoint is opened for: tsr_purpose of tessera/checkpoint.h.
@@ -304,23 +341,23 @@ os.register_at_fork(after_in_child=_after_fork)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, choices=Choices(), *, threads=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
+    def __init__(self, path, choices=Choices(), *, threads=0, io_depth=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
         self.path = os.fspath(path)
         self._stop = _Stop()
         self._handle = None
         _sessions.add(self)
-        self._handle = self._open(choices, threads, purpose, metadata_rank)
+        self._handle = self._open(choices, threads, io_depth, purpose, metadata_rank)
         self._has_warned = not warns
         if allow_expansion:
             _allow_expansion(self._handle)
         if choices.shards is not None and not _uses_shards(self._handle):
             warn(f"{self.path}: shards is not used: its tensors are not plain tensors of several ranks")
 
-    def _open(self, choices, threads, purpose, metadata_rank):
+    def _open(self, choices, threads, io_depth, purpose, metadata_rank):
         paths, (name, text), err = choices.paths(self.path), choices.map_of_ranks(), _Error()
         array = (_char * len(paths))(*paths)
         what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
-                        shards=name, threads=whole_number(threads, "threads"), purpose=purpose, metadata_rank=metadata_rank or 0,
+                        shards=name, threads=whole_number(threads, "threads"), io_depth=whole_number(io_depth, "io_depth"), purpose=purpose, metadata_rank=metadata_rank or 0,
                         has_metadata_rank=metadata_rank is not None, is_compared=choices.is_compared)
         buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
         if buffer is not None:
@@ -467,31 +504,3 @@ class Session:
             _planned_path_item(plan, at, n, ctypes.byref(item))
             path.append((item.kind == 2, item.key.text() if item.kind == 0 else item.integer))
         return PlannedRead(planned, path)
-
-    def inspect(self, algorithm, stats):
-        asked = _Inspection(hash=algorithm, stats=stats)
-        return json.loads(_collect([self._stop], lambda *to: _inspect(self.handle, os.fsencode(self.path), ctypes.byref(asked), *to),
-                                   self.path))
-
-    def validate(self, deep, texts, loads, rules, form):
-        """texts: bytes by the name of a field; loads: the Session of a checkpoint to compare with, or None; rules: "ID=LEVEL" each.
-        Returns tessera.findings/1, or with a form the text of a report."""
-        options, kept = _Validation(deep=deep, loads=loads.handle if loads else None, rule_count=len(rules)), []
-        for name, text in texts.items():
-            kept.append(ctypes.create_string_buffer(text, len(text) + 1))
-            field = getattr(options, name)
-            field.data, field.size = ctypes.addressof(kept[-1]), len(text)
-        array = (_char * max(1, len(rules)))(*(rule.encode("utf-8", "surrogatepass") for rule in rules))
-        options.rules = ctypes.addressof(array)
-        options.format = _form(form)
-        stops = [self._stop, *([loads._stop] if loads else [])]
-        return _document(_collect(stops, lambda *to: _validate(self.handle, os.fsencode(self.path), ctypes.byref(options), *to), self.path), form)
-
-    def diff(self, other, values, layout, atol, rtol, form=None):
-        """Returns tessera.diff/1, or with a form the text of a report."""
-        atol, rtol = tolerance(atol, "atol"), tolerance(rtol, "rtol")
-        self._warn()
-        other._warn()
-        asked = _Difference(os.fsencode(self.path), os.fsencode(other.path), _Tolerance(atol == 0 and rtol == 0, atol, rtol),
-                            bool(values or atol or rtol), bool(layout), _form(form))
-        return _document(_collect([self._stop, other._stop], lambda *to: _diff(self.handle, other.handle, ctypes.byref(asked), *to), None), form)

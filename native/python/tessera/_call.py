@@ -1,0 +1,317 @@
+"""Calls of commands: options as the command line has them, documents without files, messages as warnings and errors."""
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import AbstractSet, Any, Literal, Sequence, Union
+
+from ._checkpoint import Checkpoint
+from ._choices import Choices, Document, StrPath, encoded, text, text_of, tolerance, whole_number
+from ._library import TesseraError, in_python, run_command, warn
+from ._options import OPTIONS
+
+CheckpointOrPath = Union[StrPath, Checkpoint]
+# What a checkpoint should load into: an opened checkpoint, its path, a document, or names.
+Against = Union[Checkpoint, Document, Sequence[str], AbstractSet[str]]
+# The forms of reports.
+Format = Literal["json", "sarif", "junit", "github", "gitlab"]
+_FORMATS = ("json", "sarif", "junit", "github", "gitlab")
+# Commands that make or remove files. They are stopped only where they can clean up.
+_WRITING = {"convert", "cp", "exec", "merge", "optim", "prune", "repair", "reshard"}
+_SOURCE = ("part", "step", "also", "shards")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem, or a fact worth knowing. rule: a stable id, such as "layout/hole", which `tessera.explain` explains. level: "error",
+    "warning" or "note". file, byte_offset: the location, or None. fqn: the name of the entry concerned, or None."""
+
+    rule: str
+    level: str
+    message: str
+    file: str | None = None
+    byte_offset: int | None = None
+    fqn: str | None = None
+
+
+# ---- values ----
+
+
+class _Texts:
+    """Documents that are given as dicts or texts. Each is a file in memory, which has a path while this is open."""
+
+    def __init__(self):
+        self._files = []
+
+    def path_of(self, content, name):
+        at = os.memfd_create(name)
+        self._files.append((at, name))
+        with open(at, "wb", closefd=False) as f:
+            f.write(content)
+        return f"/proc/self/fd/{at}".encode()
+
+    def named(self, message):
+        """Returns a message, or a document, with the names of the options in place of these paths."""
+        for at, name in self._files:
+            path = f"/proc/self/fd/{at}"
+            message = message.replace(path.encode(), name.encode()) if isinstance(message, bytes) else message.replace(path, name)
+        return message
+
+    def close(self):
+        for at, _ in self._files:
+            os.close(at)
+
+
+def _path(given, name, what="a path"):
+    if isinstance(given, Checkpoint):
+        if _choices_of(given):
+            raise ValueError(f"{name} was opened with {', '.join(_choices_of(given))}, which a command cannot repeat for it; pass its path")
+        return os.fsencode(given.path)
+    if not isinstance(given, (str, os.PathLike)):
+        raise TypeError(f"{name} is {what}, not {type(given).__name__}")
+    return os.fsencode(given)
+
+
+def _choices_of(checkpoint):
+    """Returns the options that selected an opened checkpoint."""
+    checkpoint._session.handle  # refuses a closed one
+    return {name: value for name, value in checkpoint._choices._asdict().items() if name in _SOURCE and value is not None and value != ()}
+
+
+def _document(given, name, texts):
+    content = text_of(given)
+    if content is not None:
+        return texts.path_of(content, name)
+    return _path(given, name, "a document: a dict, its text, or the path of a file")
+
+
+def _model(given, name, texts):
+    if isinstance(given, Checkpoint) and _choices_of(given):
+        return texts.path_of(encoded(json.dumps(document("layout", [given], {}))), name)
+    if isinstance(given, (list, tuple, set, frozenset)):
+        for one in given:
+            if not isinstance(one, str) or "\n" in one:
+                raise TypeError(f"{name} takes names, which are strings of one line, not {one!r}")
+        return texts.path_of(encoded("\n".join(given)), name)
+    if isinstance(given, Checkpoint):
+        return _path(given, name)
+    return _document(given, name, texts)
+
+
+def _each(given, name, what):
+    """Returns the values of an option that takes several."""
+    each = [given] if isinstance(given, (str, bytes, os.PathLike, Checkpoint)) else given
+    if not isinstance(each, Iterable):
+        raise TypeError(f"{name} takes {what}, not {type(given).__name__}")
+    return list(each)
+
+
+def _texts(given, name):
+    if name == "also":
+        return [_path(one, name) for one in _each(given, name, "paths of directories")]
+    if name == "weight":
+        each = _each([given] if isinstance(given, (int, float)) else given, name, "numbers")
+        return [encoded(one if isinstance(one, str) else repr(tolerance(one, name))) for one in each]
+    each = _each(given, name, "texts ID=LEVEL" if name == "rule" else "texts")
+    return [encoded(text(one, f"each {name}")) for one in each]
+
+
+def _values(name, kind, words, given, texts):
+    """Returns the values of an option as the command line has them, one per occurrence; None for a flag."""
+    if kind == "flag":
+        if isinstance(given, (str, bytes)):
+            raise TypeError(f"{name} is True or False, not {given!r}")
+        return [None] if given else []
+    if kind == "real":
+        value = tolerance(given, name) if given is not None or name in ("atol", "rtol") else None
+        return [] if value is None or value == 0 and name in ("atol", "rtol") else [repr(value).encode()]
+    if given is None:
+        return []
+    if kind == "texts":
+        return _texts(given, name)
+    if kind == "choice":
+        if not isinstance(given, str) or given not in words:
+            raise ValueError(f"{name} is {' or '.join(map(repr, words))}, or None, not {given!r}")
+        return [given.encode()]
+    if kind in ("number", "count"):
+        number = whole_number(given, name)
+        return [] if number == 0 and name in ("threads", "io_depth") else [str(number).encode()]
+    if kind == "size":
+        return [encoded(given) if isinstance(given, str) else str(whole_number(given, name, 1 << 63)).encode()]
+    if kind == "document":
+        return [_document(given, name, texts)]
+    if kind == "model":
+        return [_model(given, name, texts)]
+    if kind == "checkpoint" or name == "source":
+        return [_path(given, name)]
+    if name == "step" and isinstance(given, int) and not isinstance(given, bool):
+        given = str(given)
+    return [encoded(text(given, name))]
+
+
+def _operands(command, operands, options, texts):
+    """Returns the operands as texts. An opened checkpoint that comes first brings the options along with which it was opened."""
+    taken = []
+    for at, operand in enumerate(one for one in operands if one is not None):
+        name = "the checkpoint" if at == 0 else "the other checkpoint"
+        if isinstance(operand, Checkpoint) and at == (1 if command in ("map", "merge", "optim") else 0):
+            for option, value in {**_choices_of(operand), **operand._shared}.items():
+                if option in OPTIONS[command] and not options.get(option):
+                    options[option] = value
+                elif value and option in _SOURCE:
+                    raise ValueError(f"the checkpoint was opened with {option}; pass its path to choose otherwise")
+            taken.append(os.fsencode(operand.path))
+        elif (command, at) in (("verify", 1), ("exec", 0), ("fqn", 0)):
+            taken.append(_document(operand, {"verify": "manifest", "exec": "plan", "fqn": "modules"}[command], texts))
+        elif isinstance(operand, str):
+            taken.append(encoded(operand) if command in ("fqn", "map", "optim", "explain") else os.fsencode(operand))
+        elif command == "validate" and isinstance(operand, (list, tuple)):
+            taken += [_path(one, "each path") for one in operand]
+        else:
+            taken.append(_path(operand, name))
+    return taken
+
+
+# ---- calls ----
+
+
+def _is_notebook():
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class _Bar:
+    """Draws what is done: with tqdm in a notebook that has it, otherwise as one line of a terminal."""
+
+    def __init__(self, name, then):
+        self._name, self._then, self._bar, self._drawn = name, then, None, False
+        if _is_notebook():
+            try:
+                from tqdm.auto import tqdm
+                self._bar = tqdm(desc=name, unit="B", unit_scale=True)
+            except ImportError:
+                pass
+
+    def __call__(self, done, total):
+        if self._bar is not None:
+            self._bar.total = total
+            self._bar.update(done - self._bar.n)
+        elif sys.stderr is not None and sys.stderr.isatty():
+            filled = 30 * done // total if total else 30
+            sys.stderr.write(f"\r{self._name} [{'#' * filled}{'.' * (30 - filled)}] {done / 1e9:.2f} of {total / 1e9:.2f} GB\x1b[K")
+            sys.stderr.flush()
+            self._drawn = True
+        if self._then:
+            self._then(done, total)
+
+    def close(self):
+        if self._bar is not None:
+            self._bar.close()
+        elif self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _call(command, operands, options, form, on_progress, progress):
+    """Returns what the command writes."""
+    if on_progress is not None and not callable(on_progress):
+        raise TypeError(f"on_progress is a function of two numbers, not {type(on_progress).__name__}")
+    texts, bar = _Texts(), _Bar(command, on_progress) if progress else None
+    try:
+        taken = _operands(command, operands, options, texts)
+        given = [(name.replace("_", "-").encode(), value) for name, (kind, *words) in OPTIONS[command].items() if name in options
+                 for value in _values(name, kind, words, options[name], texts)]
+        if form:
+            given.append((b"format", form.encode()))
+        for one in (*taken, *(value for _, value in given if value)):
+            if b"\0" in one:
+                raise ValueError("paths and texts have no null characters")
+        written, said, ran = run_command(command, taken, given, writes=command in _WRITING, on_progress=bar or on_progress)
+    finally:
+        texts.close()
+        if bar:
+            bar.close()
+    said = [(in_python(texts.named(message.decode("utf-8", "surrogateescape")), command), *rest) for message, *rest in said]
+    for message, status, _ in said:
+        if status is None:
+            warn(message)
+    for message, status, position in said:
+        if status is not None and not ran:
+            raise TesseraError(message, status, position)
+    return texts.named(written)
+
+
+def document(command, operands, options, on_progress=None, progress=False):
+    """Returns the document of a command, as a dict."""
+    return json.loads(_call(command, operands, options, None, on_progress, progress))
+
+
+def report(command, operands, options, form, on_progress, progress):
+    """Returns the report of a command in a form."""
+    if text(form, "format") not in _FORMATS:
+        raise TesseraError(f"format expects {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}, not {form!r}", "usage")
+    return _call(command, operands, options, form, on_progress, progress).decode("utf-8")
+
+
+def findings(command, operands, options, on_progress, progress):
+    found = document(command, operands, options, on_progress, progress)["findings"]
+    return [Finding(**{name: f[name] for name in Finding.__dataclass_fields__ if name in f}) for f in found]
+
+
+# ---- get ----
+
+
+def _slice_of(inside, entry):
+    """Reads the text between the brackets of FQN[SLICE]: numbers, a:b and "...". Returns offsets, sizes and the shape of the result."""
+    parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
+    if "..." in parts:
+        at = parts.index("...")
+        parts[at:at + 1] = [":"] * (len(entry.shape) - len(parts) + 1)
+    if len(parts) > len(entry.shape):
+        raise TesseraError(f"'{entry.name}' has {len(entry.shape)} dims, not {len(parts)}", "usage")
+    offsets, sizes, shape = [], [], []
+    for part, n in zip(parts + [":"] * (len(entry.shape) - len(parts)), entry.shape):
+        begin, colon, end = part.partition(":")
+        try:
+            chosen = slice(*(int(number) if number.strip() else None for number in (begin, end))) if colon else int(part)
+        except ValueError:
+            raise TesseraError(f"'{part}' in [{inside}] is neither a number, nor a:b, nor '...'", "usage") from None
+        if isinstance(chosen, int) and not -n <= chosen < n:
+            raise TesseraError(f"{chosen} in [{inside}] is outside a dim of {n} of '{entry.name}'", "usage")
+        start, stop, _ = (chosen if colon else slice(chosen % n, chosen % n + 1)).indices(n)
+        offsets.append(start)
+        sizes.append(max(0, stop - start))
+        shape += [sizes[-1]] if colon else []
+    return offsets, sizes, shape
+
+
+def get(_command, operands, options):
+    path, name = operands
+    if isinstance(path, Checkpoint):
+        return _get(path, text(name, "name"))
+    with Checkpoint(path, **{option: value if value is not None or option in ("part", "step", "shards") else 0 for option, value in options.items()}) as checkpoint:
+        return _get(checkpoint, text(name, "name"))
+
+
+def _get(checkpoint, name):
+    inside = None
+    if name not in checkpoint and name.endswith("]") and "[" in name:
+        at = name.rindex("[")
+        name, inside = name[:at], name[at + 1:-1]
+    if name not in checkpoint:
+        raise TesseraError(f"{checkpoint.path}: there is no '{name}'", "not found")
+    entry = checkpoint[name]
+    if entry.kind == "object" and inside is None:
+        found = [e for e in checkpoint.inspect()["entries"] if e["fqn"] == name]
+        if "value" not in found[0]:
+            raise TesseraError(f"{checkpoint.path}: '{name}' is {entry.type}, which JSON cannot hold; tessera.open(…)[{name!r}].save() gives it to torch.load",
+                               "unsupported")
+        return found[0]["value"]
+    offsets, sizes, shape = _slice_of(inside or "", entry) if entry.kind == "tensor" else (None, None, None)
+    view = entry.read(offsets, sizes)
+    if view.format == "B" and entry.dtype != "uint8" or not view.nbytes:
+        return view
+    return view.cast("B").cast(view.format, shape)
