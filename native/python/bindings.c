@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "cli/program/map_options.h"
 #include "io/sys.h"
 #include "session.h"
 #include "tessera/document_read.h"
@@ -18,6 +19,7 @@
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/loadable.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/tiling.h"
@@ -36,6 +38,10 @@ typedef struct opening {
     uint32_t metadata_rank;     /* as in tsr_open_options, if has_metadata_rank */
     uint8_t has_metadata_rank;
     uint8_t is_compared; /* part and step are those of the checkpoint that this one is compared with */
+    uint8_t inverse, dequantize;
+    const char *map;  /* name of a map, for messages */
+    tsr_str map_text; /* its text; the data may be NULL where the map is a built-in one */
+    const char *lora; /* path of an adapter */
 } opening;
 
 EXPORT session *tsr_python_open(const opening *what, const int *stop, tsr_error *err);
@@ -47,7 +53,9 @@ EXPORT const char *tsr_python_status_name(tsr_status status);
 void tsr_python_close(session *s)
 {
     if (!s) return;
-    tsr_path_close(s->checkpoint);
+    tsr_layers_close(&s->layers);
+    tsr_path_close(s->adapter);
+    tsr_path_close(s->source);
     tsr_arena_free(s->arena);
     tsr_native_host_close(&s->native);
     free(s);
@@ -98,8 +106,6 @@ static tsr_status load_shards(session *s, const opening *what, tsr_error *err)
 {
     const tsr_host *host = &s->native.host;
     if (!what->shards && !what->shards_text.data) return TSR_OK;
-    s->arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
-    if (!s->arena) return TSR_E_NOMEM;
     if (what->shards_text.data) {
         const tsr_status status = tsr_shards_read(what->shards_text, host, s->arena, &s->shards, err);
         if (status != TSR_OK) tsr_error_context(err, "the map of shards");
@@ -114,10 +120,37 @@ static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
     const tsr_open_options options = {.purpose = (tsr_purpose)what->purpose,
                                       .part = what->part ? tsr_str_from(what->part) : (tsr_str){NULL, 0},
                                       .step = what->step ? tsr_str_from(what->step) : (tsr_str){NULL, 0},
-                                      .shards = s->arena ? &s->shards : NULL,
+                                      .shards = what->shards || what->shards_text.data ? &s->shards : NULL,
                                       .metadata_rank = what->has_metadata_rank ? &what->metadata_rank : NULL};
-    if (what->is_compared) return tsr_path_open_compared(&opener, what->paths[0], &options, &s->checkpoint, err);
-    return tsr_paths_open_by(&opener, what->paths, what->path_count, &options, &s->checkpoint, err);
+    if (what->is_compared) return tsr_path_open_compared(&opener, what->paths[0], &options, &s->source, err);
+    return tsr_paths_open_by(&opener, what->paths, what->path_count, &options, &s->source, err);
+}
+
+/* Opens what lies over the source. */
+static tsr_status open_layers(session *s, const opening *what, tsr_error *err)
+{
+    s->leaves_settings =
+        (what->map || what->dequantize) && cli_leaves_settings(what->paths[0], tsr_checkpoint_store(s->source));
+    tsr_layering wanted = {.options = &s->options, .map = what->map_text, .map_called = what->map};
+    s->options.inverse = what->inverse;
+    s->options.dequantize = what->dequantize;
+    if (what->map && !wanted.map.data) {
+        wanted.map = tsr_mapping_builtin(tsr_str_from(what->map));
+        if (!wanted.map.size) return tsr_mapping_unknown(tsr_str_from(what->map), err);
+    }
+    if (wanted.map.data) wanted.map = tsr_arena_str(s->arena, wanted.map, err);
+    if (what->map && !wanted.map.data) return TSR_E_NOMEM;
+    if (what->lora) {
+        const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = &s->native.host, .sys = &s->sys};
+        const tsr_status status =
+            tsr_paths_open_by(&opener, &what->lora, 1, &(tsr_open_options){.selects = NULL}, &s->adapter, err);
+        if (status != TSR_OK) tsr_error_context(err, "lora");
+        TSR_TRY(status);
+        wanted.adapter = s->adapter;
+        wanted.adapter_name = tsr_arena_str(s->arena, tsr_str_from(what->lora), err);
+        if (!wanted.adapter_name.data) return TSR_E_NOMEM;
+    }
+    return tsr_layers_open(&s->layers, &wanted, s->arena, err);
 }
 
 /* `stop` belongs to the caller until close. While it is not 0, reads fail with TSR_E_CANCELLED, and all other work soon with
@@ -127,8 +160,12 @@ session *tsr_python_open(const opening *what, const int *stop, tsr_error *err)
     session *s = python_session_new(what->threads, stop, err);
     if (!s) return NULL;
     if (what->io_depth) s->native.host.io_depth = what->io_depth;
-    tsr_status status = load_shards(s, what, err);
+    s->arena = tsr_arena_new(s->native.host.allocator, (size_t)s->native.host.limits.memory_bytes, err);
+    tsr_status status = s->arena ? load_shards(s, what, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = open_paths(s, what, err);
+    s->layers.top = s->source;
+    if (status == TSR_OK) status = open_layers(s, what, err);
+    s->checkpoint = s->layers.top;
     if (status == TSR_OK) return s;
     tsr_python_close(s);
     return NULL;
@@ -136,7 +173,7 @@ session *tsr_python_open(const opening *what, const int *stop, tsr_error *err)
 
 int tsr_python_uses_shards(const session *s)
 {
-    return tsr_checkpoint_joined_ranks(s->checkpoint) != 0;
+    return tsr_checkpoint_joined_ranks(s->source) != 0;
 }
 
 void tsr_python_allow_expansion(session *s)
@@ -146,7 +183,7 @@ void tsr_python_allow_expansion(session *s)
 
 tsr_status tsr_python_unchanged(session *s, tsr_error *err)
 {
-    return tsr_folder_store_unchanged(tsr_checkpoint_store(s->checkpoint), err);
+    return tsr_folder_store_unchanged(tsr_checkpoint_store(s->source), err);
 }
 
 const char *tsr_python_status_name(tsr_status status)
@@ -161,10 +198,10 @@ EXPORT tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ct
 /* Writes the names of the files that belong to the checkpoint according to its own lists, each followed by a NUL. */
 tsr_status tsr_python_own_files(session *s, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
-    const tsr_store *store = tsr_checkpoint_store(s->checkpoint);
+    const tsr_store *store = tsr_checkpoint_store(s->source);
     bool *owned = calloc(store->file_count ? store->file_count : 1, sizeof *owned);
     if (!owned) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    tsr_status status = tsr_checkpoint_own_files(s->checkpoint, owned, err);
+    tsr_status status = tsr_checkpoint_own_files(s->source, owned, err);
     for (uint32_t f = 0; f < store->file_count && status == TSR_OK; f++) {
         if (!owned[f]) continue;
         status = write(ctx, store->files[f].name.data, store->files[f].name.size, err);
@@ -180,7 +217,7 @@ EXPORT tsr_status tsr_python_file(session *s, const char *name, tsr_write_fn *wr
 tsr_status tsr_python_file(session *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     tsr_bytes bytes;
-    tsr_store *store = tsr_checkpoint_store(s->checkpoint);
+    tsr_store *store = tsr_checkpoint_store(s->source);
     const uint32_t file = tsr_store_find(store, tsr_str_from(name));
     TSR_FAIL_IF(file == TSR_NO_FILE, err, TSR_E_NOT_FOUND, "there is no file '%s'", name);
     TSR_TRY(tsr_range_load(tsr_whole_file(store, file), &s->native.host, &bytes, err));
@@ -196,7 +233,12 @@ tsr_status tsr_python_warnings(session *s, tsr_write_fn *write, void *ctx, tsr_e
 {
     tsr_vec warnings = tsr_vec_of(&s->allocator, sizeof(tsr_str));
     tsr_arena *arena = tsr_arena_new(&s->allocator, 0, err);
-    tsr_status status = arena ? tsr_opening_warnings(s->checkpoint, arena, &warnings, err) : TSR_E_NOMEM;
+    tsr_status status = arena ? tsr_opening_warnings(s->source, arena, &warnings, err) : TSR_E_NOMEM;
+    if (status == TSR_OK && s->leaves_settings) {
+        tsr_str *unread = tsr_vec_push(&warnings, err);
+        if (unread) *unread = TSR_STR(CLI_SETTINGS_UNREAD);
+        else status = TSR_E_NOMEM;
+    }
     for (size_t i = 0; i < warnings.count && status == TSR_OK; i++) {
         const tsr_str *text = (const tsr_str *)warnings.items + i;
         status = write(ctx, text->data, text->size, err);

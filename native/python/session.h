@@ -6,6 +6,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
 #include "tessera/shards.h"
+#include "tessera/sys/layers.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -15,9 +16,14 @@ typedef struct session {
     const volatile int *stop;
     tsr_allocator allocator; /* allocations fail when `stop` is set */
     tsr_native_host native;
-    tsr_arena *arena; /* holds the map, if there is one */
+    tsr_arena *arena; /* holds the maps, if there are any */
     tsr_shards shards;
-    tsr_checkpoint *checkpoint;
+    tsr_command_options options; /* those of the layers */
+    tsr_layers layers;           /* over the source */
+    bool leaves_settings;        /* config.json is next to a single file, and not read (CLI_SETTINGS_UNREAD) */
+    tsr_checkpoint *adapter;     /* that is folded in, or NULL */
+    tsr_checkpoint *source;      /* that reads the files */
+    tsr_checkpoint *checkpoint;  /* the topmost layer, or the source */
 } session;
 
 /* A session that has opened no checkpoint yet. NULL after an error. `stop` belongs to the caller until close. */

@@ -178,6 +178,75 @@ def test_get_reads_what_indexing_gives(t):
         fails(tessera.TesseraError, lambda: tessera.get(t.at("x.pt"), wrong), reason)
 
 
+# ---- layers ----
+
+
+def test_a_checkpoint_is_read_through_a_map(t):
+    source = {f"a.{n}.w": torch.arange(6.0).reshape(2, 3) + 10 * n for n in range(3)}
+    save_file(source, t.at("model.safetensors"))
+    rules = {"schema": "tessera.map/1", "rules": [{"from": ["a.{layer}.w"], "to": ["b.{layer}.weight"], "do": [{"transpose": [1, 0]}]}]}
+    for given in (rules, json.dumps(rules), save(t, "map.json", json.dumps(rules))):
+        with tessera.open(t.at("model.safetensors"), map=given) as checkpoint:
+            assert set(checkpoint) == {f"b.{n}.weight" for n in range(3)}
+            for n in range(3):
+                assert numpy.asarray(checkpoint[f"b.{n}.weight"][1:3]).tolist() == source[f"a.{n}.w"].T[1:3].tolist()
+            assert tessera.get(checkpoint, "b.2.weight[2,1]").tolist() == source["a.2.w"][1, 2].item()
+            tessera.convert(checkpoint, t.at("through.safetensors"), overwrite=True)
+    assert all(torch.equal(load_file(t.at("through.safetensors"))[f"b.{n}.weight"], source[f"a.{n}.w"].T) for n in range(3))
+    with tessera.open(t.at("through.safetensors"), map=rules, inverse=True) as checkpoint:
+        assert numpy.asarray(checkpoint["a.1.w"]).tolist() == source["a.1.w"].tolist()
+    fails(tessera.TesseraError, lambda: tessera.open(t.at("model.safetensors"), map="no-such-map"), "no-such-map", "llama")
+    fails(tessera.TesseraError, lambda: tessera.open(t.at("model.safetensors"), map={"schema": "tessera.map/1", "rules": [{"from": ["c"], "to": ["d"]}]}), "a.0.w")
+    fails(TypeError, lambda: tessera.open(t.at("model.safetensors"), map=3), "map is a document")
+    fails(tessera.TesseraError, lambda: tessera.open(t.at("model.safetensors"), inverse=True), "inverse")
+    with tessera.open(t.at("model.safetensors"), map=rules) as checkpoint:
+        fails(ValueError, lambda: tessera.layout(checkpoint), "map")
+
+
+def test_adapters_and_scales_and_wrappers_are_undone(t):
+    base, a, b = torch.arange(12.0).reshape(4, 3), torch.arange(6.0).reshape(2, 3) - 2, torch.arange(8.0).reshape(4, 2) * 0.5
+    save_file({"model.q_proj.weight": base}, t.at("base.safetensors"))
+    os.mkdir(t.at("adapter"))
+    save_file({"base_model.model.model.q_proj.lora_A.weight": a, "base_model.model.model.q_proj.lora_B.weight": b}, t.at("adapter/adapter_model.safetensors"))
+    save(t, "adapter/adapter_config.json", json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}))
+    with tessera.open(t.at("base.safetensors"), lora=t.at("adapter")) as checkpoint:
+        assert torch.equal(torch.from_numpy(numpy.asarray(checkpoint["model.q_proj.weight"])), base + 3 * (b @ a))
+    scaled = torch.tensor([[1.5, -2.0], [0.25, 448.0]]).to(torch.float8_e4m3fn)
+    save_file({"w.weight": scaled, "w.weight_scale": torch.tensor([0.5])}, t.at("scaled.safetensors"))
+    with tessera.open(t.at("scaled.safetensors"), dequantize=True) as checkpoint:
+        assert set(checkpoint) == {"w.weight"} and checkpoint["w.weight"].dtype == "bfloat16"
+        read = torch.frombuffer(bytearray(checkpoint["w.weight"].read()), dtype=torch.bfloat16).reshape(2, 2)
+        assert torch.equal(read.float(), scaled.float() * 0.5)
+    torch.save({"_orig_mod.module.w": torch.arange(3.0), "_orig_mod.module.v": torch.ones(2)}, t.at("wrapped.pt"))
+    with tessera.open(t.at("wrapped.pt"), canonical=True) as checkpoint:
+        assert numpy.asarray(checkpoint["w"]).tolist() == [0, 1, 2] and len(checkpoint) == 2, list(checkpoint)
+    fails(ValueError, lambda: tessera.open(t.at("wrapped.pt"), canonical=True, map="llama"), "canonical and map")
+    half = torch.arange(24.0).reshape(2, 3, 4).to(torch.bfloat16)
+    save_file({"half": half, "w": half.double()}, t.at("half.safetensors"))
+    with tessera.open(t.at("half.safetensors")) as checkpoint:
+        assert checkpoint["w"].array((slice(None), 1, slice(1, 3))).tolist() == half.double()[:, 1:2, 1:3].tolist()
+        try:
+            import ml_dtypes
+        except ImportError:
+            fails(TypeError, lambda: checkpoint["half"].array(1), "ml_dtypes")
+        else:
+            array = checkpoint["half"].array(1)
+            assert array.dtype == ml_dtypes.bfloat16 and array.astype("float32").tolist() == half[1:2].float().tolist()
+
+
+def test_notebooks_show_trees_and_lists(t):
+    torch.save({"<b>model": {f"layers.{n}": {"w": torch.ones(n + 1)} for n in range(3)}, "step": 7, "x\x1b": torch.ones(2)}, t.at("x.pt"))
+    with tessera.open(t.at("x.pt")) as checkpoint:
+        shown = checkpoint._repr_html_()
+    assert "&lt;b&gt;model.layers" in shown and "<b>model" not in shown and "\x1b" not in shown and "<details>" in shown and "float32 [3]" in shown
+    assert "no findings" in tessera.validate(FSDP2)._repr_html_() or tessera.validate(FSDP2)["findings"]
+    assert "layout/hole" in tessera.validate(os.path.join(SAMPLES, "broken_dcp_hole"))._repr_html_()
+    save_file({"a": torch.ones(2), "c": torch.ones(3)}, t.at("a.safetensors"))
+    save_file({"a": torch.zeros(2), "<i>": torch.ones(3)}, t.at("b.safetensors"))
+    shown = tessera.diff(t.at("a.safetensors"), t.at("b.safetensors"), values=True)._repr_html_()
+    assert "&lt;i&gt;" in shown and "Changed" in shown and "Removed" in shown, shown
+
+
 # ---- what is said ----
 
 

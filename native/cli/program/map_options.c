@@ -62,15 +62,13 @@ static tsr_status open_adapter(cli *program, const char *path, cli_session *sess
     return TSR_OK;
 }
 
-/* Whether PATH is a single file with config.json next to it, of which only the file is read. The settings would have shown
- * what it lacks, which output layer is the embedding, and what its numbers are multiplied to, so the user must know. */
-static bool leaves_settings(const char *path, const cli_session *session)
+bool cli_leaves_settings(const char *path, const tsr_store *store)
 {
     char settings[PATH_MAX];
     struct stat info;
     const char *slash = strrchr(path, '/');
     const int folder = slash ? (int)(slash + 1 - path) : 0;
-    if (session->store->primary == TSR_NO_FILE || session->store->file_count != 1 || session->is_remote) return false;
+    if (store->primary == TSR_NO_FILE || store->file_count != 1 || tsr_is_url(path)) return false;
     const int length = snprintf(settings, sizeof settings, "%.*sconfig.json", folder, path);
     if (length >= (int)sizeof settings || stat(path, &info) != 0 || !S_ISREG(info.st_mode)) return false;
     return stat(settings, &info) == 0 && S_ISREG(info.st_mode);
@@ -142,7 +140,7 @@ static bool is_shared(const tsr_vec *modules, tsr_str end)
 }
 
 /* Prints the modules that a loader must not convert, each once. `ends` is an empty map. */
-static tsr_status put_modules(const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
+static tsr_status put_modules(FILE *to, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_error *err)
 {
     enum { ONCE = 1, WHOLE = 2 };
     const char *comma = "";
@@ -152,12 +150,32 @@ static tsr_status put_modules(const tsr_vec *quantized, const tsr_quantized *mad
         const tsr_status status = tsr_map_put(ends, end, how, NULL, NULL, err);
         if (status != TSR_OK) return status;
         if (known == ONCE) continue;
-        fprintf(stderr, "%s\"", comma);
-        cli_put(stderr, how == WHOLE ? module : end);
-        fputc('"', stderr);
+        fprintf(to, "%s\"", comma);
+        cli_put(to, how == WHOLE ? module : end);
+        fputc('"', to);
         comma = ", ";
     }
     return TSR_OK;
+}
+
+static tsr_status tell_settings(const cli *program, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends,
+                                tsr_error *err)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *to = open_memstream(&text, &size);
+    if (!to) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    fputs(
+        "add this to config.json: \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
+        "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": [",
+        to);
+    tsr_status status = put_modules(to, quantized, made, ends, err);
+    fputs("]}", to);
+    if (fclose(to) != 0 && status == TSR_OK) status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (status == TSR_OK && program->caller) program->caller->say(program->caller->ctx, CLI_SAYS_WARNING, text, err);
+    else if (status == TSR_OK) fprintf(stderr, "%s\n", text);
+    free(text);
+    return status;
 }
 
 /* Tells the user what to add to config.json: a loader builds its modules from it, and a conversion does not write it. */
@@ -170,12 +188,7 @@ static tsr_status tell_config(cli *program, const tsr_catalog *catalog, const ts
     if (status == TSR_OK) {
         cli_note(program, "quantized to float8_e4m3fn: %s; other two-dimensional tensors, left as they are: %s",
                  cli_plural(made->count, "weight").text, cli_number(made->kept_count).text);
-        fputs(
-            "add this to config.json: \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
-            "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": [",
-            stderr);
-        status = put_modules(&quantized, made, ends, err);
-        fputs("]}\n", stderr);
+        status = tell_settings(program, &quantized, made, ends, err);
     }
     tsr_vec_free(&quantized);
     tsr_map_free(ends);
@@ -206,7 +219,7 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
 {
     const tsr_command_options *options = map->options;
     tsr_layering wanted = {.options = options, .used = used, .lists = map->lists};
-    session->leaves_settings = (options->map || options->dequantize) && leaves_settings(session->path, session);
+    session->leaves_settings = (options->map || options->dequantize) && cli_leaves_settings(session->path, session->store);
     if (session->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
     TSR_TRY(read_map(program, map, session, &wanted, err));
     TSR_TRY(open_adapter(program, options->lora, session, &wanted, err));
@@ -250,6 +263,6 @@ bool cli_has_map_table(const cli_session *session)
 
 tsr_status cli_put_map_table(const cli *program, const cli_session *session, tsr_error *err)
 {
-    if (!cli_has_map_table(session) || !cli_speaks(program)) return TSR_OK;
+    if (!cli_has_map_table(session) || !cli_speaks(program) || program->caller) return TSR_OK;
     return tsr_mapping_write_table(session->checkpoint, cli_write_file, stderr, err);
 }

@@ -41,12 +41,19 @@ __all__ += _commands.__all__
 
 
 def open(path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None, step: str | int | None = None,
-         also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, io_depth: int = 0) -> Checkpoint:
+         also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, io_depth: int = 0,
+         map: Document | None = None, inverse: bool = False, lora: StrPath | Checkpoint | None = None, dequantize: bool = False,
+         canonical: bool = False) -> Checkpoint:
     """Open a checkpoint. This reads metadata and headers, but no tensors. The caller closes the checkpoint, or uses it in a `with`.
 
     threads: how many threads read; 0 is one per available core. io_depth: how many requests a server gets at once; 0 is 16. allow_expansion: accept tensors that repeat stored elements more than
-    1,024 times, even beyond 1 GiB. part, step, also, shards: select the checkpoint; see the module's description."""
-    return Checkpoint(path, threads, allow_expansion, part=part, step=step, also=also, shards=shards, io_depth=io_depth)
+    1,024 times, even beyond 1 GiB. part, step, also, shards: select the checkpoint; see the module's description.
+
+    What is read may be something else than what is stored: dequantize multiplies scaled numbers (float8, int8, MXFP4, NVFP4), lora folds
+    an adapter of PEFT in, map gives the names and layouts of another model (a tessera.map/1 document or the name of a built-in map; inverse:
+    backwards), canonical strips wrapper prefixes (module, _orig_mod, …) from the names."""
+    return Checkpoint(path, threads, allow_expansion, part=part, step=step, also=also, shards=shards, io_depth=io_depth, map=map, inverse=inverse,
+                      lora=lora, dequantize=dequantize, canonical=canonical)
 
 
 def load_sharded_optimizer_state(path: StrPath, optimizer_key: str, model_state_dict: Mapping[str, Any], *, threads: int = 0,

@@ -10,6 +10,7 @@ from typing import AbstractSet, Any, Literal, Sequence, Union
 
 from ._checkpoint import Checkpoint
 from ._choices import Choices, Document, StrPath, encoded, text, text_of, tolerance, whole_number
+from ._html import SHOWN
 from ._library import TesseraError, in_python, run_command, warn
 from ._options import OPTIONS
 
@@ -21,7 +22,6 @@ Format = Literal["json", "sarif", "junit", "github", "gitlab"]
 _FORMATS = ("json", "sarif", "junit", "github", "gitlab")
 # Commands that make or remove files. They are stopped only where they can clean up.
 _WRITING = {"convert", "cp", "exec", "merge", "optim", "prune", "repair", "reshard"}
-_SOURCE = ("part", "step", "also", "shards")
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class _Texts:
 
 def _path(given, name, what="a path"):
     if isinstance(given, Checkpoint):
-        if _choices_of(given):
-            raise ValueError(f"{name} was opened with {', '.join(_choices_of(given))}, which a command cannot repeat for it; pass its path")
+        chosen = [*_choices_of(given), *(option for option, value in given._layers._asdict().items() if value)]
+        if chosen:
+            raise ValueError(f"{name} was opened with {', '.join(chosen)}, which a command cannot repeat for it; pass its path")
         return os.fsencode(given.path)
     if not isinstance(given, (str, os.PathLike)):
         raise TypeError(f"{name} is {what}, not {type(given).__name__}")
@@ -78,7 +79,7 @@ def _path(given, name, what="a path"):
 def _choices_of(checkpoint):
     """Returns the options that selected an opened checkpoint."""
     checkpoint._session.handle  # refuses a closed one
-    return {name: value for name, value in checkpoint._choices._asdict().items() if name in _SOURCE and value is not None and value != ()}
+    return checkpoint._choices.given()
 
 
 def _document(given, name, texts):
@@ -89,7 +90,7 @@ def _document(given, name, texts):
 
 
 def _model(given, name, texts):
-    if isinstance(given, Checkpoint) and _choices_of(given):
+    if isinstance(given, Checkpoint) and _choices_of(given) and not any(given._layers):
         return texts.path_of(encoded(json.dumps(document("layout", [given], {}))), name)
     if isinstance(given, (list, tuple, set, frozenset)):
         for one in given:
@@ -158,10 +159,11 @@ def _operands(command, operands, options, texts):
     for at, operand in enumerate(one for one in operands if one is not None):
         name = "the checkpoint" if at == 0 else "the other checkpoint"
         if isinstance(operand, Checkpoint) and at == (1 if command in ("map", "merge", "optim") else 0):
-            for option, value in {**_choices_of(operand), **operand._shared}.items():
+            choices = {**_choices_of(operand), **{name: value for name, value in operand._layers._asdict().items() if value}}
+            for option, value in {**choices, **operand._shared}.items():
                 if option in OPTIONS[command] and not options.get(option):
                     options[option] = value
-                elif value and option in _SOURCE:
+                elif value and option in choices:
                     raise ValueError(f"the checkpoint was opened with {option}; pass its path to choose otherwise")
             taken.append(os.fsencode(operand.path))
         elif (command, at) in (("verify", 1), ("exec", 0), ("fqn", 0)):
@@ -246,7 +248,8 @@ def _call(command, operands, options, form, on_progress, progress):
 
 def document(command, operands, options, on_progress=None, progress=False):
     """Returns the document of a command, as a dict."""
-    return json.loads(_call(command, operands, options, None, on_progress, progress))
+    found = json.loads(_call(command, operands, options, None, on_progress, progress))
+    return SHOWN.get(found.get("schema"), dict)(found)
 
 
 def report(command, operands, options, form, on_progress, progress):

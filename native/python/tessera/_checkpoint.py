@@ -6,8 +6,8 @@ import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Iterator, Literal, Sequence
 
-from ._choices import Choices, Document, StrPath
-from ._library import FOR_NAMES, Session
+from ._choices import Choices, Document, Layers, StrPath
+from ._library import FOR_NAMES, Session, TesseraError
 
 if TYPE_CHECKING:
     from ._call import Against
@@ -94,6 +94,12 @@ class Entry:
 
     def __getitem__(self, key: int | slice | tuple[int | slice, ...]) -> memoryview:
         """Read a slice, such as entry[2:5, 0]. Slices may not have steps, and indexed dimensions keep size 1. See `read`."""
+        return self.read(*self._box(key))
+
+    def _box(self, key):
+        """Returns the offsets and sizes of a slice."""
+        if self.kind != "tensor":
+            raise TypeError(f"'{self.name}' is not one dense tensor but {self.type}")
         key = key if isinstance(key, tuple) else (key,)
         if len(key) > len(self.shape):
             raise IndexError(f"'{self.name}' has {len(self.shape)} dims, not {len(key)}")
@@ -110,7 +116,14 @@ class Entry:
                 raise IndexError("steps are not supported")
             offsets.append(start)
             sizes.append(max(0, stop - start))
-        return self.read(offsets, sizes)
+        return offsets, sizes
+
+    def array(self, key: int | slice | tuple[int | slice, ...] = ()) -> Any:
+        """Read a slice as a numpy array, without a second copy; by default, the whole tensor. Indexed dimensions keep size 1. bfloat16,
+        complex32 and float8 need the package ml_dtypes."""
+        import numpy
+        kind, (_, sizes) = _numpy_dtype(self), self._box(key)
+        return numpy.ndarray(sizes, kind, self[key].cast("B"))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Read the whole tensor as a numpy array; numpy.asarray(entry) calls this. bfloat16, complex32 and float8 need the package ml_dtypes. Raises
@@ -162,16 +175,35 @@ class Checkpoint(Mapping[str, Entry]):
 
     def __init__(self, path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, io_depth: int = 0,
-                 _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None,
+                 map: Document | None = None, inverse: bool = False, lora: StrPath | Checkpoint | None = None, dequantize: bool = False,
+                 canonical: bool = False, _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None,
                  _warns: bool = True) -> None:
         self._choices = Choices(part, step, also, shards, _is_compared)
         self._shared = {"threads": threads, "io_depth": io_depth, "allow_expansion": allow_expansion}
-        self._session = Session(path, self._choices, threads=threads, io_depth=io_depth, purpose=_purpose, allow_expansion=allow_expansion,
+        if canonical and map is not None:
+            raise ValueError("canonical and map cannot be used together: a map gives names itself")
+        if isinstance(lora, Checkpoint):
+            lora = lora.path
+        self._layers = Layers(map, bool(inverse), lora, bool(dequantize))
+        self._session = Session(path, self._choices, self._layers, threads=threads, io_depth=io_depth, purpose=_purpose, allow_expansion=allow_expansion,
                                 metadata_rank=_metadata_rank, warns=_warns)
         self.path = self._session.path
         self.format = self._session.format()
-        entries = (Entry(self, i) for i in range(self._session.count()))
+        entries = [Entry(self, i) for i in range(self._session.count())]
+        if canonical:
+            self._make_canonical(entries, path)
         self._entries = {entry.name: entry for entry in entries}
+
+    def _make_canonical(self, entries, path):
+        """Gives the entries the names without wrapper prefixes, as `tessera fqn --checkpoint` finds them."""
+        from ._commands import fqn
+        found = fqn(checkpoint=path, **self._choices.given())
+        if found["collisions"]:
+            names = ", ".join(f"'{one['fqn']}'" for one in found["collisions"][:5])
+            raise TesseraError(f"{self.path}: several entries would have one canonical name: {names}", "usage")
+        canonical = {name["raw"]: name["fqns"][0] for name in found["names"] if len(name["fqns"]) == 1}
+        for entry in entries:
+            entry.name = canonical.get(entry.name, entry.name)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -194,6 +226,10 @@ class Checkpoint(Mapping[str, Entry]):
 
     def __repr__(self):
         return f"<tessera.Checkpoint {self.path!r}: {self.format}, {len(self)} entries>"
+
+    def _repr_html_(self) -> str:
+        from ._html import tree
+        return tree(self)
 
     def inspect(self, hash: Literal["sha256", "xxh3"] | None = None, stats: bool = False) -> dict[str, Any]:
         """Return the tessera.inspect/1 document. hash: add a digest of each tensor, "sha256" or "xxh3". stats: add statistics of

@@ -72,6 +72,10 @@ class Choices(NamedTuple):
     shards: Document | None = None
     is_compared: bool = False
 
+    def given(self) -> dict[str, Any]:
+        """Returns the options that were given, by name."""
+        return {name: value for name, value in self._asdict().items() if name != "is_compared" and value is not None and value != ()}
+
     def paths(self, path: StrPath) -> list[bytes]:
         """Returns `path` and the directories that form one checkpoint with it."""
         also = [self.also] if isinstance(self.also, (str, os.PathLike)) else self.also or ()
@@ -103,3 +107,31 @@ class Choices(NamedTuple):
         if not isinstance(self.shards, (str, os.PathLike)):
             raise TypeError(f"shards is a document, its path, or the name of a built-in map, not {type(self.shards).__name__}")
         return os.fsencode(self.shards), None
+
+
+class Layers(NamedTuple):
+    """The options of tessera.open that lie between the files and what is read: scaled numbers are multiplied, an adapter is folded in, the
+    names and layouts of another model are given, in this order."""
+
+    map: Document | None = None
+    inverse: bool = False
+    lora: StrPath | None = None
+    dequantize: bool = False
+
+    def map_text(self) -> bytes | None:
+        """Returns the text of the map, or None if there is none or a built-in one is meant."""
+        if self.map is None:
+            return None
+        text = text_of(self.map)
+        if text is None and not isinstance(self.map, (str, os.PathLike)):
+            raise TypeError(f"map is a document: a dict, its text, its path, or the name of a built-in map, not {type(self.map).__name__}")
+        if text is None and os.path.exists(self.map):
+            with open(self.map, "rb") as f:
+                text = f.read()
+        return text
+
+    def map_name(self) -> bytes | None:
+        """Returns how messages call the map; the name of a built-in one."""
+        if self.map is None:
+            return None
+        return os.fsencode(self.map) if text_of(self.map) is None and isinstance(self.map, (str, os.PathLike)) else b"map"

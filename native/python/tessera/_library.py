@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 
-from ._choices import Choices, whole_number
+from ._choices import Choices, Layers, whole_number
 from ._options import OPTIONS
 
 MAX_NDIM = 64
@@ -51,7 +51,8 @@ class _Str(ctypes.Structure):
 class _Opening(ctypes.Structure):
     _fields_ = [("paths", ctypes.c_void_p), ("path_count", ctypes.c_size_t), ("part", ctypes.c_char_p), ("step", ctypes.c_char_p),
                 ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("io_depth", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
-                ("metadata_rank", ctypes.c_uint32), ("has_metadata_rank", ctypes.c_uint8), ("is_compared", ctypes.c_uint8)]
+                ("metadata_rank", ctypes.c_uint32), ("has_metadata_rank", ctypes.c_uint8), ("is_compared", ctypes.c_uint8),
+                ("inverse", ctypes.c_uint8), ("dequantize", ctypes.c_uint8), ("map", ctypes.c_char_p), ("map_text", _Str), ("lora", ctypes.c_char_p)]
 
 
 class EntryInfo(ctypes.Structure):
@@ -341,19 +342,19 @@ os.register_at_fork(after_in_child=_after_fork)
 class Session:
     """An opened checkpoint. Not to be used after close."""
 
-    def __init__(self, path, choices=Choices(), *, threads=0, io_depth=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
+    def __init__(self, path, choices=Choices(), layers=Layers(), *, threads=0, io_depth=0, purpose=FOR_VALUES, allow_expansion=False, metadata_rank=None, warns=True):
         self.path = os.fspath(path)
         self._stop = _Stop()
         self._handle = None
         _sessions.add(self)
-        self._handle = self._open(choices, threads, io_depth, purpose, metadata_rank)
+        self._handle = self._open(choices, layers, threads, io_depth, purpose, metadata_rank)
         self._has_warned = not warns
         if allow_expansion:
             _allow_expansion(self._handle)
         if choices.shards is not None and not _uses_shards(self._handle):
             warn(f"{self.path}: shards is not used: its tensors are not plain tensors of several ranks")
 
-    def _open(self, choices, threads, io_depth, purpose, metadata_rank):
+    def _open(self, choices, layers, threads, io_depth, purpose, metadata_rank):
         paths, (name, text), err = choices.paths(self.path), choices.map_of_ranks(), _Error()
         array = (_char * len(paths))(*paths)
         what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
@@ -362,6 +363,12 @@ class Session:
         buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
         if buffer is not None:
             what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)
+        what.inverse, what.dequantize, what.map = layers.inverse, layers.dequantize, layers.map_name()
+        what.lora = os.fsencode(layers.lora) if layers.lora is not None else None
+        document = layers.map_text()
+        kept = ctypes.create_string_buffer(document, len(document) + 1) if document is not None else None
+        if kept is not None:
+            what.map_text.data, what.map_text.size = ctypes.addressof(kept), len(document)
         handle = _interruptible([self._stop], _open, ctypes.byref(what), ctypes.byref(self._stop.flag), ctypes.byref(err))
         if not handle:
             _raise(err, self.path)
