@@ -75,6 +75,10 @@ const char *tsr_format_name(tsr_format format)
     case TSR_FORMAT_JSON: return "json";
     case TSR_FORMAT_PICKLE: return "pickle";
     case TSR_FORMAT_ACCELERATE: return "accelerate";
+    case TSR_FORMAT_NEMO: return "nemo";
+    case TSR_FORMAT_AUTOMODEL: return "automodel";
+    case TSR_FORMAT_OLMO_CORE: return "olmo-core";
+    case TSR_FORMAT_PRIME_RL: return "prime-rl";
     case TSR_FORMAT_NONE: break;
     }
     return "none";

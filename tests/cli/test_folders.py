@@ -615,3 +615,62 @@ def test_a_scheduler_without_its_optimizer_is_a_warning(t):
         found = [f for f in t.json("validate", t.at(name), "--json")["findings"] if f["rule"] == "parts/incomplete-save"]
         need(len(found) == 1 and found[0]["level"] == "warning" and found[0]["file"].startswith("scheduler."), found)
         need(not [f for f in t.json("validate", t.at(name), "--json", "--part", "model")["findings"] if f["rule"] == "parts/incomplete-save"], "the model is whole")
+
+
+def made_of(t, place, parts, files, format, own=None):
+    """Makes a directory with PyTorch's DCPs in `parts` ({directory: part}), and checks that it opens as these parts."""
+    root, source = t.at(place), {}
+    for folder, name in parts.items():
+        shutil.copytree(sample(name)[0], os.path.join(root, folder))
+    for name, content in files.items():
+        os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
+        if os.path.isfile(str(content)):
+            shutil.copy(content, os.path.join(root, name))
+        else:
+            with open(os.path.join(root, name), "w") as f:
+                f.write(content)
+    for folder, name in parts.items():
+        part = {"weights": "model"}.get(folder, folder)
+        source[part] = tensors(t.json("inspect", sample(name)[0], "--json", "--hash", "sha256"))
+    whole = t.json("inspect", root, "--json", "--hash", "sha256")
+    need(whole["format"] == format, whole["format"])
+    found = tensors(whole)
+    for part, want in source.items():
+        need(want and all(found.get(fqn if part == own else f"{part}.{fqn}") == entry for fqn, entry in want.items()), f"{part} is not what PyTorch saved")
+        if part != own:
+            need(tensors(t.json("inspect", root, "--json", "--hash", "sha256", "--part", part)) == want, f"--part {part}")
+    need(not [f for f in t.json("validate", root, "--deep", "--json", status=(0, 1))["findings"] if f["level"] == "error"], "a healthy directory has errors")
+    t.run("diff", root, root, "--values")
+    return root
+
+
+@test
+def directories_of_dcps_open_as_parts(t):
+    """NeMo 2, Automodel, OLMo-core and prime-rl put DCPs into directories of their own, with what else belongs to the step."""
+    state = sample("torch_alignment")[0]
+    made_of(t, "nemo", {"weights": "dcp_fsdp2"}, {"context/io.json": '{"epoch": 3}', "context/model.yaml": "a: 1"}, "nemo")
+    automodel = made_of(t, "epoch_0_step_30", {"model": "dcp_fsdp2", "optim": "dcp_tp_fsdp2"}, {"config.yaml": "a: 1", "rng/rng_dp_rank_0.pt": state}, "automodel")
+    names = {p["name"] for p in t.json("inspect", automodel, "--json")["summary"]["parts"]}
+    need(names == {"model", "optim", "rng"}, names)
+    olmo = made_of(t, "step250", {"model_and_optim": "dcp_fsdp2"}, {"train/rank0.pt": state, "train/rank1.pt": state, "config.json": "{}"}, "olmo-core", own="model_and_optim")
+    need(any(fqn.startswith("train.rank_1.") for fqn in rows(t.json("inspect", olmo, "--json"))), "the state of the second rank is not listed")
+    made_of(t, "step_7", {"trainer": "dcp_fsdp2"}, {"orchestrator/progress.pt": state}, "prime-rl")
+
+
+@test
+def directories_of_dcps_that_only_look_alike(t):
+    """Directories with such names, but without what else the frameworks write, are several checkpoints, as before."""
+    for place, folders in (("a", ("model", "optim")), ("b", ("trainer", "other")), ("c", ("weights", "more"))):
+        for folder in folders:
+            shutil.copytree(sample("dcp_fsdp2")[0], os.path.join(t.at(place), folder))
+        p = t.run("inspect", t.at(place), status=2)
+        need(b"several checkpoints" in p.stderr, p.stderr)
+
+
+@test
+def the_step_that_dlrover_names_is_opened(t):
+    for step, name in ((4, "dcp_fsdp2"), (8, "dcp_tp_fsdp2"), (12, "dcp_fsdp2")):
+        shutil.copytree(sample(name)[0], t.at(f"run/{step}"))
+    with open(t.at("run/dlrover_latest.txt"), "w") as f:
+        f.write("8")
+    need(tensors(t.json("inspect", t.at("run"), "--json", "--hash", "sha256")) == tensors(t.json("inspect", sample("dcp_tp_fsdp2")[0], "--json", "--hash", "sha256")), "another step was opened")

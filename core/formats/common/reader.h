@@ -171,5 +171,9 @@ extern const tsr_directory tsr_directory_trainer;
 extern const tsr_directory tsr_directory_verl;
 extern const tsr_directory tsr_directory_lightning;
 extern const tsr_directory tsr_directory_torch_checkpointing;
+extern const tsr_directory tsr_directory_nemo;
+extern const tsr_directory tsr_directory_automodel;
+extern const tsr_directory tsr_directory_olmo;
+extern const tsr_directory tsr_directory_prime;
 
 #endif

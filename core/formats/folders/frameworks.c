@@ -477,6 +477,65 @@ static const tsr_part_row torch_checkpointing_parts[] = {
     {NULL},
 };
 
+/* ---- directories of DCPs: a model, an optimizer or a whole trainer in a directory of its own each, with what else belongs to the step.
+ * The names are so general that the DCP's .metadata has to be where the framework puts it. ---- */
+
+/* NeMo 2. The weights are Megatron-Core's. Source of the names: nemo/lightning/ckpt_utils.py, io/mixin.py */
+static const char *const nemo_files[] = {"weights/.metadata", NULL, "context/io.json", "context/model.yaml", NULL, NULL};
+READER(tsr_reader_nemo, TSR_FORMAT_NEMO);
+const tsr_directory tsr_directory_nemo = {.reader = &tsr_reader_nemo, .requires = nemo_files, .has_no_marker = true};
+static const tsr_part_row nemo_parts[] = {
+    {.part = "model", .from = {{TSR_SOURCE_DCP, "weights"}}},
+    {.part = "context", .from = {{TSR_SOURCE_JSON, "context/io.json"}}},
+    {NULL},
+};
+
+/* NeMo Automodel. Source of the names: nemo_automodel/components/checkpoint/checkpointing.py, recipes/base_recipe.py */
+static const char *const automodel_files[] = {"optim/.metadata",
+                                              NULL,
+                                              "model/.metadata",
+                                              "model/model.safetensors.index.json",
+                                              "model/model.safetensors",
+                                              NULL,
+                                              "config.yaml",
+                                              "losses.json",
+                                              NULL,
+                                              NULL};
+READER(tsr_reader_automodel, TSR_FORMAT_AUTOMODEL);
+const tsr_directory tsr_directory_automodel = {
+    .reader = &tsr_reader_automodel, .requires = automodel_files, .has_no_marker = true};
+static const tsr_part_row automodel_parts[] = {
+    {.part = "model", .from = {{TSR_SOURCE_DCP, "model"}}},
+    {.part = "optim", .from = {{TSR_SOURCE_DCP, "optim"}}},
+    {.part = "rng", .from = {{TSR_SOURCE_RANKS, "rng/rng_dp_rank_*.pt"}, {TSR_SOURCE_FILE, "rng.pt"}}},
+    {.part = "dataloader", .from = {{TSR_SOURCE_RANKS, "dataloader/dataloader_dp_rank_*.pt"}}},
+    {.part = "step_scheduler", .from = {{TSR_SOURCE_FILE, "step_scheduler.pt"}}},
+    {.part = "lr_scheduler", .from = {{TSR_SOURCE_FILE, "lr_scheduler.pt"}}},
+    {NULL},
+};
+
+/* OLMo-core: the names in the DCP, "model.…" and "optim.…", are those of the whole checkpoint. Source of the names:
+ * olmo_core/train/checkpoint.py */
+static const char *const olmo_files[] = {"model_and_optim/.metadata", NULL, NULL};
+READER(tsr_reader_olmo, TSR_FORMAT_OLMO_CORE);
+const tsr_directory tsr_directory_olmo = {.reader = &tsr_reader_olmo, .requires = olmo_files, .has_no_marker = true};
+static const tsr_part_row olmo_parts[] = {
+    {.part = "", .from = {{TSR_SOURCE_NAMED, "model_and_optim"}}},
+    {.part = "train", .from = {{TSR_SOURCE_RANKS, "train/rank*.pt"}}},
+    {.part = "config", .from = {{TSR_SOURCE_JSON, "config.json"}}},
+    {NULL},
+};
+
+/* prime-rl. Source of the names: prime_rl/trainer/ckpt.py, orchestrator/ckpt.py */
+static const char *const prime_files[] = {"trainer/.metadata", NULL, "orchestrator/progress.pt", NULL, NULL};
+READER(tsr_reader_prime, TSR_FORMAT_PRIME_RL);
+const tsr_directory tsr_directory_prime = {.reader = &tsr_reader_prime, .requires = prime_files, .has_no_marker = true};
+static const tsr_part_row prime_parts[] = {
+    {.part = "trainer", .from = {{TSR_SOURCE_DCP, "trainer"}}},
+    {.part = "orchestrator", .from = {{TSR_SOURCE_FILE, "orchestrator/progress.pt"}}},
+    {NULL},
+};
+
 /* ---- the table ---- */
 
 static const tsr_framework frameworks[] = {
@@ -487,6 +546,10 @@ static const tsr_framework frameworks[] = {
     {TSR_FORMAT_LIGHTNING_DIST, .parts = {lightning_parts}},
     {TSR_FORMAT_VERL, .parts = {verl_parts}},
     {TSR_FORMAT_TORCH_CHECKPOINTING, .parts = {torch_checkpointing_parts}},
+    {TSR_FORMAT_NEMO, .parts = {nemo_parts}, TSR_LEFT_ALL},
+    {TSR_FORMAT_AUTOMODEL, .parts = {automodel_parts}, TSR_LEFT_ALL},
+    {TSR_FORMAT_OLMO_CORE, .parts = {olmo_parts}, TSR_LEFT_ALL},
+    {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_NONE},
 };
 

@@ -14,7 +14,8 @@
 enum { MOST_TRIED = 64 };
 
 /* Files that name the newest checkpoint, either its directory or its number. */
-static const char *const markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+static const char *const markers[] = {"latest", "latest_universal", "latest_checkpointed_iteration.txt",
+                                      "dlrover_latest.txt"};
 
 /* ---- entering a directory ---- */
 

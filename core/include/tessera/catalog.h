@@ -125,9 +125,13 @@ typedef enum tsr_format {
     TSR_FORMAT_LIGHTNING_DIST,
     TSR_FORMAT_HF_TRAINER,
     TSR_FORMAT_TORCH_CHECKPOINTING,
-    TSR_FORMAT_JSON,      /* this and the next: parts of such directories */
-    TSR_FORMAT_PICKLE,    /* without a container */
-    TSR_FORMAT_ACCELERATE /* a directory like the others; accelerate without FSDP */
+    TSR_FORMAT_JSON,       /* this and the next: parts of such directories */
+    TSR_FORMAT_PICKLE,     /* without a container */
+    TSR_FORMAT_ACCELERATE, /* a directory like the others; accelerate without FSDP */
+    TSR_FORMAT_NEMO,       /* NeMo 2; like the next three, a directory of such directories */
+    TSR_FORMAT_AUTOMODEL,
+    TSR_FORMAT_OLMO_CORE,
+    TSR_FORMAT_PRIME_RL
 } tsr_format;
 
 /* The name of a format in documents and on the command line: "dcp", "torch-zip", …. Static text. */
