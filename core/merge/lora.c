@@ -13,6 +13,7 @@
 
 typedef struct folding {
     tsr_checkpoint *adapter;
+    const tsr_part *model; /* of an adapter in a training directory, whose other parts are not read; otherwise NULL */
     tsr_lora_options options;
     tsr_lora_config config;
     tsr_mapped *m;
@@ -44,14 +45,25 @@ static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
     /* The name of the adapter is left in the biases of nested modules, such as CLASSIFIER.modules_to_save.default.dense.bias. */
     static const char *const wrappers[] = {".base_layer", ".modules_to_save.default", ".modules_to_save",
                                            ".original_module"};
+    /* Components of PyTorch's wrappers, which the state dict of a wrapped model has and its base does not. */
+    static const char *const wrapped[] = {"_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod."};
     const tsr_str prefix = TSR_STR(PREFIX);
     size_t at;
     *out = name;
-    if (tsr_str_starts(name, prefix)) out->data += prefix.size, out->size -= prefix.size;
+    if (f->model) out->data += f->model->name.size + 1, out->size -= f->model->name.size + 1;
+    if (tsr_str_starts(*out, prefix)) out->data += prefix.size, out->size -= prefix.size;
     for (unsigned i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
         const tsr_str wrapper = tsr_str_from(wrappers[i]);
         while (contains(*out, wrapper, &at)) { /* parameters of one module are wrapped several times */
             const tsr_str head = {out->data, at}, tail = {out->data + at + wrapper.size, out->size - at - wrapper.size};
+            *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
+            if (!out->data) return TSR_E_NOMEM;
+        }
+    }
+    for (unsigned i = 0; i < sizeof wrapped / sizeof *wrapped && !tsr_checkpoint_entry(f->m->source, *out); i++) {
+        const tsr_str component = tsr_str_from(wrapped[i]);
+        while (contains(*out, component, &at) && (at == 0 || out->data[at - 1] == '.')) {
+            const tsr_str head = {out->data, at}, tail = {out->data + at + component.size, out->size - at - component.size};
             *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
             if (!out->data) return TSR_E_NOMEM;
         }
@@ -266,6 +278,28 @@ static tsr_status is_repeated(const folding *f, tsr_str name, tsr_str target, bo
     return plain.data ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* Whether the adapter was trained with a larger vocabulary than the base's: it then holds the embedding or the output layer whole, with
+ * more rows. */
+static bool has_more_tokens(const folding *f, const tsr_fold *fold)
+{
+    const tsr_entry *base = fold->weight, *own = fold->start;
+    const bool is_vocabulary = tsr_lora_is_output(fold->name) || tsr_lora_is_input(fold->name) || base == f->tied.embedding;
+    return own && is_vocabulary && own->ndim == 2 && base->ndim == 2 && own->shape[1] == base->shape[1] &&
+           own->shape[0] > base->shape[0];
+}
+
+static tsr_status note_more_tokens(const folding *f, const tsr_fold *fold)
+{
+    return tsr_mapped_add_note(
+        f->m,
+        tsr_arena_format(
+            f->m->own->arena, f->err,
+            "'%.*s' has %llu rows, as in the adapter, where the base has %llu: vocab_size of config.json, and the "
+            "tokenizer, are the adapter's",
+            TSR_STR_ARG(fold->name), (unsigned long long)fold->start->shape[0], (unsigned long long)fold->weight->shape[0]),
+        f->err);
+}
+
 /* Adds a tensor that replaces the base's: from modules_to_save, or a bias or an embedding that the adapter stores whole. */
 static tsr_status add_whole(folding *f, const tsr_entry *entry)
 {
@@ -279,7 +313,8 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     TSR_FAIL_IF(fold->start, f->err, TSR_E_FORMAT, "the adapter has '%.*s' and '%.*s', both for '%.*s'",
                 TSR_STR_ARG(fold->start->fqn), TSR_STR_ARG(entry->fqn), TSR_STR_ARG(fold->weight->fqn));
     fold->start = entry;
-    return tsr_entry_same_shape(entry, fold->weight) ? TSR_OK : misfit(f, entry, fold->weight);
+    if (tsr_entry_same_shape(entry, fold->weight)) return TSR_OK;
+    return has_more_tokens(f, fold) ? note_more_tokens(f, fold) : misfit(f, entry, fold->weight);
 }
 
 /* Finds the base's tensor that `entry` changes. Its name is that of the module followed by `parameter`, and the name of
@@ -328,6 +363,7 @@ static tsr_status complete(folding *f)
         tsr_fold *fold = folds[i];
         TSR_FAIL_IF(fold->tokens && (fold->b || fold->start), f->err, TSR_E_FORMAT,
                     "the adapter has both rows of '%.*s' and a change of all of it", TSR_STR_ARG(fold->name));
+        if (has_more_tokens(f, fold) && fold->b) return misfit(f, fold->start, fold->weight);
         TSR_FAIL_IF(fold->magnitude && !(fold->a && f->config.dora), f->err, TSR_E_FORMAT, "the adapter has '%.*s', but %s",
                     TSR_STR_ARG(fold->magnitude->fqn),
                     fold->a ? "use_dora of adapter_config.json is not set" : "no matrices for its module");
@@ -385,6 +421,13 @@ static tsr_status compute(folding *f, const tsr_fold *fold, const tsr_entry *lik
     const tsr_computed by = {.dtype = fold->dtype, .compute = tsr_lora_sum, .ctx = fold, .input = input};
     const bool tied = fold == f->tied.in && fold == f->tied.out;
     uint32_t file;
+    if (has_more_tokens(f, fold)) {
+        tsr_entry *larger = TSR_ARENA_NEW(f->m->own->arena, tsr_entry, f->err);
+        if (!larger) return TSR_E_NOMEM;
+        *larger = *like;
+        larger->shape = fold->start->shape;
+        like = larger;
+    }
     if (!tied) return tsr_mapped_compute(f->m, like, order, &by, &file, f->err);
     if (f->tied_file) TSR_TRY(tsr_mapped_share(f->m, like, order, by.dtype, f->tied_file, f->err));
     else TSR_TRY(tsr_mapped_compute(f->m, like, order, &by, &f->tied_file, f->err));
@@ -481,7 +524,11 @@ static tsr_status add_tensors(folding *f)
     const tsr_catalog *catalog = tsr_checkpoint_catalog(f->adapter);
     const uint32_t file = tsr_store_find(f->adapter->store, TSR_STR("adapter_model.safetensors"));
     const tsr_entry *other = NULL;
-    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+    for (size_t p = 0; p < catalog->part_count; p++)
+        if (tsr_str_equal(catalog->parts[p].name, TSR_STR("model"))) f->model = &catalog->parts[p];
+    const uint64_t first = f->model ? f->model->first_entry : 0,
+                   end = f->model ? first + f->model->entry_count : catalog->entry_count;
+    for (uint64_t i = first; i < end; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (file == TSR_NO_FILE || !entry->chunk_count || entry->chunks[0].file == file) TSR_TRY(add_tensor(f, entry));
         else other = entry;

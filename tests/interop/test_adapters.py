@@ -4,9 +4,11 @@ tests/golden/adapters has the adapters, their bases and PEFT's results (make_ada
 """
 import json
 import os
+import re
 import shutil
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from test_maps import need, save_sharded
@@ -374,3 +376,46 @@ def test_several_embeddings(t):
     for name in ("qwen2_saved_words", "qwen2_head"):
         text = t.run("convert", t.at("base"), t.at("out.safetensors"), "--lora", os.path.join(GOLDEN, "adapter", name), status=2).stderr.decode()
         need("several input embeddings" in text, text)
+
+
+def test_adapters_as_training_leaves_them(t):
+    """A Trainer's directory, one of FSDP's, and names of wrapped models: what PEFT merges the adapter alone to."""
+    name, case = next((name, case) for name, case in read_json("cases.json").items()
+                      if "layers." in "".join(load_file(os.path.join(GOLDEN, "adapter", name, "adapter_model.safetensors"))) and not is_ensured(name) and name not in UNNAMED)
+    adapter, merged = os.path.join(GOLDEN, "adapter", name), load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors"))
+    stored = load_file(os.path.join(adapter, "adapter_model.safetensors"))
+    trainer, fsdp, wrapped = t.at("checkpoint-5"), t.at("checkpoint-6"), t.at("wrapped")
+    for folder in (trainer, fsdp):
+        os.mkdir(folder)
+        shutil.copy(os.path.join(adapter, "adapter_config.json"), folder)
+        with open(os.path.join(folder, "trainer_state.json"), "w") as f:
+            json.dump({"global_step": 5}, f)
+        torch.save({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}, os.path.join(folder, "optimizer.pt"))
+        torch.save({"last_epoch": 5}, os.path.join(folder, "scheduler.pt"))
+    shutil.copy(os.path.join(adapter, "adapter_model.safetensors"), trainer)
+    dcp.save({"model": stored}, checkpoint_id=os.path.join(fsdp, "pytorch_model_fsdp_0"), no_dist=True)
+    shutil.copytree(adapter, wrapped)
+    renamed = {re.sub(r"(layers\.1)\.", r"\1._checkpoint_wrapped_module.", "base_model.model._fsdp_wrapped_module." + k.removeprefix("base_model.model.")): v for k, v in stored.items()}
+    need(len(renamed) == len(stored) and set(renamed) != set(stored), "no name is that of a wrapped model")
+    save_file(renamed, os.path.join(wrapped, "adapter_model.safetensors"))
+    for folder in (trainer, fsdp, wrapped):
+        out = t.at(os.path.basename(folder) + ".safetensors")
+        t.run("convert", base_of(case), out, "--lora", folder)
+        same(load_file(out), merged, os.path.basename(folder))
+
+
+def test_a_larger_vocabulary(t):
+    """After resize_token_embeddings, PEFT stores the embedding and the output layer whole, and they replace the base's."""
+    base = {"model.embed_tokens.weight": torch.arange(12.0).reshape(4, 3), "lm_head.weight": torch.arange(12.0).reshape(4, 3) * 2, "model.norm.weight": torch.ones(3)}
+    more = {"base_model.model.model.embed_tokens.weight": torch.arange(15.0).reshape(5, 3) - 7, "base_model.model.lm_head.weight": torch.arange(15.0).reshape(5, 3) * 0.5}
+    os.mkdir(t.at("adapter"))
+    save_file(base, t.at("base.safetensors"))
+    save_file(more, t.at("adapter/adapter_model.safetensors"))
+    with open(t.at("adapter/adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}, f)
+    doc = t.json("convert", t.at("base.safetensors"), t.at("out.safetensors"), "--lora", t.at("adapter"), "--json")
+    need(any("vocab_size" in w and "'lm_head.weight' has 5 rows" in w for w in doc["warnings"]), doc["warnings"])
+    same(load_file(t.at("out.safetensors")), {**base, **{k.removeprefix("base_model.model."): v for k, v in more.items()}}, "a larger vocabulary")
+    for name, wrong in (("model.norm.weight", torch.ones(4)), ("lm_head.weight", torch.ones(3, 3)), ("lm_head.weight", torch.ones(5, 4))):
+        save_file({f"base_model.model.{name}": wrong}, t.at("adapter/adapter_model.safetensors"))
+        need("does not fit" in t.run("convert", t.at("base.safetensors"), t.at("refused.safetensors"), "--lora", t.at("adapter"), status=2).stderr.decode(), name)
