@@ -3,8 +3,10 @@
 
 #include "formats/common/file_names.h"
 #include "formats/common/shown_names.h"
+#include "formats/common/step_names.h"
 #include "formats/recognize/run_steps.h"
 #include "io/store_view.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
@@ -20,11 +22,21 @@ typedef struct finder {
     const tsr_latest_options *options;
     tsr_arena *arena; /* of the result */
     tsr_latest *out;
-    const tsr_vec *steps; /* of tsr_run_step */
-    bool holds_several;   /* the last step that was checked consists of checkpoints in directories of their own */
-    tsr_vec passed_over;  /* of tsr_passed_over */
+    const tsr_vec *steps;        /* of tsr_run_step */
+    bool holds_several;          /* the last step that was checked consists of checkpoints in directories of their own */
+    tsr_vec passed_over;         /* of tsr_passed_over */
+    struct gathering *gathering; /* what is noted about the step that is checked; NULL: only the verdict counts */
     tsr_error *err;
 } finder;
+
+/* What tsr_run_list notes about a step, besides the verdict. */
+typedef struct gathering {
+    tsr_str prefix; /* path below the run of the store that is checked, which its names are relative to */
+    tsr_vec files;  /* of tsr_str, below the run: those that the checkpoint lists or was read from */
+    tsr_vec references;
+    bool is_unmarked; /* what the framework writes last is not there */
+    bool is_unknown;  /* whether it would load cannot be decided */
+} gathering;
 
 /* ---- one checkpoint ---- */
 
@@ -60,6 +72,105 @@ static tsr_status validate(const finder *f, tsr_checkpoint *checkpoint, tsr_str 
     return first_error(f, findings, why);
 }
 
+/* ---- what belongs to a checkpoint, and what it refers to ---- */
+
+static tsr_status gather_name(const finder *f, tsr_vec *list, tsr_str directory, tsr_str name)
+{
+    const tsr_str prefix = f->gathering->prefix;
+    const tsr_str path = tsr_arena_format(f->arena, f->err, "%.*s%s%.*s%s%.*s", TSR_STR_ARG(prefix), prefix.size ? "/" : "",
+                                          TSR_STR_ARG(directory), directory.size ? "/" : "", TSR_STR_ARG(name));
+    return path.data ? tsr_vec_append(list, &path, 1, f->err) : TSR_E_NOMEM;
+}
+
+/* The best checkpoint so far, as the Trainer and Lightning remember it in every later one to load it at the end. */
+static bool names_best(const tsr_entry *entry)
+{
+    return entry->kind == TSR_ENTRY_OBJECT && entry->value && entry->value->kind == TSR_VALUE_STR &&
+           (tsr_str_ends(entry->fqn, TSR_STR("best_model_checkpoint")) ||
+            tsr_str_ends(entry->fqn, TSR_STR("best_model_path")));
+}
+
+static tsr_status gather_references(const finder *f, tsr_checkpoint *checkpoint)
+{
+    gathering *g = f->gathering;
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint64_t e = 0; e < catalog->entry_count; e++) {
+        if (!names_best(&catalog->entries[e])) continue;
+        const tsr_str text = tsr_arena_str(f->arena, catalog->entries[e].value->text, f->err);
+        if (!text.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_vec_append(&g->references, &text, 1, f->err));
+    }
+    for (size_t i = 0; i < tsr_findings_count(checkpoint->findings); i++) {
+        const tsr_finding *found = tsr_findings_at(checkpoint->findings, i);
+        if (strcmp(found->rule->id, "dcp/path-outside") != 0) continue;
+        const tsr_str text = tsr_arena_str(f->arena, found->message, f->err); /* it quotes the path */
+        if (!text.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_vec_append(&g->references, &text, 1, f->err));
+        g->is_unknown = true; /* PyTorch would follow the path, so it may load */
+    }
+    return TSR_OK;
+}
+
+/* Of a damaged checkpoint, not every file was read, but some names are only those of a checkpoint's data. */
+static bool is_own_data(tsr_str name)
+{
+    return tsr_is_run_data(name) && !memchr(name.data, '/', name.size);
+}
+
+/* Whether a file is missing that the framework would have written, rather than damaged. */
+static bool lacks_files(const tsr_checkpoint *checkpoint)
+{
+    for (size_t i = 0; i < tsr_findings_count(checkpoint->findings); i++) {
+        const tsr_finding *found = tsr_findings_at(checkpoint->findings, i);
+        if (found->level != TSR_ERROR || strcmp(found->rule->id, "parts/incomplete-save") != 0) continue;
+        bool is_there = false;
+        for (uint32_t n = 0; n < checkpoint->store->file_count && !is_there; n++) {
+            const tsr_str name = checkpoint->store->files[n].name;
+            is_there = found->file.size && tsr_str_starts(name, found->file) &&
+                       (name.size == found->file.size || (name.data[found->file.size] == '/' && tsr_is_run_marker(name)));
+        }
+        if (!is_there) return true;
+    }
+    return false;
+}
+
+static tsr_status gather(const finder *f, tsr_checkpoint *checkpoint)
+{
+    gathering *g = f->gathering;
+    const tsr_store *store = checkpoint->store;
+    bool *used = tsr_arena_array(f->arena, store->file_count + (size_t)1, sizeof *used, f->err);
+    bool *listed = tsr_arena_array(f->arena, store->file_count + (size_t)1, sizeof *listed, f->err);
+    tsr_error unused = {0};
+    if (!used || !listed) return TSR_E_NOMEM;
+    tsr_checkpoint_used_files(checkpoint, used);
+    const bool has_list =
+        !checkpoint->reader->is_interrupted && tsr_checkpoint_own_files(checkpoint, listed, &unused) == TSR_OK;
+    for (uint32_t n = 0; n < store->file_count; n++)
+        if (used[n] || (has_list && listed[n]) || is_own_data(store->files[n].name))
+            TSR_TRY(gather_name(f, &g->files, checkpoint->step, store->files[n].name));
+    g->is_unmarked |= lacks_files(checkpoint) || checkpoint->reader->is_interrupted;
+    return gather_references(f, checkpoint);
+}
+
+/* Of a checkpoint that cannot be opened, the markers belong to it. Without one, it may be one that is being written. */
+static tsr_status gather_markers(const finder *f, const tsr_store *store)
+{
+    bool in_root = false, found = store->primary != TSR_NO_FILE;
+    for (uint32_t n = 0; n < store->file_count; n++) {
+        const tsr_str name = store->files[n].name;
+        in_root |= tsr_is_run_marker(name) && !memchr(name.data, '/', name.size);
+    }
+    for (uint32_t n = 0; n < store->file_count; n++) {
+        const tsr_str name = store->files[n].name;
+        const bool is_marker = tsr_is_run_marker(name) && (!in_root || !memchr(name.data, '/', name.size));
+        if (!is_marker && !is_own_data(name)) continue;
+        TSR_TRY(gather_name(f, &f->gathering->files, TSR_STR(""), name));
+        found |= is_marker;
+    }
+    f->gathering->is_unmarked |= !found;
+    return TSR_OK;
+}
+
 /* Opens and validates what a store contains. *why is empty if it is valid. *alone is set if it is a single torch.save file, next to
  * which directories may hold the checkpoints, and *refused if the store is not one checkpoint. */
 static tsr_status check_one(const finder *f, tsr_store *store, tsr_str *why, bool *alone, bool *refused)
@@ -72,12 +183,14 @@ static tsr_status check_one(const finder *f, tsr_store *store, tsr_str *why, boo
     *refused = opened == TSR_E_UNSUPPORTED || opened == TSR_E_USAGE;
     if (opened != TSR_OK && !is_damage(opened)) return tsr_fail(f->err, opened, "%s", reason.message);
     if (opened != TSR_OK) {
+        if (f->gathering) TSR_TRY(gather_markers(f, store));
         *why = tsr_arena_format(f->arena, f->err, "%s", reason.message);
         return why->data ? TSR_OK : TSR_E_NOMEM;
     }
     const tsr_format format = tsr_checkpoint_catalog(checkpoint)->format;
     *alone = format == TSR_FORMAT_TORCH_ZIP || format == TSR_FORMAT_TORCH_LEGACY;
-    const tsr_status status = validate(f, checkpoint, why);
+    tsr_status status = validate(f, checkpoint, why);
+    if (status == TSR_OK && f->gathering) status = gather(f, checkpoint);
     tsr_checkpoint_close(checkpoint);
     return status;
 }
@@ -117,25 +230,30 @@ static tsr_status refuse_foreign(const finder *f, tsr_store *store, tsr_arena *s
  * files in directories, and hundreds of checkpoints, are what is left of a form that was not recognized. */
 static tsr_status check_inside(finder *f, tsr_store *store, tsr_arena *scratch, tsr_str *why)
 {
-    const tsr_str reason = *why;
+    const tsr_str reason = *why, prefix = f->gathering ? f->gathering->prefix : TSR_STR("");
     tsr_vec paths = tsr_vec_of(f->host->allocator, sizeof(tsr_str));
     bool good = true, is_form = false, cut = false;
     tsr_status status = list_inside(f, store, scratch, &paths, &cut);
     if (cut) paths.count = 0;
-    for (size_t i = 0; i < paths.count && status == TSR_OK && good; i++) {
+    for (size_t i = 0; i < paths.count && status == TSR_OK && (good || f->gathering); i++) {
         const tsr_str path = ((const tsr_str *)paths.items)[i];
         tsr_store *part = NULL;
-        bool own, is_there, alone = false, refused;
+        bool own = false, is_there = false, alone = false, refused;
         tsr_str found = TSR_STR("it was removed");
-        status = open_below(f, store, path, scratch, &part, &own, &is_there);
+        if (f->gathering)
+            f->gathering->prefix = tsr_arena_format(f->arena, f->err, "%.*s/%.*s", TSR_STR_ARG(prefix), TSR_STR_ARG(path));
+        if (f->gathering && !f->gathering->prefix.data) status = TSR_E_NOMEM;
+        if (status == TSR_OK) status = open_below(f, store, path, scratch, &part, &own, &is_there);
         if (status == TSR_OK && is_there) status = check_one(f, part, &found, &alone, &refused);
         if (part && own) part->close(part);
+        if (f->gathering) f->gathering->is_unmarked |= !is_there;
         is_form = is_form || !alone;
-        good = !found.size;
-        if (status == TSR_OK && !good)
-            *why = tsr_arena_format(f->arena, f->err, "%.*s: %.*s", TSR_STR_ARG(path), TSR_STR_ARG(found));
+        if (!good || !found.size) continue;
+        good = false;
+        if (status == TSR_OK) *why = tsr_arena_format(f->arena, f->err, "%.*s: %.*s", TSR_STR_ARG(path), TSR_STR_ARG(found));
         if (!why->data) status = TSR_E_NOMEM;
     }
+    if (f->gathering) f->gathering->prefix = prefix;
     f->holds_several = is_form;
     if (good && is_form) *why = TSR_STR("");
     else if (good) *why = reason;
@@ -149,7 +267,12 @@ static tsr_status check_directory(finder *f, tsr_store *store, tsr_arena *scratc
     bool alone, refused;
     TSR_TRY(check_one(f, store, why, &alone, &refused));
     if (refused) TSR_TRY(refuse_foreign(f, store, scratch));
-    return refused || (alone && !why->size) ? check_inside(f, store, scratch, why) : TSR_OK;
+    if (!refused && (!alone || why->size)) return TSR_OK;
+    const bool is_unmarked = f->gathering && f->gathering->is_unmarked;
+    if (f->gathering) f->gathering->is_unmarked = false;
+    TSR_TRY(check_inside(f, store, scratch, why));
+    if (is_unmarked && !f->holds_several) f->gathering->is_unmarked = true; /* the verdict is that on the directory itself */
+    return TSR_OK;
 }
 
 /* ---- what earlier steps have ---- */
@@ -208,6 +331,7 @@ static tsr_status check_in(finder *f, tsr_str path, tsr_arena *scratch, tsr_str 
     bool own, is_there;
     *why = TSR_STR("it was removed meanwhile");
     TSR_TRY(open_below(f, f->store, path, scratch, &store, &own, &is_there));
+    if (f->gathering) f->gathering->is_unmarked = !is_there;
     if (!is_there) return TSR_OK;
     const tsr_status status = check_directory(f, store, scratch, why);
     if (own) store->close(store);
@@ -229,6 +353,7 @@ static tsr_status check_files_of(finder *f, const tsr_run_step *step, tsr_arena 
     if (!step->empty)
         return step->file == TSR_NO_FILE ? check_in(f, step->path, scratch, why) : check_file(f, step->file, scratch, why);
     const bool is_link = step->empty->is_link && tsr_str_equal(step->empty->name, step->path);
+    if (f->gathering) f->gathering->is_unmarked = true;
     *why = is_link ? TSR_STR("it is a symbolic link, which is followed only directly below the run")
                    : TSR_STR("it contains no files");
     return TSR_OK;
@@ -244,10 +369,14 @@ static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
     f->holds_several = false;
     *why = TSR_STR("");
     tsr_status status = check_files_of(f, step, scratch, why);
-    if (status == TSR_OK && f->holds_several && !why->size) status = check_parts(f, step, why);
+    if (status == TSR_OK && f->holds_several && !why->size) {
+        status = check_parts(f, step, why);
+        if (f->gathering && why->size) f->gathering->is_unmarked = true;
+    }
     f->err = err;
     tsr_arena_free(scratch);
     if (status == TSR_OK) return TSR_OK;
+    if (f->gathering) return tsr_fail(err, status, "%s", failure.message);
     return tsr_fail(err, status, "'%.*s', which may be the newest checkpoint: %s", TSR_STR_ARG(step->path), failure.message);
 }
 
@@ -446,6 +575,124 @@ tsr_status tsr_latest_search(tsr_store *store, const tsr_host *host, tsr_open_fn
     tsr_vec steps = tsr_vec_of(host->allocator, sizeof(tsr_run_step)), owned = tsr_vec_of(host->allocator, sizeof(tsr_str));
     f.steps = &steps;
     const tsr_status status = find(&f, &steps, &owned);
+    tsr_vec_free(&steps);
+    tsr_vec_free(&owned);
+    tsr_vec_free(&f.passed_over);
+    return status;
+}
+
+/* ---- all steps of a run ---- */
+
+/* The directory that contains the steps of a run; those of an epoch are below one with its number. */
+static tsr_str run_of(tsr_str path)
+{
+    uint64_t number;
+    tsr_str run = tsr_run_of(path);
+    while (run.size && tsr_step_of_name(tsr_last_path_part(run), &number) == TSR_STEP_STATED) run = tsr_run_of(run);
+    return run;
+}
+
+static tsr_status keep_names(const finder *f, const tsr_vec *list, const tsr_str **out, size_t *count)
+{
+    tsr_str *kept = tsr_arena_array(f->arena, list->count + 1, sizeof *kept, f->err);
+    if (!kept) return TSR_E_NOMEM;
+    if (list->count) memcpy(kept, list->items, list->count * sizeof *kept);
+    *out = kept;
+    *count = list->count;
+    return TSR_OK;
+}
+
+static tsr_status judge(finder *f, const tsr_run_step *step, tsr_run_checkpoint *out)
+{
+    tsr_error *err = f->err, failure = {0};
+    gathering g = {.prefix = step->path,
+                   .files = tsr_vec_of(f->host->allocator, sizeof(tsr_str)),
+                   .references = tsr_vec_of(f->host->allocator, sizeof(tsr_str))};
+    *out = (tsr_run_checkpoint){.path = tsr_arena_str(f->arena, step->path, err),
+                                .run = tsr_arena_str(f->arena, run_of(step->path), err),
+                                .has_step = true,
+                                .is_file = step->file != TSR_NO_FILE,
+                                .step = step->step,
+                                .version = step->version,
+                                .holds_checkpoint = step->holds_checkpoint};
+    if (!out->path.data || !out->run.data) return TSR_E_NOMEM;
+    f->err = &failure;
+    f->gathering = &g;
+    if (out->is_file) g.prefix = tsr_run_of(step->path);
+    tsr_status status = check_step(f, step, &out->error);
+    f->gathering = NULL;
+    f->err = err;
+    if (status == TSR_E_UNSUPPORTED) {
+        g.is_unknown = true;
+        out->error = tsr_arena_str(f->arena, tsr_str_from(failure.message), err);
+        status = out->error.data ? TSR_OK : TSR_E_NOMEM;
+    } else if (status != TSR_OK) {
+        status = tsr_fail(err, status, "'%.*s': %s", TSR_STR_ARG(step->path), failure.message);
+    }
+    out->is_unmarked = g.is_unmarked;
+    out->is_unknown = g.is_unknown;
+    if (status == TSR_OK && out->is_file) {
+        out->files = &out->path;
+        out->file_count = 1;
+    } else if (status == TSR_OK) {
+        status = keep_names(f, &g.files, &out->files, &out->file_count);
+    }
+    if (status == TSR_OK) status = keep_names(f, &g.references, &out->references, &out->reference_count);
+    tsr_vec_free(&g.files);
+    tsr_vec_free(&g.references);
+    return status;
+}
+
+/* The answer of tsr_latest_find for a run without steps is its only checkpoint. */
+static tsr_status judge_without_steps(finder *f, tsr_run_checkpoints *out)
+{
+    TSR_TRY(choose_without_steps(f));
+    const tsr_passed_over *passed = f->passed_over.items;
+    if (!f->out->found && !f->passed_over.count) return TSR_OK;
+    out->items[0] = (tsr_run_checkpoint){.path = f->out->found ? f->out->path : passed->path,
+                                         .run = TSR_STR(""),
+                                         .holds_checkpoint = true,
+                                         .error = f->out->found ? TSR_STR("") : passed->reason};
+    out->count = 1;
+    return TSR_OK;
+}
+
+static tsr_status judge_all(finder *f, tsr_vec *steps, tsr_vec *owned, tsr_run_checkpoints *out)
+{
+    const tsr_store_gap *unlisted;
+    TSR_TRY(list_owned(f, owned));
+    TSR_TRY(list_levels(f));
+    TSR_TRY(tsr_list_run_steps(f->store, is_owned, owned, steps, &unlisted, f->err));
+    out->unlisted = unlisted ? tsr_arena_str(f->arena, unlisted->name, f->err) : TSR_STR("");
+    out->unlisted_why = unlisted ? tsr_arena_str(f->arena, tsr_str_from(unlisted->why), f->err) : TSR_STR("");
+    out->items = tsr_arena_array(f->arena, steps->count + 1, sizeof *out->items, f->err);
+    if (!out->items || !out->unlisted.data || !out->unlisted_why.data) return TSR_E_NOMEM;
+    if (!steps->count) return judge_without_steps(f, out);
+    for (size_t i = 0; i < steps->count; i++)
+        TSR_TRY(judge(f, &((const tsr_run_step *)steps->items)[i], &out->items[out->count++]));
+    return TSR_OK;
+}
+
+tsr_status tsr_run_search(tsr_store *store, const tsr_host *host, tsr_open_fn *opens, const tsr_latest_options *options,
+                          tsr_arena *arena, tsr_run_checkpoints *out, tsr_error *err)
+{
+    tsr_latest_options chosen;
+    tsr_latest latest = {.path = {"", 0}};
+    *out = (tsr_run_checkpoints){.count = 0};
+    TSR_TRY(TSR_OPTIONS_COPY(&chosen, options, tsr_latest_options, err));
+    TSR_FAIL_IF(store->primary != TSR_NO_FILE, err, TSR_E_USAGE, "a run is a directory, and this is a file");
+    finder f = {.store = store,
+                .host = host,
+                .opens = opens,
+                .options = &chosen,
+                .arena = arena,
+                .out = &latest,
+                .passed_over = tsr_vec_of(host->allocator, sizeof(tsr_passed_over)),
+                .err = err};
+    tsr_vec steps = tsr_vec_of(host->allocator, sizeof(tsr_run_step)), owned = tsr_vec_of(host->allocator, sizeof(tsr_str));
+    f.steps = &steps;
+    const tsr_status status = judge_all(&f, &steps, &owned, out);
+    out->deeper = latest.deeper;
     tsr_vec_free(&steps);
     tsr_vec_free(&owned);
     tsr_vec_free(&f.passed_over);

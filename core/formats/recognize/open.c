@@ -5,8 +5,6 @@
 #include "formats/common/incomplete.h"
 #include "formats/common/name_index.h"
 #include "formats/common/shown_names.h"
-#include "formats/common/weight_map.h"
-#include "formats/dcp/dcp_state.h"
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -240,47 +238,10 @@ tsr_status tsr_latest_find(tsr_store *store, const tsr_host *host, const tsr_lat
     return tsr_latest_search(store, host, open_as, options, arena, out, err);
 }
 
-/* ---- the files that belong to a checkpoint, for programs that replace or remove one ---- */
-
-/* A file counts only if it is listed somewhere: a name or an ending that is typical of checkpoints may belong to another program's
- * file. */
-static void own_chosen(const tsr_checkpoint *checkpoint, bool *owned)
+tsr_status tsr_run_list(tsr_store *store, const tsr_host *host, const tsr_latest_options *options, tsr_arena *arena,
+                        tsr_run_checkpoints *out, tsr_error *err)
 {
-    for (uint32_t i = 0; i < checkpoint->file_count; i++) owned[checkpoint->files[i]] = true;
-}
-
-/* Marks the index and the files named in its weight_map. */
-static tsr_status own_mapped(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)
-{
-    const tsr_allocator *allocator = checkpoint->host->allocator;
-    tsr_weight_map map;
-    tsr_checkpoint again = *checkpoint; /* separate findings: those of the index were already added when it was opened */
-    again.missing = tsr_vec_of(allocator, sizeof(tsr_str));
-    again.findings = tsr_findings_new(allocator, 0, err);
-    const tsr_status status = again.findings ? tsr_weight_map_read(&again, &map, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) own_chosen(checkpoint, owned);
-    for (uint32_t i = 0; status == TSR_OK && i < map.file_count; i++) owned[map.files[i]] = true;
-    tsr_findings_free(again.findings);
-    tsr_vec_free(&again.missing);
-    return status;
-}
-
-tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr_error *err)
-{
-    const uint32_t count = checkpoint->store->file_count;
-    for (uint32_t f = 0; f < count; f++) owned[f] = false;
-    switch (checkpoint->catalog.format) {
-    case TSR_FORMAT_DCP:
-    case TSR_FORMAT_MEGATRON_DIST:
-        for (uint32_t f = 0; f < count; f++) owned[f] = tsr_dcp_state_of(checkpoint)->file_uses[f] != TSR_DCP_UNUSED;
-        return TSR_OK;
-    case TSR_FORMAT_SAFETENSORS_INDEX:
-    case TSR_FORMAT_TORCH_INDEX: return own_mapped(checkpoint, owned, err);
-    case TSR_FORMAT_DCP_SAFETENSORS:
-    case TSR_FORMAT_SHARDS:
-    case TSR_FORMAT_TORCH_RANKS: own_chosen(checkpoint, owned); return TSR_OK;
-    default: return TSR_OK;
-    }
+    return tsr_run_search(store, host, open_as, options, arena, out, err);
 }
 
 tsr_status tsr_store_file_role(tsr_store *store, uint32_t file, tsr_file_role *role, tsr_error *err)

@@ -111,5 +111,8 @@ tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err);
 /* tsr_latest_find; `opens` opens the checkpoints that it looks at. */
 tsr_status tsr_latest_search(tsr_store *store, const tsr_host *host, tsr_open_fn *opens, const tsr_latest_options *options,
                              tsr_arena *arena, tsr_latest *out, tsr_error *err);
+/* The same for tsr_run_list. */
+tsr_status tsr_run_search(tsr_store *store, const tsr_host *host, tsr_open_fn *opens, const tsr_latest_options *options,
+                          tsr_arena *arena, tsr_run_checkpoints *out, tsr_error *err);
 
 #endif

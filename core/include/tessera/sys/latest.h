@@ -51,6 +51,42 @@ typedef struct tsr_latest_options {
 tsr_status tsr_latest_find(tsr_store *store, const tsr_host *host, const tsr_latest_options *options, tsr_arena *arena,
                            tsr_latest *out, tsr_error *err);
 
+/* ---- all checkpoints of a run, for programs that remove old ones ---- */
+
+typedef struct tsr_run_checkpoint {
+    tsr_str path; /* below the run; empty if the run itself is a checkpoint */
+    tsr_str run;  /* the directory, below the run, that contains this and other steps */
+    bool has_step, is_file, holds_checkpoint;
+    uint64_t step, version; /* of the same step, a later save has a higher version */
+    tsr_str error;          /* the reason why it is not valid; empty: it is */
+    bool is_unmarked;       /* the file that the framework writes last is missing: it may be a save that has not finished */
+    bool is_unknown;        /* whether it would load cannot be decided, for the reason in `error` */
+    const tsr_str *files;   /* below the run: those that it lists or is read from */
+    size_t file_count;
+    const tsr_str *references; /* texts that contain paths of other checkpoints, which it needs or remembers as the best */
+    size_t reference_count;
+} tsr_run_checkpoint;
+
+typedef struct tsr_run_checkpoints {
+    tsr_run_checkpoint *items; /* the newest first */
+    size_t count;
+    tsr_str unlisted, unlisted_why; /* as in tsr_latest */
+    bool deeper;
+} tsr_run_checkpoints;
+
+/* As tsr_latest_find, but judges every step. A run without steps gives at most one checkpoint, without a step. A checkpoint of which
+ * nothing can be decided is not an error; something that cannot be read is. */
+tsr_status tsr_run_list(tsr_store *store, const tsr_host *host, const tsr_latest_options *options, tsr_arena *arena,
+                        tsr_run_checkpoints *out, tsr_error *err);
+
+/* Whether the last part of a path is the name of a file that completes a checkpoint, or of a model alone. */
+bool tsr_is_run_marker(tsr_str path);
+/* Whether it is a name that only the data files of DCPs, DeepSpeed and verl have. */
+bool tsr_is_run_data(tsr_str path);
+/* Sets owned[i] for names that their framework always writes next to files for which it is set already, such as a tokenizer next
+ * to a Trainer's model. `names` are all files of a directory, by their paths below it. */
+void tsr_run_own_companions(const tsr_str *names, size_t count, bool *owned);
+
 /* What to warn of where `step` was "latest" and the checkpoint that it opened has errors, judged by metadata and sizes of files; in
  * `arena`, empty if there is nothing to say. Errors: TSR_E_NOMEM. */
 tsr_status tsr_latest_warning(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_str *out, tsr_error *err);
