@@ -58,28 +58,6 @@ static void keep(char *to, size_t room, tsr_str value)
     to[size] = '\0';
 }
 
-void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size)
-{
-    tsr_str value;
-    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) { /* a new answer; the one before was only informational */
-        const char *space = memchr(line, ' ', size);
-        *answer = (tsr_http_answer){.total = UINT64_MAX, .status = space ? strtol(space + 1, NULL, 10) : 0};
-    } else if (tsr_header_is(line, size, "Content-Range", &value)) {
-        take_range(value, answer);
-    } else if (tsr_header_is(line, size, "Range", &value)) {
-        answer->stored = take_stored(value);
-    } else if (tsr_header_is(line, size, "Content-Length", &value)) {
-        if (answer->total == UINT64_MAX && answer->status != 206) answer->total = number_of(value.data, value.size);
-    } else if (tsr_header_is(line, size, "ETag", &value) ||
-               (!answer->version[0] && tsr_header_is(line, size, "Last-Modified", &value))) {
-        keep(answer->version, sizeof answer->version, value);
-    } else if (tsr_header_is(line, size, "x-amz-bucket-region", &value)) {
-        keep(answer->region, sizeof answer->region, value);
-    } else if (tsr_header_is(line, size, "x-goog-generation", &value)) {
-        keep(answer->generation, sizeof answer->generation, value);
-    }
-}
-
 static int month_of(const char *name)
 {
     static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
@@ -88,8 +66,8 @@ static int month_of(const char *name)
     return -1;
 }
 
-/* Parses "Wed, 21 Oct 2026 07:28:00 GMT", the only form that RFC 9110 allows servers to send. */
-static time_t date_of(tsr_str value)
+/* The only form that RFC 9110 allows servers to send. */
+time_t tsr_http_date(tsr_str value)
 {
     char text[64], month[4] = "";
     struct tm tm = {0};
@@ -109,10 +87,34 @@ static time_t date_of(tsr_str value)
     return tm.tm_mon < 0 || tm.tm_year < 70 ? 0 : timegm(&tm);
 }
 
+void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size)
+{
+    tsr_str value;
+    if (size > 5 && memcmp(line, "HTTP/", 5) == 0) { /* a new answer; the one before was only informational */
+        const char *space = memchr(line, ' ', size);
+        *answer = (tsr_http_answer){.total = UINT64_MAX, .status = space ? strtol(space + 1, NULL, 10) : 0};
+    } else if (tsr_header_is(line, size, "Content-Range", &value)) {
+        take_range(value, answer);
+    } else if (tsr_header_is(line, size, "Range", &value)) {
+        answer->stored = take_stored(value);
+    } else if (tsr_header_is(line, size, "Content-Length", &value)) {
+        if (answer->total == UINT64_MAX && answer->status != 206) answer->total = number_of(value.data, value.size);
+    } else if (tsr_header_is(line, size, "ETag", &value) ||
+               (!answer->version[0] && tsr_header_is(line, size, "Last-Modified", &value))) {
+        keep(answer->version, sizeof answer->version, value);
+    } else if (tsr_header_is(line, size, "x-amz-bucket-region", &value)) {
+        keep(answer->region, sizeof answer->region, value);
+    } else if (tsr_header_is(line, size, "x-goog-generation", &value)) {
+        keep(answer->generation, sizeof answer->generation, value);
+    } else if (tsr_header_is(line, size, "Date", &value)) {
+        answer->date = (int64_t)tsr_http_date(value);
+    }
+}
+
 double tsr_retry_after(tsr_str value, time_t now)
 {
     const uint64_t seconds = number_of(value.data, value.size);
     if (seconds != UINT64_MAX) return (double)seconds;
-    const time_t date = date_of(value);
+    const time_t date = tsr_http_date(value);
     return date > now ? (double)(date - now) : 0;
 }

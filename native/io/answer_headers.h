@@ -10,6 +10,8 @@
 bool tsr_header_is(const char *line, size_t size, const char *name, tsr_str *value);
 /* Stores what a header line states in `answer`. A status line starts a new answer. */
 void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size);
+/* Parses "Wed, 21 Oct 2026 07:28:00 GMT" as seconds since 1970; 0 if it is something else. */
+time_t tsr_http_date(tsr_str value);
 /* The number of seconds to wait according to a Retry-After header with seconds or a date; 0 if it is neither, or in the
  * past. `now` is in seconds since 1970. */
 double tsr_retry_after(tsr_str value, time_t now);

@@ -25,6 +25,7 @@ typedef struct tsr_http_answer {
     char region[32];     /* x-amz-bucket-region; may be empty */
     char generation[32]; /* x-goog-generation; may be empty */
     uint64_t stored;     /* bytes that a resumable upload has, according to Range in the answer */
+    int64_t date;        /* seconds since 1970 on the server's clock, according to Date; 0: there was no such header */
     double retry_after;  /* seconds to wait according to Retry-After; 0: there was no such header */
 } tsr_http_answer;
 

@@ -125,12 +125,13 @@ static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_ob
     tsr_exchange x;
     tsr_str page;
     if (!flat) parameters[count++] = (tsr_parameter){"delimiter", TSR_STR("/")};
-    parameters[count++] = (tsr_parameter){"fields", TSR_STR("items(name,size,generation),nextPageToken")};
+    parameters[count++] = (tsr_parameter){"fields", TSR_STR("items(name,size,generation,updated),nextPageToken")};
     parameters[count++] = (tsr_parameter){"maxResults", TSR_STR("1000")};
     if (next->size) parameters[count++] = (tsr_parameter){"pageToken", *next};
     parameters[count++] = (tsr_parameter){"prefix", prefix};
     const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
     tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
+    if (status == TSR_OK) out->now = x.transfer.answer.date;
     if (status == TSR_OK) status = tsr_listing_read_google(page, out, next, err);
     tsr_exchange_end(&x);
     return status;
@@ -285,7 +286,8 @@ static tsr_status add_object(const cJSON *item, tsr_object_list *out, tsr_error 
 {
     const cJSON *name = cJSON_GetObjectItemCaseSensitive(item, "name"),
                 *size = cJSON_GetObjectItemCaseSensitive(item, "size"),
-                *generation = cJSON_GetObjectItemCaseSensitive(item, "generation");
+                *generation = cJSON_GetObjectItemCaseSensitive(item, "generation"),
+                *updated = cJSON_GetObjectItemCaseSensitive(item, "updated");
     const char *digits = cJSON_IsString(size) ? size->valuestring : "";
     uint64_t bytes = 0;
     TSR_FAIL_IF(!cJSON_IsString(name) || !*digits || strlen(digits) > MOST_DIGITS ||
@@ -294,7 +296,8 @@ static tsr_status add_object(const cJSON *item, tsr_object_list *out, tsr_error 
     for (; *digits; digits++) bytes = bytes * 10 + (uint64_t)(*digits - '0');
     const tsr_object object = {
         tsr_arena_str(out->arena, tsr_str_from(name->valuestring), err), bytes,
-        tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(generation) ? generation->valuestring : ""), err)};
+        tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(generation) ? generation->valuestring : ""), err),
+        cJSON_IsString(updated) ? tsr_listed_time(tsr_str_from(updated->valuestring)) : 0};
     return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
 }
 

@@ -53,8 +53,10 @@ static tsr_status add_file(const cJSON *item, tsr_object_list *out, tsr_error *e
     TSR_FAIL_IF(!cJSON_IsString(path) || !cJSON_IsNumber(size) || size->valuedouble < 0 ||
                     size->valuedouble > 9007199254740992.0,
                 err, TSR_E_FORMAT, "the hub lists a file without a path or a size");
-    const tsr_object object = {tsr_arena_str(out->arena, tsr_str_from(path->valuestring), err), (uint64_t)size->valuedouble,
-                               tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(id) ? id->valuestring : ""), err)};
+    const tsr_object object = {.key = tsr_arena_str(out->arena, tsr_str_from(path->valuestring), err),
+                               .size = (uint64_t)size->valuedouble,
+                               .version =
+                                   tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(id) ? id->valuestring : ""), err)};
     return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
 }
 

@@ -1,11 +1,17 @@
 /* See service.h. */
 #include "object_store/service.h"
 
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "io/answer_headers.h"
+#include "object_store/object_listing.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err)
 {
-    *out = (tsr_object_list){tsr_vec_of(allocator, sizeof(tsr_object)), tsr_arena_new(allocator, 0, err)};
+    *out = (tsr_object_list){.items = tsr_vec_of(allocator, sizeof(tsr_object)), .arena = tsr_arena_new(allocator, 0, err)};
     return out->arena ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -37,6 +43,19 @@ tsr_status tsr_service_list(tsr_service *service, tsr_str prefix, bool flat, tsr
                     service->shown);
     } while (next.size);
     return TSR_OK;
+}
+
+int64_t tsr_listed_time(tsr_str text)
+{
+    char own[32] = "";
+    struct tm tm = {0};
+    if (text.size >= sizeof own) return 0;
+    memcpy(own, text.data, text.size);
+    if (sscanf(own, "%d-%d-%dT%d:%d:%d", &tm.tm_year, &tm.tm_mon, &tm.tm_mday, &tm.tm_hour, &tm.tm_min, &tm.tm_sec) != 6)
+        return (int64_t)tsr_http_date(text);
+    tm.tm_year -= 1900;
+    tm.tm_mon -= 1;
+    return (int64_t)timegm(&tm);
 }
 
 tsr_str tsr_version_text(tsr_str etag)

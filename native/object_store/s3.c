@@ -126,6 +126,7 @@ static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_ob
     parameters[count++] = (tsr_parameter){"prefix", prefix};
     const tsr_request request = {.parameters = parameters, .parameter_count = count, .on_bucket = true};
     tsr_status status = tsr_exchange_text(base, request, MOST_PAGE, &x, &page, err);
+    if (status == TSR_OK) out->now = x.transfer.answer.date;
     if (status == TSR_OK) {
         status = tsr_listing_read(&tsr_listing_of_s3, page, out, next, err);
         if (status != TSR_OK) tsr_error_context(err, "%s", base->shown);

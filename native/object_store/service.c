@@ -55,8 +55,9 @@ tsr_status tsr_service_stat_by_range(tsr_service *base, tsr_str key, tsr_object_
                            base->shown, TSR_STR_ARG(key));
     if (status == TSR_OK) {
         const tsr_object object = {
-            tsr_arena_str(out->arena, key, err), x.transfer.answer.total,
-            tsr_arena_str(out->arena, tsr_version_text(tsr_str_from(x.transfer.answer.version)), err)};
+            .key = tsr_arena_str(out->arena, key, err),
+            .size = x.transfer.answer.total,
+            .version = tsr_arena_str(out->arena, tsr_version_text(tsr_str_from(x.transfer.answer.version)), err)};
         status = object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
     }
     tsr_exchange_end(&x);

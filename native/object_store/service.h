@@ -51,14 +51,16 @@ typedef struct tsr_exchange {
 
 typedef struct tsr_object {
     tsr_str key;
-    uint64_t size;   /* in bytes */
-    tsr_str version; /* ETag or generation, without quotation marks; empty: not known */
+    uint64_t size;    /* in bytes */
+    tsr_str version;  /* ETag or generation, without quotation marks; empty: not known */
+    int64_t modified; /* in a listing: seconds since 1970 on the server's clock; 0: not stated */
 } tsr_object;
 
 /* Objects in the order in which the service lists them. `arena` holds their texts. */
 typedef struct tsr_object_list {
     tsr_vec items; /* of tsr_object */
     tsr_arena *arena;
+    int64_t now; /* seconds since 1970 on the server's clock when it was listed; 0: not stated */
 } tsr_object_list;
 
 typedef struct tsr_service tsr_service;
