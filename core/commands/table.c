@@ -108,6 +108,15 @@ OPTION(validate_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rule
 OPTION(latest_deep, FLAG, deep, "deep", NULL, "Read every byte of the checkpoints, as `validate --deep` does")
 OPTION(latest_json, FLAG, json, "json", NULL, "Print the tessera.latest/1 document", .npm = PRINTED, .python = PRINTED)
 
+OPTION(prune_keep, COUNT, keep, "keep", "N", "Keep the N newest checkpoints without errors (required)")
+OPTION(prune_keep_every, COUNT, keep_every, "keep-every", "STEPS",
+       "Keep each checkpoint without errors whose step is a multiple of STEPS, too")
+OPTION(prune_deep, FLAG, deep, "deep", NULL, "Read every byte to decide which checkpoints are without errors")
+OPTION(whole_directory, FLAG, whole_directory, "whole-directory", NULL,
+       "Remove a checkpoint's directory with all other files in it, unless it holds another checkpoint or a mount")
+OPTION(prune_dry_run, FLAG, dry_run, "dry-run", NULL, "Show what would be removed, but remove nothing")
+OPTION(prune_json, FLAG, json, "json", NULL, "Print the tessera.prune/1 document", .npm = PRINTED, .python = PRINTED)
+
 /* ---- layout, manifest, verify ---- */
 
 OPTION(layout_output, TEXT, output, "output", "FILE", "Write to FILE; - (the default) is standard output", .letter = 'o',
@@ -329,6 +338,8 @@ static const tsr_option *const validate_options[] = {
     &deep, &validate_layout,   &validate_against, &validate_prefix,     &allow, &format, &report_json, &validate_fail_on,
     &rule, &validate_baseline, &changed_files,    &validate_list_rules, SOURCE, NULL};
 static const tsr_option *const latest_options[] = {&latest_deep, &latest_json, NULL};
+static const tsr_option *const prune_options[] = {&prune_keep,    &prune_keep_every, &prune_deep, &whole_directory,
+                                                  &prune_dry_run, &prune_json,       NULL};
 static const tsr_option *const explain_options[] = {&explain_json, NULL};
 static const tsr_option *const layout_options[] = {&layout_output, &no_chunks,       &layout_hash, SELECTION,
                                                    &listing_json,  &allow_expansion, SOURCE,       NULL};
@@ -430,6 +441,12 @@ const tsr_command tsr_commands[] = {
      .least = 1,
      .most = 1,
      .options = latest_options},
+    {.name = "prune",
+     .summary = "Remove old checkpoints of a run, and keep the newest that would load",
+     .operands = "RUN",
+     .least = 1,
+     .most = 1,
+     .options = prune_options},
     {.name = "explain",
      .summary = "Explain a rule of validate or diff",
      .operands = "[RULE]",

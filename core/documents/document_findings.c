@@ -202,3 +202,52 @@ tsr_status tsr_document_fqn(const tsr_fqn_document *d, tsr_json *json)
     tsr_json_object_end(json);
     return json->status;
 }
+
+/* ---- prune ---- */
+
+static tsr_status put_pruned(tsr_json *json, tsr_str run, const tsr_pruned *pruned, tsr_arena *arena, tsr_error *err)
+{
+    static const char *const reasons[] = {"older", "damaged", "unfinished"};
+    tsr_json_object(json);
+    TSR_TRY(put_path(json, run, pruned->path, arena, err));
+    if (pruned->has_step) tsr_json_put_uint(json, "step", pruned->step);
+    tsr_json_put_text(json, "because", reasons[pruned->because]);
+    if (pruned->error.size) tsr_json_put_str(json, "error", pruned->error);
+    tsr_json_put_uint(json, "files", pruned->files);
+    tsr_json_put_uint(json, "bytes", pruned->bytes);
+    tsr_json_put_array(json, "left");
+    for (size_t i = 0; i < pruned->left_count; i++) {
+        tsr_str path;
+        TSR_TRY(tsr_latest_path(run, pruned->left[i], arena, &path, err));
+        tsr_json_str(json, path);
+    }
+    tsr_json_array_end(json);
+    if (pruned->left_because.size) tsr_json_put_str(json, "left_because", pruned->left_because);
+    tsr_json_object_end(json);
+    return TSR_OK;
+}
+
+/* tessera.prune/1: what was removed from a run, and what was kept. */
+tsr_status tsr_document_prune(const tsr_prune_result *result, tsr_str run, tsr_arena *arena, tsr_json *json, tsr_error *err)
+{
+    tsr_json_object(json);
+    tsr_json_put_text(json, "schema", "tessera.prune/1");
+    tsr_json_put_str(json, "run", run);
+    tsr_json_put_bool(json, "dry_run", result->dry_run);
+    tsr_json_put_array(json, "removed");
+    for (size_t i = 0; i < result->removed_count; i++) TSR_TRY(put_pruned(json, run, &result->removed[i], arena, err));
+    tsr_json_array_end(json);
+    tsr_json_put_array(json, "kept");
+    for (size_t i = 0; i < result->kept_count; i++) {
+        const tsr_prune_kept *kept = &result->kept[i];
+        tsr_json_object(json);
+        TSR_TRY(put_path(json, run, kept->path, arena, err));
+        if (kept->has_step) tsr_json_put_uint(json, "step", kept->step);
+        tsr_json_put_bool(json, "valid", kept->is_valid);
+        tsr_json_put_str(json, "reason", kept->reason);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    return json->status;
+}

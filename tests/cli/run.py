@@ -47,6 +47,7 @@ import test_permissions  # noqa: F401
 import test_pipelines  # noqa: F401
 import test_pipes  # noqa: F401
 import test_pickles  # noqa: F401
+import test_prune  # noqa: F401
 import test_planted  # noqa: F401
 import test_plans  # noqa: F401
 import test_policy  # noqa: F401

@@ -35,6 +35,7 @@ BEFORE = {
     "cp s3://bucket/run/step-1000 step-1000": ["tessera cp step-900 s3://bucket/run/step-1000"],
     "validate s3://bucket/run/step-1000": ["tessera cp step-1000 s3://bucket/run/step-1000"],
     "latest s3://bucket/run": ["tessera cp step-900 s3://bucket/run/step-900"],
+    "prune s3://bucket/run": ["tessera cp step-900 s3://bucket/run/step-800 --overwrite"],
     "repair step-1000/": ["rm step-1000/.metadata"],
     "completions": ["mkdir -p ~/.zsh ~/.config/fish/completions"],
 }

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import re
+import time
 import urllib.parse
 from xml.sax.saxutils import escape
 
@@ -28,6 +29,8 @@ class Server(http_serving.Server):
         self.counts, self.active, self.most = {}, 0, 0
         self.uploads, self.done, self.loses, self.knows_conditions = {}, [], lambda handler: False, True
         self.condition = "If-None-Match", "*"
+        self.began, self.written = time.time(), {}  # what was there from the beginning was written an hour before
+        self.modified = lambda key: self.written.get(key, self.began - 3600)
         super().__init__(Handler)
 
     def env(self, **more):
@@ -152,6 +155,7 @@ class Handler(http_serving.Handler):
             if any(len(p) < 5 << 20 for p in parts[:-1]):
                 return 400, "EntityTooSmall", b"", {}
             s.objects[key] = b"".join(parts)
+            s.written[key] = time.time()
             del s.uploads[query["uploadId"]]
             return 200, None, b"<CompleteMultipartUploadResult/>", {}
         if self.operation == "AbortMultipartUpload":
@@ -159,6 +163,7 @@ class Handler(http_serving.Handler):
             return 204, None, b"", {}
         if self.operation == "PutObject":
             s.objects[key] = self.body
+            s.written[key] = time.time()
             return 200, None, b"", {"ETag": etag(self.body)}
         s.objects.pop(key, None)
         return 204, None, b"", {}
@@ -172,6 +177,7 @@ class Handler(http_serving.Handler):
         page = keys[start:start + s.page]
         more = start + s.page < len(keys)
         items = "".join(f"<Contents><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><ETag>{escape(etag(s.objects[k]))}</ETag>"
+                        f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(s.modified(k)))}</LastModified>"
                         f"<Size>{len(s.objects[k])}</Size><Owner><ID>x</ID></Owner></Contents>" for k in page)
         token = f"<NextContinuationToken>t/+{start + s.page}</NextContinuationToken>" if more else ""
         return self.answer(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{items}'

@@ -51,7 +51,7 @@ HEADERS = {
     "formats/dcp": "salvage dcp_item",
     "formats/torch": "loadable",
     "formats/shards": "shards shard_names",
-    "formats/recognize": "latest steps trees",
+    "formats/recognize": "latest prune steps trees",
     "stream": "cast read repeats optim_read read_run",
     "mapping": "mapping scaled",
     "merge": "merge merge_angles",

@@ -4,6 +4,7 @@ import http.server
 import re
 import sys
 import threading
+import time
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -12,6 +13,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+    def date_time_string(self, timestamp=None):
+        return super().date_time_string(time.time() + self.server.ahead if timestamp is None else timestamp)
 
     def answer(self, status, body=b"", **headers):
         """Answers with `body`; underscores in the names of headers stand for hyphens. True, for those who ask whether there was an answer."""
@@ -38,8 +42,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """`asked`: what a handler notes of each request, under `lock`."""
+    """`asked`: what a handler notes of each request, under `lock`. `ahead`: by how many seconds the clock is, in Date."""
     daemon_threads = True
+    ahead = 0
 
     def __init__(self, handler, host="127.0.0.1"):
         self.asked, self.lock = [], threading.Lock()

@@ -4,33 +4,15 @@
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "tessera/sys/check_shared.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/path_store.h"
 
-typedef struct deep_check {
-    cli *program;
-    tsr_ring *ring;
-} deep_check;
-
-static tsr_status check_deep(void *ctx, tsr_checkpoint *checkpoint, tsr_error *err)
-{
-    deep_check *deep = ctx;
-    cli_progress progress;
-    tsr_status status = deep->ring ? TSR_OK : tsr_ring_new(cli_host(deep->program), 0, &deep->ring, err);
-    if (status != TSR_OK) return status;
-    cli_progress_start(&progress, deep->program, "checking");
-    status = tsr_check_deep(checkpoint, deep->ring, &progress.base, err);
-    cli_progress_end(&progress);
-    return status;
-}
-
 static tsr_status find(cli *program, bool deep, const char *run, tsr_arena *arena, tsr_latest *out, tsr_error *err)
 {
     const tsr_host *host = cli_host(program);
-    deep_check check = {.program = program};
-    const tsr_latest_options options = {.size = sizeof options, .check = deep ? check_deep : NULL, .check_ctx = &check};
+    cli_deep_check check = {.program = program};
+    const tsr_latest_options options = {.size = sizeof options, .check = deep ? cli_check_deep : NULL, .check_ctx = &check};
     tsr_store *store = NULL;
     tsr_status status = tsr_run_store_open(host, cli_given_address(program, run), &store, err);
     if (status == TSR_OK) status = tsr_latest_find(store, host, &options, arena, out, err);

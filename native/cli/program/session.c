@@ -7,6 +7,7 @@
 #include "cli/program/shards_option.h"
 #include "cli/program/term.h"
 #include "io/clock.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/conversion_counts.h"
@@ -237,4 +238,16 @@ void cli_progress_end(cli_progress *progress)
         fputs("\r\x1b[K", stderr);
         fflush(stderr);
     }
+}
+
+tsr_status cli_check_deep(void *ctx, tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    cli_deep_check *deep = ctx;
+    cli_progress progress;
+    tsr_status status = deep->ring ? TSR_OK : tsr_ring_new(cli_host(deep->program), 0, &deep->ring, err);
+    if (status != TSR_OK) return status;
+    cli_progress_start(&progress, deep->program, "checking");
+    status = tsr_check_deep(checkpoint, deep->ring, &progress.base, err);
+    cli_progress_end(&progress);
+    return status;
 }

@@ -100,4 +100,11 @@ typedef struct cli_progress {
 void cli_progress_start(cli_progress *progress, const cli *program, const char *what);
 void cli_progress_end(cli_progress *progress);
 
+/* What cli_check_deep, the check of tsr_latest_options for --deep, works with. The ring is made on first use; the caller frees it. */
+typedef struct cli_deep_check {
+    cli *program;
+    tsr_ring *ring;
+} cli_deep_check;
+tsr_status cli_check_deep(void *deep, tsr_checkpoint *checkpoint, tsr_error *err);
+
 #endif

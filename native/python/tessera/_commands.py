@@ -7,7 +7,7 @@ from ._call import Against, CheckpointOrPath, Finding, Format
 from ._call import document as _document, findings as _findings, get as _get, report as _report
 from ._choices import Document, StrPath
 
-__all__ = ["check", "convert", "copy", "diff", "doctor", "exec", "explain", "fqn", "get", "inspect", "latest", "layout", "manifest", "map_list", "map_show", "map_suggest", "merge", "optim", "plan", "repair", "report", "report_diff", "reshard", "validate", "verify"]
+__all__ = ["check", "convert", "copy", "diff", "doctor", "exec", "explain", "fqn", "get", "inspect", "latest", "layout", "manifest", "map_list", "map_show", "map_suggest", "merge", "optim", "plan", "prune", "repair", "report", "report_diff", "reshard", "validate", "verify"]
 
 
 def inspect(path: CheckpointOrPath, hash: Literal["sha256", "xxh3"] | None = None, stats: bool = False, allow_expansion: bool = False, *,
@@ -221,6 +221,21 @@ def latest(run: StrPath, *, deep: bool = False, threads: int | None = None, io_d
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("latest", [run], {"deep": deep, "threads": threads, "io_depth": io_depth})
+
+
+def prune(run: StrPath, *, keep: int | None = None, keep_every: int | None = None, deep: bool = False, whole_directory: bool = False,
+          dry_run: bool = False, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
+    """Remove old checkpoints of a run, and keep the newest that would load. Return what `tessera prune` prints as JSON, as a dict.
+
+    keep: Keep the N newest checkpoints without errors (required)
+    keep_every: Keep each checkpoint without errors whose step is a multiple of STEPS, too
+    deep: Read every byte to decide which checkpoints are without errors
+    whole_directory: Remove a checkpoint's directory with all other files in it, unless it holds another checkpoint or a mount
+    dry_run: Show what would be removed, but remove nothing
+    threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
+    io_depth: Send up to N requests at once when reading from a server (default: 16)"""
+    return _document("prune", [run], {"keep": keep, "keep_every": keep_every, "deep": deep, "whole_directory": whole_directory,
+        "dry_run": dry_run, "threads": threads, "io_depth": io_depth})
 
 
 def explain(rule: str | None = None, *, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:

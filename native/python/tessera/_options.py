@@ -63,6 +63,15 @@ OPTIONS = {
         "threads": ("count",),
         "io_depth": ("count",),
     },
+    "prune": {
+        "keep": ("count",),
+        "keep_every": ("count",),
+        "deep": ("flag",),
+        "whole_directory": ("flag",),
+        "dry_run": ("flag",),
+        "threads": ("count",),
+        "io_depth": ("count",),
+    },
     "explain": {
         "threads": ("count",),
         "io_depth": ("count",),

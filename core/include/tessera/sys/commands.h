@@ -72,6 +72,8 @@ typedef struct tsr_command_options {
 
     const char *against, *layout, *prefix, *allow;
     bool deep, changed_files, list_rules;
+    uint64_t keep, keep_every; /* of prune, like the next one */
+    bool whole_directory;
     unsigned format, fail_on;
     tsr_texts rules;
     const char *baseline;

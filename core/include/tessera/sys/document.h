@@ -1,4 +1,4 @@
-/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, manifest/1, findings/1, diff/1, fqn/1 and latest/1 (their schemas are in
+/* The JSON documents of `tessera`: tessera.inspect/1, layout/1, manifest/1, findings/1, diff/1, fqn/1, latest/1 and prune/1 (their schemas are in
  * native/cli/schemas). The command line and the browser call these, so both report the same results. Everything is streamed:
  * no function here holds a document. Thread rule: as the checkpoint.
  *
@@ -24,6 +24,7 @@
 #include "tessera/sys/json.h"
 #include "tessera/sys/latest.h"
 #include "tessera/sys/policy.h"
+#include "tessera/sys/prune.h"
 #include "tessera/sys/vec.h"
 
 TSR_API_BEGIN
@@ -73,6 +74,8 @@ tsr_status tsr_document_fqn(const tsr_fqn_document *document, tsr_json *json);
 tsr_status tsr_latest_path(tsr_str run, tsr_str path, tsr_arena *arena, tsr_str *out, tsr_error *err);
 /* tessera.latest/1. `run` is the path as the user gave it; paths are made in `arena`. */
 tsr_status tsr_document_latest(const tsr_latest *latest, tsr_str run, tsr_arena *arena, tsr_json *json, tsr_error *err);
+/* tessera.prune/1, in the same way. */
+tsr_status tsr_document_prune(const tsr_prune_result *result, tsr_str run, tsr_arena *arena, tsr_json *json, tsr_error *err);
 /* Values of a pair of tsr_diff that differ in bytes; `elements` 0 where they were not compared. */
 typedef struct tsr_diff_document {
     tsr_str path_a, path_b;
