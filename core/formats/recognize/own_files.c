@@ -41,6 +41,7 @@ tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr
     switch (checkpoint->catalog.format) {
     case TSR_FORMAT_DCP:
     case TSR_FORMAT_MEGATRON_DIST:
+        if (!checkpoint->state) return TSR_OK; /* an interrupted save, without a .metadata that lists files */
         for (uint32_t f = 0; f < count; f++) owned[f] = tsr_dcp_state_of(checkpoint)->file_uses[f] != TSR_DCP_UNUSED;
         return TSR_OK;
     case TSR_FORMAT_SAFETENSORS_INDEX:
