@@ -54,6 +54,8 @@ export interface ConvertOptions {
   readonly maxMem?: string | number | undefined;
   /** Accept tensors whose bytes do not match the source's CRC-32. */
   readonly ignoreCrc?: boolean | undefined;
+  /** Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP. */
+  readonly noChecksums?: boolean | undefined;
   /** Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB. */
   readonly allowExpansion?: boolean | undefined;
   /** Stops the conversion after the current step. The call then rejects with the signal's reason. */
@@ -239,6 +241,8 @@ export interface ReshardOptions {
   readonly maxMem?: string | number | undefined;
   /** Accept tensors whose bytes do not match the source's CRC-32. */
   readonly ignoreCrc?: boolean | undefined;
+  /** Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP. */
+  readonly noChecksums?: boolean | undefined;
   /** Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB. */
   readonly allowExpansion?: boolean | undefined;
   /** Stops the conversion after the current step. The call then rejects with the signal's reason. */

@@ -1,7 +1,7 @@
 /** The options of calls, with their types. Made by wasm/commands.mjs from the table in core/commands. */
 export const OPTIONS = {
   canonicalize: { prefix: "text", map: "document", inverse: "flag" },
-  convert: { to: "text", worldSize: "count", rename: "texts", maxShardSize: "size", against: "any", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", lora: "any", include: "texts", exclude: "texts", dtype: "text", forTorch: "text", rawCast: "flag", objects: "text", maxMem: "size", ignoreCrc: "flag", allowExpansion: "flag", signal: "signal", onProgress: "function" },
+  convert: { to: "text", worldSize: "count", rename: "texts", maxShardSize: "size", against: "any", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", lora: "any", include: "texts", exclude: "texts", dtype: "text", forTorch: "text", rawCast: "flag", objects: "text", maxMem: "size", ignoreCrc: "flag", noChecksums: "flag", allowExpansion: "flag", signal: "signal", onProgress: "function" },
   diff: { map: "document", inverse: "flag", dequantize: "flag", atol: "real", rtol: "real", layout: "flag", canonical: "flag", rule: "texts", baseline: "document", allowExpansion: "flag" },
   inspect: { include: "texts", exclude: "texts", hash: "text", stats: "flag", allowExpansion: "flag" },
   layout: { chunks: "flag", hash: "text", include: "texts", exclude: "texts", allowExpansion: "flag" },
@@ -10,7 +10,7 @@ export const OPTIONS = {
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", sharded: "flag", rank: "count", at: "text", maxMem: "size", allowExpansion: "flag" },
   plan: { map: "document", inverse: "flag", target: "document", mesh: "text", placements: "text", include: "texts", exclude: "texts", to: "text", objects: "text", dtype: "text", rawCast: "flag", storage: "document", items: "flag" },
   read: { allowExpansion: "flag" },
-  reshard: { target: "document", mesh: "text", placements: "text", to: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", include: "texts", exclude: "texts", dtype: "text", forTorch: "text", rawCast: "flag", objects: "text", maxMem: "size", ignoreCrc: "flag", allowExpansion: "flag", signal: "signal", onProgress: "function" },
+  reshard: { target: "document", mesh: "text", placements: "text", to: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", include: "texts", exclude: "texts", dtype: "text", forTorch: "text", rawCast: "flag", objects: "text", maxMem: "size", ignoreCrc: "flag", noChecksums: "flag", allowExpansion: "flag", signal: "signal", onProgress: "function" },
   validate: { deep: "flag", layout: "document", against: "any", prefix: "text", allow: "text", rule: "texts", baseline: "document" },
   verify: { allow: "text", map: "document", inverse: "flag", dequantize: "flag", allowExpansion: "flag" },
 };

@@ -194,6 +194,9 @@ static const tsr_rule rules[] = {
     {"repair/unnamed", TSR_WARNING, "items were found whose names are unknown",
      "Data files contain no names. Pass a checkpoint of the same job with --like; otherwise the items are named after their "
      "file and number."},
+    {"safetensors/crc", TSR_ERROR, "a file's bytes do not match the CRC-32 in its header",
+     "The bytes changed after Tessera wrote the file: tessera.crc32, the last key of its __metadata__, has the CRC-32 of the whole file "
+     "with zeros for its eight digits. Restore the file from a copy."},
     {"safetensors/duplicate-metadata-key", TSR_WARNING, "__metadata__ contains a key twice",
      "The last value is used, as in the reference library. Another reader may use the first."},
     {"safetensors/empty-name", TSR_WARNING, "a tensor's name is empty",

@@ -20,6 +20,15 @@ typedef struct tsr_deep_tally {
     bool repeats; /* its elements repeat stored ones so often that the second pass skips it */
 } tsr_deep_tally;
 
+/* What consecutive pieces have in common, up to the last drained one. */
+typedef struct tsr_deep_run {
+    uint32_t crc;
+    uint64_t crc_bytes; /* number of bytes in that CRC */
+    bool damaged;       /* they could not be read completely, because of: */
+    tsr_error damage;
+    uint64_t damaged_at; /* offset of the extent */
+} tsr_deep_run;
+
 typedef struct tsr_deep {
     tsr_checkpoint *checkpoint;
     tsr_ring *ring;
@@ -32,11 +41,12 @@ typedef struct tsr_deep {
     /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the walk itself are
      * added here. */
     tsr_share *walked;
-    tsr_vec partials;   /* what this rank read of extents that several ranks read parts of (check_extents.c) */
-    uint32_t crc;       /* CRC of the current extent up to the last drained piece */
-    uint64_t crc_bytes; /* number of bytes in that CRC */
-    bool damaged;       /* that extent could not be read completely, because of: */
-    tsr_error damage;
+    tsr_vec partials;    /* what this rank read of extents that several ranks read parts of (check_extents.c) */
+    tsr_deep_run extent; /* of the current extent without a sum */
+    tsr_deep_run sum;    /* of the current sum */
+    bool in_sum;         /* the last extent with a sum did not end it; its pieces belong to the extents numbered */
+    uint64_t sum_number;
+    bool mine_before;      /* this rank read the last piece of that sum */
     bool overlapping;      /* all tensors together expand to far more than is stored, although no single one does */
     uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */
 } tsr_deep;

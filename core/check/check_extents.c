@@ -32,11 +32,13 @@ typedef struct piece {
     uint64_t byte_offset;
     uint8_t *memory; /* for a single slice */
     size_t size;
-    bool first, last; /* of the extent's pieces that this rank reads */
-    bool partial;     /* this rank does not read the whole extent, */
+    bool first, last; /* of the pieces of the extent or its sum that this rank reads */
+    bool partial;     /* this rank does not read all of these pieces, */
     bool ends;        /* but it reads the end */
     bool has_crc;
+    bool has_sum;
     uint32_t expected_crc; /* of the whole extent */
+    tsr_file_sum sum;      /* with has_sum */
     uint64_t extent_offset, extent_number;
     uint32_t crc;              /* of this piece */
     tsr_dtype scan;            /* type of the numbers to scan for NaN, or TSR_DTYPE_NONE */
@@ -74,7 +76,7 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
         uint8_t *data = tsr_place_for_copy(p->memory, p->byte_offset + at, TSR_NO_POSITION);
         tsr_store *store = tsr_checkpoint_store(c->checkpoint);
         if (tsr_store_read(store, p->file, p->byte_offset + at, data, end - at, &p->failure) != TSR_OK) return TSR_OK;
-        if (p->has_crc) p->crc = tsr_crc32(host, p->crc, data, end - at);
+        if (p->has_crc || p->has_sum) p->crc = tsr_crc32(host, p->crc, data, end - at);
         const size_t low = p->scan_from > at ? p->scan_from : at, high = p->scan_to < end ? p->scan_to : end;
         if (p->scan != TSR_DTYPE_NONE && low < high)
             tsr_deep_count(host, p->scan, data + (low - at), high - low, &p->counts);
@@ -82,13 +84,10 @@ static tsr_status fill_piece(void *ctx, void *job, tsr_error *err)
     return TSR_OK;
 }
 
-/* The result for an extent of which this rank read only a part. */
+/* The result for an extent, or the extents of a sum, of which this rank read only a part. */
 typedef struct partial {
     piece last; /* the last of its pieces */
-    uint32_t crc;
-    uint64_t crc_bytes;
-    bool damaged;
-    tsr_error damage;
+    tsr_deep_run run;
 } partial;
 
 static tsr_place place_of_piece(const check *c, const piece *p)
@@ -96,49 +95,70 @@ static tsr_place place_of_piece(const check *c, const piece *p)
     return tsr_deep_place(c, p->file, p->extent_offset, p->fqn);
 }
 
+/* Compares a file's checksum with that of the bytes that its extents cover. */
+static tsr_status judge_sum(check *c, const tsr_file_sum *sum, uint32_t crc, tsr_error *err)
+{
+    const tsr_place place = tsr_deep_place(c, sum->file, sum->position, (tsr_str){NULL, 0});
+    const uint32_t all = tsr_crc32_join(sum->before, crc, sum->byte_length);
+    if ((all == sum->crc32) != sum->is_misspelt) return TSR_OK;
+    if (sum->is_misspelt)
+        return tsr_finding_add(c->share.found, "safetensors/crc", place, err,
+                               "the key of the file's checksum is damaged: it should be tessera.crc32, with which the bytes "
+                               "have the CRC-32 %08x that follows it",
+                               (unsigned)all);
+    return tsr_finding_add(c->share.found, "safetensors/crc", place, err,
+                           "the bytes of the file have CRC-32 %08x, but its header states %08x", (unsigned)all,
+                           (unsigned)sum->crc32);
+}
+
 static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
 {
+    if (p->has_sum) return judge_sum(c, &p->sum, crc, err);
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
     return tsr_finding_add(c->share.found, "zip/crc", place_of_piece(c, p), err,
                            "the bytes of member '%.*s' have CRC-32 %08x, but the archive states %08x", (int)p->member_size,
                            p->member, (unsigned)crc, (unsigned)p->expected_crc);
 }
 
-/* Called when all pieces of an extent that this rank reads have been drained. */
-static tsr_status end_extent(check *c, const piece *p, tsr_error *err)
+/* Called when all pieces of an extent, or of a sum, that this rank reads have been drained. */
+static tsr_status end_run(check *c, const piece *p, const tsr_deep_run *run, tsr_error *err)
 {
     if (p->partial) {
         partial *own = tsr_vec_push(&c->partials, err);
         if (!own) return TSR_E_NOMEM;
-        *own = (partial){*p, c->crc, c->crc_bytes, c->damaged, c->damage};
-        return TSR_OK;
+        *own = (partial){*p, *run};
+        return p->has_sum ? tsr_share_order(&c->share, p->extent_number, err) : TSR_OK;
     }
-    if (c->damaged) TSR_TRY(tsr_deep_failure(c, place_of_piece(c, p), &c->damage, err));
-    else TSR_TRY(judge(c, p, c->crc, err));
+    if (!run->damaged) TSR_TRY(judge(c, p, run->crc, err));
+    else if (!p->has_sum) TSR_TRY(tsr_deep_failure(c, place_of_piece(c, p), &run->damage, err));
     return tsr_share_order(&c->share, p->extent_number, err);
+}
+
+/* Extents of a sum report themselves that they cannot be read. */
+static tsr_status note_failure(check *c, const piece *p, tsr_deep_run *run, tsr_error *err)
+{
+    const bool is_new = !run->damaged || run->damaged_at != p->extent_offset;
+    if (!run->damaged) run->damage = p->failure;
+    run->damaged = true;
+    run->damaged_at = p->extent_offset;
+    return is_new && p->has_sum ? tsr_deep_failure(c, place_of_piece(c, p), &p->failure, err) : TSR_OK;
 }
 
 static tsr_status drain_piece(void *ctx, void *job, tsr_error *err)
 {
     check *c = ctx;
     const piece *p = job;
-    if (p->first) {
-        c->crc = 0;
-        c->crc_bytes = 0;
-        c->damaged = false;
-    }
+    tsr_deep_run *run = p->has_sum ? &c->sum : &c->extent;
+    if (p->first) *run = (tsr_deep_run){.crc = 0};
     c->byte_done += p->size;
     if (c->progress && c->progress->step && !c->progress->step(c->progress->ctx, c->byte_done, c->share.byte_total)) {
         return tsr_fail(err, TSR_E_CANCELLED, "the check was cancelled");
     }
-    if (p->failure.status != TSR_OK && !c->damaged) {
-        c->damaged = true;
-        c->damage = p->failure;
-    }
-    if (p->tally && p->failure.status == TSR_OK) tsr_deep_counts_add(&p->tally->counts, &p->counts);
-    c->crc = tsr_crc32_join(c->crc, p->crc, p->size);
-    c->crc_bytes += p->size;
-    return p->last ? end_extent(c, p, err) : TSR_OK;
+    if (p->failure.status != TSR_OK) TSR_TRY(note_failure(c, p, run, err));
+    else if (p->tally) tsr_deep_counts_add(&p->tally->counts, &p->counts);
+    run->crc = tsr_crc32_join(run->crc, p->crc, p->size);
+    run->crc_bytes += p->size;
+    return p->last ? end_run(c, p, run, err) : TSR_OK;
 }
 
 /* Whether a view's elements are exactly the bytes of one contiguous range, in any order. */
@@ -210,11 +230,13 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n
     p->first = n->first;
     p->last = n->last;
     p->partial = n->partial;
-    p->ends = n->end == extent->byte_length;
+    p->ends = n->end == extent->byte_length && (!extent->sum || extent->ends);
     p->has_crc = extent->has_crc;
+    p->has_sum = extent->sum != NULL;
     p->expected_crc = extent->crc32;
+    if (extent->sum) p->sum = *extent->sum;
     p->extent_offset = extent->byte_offset;
-    p->extent_number = c->extents;
+    p->extent_number = extent->sum ? c->sum_number : c->extents;
     const uint64_t low = n->scan_from > n->at ? n->scan_from : n->at, high = n->scan_to < n->end ? n->scan_to : n->end;
     if (n->scan != TSR_DTYPE_NONE && low < high) {
         p->scan = n->scan;
@@ -244,6 +266,17 @@ static tsr_status take_item(check *c, const tsr_extent *item, tsr_error *err)
     return TSR_OK;
 }
 
+static bool owns(const check *c, uint32_t file, uint64_t byte_offset)
+{
+    return tsr_share_owner(&c->share, file, byte_offset) == c->share.comm->rank;
+}
+
+/* Whether this rank reads something before or after pieces that it reads of a sum. */
+static bool shares_sum(const check *c, const tsr_file_sum *sum)
+{
+    return !owns(c, sum->file, sum->byte_offset) || !owns(c, sum->file, sum->byte_offset + sum->byte_length);
+}
+
 /* Splits an extent at the same positions on every rank. Each rank reads the parts that begin in its share. */
 static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
@@ -255,16 +288,22 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     const uint64_t head = most + (n.scan == TSR_DTYPE_NONE ? 0 : n.scan_from % tsr_dtype_size(n.scan));
     const uint64_t length = extent->byte_length;
     const uint64_t tail = length <= head ? 0 : head + (length - head - 1) / most * most; /* where the last part begins */
-    bool before = false;
-    n.partial = !is_mine(c, extent, 0) || !is_mine(c, extent, tail);
+    const bool begins = !extent->sum || !c->in_sum;
+    bool before = begins ? false : c->mine_before;
+    n.partial = extent->sum ? shares_sum(c, extent->sum) : !is_mine(c, extent, 0) || !is_mine(c, extent, tail);
     c->extents++;
+    if (extent->sum && begins) c->sum_number = c->extents;
+    if (extent->sum) c->in_sum = !extent->ends;
     for (;; n.at = n.end) {
         n.end = n.at == tail ? length : n.at + (n.at == 0 ? head : most);
         const bool mine = is_mine(c, extent, n.at);
+        const bool last = n.at == tail && (!extent->sum || extent->ends);
         n.first = mine && !before;
-        n.last = mine && (n.at == tail || !is_mine(c, extent, n.end));
+        n.last = mine &&
+                 (last || !(n.at == tail ? owns(c, extent->file, extent->byte_offset + length) : is_mine(c, extent, n.end)));
         if (mine) TSR_TRY(add_piece(c, extent, &n, err));
         before = mine;
+        if (extent->sum) c->mine_before = before;
         if (n.at == tail) return TSR_OK;
     }
 }
@@ -295,19 +334,21 @@ static uint64_t deep_piece(uint64_t best)
 /* A `partial` in the form in which it is sent. */
 typedef struct sent_partial {
     uint64_t number, crc_bytes;
-    uint32_t crc, damaged;
+    tsr_file_sum sum; /* with has_sum */
+    uint32_t crc;
+    uint8_t damaged, ends, has_sum, unused;
 } sent_partial;
 
-/* Combines all ranks' parts of one extent, in order. Returns the CRC of the whole extent. *sound_before is set if all parts
- * of the ranks before `mine` could be read, *sound if all parts could. */
-static uint32_t join_parts(const tsr_comm_blobs *all, uint64_t number, uint32_t mine, bool *sound_before, bool *sound)
+/* Combines all ranks' parts of one extent or sum, in order. Returns the CRC of all of it. *sound_before is set if all parts of
+ * the ranks before `mine` could be read, *sound if all parts could. */
+static uint32_t join_parts(const tsr_str *blobs, size_t count, uint64_t number, size_t mine, bool *sound_before, bool *sound)
 {
     uint32_t crc = 0;
     *sound_before = *sound = true;
-    for (uint32_t r = 0; r < all->count; r++) {
+    for (size_t r = 0; r < count; r++) {
         sent_partial s;
-        for (size_t at = 0; at < all->blobs[r].size; at += sizeof s) {
-            memcpy(&s, all->blobs[r].data + at, sizeof s);
+        for (size_t at = 0; at < blobs[r].size; at += sizeof s) {
+            memcpy(&s, blobs[r].data + at, sizeof s);
             if (s.number != number) continue;
             crc = tsr_crc32_join(crc, s.crc, s.crc_bytes);
             if (s.damaged) *sound = false;
@@ -324,8 +365,10 @@ static tsr_status deep_judge_partials(check *c, const tsr_comm_blobs *all, tsr_e
     for (size_t i = 0; i < c->partials.count; i++) {
         const partial *own = (const partial *)c->partials.items + i;
         bool sound_before, sound;
-        const uint32_t crc = join_parts(all, own->last.extent_number, c->share.comm->rank, &sound_before, &sound);
-        if (own->damaged && sound_before) TSR_TRY(tsr_deep_failure(c, place_of_piece(c, &own->last), &own->damage, err));
+        const uint32_t crc =
+            join_parts(all->blobs, all->count, own->last.extent_number, c->share.comm->rank, &sound_before, &sound);
+        if (own->run.damaged && sound_before && !own->last.has_sum)
+            TSR_TRY(tsr_deep_failure(c, place_of_piece(c, &own->last), &own->run.damage, err));
         if (own->last.ends && sound) TSR_TRY(judge(c, &own->last, crc, err));
         TSR_TRY(tsr_share_order(&c->share, own->last.extent_number, err));
     }
@@ -337,7 +380,15 @@ static tsr_status deep_list_partials(const check *c, tsr_vec *out, tsr_error *er
 {
     for (size_t i = 0; i < c->partials.count; i++) {
         const partial *own = (const partial *)c->partials.items + i;
-        const sent_partial s = {own->last.extent_number, own->crc_bytes, own->crc, own->damaged};
+        sent_partial s;
+        memset(&s, 0, sizeof s);
+        s.number = own->last.extent_number;
+        s.crc_bytes = own->run.crc_bytes;
+        s.crc = own->run.crc;
+        s.damaged = own->run.damaged;
+        s.ends = own->last.ends;
+        s.has_sum = own->last.has_sum;
+        if (s.has_sum) s.sum = own->last.sum;
         TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
     }
     return TSR_OK;
@@ -348,9 +399,9 @@ static tsr_status deep_list_partials(const check *c, tsr_vec *out, tsr_error *er
 /* A deep check in parts, for programs that can only send each other messages: each part reads its items and lists what it found,
  * and one program joins the lists. A program that is alone does both with a single part.
  *
- *   a part   | counts of values, by entry | findings of the walk | findings of the bytes |    each after its size */
+ *   a part   | counts of values, by entry | findings of the walk | findings of the bytes | parts of sums |    each after its size */
 
-enum { SECTIONS = 3 };
+enum { SECTIONS = 4 };
 
 static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_error *err)
 {
@@ -358,6 +409,7 @@ static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_
     uint64_t size = 0;
     TSR_TRY(tsr_vec_append(out, &size, sizeof size, err));
     if (number == 0) TSR_TRY(tsr_deep_list_tallies(c, out, err));
+    else if (number == 3) TSR_TRY(deep_list_partials(c, out, err));
     else TSR_TRY(tsr_share_pack(number == 1 ? c->walked : &c->share, out, err));
     size = out->count - at - sizeof size;
     memcpy((char *)out->items + at, &size, sizeof size);
@@ -395,14 +447,55 @@ tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, 
     return take_part(&(tsr_deep){.checkpoint = checkpoint, .ring = ring}, part, out, err);
 }
 
-/* Finds the sections of all parts, ordered by kind: those of part p are at p, count + p and 2 * count + p. */
+/* Finds the sections of all parts, ordered by kind: those of part p are at p, count + p, 2 * count + p and so on. */
 static tsr_status cut_sections(tsr_str rest, tsr_str *sections, size_t count, tsr_error *err)
 {
     for (size_t p = 0; p < count; p++)
         for (size_t i = 0; i < SECTIONS; i++)
-            if (!tsr_take_sized(&rest, &sections[i * count + p]))
+            if (!tsr_take_sized(&rest, &sections[i * count + p]) ||
+                (i == 3 && sections[i * count + p].size % sizeof(sent_partial)))
                 return tsr_fail(err, TSR_E_USAGE, "these are not the results of a deep check");
     return TSR_OK;
+}
+
+/* Judges sums that no part has read completely. */
+static tsr_status judge_sums(tsr_deep *c, const tsr_str *blobs, size_t count, tsr_error *err)
+{
+    for (size_t p = 0; p < count; p++) {
+        sent_partial s;
+        for (size_t at = 0; at < blobs[p].size; at += sizeof s) {
+            bool sound_before, sound;
+            memcpy(&s, blobs[p].data + at, sizeof s);
+            if (!s.ends || !s.has_sum) continue;
+            const uint32_t crc = join_parts(blobs, count, s.number, p, &sound_before, &sound);
+            if (sound) TSR_TRY(judge_sum(c, &s.sum, crc, err));
+            TSR_TRY(tsr_share_order(&c->share, s.number, err));
+        }
+    }
+    return TSR_OK;
+}
+
+/* Adds what was found in the bytes, by the parts and in sums, in the order of the extents. */
+static tsr_status add_found(tsr_deep *c, const tsr_str *sections, size_t count, tsr_error *err)
+{
+    const tsr_allocator *allocator = c->share.allocator;
+    tsr_findings *later = c->share.found;
+    tsr_vec sums = tsr_vec_of(allocator, 1);
+    tsr_str *all = tsr_alloc(allocator, count + 1, sizeof *all, err);
+    c->share.found = tsr_findings_new(allocator, 0, err);
+    tsr_status status = all && c->share.found ? judge_sums(c, sections + 3 * count, count, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_share_pack(&c->share, &sums, err);
+    if (status == TSR_OK) {
+        memcpy(all, sections + 2 * count, count * sizeof *all);
+        all[count] = (tsr_str){sums.items, sums.count};
+        status = tsr_share_add(allocator, all, count + 1, tsr_checkpoint_findings(c->checkpoint), err);
+    }
+    tsr_findings_free(c->share.found);
+    c->share.found = later;
+    c->share.orders.count = 0;
+    tsr_free(allocator, all, count + 1, sizeof *all);
+    tsr_vec_free(&sums);
+    return status;
 }
 
 static tsr_status add_sections(tsr_deep *c, const tsr_str *sections, size_t count, tsr_error *err)
@@ -410,7 +503,7 @@ static tsr_status add_sections(tsr_deep *c, const tsr_str *sections, size_t coun
     tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
     for (size_t p = 0; p < count; p++) TSR_TRY(tsr_deep_add_tallies(c, sections[p], err));
     TSR_TRY(tsr_share_add(c->share.allocator, sections + count, count, findings, err));
-    return tsr_share_add(c->share.allocator, sections + 2 * count, count, findings, err);
+    return add_found(c, sections, count, err);
 }
 
 static tsr_status join_all(tsr_deep *c, tsr_str parts, size_t count, tsr_error *err)

@@ -36,6 +36,7 @@ tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_contai
                                  .raw_cast = options->raw_cast,
                                  .max_memory = (size_t)options->max_memory,
                                  .ignore_crc = options->ignore_crc,
+                                 .no_checksums = options->no_checksums,
                                  .dry_run = options->dry_run};
     TSR_TRY(tsr_layers_cast(options, &out->dtype, err));
     TSR_TRY(tsr_for_torch_parse(tsr_str_from(options->for_torch), to, &out->for_torch, err));

@@ -164,6 +164,8 @@ OPTION(objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse",
 OPTION(max_mem, SIZE, max_memory, "max-mem", "SIZE",
        "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)")
 OPTION(ignore_crc, FLAG, ignore_crc, "ignore-crc", NULL, "Accept tensors whose bytes do not match the source's CRC-32")
+OPTION(no_checksums, FLAG, no_checksums, "no-checksums", NULL,
+       "Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP")
 OPTION(overwrite, FLAG, overwrite, "overwrite", NULL,
        "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
        .npm = "the sink decides")
@@ -246,6 +248,8 @@ OPTION(rank, NUMBER, rank, "rank", "N",
        "Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)")
 OPTION(at, TEXT, at, "at", "NAME",
        "Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)")
+OPTION(optim_no_checksums, FLAG, no_checksums, "no-checksums", NULL, "Write zeros for the CRC-32s in torch files and DCP",
+       .npm = "its files always have them")
 OPTION(optim_overwrite, FLAG, overwrite, "overwrite", NULL,
        "Replace the checkpoint at DEST; keep files that it does not list", .npm = "nothing is written")
 OPTION(
@@ -307,7 +311,7 @@ OPTION(version, FLAG, version, "version", NULL, "Show the version and the librar
 
 #define SOURCE &part, &step, &also, &shards
 #define WRITING \
-    &include, &exclude, &dtype, &for_torch, &raw_cast, &objects, &max_mem, &ignore_crc, &overwrite, &resume, \
+    &include, &exclude, &dtype, &for_torch, &raw_cast, &objects, &max_mem, &ignore_crc, &no_checksums, &overwrite, &resume, \
         &discard_parts, &no_verify, &dry_run, &allow_expansion, &writing_json
 #define SELECTION &include, &exclude
 #define MAP       &map, &inverse
@@ -361,10 +365,11 @@ static const tsr_option *const plan_options[] = {MAP,       TARGET,        SELEC
 static const tsr_option *const reshard_options[] = {TARGET,   &reshard_to, &reshard_storage, MAP, &dequantize,
                                                     QUANTIZE, WRITING,     SOURCE,           NULL};
 static const tsr_option *const exec_options[] = {
-    &share,       &exec_part,     &finish,         &source,       &also,      &max_mem,         &ignore_crc, &overwrite,
-    &exec_resume, &discard_parts, &exec_no_verify, &exec_dry_run, &exec_json, &allow_expansion, &shards,     NULL};
+    &share,           &exec_part, &finish,      &source,        &also,           &max_mem,      &ignore_crc,
+    &no_checksums,    &overwrite, &exec_resume, &discard_parts, &exec_no_verify, &exec_dry_run, &exec_json,
+    &allow_expansion, &shards,    NULL};
 static const tsr_option *const optim_options[] = {
-    &optim_to,        &modules,      &flat_params, &optim_world_size, &sharded, &rank, &at,   &max_mem,
+    &optim_to,        &modules,      &flat_params, &optim_world_size, &sharded, &rank, &at,   &max_mem, &optim_no_checksums,
     &optim_overwrite, &optim_resume, &optim_json,  &allow_expansion,  &part,    &step, &also, NULL};
 static const tsr_option *const cp_options[] = {&cp_overwrite, &cp_resume, &cp_no_verify, &cp_json, NULL};
 static const tsr_option *const repair_options[] = {&like, &repair_json, &repair_part, &step, &also, NULL};

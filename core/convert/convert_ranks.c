@@ -201,6 +201,7 @@ static tsr_status stage_of_torch(void *ctx, uint32_t number, tsr_arena *arena, t
     if (!plan) return TSR_E_NOMEM;
     TSR_TRY(nest_rank(&f, &root, err));
     TSR_TRY(tsr_torch_plan_open(all->job->checkpoint, root, arena, plan, err));
+    plan->unsummed = all->job->options->no_checksums;
     for (uint64_t i = 0; i < all->chosen.count; i++) {
         tsr_torch_tensor *source = all->chosen.rows[i].cast ? tsr_torch_plan_source(plan, &f.rows[i].local) : NULL;
         if (source) source->dtype = all->chosen.rows[i].dtype;
@@ -221,7 +222,7 @@ typedef struct all_files {
     tsr_safetensors_output *pieces;
     size_t count;
     tsr_safetensors_file *files;
-    tsr_blit *blits;
+    tsr_safetensors_layout layout;
 } all_files;
 
 static tsr_status add_pieces(all_files *a, uint32_t file, tsr_error *err)
@@ -249,14 +250,14 @@ static tsr_status add_pieces(all_files *a, uint32_t file, tsr_error *err)
 static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
     const all_files *a = stage->ctx;
-    return tsr_safetensors_write_headers(a->files, a->ranks->count, sink, err);
+    return tsr_safetensors_write_headers(&a->layout, tsr_checkpoint_host(a->ranks->job->checkpoint), sink, err);
 }
 
 static tsr_status stage_of_safetensors(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
     all_files *a = ctx;
     (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = a->blits, .count = a->count, .rest = write_headers, .ctx = a};
+    *out = (tsr_stage){.blits = a->layout.blits, .count = a->count, .rest = write_headers, .ctx = a};
     return TSR_OK;
 }
 
@@ -270,15 +271,15 @@ static tsr_status lay_out_safetensors(tsr_rank_files *r, tsr_writer *out, tsr_er
     a->files = tsr_arena_array(arena, r->count, sizeof *a->files, err);
     if (!a->pieces || !a->files) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < r->count; f++) TSR_TRY(add_pieces(a, f, err));
-    tsr_safetensors_layout layout = {
-        .pieces = a->pieces, .piece_count = a->count, .files = a->files, .file_count = r->count};
-    TSR_TRY(tsr_safetensors_lay_out(&layout, tsr_checkpoint_host(r->job->checkpoint), arena, err));
-    a->blits = layout.blits;
+    const bool unsummed = r->job->options->no_checksums;
+    a->layout = (tsr_safetensors_layout){
+        .pieces = a->pieces, .piece_count = a->count, .files = a->files, .file_count = r->count, .unsummed = unsummed};
+    TSR_TRY(tsr_safetensors_lay_out(&a->layout, tsr_checkpoint_host(r->job->checkpoint), arena, err));
     for (uint32_t f = 0; f < r->count; f++) {
         r->sizes[f] = a->files[f].size;
         r->job->out->byte_total += a->files[f].plan.data_size;
     }
-    *out = (tsr_writer){.stage_count = 1, .marker = TSR_NO_FILE, .stage = stage_of_safetensors, .ctx = a};
+    *out = (tsr_writer){.stage_count = 1, .crc = !unsummed, .marker = TSR_NO_FILE, .stage = stage_of_safetensors, .ctx = a};
     return TSR_OK;
 }
 
@@ -311,6 +312,10 @@ tsr_status tsr_convert_to_ranks(const tsr_conversion_job *job, tsr_writer *out, 
                        job->arena, &r->chosen, err));
     TSR_TRY(report(r, err));
     if (r->is_safetensors) return lay_out_safetensors(r, out, err);
-    *out = (tsr_writer){.stage_count = r->count, .crc = true, .marker = TSR_NO_FILE, .stage = stage_of_torch, .ctx = r};
+    *out = (tsr_writer){.stage_count = r->count,
+                        .crc = !job->options->no_checksums,
+                        .marker = TSR_NO_FILE,
+                        .stage = stage_of_torch,
+                        .ctx = r};
     return TSR_OK;
 }

@@ -19,7 +19,7 @@ typedef struct plan {
     tsr_safetensors_file *files;
     uint32_t file_count;
     const tsr_part **parts; /* part of each file; NULL if the files are not one per part */
-    tsr_blit *blits;
+    tsr_safetensors_layout layout;
     const tsr_converted **seconds; /* rows that are second names of others, by file */
     size_t second_count;
     size_t second_next; /* the first one of the next file */
@@ -307,14 +307,14 @@ static tsr_status describe(const plan *p, tsr_error *err)
 static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
     const plan *p = stage->ctx;
-    return tsr_safetensors_write_headers(p->files, p->file_count, sink, err);
+    return tsr_safetensors_write_headers(&p->layout, tsr_checkpoint_host(p->job->checkpoint), sink, err);
 }
 
 static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
     plan *p = ctx;
     (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = p->blits, .count = p->count, .rest = write_headers, .ctx = p};
+    *out = (tsr_stage){.blits = p->layout.blits, .count = p->count, .rest = write_headers, .ctx = p};
     return TSR_OK;
 }
 
@@ -331,12 +331,14 @@ tsr_status tsr_convert_to_safetensors(const tsr_conversion_job *job, tsr_writer 
     TSR_TRY(job->options->per_part ? assign_parts(p, err) : assign_files(p, err));
     TSR_TRY(place_seconds(p, err));
     TSR_TRY(name_files(p, err));
-    tsr_safetensors_layout layout = {
-        .pieces = p->pieces, .piece_count = p->count, .files = p->files, .file_count = p->file_count};
-    TSR_TRY(tsr_safetensors_lay_out(&layout, host, job->arena, err));
-    p->blits = layout.blits;
+    p->layout = (tsr_safetensors_layout){.pieces = p->pieces,
+                                         .piece_count = p->count,
+                                         .files = p->files,
+                                         .file_count = p->file_count,
+                                         .unsummed = job->options->no_checksums};
+    TSR_TRY(tsr_safetensors_lay_out(&p->layout, host, job->arena, err));
     TSR_TRY(describe(p, err));
-    *out = (tsr_writer){.stage_count = 1, .stage = stage_of, .ctx = p};
+    *out = (tsr_writer){.stage_count = 1, .crc = !job->options->no_checksums, .stage = stage_of, .ctx = p};
     /* An index must be replaced by an index. */
     const bool is_named = job->options->file_name.size > 0;
     if (!p->parts && !is_named && (p->file_count > 1 || job->generation > 0)) out->finish = write_index;

@@ -75,11 +75,12 @@ tsr_status tsr_convert_to_torch(const tsr_conversion_job *job, tsr_writer *out, 
     TSR_TRY(tsr_choose(job->checkpoint, job->options, tsr_torch_refusal, job->arena, &chosen, err));
     TSR_TRY(nest_rows(job, &chosen, &root, err));
     TSR_TRY(tsr_torch_plan_open(job->checkpoint, root, job->arena, plan, err));
+    plan->unsummed = job->options->no_checksums;
     for (uint64_t i = 0; i < chosen.count; i++) {
         tsr_torch_tensor *source = chosen.rows[i].cast ? tsr_torch_plan_source(plan, chosen.rows[i].entry) : NULL;
         if (source) source->dtype = chosen.rows[i].dtype;
     }
     TSR_TRY(tsr_torch_plan_lay_out(plan, err));
-    *out = (tsr_writer){.stage_count = 1, .crc = true, .stage = stage_of, .ctx = plan};
+    *out = (tsr_writer){.stage_count = 1, .crc = !plan->unsummed, .stage = stage_of, .ctx = plan};
     return report(job, &chosen, plan, err);
 }

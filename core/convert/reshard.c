@@ -414,6 +414,7 @@ static tsr_status plan_rank(rank_file *f, tsr_torch_plan *plan, tsr_error *err)
     if (r->planned && !r->flat) TSR_TRY(make_mesh(f, tsr_plan_tensor_at(r->plan, 0).layout->mesh, err));
     TSR_TRY(nest_rank(f, &root, err));
     TSR_TRY(tsr_torch_plan_open(r->job->checkpoint, root, f->arena, plan, err));
+    plan->unsummed = r->job->options->no_checksums;
     plan->literal_entry = f->rank_map;
     plan->literal = f->rank_numbers;
     const tsr_flat_rank flat = flat_rank_of(f);
@@ -496,6 +497,7 @@ tsr_status tsr_reshard_to_torch(const tsr_conversion_job *job, const tsr_plan *p
         r->names[rank] = tsr_arena_format(job->arena, err, "rank%u.pt", (unsigned)rank);
         if (!r->names[rank].data) return TSR_E_NOMEM;
     }
-    *out = (tsr_writer){.stage_count = count, .crc = true, .marker = TSR_NO_FILE, .stage = stage_of, .ctx = r};
+    *out = (tsr_writer){
+        .stage_count = count, .crc = !job->options->no_checksums, .marker = TSR_NO_FILE, .stage = stage_of, .ctx = r};
     return TSR_OK;
 }

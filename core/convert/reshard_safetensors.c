@@ -27,7 +27,7 @@ typedef struct gathering {
     tsr_safetensors_output *pieces;
     tsr_safetensors_file *files; /* those that are not empty */
     uint32_t file_count;
-    tsr_blit *blits;
+    tsr_safetensors_layout layout;
     size_t count;
 } gathering;
 
@@ -164,25 +164,27 @@ static tsr_status gather(gathering *g, tsr_error *err)
     TSR_TRY(sort_into_files(g, err));
     TSR_TRY(describe_files(g, err));
     g->count = g->owned.count;
-    tsr_safetensors_layout layout = {
-        .pieces = g->pieces, .piece_count = g->count, .files = g->files, .file_count = g->file_count};
-    TSR_TRY(tsr_safetensors_lay_out(&layout, tsr_checkpoint_host(job->checkpoint), job->arena, err));
-    g->blits = layout.blits;
-    if (g->count) qsort(g->blits, g->count, sizeof *g->blits, by_entry); /* each tensor is located only once */
+    g->layout = (tsr_safetensors_layout){.pieces = g->pieces,
+                                         .piece_count = g->count,
+                                         .files = g->files,
+                                         .file_count = g->file_count,
+                                         .unsummed = job->options->no_checksums};
+    TSR_TRY(tsr_safetensors_lay_out(&g->layout, tsr_checkpoint_host(job->checkpoint), job->arena, err));
+    if (g->count) qsort(g->layout.blits, g->count, sizeof *g->layout.blits, by_entry); /* each tensor is located only once */
     return report(g, err);
 }
 
 static tsr_status write_headers(const tsr_stage *stage, const tsr_sink *sink, tsr_error *err)
 {
     const gathering *g = stage->ctx;
-    return tsr_safetensors_write_headers(g->files, g->file_count, sink, err);
+    return tsr_safetensors_write_headers(&g->layout, tsr_checkpoint_host(g->job->checkpoint), sink, err);
 }
 
 static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
     gathering *g = ctx;
     (void)number, (void)arena, (void)err;
-    *out = (tsr_stage){.blits = g->blits, .count = g->count, .rest = write_headers, .ctx = g};
+    *out = (tsr_stage){.blits = g->layout.blits, .count = g->count, .rest = write_headers, .ctx = g};
     return TSR_OK;
 }
 
@@ -196,6 +198,7 @@ tsr_status tsr_reshard_to_safetensors(const tsr_conversion_job *job, const tsr_p
     if (status == TSR_OK) status = tsr_leave_unplanned(&g->chosen, plan, err);
     if (status == TSR_OK) status = gather(g, err);
     tsr_vec_free(&g->owned);
-    *out = (tsr_writer){.stage_count = 1, .marker = TSR_NO_FILE, .stage = stage_of, .ctx = g};
+    *out = (tsr_writer){
+        .stage_count = 1, .crc = !job->options->no_checksums, .marker = TSR_NO_FILE, .stage = stage_of, .ctx = g};
     return status;
 }

@@ -526,6 +526,7 @@ static tsr_status stage_of(void *ctx, uint32_t number, tsr_arena *arena, tsr_sta
     tsr_torch_plan *plan = TSR_ARENA_NEW(arena, tsr_torch_plan, err);
     if (!plan) return TSR_E_NOMEM;
     TSR_TRY(tsr_torch_plan_open(u->job->checkpoint, u->files.files[number].root, arena, plan, err));
+    plan->unsummed = u->job->options->no_checksums;
     for (size_t i = 0; i < plan->source_count; i++) {
         const tsr_entry *first = tsr_checkpoint_catalog(u->job->checkpoint)->entries, *entry = plan->sources[i].entry;
         if (!tsr_catalog_has(tsr_checkpoint_catalog(u->job->checkpoint), entry)) continue;
@@ -580,7 +581,7 @@ tsr_status tsr_convert_to_universal(const tsr_conversion_job *job, tsr_writer *o
     TSR_TRY(universal_files(&u->chosen, root, job->arena, &u->files, err));
     TSR_TRY(describe(u, err));
     *out = (tsr_writer){.stage_count = u->files.count,
-                        .crc = true,
+                        .crc = !job->options->no_checksums,
                         .marker = TSR_NO_FILE,
                         .stage = stage_of,
                         .finish = write_marker,

@@ -323,6 +323,7 @@ static tsr_status plan_common(tsr_dcp_rows *rows, wrapping *w, tsr_error *err)
     const tsr_value *root;
     TSR_TRY(common_root(rows, &root, err));
     TSR_TRY(tsr_torch_plan_open(rows->job->checkpoint, root, rows->job->arena, &w->common, err));
+    w->common.unsummed = rows->job->options->no_checksums;
     for (uint64_t i = 0; i < rows->chosen.count; i++) {
         tsr_converted *row = &rows->chosen.rows[i];
         if (!row->written || !rows->in_common[i]) continue;
@@ -353,8 +354,8 @@ static tsr_status megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_erro
     out->file_sizes = sizes;
     out->file_count = count + 1;
     for (uint32_t i = 0; i < w->common.storage_count; i++) out->byte_total += w->common.blits[i].byte_length;
-    *writer =
-        (tsr_writer){.stage_count = w->dcp.stage_count + 1, .crc = true, .stage = stage_of, .finish = finish, .ctx = w};
+    *writer = (tsr_writer){
+        .stage_count = w->dcp.stage_count + 1, .crc = writer->crc, .stage = stage_of, .finish = finish, .ctx = w};
     return TSR_OK;
 }
 
@@ -434,7 +435,8 @@ tsr_status tsr_dcp_rows_lay_out(tsr_dcp_rows *rows, const tsr_dcp_contents *cont
                        .piece_count = contents->piece_count,
                        .files = contents->files,
                        .file_count = contents->file_count,
-                       .for_torch = job->options->for_torch};
+                       .for_torch = job->options->for_torch,
+                       .unsummed = job->options->no_checksums};
     TSR_TRY(tsr_dcp_lay_out(&dcp, out, err));
     *job->out = (tsr_conversion){.rows = rows->chosen.rows,
                                  .row_count = rows->chosen.count,

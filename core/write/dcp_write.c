@@ -62,7 +62,7 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
     }
     storage->dtype = source->dtype != source->entry->dtype ? source->dtype : packed.dtype;
     TSR_TRY(tsr_blit_measure(source->entry, piece->sizes, source->dtype, &storage->byte_length, err));
-    const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL};
+    const tsr_torch_tree tree = {&root, &tensor, 1, storage, 1, NULL, w->job.unsummed};
     return tsr_torch_archive_plan(&tree, w->host, arena, out, err);
 }
 
@@ -108,6 +108,7 @@ static tsr_status lay_out_object(writer *w, size_t i, tsr_error *err)
     const tsr_value *value = piece->value ? piece->value : entry->value;
     tsr_status status = tsr_torch_plan_open(w->job.checkpoint, value, w->job.arena, plan, err);
     plan->room = &w->room;
+    plan->unsummed = w->job.unsummed;
     if (status == TSR_OK) status = tsr_torch_plan_lay_out(plan, err);
     if (status != TSR_OK) {
         tsr_error_context(err, "'%.*s'", TSR_STR_ARG(entry->fqn));
@@ -375,6 +376,6 @@ tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err)
     if (status == TSR_OK) status = order_blits(w, err);
     tsr_vec_free(&w->write_items);
     job->byte_total = w->job.byte_total;
-    *out = (tsr_writer){.stage_count = 1, .crc = true, .stage = stage_of, .finish = write_metadata, .ctx = w};
+    *out = (tsr_writer){.stage_count = 1, .crc = !w->job.unsummed, .stage = stage_of, .finish = write_metadata, .ctx = w};
     return status;
 }

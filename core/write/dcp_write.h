@@ -36,6 +36,7 @@ typedef struct tsr_dcp_job {
     const tsr_str *files; /* "__0_0.distcp", …; files without pieces are not written */
     uint32_t file_count;
     tsr_torch_version for_torch; /* as in tsr_dcp_new_metadata */
+    bool unsummed;               /* the items state no checksums */
     uint64_t *file_sizes;        /* out: file_count of them */
     uint64_t byte_total;         /* out: of tensors */
 } tsr_dcp_job;

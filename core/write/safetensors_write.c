@@ -2,8 +2,11 @@
  * they are stored. */
 #include "write/safetensors_write.h"
 
+#include <stdlib.h>
+
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
@@ -44,7 +47,8 @@ static tsr_status lay_out_file(const tsr_safetensors_layout *layout, uint32_t f,
     tsr_safetensors_item *items = tsr_arena_array(arena, count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) TSR_TRY(describe(&pieces[i], i, arena, &items[i], err));
-    file->plan = (tsr_safetensors_plan){items, count, file->pairs, file->pair_count, 0, 0};
+    file->plan = (tsr_safetensors_plan){
+        .items = items, .count = count, .pairs = file->pairs, .pair_count = file->pair_count, .unsummed = layout->unsummed};
     TSR_TRY(tsr_safetensors_plan_file(&file->plan, host->allocator, err));
     for (size_t i = 0; i < count; i++) {
         const tsr_safetensors_output *p = &pieces[items[i].tag];
@@ -106,12 +110,65 @@ static tsr_status write_header(void *ctx, const char *data, size_t size, tsr_err
     return TSR_OK;
 }
 
-tsr_status tsr_safetensors_write_headers(const tsr_safetensors_file *files, uint32_t file_count, const tsr_sink *sink,
-                                         tsr_error *err)
+/* ---- checksums ---- */
+
+/* The CRCs of the data sections are those of the blits, joined in the order in which they are stored. */
+
+static int by_place(const void *a, const void *b)
 {
-    for (uint32_t f = 0; f < file_count; f++) {
+    const tsr_blit *x = *(const tsr_blit *const *)a, *y = *(const tsr_blit *const *)b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return (x->byte_offset > y->byte_offset) - (x->byte_offset < y->byte_offset);
+}
+
+typedef struct header_sum {
+    const tsr_host *host;
+    uint32_t crc;
+} header_sum;
+
+static tsr_status add_to_sum(void *ctx, const char *data, size_t size, tsr_error *err)
+{
+    header_sum *sum = ctx;
+    (void)err;
+    sum->crc = tsr_crc32(sum->host, sum->crc, data, size);
+    return TSR_OK;
+}
+
+/* The checksum of a file: of its header without digits, and of its data. */
+static tsr_status sum_file(const tsr_safetensors_file *file, const tsr_host *host, uint32_t data, uint32_t *out,
+                           tsr_error *err)
+{
+    header_sum sum = {host, 0};
+    TSR_TRY(tsr_safetensors_write_header(&file->plan, 0, add_to_sum, &sum, err));
+    *out = tsr_crc32_join(sum.crc, data, file->plan.data_size);
+    return TSR_OK;
+}
+
+static tsr_status write_sorted(const tsr_safetensors_layout *layout, const tsr_blit *const *blits, const tsr_host *host,
+                               const tsr_sink *sink, tsr_error *err)
+{
+    for (uint32_t f = 0, b = 0; f < layout->file_count; f++) {
+        const tsr_safetensors_file *file = &layout->files[f];
         header_sink header = {sink, f, 0};
-        TSR_TRY(tsr_safetensors_write_header(&files[f].plan, write_header, &header, err));
+        uint32_t data = 0, crc = 0;
+        for (; blits && b < layout->piece_count && blits[b]->file == f; b++)
+            data = tsr_crc32_join(data, blits[b]->crc, blits[b]->byte_length);
+        if (blits) TSR_TRY(sum_file(file, host, data, &crc, err));
+        TSR_TRY(tsr_safetensors_write_header(&file->plan, crc, write_header, &header, err));
     }
     return TSR_OK;
+}
+
+tsr_status tsr_safetensors_write_headers(const tsr_safetensors_layout *layout, const tsr_host *host, const tsr_sink *sink,
+                                         tsr_error *err)
+{
+    if (layout->unsummed) return write_sorted(layout, NULL, host, sink, err);
+    const size_t count = layout->piece_count;
+    const tsr_blit **sorted = tsr_alloc(host->allocator, count, sizeof *sorted, err);
+    if (!sorted) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) sorted[i] = &layout->blits[i];
+    if (count) qsort(sorted, count, sizeof *sorted, by_place);
+    const tsr_status status = write_sorted(layout, sorted, host, sink, err);
+    tsr_free(host->allocator, sorted, count, sizeof *sorted);
+    return status;
 }

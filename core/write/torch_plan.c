@@ -320,7 +320,8 @@ tsr_status tsr_torch_plan_lay_out(tsr_torch_plan *plan, tsr_error *err)
     TSR_TRY(add_storages(plan, list, err));
     tsr_torch_sort_tensors(plan->tensors, count);
     const tsr_torch_tree tree = {plan->root,     plan->tensors,       count,
-                                 plan->storages, plan->storage_count, plan->room ? plan->room : &room};
+                                 plan->storages, plan->storage_count, plan->room ? plan->room : &room,
+                                 plan->unsummed};
     TSR_TRY(tsr_torch_archive_plan(&tree, tsr_checkpoint_host(plan->checkpoint), plan->arena, &plan->archive, err));
     for (uint32_t i = 0; i < plan->storage_count; i++) plan->blits[i].byte_offset = tsr_torch_storage_at(&plan->archive, i);
     return TSR_OK;
@@ -383,7 +384,7 @@ tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_tree_file *file, tsr_e
                               .ring = file->ring,
                               .blits = plan->blits,
                               .count = plan->storage_count,
-                              .crc = true,
+                              .crc = !plan->archive.unsummed,
                               .progress = file->progress,
                               .done = blit_done,
                               .ctx = &f};

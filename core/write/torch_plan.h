@@ -28,6 +28,7 @@ typedef struct tsr_torch_plan {
     tsr_blit *blits; /* one per storage; byte_offset is relative to the archive's first byte */
     uint32_t storage_count;
     tsr_torch_archive archive;
+    bool unsummed;  /* the archive states no checksums; set by the caller before it is laid out */
     uint64_t *room; /* bytes that the pickles of a job may still take; NULL if this is the only pickle */
     uint32_t file;  /* set by tsr_torch_plan_stage */
 } tsr_torch_plan;

@@ -150,6 +150,12 @@ static tsr_status tree_plan(tsr_checkpoint *checkpoint, const tsr_value *root, c
     return status;
 }
 
+static void leave_sums(tsr_torch_archive *archive)
+{
+    archive->unsummed = true;
+    for (size_t i = 0; i < archive->member_count; i++) archive->members[i].crc32 = 0;
+}
+
 /* ---- writing ---- */
 
 tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const tsr_mesh_rank *of, tsr_tree_file *file,
@@ -160,6 +166,7 @@ tsr_status tsr_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, con
     tsr_arena *arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, err);
     if (!arena) return TSR_E_NOMEM;
     tsr_status status = tree_plan(checkpoint, root, of, arena, &plan, err);
+    if (status == TSR_OK && file->unsummed) leave_sums(&plan.archive);
     if (status == TSR_OK) status = tsr_torch_plan_write(&plan, file, err);
     tsr_arena_free(arena);
     return status;
@@ -284,8 +291,7 @@ static tsr_status keep_pieces(tree_store *s, tree_file *file, tsr_error *err)
     const uint32_t count = file->plan.storage_count + 1;
     file->pieces = tsr_arena_array(s->arena, count, sizeof *file->pieces, err);
     if (!file->pieces) return TSR_E_NOMEM;
-    file->plan.archive.unsummed = true;
-    for (size_t i = 0; i < file->plan.archive.member_count; i++) file->plan.archive.members[i].crc32 = 0;
+    leave_sums(&file->plan.archive);
     for (uint32_t i = 0; i < count; i++) {
         tsr_vec bytes = tsr_vec_of(s->allocator, 1);
         piece *kept = &file->pieces[i];

@@ -120,6 +120,7 @@ static void test_check_parts__findings_are_those_of_the_whole(void **state)
     compare_all("samples/checkpoints", &checkpoints, &deep);
     compare_all("tests/golden/megatron", &checkpoints, &deep);
     compare_all("tests/golden/deepspeed", &checkpoints, &deep);
+    compare_all("tests/golden/checksums", &checkpoints, &deep);
     print_message("%zu checkpoints with %zu findings\n", checkpoints, deep);
     assert_true(checkpoints >= 8 && deep >= 16);
 }

@@ -14,8 +14,12 @@
 #include "tessera/sys/check_shared.h"
 
 /* Samples with different kinds of damage, and undamaged ones with NaN, replicas and views. */
-static const char *const samples[] = {"broken_dcp_byte_flipped", "broken_dcp_blob_shape", "broken_dcp_missing_file",
-                                      "dcp_crc_off"};
+static const char *const samples[] = {"broken_dcp_byte_flipped",
+                                      "broken_dcp_blob_shape",
+                                      "broken_dcp_missing_file",
+                                      "dcp_crc_off",
+                                      "../../tests/golden/checksums/damaged",
+                                      "../../tests/golden/checksums/misspelt"};
 #define SAMPLES (sizeof samples / sizeof *samples)
 
 static tsr_status open_sample(checked *o, const char *name, tsr_error *err)

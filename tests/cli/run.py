@@ -22,6 +22,7 @@ import test_addresses  # noqa: F401
 import test_altered  # noqa: F401
 import test_built_in_maps  # noqa: F401
 import test_changed_files  # noqa: F401
+import test_checksums  # noqa: F401
 import test_choices  # noqa: F401
 import test_clones  # noqa: F401
 import test_contracts  # noqa: F401

@@ -103,10 +103,13 @@ static void test_convert_files__one_file_holds_every_value(void **state)
         assert_int_equal(tsr_output_memory_count(w.output), 1);
         const tsr_str file = tsr_output_memory_file(w.output, TSR_STR(""));
         assert_int_equal(file.size, w.conversion.file_sizes[0]);
-        assert_memory_equal(file.data + 8, "{\"__metadata__\":{\"format\":\"pt\"}", 31);
+        static const char start[] = "\"__metadata__\":{\"format\":\"pt\",\"tessera.crc32\":\"";
         uint64_t header;
         memcpy(&header, file.data, 8);
         assert_int_equal((8 + header) % 64, 0);
+        size_t last = 8 + (size_t)header;
+        while (file.data[last - 1] != '}') last--;
+        assert_memory_equal(file.data + last - 11 - (sizeof start - 1), start, sizeof start - 1);
         tsr_store *store;
         tsr_checkpoint *again = reopen(&w, &made.host, &store);
         expect_same_values(&made, again);

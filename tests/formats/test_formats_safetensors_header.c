@@ -49,13 +49,12 @@ static void test_formats_safetensors_header__bytes_are_exact(void **state)
     assert_int_equal(items[0].tag, 2);
     assert_int_equal(items[1].begin, 48);
     assert_int_equal(items[1].end, 49);
-    assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
+    assert_int_equal(tsr_safetensors_write_header(&plan, 0x0123abcd, take, &s, NULL), TSR_OK);
     assert_int_equal(s.size, plan.header_size);
     assert_int_equal((uint8_t)s.bytes[0] | (uint8_t)s.bytes[1] << 8, s.size - 8);
-    const char *expected =
-        "{\"__metadata__\":{\"format\":\"mlx\",\"k\":\"v\"},\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],"
-        "\"data_offsets\":[0,48]},"
-        "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[48,49]}}\n";
+    const char *expected = "{\"w\\\"é\":{\"dtype\":\"F32\",\"shape\":[3,4],\"data_offsets\":[0,48]},"
+                           "\"b\":{\"dtype\":\"BOOL\",\"shape\":[],\"data_offsets\":[48,49]},"
+                           "\"__metadata__\":{\"format\":\"mlx\",\"k\":\"v\",\"tessera.crc32\":\"0123abcd\"}}\n";
     assert_memory_equal(s.bytes + 8, expected, strlen(expected));
     for (size_t i = 8 + strlen(expected); i < s.size; i++) assert_int_equal(s.bytes[i], ' ');
 }
@@ -102,7 +101,7 @@ static void test_formats_safetensors_header__float4_pairs_become_single_elements
     tsr_safetensors_item item = {.name = TSR_STR("q"), .dtype = TSR_FLOAT4_E2M1FN_X2, .ndim = 2, .shape = shape_3_4};
     assert_int_equal(plan_items(&item, 1, &plan, NULL), TSR_OK);
     assert_int_equal(plan.data_size, 12);
-    assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
+    assert_int_equal(tsr_safetensors_write_header(&plan, 0x0123abcd, take, &s, NULL), TSR_OK);
     s.bytes[s.size] = 0;
     assert_non_null(strstr(s.bytes + 8, "\"q\":{\"dtype\":\"F4\",\"shape\":[3,8],\"data_offsets\":[0,12]}"));
 }
@@ -118,7 +117,7 @@ static void test_formats_safetensors_header__what_was_written_reads_back(void **
                                     {.name = TSR_STR("e"), .dtype = TSR_BFLOAT16, .ndim = 2, .shape = none},
                                     {.name = TSR_STR("x"), .dtype = TSR_UINT8, .ndim = 2, .shape = shape_3_4}};
     assert_int_equal(plan_items(items, 3, &plan, NULL), TSR_OK);
-    assert_int_equal(tsr_safetensors_write_header(&plan, take, &s, NULL), TSR_OK);
+    assert_int_equal(tsr_safetensors_write_header(&plan, 0x0123abcd, take, &s, NULL), TSR_OK);
     memset(s.bytes + s.size, 7, (size_t)plan.data_size);
     tsr_memory_file file = {TSR_STR("m"), {s.bytes, s.size + (size_t)plan.data_size}};
     tsr_store *store;
@@ -189,7 +188,7 @@ static void test_formats_safetensors_header__a_failing_sink_is_reported(void **s
     for (size_t room = 0; room <= plan.header_size; room++) {
         size_t left = room;
         tsr_error err = {0};
-        tsr_status status = tsr_safetensors_write_header(&plan, take_until, &left, &err);
+        tsr_status status = tsr_safetensors_write_header(&plan, 0x0123abcd, take_until, &left, &err);
         assert_int_equal(status, room < plan.header_size ? TSR_E_IO : TSR_OK);
         assert_int_equal(err.status, status);
     }

@@ -409,7 +409,7 @@ static tsr_status plan_tensor(const tsr_dcp_box *box, const tsr_host *host, tsr_
     TSR_FAIL_IF(!tsr_box_volume((tsr_box){box->ndim, NULL, box->sizes}, &elements) ||
                     !tsr_dtype_bytes(box->dtype, elements, &storage.byte_length),
                 err, TSR_E_LIMIT, "dcp: a box of %s is too large", tsr_dtype_describe(box->dtype)->name);
-    const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1, NULL};
+    const tsr_torch_tree tree = {&root, &tensor, 1, &storage, 1, NULL, false};
     return tsr_torch_archive_plan(&tree, host, arena, out, err);
 }
 

@@ -219,6 +219,7 @@ static tsr_status open_image(tsr_range in, const tsr_host *host, tsr_arena *aren
     out->list = scan.tensors;
     out->tensors = scan.tensors.items;
     out->count = scan.tensors.count;
+    out->sum = scan.sum;
     out->data_offset = offset + LENGTH_SIZE + length;
     out->data_size = size - LENGTH_SIZE - length;
     if (status == TSR_OK) status = check_whole(out, &scan, err);
@@ -363,19 +364,22 @@ static void emit_item(tsr_json *json, const tsr_safetensors_item *item)
 }
 
 /* Emits the JSON object and the newline that the emitter adds, which is valid white space here. */
-static tsr_status emit(const tsr_safetensors_plan *plan, tsr_write_fn *write, void *ctx, tsr_error *err)
+static tsr_status emit(const tsr_safetensors_plan *plan, uint32_t crc32, tsr_write_fn *write, void *ctx, tsr_error *err)
 {
     tsr_json json;
+    char digits[] = TSR_SAFETENSORS_NO_SUM;
+    for (size_t i = 0; i + 1 < sizeof digits; i++) digits[i] = "0123456789abcdef"[crc32 >> (28 - 4 * i) & 15];
     tsr_json_start(&json, write, ctx, 0, err);
     tsr_json_object(&json);
+    for (uint64_t i = 0; i < plan->count && json.status == TSR_OK; i++) emit_item(&json, &plan->items[i]);
     tsr_json_put_object(&json, "__metadata__");
     if (!plan->pair_count) tsr_json_put_text(&json, "format", "pt");
     for (size_t i = 0; i < plan->pair_count; i++) {
         tsr_json_key_str(&json, plan->pairs[i].key);
         tsr_json_str(&json, plan->pairs[i].value);
     }
+    if (!plan->unsummed) tsr_json_put_text(&json, TSR_SAFETENSORS_SUM, digits);
     tsr_json_object_end(&json);
-    for (uint64_t i = 0; i < plan->count && json.status == TSR_OK; i++) emit_item(&json, &plan->items[i]);
     tsr_json_object_end(&json);
     return tsr_json_finish(&json);
 }
@@ -414,7 +418,7 @@ tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_alloc
         TSR_FAIL_IF(!tsr_add_u64(at, bytes, &at), err, TSR_E_UNSUPPORTED, "safetensors: the tensors overflow 64 bits");
         items[i].end = at;
     }
-    TSR_TRY(emit(plan, count_bytes, &size, err));
+    TSR_TRY(emit(plan, 0, count_bytes, &size, err));
     plan->data_size = at;
     plan->header_size = (size + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
     TSR_FAIL_IF(plan->header_size - LENGTH_SIZE > TSR_SAFETENSORS_MAX_HEADER, err, TSR_E_LIMIT,
@@ -438,13 +442,14 @@ static tsr_status write_counted(void *ctx, const char *data, size_t size, tsr_er
     return out->write(out->ctx, data, size, err);
 }
 
-tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, tsr_write_fn *write, void *ctx, tsr_error *err)
+tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, uint32_t crc32, tsr_write_fn *write, void *ctx,
+                                        tsr_error *err)
 {
     counted out = {write, ctx, 0};
     char length[LENGTH_SIZE], spaces[DATA_ALIGNMENT];
     tsr_store_le(length, plan->header_size - LENGTH_SIZE, LENGTH_SIZE);
     memset(spaces, ' ', sizeof spaces);
     TSR_TRY(write_counted(&out, length, sizeof length, err));
-    TSR_TRY(emit(plan, write_counted, &out, err));
+    TSR_TRY(emit(plan, crc32, write_counted, &out, err));
     return out.size < plan->header_size ? write(ctx, spaces, (size_t)(plan->header_size - out.size), err) : TSR_OK;
 }

@@ -23,6 +23,25 @@
 /* The metadata key of DCP for the places of a file's shards. It does not hold for any other file. */
 #define TSR_SAFETENSORS_SHARDING "DCP_SHARDING_INFO"
 
+/* The metadata key of a file's checksum: eight lower-case hexadecimal digits, the CRC-32 of the whole file with these digits as
+ * TSR_SAFETENSORS_NO_SUM. It only counts as the last key of metadata that is the last member of the header, which no other
+ * program writes: a program that copies the metadata of a file puts it first. */
+#define TSR_SAFETENSORS_SUM    "tessera.crc32"
+#define TSR_SAFETENSORS_NO_SUM "00000000"
+
+/* What a header states about the bytes of its file. */
+typedef enum tsr_safetensors_sum_kind {
+    TSR_SUM_NONE,
+    TSR_SUM_STATED,
+    TSR_SUM_NOT_DIGITS, /* the value is not eight lower-case hexadecimal digits */
+    TSR_SUM_MISSPELT    /* the key differs from TSR_SAFETENSORS_SUM in one byte: damaged if the digits fit the right one */
+} tsr_safetensors_sum_kind;
+
+typedef struct tsr_safetensors_sum {
+    tsr_safetensors_sum_kind kind;
+    uint64_t position; /* of the digits in the file */
+} tsr_safetensors_sum;
+
 typedef struct tsr_safetensors_tensor {
     tsr_str name;
     const uint64_t *shape; /* in elements, `ndim` of them, as in the header (which counts single F4 elements) */
@@ -54,6 +73,7 @@ typedef struct tsr_safetensors {
     size_t metadata_count;
     tsr_safetensors_second *seconds; /* in the order of their pairs */
     size_t second_count;
+    tsr_safetensors_sum sum;
     tsr_name_index *names;
     tsr_vec list; /* owns the memory of `tensors` */
 } tsr_safetensors;

@@ -9,9 +9,47 @@
 #include "formats/common/rank_entries.h"
 #include "formats/common/weight_map.h"
 #include "formats/torch/torch_union.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
+
+/* ---- checksums ---- */
+
+/* What the header of a file states about its bytes. A checkpoint's state is a list of those that state something. */
+typedef struct stated_sum {
+    uint32_t file;
+    uint64_t data_offset;
+    tsr_safetensors_sum stated;
+} stated_sum;
+
+typedef struct stated_sums {
+    stated_sum *items; /* sorted by file */
+    uint32_t count;
+} stated_sums;
+
+static int by_file(const void *a, const void *b)
+{
+    const stated_sum *x = a, *y = b;
+    return (x->file > y->file) - (x->file < y->file);
+}
+
+static tsr_status keep_sums(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count, tsr_error *err)
+{
+    stated_sums *kept = TSR_ARENA_NEW(checkpoint->arena, stated_sums, err);
+    if (!kept) return TSR_E_NOMEM;
+    *kept = (stated_sums){.items = tsr_arena_array(checkpoint->arena, count, sizeof *kept->items, err)};
+    if (!kept->items) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < count; f++)
+        if (opened[f].sum.kind != TSR_SUM_NONE)
+            kept->items[kept->count++] = (stated_sum){opened[f].file, opened[f].data_offset, opened[f].sum};
+    if (kept->count) qsort(kept->items, kept->count, sizeof *kept->items, by_file);
+    checkpoint->state = kept;
+    return TSR_OK;
+}
 
 /* ---- metadata ---- */
 
@@ -42,6 +80,7 @@ tsr_status tsr_safetensors_keep_metadata(tsr_checkpoint *checkpoint, const tsr_s
 {
     tsr_text_pairs *lists = tsr_arena_array(checkpoint->arena, count, sizeof *lists, err);
     if (!lists) return TSR_E_NOMEM;
+    TSR_TRY(keep_sums(checkpoint, opened, count, err));
     for (uint32_t f = 0; f < count; f++) TSR_TRY(describe(&opened[f], count > 1, checkpoint->arena, &lists[f], err));
     tsr_part *parts = (tsr_part *)checkpoint->catalog.parts;
     for (uint32_t p = 0; p < checkpoint->catalog.part_count; p++) { /* one per file */
@@ -341,6 +380,119 @@ static size_t collect_ranks(const tsr_entry *entry, item *items)
     return kept;
 }
 
+/* ---- the extents ---- */
+
+typedef struct walk {
+    tsr_checkpoint *checkpoint;
+    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
+    void *ctx;
+} walk;
+
+/* Replaces what the sum does not cover as it is stored, and takes the digits. */
+static void settle_header(uint8_t *header, const tsr_safetensors_sum *stated, tsr_file_sum *out)
+{
+    static const char key[] = "\"" TSR_SAFETENSORS_SUM "\":\"";
+    uint8_t *digits = header + stated->position;
+    if (out->is_misspelt) memcpy(digits - (sizeof key - 1), key, sizeof key - 1);
+    for (size_t i = 0; i < sizeof TSR_SAFETENSORS_NO_SUM - 1; i++) {
+        out->crc32 = out->crc32 << 4 | (uint32_t)(digits[i] <= '9' ? digits[i] - '0' : digits[i] - 'a' + 10);
+        digits[i] = (uint8_t)TSR_SAFETENSORS_NO_SUM[i];
+    }
+}
+
+static tsr_status read_sum(const tsr_checkpoint *checkpoint, const stated_sum *s, tsr_file_sum *out, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    const size_t size = (size_t)s->data_offset; /* a header has at most 100 MB */
+    *out = (tsr_file_sum){.file = s->file,
+                          .byte_offset = s->data_offset,
+                          .byte_length = checkpoint->store->files[s->file].size - s->data_offset,
+                          .is_misspelt = s->stated.kind == TSR_SUM_MISSPELT,
+                          .position = s->stated.position};
+    uint8_t *header = tsr_alloc(allocator, size, 1, err);
+    if (!header) return TSR_E_NOMEM;
+    const tsr_status status = tsr_store_read(checkpoint->store, s->file, 0, header, size, err);
+    if (status == TSR_OK) {
+        settle_header(header, &s->stated, out);
+        out->before = tsr_crc32(checkpoint->host, 0, header, size);
+    }
+    tsr_free(allocator, header, size, 1);
+    return status;
+}
+
+static tsr_status walk_item(const walk *w, const item *it, const tsr_file_sum *sum, tsr_error *err)
+{
+    const tsr_chunk *chunk = it->chunk;
+    tsr_extent extent = {.file = chunk->file,
+                         .byte_offset = chunk->byte_offset,
+                         .byte_length = chunk->byte_length,
+                         .entry = it->entry,
+                         .chunk = chunk,
+                         .view = {.file = chunk->file, .byte_offset = chunk->byte_offset},
+                         .sum = sum};
+    if (chunk->view) extent.entry = NULL; /* a strided part of a rank's tensor: the range also contains other elements */
+    return w->each(w->ctx, &extent, err);
+}
+
+/* Bytes that belong to no entry. */
+static tsr_status walk_gap(const walk *w, const tsr_file_sum *sum, uint64_t from, uint64_t to, tsr_error *err)
+{
+    const tsr_extent gap = {.file = sum->file,
+                            .byte_offset = from,
+                            .byte_length = to - from,
+                            .sum = sum,
+                            .ends = to == sum->byte_offset + sum->byte_length};
+    return w->each(w->ctx, &gap, err);
+}
+
+/* The extents of a file that states its checksum. */
+static tsr_status walk_summed(const walk *w, const stated_sum *s, const item *items, size_t count, tsr_error *err)
+{
+    tsr_file_sum sum;
+    TSR_TRY(read_sum(w->checkpoint, s, &sum, err));
+    uint64_t at = sum.byte_offset;
+    for (size_t i = 0; i < count; i++) {
+        const tsr_chunk *chunk = items[i].chunk;
+        if (chunk->byte_offset > at) TSR_TRY(walk_gap(w, &sum, at, chunk->byte_offset, err));
+        const bool overlaps = chunk->byte_offset < at;
+        TSR_TRY(walk_item(w, &items[i], overlaps ? NULL : &sum, err));
+        if (!overlaps) at = chunk->byte_offset + chunk->byte_length;
+    }
+    return walk_gap(w, &sum, at, sum.byte_offset + sum.byte_length, err); /* even if it is empty */
+}
+
+static tsr_status report_digits(const walk *w, const stated_sum *s, tsr_error *err)
+{
+    bool skips = false;
+    const tsr_extent question = {.file = s->file, .byte_offset = s->stated.position, .skips = &skips};
+    TSR_TRY(w->each(w->ctx, &question, err));
+    if (skips) return TSR_OK;
+    return tsr_finding_add(w->checkpoint->findings, "safetensors/crc",
+                           (tsr_place){w->checkpoint->store->files[s->file].name, s->stated.position, {NULL, 0}}, err,
+                           "the value of " TSR_SAFETENSORS_SUM
+                           " is not eight lower-case hexadecimal digits, so the header is damaged");
+}
+
+static tsr_status walk_items(const walk *w, const item *items, size_t count, tsr_error *err)
+{
+    const stated_sums *sums = w->checkpoint->state;
+    size_t i = 0;
+    for (uint32_t s = 0; s < sums->count; s++) {
+        const stated_sum *stated = &sums->items[s];
+        for (; i < count && items[i].chunk->file < stated->file; i++) TSR_TRY(walk_item(w, &items[i], NULL, err));
+        if (stated->stated.kind == TSR_SUM_NOT_DIGITS) {
+            TSR_TRY(report_digits(w, stated, err));
+            continue;
+        }
+        size_t of_file = i;
+        while (of_file < count && items[of_file].chunk->file == stated->file) of_file++;
+        TSR_TRY(walk_summed(w, stated, items + i, of_file - i, err));
+        i = of_file;
+    }
+    for (; i < count; i++) TSR_TRY(walk_item(w, &items[i], NULL, err));
+    return TSR_OK;
+}
+
 tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
                                    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                    tsr_error *err)
@@ -361,18 +513,8 @@ tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
         count += collect_ranks(entry, items + count);
     }
     qsort(items, count, sizeof *items, compare_items);
-    tsr_status status = TSR_OK;
-    for (size_t i = 0; i < count && status == TSR_OK; i++) {
-        const tsr_chunk *chunk = items[i].chunk;
-        tsr_extent extent = {.file = chunk->file,
-                             .byte_offset = chunk->byte_offset,
-                             .byte_length = chunk->byte_length,
-                             .entry = items[i].entry,
-                             .chunk = chunk,
-                             .view = {.file = chunk->file, .byte_offset = chunk->byte_offset}};
-        if (chunk->view) extent.entry = NULL; /* a strided part of a rank's tensor: the range also contains other elements */
-        status = each(ctx, &extent, err);
-    }
+    const walk w = {checkpoint, each, ctx};
+    const tsr_status status = walk_items(&w, items, count, err);
     tsr_free(allocator, items, total, sizeof *items);
     return status;
 }

@@ -13,10 +13,11 @@ void tsr_safetensors_close_all(tsr_checkpoint *checkpoint, tsr_safetensors *open
  * finding. */
 tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safetensors_tensor *tensor,
                                 const uint64_t *offsets);
-/* Sets the catalog's metadata, and that of its parts if it has one per file. Reports files without any tensor. */
+/* Sets the catalog's metadata, and that of its parts if it has one per file, and the checkpoint's state, for the extents. Reports
+ * files without any tensor. */
 tsr_status tsr_safetensors_keep_metadata(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count,
                                          tsr_error *err);
-/* The extents of a catalog whose chunks are all raw bytes. */
+/* The extents of a catalog whose chunks are all raw bytes, with the checksums that files state of themselves. */
 tsr_status tsr_safetensors_extents(tsr_checkpoint *checkpoint,
                                    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                    tsr_error *err);

@@ -31,6 +31,7 @@ typedef struct scanner {
     } shapes[SHAPE_CACHE];
     char *block; /* where the next copied text goes */
     size_t block_left;
+    size_t key_at, value_at; /* of the last pair of metadata: where its texts begin, with their quotes */
     tsr_error *err;
 } scanner;
 
@@ -357,14 +358,43 @@ static tsr_status read_metadata(scanner *s)
     for (more = has_members(s, '}'); more;) {
         tsr_text_pair *pair = tsr_vec_push(&s->scan->metadata, s->err);
         if (!pair) return TSR_E_NOMEM;
+        skip_space(s);
+        s->key_at = s->at;
         TSR_TRY(read_string(s, "a key of __metadata__", &text));
         TSR_TRY(keep_text(s, text, &pair->key));
         TSR_TRY(expect(s, ':', "':' after a key of __metadata__"));
+        skip_space(s);
+        s->value_at = s->at;
         TSR_TRY(read_string(s, "a string in __metadata__", &text));
         TSR_TRY(keep_text(s, text, &pair->value));
         TSR_TRY(next_member(s, '}', "',' or '}'", &more));
     }
     return TSR_OK;
+}
+
+static size_t differing(const uint8_t *a, const char *b, size_t size)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < size; i++) count += a[i] != (uint8_t)b[i];
+    return count;
+}
+
+/* Whether the last pair of the metadata, which is the last member, is the file's checksum. Compares the bytes as they are
+ * stored: an escape in them is damage. */
+static tsr_safetensors_sum find_sum(const scanner *s)
+{
+    static const char key[] = "\"" TSR_SAFETENSORS_SUM "\"";
+    enum { KEY = sizeof key - 1, DIGITS = sizeof TSR_SAFETENSORS_NO_SUM - 1 };
+    const uint8_t *digits = s->data + s->value_at + 1;
+    bool are_digits = s->value_at + 1 + DIGITS < s->size && digits[DIGITS] == '"';
+    for (size_t i = 0; are_digits && i < DIGITS; i++)
+        are_digits = (digits[i] >= '0' && digits[i] <= '9') || (digits[i] >= 'a' && digits[i] <= 'f');
+    const size_t wrong = s->size - s->key_at < KEY ? KEY : differing(s->data + s->key_at, key, KEY);
+    tsr_safetensors_sum sum = {.position = s->scan->byte_base + s->value_at + 1};
+    if (wrong == 0) sum.kind = are_digits ? TSR_SUM_STATED : TSR_SUM_NOT_DIGITS;
+    /* As Tessera writes it, without space, so that the position of the key follows from that of the digits. */
+    else if (wrong == 1 && are_digits && s->value_at == s->key_at + KEY + 1) sum.kind = TSR_SUM_MISSPELT;
+    return sum;
 }
 
 static tsr_status read_member(scanner *s)
@@ -375,7 +405,11 @@ static tsr_status read_member(scanner *s)
     TSR_TRY(read_string(s, "the name of a tensor", &name));
     bool is_metadata = tsr_str_equal(name, TSR_STR("__metadata__"));
     TSR_TRY(expect(s, ':', "':' after a name"));
-    return is_metadata ? read_metadata(s) : read_tensor(s, name, at);
+    s->scan->sum.kind = TSR_SUM_NONE;
+    if (!is_metadata) return read_tensor(s, name, at);
+    TSR_TRY(read_metadata(s));
+    if (s->scan->metadata.count) s->scan->sum = find_sum(s);
+    return TSR_OK;
 }
 
 static tsr_status read_header(scanner *s)

@@ -14,6 +14,7 @@ typedef struct tsr_safetensors_scan {
     tsr_vec tensors;  /* of tsr_safetensors_tensor; the caller sets the allocator and frees it */
     tsr_vec metadata; /* of tsr_text_pair; likewise */
     bool has_metadata;
+    tsr_safetensors_sum sum; /* out */
 } tsr_safetensors_scan;
 
 /* Checks the syntax, the fields, and that each tensor's bytes match its shape and dtype; does not compare the names or the

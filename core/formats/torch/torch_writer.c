@@ -21,8 +21,10 @@ static const tsr_str head_contents[] = {{NULL, 0}, {"1", 1}, {"64", 2}, {"little
 
 static void set_member(tsr_torch_archive *archive, size_t index, const char *name, tsr_str content, const tsr_host *host)
 {
-    archive->members[index] = (tsr_zip_new_member){
-        .name = tsr_str_from(name), .size = content.size, .crc32 = tsr_crc32(host, 0, content.data, content.size)};
+    archive->members[index] =
+        (tsr_zip_new_member){.name = tsr_str_from(name),
+                             .size = content.size,
+                             .crc32 = archive->unsummed ? 0 : tsr_crc32(host, 0, content.data, content.size)};
 }
 
 static tsr_status name_storages(tsr_torch_archive *archive, const tsr_torch_new_storage *storages, tsr_arena *arena,
@@ -44,6 +46,7 @@ static tsr_status lay_out(tsr_str pickle, const tsr_torch_tree *tree, const tsr_
     *out = (tsr_torch_archive){.pickle = pickle,
                                .storage_count = tree->storage_count,
                                .first_storage = 4,
+                               .unsummed = tree->unsummed,
                                .member_count = (size_t)tree->storage_count + MEMBERS_AROUND};
     out->members = tsr_arena_array(arena, out->member_count, sizeof *out->members, err);
     if (!out->members) return TSR_E_NOMEM;
@@ -102,6 +105,8 @@ static tsr_status append_tail(tsr_torch_archive *archive, tsr_vec *out, tsr_erro
     char id[ID_DIGITS];
     tsr_zip_new_member *last = &archive->members[archive->member_count - 1];
     TSR_TRY(append_member(last - 1, TSR_STR("3\n"), out, err));
+    for (size_t m = archive->first_storage; archive->unsummed && m < archive->member_count; m++)
+        archive->members[m].crc32 = 0;
     identify(archive, id);
     last->crc32 = archive->unsummed ? 0 : tsr_crc32(NULL, 0, id, sizeof id);
     TSR_TRY(append_member(last, (tsr_str){id, sizeof id}, out, err));
@@ -110,7 +115,8 @@ static tsr_status append_tail(tsr_torch_archive *archive, tsr_vec *out, tsr_erro
 
 tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_vec *out, uint64_t *byte_at, tsr_error *err)
 {
-    const tsr_zip_new_member *before = i ? &archive->members[archive->first_storage + i - 1] : NULL;
+    tsr_zip_new_member *before = i ? &archive->members[archive->first_storage + i - 1] : NULL;
+    if (before && archive->unsummed) before->crc32 = 0;
     *byte_at = before ? before->byte_offset + before->size : 0;
     for (size_t m = 0; !before && m < archive->first_storage; m++) {
         TSR_TRY(append_member(&archive->members[m], m ? head_contents[m] : archive->pickle, out, err));

@@ -37,6 +37,7 @@ typedef struct tsr_torch_tree {
     const tsr_torch_new_storage *storages;
     uint32_t storage_count;
     uint64_t *room; /* NULL, or what pickles may still take: TSR_E_LIMIT beyond it, otherwise less by the pickle's size */
+    bool unsummed;  /* the archive states no checksums: every CRC in it is 0 */
 } tsr_torch_tree;
 
 /* A class inside a class: it is written as an attribute of that one. */
@@ -59,7 +60,7 @@ typedef struct tsr_torch_archive {
     uint32_t storage_count;
     tsr_str pickle;
     uint64_t size;
-    bool unsummed; /* set by the caller, who sets every member's crc32 to 0: the archive states no checksums */
+    bool unsummed; /* as in the tree; what is set as crc32 of storages does not count */
 } tsr_torch_archive;
 
 /* Pickles and lays out. Lives in `arena`. */

@@ -66,6 +66,7 @@ typedef struct tsr_convert_options {
     const tsr_shards *shards; /* TSR_TO_RANKS: the map, which is not a built-in one */
     uint32_t world_size;      /* TSR_TO_RANKS: tensor-parallel ranks times pipeline stages */
     bool ignore_crc;          /* do not compare the bytes read with the CRCs that the source states */
+    bool no_checksums;        /* state no checksums in the output: zeros for CRCs, no tessera.crc32 */
     bool dry_run;             /* decide everything, write nothing; the output may be NULL */
     const tsr_progress *progress;
     tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */

@@ -134,6 +134,7 @@ static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_
 static tsr_status write_dcp(job *j, tsr_error *err)
 {
     const tsr_command_options options = {.max_memory = j->arguments->max_memory,
+                                         .no_checksums = j->arguments->no_checksums,
                                          .overwrite = j->arguments->overwrite,
                                          .allow_expansion = j->arguments->allow_expansion};
     cli_writing w = {.program = j->program,
@@ -231,7 +232,8 @@ static int run(cli *program, const tsr_command_options *a)
                         .destination = program->operands.items[2],
                         .documents = {a->modules, a->flat_params},
                         .overwrite = a->overwrite,
-                        .resume = a->resume}};
+                        .resume = a->resume,
+                        .unsummed = a->no_checksums}};
     const double started = tsr_seconds();
     cli_allow_expansion(program, a->allow_expansion);
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);

@@ -161,7 +161,8 @@ static tsr_status prepare(cli_optim_output *o, tsr_error *err)
 static tsr_status write_file(cli_optim_output *o, uint32_t index, const tsr_progress *progress, uint32_t *number,
                              tsr_error *err)
 {
-    tsr_tree_file file = {.output = o->output, .name = file_name(o, index), .ring = o->ring, .progress = progress};
+    tsr_tree_file file = {
+        .output = o->output, .name = file_name(o, index), .ring = o->ring, .progress = progress, .unsummed = o->unsummed};
     const tsr_status status = tsr_optim_write(o->optim, index, &file, err);
     if (status != TSR_OK) return status;
     *number = file.number;

@@ -14,7 +14,7 @@ typedef struct cli_optim_output {
     tsr_optim_job *optim;
     const char *source, *destination;
     const char *documents[2]; /* paths of further inputs, which the output must not replace; may be NULL */
-    bool overwrite, resume;
+    bool overwrite, resume, unsummed;
     tsr_store *store; /* the source's */
     tsr_ring *ring;
     uint32_t files_written; /* out: number of files written */

@@ -260,6 +260,7 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
                  {"shard-size", tsr_arena_format(w->arena, err, "%" PRIu64, w->max_shard_size)}};
     for (size_t i = 0; i < sizeof lines / sizeof *lines && status == TSR_OK; i++)
         status = add_line(w, text, lines[i].key, lines[i].value, err);
+    if (status == TSR_OK && w->options->no_checksums) status = add_line(w, text, "checksums", TSR_STR("none"), err);
     if (status == TSR_OK && w->file_name.size) status = add_line(w, text, "file", w->file_name, err);
     if (status == TSR_OK && w->shards) status = add_shards(w, text, err);
     if (status == TSR_OK) status = add_map(w, text, err);

@@ -31,6 +31,16 @@ typedef struct tsr_found {
     tsr_stated_crc crc;
 } tsr_found;
 
+/* The checksum that a file states of itself: of everything before `byte_offset` and the bytes from there on. */
+typedef struct tsr_file_sum {
+    uint32_t file;
+    uint64_t byte_offset, byte_length; /* what extents cover */
+    uint32_t before;                   /* CRC of the bytes before them */
+    uint32_t crc32;                    /* stated of both together */
+    bool is_misspelt;                  /* the statement is damaged if it is right, and otherwise is not a statement */
+    uint64_t position;                 /* of the statement, in the file */
+} tsr_file_sum;
+
 /* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
 typedef struct tsr_extent {
     uint32_t file;
@@ -40,8 +50,12 @@ typedef struct tsr_extent {
     uint32_t crc32;         /* of the bytes as stored */
     const tsr_entry *entry; /* whose elements these are, or NULL (pickles, padding) */
     const tsr_chunk *chunk;
-    tsr_view view;   /* with entry */
-    tsr_str member;  /* name of the zip member, or empty */
+    tsr_view view;  /* with entry */
+    tsr_str member; /* name of the zip member, or empty */
+    /* NULL, or the sum that covers this extent. The extents of a sum have the same pointer, cover its bytes in order and without
+     * gaps, and the last of them `ends` it. */
+    const tsr_file_sum *sum;
+    bool ends;
     uint64_t before; /* where it begins in its item; 0 where it is one by itself */
     bool *skips;     /* NULL, except between items, where it is not an extent: `each` may set it to true to leave out the
                               * item that begins at byte_offset, if one follows, and the checks of its structure */

@@ -57,7 +57,7 @@ typedef struct tsr_command_options {
 
     unsigned to, objects;
     const char *dtype, *for_torch;
-    bool raw_cast, ignore_crc, allow_expansion;
+    bool raw_cast, ignore_crc, no_checksums, allow_expansion;
     uint64_t world_size, max_shard_size, max_memory;
     tsr_texts renames;
     bool overwrite, resume, discard_parts, no_verify, dry_run;

@@ -20,6 +20,7 @@ typedef struct tsr_tree_file {
     tsr_str name; /* in the output; "": the destination itself */
     tsr_ring *ring;
     const tsr_progress *progress; /* bytes of this file; may be NULL */
+    bool unsummed;                /* write 0 for every CRC-32 */
     uint32_t number;              /* out: of the file in the output */
     uint64_t bytes;               /* out: the file's size */
 } tsr_tree_file;
