@@ -35,7 +35,7 @@ typedef struct piece {
     bool first, last; /* of the pieces of the extent or its sum that this rank reads */
     bool partial;     /* this rank does not read all of these pieces, */
     bool ends;        /* but it reads the end */
-    bool has_crc;
+    bool has_crc, is_around;
     bool has_sum;
     uint32_t expected_crc; /* of the whole extent */
     tsr_file_sum sum;      /* with has_sum */
@@ -115,6 +115,10 @@ static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
 {
     if (p->has_sum) return judge_sum(c, &p->sum, crc, err);
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
+    if (p->is_around)
+        return tsr_finding_add(c->share.found, "zip/around-members", place_of_piece(c, p), err,
+                               "the bytes before '%.*s' are not those that Tessera writes between the members of an archive",
+                               (int)p->member_size, p->member);
     return tsr_finding_add(c->share.found, "zip/crc", place_of_piece(c, p), err,
                            "the bytes of member '%.*s' have CRC-32 %08x, but the archive states %08x", (int)p->member_size,
                            p->member, (unsigned)crc, (unsigned)p->expected_crc);
@@ -232,6 +236,7 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n
     p->partial = n->partial;
     p->ends = n->end == extent->byte_length && (!extent->sum || extent->ends);
     p->has_crc = extent->has_crc;
+    p->is_around = extent->is_around;
     p->has_sum = extent->sum != NULL;
     p->expected_crc = extent->crc32;
     if (extent->sum) p->sum = *extent->sum;

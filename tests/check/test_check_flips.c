@@ -129,7 +129,15 @@ typedef struct form {
 /* Sources with several tensors, objects, and parts, as little as they can be. */
 static const form forms[] = {{"torch_plain", TSR_TO_SAFETENSORS, NULL, 0},
                              {"safetensors_dtypes", TSR_TO_SAFETENSORS, NULL, 0},
-                             {"torch_plain", TSR_TO_SAFETENSORS, "dp=3", 0}};
+                             {"safetensors_model", TSR_TO_SAFETENSORS, NULL, 300},
+                             {"torch_plain", TSR_TO_SAFETENSORS, "dp=3", 0},
+                             {"torch_train_state", TSR_TO_TORCH, NULL, 0},
+                             {"torch_plain", TSR_TO_TORCH, "dp=2", 0},
+                             {"dcp_small", TSR_TO_DCP, NULL, 0},
+                             {"torch_train_state", TSR_TO_DCP, NULL, 0},
+                             {"torch_plain", TSR_TO_DCP, "dp=2", 0},
+                             {"megatron_dist", TSR_TO_MEGATRON, NULL, 0},
+                             {"deepspeed_zero3", TSR_TO_DEEPSPEED_UNIVERSAL, NULL, 0}};
 
 static void make(const form *f, const tsr_host *host, files *out)
 {

@@ -11,6 +11,7 @@
 #include "formats/common/rank_bytes.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/dcp/dcp_verdict.h"
+#include "formats/torch/torch_writer.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
@@ -114,11 +115,35 @@ static tsr_zip_member *sort_members(const tsr_zip *zip, tsr_arena *scratch, tsr_
     return members;
 }
 
+/* Passes on what is before member `i`, or with `i` of zip->count the end, if Tessera wrote the archive. */
+static tsr_status give_gap(const walk *w, tsr_torch_written *written, size_t i, tsr_error *err)
+{
+    tsr_extent gap;
+    if (!written->members) return TSR_OK;
+    TSR_TRY(tsr_torch_written_gap(written, w->checkpoint->host, i, &gap, err));
+    return w->each(w->ctx, &gap, err);
+}
+
+static tsr_status open_written(const walk *w, const item *it, const tsr_zip_member *members, size_t count,
+                               tsr_arena *scratch, tsr_torch_written *out, tsr_error *err)
+{
+    tsr_zip_new_member *copies = tsr_arena_array(scratch, count, sizeof *copies, err);
+    if (!copies) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        copies[i] = (tsr_zip_new_member){.name = members[i].name,
+                                         .size = members[i].size,
+                                         .crc32 = members[i].crc32,
+                                         .byte_offset = members[i].byte_offset};
+    const tsr_range range = {w->checkpoint->store, it->file, it->byte_offset, it->byte_length};
+    return tsr_torch_written_open(range, w->checkpoint->host, copies, count, out, err);
+}
+
 static tsr_status give_members(const walk *w, const item *it, const tsr_zip *zip, const tsr_zip_member *members,
-                               const tsr_view *view, tsr_error *err)
+                               const tsr_view *view, tsr_torch_written *written, tsr_error *err)
 {
     bool given = false;
     for (uint32_t i = 0; i < zip->count; i++) {
+        TSR_TRY(give_gap(w, written, i, err));
         tsr_extent extent = {.file = it->file,
                              .byte_offset = members[i].byte_offset,
                              .byte_length = members[i].size,
@@ -134,7 +159,7 @@ static tsr_status give_members(const walk *w, const item *it, const tsr_zip *zip
         }
         TSR_TRY(w->each(w->ctx, &extent, err));
     }
-    return TSR_OK;
+    return give_gap(w, written, zip->count, err);
 }
 
 /* Passes on a whole item as one extent: raw elements of a safetensors file, or a zstd stream. */
@@ -281,7 +306,11 @@ static tsr_status give_archive(const walk *w, const item *it, opened *o, tsr_err
         TSR_TRY(give_whole(w, it, view, err));
         return give_zstd(w, it, &o->archive.zip, members, o->scratch, err);
     }
-    return give_members(w, it, &o->archive.zip, members, view, err);
+    tsr_torch_written written = {.members = NULL};
+    tsr_status status = open_written(w, it, members, o->archive.zip.count, o->scratch, &written, err);
+    if (status == TSR_OK) status = give_members(w, it, &o->archive.zip, members, view, &written, err);
+    tsr_torch_written_close(&written);
+    return status;
 }
 
 /* Passes on `it`, the first of the `count` remaining items. */

@@ -9,6 +9,8 @@
 #include "formats/torch/torch_item.h"
 #include "formats/torch/torch_union.h"
 #include "formats/torch/torch_verdict.h"
+#include "formats/torch/torch_writer.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
@@ -589,16 +591,61 @@ static tsr_extent extent_of(const tsr_torch_run *run, const filling *fills)
     return extent;
 }
 
+typedef struct visit {
+    tsr_checkpoint *checkpoint;
+    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
+    void *ctx;
+    tsr_torch_written written; /* the current file */
+    size_t first, end;         /* its runs */
+} visit;
+
+static void close_file(visit *v)
+{
+    tsr_free(v->checkpoint->host->allocator, v->written.members, v->written.count, sizeof *v->written.members);
+    tsr_torch_written_close(&v->written);
+    v->written.members = NULL;
+}
+
+/* Begins the file of runs [first, …). */
+static tsr_status open_file(visit *v, const run_list *list, size_t first, tsr_error *err)
+{
+    const tsr_host *host = v->checkpoint->host;
+    const uint32_t file = list->runs[first].file;
+    v->first = v->end = first;
+    while (v->end < list->count && list->runs[v->end].file == file) v->end++;
+    const size_t count = v->end - first;
+    tsr_zip_new_member *members = tsr_alloc(host->allocator, count, sizeof *members, err);
+    if (!members) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) {
+        const tsr_torch_run *run = &list->runs[first + i];
+        members[i] = (tsr_zip_new_member){
+            .name = run->member, .size = run->byte_length, .crc32 = run->crc32, .byte_offset = run->byte_offset};
+    }
+    const tsr_range range = {v->checkpoint->store, file, 0, v->checkpoint->store->files[file].size};
+    const tsr_status status = tsr_torch_written_open(range, host, members, count, &v->written, err);
+    if (!v->written.members) tsr_free(host->allocator, members, count, sizeof *members);
+    return status;
+}
+
+static tsr_status visit_gap(visit *v, size_t i, tsr_error *err)
+{
+    tsr_extent gap;
+    if (!v->written.members) return TSR_OK;
+    TSR_TRY(tsr_torch_written_gap(&v->written, v->checkpoint->host, i - v->first, &gap, err));
+    gap.before = 0;
+    return v->each(v->ctx, &gap, err);
+}
+
 /* Runs and fillings are both in file order: one pass over each. */
-static tsr_status visit_runs(const run_list *list, const tsr_vec *fillings,
-                             tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
-                             tsr_error *err)
+static tsr_status visit_runs(visit *v, const run_list *list, const tsr_vec *fillings, tsr_error *err)
 {
     const filling *items = fillings->items;
     size_t at = 0;
     for (size_t i = 0; i < list->count; i++) {
         const tsr_torch_run *run = &list->runs[i];
         const filling *fills = NULL;
+        if (i == v->end) TSR_TRY(open_file(v, list, i, err));
+        TSR_TRY(visit_gap(v, i, err));
         while (at < fillings->count &&
                (items[at].chunk->file < run->file ||
                 (items[at].chunk->file == run->file && items[at].chunk->byte_offset < run->byte_offset)))
@@ -608,7 +655,10 @@ static tsr_status visit_runs(const run_list *list, const tsr_vec *fillings,
              at++)
             if (!fills && items[at].chunk->byte_length == run->byte_length) fills = &items[at];
         tsr_extent extent = extent_of(run, fills);
-        TSR_TRY(each(ctx, &extent, err));
+        TSR_TRY(v->each(v->ctx, &extent, err));
+        if (i + 1 != v->end) continue;
+        TSR_TRY(visit_gap(v, i + 1, err));
+        close_file(v);
     }
     return TSR_OK;
 }
@@ -619,7 +669,9 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
 {
     tsr_vec fillings = tsr_vec_of(checkpoint->host->allocator, sizeof(filling));
     tsr_status status = collect_fillings(&checkpoint->catalog, &fillings, err);
-    if (status == TSR_OK) status = visit_runs(checkpoint->state, &fillings, each, ctx, err);
+    visit v = {.checkpoint = checkpoint, .each = each, .ctx = ctx};
+    if (status == TSR_OK) status = visit_runs(&v, checkpoint->state, &fillings, err);
+    close_file(&v);
     tsr_vec_free(&fillings);
     return status;
 }

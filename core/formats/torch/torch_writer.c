@@ -9,11 +9,13 @@
 
 #include <inttypes.h>
 
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/host_calls.h"
 
 #define TOP            "archive/"
+#define ID_NAME        TOP ".data/serialization_id"
 #define ID_DIGITS      40u
 #define MEMBERS_AROUND 6u /* data.pkl, .format_version, .storage_alignment, byteorder; version, serialization_id */
 
@@ -56,8 +58,7 @@ static tsr_status lay_out(tsr_str pickle, const tsr_torch_tree *tree, const tsr_
     set_member(out, 3, TOP "byteorder", head_contents[3], host);
     TSR_TRY(name_storages(out, tree->storages, arena, err));
     set_member(out, out->member_count - 2, TOP "version", TSR_STR("3\n"), host);
-    out->members[out->member_count - 1] =
-        (tsr_zip_new_member){.name = TSR_STR(TOP ".data/serialization_id"), .size = ID_DIGITS};
+    out->members[out->member_count - 1] = (tsr_zip_new_member){.name = TSR_STR(ID_NAME), .size = ID_DIGITS};
     TSR_FAIL_IF(!tsr_zip_layout(out->members, out->member_count, &directory, &out->size), err, TSR_E_LIMIT,
                 "torch: the archive is too large");
     return TSR_OK;
@@ -88,11 +89,12 @@ static void put_digits(char *out, uint32_t number)
     for (unsigned i = ID_DIGITS / 2; i-- > 0; number /= 10) out[i] = (char)('0' + number % 10);
 }
 
-static void identify(const tsr_torch_archive *archive, char id[ID_DIGITS])
+/* By all members but the last, which has the id. */
+static void identify(const tsr_zip_new_member *members, size_t count, char id[ID_DIGITS])
 {
     uint32_t names = 0, contents = 0;
-    for (size_t i = 0; i + 1 < archive->member_count; i++) {
-        const tsr_zip_new_member *m = &archive->members[i];
+    for (size_t i = 0; i + 1 < count; i++) {
+        const tsr_zip_new_member *m = &members[i];
         names = tsr_crc32(NULL, names, m->name.data, m->name.size);
         contents = tsr_crc32_join(contents, m->crc32, m->size);
     }
@@ -107,7 +109,7 @@ static tsr_status append_tail(tsr_torch_archive *archive, tsr_vec *out, tsr_erro
     TSR_TRY(append_member(last - 1, TSR_STR("3\n"), out, err));
     for (size_t m = archive->first_storage; archive->unsummed && m < archive->member_count; m++)
         archive->members[m].crc32 = 0;
-    identify(archive, id);
+    identify(archive->members, archive->member_count, id);
     last->crc32 = archive->unsummed ? 0 : tsr_crc32(NULL, 0, id, sizeof id);
     TSR_TRY(append_member(last, (tsr_str){id, sizeof id}, out, err));
     return tsr_zip_append_directory(archive->members, archive->member_count, out, err);
@@ -124,4 +126,67 @@ tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_v
     if (before) TSR_TRY(tsr_zip_append_descriptor(before, out, err));
     if (i < archive->storage_count) return tsr_zip_append_header(&archive->members[archive->first_storage + i], out, err);
     return append_tail(archive, out, err);
+}
+
+/* ---- what Tessera wrote ---- */
+
+/* Whether the last member is the id of the others. One half is enough, as the other one may be damaged. */
+static tsr_status has_own_id(tsr_range range, const tsr_zip_new_member *members, size_t count, bool *out, tsr_error *err)
+{
+    const tsr_zip_new_member *last = &members[count - 1];
+    char id[ID_DIGITS], want[ID_DIGITS];
+    *out = tsr_str_equal(last->name, TSR_STR(ID_NAME)) && last->size == ID_DIGITS;
+    if (!*out) return TSR_OK;
+    TSR_TRY(tsr_store_read(range.store, range.file, last->byte_offset, id, sizeof id, err));
+    identify(members, count, want);
+    *out = memcmp(id, want, ID_DIGITS / 2) == 0 || memcmp(id + ID_DIGITS / 2, want + ID_DIGITS / 2, ID_DIGITS / 2) == 0;
+    return TSR_OK;
+}
+
+/* Replaces the members' places by those that Tessera gives them. Returns whether they are the same. */
+static bool has_own_places(tsr_range range, tsr_zip_new_member *members, size_t count, uint64_t *before)
+{
+    uint64_t directory, size;
+    for (size_t i = 0; i < count; i++) before[i] = members[i].byte_offset;
+    bool same = tsr_zip_layout(members, count, &directory, &size) && size == range.byte_length;
+    for (size_t i = 0; i < count && same; i++) same = before[i] == range.byte_offset + members[i].byte_offset;
+    return same;
+}
+
+tsr_status tsr_torch_written_open(tsr_range range, const tsr_host *host, tsr_zip_new_member *members, size_t count,
+                                  tsr_torch_written *out, tsr_error *err)
+{
+    bool own = count >= MEMBERS_AROUND;
+    *out = (tsr_torch_written){.count = count, .range = range, .bytes = tsr_vec_of(host->allocator, 1)};
+    if (own) TSR_TRY(has_own_id(range, members, count, &own, err));
+    if (!own) return TSR_OK;
+    uint64_t *places = tsr_alloc(host->allocator, count, sizeof *places, err);
+    if (!places) return TSR_E_NOMEM;
+    if (has_own_places(range, members, count, places)) out->members = members;
+    tsr_free(host->allocator, places, count, sizeof *places);
+    return TSR_OK;
+}
+
+tsr_status tsr_torch_written_gap(tsr_torch_written *w, const tsr_host *host, size_t i, tsr_extent *out, tsr_error *err)
+{
+    const tsr_zip_new_member *before = i ? &w->members[i - 1] : NULL;
+    w->bytes.count = 0;
+    if (before) TSR_TRY(tsr_zip_append_descriptor(before, &w->bytes, err));
+    if (i < w->count) TSR_TRY(tsr_zip_append_header(&w->members[i], &w->bytes, err));
+    else TSR_TRY(tsr_zip_append_directory(w->members, w->count, &w->bytes, err));
+    const uint64_t at = before ? before->byte_offset + before->size : 0;
+    *out = (tsr_extent){.file = w->range.file,
+                        .byte_offset = w->range.byte_offset + at,
+                        .byte_length = w->bytes.count,
+                        .has_crc = true,
+                        .is_around = true,
+                        .crc32 = tsr_crc32(host, 0, w->bytes.items, w->bytes.count),
+                        .member = i < w->count ? w->members[i].name : TSR_STR("the end"),
+                        .before = at};
+    return TSR_OK;
+}
+
+void tsr_torch_written_close(tsr_torch_written *written)
+{
+    if (written->bytes.allocator) tsr_vec_free(&written->bytes);
 }

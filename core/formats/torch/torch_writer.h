@@ -12,6 +12,8 @@
 #include "codec/zip_write.h"
 #include "tessera/catalog.h"
 #include "tessera/host.h"
+#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/store_read.h"
 
 typedef struct tsr_torch_new_storage {
     tsr_dtype dtype; /* of the tensors on it */
@@ -77,5 +79,24 @@ static inline uint64_t tsr_torch_storage_at(const tsr_torch_archive *archive, ui
  * first storage, i = storage_count everything behind the last (with no storage: the whole archive). Piece i needs the CRCs
  * of the storages before it. */
 tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_vec *out, uint64_t *byte_at, tsr_error *err);
+
+/* An archive that was read, and what is between its members if Tessera wrote it: that follows from their names, sizes and CRCs. */
+typedef struct tsr_torch_written {
+    tsr_zip_new_member *members; /* NULL: another program wrote it */
+    size_t count;
+    tsr_range range; /* of the archive */
+    tsr_vec bytes;   /* for a single gap */
+} tsr_torch_written;
+
+/* Finds out who wrote the archive in `range`, of whose members the caller sets name, size, crc32 and byte_offset (in the file), in file
+ * order. An archive of Tessera has its serialization id, its order and its offsets; one that another program packed again has not. Must
+ * be closed. */
+tsr_status tsr_torch_written_open(tsr_range range, const tsr_host *host, tsr_zip_new_member *members, size_t count,
+                                  tsr_torch_written *out, tsr_error *err);
+/* The bytes before member i, from the end of the one before it, and with i = count those behind the last, as an extent with their CRC.
+ * `member` is that member's name, or "the end". */
+tsr_status tsr_torch_written_gap(tsr_torch_written *written, const tsr_host *host, size_t i, tsr_extent *out,
+                                 tsr_error *err);
+void tsr_torch_written_close(tsr_torch_written *written);
 
 #endif

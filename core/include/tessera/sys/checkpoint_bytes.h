@@ -47,7 +47,8 @@ typedef struct tsr_extent {
     uint64_t byte_offset;
     uint64_t byte_length;
     bool has_crc;
-    uint32_t crc32;         /* of the bytes as stored */
+    bool is_around; /* the bytes are those between members of an archive that Tessera wrote, where they can only be these */
+    uint32_t crc32; /* of the bytes as stored */
     const tsr_entry *entry; /* whose elements these are, or NULL (pickles, padding) */
     const tsr_chunk *chunk;
     tsr_view view;  /* with entry */
