@@ -35,7 +35,8 @@ typedef struct piece {
     bool first, last; /* of the pieces of the extent or its sum that this rank reads */
     bool partial;     /* this rank does not read all of these pieces, */
     bool ends;        /* but it reads the end */
-    bool has_crc, is_around;
+    bool has_crc;
+    tsr_extent_covers covers;
     bool has_sum;
     uint32_t expected_crc; /* of the whole extent */
     tsr_file_sum sum;      /* with has_sum */
@@ -115,7 +116,11 @@ static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
 {
     if (p->has_sum) return judge_sum(c, &p->sum, crc, err);
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
-    if (p->is_around)
+    if (p->covers == TSR_COVERS_FILE)
+        return tsr_finding_add(c->share.found, "file/crc", place_of_piece(c, p), err,
+                               "the bytes of the file have CRC-32 %08x, but the white space at its end states %08x",
+                               (unsigned)crc, (unsigned)p->expected_crc);
+    if (p->covers == TSR_COVERS_AROUND)
         return tsr_finding_add(c->share.found, "zip/around-members", place_of_piece(c, p), err,
                                "the bytes before '%.*s' are not those that Tessera writes between the members of an archive",
                                (int)p->member_size, p->member);
@@ -236,7 +241,7 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n
     p->partial = n->partial;
     p->ends = n->end == extent->byte_length && (!extent->sum || extent->ends);
     p->has_crc = extent->has_crc;
-    p->is_around = extent->is_around;
+    p->covers = extent->covers;
     p->has_sum = extent->sum != NULL;
     p->expected_crc = extent->crc32;
     if (extent->sum) p->sum = *extent->sum;

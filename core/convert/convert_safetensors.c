@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
+#include "formats/common/end_sum.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
@@ -278,6 +279,8 @@ static tsr_status write_index(void *ctx, tsr_output *output, uint32_t *marker, t
     const plan *p = ctx;
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(p->job->checkpoint)->allocator, 1);
     tsr_status status = emit_index(p, &text, err);
+    if (status == TSR_OK && !p->job->options->no_checksums)
+        status = tsr_end_sum_append(&text, tsr_checkpoint_host(p->job->checkpoint), err);
     if (status == TSR_OK) status = output->create(output, TSR_STR(INDEX_NAME), text.count, marker, err);
     if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);

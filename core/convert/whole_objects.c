@@ -5,6 +5,7 @@
 #include "base/cursor.h"
 #include "convert/dcp_rows.h"
 #include "convert/reshard_to.h"
+#include "formats/common/end_sum.h"
 #include "formats/megatron/megatron.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
@@ -278,6 +279,7 @@ static tsr_status megatron_add_sources(const tsr_dcp_rows *rows, tsr_converted *
 /* ---- common.pt and metadata.json ---- */
 
 typedef struct wrapping {
+    const tsr_conversion_job *job;
     tsr_writer dcp;
     tsr_torch_plan common;
     uint32_t common_file;
@@ -295,8 +297,14 @@ static tsr_status finish(void *ctx, tsr_output *output, uint32_t *marker, tsr_er
 {
     const wrapping *w = ctx;
     TSR_TRY(w->dcp.finish(w->dcp.ctx, output, marker, err));
-    TSR_TRY(output->create(output, TSR_STR("metadata.json"), sizeof document - 1, marker, err));
-    return output->write_at(output, *marker, 0, document, sizeof document - 1, err);
+    const tsr_host *host = tsr_checkpoint_host(w->job->checkpoint);
+    tsr_vec text = tsr_vec_of(host->allocator, 1);
+    tsr_status status = tsr_vec_append(&text, document, sizeof document - 1, err);
+    if (status == TSR_OK && !w->job->options->no_checksums) status = tsr_end_sum_append(&text, host, err);
+    if (status == TSR_OK) status = output->create(output, TSR_STR("metadata.json"), text.count, marker, err);
+    if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);
+    tsr_vec_free(&text);
+    return status;
 }
 
 /* Makes the dict that common.pt contains. */
@@ -343,6 +351,7 @@ static tsr_status megatron_wrap(tsr_dcp_rows *rows, tsr_writer *writer, tsr_erro
     tsr_str *files = tsr_arena_array(rows->job->arena, (size_t)count + 1, sizeof *files, err);
     uint64_t *sizes = tsr_arena_array(rows->job->arena, (size_t)count + 1, sizeof *sizes, err);
     if (!w || !files || !sizes) return TSR_E_NOMEM;
+    w->job = rows->job;
     w->dcp = *writer;
     w->common_file = count;
     TSR_TRY(plan_common(rows, w, err));

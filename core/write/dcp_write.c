@@ -341,7 +341,7 @@ static tsr_status write_metadata(void *ctx, tsr_output *output, uint32_t *marker
     const tsr_str id = tsr_dcp_save_id(entries, w->job.source_count, w->content, w->job.arena, err);
     if (!id.data) return TSR_E_NOMEM;
     tsr_vec text = tsr_vec_of(w->host->allocator, 1);
-    const tsr_dcp_new_metadata metadata = {entries, w->job.source_count, id, w->job.for_torch};
+    const tsr_dcp_new_metadata metadata = {entries, w->job.source_count, id, w->job.for_torch, w->job.unsummed};
     tsr_status status = tsr_dcp_metadata_write(&metadata, w->host, &text, err);
     if (status == TSR_OK) status = output->create(output, TSR_STR(".metadata"), text.count, marker, err);
     if (status == TSR_OK) status = output->write_at(output, *marker, 0, text.items, text.count, err);

@@ -37,7 +37,7 @@ static const tsr_dcp_new_entry entries[] = {
 
 static tsr_status write_for(tsr_torch_version version, const tsr_allocator *allocator, tsr_vec *out, tsr_error *err)
 {
-    const tsr_dcp_new_metadata metadata = {entries, 2, SAVE_ID, version};
+    const tsr_dcp_new_metadata metadata = {entries, 2, SAVE_ID, version, false};
     const tsr_host host = {.allocator = allocator, .limits = limits};
     *out = tsr_vec_of(allocator, 1);
     return tsr_dcp_metadata_write(&metadata, &host, out, err);

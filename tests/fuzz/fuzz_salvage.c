@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (status == TSR_OK) {
             check(&found, size);
             const tsr_str id = tsr_dcp_save_id(found.entries, found.entry_count, 0, arena, &err);
-            const tsr_dcp_new_metadata metadata = {found.entries, found.entry_count, id, 0};
+            const tsr_dcp_new_metadata metadata = {found.entries, found.entry_count, id, 0, false};
             if (id.data) tsr_dcp_metadata_write(&metadata, &host, &text, &err);
         } else if (!err.message[0]) {
             abort();

@@ -5,6 +5,7 @@
  * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.3 to 2.15, and files that these versions
  * wrote. */
 #include "tessera/sys/dcp_item.h"
+#include "formats/common/end_sum.h"
 #include "tessera/sys/host_calls.h"
 
 #include "codec/pickle_write.h"
@@ -267,7 +268,7 @@ tsr_status tsr_dcp_metadata_write(const tsr_dcp_new_metadata *metadata, const ts
     if (status == TSR_OK) status = tsr_pickler_finish(&p);
     tsr_pickler_close(&p);
     tsr_arena_free(arena);
-    return status;
+    return status == TSR_OK && !metadata->unsummed ? tsr_end_sum_append(out, host, err) : status;
 }
 
 static uint32_t note(uint32_t crc, uint64_t number)

@@ -594,17 +594,7 @@ static tsr_status extents(tsr_checkpoint *checkpoint,
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
     walk w = {checkpoint, each, ctx};
     TSR_TRY(tsr_dcp_extents_of(checkpoint, state->raw, state->raw_count, give, &w, err));
-    for (size_t i = 0; i < state->run_count; i++) {
-        const tsr_torch_run *run = &state->runs[i];
-        const tsr_extent extent = {.file = run->file,
-                                   .byte_offset = run->byte_offset,
-                                   .byte_length = run->byte_length,
-                                   .has_crc = run->has_crc,
-                                   .crc32 = run->crc32,
-                                   .member = run->member};
-        TSR_TRY(each(ctx, &extent, err));
-    }
-    return TSR_OK;
+    return tsr_torch_run_extents(checkpoint, state->runs, state->run_count, each, ctx, err);
 }
 
 const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST,

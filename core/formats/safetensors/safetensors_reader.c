@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "formats/common/end_sum.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/metadata.h"
 #include "formats/common/rank_entries.h"
@@ -813,8 +814,16 @@ static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
+static tsr_status index_extents(tsr_checkpoint *checkpoint,
+                                tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                tsr_error *err)
+{
+    TSR_TRY(tsr_end_sum_extent(checkpoint, checkpoint->files[0], each, ctx, err));
+    return tsr_safetensors_extents(checkpoint, each, ctx, err);
+}
+
 const tsr_reader tsr_reader_safetensors_index = {
-    .format = TSR_FORMAT_SAFETENSORS_INDEX, .open = open_index, .extents = tsr_safetensors_extents};
+    .format = TSR_FORMAT_SAFETENSORS_INDEX, .open = open_index, .extents = index_extents};
 
 /* ---- ranks ---- */
 

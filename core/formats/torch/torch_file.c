@@ -676,6 +676,18 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
     return status;
 }
 
+tsr_status tsr_torch_run_extents(tsr_checkpoint *checkpoint, const tsr_torch_run *runs, size_t count,
+                                 tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
+                                 tsr_error *err)
+{
+    const run_list list = {runs, count};
+    const tsr_vec none = {.items = NULL};
+    visit v = {.checkpoint = checkpoint, .each = each, .ctx = ctx};
+    const tsr_status status = visit_runs(&v, &list, &none, err);
+    close_file(&v);
+    return status;
+}
+
 tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                          tsr_stated_crc *out, tsr_error *err)
 {

@@ -179,7 +179,7 @@ tsr_status tsr_torch_written_gap(tsr_torch_written *w, const tsr_host *host, siz
                         .byte_offset = w->range.byte_offset + at,
                         .byte_length = w->bytes.count,
                         .has_crc = true,
-                        .is_around = true,
+                        .covers = TSR_COVERS_AROUND,
                         .crc32 = tsr_crc32(host, 0, w->bytes.items, w->bytes.count),
                         .member = i < w->count ? w->members[i].name : TSR_STR("the end"),
                         .before = at};

@@ -185,7 +185,7 @@ static tsr_status write_metadata(repair *r, tsr_error *err)
     if (placed != TSR_OK) return placed;
     r->dest = r->place.path;
     const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
-    const tsr_dcp_new_metadata metadata = {s->entries, s->entry_count, id, 0};
+    const tsr_dcp_new_metadata metadata = {s->entries, s->entry_count, id, 0, false};
     tsr_status status = id.data ? tsr_dcp_metadata_write(&metadata, host, &text, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = write_file(r, &text, err);
     tsr_vec_free(&text);

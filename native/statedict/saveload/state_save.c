@@ -644,7 +644,7 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     if (!id.data) return TSR_E_NOMEM;
     tsr_vec text = tsr_vec_of(s->host->allocator, 1);
     tsr_status status =
-        tsr_dcp_metadata_write(&(tsr_dcp_new_metadata){entries, s->plan.flat.count, id, 0}, s->host, &text, err);
+        tsr_dcp_metadata_write(&(tsr_dcp_new_metadata){entries, s->plan.flat.count, id, 0, false}, s->host, &text, err);
     if (status == TSR_OK) status = s->output->create(s->output, TSR_STR(".metadata"), text.count, marker, err);
     if (status == TSR_OK) status = s->output->write_at(s->output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);

@@ -41,14 +41,21 @@ typedef struct tsr_file_sum {
     uint64_t position;                 /* of the statement, in the file */
 } tsr_file_sum;
 
+/* What the bytes of an extent with a CRC are. */
+typedef enum tsr_extent_covers {
+    TSR_COVERS_MEMBER, /* of a zip archive */
+    TSR_COVERS_AROUND, /* what is before `member` in an archive that Tessera wrote, where only these bytes can be */
+    TSR_COVERS_FILE    /* a file, or all of it but the CRC at its end */
+} tsr_extent_covers;
+
 /* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
 typedef struct tsr_extent {
     uint32_t file;
     uint64_t byte_offset;
     uint64_t byte_length;
     bool has_crc;
-    bool is_around; /* the bytes are those between members of an archive that Tessera wrote, where they can only be these */
-    uint32_t crc32; /* of the bytes as stored */
+    tsr_extent_covers covers;
+    uint32_t crc32;         /* of the bytes as stored */
     const tsr_entry *entry; /* whose elements these are, or NULL (pickles, padding) */
     const tsr_chunk *chunk;
     tsr_view view;  /* with entry */
