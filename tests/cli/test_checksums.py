@@ -146,3 +146,56 @@ def test_no_checksums_in_archives(t):
     need({f["rule"] for f in found} == {"zip/crc-absent"}, found)
     need(json.loads(t.run("validate", t.at("with"), "--deep", "--format", "json").stdout)["findings"] == [], "findings")
     shutil.rmtree(t.at("dcp"))
+
+
+def bits(end):
+    """The CRC-32 that the last 65 bytes of a document state."""
+    need(end[-1:] == b"\n" and set(end[:-1]) <= set(b" \t"), end)
+    pairs = [end[i:i + 2] for i in range(0, 64, 2)]
+    return int("".join(str([b" \t", b"\t "].index(pair)) for pair in pairs), 2)
+
+
+@test
+def test_documents_end_with_their_crc(t):
+    model = os.path.join(SAMPLES, "safetensors_model", "model.safetensors")
+    t.run("convert", model, t.at("index"), "--max-shard-size", "300B", "-q")
+    t.run("convert", os.path.join(SAMPLES, "dcp_small"), t.at("dcp"), "--to", "dcp", "-q")
+    t.run("convert", os.path.join(SAMPLES, "megatron_dist"), t.at("megatron"), "--to", "megatron-dist", "-q")
+    documents = (("index", "model.safetensors.index.json"), ("dcp", ".metadata"), ("megatron", ".metadata"), ("megatron", "metadata.json"))
+    for folder, name in documents:
+        path = t.at(folder, name)
+        data = content(path)
+        need(bits(data[-65:]) == zlib.crc32(data[:-65]), f"{path} states another CRC")
+        need(rules(t, t.at(folder), 0) == [], folder)
+        for i in [*range(0, len(data) - 65, 1 + len(data) // 12), *range(len(data) - 65, len(data), 9), len(data) - 1]:
+            with open(path, "wb") as f:
+                f.write(data[:i] + bytes([data[i] ^ (1 + i % 3)]) + data[i + 1:])
+            t.run("validate", "--deep", t.at(folder), "-q", status=(1, 2))
+        with open(path, "wb") as f:
+            f.write(data)
+    json.loads(content(t.at("megatron", "metadata.json")))
+    # Documents that another program wrote again, or padded.
+    with open(t.at("index", "model.safetensors.index.json"), "r+") as f:
+        document = json.load(f)
+        for text in (json.dumps(document, indent=1), json.dumps(document) + " " * 65, json.dumps(document) + " " * 64 + "\n", json.dumps(document) + "\t" * 70):
+            f.seek(0)
+            f.truncate()
+            f.write(text)
+            f.flush()
+            need(rules(t, t.at("index"), 0) == [], text[-80:])
+    t.run("convert", os.path.join(SAMPLES, "dcp_small"), t.at("none"), "--to", "dcp", "--no-checksums", "-q")
+    need(content(t.at("none", ".metadata"))[-1:] == b".", "a CRC")
+
+
+@test
+def test_archives_that_another_program_packed_again(t):
+    t.run("convert", os.path.join(SAMPLES, "torch_train_state"), t.at("out.pt"), "--to", "torch", "-q")
+    with zipfile.ZipFile(t.at("out.pt")) as archive, zipfile.ZipFile(t.at("again.pt"), "w") as again:
+        for member in archive.infolist():
+            again.writestr(member.filename, archive.read(member))
+    need(rules(t, t.at("again.pt"), 0) == [], "an error")
+    data = bytearray(content(t.at("out.pt")))
+    data[data.index(b"FB") + 6] ^= 1  # padding
+    with open(t.at("out.pt"), "wb") as f:
+        f.write(data)
+    need(rules(t, t.at("out.pt"), 1) == ["zip/around-members"], rules(t, t.at("out.pt"), 1))
