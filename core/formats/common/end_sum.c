@@ -44,12 +44,9 @@ static tsr_status read_end(tsr_store *store, uint32_t file, end_sum *out, tsr_er
     return TSR_OK;
 }
 
-tsr_status tsr_end_sum_is_there(tsr_store *store, uint32_t file, bool *out, tsr_error *err)
+bool tsr_end_sum_is(tsr_str bytes)
 {
-    end_sum end;
-    TSR_TRY(read_end(store, file, &end, err));
-    *out = end.wrong <= 1;
-    return TSR_OK;
+    return bytes.size == TSR_END_SUM_SIZE && decode(bytes.data).wrong <= 1;
 }
 
 tsr_status tsr_end_sum_extent(tsr_checkpoint *checkpoint, uint32_t file,

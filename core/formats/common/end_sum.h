@@ -16,8 +16,8 @@ enum { TSR_END_SUM_SIZE = 65 };
 
 /* Appends the checksum of the bytes in `text`. */
 tsr_status tsr_end_sum_append(tsr_vec *text, const tsr_host *host, tsr_error *err);
-/* Sets *out to whether a file ends with a checksum, a damaged one too: one that differs in a single byte. */
-tsr_status tsr_end_sum_is_there(tsr_store *store, uint32_t file, bool *out, tsr_error *err);
+/* Whether these bytes are a checksum, a damaged one too: one that differs in a single byte. */
+bool tsr_end_sum_is(tsr_str bytes);
 /* Passes on the bytes before the checksum as an extent with their CRC, if there is one; a damaged one is passed on so that it differs.
  * For TSR_NO_FILE does nothing. */
 tsr_status tsr_end_sum_extent(tsr_checkpoint *checkpoint, uint32_t file,

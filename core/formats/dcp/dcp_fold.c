@@ -1,6 +1,7 @@
 /* See dcp_fold.h. */
 #include "formats/dcp/dcp_fold.h"
 
+#include "formats/common/end_sum.h"
 #include "formats/dcp/dcp_metadata.h"
 #include "formats/pickle/enum_names.h"
 #include "tessera/sys/alloc.h"
@@ -574,6 +575,8 @@ tsr_status tsr_dcp_fold(tsr_str bytes, const tsr_host *host, tsr_dcp_metadata *o
                             .is_hashable = is_hashable,
                             .ctx = f};
     const tsr_status status = tsr_pickle_parse(bytes, host, &sink, &out->pickle, &out->pickle_end, err);
+    if (status == TSR_OK)
+        out->has_end_sum = tsr_end_sum_is((tsr_str){bytes.data + out->pickle_end, bytes.size - (size_t)out->pickle_end});
     tsr_free(host->allocator, f, 1, sizeof *f);
     if (status != TSR_OK) return status;
     /* Python's unpickler allocates memory for all slots up to the highest. */

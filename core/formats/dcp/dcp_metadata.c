@@ -1,6 +1,5 @@
 /* See dcp_metadata.h. */
 #include "formats/dcp/dcp_metadata.h"
-#include "formats/common/end_sum.h"
 
 #include "formats/common/expansion.h"
 #include "formats/dcp/dcp_fold.h"
@@ -206,9 +205,7 @@ tsr_status tsr_dcp_judge_pickle(tsr_checkpoint *checkpoint, const tsr_dcp_metada
     TSR_TRY(tsr_verdict_on_pickle(&verdict, err));
     TSR_TRY(judge_folded(&verdict, metadata, err));
     TSR_TRY(judge_objects(&verdict, err));
-    bool has_sum = file->size == metadata->pickle_end + TSR_END_SUM_SIZE;
-    if (has_sum) TSR_TRY(tsr_end_sum_is_there(checkpoint->store, source->file, &has_sum, err));
-    return has_sum ? TSR_OK : tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
+    return metadata->has_end_sum ? TSR_OK : tsr_verdict_end(&verdict, metadata->pickle_end, file->size, err);
 }
 
 /* ---- originals ---- */

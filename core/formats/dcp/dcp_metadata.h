@@ -54,6 +54,7 @@ typedef struct tsr_dcp_metadata {
                            * TSR_NO_POSITION */
     uint64_t newer;       /* position of a state that only PyTorch 2.15 and later can read, or TSR_NO_POSITION */
     size_t pickle_end;    /* bytes of the pickle */
+    bool has_end_sum;     /* only a checksum follows it (formats/common/end_sum.h) */
 } tsr_dcp_metadata;
 
 /* Parses `bytes`, which must outlive the pickle in `out`. Free with tsr_dcp_metadata_close, or free only the pickle and the

@@ -5,10 +5,10 @@
  * Source: torch/distributed/checkpoint/metadata.py and filesystem.py of PyTorch 2.3 to 2.15, and files that these versions
  * wrote. */
 #include "tessera/sys/dcp_item.h"
-#include "formats/common/end_sum.h"
-#include "tessera/sys/host_calls.h"
 
 #include "codec/pickle_write.h"
+#include "formats/common/end_sum.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
 
