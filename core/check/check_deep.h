@@ -41,11 +41,11 @@ typedef struct tsr_deep {
     /* NULL if every rank walks all extents. Otherwise each walks its own items only, and the findings of the walk itself are
      * added here. */
     tsr_share *walked;
-    tsr_vec partials;    /* what this rank read of extents that several ranks read parts of (check_extents.c) */
-    tsr_deep_run extent; /* of the current extent without a sum */
-    tsr_deep_run sum;    /* of the current sum */
-    bool in_sum;         /* the last extent with a sum did not end it; its pieces belong to the extents numbered */
-    uint64_t sum_number;
+    tsr_vec partials;      /* what this rank read of extents that several ranks read parts of (check_extents.c) */
+    tsr_deep_run extent;   /* of the current extent without a sum */
+    tsr_deep_run sum;      /* of the current sum */
+    bool in_sum;           /* the last extent with a sum did not end it */
+    uint64_t sum_number;   /* the number of its first extent, which all of its pieces have */
     bool mine_before;      /* this rank read the last piece of that sum */
     bool overlapping;      /* all tensors together expand to far more than is stored, although no single one does */
     uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */

@@ -101,7 +101,7 @@ static tsr_status judge_sum(check *c, const tsr_file_sum *sum, uint32_t crc, tsr
 {
     const tsr_place place = tsr_deep_place(c, sum->file, sum->position, (tsr_str){NULL, 0});
     const uint32_t all = tsr_crc32_join(sum->before, crc, sum->byte_length);
-    if ((all == sum->crc32) != sum->is_misspelt) return TSR_OK;
+    if ((all == sum->crc32) != (sum->is_misspelt != 0)) return TSR_OK;
     if (sum->is_misspelt)
         return tsr_finding_add(c->share.found, "safetensors/crc", place, err,
                                "the key of the file's checksum is damaged: it should be tessera.crc32, with which the bytes "

@@ -37,7 +37,7 @@ typedef struct tsr_file_sum {
     uint64_t byte_offset, byte_length; /* what extents cover */
     uint32_t before;                   /* CRC of the bytes before them */
     uint32_t crc32;                    /* stated of both together */
-    bool is_misspelt;                  /* the statement is damaged if it is right, and otherwise is not a statement */
+    uint8_t is_misspelt;               /* the statement is damaged if it is right, and otherwise is not a statement */
     uint64_t position;                 /* of the statement, in the file */
 } tsr_file_sum;
 
