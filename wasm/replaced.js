@@ -76,7 +76,8 @@ function hasText(pickle, text) {
  *  checkpoint of Megatron, to which a common.pt belongs. */
 function ownOfDcp(directory, files) {
   const metadata = fs.readFileSync(path.join(directory, METADATA));
-  if (metadata[0] !== 0x80 || metadata.at(-1) !== 0x2e) throw unreadable(directory, METADATA); // not a complete pickle
+  const sum = /^[ \t]{64}\n$/.test(metadata.subarray(-65).toString("latin1")) ? 65 : 0; // a checksum (core/formats/common/end_sum.h)
+  if (metadata[0] !== 0x80 || metadata.at(-1 - sum) !== 0x2e) throw unreadable(directory, METADATA); // not a complete pickle
   const json = files.find(({ name, size }) => name === MEGATRON && size <= MOST_JSON);
   const isMegatron = json !== undefined && jsonOf(json.at)?.sharded_backend === "torch_dist";
   return files.filter(({ name }) => name === METADATA || (name.endsWith(".distcp") && hasText(metadata, name)) || (isMegatron && [MEGATRON, "common.pt"].includes(name)));
