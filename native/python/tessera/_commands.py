@@ -337,10 +337,11 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
             quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), lora: CheckpointOrPath | None = None,
             include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None,
             raw_cast: bool = False, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None,
-            ignore_crc: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
-            dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            ignore_crc: bool = False, no_checksums: bool = False, overwrite: bool = False, resume: bool = False,
+            discard_parts: bool = False, no_verify: bool = False, dry_run: bool = False, allow_expansion: bool = False,
+            part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
+            shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
+            on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
@@ -364,6 +365,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     objects: Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
+    no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
     discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
@@ -383,9 +385,9 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     return _document("convert", [path, dest], {"to": to, "world_size": world_size, "rename": rename, "max_shard_size": max_shard_size,
         "against": against, "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize,
         "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
-        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "overwrite": overwrite, "resume": resume,
-        "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part,
-        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
+        "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
+        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "slerp", "task-arithmetic"] | None = None,
@@ -395,8 +397,8 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
           no_quantize: str | Sequence[str] = (), lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (),
           exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
           objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
-          overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False, dry_run: bool = False,
-          allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+          no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
+          dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
           also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
           io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Merge checkpoints of one model into a weighted sum. Return what `tessera merge` prints as JSON, as a dict.
@@ -420,6 +422,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     objects: Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
+    no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
     discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
@@ -439,9 +442,9 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     return _document("merge", [out, *paths], {"method": method, "weight": weight, "no_normalize": no_normalize, "base": base, "t": t,
         "to": to, "max_shard_size": max_shard_size, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize,
         "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
-        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "overwrite": overwrite, "resume": resume,
-        "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part,
-        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
+        "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
+        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def plan(path: CheckpointOrPath, *, map: Document | None = None, inverse: bool = False, target: Document | None = None,
@@ -484,8 +487,8 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
             quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), include: str | Sequence[str] = (),
             exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
             objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
-            overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False, dry_run: bool = False,
-            allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+            no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
+            dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
             also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
             io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Reshard a checkpoint for a different device mesh. Return what `tessera reshard` prints as JSON, as a dict.
@@ -508,6 +511,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     objects: Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
+    no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails
     discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
@@ -527,16 +531,17 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     return _document("reshard", [path, dest], {"target": target, "mesh": mesh, "placements": placements, "to": to, "storage": storage,
         "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "include": include,
         "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem,
-        "ignore_crc": ignore_crc, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify,
-        "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards,
-        "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts,
+        "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
+        "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str | None = None, finish: bool = False,
          source: StrPath | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), max_mem: int | str | None = None,
-         ignore_crc: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
-         dry_run: bool = False, allow_expansion: bool = False, shards: Document | None = None, threads: int | None = None,
-         io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+         ignore_crc: bool = False, no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False,
+         no_verify: bool = False, dry_run: bool = False, allow_expansion: bool = False, shards: Document | None = None,
+         threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+         progress: bool = False) -> dict[str, Any]:
     """Carry out a plan, as a whole or in shares, without MPI. Return what `tessera exec` prints as JSON, as a dict.
 
     plan: what `plan` returned: a dict, its text, or the path of a file
@@ -547,6 +552,7 @@ def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str |
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
     ignore_crc: Accept tensors whose bytes do not match the source's CRC-32
+    no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST once the new one is complete; keep files that it does not list
     resume: Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)
     discard_parts: Remove what unfinished parts of another plan (exec share) left at DEST
@@ -560,18 +566,18 @@ def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str |
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("exec", [plan, dest], {"share": share, "part": part, "finish": finish, "source": source, "also": also,
-        "max_mem": max_mem, "ignore_crc": ignore_crc, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts,
-        "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume,
+        "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "shards": shards,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "shard"], path: CheckpointOrPath, dest: StrPath, *,
           to: Literal["torch", "dcp"] | None = None, modules: Document | None = None, flat_params: Document | None = None,
           world_size: int | None = None, sharded: bool = False, rank: int | None = None, at: str | None = None,
-          max_mem: int | str | None = None, overwrite: bool = False, resume: bool = False, allow_expansion: bool = False,
-          part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-          threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
-          progress: bool = False) -> dict[str, Any]:
+          max_mem: int | str | None = None, no_checksums: bool = False, overwrite: bool = False, resume: bool = False,
+          allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+          also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), threads: int | None = None, io_depth: int | None = None,
+          on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards. Return what `tessera optim` prints as JSON, as a
     dict.
 
@@ -583,6 +589,7 @@ def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "s
     rank: Use the state of rank N where ranks differ in state that FSDP does not shard (unshard)
     at: Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)
     max_mem: Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)
+    no_checksums: Write zeros for the CRC-32s in torch files and DCP
     overwrite: Replace the checkpoint at DEST; keep files that it does not list
     resume: Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -596,8 +603,8 @@ def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "s
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("optim", [what, path, dest], {"to": to, "modules": modules, "flat_params": flat_params, "world_size": world_size,
-        "sharded": sharded, "rank": rank, "at": at, "max_mem": max_mem, "overwrite": overwrite, "resume": resume,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "threads": threads,
+        "sharded": sharded, "rank": rank, "at": at, "max_mem": max_mem, "no_checksums": no_checksums, "overwrite": overwrite,
+        "resume": resume, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "threads": threads,
         "io_depth": io_depth}, on_progress, progress)
 
 
