@@ -35,7 +35,7 @@ def same(a, b):
 
 
 def saves(rank, world, path):
-    for k, options in enumerate(({}, {"checksums": False, "overwrite": True}, {"overwrite": True})):
+    for k, options in enumerate(({"thread_count": 2}, {"checksums": False, "single_file_per_rank": False, "overwrite": True}, {"overwrite": True})):
         dcp.save(state_of(rank, k), storage_writer=tessera.torch.StorageWriter(path, **options))
         for reader in (FileSystemReader(path), tessera.torch.StorageReader(path)):
             assert same(loaded(rank, reader), state_of(rank, k)), (rank, k)

@@ -1,6 +1,7 @@
 """tessera.torch: load, load_into, and saves by StorageWriter that are killed at every step, beside PyTorch's own reader."""
 import contextlib
 import errno
+import inspect
 import io
 import os
 import pickle
@@ -17,8 +18,10 @@ from shell import check
 from test_python import INSTALLED, tessera
 from tessera import _slots
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 DCP = os.path.join(SAMPLES, "dcp_fsdp2")
 
@@ -494,6 +497,171 @@ def test_what_another_program_saves_meanwhile_is_not_replaced(t):
         fails(CheckpointException, lambda: save_while(path, write(name)), "another program", os.path.basename(name))
         with open(name) as f:
             assert f.read() == "somebody's", which
+
+
+# ---- the options of PyTorch's writer and reader ----
+
+
+def test_the_writer_and_the_reader_have_the_options_of_pytorchs(t):
+    parameters = lambda of: list(inspect.signature(of).parameters)
+    assert parameters(tessera.torch.StorageWriter)[:len(parameters(dcp.FileSystemWriter))] == parameters(dcp.FileSystemWriter)
+    assert set(parameters(FileSystemReader)) <= set(parameters(tessera.torch.StorageReader))
+
+
+def many(k):
+    return {**{f"w{n}": torch.arange(50. * (n + 1)) * k + n for n in range(7)}, "big": torch.arange(1 << 19) + k, "of": {"step": k, "text": ["a", {"b": k}]}}
+
+
+def loads_many(path, k):
+    for reader in (FileSystemReader(path), tessera.torch.StorageReader(path)):
+        state = many(0)
+        dcp.load(state, storage_reader=reader, no_dist=True)
+        assert state["of"] == many(k)["of"] and all(torch.equal(state[n], v) for n, v in many(k).items() if n != "of"), (path, k)
+    assert tessera.check(path, deep=True) == []
+
+
+def files_of(path):
+    """The names of the tensors and objects in each file."""
+    files = {}
+    for index, info in FileSystemReader(path).read_metadata().storage_data.items():
+        files.setdefault(info.relative_path, set()).add(index.fqn)
+    return sorted(map(sorted, files.values()))
+
+
+def test_options_make_the_files_that_pytorchs_writer_makes(t):
+    for n, options in enumerate(({}, {"thread_count": 3}, {"single_file_per_rank": False}, {"single_file_per_rank": False, "thread_count": 2},
+                                 {"per_thread_copy_ahead": 0}, {"per_thread_copy_ahead": 1 << 30, "thread_count": 40})):
+        ours, theirs = t.at(f"ours{n}"), t.at(f"theirs{n}")
+        dcp.save(many(n + 1), storage_writer=dcp.FileSystemWriter(theirs, **options), no_dist=True)
+        dcp.save(many(n + 1), storage_writer=tessera.torch.StorageWriter(ours, **options), no_dist=True)
+        assert files_of(ours) == files_of(theirs), options
+        loads_many(ours, n + 1)
+        dcp.save(many(n + 2), storage_writer=tessera.torch.StorageWriter(ours, overwrite=True, **options), no_dist=True)
+        loads_many(ours, n + 2)
+        assert len(os.listdir(ours)) == len(files_of(ours)) + 1, "files of the old checkpoint are left"
+
+
+def test_sync_files_decides_whether_the_disk_is_waited_for(t):
+    def synced(path, **options):
+        real, seen = os.fsync, []
+
+        def fsync(fd):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(os.path.realpath(path)):  # other tests save at the same time
+                seen.append(fd)
+            return real(fd)
+        os.fsync = fsync
+        try:
+            save(path, 1, **options)
+        finally:
+            os.fsync = real
+        assert step_of(path) == 1
+        return len(seen)
+    assert synced(t.at("synced")) > 3 and synced(t.at("not"), sync_files=False) == 0
+
+
+def test_a_thread_that_fails_ends_the_save_of_all_and_leaves_nothing(t):
+    class FailsAt(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            if item.index.fqn == "w3":
+                raise ValueError("planned")
+            return super().resolve_data(item)
+    for options in ({"thread_count": 3}, {"single_file_per_rank": False, "thread_count": 2}, {"single_file_per_rank": False}):
+        path = t.at("above", "step")
+        error = fails(CheckpointException, lambda: dcp.save(many(1), storage_writer=tessera.torch.StorageWriter(path, **options), planner=FailsAt(), no_dist=True), "planned")
+        assert isinstance(error.failures[0][0], ValueError) and not os.path.exists(t.at("above")), options
+
+
+def test_options_that_are_not_honoured_say_so(t):
+    fails(tessera.TesseraError, lambda: tessera.torch.StorageWriter(t.at("c"), serialization_format=dcp.filesystem.SerializationFormat.SAFETENSORS),
+          "serialization_format", "FileSystemReader")
+    assert tessera.torch.StorageWriter(t.at("c"), serialization_format=dcp.filesystem.SerializationFormat.TORCH_SAVE)
+    for options in ({"thread_count": 0}, {"thread_count": 1.5}, {"per_thread_copy_ahead": -1}):
+        fails(ValueError, lambda: tessera.torch.StorageWriter(t.at("c"), **options), *options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tessera.torch.StorageWriter("s3://bucket/c", single_file_per_rank=False)
+        tessera.torch.StorageWriter(t.at("c"), single_file_per_rank=False, sync_files=False)
+    assert ["single_file_per_rank=False" in str(w.message) for w in caught] == [True] and caught[0].filename == __file__
+
+
+class Xor(StreamTransformExtension):
+    """An extension that nobody but this test knows."""
+    registry_name = staticmethod(lambda: "stream.xor")
+    from_descriptor = staticmethod(lambda version: Xor())
+
+    def get_descriptor(self):
+        return "stream.xor/1"
+
+    def transform_to(self, output):
+        class To(io.RawIOBase):
+            writable = lambda self: True
+            write = lambda self, data: output.write(bytes(x ^ 90 for x in memoryview(data).cast("B")))
+
+            def close(self):
+                output.close()
+                super().close()
+        return To()
+
+    def transform_from(self, stream):
+        return io.BytesIO(bytes(x ^ 90 for x in stream.read(-1)))
+
+
+def test_extensions_are_written_and_read_as_by_pytorch(t):
+    registry = ExtensionRegistry()
+    registry.extensions["stream.xor"] = Xor
+    for n, extension in enumerate((ZStandard(), Xor())):
+        for writer in (dcp.FileSystemWriter, tessera.torch.StorageWriter):
+            path, state = t.at(f"{writer.__name__}{n}"), lambda k: {"w": torch.arange(700.) * k, "o": {"step": k}}
+            dcp.save(state(n + 2), storage_writer=writer(path, _extensions=[extension]), no_dist=True)
+            for reader in (FileSystemReader(path, registry), tessera.torch.StorageReader(path, unsafe_objects=True, _extension_registry=registry)):
+                read = state(0)
+                dcp.load(read, storage_reader=reader, no_dist=True)
+                assert torch.equal(read["w"], state(n + 2)["w"]) and read["o"] == state(n + 2)["o"], (writer, extension)
+    only, careful = {"w": torch.zeros(700)}, tessera.torch.StorageReader(path, _extension_registry=registry)
+    dcp.load(only, storage_reader=careful, no_dist=True)
+    assert torch.equal(only["w"], state(3)["w"])
+    fails(CheckpointException, lambda: dcp.load(state(0), storage_reader=careful, no_dist=True), "o.step", "unsafe_objects")
+    read = {"w": torch.zeros(700), "o": {"step": 0}}
+    dcp.load(read, storage_reader=tessera.torch.StorageReader(t.at("StorageWriter0")), no_dist=True)
+    assert torch.equal(read["w"], state(2)["w"]) and read["o"]["step"] == 2, "ZStandard needs a registry"
+
+
+class Whole(Xor):
+    """Writes everything at the end, as some compressors do."""
+
+    def transform_to(self, output):
+        class To(io.BytesIO):
+            def close(self):
+                output.write(self.getbuffer()[::-1].tobytes())
+                output.close()
+        return To()
+
+
+def test_equal_content_has_an_equal_id_through_an_extension_too(t):
+    ids = []
+    for n, k in enumerate((1, 1, 2)):
+        torch.manual_seed(k)  # so large that only lengths of records would be digested
+        dcp.save({"w": torch.rand(1 << 20)}, storage_writer=tessera.torch.StorageWriter(t.at(f"c{n}"), _extensions=[Whole()]), no_dist=True)
+        ids.append(FileSystemReader(t.at(f"c{n}")).read_metadata().storage_meta.save_id)
+    assert ids[0] == ids[1] != ids[2], ids
+
+
+def test_async_save_stages_as_pytorchs_writer_does(t):
+    assert issubclass(tessera.torch.StorageWriter, BlockingAsyncStager)
+    for cached in (False, True):
+        writer = tessera.torch.StorageWriter(t.at(f"async{cached}"), cache_staged_state_dict=cached, overwrite=True)
+        staged = []
+        for k in (1, 2, 3):
+            state = many(k)
+            saving = dcp.async_save(state, storage_writer=writer, no_dist=True)
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.fill_(0)
+            saving.result()
+            loads_many(writer.path, k)
+            staged.append(writer.stage(many(k))["big"].data_ptr())
+        assert not cached or len(set(staged)) == 1, "the memory of the last copy is not used again"
+        assert (writer.state_dict_cache is not None) == cached and pickle.loads(pickle.dumps(writer)).state_dict_cache is None
 
 
 # ---- read_metadata ----

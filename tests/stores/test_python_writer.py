@@ -111,8 +111,8 @@ def check_place(t, place, left=lambda: []):
         for one in ranks.save("run/step 1", 2):
             need(one["failed"] == {"0": "FileExistsError"} and "holds a checkpoint already" in one["said"], one)
         need(place.below("run/step 1/") == first and not left(), "a refused save changed something")
-        second, _ = ranks.saved("run/step 1", 3, options={"overwrite": True})
-        need(len(ours(second)) == WORLD + 1 and not set(ours(second)) & set(ours(first)) - {".metadata"}, sorted(second))
+        second, _ = ranks.saved("run/step 1", 3, options={"overwrite": True, "thread_count": 2})
+        need(len(ours(second)) == 2 * WORLD + 1 and not set(ours(second)) & set(ours(first)) - {".metadata"}, sorted(second))
         third, findings = ranks.saved("run/step 1", 4, options={"overwrite": True, "checksums": False}, is_async=True)
         need(len(ours(third)) == WORLD + 1 and "zip/crc-absent" in findings, f"{sorted(third)} {findings}")
         need(place.below("run/step 10/") == {".metadata": b"a neighbour"} and not left(), "a neighbour, or uploads")
@@ -162,7 +162,7 @@ def test_writer_when_a_rank_raises(t):
                 need(not place.below("ck/"), f"{sorted(place.below('ck/'))}")
             before, _ = ranks.saved("ck", 3)
             need(not uploads_left(client), f"the next save leaves {uploads_left(client)}")
-            ranks.save("ck", 4, fault="raise", faulty=2, options={"overwrite": True})
+            ranks.save("ck", 4, fault="raise", faulty=2, options={"overwrite": True, "thread_count": 3})
             need(place.below("ck/") == before, "the old checkpoint")
         need(place.below("ck/") == before and not uploads_left(client), f"the end of the ranks leaves {uploads_left(client)}")
 

@@ -1,10 +1,10 @@
 """Checkpoints that tessera.torch.StorageWriter writes into a directory.
 
-Every rank writes one file with a unique name, after it has listed the name in a journal next to it. When all files are on disk, the
-coordinator writes `.metadata` under a temporary name, syncs it, and renames it. At every moment the directory therefore contains the
+Every rank writes one file or several with unique names, after it has listed the names in a journal next to them. When all files are on
+disk, the coordinator writes `.metadata` under a temporary name, syncs it, and renames it. At every moment the directory therefore contains the
 old checkpoint or the new one. The files that the old one lists are removed afterwards.
 
-    __R_TOKEN.distcp          a rank's file; TOKEN is random
+    __R_TOKEN.distcp          a rank's file; TOKEN is random. __R_N_TOKEN.distcp if it has several
     .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
     .tessera-save.lock        held by the coordinator while it saves
 
@@ -20,7 +20,7 @@ import threading
 import time
 
 from ._library import TesseraError
-from ._save_place import JOURNAL, MOST_JOURNAL_BYTES, TO_REPLACE, Place, name_of_file, name_of_journal, token_of
+from ._save_place import JOURNAL, MOST_JOURNAL_BYTES, TO_REPLACE, Place, name_of_journal, names_of_files, token_of
 
 _locks = {}  # path of the lock → _Lock; a thread that saves there again reuses its lock
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
@@ -50,14 +50,15 @@ def _naming(path):
         raise
 
 
-def _write_new(path, data):
-    """Creates a file with these bytes, and returns when it is on disk. Leaves no file if that fails."""
+def _write_new(path, data, sync):
+    """Creates a file with these bytes, and, with `sync`, returns when it is on disk. Leaves no file if that fails."""
     with open(_create(path), "wb") as f:
         try:
             with _naming(path):
                 f.write(data)
                 f.flush()
-                os.fsync(f.fileno())
+                if sync:
+                    os.fsync(f.fileno())
         except BaseException:
             _remove(path)
             raise
@@ -118,38 +119,57 @@ class _Lock:
 
 
 class _File:
-    """A rank's file while it is written."""
+    """One of a rank's files, which is created by its first write."""
 
-    def __init__(self, directory, number):
-        self._directory, token = directory, directory.new_token()
-        self.name, self._journal = name_of_file(number, token), directory.at(name_of_journal(token))
-        os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
-        try:
-            _write_new(self._journal, json.dumps({"files": [self.name]}).encode())
-            self._fd = _create(directory.at(self.name))
-        except BaseException:
-            _remove(self._journal)
-            directory.remove_made()
-            raise
+    def __init__(self, directory, name):
+        self.name, self._directory, self._fd = name, directory, None
 
     def write(self, view):
-        at = 0
-        with _naming(self._directory.at(self.name)):
+        path, at = self._directory.at(self.name), 0
+        if self._fd is None:
+            self._fd = _create(path)
+        with _naming(path):
             while at < len(view):
                 at += os.write(self._fd, view[at:at + (64 << 20)])
 
     def finish(self):
+        self.write(b"")  # an object may have no bytes
         with _naming(self._directory.at(self.name)):
-            os.fsync(self._fd)
-            os.close(self._fd)
-        _sync_directory(self._directory.path)
+            if self._directory.sync_files:
+                os.fsync(self._fd)
+            self._close()
+
+    def _close(self):
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
     def discard(self):
-        try:
-            os.close(self._fd)
-        except OSError:
-            pass  # it is closed
+        with contextlib.suppress(OSError):
+            self._close()
         _remove(self._directory.at(self.name))
+
+
+class _Files(list):
+    """A rank's files, and the journal that lists them."""
+
+    def __init__(self, directory, number, count):
+        token = directory.new_token()
+        super().__init__(_File(directory, name) for name in names_of_files(number, token, count))
+        self._directory, self._journal = directory, directory.at(name_of_journal(token))
+        os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
+        try:
+            _write_new(self._journal, json.dumps({"files": [file.name for file in self]}).encode(), directory.sync_files)
+        except BaseException:
+            directory.remove_made()
+            raise
+
+    def finish(self):
+        self._directory.sync()
+
+    def discard(self):
+        for file in self:
+            file.discard()
         _remove(self._journal)
         self._directory.remove_made()
 
@@ -168,6 +188,10 @@ class Directory(Place):
     def at(self, name):
         return os.path.join(self.path, name)
 
+    def sync(self):
+        if self.sync_files:
+            _sync_directory(self.path)
+
     def set_up(self):
         self.refuse_marker(os.listdir(self.path) if os.path.isdir(self.path) else [])
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
@@ -185,9 +209,9 @@ class Directory(Place):
             self.release()
             raise
 
-    def new_file(self, number, expected):
-        """expected: bytes, about."""
-        return _File(self, number)
+    def new_files(self, number, expected):
+        """expected: bytes of each file, about."""
+        return _Files(self, number, len(expected))
 
     def publish(self, data, files):
         """files: the names of all ranks' files."""
@@ -196,10 +220,11 @@ class Directory(Place):
         replaced = {name: then for name, then in self._found.items() if name != self.marker and name not in files}
         written = False
         try:
-            _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode())
-            _write_new(self.at(marker), data)
+            _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode(),
+                       self.sync_files)
+            _write_new(self.at(marker), data, self.sync_files)
             written = True
-            _sync_directory(self.path)
+            self.sync()
             if self.overwrite:
                 self._refuse_changed()
                 os.rename(self.at(marker), self.at(self.marker))
@@ -212,13 +237,13 @@ class Directory(Place):
             raise
         self._made = ()
         _remove(self.at(marker))
-        _sync_directory(self.path)
+        self.sync()
         for name, then in replaced.items():
             self._remove_replaced(name, then)
         for name in files:
             _remove(self.at(name_of_journal(token_of(name))))
         _remove(self.at(journal))
-        _sync_directory(self.path)
+        self.sync()
 
     def _has_its_name(self, marker):
         """Whether the marker is published, which is possible even if the call that did it failed, for example on NFS."""
@@ -329,4 +354,4 @@ class Directory(Place):
                 if name not in self._replaced:
                     self._remove_replaced(name, then)
             _remove(self.at(name_of_journal(token)))
-        _sync_directory(self.path)
+        self.sync()

@@ -1,10 +1,10 @@
 """Checkpoints that tessera.torch.StorageWriter writes into an object store.
 
-Every rank uploads its file in parts and leaves the upload open, so nothing of it is visible. When all ranks have done so, the coordinator
+Every rank uploads its files in parts and leaves the uploads open, so nothing of them is visible. When all ranks have done so, the coordinator
 completes the uploads. It writes `.metadata` last and, unless it replaces a checkpoint, only if there is none. The files that the old
 checkpoint lists are removed afterwards.
 
-    __R_TOKEN.distcp          a rank's file; TOKEN is random
+    __R_TOKEN.distcp          a rank's file; TOKEN is random. __R_N_TOKEN.distcp if it has several
     .tessera-save-TOKEN.json  the coordinator's journal, from before the first file is visible until the end: what a later save may remove
                               if this one is killed
 
@@ -13,7 +13,7 @@ import json
 import weakref
 
 from ._library import TesseraError, warn
-from ._save_place import JOURNAL, TO_REPLACE, Place, name_of_file, name_of_journal
+from ._save_place import JOURNAL, TO_REPLACE, Place, name_of_journal, names_of_files
 from ._saving import PUBLISHES, REPLACES, SENDS, Saving
 
 SCHEMES = ("s3://", "gs://", "az://")
@@ -25,10 +25,10 @@ def _may_be_data(name):
 
 
 class _File:
-    """A rank's file while it is sent."""
+    """One of a rank's files while it is sent."""
 
-    def __init__(self, place, number, expected):
-        self.name, self._size = name_of_file(number, place.new_token()), 0
+    def __init__(self, place, name, expected):
+        self.name, self._size = name, 0
         self.saving = Saving(place.path, SENDS, place.marker)
         self.saving.create(self.name, expected)
 
@@ -39,15 +39,22 @@ class _File:
     def finish(self):
         return self._size, self.saving.hand_over(self._size)
 
+
+
+class _Files(list):
+    def finish(self):
+        pass  # every file has been handed over
+
     def discard(self):
-        self.saving.close()
+        for file in self:
+            file.saving.close()
 
 
 class Objects(Place):
     def __init__(self, path, overwrite):
         super().__init__(path, overwrite)
         self._lead = None  # the coordinator's
-        self._sent = None  # this rank's file, as long as its upload is open
+        self._sent = ()  # references to this rank's files, as long as their uploads are open
 
     def __reduce__(self):  # for saves in other processes
         return Objects, (self.path, self.overwrite)
@@ -73,15 +80,25 @@ class Objects(Place):
             self.release()
             raise
 
-    def new_file(self, number, expected):
-        """expected: bytes, about."""
-        return _File(self, number, expected)
+    def new_files(self, number, expected):
+        """expected: bytes of each file, about."""
+        files = _Files()
+        try:
+            for name, size in zip(names_of_files(number, self.new_token(), len(expected)), expected):
+                files.append(_File(self, name, size))
+        except BaseException:
+            files.discard()
+            raise
+        return files
 
-    def keep_while(self, results, file):
-        """Abandons the upload when `results` are freed, the next save begins or the process ends, whichever comes first, because PyTorch does
-        not tell a writer that another rank has failed. An upload that has been completed is not affected."""
-        self._sent = weakref.ref(file.saving)
-        weakref.finalize(results, file.saving.close)
+    def keep_while(self, results, files):
+        """Abandons the uploads when `results` are freed, the next save begins or the process ends, whichever comes first, because PyTorch does
+        not tell a writer that another rank has failed. Uploads that have been completed are not affected."""
+        self._sent = [weakref.ref(file.saving) for file in files]
+        weakref.finalize(results, files.discard)
+
+    def _open_uploads(self):
+        return [saving for saving in (sent() for sent in self._sent) if saving]
 
     def publish(self, data, files):
         """files: the results of `finish`, by the names of all ranks' files."""
@@ -98,9 +115,8 @@ class Objects(Place):
             if e.status == "exists":
                 raise FileExistsError(f"{self.path}: holds a checkpoint already ({self.marker}), which appeared during the save{TO_REPLACE}") from None
             raise
-        sent = self._sent and self._sent()
-        if sent:
-            sent.keep()
+        for saving in self._open_uploads():
+            saving.keep()
         for name in replaced:
             self._lead.remove(name)
         self._lead.remove(journal)
@@ -116,11 +132,10 @@ class Objects(Place):
             pass  # the failure of the save itself is what counts, and the next one removes this
 
     def release(self):
-        sent = self._sent and self._sent()
-        for saving in (self._lead, sent):
+        for saving in (self._lead, *self._open_uploads()):
             if saving:
                 saving.close()
-        self._lead = self._sent = None
+        self._lead, self._sent = None, ()
 
     # ---- what interrupted saves left ----
 

@@ -12,8 +12,9 @@ MOST_JOURNAL_BYTES = 64 << 20
 TO_REPLACE = "; StorageWriter(…, overwrite=True) replaces it"
 
 
-def name_of_file(number, token):
-    return f"__{number}_{token}.distcp"
+def names_of_files(number, token, count):
+    """Returns the names of a rank's files."""
+    return [f"__{number}_{token}.distcp"] if count == 1 else [f"__{number}_{n}_{token}.distcp" for n in range(count)]
 
 
 def token_of(name):
@@ -27,17 +28,18 @@ def name_of_journal(token):
 
 class Place:
     """A destination of a save that all ranks make together, or, with use_collectives=False, of what one rank saves on its own: the same
-    with a marker, a lock and journals of its own, and a single file.
+    with a marker, a lock and journals of its own.
 
     `set_up` starts a save on every rank: it creates nothing, and refuses to replace what may not be replaced. When all
-    ranks have planned, `begin` on the coordinator removes what interrupted saves left. Then every rank writes one file, `new_file`.
+    ranks have planned, `begin` on the coordinator removes what interrupted saves left. Then every rank writes its files, `new_files`.
     `publish` or `release` ends the save."""
 
     rank = None  # of a save on its own
     marker = MARKER
 
-    def __init__(self, path, overwrite):
-        self.path, self.overwrite = path, overwrite
+    def __init__(self, path, overwrite, sync_files=True):
+        """sync_files: wait until files are on disk."""
+        self.path, self.overwrite, self.sync_files = path, overwrite, sync_files
         self._replaced = set()  # the coordinator's: files of the checkpoint that is replaced
 
     def is_of(self, rank, world):
@@ -52,6 +54,10 @@ class Place:
 
     def may_clean(self, token):
         return self.rank is None or token.startswith(f"{self.rank:08x}")
+
+    def keep_while(self, results, files):
+        """What has been written of this rank's files may be given up when `results` are freed. Files in a directory stay, and are listed in
+        their journal."""
 
     def refuse_marker(self, names):
         """Raises FileExistsError if one of the names makes the destination a checkpoint that may not be replaced."""

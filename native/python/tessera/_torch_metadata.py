@@ -120,8 +120,14 @@ def _described(entry, stored=None):
     return stored
 
 
-def metadata_of(checkpoint):
-    """Returns a Metadata that describes an opened checkpoint."""
+def has_extension(info):
+    """Whether an item is stored through extensions that the library cannot undo. info: PyTorch's _StorageInfo."""
+    return any(not name.startswith("stream.zstd") for name in getattr(info, "transform_descriptors", None) or ())
+
+
+def metadata_of(checkpoint, has_extensions=False):
+    """Returns a Metadata that describes an opened checkpoint. has_extensions: items whose extensions the library cannot undo are read by
+    PyTorch, so they are what the checkpoint says that they are."""
     marker = marker_of(checkpoint)
     found = _unpickled(checkpoint._session.file(marker)) if marker else None
     if found is None or found.state_dict_metadata.keys() != checkpoint.keys():
@@ -129,5 +135,6 @@ def metadata_of(checkpoint):
                         planner_data={name: entry.path or (name,) for name, entry in checkpoint.items()},
                         **meta_fields(checkpoint_id=checkpoint.path))
     stored = found.state_dict_metadata
-    found.state_dict_metadata = {name: _described(checkpoint[name], stored[name]) for name in stored}
+    kept = {index.fqn for index, info in (found.storage_data or {}).items() if has_extension(info)} if has_extensions else ()
+    found.state_dict_metadata = {name: stored[name] if name in kept else _described(checkpoint[name], stored[name]) for name in stored}
     return found

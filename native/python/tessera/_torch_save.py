@@ -2,6 +2,7 @@
 (_save_directory.py) or in an object store (_save_objects.py)."""
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import io
@@ -9,35 +10,39 @@ import math
 import os
 import pickle
 import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo, _StoragePrefix
 from torch.futures import Future
 
 from ._choices import StrPath
-from ._library import TesseraError
+from ._library import TesseraError, warn
 from ._save_directory import Directory
 from ._save_objects import SCHEMES, Objects
-from ._torch_versions import meta_fields
+from ._torch_versions import BlockingAsyncStager, StreamTransforms, create_cpu_state_dict, meta_fields
 
-# ---- one rank's file ----
+# ---- one rank's files ----
 
 
 class _Digested(io.RawIOBase):
-    """A rank's file, with a digest of what is written to it. Of a large record only the length is digested, because its CRC-32 is in the
-    archive's directory, which follows it and is digested as a whole. torch.save writes a tensor in about 40 pieces, most of them of a few
-    bytes, so small pieces are collected and written together."""
+    """A rank's file, with a digest of what is written to it. torch.save writes a tensor in about 40 pieces, most of them of a few bytes, so
+    small pieces are collected and written together.
+
+    has_archives: what is written are archives with CRC-32s. Of a large record of theirs only the length is digested, because its CRC-32 is
+    in the archive's directory, which follows it and is digested as a whole."""
 
     LARGE = 1 << 20
     SMALL = 1 << 17
 
-    def __init__(self, file):
+    def __init__(self, file, has_archives):
         super().__init__()
-        self.file, self.size, self._kept, self._sha = file, 0, bytearray(), hashlib.sha256()
+        self.file, self.size, self._kept, self._sha, self._has_archives = file, 0, bytearray(), hashlib.sha256(), has_archives
         self.failure = None  # what a write raised: torch.save raises an error of its own instead, without the cause
 
     @property
@@ -69,7 +74,7 @@ class _Digested(io.RawIOBase):
         except BaseException as e:
             self.failure = self.failure or e
             raise
-        self._sha.update(view if len(view) < self.LARGE else len(view).to_bytes(8, "little"))
+        self._sha.update(len(view).to_bytes(8, "little") if self._has_archives and len(view) >= self.LARGE else view)
 
     def write_kept(self):
         """Not `flush`, which torch.save calls after each tensor."""
@@ -115,17 +120,23 @@ def _end_copy(tensor, copied):
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
 
 
-def _in_host_memory(items, planner):
-    """Yields (item, tensor or BytesIO). While the caller writes one tensor, the next one is copied from its CUDA device."""
-    started = None
+def _in_host_memory(items, planner, ahead):
+    """Yields (item, tensor or BytesIO). While the caller writes one of them, the next ones of about `ahead` bytes are copied from their CUDA
+    device."""
+    started, waiting = collections.deque(), 0  # bytes of those behind the first
     for item in items:
         data = planner.resolve_data(item)
-        next_one = item, (_start_copy(data.detach()) if item.type != WriteItemType.BYTE_IO else data)
-        if started:
-            yield _ended(*started)
-        started = next_one
-    if started:
-        yield _ended(*started)
+        if item.type == WriteItemType.BYTE_IO:
+            size = data.getbuffer().nbytes
+        else:
+            data, size = _start_copy(data.detach()), data.numel() * data.element_size()
+        waiting += size if started else 0
+        started.append((item, data, size))
+        while started and waiting >= ahead:
+            yield _ended(*started.popleft()[:2])
+            waiting -= started[0][2] if started else 0
+    for item, data, _ in started:
+        yield _ended(item, data)
 
 
 def _ended(item, data):
@@ -142,31 +153,88 @@ class _Results(list):
 _ITEM_BYTES = 64 << 10  # more than what torch.save writes around a tensor, and what most objects have
 
 
-def _expected_bytes(plan):
-    tensors = (item.tensor_data for item in plan.items if item.tensor_data is not None)
-    return sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors) + _ITEM_BYTES * len(plan.items)
+def _expected_bytes(items):
+    tensors = (item.tensor_data for item in items if item.tensor_data is not None)
+    return sum(math.prod(data.chunk.sizes) * data.properties.dtype.itemsize for data in tensors) + _ITEM_BYTES * len(items)
 
 
-def _write_items(out, name, plan, planner):
-    results = _Results()
-    for item, data in _in_host_memory(plan.items, planner):
-        offset = out.tell()
+class _RankWriter:
+    """Writes the files of one rank, each in one thread."""
+
+    def __init__(self, planner, ahead, transforms):
+        self._planner, self._ahead, self._transforms = planner, ahead, transforms
+        self._failure = None  # the first one, at which all threads end
+
+    def write(self, file, items):
+        """Returns the results of one file."""
+        out = _Digested(file, has_archives=not self._transforms)
+        try:
+            results = [self._write_item(out, file.name, item, data) for item, data in _in_host_memory(items, self._planner, self._ahead)]
+            out.write_kept()
+            handed = file.finish()
+        except BaseException as e:
+            failure = out.failure or e
+            self._failure = self._failure or failure
+            raise failure from (None if failure is not e else e.__cause__)
+        for result in results:  # for finish, which takes them off
+            result.storage_data.digest = out.digest.hexdigest()
+        if handed:  # None is lost when PyTorch gathers the results: _StorageInfo leaves it out of its pickle
+            results[0].storage_data.handed = handed
+        return results
+
+    def write_all(self, files, groups, threads):
+        """Yields the results of each file."""
+        if threads == 1:
+            yield from map(self.write, files, groups)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            writing = [pool.submit(self.write, *each) for each in zip(files, groups)]
+            try:
+                for future in writing:
+                    yield future.result()
+            except BaseException as e:  # such as Ctrl-C
+                self._failure = self._failure or e
+                raise self._failure
+
+    def _write_item(self, out, name, item, data):
+        if self._failure:
+            raise self._failure
+        offset, to, more = out.tell(), out, {}
+        if self._transforms:
+            to, descriptors = self._transforms.transform_save_stream(item, out)
+            more = {"transform_descriptors": descriptors}
         if item.type == WriteItemType.BYTE_IO:
-            out.write(data.getbuffer())
+            to.write(data.getbuffer())
             out.digest.update(data.getbuffer())
         else:
-            torch.save(data, out)
+            torch.save(data, to)
+        if to is not out:
+            to.close()
         length = out.tell() - offset
-        results.append(WriteResult(index=item.index, size_in_bytes=length, storage_data=_StorageInfo(name, offset, length)))
-    return results
+        return WriteResult(index=item.index, size_in_bytes=length, storage_data=_StorageInfo(name, offset, length, **more))
 
 
-class StorageWriter(_StorageWriter):
+def _number(name, value, least):
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is a whole number of {least} or more, not {value!r}")
+    return value
+
+
+_Stager = BlockingAsyncStager or object
+
+
+class StorageWriter(_StorageWriter, _Stager):
     """A StorageWriter for torch.distributed.checkpoint.save and async_save whose checkpoints appear completely or not at all.
 
     path: a directory, which is created if it does not exist, or an s3://, gs:// or az:// URL. overwrite: replace an existing
     checkpoint, and keep files that it does not list. checksums: write a CRC-32 for every record, and derive the save's id from the
     content; False leaves out both, to save time.
+
+    The other options are those of PyTorch's FileSystemWriter. single_file_per_rank: False writes one file per tensor or object, in
+    directories only. sync_files: False does not wait until files are on disk, so a crash of the machine may leave a damaged checkpoint;
+    object stores always have what was written. thread_count: threads and files per rank. per_thread_copy_ahead: bytes that each thread copies
+    from a CUDA device while it writes others. cache_staged_state_dict: async_save uses the memory of its last copy again. _extensions:
+    PyTorch's StreamTransformExtensions, such as ZStandard, each for what the one after it writes. serialization_format: only TORCH_SAVE.
 
     Without overwrite, an existing checkpoint is a FileExistsError on every rank before anything is written. If one rank fails, the save
     fails on all ranks and changes nothing. The next save removes what a killed one left.
@@ -174,10 +242,33 @@ class StorageWriter(_StorageWriter):
     With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its file, and then `__RANK.metadata`. These
     appear, replace those of the last save, or fail, rank by rank."""
 
-    def __init__(self, path: StrPath, *, overwrite: bool = False, checksums: bool = True) -> None:
-        super().__init__()
-        self.overwrite, self.checksums = overwrite, checksums
+    def __init__(self, path: StrPath, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
+                 per_thread_copy_ahead: int = 10_000_000, cache_staged_state_dict: bool = False, overwrite: bool = False,
+                 _extensions: Sequence[Any] | None = None, serialization_format: Any = "torch_save", *, checksums: bool = True) -> None:
+        _StorageWriter.__init__(self)
+        if BlockingAsyncStager:
+            BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
+        elif cache_staged_state_dict:
+            warn(f"cache_staged_state_dict=True is not used: async_save of PyTorch {torch.__version__} copies the state dict itself, and keeps no copy")
+        self.single_file_per_rank, self.sync_files = single_file_per_rank, sync_files
+        self.thread_count, self.per_thread_copy_ahead = _number("thread_count", thread_count, 1), _number("per_thread_copy_ahead", per_thread_copy_ahead, 0)
+        self.overwrite, self.checksums, self.serialization_format = overwrite, checksums, serialization_format
+        if getattr(serialization_format, "value", serialization_format) != "torch_save":
+            raise TesseraError(f"serialization_format={serialization_format} is not supported: PyTorch's FileSystemReader cannot read what "
+                               "FileSystemWriter makes of it. Leave it out, and convert the checkpoint with tessera.convert(…, to=\"safetensors\")",
+                               "unsupported")
+        if _extensions and not StreamTransforms:
+            raise TesseraError(f"_extensions is not supported by PyTorch {torch.__version__}, whose metadata has no field for it; PyTorch 2.7 has", "unsupported")
+        self.transforms = StreamTransforms(_extensions) if _extensions else None
         self.reset(os.fspath(path))
+
+    def stage(self, state_dict):
+        if self.cache_staged_state_dict and self.state_dict_cache is None and not torch.cuda.is_available():
+            self.state_dict_cache = create_cpu_state_dict(state_dict)  # PyTorch's is in pinned memory, which needs a device
+        return super().stage(state_dict)
+
+    def __getstate__(self):
+        return {**self.__dict__, **({"state_dict_cache": None} if BlockingAsyncStager else {})}  # another process saves what it is given
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id:
@@ -187,11 +278,14 @@ class StorageWriter(_StorageWriter):
 
     def _place_of(self, path):
         if path.startswith(SCHEMES):
+            if not self.single_file_per_rank:
+                warn(f"single_file_per_rank=False is not used for {path}: each file is an upload that stays open until all ranks have sent theirs, "
+                     "so a rank writes thread_count files")
             return Objects(path, self.overwrite)
         if "://" in path:
             raise TesseraError(f"tessera.torch.StorageWriter cannot write to '{path.partition('?')[0]}': it writes to directories, and to s3://, gs:// "
                                "and az:// URLs", "unsupported")
-        return Directory(path, self.overwrite)
+        return Directory(path, self.overwrite, self.sync_files)
 
     @property
     def path(self):
@@ -232,31 +326,29 @@ class StorageWriter(_StorageWriter):
     def write_data(self, plan, planner):
         done = Future()
         try:
-            done.set_result(self._write_file(plan, planner) if plan.items else [])
+            done.set_result(self._write_files(plan, planner) if plan.items else [])
         except BaseException:
             if self._coordinator:
                 self._place.release()
             raise
         return done
 
-    def _write_file(self, plan, planner):
-        file = self._place.new_file(plan.storage_data.prefix.strip("_"), _expected_bytes(plan))
+    def _write_files(self, plan, planner):
+        if self.single_file_per_rank or isinstance(self._place, Objects):
+            groups = [items for items in _split_by_size_and_type(self.thread_count, list(plan.items)) if items]
+        else:
+            groups = [[item] for item in plan.items]
+        files = self._place.new_files(plan.storage_data.prefix.strip("_"), [_expected_bytes(items) for items in groups])
+        writer, results = _RankWriter(planner, self.per_thread_copy_ahead, self.transforms), _Results()
         try:
-            out = _Digested(file)
             with _Crc32Option(self.checksums):
-                results = _write_items(out, file.name, plan, planner)
-            out.write_kept()
-            handed = file.finish()
-        except BaseException as e:
-            file.discard()
-            if out.failure not in (None, e):
-                raise out.failure from None
+                for of_file in writer.write_all(files, groups, self.thread_count):
+                    results += of_file
+            files.finish()
+        except BaseException:
+            files.discard()
             raise
-        for result in results:  # for finish, which takes them off
-            result.storage_data.digest = out.digest.hexdigest()
-        if handed:  # None is lost when PyTorch gathers the results: _StorageInfo leaves it out of its pickle
-            results[0].storage_data.handed = handed
-            self._place.keep_while(results, file)
+        self._place.keep_while(results, files)
         return results
 
     def _take_save_id(self, storage_data):
@@ -270,7 +362,10 @@ class StorageWriter(_StorageWriter):
     def finish(self, metadata, results):
         try:
             storage_data = {result.index: result.storage_data for rank in results for result in rank}
-            files = {rank[0].storage_data.relative_path: rank[0].storage_data.__dict__.pop("handed", None) for rank in results if rank}
+            files = {}
+            for info in storage_data.values():
+                handed = info.__dict__.pop("handed", None)
+                files[info.relative_path] = files.get(info.relative_path) or handed
             self._take_save_id(storage_data)
             for name, value in {"storage_data": storage_data, **self._meta_fields()}.items():
                 setattr(metadata, name, value)

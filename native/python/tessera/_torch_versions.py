@@ -12,6 +12,16 @@ try:
 except ImportError:  # before PyTorch 2.5
     from torch.distributed._tensor._utils import compute_local_shape_and_global_offset
 
+try:
+    from torch.distributed._state_dict_utils import _create_cpu_state_dict as create_cpu_state_dict
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+except ImportError:  # before PyTorch 2.4, whose async_save stages itself
+    BlockingAsyncStager = create_cpu_state_dict = None
+try:
+    from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StreamTransforms
+except ImportError:  # before PyTorch 2.7
+    StreamTransforms = None
+
 
 def meta_fields(**ids):
     """Returns the field of PyTorch's Metadata that identifies the save or load, by its name; empty if Metadata has no such field."""

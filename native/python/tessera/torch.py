@@ -7,12 +7,14 @@ Bytes are read directly into the planner's tensors if these are contiguous, on t
 several parts of large ones, are read at the same time. Other tensors are filled through reused memory (_slots.py)."""
 from __future__ import annotations
 
+import dataclasses
 import io
 import uuid
-from typing import Sequence
+from typing import Any, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
@@ -22,7 +24,7 @@ from ._choices import Document, StrPath
 from ._library import FOR_VALUES, TesseraError
 from ._slots import read_tensors
 from ._torch_load import load, load_into
-from ._torch_metadata import MARKER, has_box, marker_of, metadata_of, warn_of_copies
+from ._torch_metadata import MARKER, has_box, has_extension, marker_of, metadata_of, warn_of_copies
 from ._torch_save import StorageWriter
 from ._torch_versions import ASKS_FOR_RANK, StorageMeta
 
@@ -34,11 +36,16 @@ class StorageReader(_StorageReader):
 
     Values of Python's, numpy's and PyTorch's own types are loaded with their types. They are pickled again, so nothing in the
     checkpoint's pickles is executed. Objects that name other classes or functions are a TesseraError, unless unsafe_objects is set:
-    then PyTorch imports and runs what they name."""
+    then PyTorch imports and runs what they name.
+
+    _extension_registry: as for PyTorch's FileSystemReader, which reads the items of a directory whose extensions the registry has. Its
+    objects need unsafe_objects. ZStandard needs no registry."""
 
     def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
-                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> None:
+                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
+                 _extension_registry: Any = None) -> None:
         super().__init__()
+        self._registry, self._extended = _extension_registry, {}
         self.path, self.threads, self.unsafe_objects = path, threads, unsafe_objects
         self._choices = {"part": part, "step": step, "also": also, "shards": shards}
         self.load_id = str(uuid.uuid4())
@@ -83,7 +90,7 @@ class StorageReader(_StorageReader):
         if self._rank is None and ASKS_FOR_RANK and marker not in (None, MARKER):  # the loader asks again, with the rank
             raise TesseraError(f"{self.path}: there is no {MARKER} for all ranks, but {marker} and the like, which each rank wrote for itself; "
                                "read_metadata(rank=…) reads one of them", "not found")
-        metadata = metadata_of(checkpoint)
+        metadata = metadata_of(checkpoint, has_extensions=self._registry is not None)
         if StorageMeta:
             metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
             metadata.storage_meta.load_id = self.load_id
@@ -91,6 +98,8 @@ class StorageReader(_StorageReader):
 
     def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
         self._open()
+        stored = metadata.storage_data or {} if self._registry is not None else {}
+        self._extended = {index: info for index, info in stored.items() if has_extension(info)}
 
     def prepare_local_plan(self, plan):
         return plan
@@ -112,9 +121,22 @@ class StorageReader(_StorageReader):
                         "tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
         planner.load_bytes(item, io.BytesIO(entry.save()))
 
+    def _read_extended(self, plan, planner):
+        """Lets PyTorch read items whose extensions are in the registry."""
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO and not self.unsafe_objects:
+                raise TesseraError(f"{self.path}: the object '{item.storage_index.fqn}' is stored through an extension, so whether it is data cannot be "
+                                   "seen; tessera.torch.StorageReader(…, unsafe_objects=True) lets PyTorch import and run what objects name", "unsupported")
+        reader = FileSystemReader(self.path, self._registry)
+        reader.storage_data = self._extended
+        reader.read_data(plan, planner).wait()
+
     def read_data(self, plan, planner):
         targets = []
-        for item in plan.items:
+        extended = [item for item in plan.items if item.storage_index in self._extended]
+        if extended:
+            self._read_extended(dataclasses.replace(plan, items=extended), planner)
+        for item in (item for item in plan.items if item.storage_index not in self._extended):
             if item.type == LoadItemType.BYTE_IO:
                 self._load_object(item, planner)
                 continue
