@@ -57,7 +57,8 @@ def fills_fsdp1(rank, world, path):
     shards = [shard.tensor for value in state.values() for shard in value.local_shards()]
     assert rank < 3 or len(shards) < len(state), "every rank has a shard of every tensor"
     dcp.save(state, checkpoint_id=path)
-    for load in (lambda: dcp.load(state, checkpoint_id=path), lambda: tessera.torch.load_into(state, path)):
+    for load in (lambda: dcp.load(state, checkpoint_id=path), lambda: tessera.torch.load_into(state, path),
+                 lambda: tessera.torch.load_into(state, path, staged=True)):
         before = [shard.clone() for shard in shards]
         for shard in shards:
             shard.zero_()

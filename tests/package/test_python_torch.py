@@ -3,6 +3,7 @@ import contextlib
 import errno
 import inspect
 import io
+import itertools
 import os
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from harness import SAMPLES, sample_names, sample_path
 from shell import check
 from test_python import INSTALLED, tessera
 from tessera import _slots
+from tessera._slots import dtype_of
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
 from torch.distributed.checkpoint.api import CheckpointException
@@ -83,6 +85,66 @@ def test_load_gives_what_pytorch_loads(t):
     fails(TypeError, lambda: tessera.torch.load(DCP, some[0]))
 
 
+ODD_NAMES = ["a.b.weight", "a.c.weight", "a.weight", "a.b.bias", "x*y", "x1y", "q?", "q1", "l[0]", "l0", "l[", "d\\w", "[!a]", "é.ü", "a..b", "", "a.", "n\nm", "-", "]", "^"]
+GLOBS = ["a.*", "a.**", "**", "*", "*.weight", "**.weight", "a.*.weight", "**b**", "x*y", "x[*]y", "x?y", "q?", "q[?]", "q[0-9]", "l[0]", "l[[]0]", "l[", "l[[]", "d\\*", "[!a]",
+         "[^a].?", "?.?", "[é-ü].[!é]", "a.?.[bw]*", "***", "a.***", "*a*b*", "[]]", "[!]]", "[]-^]", "[-]", "[z-a]", "[!z-a]", "[a-]*", "n*", "a.", "**.", "?", "[.]", "[!.]", "a[.]b"]
+
+
+def test_globs_choose_what_they_choose_on_the_command_line(t):
+    path = t.at("c.pt")
+    torch.save({name: torch.full((2,), float(n)) for n, name in enumerate(ODD_NAMES)}, path)
+    for glob in GLOBS:
+        entries = t.json("inspect", path, "--json", "--include", glob)["entries"]
+        want = {e["fqn"] for e in entries} if glob not in ODD_NAMES else {glob}  # a name that exists is not a GLOB
+        if want:
+            loaded = tessera.torch.load(path, [glob])
+            assert set(loaded) == want and all(loaded[n][0] == ODD_NAMES.index(n) for n in loaded), (glob, set(loaded), want)
+        else:
+            fails(tessera.TesseraError, lambda: tessera.torch.load(path, [glob]), f"'{glob}'")
+    assert list(tessera.torch.load(path, ["q1", "**.weight", "a.weight"])) == ["q1", "a.b.weight", "a.c.weight", "a.weight"]
+
+
+def test_a_prefix_is_stripped(t):
+    want = {"model.a.weight": 1., "model.model.b": 2., "model.b": 3., "models": 4., "optim.a.weight": 5.}
+    torch.save({name: torch.full((3,), value) for name, value in want.items()}, t.at("c.pt"))
+    load = lambda *given, **options: {name: value[0].item() for name, value in tessera.torch.load(t.at("c.pt"), *given, **options).items()}
+    assert load(prefix="model.") == {"a.weight": 1, "model.b": 2, "b": 3} and load(prefix="") == want
+    assert load(["model.b", "a.*"], prefix="model.") == {"model.b": 2, "a.weight": 1}, "a name without the prefix comes first"
+    assert load(["model.a.weight", "b"], prefix="model.") == {"a.weight": 1, "b": 3} == load(["model.a.*", "b"], prefix="model.")
+    fails(tessera.TesseraError, lambda: load(prefix="net."), "'net.'")
+    for name in ("optim.a.weight", "optim.**", "c"):
+        fails(tessera.TesseraError, lambda: load([name], prefix="model."), f"'{name}'", "'model.'")
+    fails(TypeError, lambda: load(prefix=3), "prefix")
+
+
+def test_dtype_casts_floating_point_tensors_as_pytorch_does(t):
+    torch.manual_seed(5)
+    stored = {"f64": torch.randn(70, 9, dtype=torch.float64) * 1e3, "f32": torch.randn(1000), "f16": torch.randn(3, 4, 5).half(), "bf16": torch.randn(33).bfloat16(),
+              "odd": torch.tensor([float("nan"), float("inf"), 1e30, -0.0, 1e-30, 1 + 2**-9, 1 + 3 * 2**-9]), "f8": torch.randn(64).to(torch.float8_e5m2),
+              "int": torch.arange(9), "bool": torch.tensor([True, False]), "complex": torch.randn(4, dtype=torch.complex64), "scalar": torch.tensor(1001.25),
+              "strided": torch.randn(8, 6).t(), "state.0.step": torch.tensor(100001.)}
+    dcp.save(stored, checkpoint_id=t.at("c"), no_dist=True)
+    torch.save(stored, t.at("c.pt"))
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float32):
+        for given in (dtype, str(dtype).removeprefix("torch.")):
+            for path in (t.at("c"), t.at("c.pt")):
+                loaded = tessera.torch.load(path, dtype=given)
+                for name, value in stored.items():
+                    want = value.to(dtype) if value.is_floating_point() and name != "state.0.step" else value
+                    assert loaded[name].dtype == want.dtype, name
+                    assert torch.equal(loaded[name].contiguous().reshape(-1).view(torch.uint8), want.contiguous().reshape(-1).view(torch.uint8)), (name, dtype)
+    for wrong in ("int64", torch.int64, "bfloat61", 3, "empty"):
+        fails(ValueError, lambda: tessera.torch.load(t.at("c"), dtype=wrong), "dtype", str(wrong))
+
+
+def test_dtype_does_not_cast_numbers_without_their_scale(t):
+    for n, (name, scale) in enumerate((("a.weight", "a.weight_scale_inv"), ("a.weight", "a.scale"), ("w", "w_scale"), ("a.weight", "a.qscale_weight"), ("weight", "weight_scale_2"))):
+        torch.save({name: torch.randn(4).to(torch.float8_e4m3fn), scale: torch.ones(1), "b.bias": torch.ones(2)}, t.at(f"c{n}.pt"))
+        fails(tessera.TesseraError, lambda: tessera.torch.load(t.at(f"c{n}.pt"), dtype="bfloat16"), f"'{name}'", f"'{scale}'", "dequantize")
+        assert tessera.torch.load(t.at(f"c{n}.pt"), ["b.bias"], dtype="bfloat16")["b.bias"].dtype == torch.bfloat16
+        assert tessera.torch.load(t.at(f"c{n}.pt"), dtype=torch.float8_e4m3fn, names=[name])[name].dtype == torch.float8_e4m3fn
+
+
 def test_load_into_fills_or_changes_nothing(t):
     want = pytorchs(DCP)
     blank = lambda: {name: torch.full_like(value, 7) for name, value in want.items()}
@@ -110,6 +172,79 @@ def test_load_into_changes_nothing_where_a_tensor_cannot_be_filled(t):
         state = blank()
         fails(tessera.TesseraError, lambda: tessera.torch.load_into(state, t.at("c")), "'it'")
         assert all(torch.equal(state[n], blank()[n]) for n in ("before", "after")), state
+
+
+def test_load_into_makes_no_second_copy_unless_it_is_staged(t):
+    want = {f"w{n}": torch.arange(float(1 << 18)).reshape(512, 512) + n for n in range(6)}
+    dcp.save(want, checkpoint_id=t.at("c"), no_dist=True)
+    made, real = [], torch.empty
+
+    def empty(*shape, **options):
+        made.append(real(*shape, **options))
+        return made[-1]
+    for staged in (False, True):
+        state = {name: torch.zeros_like(value) if name != "w5" else torch.zeros(512, 512).t() for name, value in want.items()}
+        made.clear()
+        with SmallSlots():
+            torch.empty = empty
+            try:
+                tessera.torch.load_into(state, t.at("c"), staged=staged)
+            finally:
+                torch.empty = real
+        assert all(torch.equal(state[n], want[n]) for n in want)
+        assert (sum(made.nbytes for made in made) > 6 << 20) == staged, "the memory of every tensor once more"
+
+
+def test_what_cannot_be_read_changes_nothing(t):
+    state = lambda k: {f"w{n}": torch.arange(3000.) * k + n for n in range(5)}
+    damages = (os.unlink, lambda path: os.truncate(path, 900), lambda path: os.truncate(path, os.path.getsize(path) - 5))
+    for n, (damage, extensions) in enumerate(itertools.product(damages, ((), (ZStandard(),)))):
+        path = t.at(f"c{n}")
+        dcp.save(state(2), storage_writer=dcp.FileSystemWriter(path, thread_count=3, _extensions=extensions), no_dist=True)
+        damage(os.path.join(path, "__0_2.distcp"))
+        for staged in (False, True):
+            filled = state(7)
+            error = fails(tessera.TesseraError, lambda: tessera.torch.load_into(filled, path, staged=staged))
+            assert "partly" not in str(error) and all(torch.equal(filled[name], state(7)[name]) for name in filled), error
+    hole = os.path.join(SAMPLES, "broken_dcp_hole")
+    filled = {name: torch.full(entry.shape, 7, dtype=dtype_of(entry)) for name, entry in tessera.open(hole).items() if entry.kind == "tensor"}
+    fails(tessera.TesseraError, lambda: tessera.torch.load_into(filled, hole), "in no chunk")
+    assert all((value == 7).all() for value in filled.values())
+
+
+def test_an_error_while_tensors_are_filled_says_so(t):
+    """Damage that only reading finds: in the middle of what is compressed."""
+    numbers = torch.randint(0, 60, (1 << 19,), generator=torch.Generator().manual_seed(6)).float()
+    state = lambda k: {"a": numbers * k, "b": numbers * k + 1}
+    dcp.save(state(2), storage_writer=dcp.FileSystemWriter(t.at("c"), _extensions=[ZStandard()]), no_dist=True)
+    found = FileSystemReader(t.at("c")).read_metadata().storage_data
+    info = next(info for index, info in found.items() if index.fqn == "b")
+    with open(t.at("c", info.relative_path), "r+b") as f:
+        f.seek(info.offset + info.length * 2 // 3)
+        f.write(b"\xff" * (info.length // 4))
+    filled = state(7)
+    error = fails(tessera.TesseraError, lambda: tessera.torch.load_into(filled, t.at("c"), staged=True))
+    assert "partly" not in str(error) and all(torch.equal(filled[name], state(7)[name]) for name in filled)
+    error = fails(tessera.TesseraError, lambda: tessera.torch.load_into(filled, t.at("c")), "'b'", "partly filled", "staged=True")
+    assert error.status not in ("i/o", "")
+
+
+def test_tensors_that_share_memory_are_filled_in_their_order(t):
+    stored = {"a": torch.arange(12.), "b": torch.arange(12.) + 100, "c": torch.arange(6.) + 200, "d": torch.arange(3.) + 300, "e": torch.arange(4.) + 400}
+    dcp.save(stored, checkpoint_id=t.at("c"), no_dist=True)
+
+    def state(order):
+        memory = torch.zeros(16)
+        views = {"a": memory[:12], "b": memory[4:16], "c": memory[::2][:6], "d": torch.zeros(3), "e": memory[:4]}
+        return memory, {name: views[name] for name in order}
+    for order in ("abcde", "edcba", "cabed", "bca"):
+        theirs, into = state(order)
+        for name in into:
+            into[name].copy_(stored[name])
+        for staged in (False, True):
+            ours, into = state(order)
+            tessera.torch.load_into(into, t.at("c"), strict=False, staged=staged)
+            assert torch.equal(ours, theirs), (order, staged, ours, theirs)
 
 
 def test_of_tied_tensors_the_last_name_counts_as_in_load_state_dict(t):

@@ -2,6 +2,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
+import os
+import re
 from collections.abc import Iterable
 from typing import Any, Sequence
 
@@ -14,7 +17,7 @@ from ._choices import Document, StrPath, state_dict as checked_state_dict, text
 from ._library import FOR_VALUES, TesseraError, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
-from ._torch_metadata import MARKER, has_box, marker_of, warn_of_copies
+from ._torch_metadata import MARKER, has_box, marker_of, metadata_of, warn_of_copies
 from ._torch_versions import compute_local_shape_and_global_offset
 
 
@@ -28,9 +31,11 @@ def _is_whole(entry):
     return entry._checkpoint._session.is_tiled(entry._index)
 
 
-def _open(path, choices, names):
-    """Returns the checkpoint and, if every rank wrote its own metadata, what this rank wrote, or None. The latter alone is the checkpoint
-    if it has all of these tensors (None: all that it names); the ranks together may not even be one checkpoint."""
+def _open(path, choices, choose):
+    """Returns the checkpoint, the names that `choose` finds in it, and, if every rank wrote its own metadata, what this rank wrote, or None.
+    The latter alone is the checkpoint if it has all of these tensors; the ranks together may not even be one checkpoint.
+
+    choose: returns names for a checkpoint, or raises TesseraError if it lacks one."""
     own = None
     if dist.is_available() and dist.is_initialized():
         try:
@@ -39,11 +44,12 @@ def _open(path, choices, names):
             if e.status != "not found":  # there are fewer ranks in the checkpoint
                 raise
     if own and marker_of(own) not in (None, MARKER):
-        if names is None:
-            names = [name for name, entry in own.items() if entry.kind == "tensor"]
-        if not all(name in own and _is_whole(own[name]) for name in names):
-            return Checkpoint(path, **choices, _purpose=FOR_VALUES, _warns=False), own
-    return own or Checkpoint(path, **choices, _purpose=FOR_VALUES), None
+        names, _ = attempt(lambda: choose(own))
+        if names is None or not all(name in own and (own[name].kind != "tensor" or _is_whole(own[name])) for name in names):
+            checkpoint = Checkpoint(path, **choices, _purpose=FOR_VALUES, _warns=False)
+            return checkpoint, choose(checkpoint) if names is None else names, own
+    checkpoint = own or Checkpoint(path, **choices, _purpose=FOR_VALUES)
+    return checkpoint, choose(checkpoint), None
 
 
 # ---- load ----
@@ -66,38 +72,119 @@ def _read(sources, targets):
             source.unchanged()
 
 
-def _chosen(checkpoint, names):
-    if names is None:
-        opaque = [name for name, entry in checkpoint.items() if entry.kind == "opaque"]
-        if opaque:
-            warn(f"{checkpoint.path}: left out, because they are not plain tensors: {', '.join(opaque[:5])}{', …' if len(opaque) > 5 else ''}")
-        return [entry for entry in checkpoint.values() if entry.kind == "tensor"]
-    for name in names:
-        if name not in checkpoint:
-            raise TesseraError(f"{checkpoint.path}: there is no '{name}'", "not found")
-        if checkpoint[name].kind == "opaque":
-            raise TesseraError(f"{checkpoint.path}: '{name}' is not a plain tensor but {checkpoint[name].type}", "unsupported")
-    return [checkpoint[name] for name in names if checkpoint[name].kind == "tensor"]
+def _pattern_of(glob):
+    """Returns what matches the names that a GLOB of the command matches; tessera/glob.h describes these."""
+    found, at = [], 0
+    while at < len(glob):
+        begin, at = at, at + 1
+        negated = glob[at:at + 1] in ("!", "^")
+        close = glob.find("]", at + negated + (glob[at + negated:at + negated + 1] == "]")) if glob[begin] == "[" else -1
+        if glob[begin] == "*":
+            at += len(glob) - at - len(glob[at:].lstrip("*"))
+            found.append("[^.]*" if at == begin + 1 else ".*")
+        elif close >= 0:
+            ranges = re.findall("(.)-(.)|(.)", glob[at + negated:close], re.DOTALL)
+            ranges = [(low or one, high or one) for low, high, one in ranges]
+            inside = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in ranges if low <= high)
+            found.append(f"(?!\\.)[{'^' if negated else ''}{inside}]" if inside else "[^.]" if negated else "(?!)")
+            at = close + 1
+        else:
+            found.append("[^.]" if glob[begin] == "?" else re.escape(glob[begin]))
+    return re.compile("".join(found), re.DOTALL)
+
+
+def _matching(checkpoint, below, prefix, glob):
+    """Returns the names that a GLOB matches. below: those with the prefix, by what is after it."""
+    pattern = _pattern_of(glob)
+    found = [stored for short, stored in below.items() if pattern.fullmatch(short)] or [stored for stored in below.values() if pattern.fullmatch(stored)]
+    if not found:
+        what = f"no name matches '{glob}'" if set(glob) & set("*?[") else f"there is no '{glob}'"
+        raise TesseraError(f"{checkpoint.path}: {what}" + (f" below the prefix '{prefix}'" if prefix else ""), "not found")
+    return found
+
+
+def _selected(checkpoint, names, prefix):
+    """Returns the names of the entries to load."""
+    below = {name[len(prefix):]: name for name in checkpoint if name.startswith(prefix)}
+    if prefix and not below:
+        raise TesseraError(f"{checkpoint.path}: no name begins with the prefix '{prefix}'", "not found")
+    selected = list(below.values()) if names is None else []
+    for name in names or ():
+        exact = below.get(name, name if name.startswith(prefix) and name in checkpoint else None)
+        if exact is not None and checkpoint[exact].kind == "opaque":
+            raise TesseraError(f"{checkpoint.path}: '{name}' is not a plain tensor but {checkpoint[exact].type}", "unsupported")
+        selected += _matching(checkpoint, below, prefix, name) if exact is None else [exact]
+    return list(dict.fromkeys(selected))
+
+
+def _tensors_of(checkpoint, entries):
+    opaque = [entry.name for entry in entries if entry.kind == "opaque"]
+    if opaque:
+        warn(f"{checkpoint.path}: left out, because they are not plain tensors: {', '.join(opaque[:5])}{', …' if len(opaque) > 5 else ''}")
+    return [entry for entry in entries if entry.kind == "tensor"]
+
+
+def _floating(dtype):
+    """Returns the dtype to which floating-point tensors are cast, which is given as a torch.dtype or by its name; None if they are not."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(f"dtype is a floating-point dtype of PyTorch, such as torch.bfloat16 or its name, not {dtype!r}")
+    return found
+
+
+def _scale_of(checkpoint, entry):
+    """Returns the name of a tensor that scales a tensor of few bits, or None."""
+    if not entry.dtype.startswith(("float8_", "float6_", "float4_")):
+        return None
+    parent = entry.name.rpartition(".")[0]
+    siblings = (name for name in checkpoint if name != entry.name and (name.startswith(entry.name) or name.rpartition(".")[0] == parent))
+    return next((name for name in siblings if re.search("scale|scaling", name[len(parent):])), None)
+
+
+def _loaded_dtype(checkpoint, entry, dtype):
+    """Returns the dtype that a tensor is loaded as. The step of an optimizer is never cast, because few bits do not hold it."""
+    stored = _known_dtype(checkpoint, entry)
+    is_step = not entry.shape and entry.name.rpartition(".")[2] == "step"
+    if dtype in (None, stored) or not stored.is_floating_point or is_step:
+        return stored
+    scale = _scale_of(checkpoint, entry)
+    if scale:
+        raise TesseraError(f"{checkpoint.path}: '{entry.name}' ({entry.dtype}) is scaled by '{scale}', so it is not cast to dtype={_name_of(dtype)}; leave out dtype, "
+                           "or load a copy that tessera.convert(…, dequantize=True) has made", "unsupported")
+    _, failure = attempt(lambda: torch.empty(1, dtype=dtype).copy_(torch.zeros(1, dtype=torch.uint8).expand(stored.itemsize).contiguous().view(stored)))
+    if failure:
+        raise TesseraError(f"{checkpoint.path}: '{entry.name}' is {entry.dtype}, which PyTorch does not cast to {_name_of(dtype)}", "unsupported")
+    return dtype
+
+
+def _name_of(dtype):
+    return str(dtype).removeprefix("torch.")
 
 
 def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | torch.device = "cpu", *, part: str | None = None,
-         step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None) -> dict[str, torch.Tensor]:
+         step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, prefix: str = "",
+         map: Document | None = None, inverse: bool = False, dtype: torch.dtype | str | None = None) -> dict[str, torch.Tensor]:
     """Load tensors from any checkpoint that tessera.open accepts, and return {fqn: tensor}. Nothing in the checkpoint is executed, and
     only the requested tensors are read. If every rank wrote its own metadata (use_collectives=False) and torch.distributed is initialized,
     each rank loads what it saved itself, completed from the other ranks where it saved only some elements of a tensor.
 
-    names: exact names; None loads every tensor. Objects are left out. map_location: the device of the tensors. part, step, also,
-    shards: as for tessera.open. Raises TesseraError if a name is not in the checkpoint, if this version of PyTorch lacks a dtype, or
-    if the checkpoint cannot be opened or read."""
-    device = torch.device(map_location)
+    names: names, or GLOBs as on the command line, such as "layers.*.weight" or "model.**"; None loads every tensor. A name that is in
+    the checkpoint is never taken for a GLOB. Objects are left out. map_location: the device of the tensors. prefix: load only what begins
+    with it, and strip it of it; names are those without it, and may have it, too. dtype: cast floating-point tensors, as Tensor.to does,
+    but not the 0-dim `step` of an optimizer. part, step, also, shards, map, inverse: as for tessera.open.
+
+    Raises TesseraError if a name is not in the checkpoint, if nothing matches a GLOB, if this version of PyTorch lacks a dtype, or if the
+    checkpoint cannot be opened or read."""
+    device, cast, prefix = torch.device(map_location), _floating(dtype), text(prefix or "", "prefix")
     names = None if names is None else _checked(names)
-    checkpoint, own = _open(path, {"part": part, "step": step, "also": also, "shards": shards}, names)
+    choices = {"part": part, "step": step, "also": also, "shards": shards}
+    if map is not None or inverse:
+        choices.update(map=map, inverse=inverse)
+    checkpoint, found, own = _open(path, choices, lambda of: _selected(of, names, prefix))
     with checkpoint, own or contextlib.nullcontext():
-        entries = _chosen(checkpoint if own is None or names is not None else own, names)
-        if own is not None:
-            entries = [own[entry.name] if entry.name in own and _is_whole(own[entry.name]) else checkpoint[entry.name] for entry in entries]
-        loaded = {entry.name: torch.empty(entry.shape, dtype=_known_dtype(checkpoint, entry), device=device) for entry in entries}
-        _read([checkpoint, own], [(entry, (0,) * len(entry.shape), loaded[entry.name]) for entry in entries])
+        entries = _tensors_of(checkpoint, [own[name] if own is not None and name in own and _is_whole(own[name]) else checkpoint[name] for name in found])
+        loaded = {entry.name[len(prefix):]: torch.empty(entry.shape, dtype=_loaded_dtype(checkpoint, entry, cast), device=device) for entry in entries}
+        _read([checkpoint, own], [(entry, (0,) * len(entry.shape), tensor) for entry, tensor in zip(entries, loaded.values())])
     return loaded
 
 
@@ -164,53 +251,138 @@ def _places(pieces):
             for device, size in needed.items()}
 
 
+def _memory(piece):
+    """Returns where the elements of a tensor are: (device, its first byte, the byte after its last)."""
+    begin = piece.data_ptr()
+    return str(piece.device), begin, begin + (sum((n - 1) * stride for n, stride in zip(piece.shape, piece.stride())) + 1) * piece.element_size()
+
+
+def _by_memory(targets):
+    """Returns the targets that share no memory with others, and the rest in its order: of tied tensors the last name counts, as in
+    load_state_dict. Of targets that are the same memory, the last is kept."""
+    last = {}
+    for target in targets:
+        piece = target[2]
+        if piece.numel():
+            key = (*_memory(piece), piece.dtype, tuple(piece.shape), piece.stride(), piece.is_conj(), piece.is_neg())
+            last.pop(key, None)
+            last[key] = target
+    shared, end = set(), {}
+    for key in sorted(last, key=lambda key: key[:3]):
+        device, begin, after = key[:3]
+        last_end, last_key = end.get(device, (0, None))
+        if begin < last_end:
+            shared |= {key, last_key}
+        if after > last_end:
+            end[device] = after, key
+    return [target for key, target in last.items() if key not in shared], [target for key, target in last.items() if key in shared]
+
+
+def _probe(checkpoint, targets):
+    """Reads one element of each chunk that targets need, so that missing and truncated files are found before anything is filled."""
+    elements = []
+    for entry, offsets, piece in targets:
+        if not piece.numel() or entry.dtype.startswith("float4"):  # whose chunks count halves
+            continue
+        for at, sizes in entry.chunks:
+            low, high = tuple(map(max, at, offsets)), tuple(min(a + n, o + m) for a, n, o, m in zip(at, sizes, offsets, piece.shape))
+            if all(map(operator.lt, low, high)):
+                elements.append((entry, tuple(n - 1 for n in high)))
+    room = torch.empty((len(elements), 16), dtype=torch.uint8)
+    checkpoint._session.read([(entry._index, at, (1,) * len(at), room[n].data_ptr(), dtype_of(entry).itemsize) for n, (entry, at) in enumerate(elements)])
+
+
+def _check_files(checkpoint, targets):
+    """The same for compressed chunks, of which one element costs as much as all: only the sizes of files are looked at."""
+    names = {entry.name for entry, *_ in targets}
+    for index, info in (metadata_of(checkpoint).storage_data or {}).items():
+        path = os.path.join(checkpoint.path, info.relative_path)
+        if index.fqn in names and not (os.path.exists(path) and os.path.getsize(path) >= info.offset + info.length):
+            raise TesseraError(f"{checkpoint.path}: the bytes of '{index.fqn}' are missing: the data file '{info.relative_path}' is missing or truncated", "malformed")
+
+
 class _Filling:
-    """What one rank loads. It is first read into other memory, so an error on any rank leaves every state dict unchanged."""
+    """What one rank loads."""
 
     def __init__(self, state_dict, path, choices, strict):
         self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
-        self.missing, self.unexpected, self.read = [], [], []
+        self.missing, self.unexpected, self.sources, self.targets, self.read = [], [], [], [], []
 
-    def stage(self):
+    def check(self):
+        """Finds everything that can be wrong without reading values."""
         flat, _ = flatten_state_dict(checked_state_dict(self.state_dict))
         tensors = {name: value for name, value in flat.items() if isinstance(value, torch.Tensor) or hasattr(value, "local_shards")}
-        checkpoint, own = _open(self.path, self.choices, tensors)
-        with checkpoint, own or contextlib.nullcontext():
-            self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
-            targets, absent = [], set(self.missing)
-            for name, tensor in tensors.items():
-                for piece, offsets in [] if name in absent else _pieces(tensor):
-                    _check_memory(name, piece)
-                    has_own = own and name in own and has_box(own[name], offsets, piece.shape)
-                    targets.append(((own if has_own else checkpoint)[name], offsets, piece))
-            places = _places([piece for *_, piece in targets])
-            self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in targets]
-            _read([checkpoint, own], [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(targets, self.read)])
+        checkpoint, _, own = _open(self.path, self.choices, lambda _: list(tensors))
+        self.sources = [checkpoint, own]
+        self.missing, self.unexpected = _compare(checkpoint, tensors, self.strict)
+        absent = set(self.missing)
+        for name, tensor in tensors.items():
+            for piece, offsets in [] if name in absent else _pieces(tensor):
+                _check_memory(name, piece)
+                has_own = own and name in own and has_box(own[name], offsets, piece.shape)
+                entry = (own if has_own else checkpoint)[name]
+                if not has_own and not has_box(entry, offsets, piece.shape):
+                    raise TesseraError(f"{checkpoint.path}: some elements of '{name}' are in no chunk", "malformed")
+                self.targets.append((entry, offsets, piece.detach()))
+        if "://" not in checkpoint.path:  # where each element would be a request
+            for source in filter(None, self.sources):
+                probe = _check_files if source._session.is_compressed() else _probe
+                probe(source, [target for target in self.targets if target[0]._checkpoint is source])
+
+    def stage(self):
+        """Reads into other memory, so an error on any rank leaves every state dict unchanged."""
+        places = _places([piece for *_, piece in self.targets])
+        self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in self.targets]
+        _read(self.sources, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(self.targets, self.read)])
 
     def keep(self):
-        with torch.no_grad():
-            self.read.reverse()  # of tied tensors the last name counts, as in load_state_dict
-            while self.read:
-                piece, fresh = self.read.pop()
-                piece.detach().copy_(fresh)
+        self.read.reverse()
+        while self.read:  # in their order: of tied tensors the last name counts, as in load_state_dict
+            piece, fresh = self.read.pop()
+            piece.copy_(fresh)
+
+    def fill(self):
+        try:
+            alone, shared = _by_memory(self.targets)
+            _read(self.sources, alone)
+            for target in shared:
+                _read(self.sources, [target])
+        except Exception as e:
+            raise TesseraError(f"{str(e) or type(e).__name__}; the state dict is partly filled, so load it again before it is used, or pass staged=True, "
+                               "which needs its memory twice", getattr(e, "status", "i/o"), getattr(e, "byte_position", None)) from e
+
+    def close(self):
+        for source in self.sources:
+            if source is not None:
+                source.close()
 
 
 def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *, no_dist: bool = False, part: str | None = None,
-              step: str | int | None = None, also: StrPath | Sequence[StrPath] = (),
-              shards: Document | None = None) -> tuple[list[str], list[str]]:
+              step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
+              staged: bool = False) -> tuple[list[str], list[str]]:
     """Fill the tensors of a nested or flat state dict in place from any checkpoint that tessera.open accepts. Return
     (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has.
 
     strict: raise TesseraError for such names. A different shape or dtype is always a TesseraError. Objects are neither filled nor
-    listed. Tensors may be plain tensors, DTensors or ShardedTensors on any device; each rank reads only its own elements. Everything is
-    read before anything is changed, so after an error the state dicts of all ranks are unchanged. If torch.distributed is
-    initialized, every rank of the default group must call this, unless no_dist is set, as with torch.distributed.checkpoint.load.
-    part, step, also, shards: as for tessera.open."""
+    listed. Tensors may be plain tensors, DTensors or ShardedTensors on any device; each rank reads only its own elements. part, step, also,
+    shards: as for tessera.open.
+
+    Everything that can be checked is checked on all ranks before anything is changed: names, shapes, dtypes, and, of files on disks, that
+    the bytes of every tensor are there. Then tensors are filled without a second copy; if reading fails even so, the error states that the
+    state dict is partly filled. staged: read everything into other memory first, so that after any error nothing has changed on any rank.
+
+    If torch.distributed is initialized, every rank of the default group must call this, unless no_dist is set, as with
+    torch.distributed.checkpoint.load."""
     filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict)
-    _, failure = attempt(filling.stage)
-    if not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        agree(failure)
-    elif failure:
-        raise failure
-    filling.keep()
+    are_many = not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    try:
+        with torch.no_grad():
+            for action in (filling.check, *((filling.stage, filling.keep) if staged else (filling.fill,))):
+                _, failure = attempt(action)
+                if are_many:
+                    agree(failure)
+                elif failure:
+                    raise failure
+    finally:
+        filling.close()
     return filling.missing, filling.unexpected
