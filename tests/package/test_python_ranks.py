@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from harness import SAMPLES
 from test_python import tessera
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType
@@ -68,6 +69,51 @@ def fills_fsdp1(rank, world, path):
 
 def test_load_into_fills_sharded_tensors_of_which_a_rank_has_none(t):
     run_ranks(fills_fsdp1, 4, t.at("fsdp1"))
+
+
+def fails_on_one_rank(rank, world, path):
+    """The second chunk of the damaged tensor, which only rank 1 reads, has been damaged in a way that only reading finds."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world,))
+    numbers = torch.randint(0, 60, (2, 1 << 19), generator=torch.Generator().manual_seed(6)).float()
+    state = lambda k: {"w": torch.distributed.tensor.distribute_tensor(numbers, mesh, [torch.distributed.tensor.Shard(0)]).mul_(k)}
+    dcp.save(state(2), storage_writer=tessera.torch.StorageWriter(path, _extensions=[ZStandard()]))
+    if rank == 1:
+        info = next(info for index, info in FileSystemReader(path).read_metadata().storage_data.items() if tuple(index.offset) == (1, 0))
+        with open(os.path.join(path, info.relative_path), "r+b") as f:
+            f.seek(info.offset + info.length * 2 // 3)
+            f.write(b"\xff" * (info.length // 4))
+    dist.barrier()
+    for staged in (True, False):
+        filled = state(7)
+        try:
+            tessera.torch.load_into(filled, path, staged=staged)
+        except tessera.TesseraError as e:
+            assert "rank 1" in str(e) and "'w'" in str(e) and ("partly filled" in str(e)) == (not staged), (rank, e)
+        else:
+            raise AssertionError(f"rank {rank} has no error")
+        assert not staged or torch.equal(filled["w"].to_local(), state(7)["w"].to_local()), rank
+
+
+def test_all_ranks_learn_of_a_state_dict_that_is_partly_filled(t):
+    run_ranks(fails_on_one_rank, 2, t.at("damaged"))
+
+
+def saves_its_own(rank, world, path):
+    for k, options in enumerate(({"thread_count": 2}, {"overwrite": True, "sync_files": False})):
+        want = {**state_of(rank, k), "w": torch.arange(4.) * (rank + 1) + k}
+        dcp.save(want, storage_writer=tessera.torch.StorageWriter(path, **options), use_collectives=False)
+        dist.barrier()
+        for reader in (FileSystemReader(path), tessera.torch.StorageReader(path)):
+            state = {"both": torch.zeros(12), f"mine{rank}": torch.zeros(3, rank + 1), "of": {"rank": [torch.zeros(2), None], "step": None}, "w": torch.zeros(4)}
+            dcp.load(state, storage_reader=reader)
+            assert same(state, want), (rank, k, state)
+        assert same(tessera.torch.load(path, ["w", f"mi*{rank}"]), {name: want[name] for name in ("w", f"mine{rank}")}), rank
+        dist.barrier()
+
+
+def test_ranks_save_and_load_on_their_own(t):
+    run_ranks(saves_its_own, 2, t.at("own"))
+    assert sorted(name for name in os.listdir(t.at("own")) if not name.endswith(".distcp")) == ["__0.metadata", "__1.metadata"], os.listdir(t.at("own"))
 
 
 def rank_state(rank, filled):

@@ -117,6 +117,21 @@ def test_a_prefix_is_stripped(t):
     fails(TypeError, lambda: load(prefix=3), "prefix")
 
 
+def test_a_map_gives_names_and_layouts(t):
+    source = {f"net.a.{n}.w": torch.arange(6.).reshape(2, 3) + 10 * n for n in range(3)}
+    dcp.save(source, checkpoint_id=t.at("c"), no_dist=True)
+    rules = {"schema": "tessera.map/1", "rules": [{"from": ["net.a.{layer}.w"], "to": ["net.b.{layer}.weight"], "do": [{"transpose": [1, 0]}]}]}
+    mapped = {f"net.b.{n}.weight": source[f"net.a.{n}.w"].t() for n in range(3)}
+    loaded = tessera.torch.load(t.at("c"), map=rules)
+    assert loaded.keys() == mapped.keys() and all(torch.equal(loaded[n], mapped[n]) for n in mapped)
+    loaded = tessera.torch.load(t.at("c"), ["b.1.*", "b.2.weight"], map=rules, prefix="net.", dtype="bfloat16")
+    assert list(loaded) == ["b.1.weight", "b.2.weight"] and all(torch.equal(v, mapped["net." + n].bfloat16()) for n, v in loaded.items())
+    torch.save(mapped, t.at("mapped.pt"))
+    loaded = tessera.torch.load(t.at("mapped.pt"), map=rules, inverse=True)
+    assert loaded.keys() == source.keys() and all(torch.equal(loaded[n], source[n]) for n in source)
+    fails(tessera.TesseraError, lambda: tessera.torch.load(t.at("c"), inverse=True), "inverse")
+
+
 def test_dtype_casts_floating_point_tensors_as_pytorch_does(t):
     torch.manual_seed(5)
     stored = {"f64": torch.randn(70, 9, dtype=torch.float64) * 1e3, "f32": torch.randn(1000), "f16": torch.randn(3, 4, 5).half(), "bf16": torch.randn(33).bfloat16(),

@@ -177,9 +177,7 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     checkpoint cannot be opened or read."""
     device, cast, prefix = torch.device(map_location), _floating(dtype), text(prefix or "", "prefix")
     names = None if names is None else _checked(names)
-    choices = {"part": part, "step": step, "also": also, "shards": shards}
-    if map is not None or inverse:
-        choices.update(map=map, inverse=inverse)
+    choices = {"part": part, "step": step, "also": also, "shards": shards, "map": map, "inverse": inverse}
     checkpoint, found, own = _open(path, choices, lambda of: _selected(of, names, prefix))
     with checkpoint, own or contextlib.nullcontext():
         entries = _tensors_of(checkpoint, [own[name] if own is not None and name in own and _is_whole(own[name]) else checkpoint[name] for name in found])
