@@ -20,10 +20,11 @@ for finding in tessera.check("run", deep=True, against=["a", "b"], step="latest"
 same: object = tessera.diff("a", "b", values=True, part="model")["same"]
 sarif: str = tessera.report("run", "sarif", deep=True, part="model")
 junit: str = tessera.report_diff("a", "b", "junit", values=True)
-missing, unexpected = tessera.torch.load_into({}, "run", part="model", shards="vllm")
+missing, unexpected = tessera.torch.load_into({}, "run", part="model", shards="vllm", staged=True)
+bias: object = tessera.torch.load("run", ["**.bias"], prefix="model.", map={"schema": ""}, inverse=True, dtype="bfloat16")["a.bias"]
 names: list[str] = missing + unexpected
 reader = tessera.torch.StorageReader("run", step=3)
-writer = tessera.torch.StorageWriter("run", overwrite=True)
+writer = tessera.torch.StorageWriter("run", overwrite=True, thread_count=2, single_file_per_rank=False, sync_files=False)
 error: tessera.Error = tessera.TesseraError("", "i/o", 3)
 """
 WRONG = [  # a line, and what is wrong with it
@@ -32,6 +33,8 @@ WRONG = [  # a line, and what is wrong with it
     ("tessera.open('run', prt='model')", '"prt"'),
     ("tessera.torch.load('run', also=3)", '"also"'),
     ("tessera.torch.load_into({}, 'run', shards=3)", '"shards"'),
+    ("tessera.torch.load('run', inverse='yes')", '"inverse"'),
+    ("tessera.torch.StorageWriter('run', thread_count='2')", '"thread_count"'),
     ("tessera.check('run')[0].rul", '"rul"'),
     ("tessera.report('run', 'xml')", '"report"'),
     ("tessera.open('run')['w'].shap", '"shap"'),
