@@ -40,7 +40,6 @@ class _File:
         return self._size, self.saving.hand_over(self._size)
 
 
-
 class _Files(list):
     def finish(self):
         pass  # every file has been handed over

@@ -239,7 +239,7 @@ class StorageWriter(_StorageWriter, _Stager):
     Without overwrite, an existing checkpoint is a FileExistsError on every rank before anything is written. If one rank fails, the save
     fails on all ranks and changes nothing. The next save removes what a killed one left.
 
-    With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its file, and then `__RANK.metadata`. These
+    With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its files, and then `__RANK.metadata`. These
     appear, replace those of the last save, or fail, rank by rank."""
 
     def __init__(self, path: StrPath, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
