@@ -125,14 +125,14 @@ def _in_host_memory(items, planner, ahead):
     device."""
     started, waiting = collections.deque(), 0  # bytes of those behind the first
     for item in items:
-        data = planner.resolve_data(item)
-        if item.type == WriteItemType.BYTE_IO:
-            size = data.getbuffer().nbytes
-        else:
-            data, size = _start_copy(data.detach()), data.numel() * data.element_size()
+        data, size, is_copied = planner.resolve_data(item), 0, False
+        if item.type != WriteItemType.BYTE_IO:
+            size = data.numel() * data.element_size()
+            data = _start_copy(data.detach())
+            is_copied = data[1] is not None
         waiting += size if started else 0
         started.append((item, data, size))
-        while started and waiting >= ahead:
+        while started and (waiting >= ahead or not is_copied):  # what is in host memory need not wait
             yield _ended(*started.popleft()[:2])
             waiting -= started[0][2] if started else 0
     for item, data, _ in started:
