@@ -85,7 +85,8 @@ static const char *reason(const tsr_chosen *s, const tsr_converted *row, const c
     const bool object = tsr_is_object(row->entry);
     if (row->entry->kind == TSR_ENTRY_TENSOR && !tsr_torch_version_has(s->options->for_torch, row->dtype))
         return "has a dtype that this version of PyTorch does not have";
-    return object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object" : refusal(row);
+    const char *why = refusal(row);
+    return !why && object && s->options->objects == TSR_OBJECTS_REFUSE ? "is an object, and objects are refused" : why;
 }
 
 /* For an object that was not read because a data file is missing: fails with a message about that file. */
