@@ -17,7 +17,8 @@
 TSR_API_BEGIN
 
 /* The words of --to and --objects, indexed by tsr_container and tsr_objects; that of TSR_OBJECTS_DEFAULT is empty. */
-extern const char *const tsr_container_words[6], *const tsr_objects_words[5];
+extern const char *const tsr_container_words[6];
+extern const char *const tsr_objects_words[5];
 
 /* Sets everything that the options decide alone: names, dtypes, objects, memory, checks. The caller adds what depends on the source or
  * the destination. *out borrows `options` and `arena`. Errors: TSR_E_USAGE for a value that is not allowed; TSR_E_NOMEM. */
