@@ -32,11 +32,23 @@ static tsr_status join(const folding *f, tsr_str stem, const char *ending, tsr_s
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static bool contains(tsr_str name, tsr_str part, size_t *at)
+/* Takes every occurrence of a text out of a name; with `begins`, only where it begins a component. */
+static tsr_status take_out(const folding *f, const char *text, bool begins, tsr_str *name)
 {
-    for (*at = 0; *at + part.size <= name.size; ++*at)
-        if (!memcmp(name.data + *at, part.data, part.size)) return true;
-    return false;
+    const tsr_str part = tsr_str_from(text);
+    for (size_t at = 0; at + part.size <= name->size;) {
+        const bool is_there =
+            !memcmp(name->data + at, part.data, part.size) && (!begins || !at || name->data[at - 1] == '.');
+        if (!is_there) {
+            at++;
+            continue;
+        }
+        const tsr_str head = {name->data, at}, tail = {name->data + at + part.size, name->size - at - part.size};
+        *name = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
+        if (!name->data) return TSR_E_NOMEM;
+        at = 0;
+    }
+    return TSR_OK;
 }
 
 /* The name of the base's tensor or module: `name` without PEFT's prefix and without the names of PEFT's wrapper modules. */
@@ -48,26 +60,14 @@ static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
     /* Components of PyTorch's wrappers, which the state dict of a wrapped model has and its base does not. */
     static const char *const wrapped[] = {"_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod."};
     const tsr_str prefix = TSR_STR(PREFIX);
-    size_t at;
     *out = name;
     if (f->model) out->data += f->model->name.size + 1, out->size -= f->model->name.size + 1;
     if (tsr_str_starts(*out, prefix)) out->data += prefix.size, out->size -= prefix.size;
-    for (unsigned i = 0; i < sizeof wrappers / sizeof *wrappers; i++) {
-        const tsr_str wrapper = tsr_str_from(wrappers[i]);
-        while (contains(*out, wrapper, &at)) { /* parameters of one module are wrapped several times */
-            const tsr_str head = {out->data, at}, tail = {out->data + at + wrapper.size, out->size - at - wrapper.size};
-            *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
-            if (!out->data) return TSR_E_NOMEM;
-        }
-    }
-    for (unsigned i = 0; i < sizeof wrapped / sizeof *wrapped && !tsr_checkpoint_entry(f->m->source, *out); i++) {
-        const tsr_str component = tsr_str_from(wrapped[i]);
-        while (contains(*out, component, &at) && (at == 0 || out->data[at - 1] == '.')) {
-            const tsr_str head = {out->data, at}, tail = {out->data + at + component.size, out->size - at - component.size};
-            *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
-            if (!out->data) return TSR_E_NOMEM;
-        }
-    }
+    for (unsigned i = 0; i < sizeof wrappers / sizeof *wrappers;
+         i++) /* parameters of one module are wrapped several times */
+        TSR_TRY(take_out(f, wrappers[i], false, out));
+    for (unsigned i = 0; i < sizeof wrapped / sizeof *wrapped && !tsr_checkpoint_entry(f->m->source, *out); i++)
+        TSR_TRY(take_out(f, wrapped[i], true, out));
     return TSR_OK;
 }
 
@@ -270,8 +270,7 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
  * counts. */
 static tsr_status is_repeated(const folding *f, tsr_str name, tsr_str target, bool *out)
 {
-    size_t at;
-    *out = contains(name, TSR_STR(".modules_to_save."), &at) || contains(name, TSR_STR(".original_module."), &at);
+    *out = tsr_str_contains(name, TSR_STR(".modules_to_save.")) || tsr_str_contains(name, TSR_STR(".original_module."));
     if (!*out) return TSR_OK;
     const tsr_str plain = tsr_arena_format(f->m->own->arena, f->err, PREFIX "%.*s", TSR_STR_ARG(target));
     *out = plain.data && tsr_checkpoint_entry(f->adapter, plain);
@@ -384,7 +383,6 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
     static const char magnitude[] = ".lora_magnitude_vector", tokens[] = ".token_adapter.trainable_tokens_delta";
     const tsr_str name = entry->fqn;
     const tsr_entry *pair;
-    size_t at;
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, "'%.*s' of the adapter is not a tensor",
                 TSR_STR_ARG(name));
     if (tsr_str_ends(name, TSR_STR(".lora_B.weight"))) return add_product(f, entry, a, sizeof b - 1, false);
@@ -397,7 +395,7 @@ static tsr_status add_tensor(folding *f, const tsr_entry *entry)
     if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
     if (tsr_str_ends(name, tsr_str_from(magnitude))) return add_magnitude(f, entry, sizeof magnitude - 1);
     if (tsr_str_ends(name, tsr_str_from(tokens))) return add_tokens(f, entry, sizeof tokens - 1);
-    TSR_FAIL_IF(contains(name, TSR_STR(".lora_"), &at) || contains(name, TSR_STR("token_adapter"), &at), f->err,
+    TSR_FAIL_IF(tsr_str_contains(name, TSR_STR(".lora_")) || tsr_str_contains(name, TSR_STR("token_adapter")), f->err,
                 TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
     return add_whole(f, entry);
 }
