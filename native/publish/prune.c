@@ -106,6 +106,11 @@ static int by_name(const void *left, const void *right)
     return (a.size > b.size) - (a.size < b.size);
 }
 
+static int by_name_of(const void *left, const void *right)
+{
+    return by_name(*(const tsr_run_file *const *)left, *(const tsr_run_file *const *)right);
+}
+
 /* The first file at or after a name. */
 static size_t find_from(const pruning *p, tsr_str name)
 {
@@ -372,9 +377,11 @@ static tsr_status list_belongings(const pruning *p, const candidate *c, belongin
                                                   : (tsr_str){file->name.data + checkpoint->path.size + 1,
                                                               file->name.size - checkpoint->path.size - 1};
     }
-    for (size_t f = 0; f < checkpoint->file_count; f++)
-        for (size_t i = 0; i < out->count; i++)
-            out->owned[i] = out->owned[i] || tsr_str_equal(out->files[i]->name, checkpoint->files[f]);
+    for (size_t f = 0; f < checkpoint->file_count && out->count; f++) {
+        const tsr_run_file wanted = {.name = checkpoint->files[f]}, *key = &wanted;
+        const tsr_run_file **found = bsearch(&key, (void *)out->files, out->count, sizeof *out->files, by_name_of);
+        if (found) out->owned[found - out->files] = true;
+    }
     if (!checkpoint->is_file) tsr_run_own_companions(names, out->count, out->owned);
     return TSR_OK;
 }
@@ -566,21 +573,14 @@ static void keep_target(pruning *p, const tsr_run_file *link, bool *changed)
     }
 }
 
-static bool holds(tsr_str text, const char *part)
-{
-    const size_t size = strlen(part);
-    for (size_t at = 0; at + size <= text.size; at++)
-        if (memcmp(text.data + at, part, size) == 0) return true;
-    return false;
-}
-
 /* Files in which programs remember a checkpoint: DeepSpeed's latest, latest_checkpointed_iteration.txt of Megatron and verl,
  * dlrover_latest.txt, last_checkpoint, best.txt. */
 static bool is_tracker(const tsr_run_file *file)
 {
     const tsr_str name = last_part(file->name);
     return file->kind == TSR_RUN_FILE && file->size && file->size <= MOST_TRACKER &&
-           (holds(name, "latest") || holds(name, "last") || holds(name, "best") || holds(name, "tracker"));
+           (tsr_str_contains(name, TSR_STR("latest")) || tsr_str_contains(name, TSR_STR("last")) ||
+            tsr_str_contains(name, TSR_STR("best")) || tsr_str_contains(name, TSR_STR("tracker")));
 }
 
 /* The candidate that a file is in, or NULL. */
@@ -725,7 +725,7 @@ static tsr_status fill(pruning *p, file_list **lists)
 
 static int deepest_first(const void *left, const void *right)
 {
-    return -by_name(*(const tsr_run_file *const *)left, *(const tsr_run_file *const *)right);
+    return -by_name_of(left, right);
 }
 
 static tsr_status remove_directories(const pruning *p, tsr_str path)
