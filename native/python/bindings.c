@@ -266,6 +266,7 @@ typedef struct entry_info {
     uint8_t has_copies; /* several ranks have saved the same elements, and those of the lowest rank are read */
 } entry_info;
 
+EXPORT int tsr_python_matches(const char *glob, size_t glob_size, const char *name, size_t name_size);
 EXPORT const char *tsr_python_format(const session *s);
 EXPORT uint64_t tsr_python_count(const session *s);
 EXPORT void tsr_python_entry(const session *s, uint64_t index, entry_info *out);
@@ -276,6 +277,12 @@ EXPORT void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, 
 static const tsr_entry *entry_at(const session *s, uint64_t index)
 {
     return &tsr_checkpoint_catalog(s->checkpoint)->entries[index];
+}
+
+/* Whether a GLOB of the command line matches a name. */
+int tsr_python_matches(const char *glob, size_t glob_size, const char *name, size_t name_size)
+{
+    return tsr_glob_match((tsr_str){glob, glob_size}, (tsr_str){name, name_size});
 }
 
 const char *tsr_python_format(const session *s)

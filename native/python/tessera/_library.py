@@ -11,7 +11,7 @@ import time
 import warnings
 import weakref
 
-from ._choices import Choices, Layers, whole_number
+from ._choices import Choices, Layers, encoded, whole_number
 from ._options import OPTIONS
 
 MAX_NDIM = 64
@@ -131,6 +131,7 @@ _allow_expansion = _function("allow_expansion", None, _p)
 _unchanged = _function("unchanged", _int, _p, _p)
 _status_name = _function("status_name", _char, _int)
 _format = _function("format", _char, _p)
+_matches = _function("matches", _int, _char, ctypes.c_size_t, _char, ctypes.c_size_t)
 _own_files = _function("own_files", _int, _p, _WRITE, _p, _p)
 _warnings = _function("warnings", _int, _p, _WRITE, _p, _p)
 _file = _function("file", _int, _p, _char, _WRITE, _p, _p)
@@ -178,6 +179,12 @@ def _raise(err, path):
     if path and path not in message:
         message = f"{path}: {message}"
     raise TesseraError(message, _status_name(err.status).decode(), position)
+
+
+def matches(glob, name):
+    """Whether a GLOB of the command line matches a name."""
+    glob, name = encoded(glob), encoded(name)
+    return bool(_matches(glob, len(glob), name, len(name)))
 
 
 def warn(message):

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from ._checkpoint import Checkpoint
 from ._choices import Document, StrPath, state_dict as checked_state_dict, text
-from ._library import FOR_VALUES, TesseraError, warn
+from ._library import FOR_VALUES, TesseraError, matches, warn
 from ._ranks import agree, attempt
 from ._slots import dtype_of, read_tensors
 from ._torch_metadata import MARKER, has_box, marker_of, metadata_of, warn_of_copies
@@ -72,31 +72,9 @@ def _read(sources, targets):
             source.unchanged()
 
 
-def _pattern_of(glob):
-    """Returns what matches the names that a GLOB of the command matches; tessera/glob.h describes these."""
-    found, at = [], 0
-    while at < len(glob):
-        begin, at = at, at + 1
-        negated = glob[at:at + 1] in ("!", "^")
-        close = glob.find("]", at + negated + (glob[at + negated:at + negated + 1] == "]")) if glob[begin] == "[" else -1
-        if glob[begin] == "*":
-            at += len(glob) - at - len(glob[at:].lstrip("*"))
-            found.append("[^.]*" if at == begin + 1 else ".*")
-        elif close >= 0:
-            ranges = re.findall("(.)-(.)|(.)", glob[at + negated:close], re.DOTALL)
-            ranges = [(low or one, high or one) for low, high, one in ranges]
-            inside = "".join(f"{re.escape(low)}-{re.escape(high)}" for low, high in ranges if low <= high)
-            found.append(f"(?!\\.)[{'^' if negated else ''}{inside}]" if inside else "[^.]" if negated else "(?!)")
-            at = close + 1
-        else:
-            found.append("[^.]" if glob[begin] == "?" else re.escape(glob[begin]))
-    return re.compile("".join(found), re.DOTALL)
-
-
 def _matching(checkpoint, below, prefix, glob):
     """Returns the names that a GLOB matches. below: those with the prefix, by what is after it."""
-    pattern = _pattern_of(glob)
-    found = [stored for short, stored in below.items() if pattern.fullmatch(short)] or [stored for stored in below.values() if pattern.fullmatch(stored)]
+    found = [stored for short, stored in below.items() if matches(glob, short)] or [stored for stored in below.values() if matches(glob, stored)]
     if not found:
         what = f"no name matches '{glob}'" if set(glob) & set("*?[") else f"there is no '{glob}'"
         raise TesseraError(f"{checkpoint.path}: {what}" + (f" below the prefix '{prefix}'" if prefix else ""), "not found")
