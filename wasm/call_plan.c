@@ -41,17 +41,28 @@ tsr_status tessera_make_plan(call *c, const tsr_target_texts *texts, const tsr_t
 }
 
 /* Describes what `tessera exec` has to do. */
-static tsr_status describe_job(call *c, tsr_plan_job *job, tsr_error *err)
+static tsr_status describe_job(call *c, bool reshards, tsr_plan_job *job, tsr_error *err)
 {
     const tsr_checkpoint *source = c->source ? c->source : c->checkpoint;
-    job->source_path = c->path;
-    job->source_part = c->chosen.part;
-    job->source_step = c->chosen.step;
-    job->source_map = c->map;
-    job->source_inverse = c->request.options.inverse;
-    const tsr_status status = tsr_plan_job_options(c->checkpoint, &c->request.options, c->arena, job, err);
+    tsr_command_options options = c->request.options;
+    job->source.path = c->path;
+    if (c->chosen.part.size) options.source.part = c->chosen.part.data;
+    if (c->chosen.step.size) options.source.step = c->chosen.step.data;
+    if (c->map.data) options.map = c->map.data;
+    if (c->chosen.shards)
+        options.source.shards =
+            c->chosen.shards->document.size ? c->chosen.shards->document.data : c->chosen.shards->name.data;
+    if (c->adapter) {
+        job->adapter.path = c->adapter->path;
+        options.lora = c->adapter->path.data;
+    }
+    const bool settings = options.map || options.dequantize || options.source.shards;
+    tsr_status status = tsr_plan_request(c->checkpoint, &options, reshards, c->arena, &job->request, err);
     if (status != TSR_OK) return status;
-    return tsr_plan_job_source(tsr_checkpoint_catalog(source), &c->host, c->arena, job, err);
+    status = tsr_plan_source_describe(tsr_checkpoint_catalog(source), settings, &c->host, c->arena, &job->source, err);
+    if (status != TSR_OK || !c->adapter) return status;
+    return tsr_plan_source_describe(tsr_checkpoint_catalog(c->adapter->checkpoint), settings, &c->host, c->arena,
+                                    &job->adapter, err);
 }
 
 /* What the document describes besides the job. */
@@ -65,7 +76,7 @@ static tsr_status write_totals(call *c, const planned *p, tsr_plan_job *job, tsr
 {
     tsr_plan_totals totals;
     tsr_status status = tsr_plan_count_totals(p->plan, c->arena, &totals, err);
-    if (status == TSR_OK) status = describe_job(c, job, err);
+    if (status == TSR_OK) status = describe_job(c, job->target.mesh.size != 0, job, err);
     if (status != TSR_OK) return status;
     tsr_plan_document about = {.plan = p->plan,
                                .totals = &totals,
@@ -81,13 +92,18 @@ static tsr_status write_totals(call *c, const planned *p, tsr_plan_job *job, tsr
 
 tsr_status tessera_write_plan(call *c, tsr_json *json, tsr_error *err)
 {
-    tsr_plan_job job = {.file_count = 0};
+    tsr_plan_job job = {.target = {.rule_count = 0}};
     planned p = {.plan = NULL};
     tsr_name_choice choice;
-    tsr_status status = tessera_read_target(c, &job.target, &p.target, err);
+    const tsr_command_options *o = &c->request.options;
+    const bool reshards = o->target || o->mesh || o->placements;
+    tsr_target_texts counted;
+    tsr_status status = reshards ? tessera_read_target(c, &job.target, &p.target, err)
+                                 : tsr_target_of_conversion(c->arena, &counted, &p.target, err);
+    if (reshards) counted = job.target;
     if (status == TSR_OK) status = tessera_name_choice(c, NULL, &choice, err);
     if (status == TSR_OK) status = read_storage(c, &job.storage, &p.storage, err);
-    if (status == TSR_OK) status = tessera_make_plan(c, &job.target, &p.target, p.storage, &p.plan, err);
+    if (status == TSR_OK) status = tessera_make_plan(c, &counted, &p.target, p.storage, &p.plan, err);
     if (status == TSR_OK) status = write_totals(c, &p, &job, json, err);
     tsr_plan_free(p.plan);
     return status;

@@ -169,30 +169,50 @@ export interface OptimizerOptions {
 
 /** The options of `plan`. */
 export interface PlanOptions {
-  /** Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map. */
-  readonly map?: DocumentOrText | undefined;
-  /** With `map`: apply the map backwards. */
-  readonly inverse?: boolean | undefined;
   /** Read mesh and placements from a tessera.target/1 document. */
   readonly target?: DocumentOrText | undefined;
   /** Use this device mesh, such as dp=4,tp=2. */
   readonly mesh?: string | undefined;
   /** Place every tensor this way, with one placement per mesh dimension: shard(0),replicate. */
   readonly placements?: string | undefined;
+  /** Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map. */
+  readonly map?: DocumentOrText | undefined;
+  /** With `map`: apply the map backwards. */
+  readonly inverse?: boolean | undefined;
+  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` (default: the dtype in config.json, or
+   *  bfloat16). */
+  readonly dequantize?: boolean | undefined;
+  /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
+  readonly quantize?: "fp8-block" | undefined;
+  /** With `quantize`: also leave weights that match as they are; embeddings, norms, output layers and routers are never
+   *  quantized. */
+  readonly noQuantize?: readonly string[] | undefined;
+  /** Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does. */
+  readonly lora?: Checkpoint | undefined;
   /** Use only names that match: * within a component, ** across components, ?, [...]. */
   readonly include?: readonly string[] | undefined;
   /** Leave out names that match; overrides `include`. */
   readonly exclude?: readonly string[] | undefined;
-  /** Let exec write this format (default: the source's format). */
-  readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
+  /** Rename: a literal prefix, or one * on each side. */
+  readonly rename?: readonly string[] | undefined;
+  /** Let exec write this format (default: as reshard and convert). */
+  readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks" | undefined;
+  /** Write a directory of safetensors files of at most SIZE, with an index. */
+  readonly maxShardSize?: string | number | undefined;
   /** Let exec treat non-tensor objects this way. */
   readonly objects?: "keep" | "drop" | "sidecar" | "refuse" | undefined;
   /** Let exec cast floating-point tensors. */
   readonly dtype?: string | undefined;
+  /** Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can). */
+  readonly forTorch?: string | undefined;
   /** Let `dtype` cast quantized numbers and their scales as stored, without applying the scales. */
   readonly rawCast?: boolean | undefined;
+  /** Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP. */
+  readonly noChecksums?: boolean | undefined;
   /** Show the load of each server of this tessera.storage/1 document, and order reads and parts by server. */
   readonly storage?: DocumentOrText | undefined;
+  /** With `to` ranks: write files for N ranks, those of all pipeline stages together. */
+  readonly worldSize?: number | undefined;
   /** Print the document with every read of every rank. */
   readonly items?: boolean | undefined;
 }

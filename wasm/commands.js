@@ -8,7 +8,7 @@ export const OPTIONS = {
   manifest: { hash: "text", include: "texts", exclude: "texts", map: "document", inverse: "flag", dequantize: "flag", allowExpansion: "flag" },
   open: { part: "text", step: "text", shards: "document", primary: "text" },
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", sharded: "flag", rank: "count", at: "text", maxMem: "size", allowExpansion: "flag" },
-  plan: { map: "document", inverse: "flag", target: "document", mesh: "text", placements: "text", include: "texts", exclude: "texts", to: "text", objects: "text", dtype: "text", rawCast: "flag", storage: "document", items: "flag" },
+  plan: { target: "document", mesh: "text", placements: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", lora: "any", include: "texts", exclude: "texts", rename: "texts", to: "text", maxShardSize: "size", objects: "text", dtype: "text", forTorch: "text", rawCast: "flag", noChecksums: "flag", storage: "document", worldSize: "count", items: "flag" },
   read: { allowExpansion: "flag" },
   reshard: { target: "document", mesh: "text", placements: "text", to: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", include: "texts", exclude: "texts", dtype: "text", forTorch: "text", rawCast: "flag", objects: "text", maxMem: "size", ignoreCrc: "flag", noChecksums: "flag", allowExpansion: "flag", signal: "signal", onProgress: "function" },
   validate: { deep: "flag", layout: "document", against: "any", prefix: "text", allow: "text", rule: "texts", baseline: "document" },

@@ -300,15 +300,11 @@ export type DiffDocument = {
   };
 };
 
-/** tessera.plan/1: A reshard: what each rank would read, hold and send. */
+/** tessera.plan/1: A reshard or a conversion: what it would read, and what each rank would read, hold and send. */
 export type PlanDocument = {
   readonly schema: "tessera.plan/1";
   readonly source: {
     readonly path: string;
-    readonly part?: string;
-    readonly step?: string;
-    readonly map?: string;
-    readonly inverse?: boolean;
     readonly format: string;
     readonly digest: {
       readonly algorithm: "sha256" | "xxh3";
@@ -320,7 +316,25 @@ export type PlanDocument = {
       readonly modified?: string;
     }[];
   };
-  readonly target: {
+  readonly adapter?: {
+    readonly path: string;
+    readonly format: string;
+    readonly digest: {
+      readonly algorithm: "sha256" | "xxh3";
+      readonly digest: string;
+    };
+    readonly files: readonly {
+      readonly file: string;
+      readonly bytes: number;
+      readonly modified?: string;
+    }[];
+  };
+  readonly request: {
+    readonly schema: "tessera.request/1";
+    readonly command: "convert" | "reshard";
+    readonly options: Readonly<Record<string, (boolean) | (number) | (number) | (string) | (readonly string[])>>;
+  };
+  readonly target: ({
     readonly schema: "tessera.target/1";
     readonly mesh: {
       readonly shape: readonly number[];
@@ -345,27 +359,19 @@ export type PlanDocument = {
       readonly ignored?: readonly string[];
       readonly use_orig_params?: boolean;
     };
-  };
-  readonly destination: {
-    readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist";
-    readonly objects?: "keep" | "drop" | "sidecar" | "refuse";
-    readonly dtype?: string;
-    readonly raw_cast?: boolean;
-    readonly include: readonly string[];
-    readonly exclude: readonly string[];
-  };
+  }) | (null);
   readonly totals: {
     readonly tensors: number;
     readonly replicated?: number;
     readonly classes: number;
-    readonly ranks: number;
+    readonly ranks?: number;
     readonly reads: number;
     readonly bytes: number;
     readonly span_bytes: number;
     readonly largest_read: number;
-    readonly held_max: number;
-    readonly peak_memory: number;
-    readonly imbalance: number;
+    readonly held_max?: number;
+    readonly peak_memory?: number;
+    readonly imbalance?: number;
     readonly read_amplification: number;
     readonly server_seconds?: number;
     readonly assumed_files?: number;

@@ -62,16 +62,16 @@ tsr_status tsr_conversion_ranks(const tsr_command_options *options, const tsr_sh
     return TSR_OK;
 }
 
-tsr_status tsr_plan_job_options(tsr_checkpoint *checkpoint, const tsr_command_options *options, tsr_arena *arena,
-                                tsr_plan_job *out, tsr_error *err)
+tsr_status tsr_plan_request(tsr_checkpoint *checkpoint, const tsr_command_options *options, bool reshards, tsr_arena *arena,
+                            tsr_command_request *out, tsr_error *err)
 {
-    tsr_convert_options casts = {.want = tsr_globs_want, .want_ctx = selection_of(options), .raw_cast = options->raw_cast};
-    TSR_TRY(tsr_cast_parse(tsr_str_from(options->dtype), options->raw_cast, &casts.dtype, err));
-    TSR_TRY(tsr_check_casts(checkpoint, &casts, err));
-    out->to = tsr_str_from(options->to ? tsr_container_words[options->to - 1] : ""); /* "": that of the source's format */
-    out->objects = tsr_str_from(tsr_objects_words[options->objects]);
-    out->dtype = tsr_str_from(options->dtype ? options->dtype : "");
-    out->raw_cast = options->raw_cast;
-    TSR_TRY(tsr_texts_list(&options->selection.include, arena, &out->include, &out->include_count, err));
-    return tsr_texts_list(&options->selection.exclude, arena, &out->exclude, &out->exclude_count, err);
+    tsr_convert_options casts;
+    *out = (tsr_command_request){tsr_command_find(reshards ? TSR_STR("reshard") : TSR_STR("convert")), *options};
+    tsr_command_options *o = &out->options;
+    o->target = o->mesh = o->placements = NULL;
+    TSR_TRY(tsr_options_fit(tsr_command_find(TSR_STR("plan")), o, out->command, err));
+    o->storage = NULL;
+    if (reshards && !o->to) o->to = 1 + (unsigned)tsr_container_for(tsr_checkpoint_catalog(checkpoint)->format);
+    TSR_TRY(tsr_conversion_options(options, o->to ? (tsr_container)(o->to - 1) : TSR_TO_DCP, arena, &casts, err));
+    return tsr_check_casts(checkpoint, &casts, err);
 }

@@ -29,20 +29,21 @@ OPTION(inspect_hash, CHOICE, hash, "hash", "sha256|xxh3",
 OPTION(stats, FLAG, stats, "stats", NULL,
        "Compute min, max, mean, std, and the number of NaN, Inf and zero values of each tensor")
 OPTION(allow_expansion, FLAG, allow_expansion, "allow-expansion", NULL,
-       "Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB")
+       "Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB", .role = TSR_OPTION_OF_RUN)
 
 /* ---- which checkpoint is opened ---- */
 
 OPTION(part, TEXT, source.part, "part", "NAME",
-       "Open only this part of a checkpoint that is made of parts (inspect lists them)", .npm_opens = true)
+       "Open only this part of a checkpoint that is made of parts (inspect lists them)", .npm_opens = true,
+       .role = TSR_OPTION_OF_SOURCE)
 OPTION(
     step, TEXT, source.step, "step", "STEP",
     "Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path "
     "below it, or the number in its name",
-    .npm_opens = true)
+    .npm_opens = true, .role = TSR_OPTION_OF_SOURCE)
 OPTION(also, TEXTS, source.also, "also", "PATH",
        "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks",
-       .npm = "the files of all directories are given to open")
+       .npm = "the files of all directories are given to open", .role = TSR_OPTION_OF_SOURCE)
 OPTION(shards, DOCUMENT, source.shards, "shards", "MAP",
        "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm",
        .npm_opens = true)
@@ -143,7 +144,8 @@ OPTION(max_shard_size, SIZE, max_shard_size, "max-shard-size", "SIZE",
        "Write a directory of safetensors files of at most SIZE, with an index")
 OPTION(
     convert_against, MODEL, against, "against", "FILE",
-    "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line")
+    "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line",
+    .role = TSR_OPTION_OF_RUN)
 OPTION(
     dequantize, FLAG, dequantize, "dequantize", NULL,
     "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to --dtype (default: the dtype in config.json, or bfloat16)")
@@ -153,7 +155,7 @@ OPTION(
     no_quantize, TEXTS, no_quantize, "no-quantize", "GLOB",
     "With --quantize: also leave weights that match as they are (repeatable); embeddings, norms, output layers and routers are never quantized")
 OPTION(convert_lora, CHECKPOINT, lora, "lora", "DIRECTORY",
-       "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does")
+       "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does", .role = TSR_OPTION_OF_SOURCE)
 OPTION(dtype, TEXT, dtype, "dtype", "DTYPE", "Cast floating-point tensors, rounding correctly")
 OPTION(for_torch, TEXT, for_torch, "for-torch", "VERSION",
        "Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)")
@@ -162,26 +164,28 @@ OPTION(raw_cast, FLAG, raw_cast, "raw-cast", NULL,
 OPTION(objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse",
        "Treat non-tensor objects this way (default: keep for torch and dcp, refuse for safetensors); sidecar writes JSON")
 OPTION(max_mem, SIZE, max_memory, "max-mem", "SIZE",
-       "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)")
-OPTION(ignore_crc, FLAG, ignore_crc, "ignore-crc", NULL, "Accept tensors whose bytes do not match the source's CRC-32")
+       "Limit the memory for buffers (default: 16MiB, or 4MiB per thread if that is more)", .role = TSR_OPTION_OF_RUN)
+OPTION(ignore_crc, FLAG, ignore_crc, "ignore-crc", NULL, "Accept tensors whose bytes do not match the source's CRC-32",
+       .role = TSR_OPTION_OF_RUN)
 OPTION(no_checksums, FLAG, no_checksums, "no-checksums", NULL,
        "Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP")
 OPTION(overwrite, FLAG, overwrite, "overwrite", NULL,
        "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
-       .npm = "the sink decides")
+       .npm = "the sink decides", .role = TSR_OPTION_OF_RUN)
 OPTION(
     resume, FLAG, resume, "resume", NULL,
     "Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails",
-    .npm = SINK)
+    .npm = SINK, .role = TSR_OPTION_OF_RUN)
 OPTION(discard_parts, FLAG, discard_parts, "discard-parts", NULL,
-       "Remove what unfinished parts of another plan (exec --share) left at DEST", .npm = "a sink has no parts of plans")
+       "Remove what unfinished parts of another plan (exec --share) left at DEST", .npm = "a sink has no parts of plans",
+       .role = TSR_OPTION_OF_RUN)
 OPTION(no_verify, FLAG, no_verify, "no-verify", NULL, "With --resume: do not check again what the interrupted run wrote",
-       .npm = SINK)
+       .npm = SINK, .role = TSR_OPTION_OF_RUN)
 OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Decide everything, but write nothing",
-       .npm = "a sink that keeps nothing is a dry run")
+       .npm = "a sink that keeps nothing is a dry run", .role = TSR_OPTION_OF_RUN)
 OPTION(writing_json, FLAG, json, "json", NULL,
        "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = PRINTED,
-       .python = PRINTED)
+       .python = PRINTED, .role = TSR_OPTION_OF_RUN)
 
 /* ---- merge ---- */
 
@@ -192,11 +196,12 @@ OPTION(weight, TEXTS, weights, "weight", "X",
 OPTION(no_normalize, FLAG, no_normalize, "no-normalize", NULL,
        "With --method linear: do not divide by the sum of the weights")
 OPTION(base, CHECKPOINT, base, "base", "PATH",
-       "With --method task-arithmetic: the checkpoint that the others were trained from")
+       "With --method task-arithmetic: the checkpoint that the others were trained from", .role = TSR_OPTION_OF_SOURCE)
 OPTION(t, REAL, t, "t", "X", "With --method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second")
 OPTION(merge_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal",
        "Write this format (default: inferred from the extension of OUT, or safetensors with --max-shard-size)")
-OPTION(merge_lora, CHECKPOINT, lora, "lora", "DIRECTORY", "Fold a LoRA adapter of PEFT into A, as its merge_and_unload does")
+OPTION(merge_lora, CHECKPOINT, lora, "lora", "DIRECTORY", "Fold a LoRA adapter of PEFT into A, as its merge_and_unload does",
+       .role = TSR_OPTION_OF_SOURCE)
 
 /* ---- plan, reshard, exec ---- */
 
@@ -204,14 +209,15 @@ OPTION(target, DOCUMENT, target, "target", "FILE", "Read mesh and placements fro
 OPTION(mesh, TEXT, mesh, "mesh", "MESH", "Use this device mesh, such as dp=4,tp=2")
 OPTION(placements, TEXT, placements, "placements", "LIST",
        "Place every tensor this way, with one placement per mesh dimension: shard(0),replicate")
-OPTION(plan_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
-       "Let exec write this format (default: the source's format)")
+OPTION(plan_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist|deepspeed-universal|ranks",
+       "Let exec write this format (default: as reshard and convert)")
 OPTION(plan_objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse", "Let exec treat non-tensor objects this way")
 OPTION(plan_dtype, TEXT, dtype, "dtype", "DTYPE", "Let exec cast floating-point tensors")
 OPTION(plan_storage, DOCUMENT, storage, "storage", "FILE",
        "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server")
-OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = PRINTED, .python = PRINTED)
-OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank")
+OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = PRINTED, .python = PRINTED,
+       .role = TSR_OPTION_OF_RUN)
+OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank", .role = TSR_OPTION_OF_RUN)
 OPTION(reshard_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
        "Write this format (default: the source's format)")
 OPTION(reshard_storage, DOCUMENT, storage, "storage", "FILE",
@@ -251,12 +257,14 @@ OPTION(at, TEXT, at, "at", "NAME",
 OPTION(optim_no_checksums, FLAG, no_checksums, "no-checksums", NULL, "Write zeros for the CRC-32s in torch files and DCP",
        .npm = "its files always have them")
 OPTION(optim_overwrite, FLAG, overwrite, "overwrite", NULL,
-       "Replace the checkpoint at DEST; keep files that it does not list", .npm = "nothing is written")
+       "Replace the checkpoint at DEST; keep files that it does not list", .npm = "nothing is written",
+       .role = TSR_OPTION_OF_RUN)
 OPTION(
     optim_resume, FLAG, resume, "resume", NULL,
     "Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over",
-    .npm = SINK)
-OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = PRINTED, .python = PRINTED)
+    .npm = SINK, .role = TSR_OPTION_OF_RUN)
+OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = PRINTED, .python = PRINTED,
+       .role = TSR_OPTION_OF_RUN)
 
 /* ---- cp, repair, fqn, map, doctor, help ---- */
 
@@ -360,8 +368,11 @@ static const tsr_option *const convert_options[] = {&convert_to,      &convert_w
 static const tsr_option *const merge_options[] = {&method,   &weight,         &no_normalize, &base,    &t,
                                                   &merge_to, &max_shard_size, &dequantize,   QUANTIZE, &merge_lora,
                                                   WRITING,   SOURCE,          NULL};
-static const tsr_option *const plan_options[] = {MAP,       TARGET,        SELECTION,  &plan_to, &plan_objects, &plan_dtype,
-                                                 &raw_cast, &plan_storage, &plan_json, &items,   SOURCE,        NULL};
+static const tsr_option *const plan_options[] = {TARGET,          MAP,           &dequantize,   QUANTIZE,
+                                                 &convert_lora,   SELECTION,     &rename,       &plan_to,
+                                                 &max_shard_size, &plan_objects, &plan_dtype,   &for_torch,
+                                                 &raw_cast,       &no_checksums, &plan_storage, &convert_world_size,
+                                                 &plan_json,      &items,        SOURCE,        NULL};
 static const tsr_option *const reshard_options[] = {TARGET,   &reshard_to, &reshard_storage, MAP, &dequantize,
                                                     QUANTIZE, WRITING,     SOURCE,           NULL};
 static const tsr_option *const exec_options[] = {
@@ -495,7 +506,7 @@ const tsr_command tsr_commands[] = {
      .most = 1000,
      .options = merge_options},
     {.name = "plan",
-     .summary = "Preview a reshard: what each rank would read, hold and send",
+     .summary = "Preview a reshard, or a conversion, and write the plan that exec carries out",
      .operands = "PATH",
      .least = 1,
      .most = 1,

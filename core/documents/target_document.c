@@ -5,8 +5,8 @@
 #include "base/line.h"
 #include "documents/target_read.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/plan_job.h"
 #include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/target_texts.h"
 #include "tessera/sys/try.h"
 
 typedef struct target_reader {
@@ -326,4 +326,81 @@ tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str 
         TSR_TRY(parse_rule(&out->mesh, &texts->rules[i], arena, &rules[i], err));
     out->rules = rules;
     return tsr_target_check(out, err);
+}
+
+/* ---- writing ---- */
+
+/* Splits a text into placements at the commas outside of parentheses. */
+static void put_placements(tsr_json *json, tsr_str text)
+{
+    tsr_json_array(json);
+    unsigned depth = 0;
+    for (size_t from = 0, at = 0; text.size && at <= text.size; at++) {
+        char c = at < text.size ? text.data[at] : ',';
+        depth += c == '(';
+        depth -= c == ')' && depth;
+        if (c != ',' || depth) continue;
+        tsr_json_str(json, (tsr_str){text.data + from, at - from});
+        from = at + 1;
+    }
+    tsr_json_array_end(json);
+}
+
+static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
+{
+    tsr_json_put_object(json, "strategy");
+    tsr_json_put_text(json, "name", "fsdp1");
+    tsr_json_put_strs(json, "units", texts->units, texts->unit_count);
+    if (texts->ignored_count) tsr_json_put_strs(json, "ignored", texts->ignored, texts->ignored_count);
+    tsr_json_put_bool(json, "use_orig_params", texts->use_orig_params);
+    tsr_json_object_end(json);
+}
+
+static void put_holders(tsr_json *json, const tsr_target_rule_text *rule)
+{
+    if (rule->ranks) tsr_json_put_u64s(json, "ranks", rule->ranks, (uint32_t)rule->rank_count);
+    if (!rule->stage_capture.size) return;
+    tsr_json_put_object(json, "stage");
+    tsr_json_put_str(json, "dim", rule->stage_dim);
+    tsr_json_put_object(json, "layers");
+    tsr_json_put_str(json, "capture", rule->stage_capture);
+    tsr_json_put_array(json, "ranges");
+    for (uint32_t i = 0; i < rule->stage_range_count; i++) {
+        const uint64_t range[] = {rule->stage_ranges[i].offset, rule->stage_ranges[i].offset + rule->stage_ranges[i].size};
+        tsr_json_u64s(json, range, 2);
+    }
+    tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    tsr_json_object_end(json);
+}
+
+void tsr_target_texts_write(tsr_json *json, const tsr_target_texts *texts, const tsr_mesh *mesh)
+{
+    bool named = mesh->dim_count && mesh->names[0].size;
+    tsr_json_object(json);
+    tsr_json_put_text(json, "schema", "tessera.target/1");
+    tsr_json_put_object(json, "mesh");
+    tsr_json_put_u64s(json, "shape", mesh->shape, mesh->dim_count);
+    if (named) tsr_json_put_array(json, "dim_names");
+    for (uint32_t i = 0; named && i < mesh->dim_count; i++) tsr_json_str(json, mesh->names[i]);
+    if (named) tsr_json_array_end(json);
+    tsr_json_object_end(json);
+    if (texts->fsdp1) {
+        put_strategy(json, texts);
+        tsr_json_object_end(json);
+        return;
+    }
+    tsr_json_put_array(json, "rules");
+    for (uint32_t i = 0; i < texts->rule_count; i++) {
+        tsr_json_object(json);
+        tsr_json_put_str(json, "match", texts->rules[i].match);
+        tsr_json_key(json, "placements");
+        put_placements(json, texts->rules[i].placements);
+        put_holders(json, &texts->rules[i]);
+        tsr_json_object_end(json);
+    }
+    tsr_json_array_end(json);
+    tsr_json_key(json, "default");
+    put_placements(json, texts->default_placements);
+    tsr_json_object_end(json);
 }

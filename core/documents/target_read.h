@@ -4,7 +4,7 @@
 
 #include "codec/json.h"
 #include "tessera/document_read.h"
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/target_texts.h"
 
 /* Like tsr_target_texts_read, for a parsed tessera.target/1 object. */
 tsr_status tsr_target_texts_of(const cJSON *root, tsr_arena *arena, tsr_target_texts *out, tsr_error *err);

@@ -57,6 +57,12 @@ tsr_status tsr_run_store_open(const tsr_host *host, const char *path, tsr_store 
 
 tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err)
 {
+    if (tsr_is_document(path)) {
+        const tsr_memory_file document = {TSR_STR("document"), tsr_str_from(path)};
+        TSR_TRY(tsr_store_from_memory(host->allocator, &document, 1, out, err));
+        (*out)->primary = 0;
+        return TSR_OK;
+    }
     const bool is_pipe = !tsr_is_url(path) && tsr_is_pipe(path);
     return is_pipe ? tsr_pipe_store_open(host->allocator, path, out, err) : tsr_path_store_open(host, path, out, err);
 }

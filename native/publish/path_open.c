@@ -162,10 +162,12 @@ tsr_status tsr_path_load_shards(const char *given, const tsr_host *host, tsr_are
         *out = *built_in;
         return TSR_OK;
     }
-    TSR_TRY(shown_path(given, arena, &name, err));
+    if (tsr_is_document(given)) name = TSR_STR("the map");
+    else TSR_TRY(shown_path(given, arena, &name, err));
     tsr_status status = tsr_path_load(given, host, arena, &text, &why);
     if (status == TSR_OK) status = tsr_shards_read(text, host, arena, out, &why);
     out->name = name;
+    out->document = text;
     if (status == TSR_OK) return TSR_OK;
     TSR_FAIL_IF(status == TSR_E_NOT_FOUND, err, status,
                 "'%.*s' is neither a file nor one of the built-in maps meta-llama, megatron-gpt and vllm",

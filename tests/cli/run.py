@@ -53,6 +53,7 @@ import test_planted  # noqa: F401
 import test_plans  # noqa: F401
 import test_policy  # noqa: F401
 import test_remote_forms  # noqa: F401
+import test_requests  # noqa: F401
 import test_repair  # noqa: F401
 import test_scaled  # noqa: F401
 import test_shards  # noqa: F401

@@ -95,10 +95,10 @@ def test_scaled_tensors_of_a_plan(t):
     st = source(t, {data: numbers, scale: scales})
     mesh = ["--mesh", "dp=2", "--placements", "shard(0)", "--to", "safetensors"]
     doc = t.json("plan", st, "--dtype", "bfloat16", "--raw-cast", "--json", *mesh)
-    need(doc["destination"]["raw_cast"] is True, doc["destination"])
-    need("raw_cast" not in t.json("plan", st, "--json", *mesh)["destination"], "a plan without a cast has it")
+    need(doc["request"]["options"]["raw-cast"] is True, doc["request"])
+    need("raw-cast" not in t.json("plan", st, "--json", *mesh)["request"]["options"], "a plan without a cast has it")
     for name, raw in (("raw.json", True), ("not.json", False)):
-        doc["destination"]["raw_cast"] = raw
+        doc["request"]["options"]["raw-cast"] = raw
         with open(t.at(name), "w") as f:
             json.dump(doc, f)
     refused(t, data, scale, "exec", t.at("not.json"), t.at("out"))

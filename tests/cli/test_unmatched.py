@@ -113,7 +113,7 @@ def test_patterns_match_the_names_after_mapping(t):
 def test_a_plan_of_nothing_is_refused_by_exec(t):
     path, _ = sample("dcp_fsdp2")
     document = t.json("plan", path, *CUT, "--json")
-    document["destination"]["include"] = ["nothing.**"]
+    document["request"]["options"]["include"] = ["nothing.**"]
     with open(t.at("plan.json"), "w") as f:
         json.dump(document, f)
     message = t.run("exec", t.at("plan.json"), t.at("out"), status=2).stderr.decode()

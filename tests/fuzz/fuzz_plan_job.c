@@ -22,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, (size_t)64 << 20, &err);
     if (!arena) return 0;
     tsr_status status = tsr_plan_job_read((tsr_str){(const char *)data, size}, &host, arena, &job, &err);
-    if (status == TSR_OK && tsr_plan_job_check(&job, &job, NULL) != TSR_OK) abort();
+    if (status == TSR_OK && tsr_plan_source_check(&job.source, &job.source, NULL) != TSR_OK) abort();
     if (status == TSR_OK) status = tsr_target_from_texts(&job.target, never, arena, &target, &err);
     if (status != TSR_OK && !err.message[0]) abort();
     tsr_arena_free(arena);

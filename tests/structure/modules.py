@@ -35,7 +35,7 @@ CORE = {
     "convert": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "write", "mapping"},
     "work": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert"},
     "documents": {"base", "io", "codec", "model", "layout", "plan", *FORMATS, "stream", "check", "write", "convert", "work", "fqn", "optim"},
-    "commands": {"base", "formats/common", "fqn", "mapping", "merge", "convert", "documents"},
+    "commands": {"base", "codec", "layout", "plan", "check", "optim", "formats/common", "fqn", "mapping", "merge", "convert", "documents"},
     "optim_convert": {"base", "io", "model", "fqn", "layout", "optim", *FORMATS, "stream", "check", "write", "documents"},
 }
 # Module of core: its public headers.
@@ -60,8 +60,8 @@ HEADERS = {
     "write": "write_tree",
     "convert": "convert casts",
     "work": "work",
-    "documents": "document document_read policy report plan_job document_text conversion_counts storage_document",
-    "commands": "commands chosen_names conversion_options layers",
+    "documents": "document document_read policy report target_texts document_text conversion_counts storage_document",
+    "commands": "commands chosen_names conversion_options layers plan_job command_request",
     "optim_convert": "optim_convert optim_request",
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}

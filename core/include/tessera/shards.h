@@ -35,7 +35,8 @@ typedef struct tsr_shards_rule {
 } tsr_shards_rule;
 
 typedef struct tsr_shards {
-    tsr_str name;  /* for messages: the document's path, or the built-in map's name */
+    tsr_str name;     /* for messages: the document's path, or the built-in map's name */
+    tsr_str document; /* its text; empty: a built-in map */
     tsr_str ranks; /* the files: "mp_rank_{tp}_{pp}/model_optim_rng.pt", {part} for several per rank; empty: as recognized */
     /* Pipeline stages: each numbers its layers from 0, and has layers[stage] of them. An empty pattern: names are global. */
     tsr_str stage_pattern; /* "**.layers.{layer}.{rest...}" */

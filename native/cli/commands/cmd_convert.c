@@ -1,26 +1,7 @@
 /* `tessera convert PATH DEST --to FORM`: writes a checkpoint in another format. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/program/shards_option.h"
 #include "cli/writing/writing.h"
-#include "tessera/sys/checkpoint.h"
-#include "tessera/sys/glob.h"
-
-static tsr_status choose_container(cli_writing *w, const tsr_command_options *arguments, tsr_error *err)
-{
-    const tsr_status status = cli_choose_container(w, arguments->to, arguments->max_shard_size, err);
-    w->program->writes_ranks = w->to == TSR_TO_RANKS;
-    return status;
-}
-
-static tsr_status choose_ranks(cli_writing *w, const tsr_command_options *arguments, tsr_error *err)
-{
-    tsr_convert_options chosen = {.to = w->to};
-    tsr_status status = w->to == TSR_TO_RANKS ? cli_read_shards(w->program, &w->shards, err) : TSR_OK;
-    if (status == TSR_OK) status = tsr_conversion_ranks(arguments, w->shards, w->source.checkpoint, &chosen, err);
-    w->world_size = chosen.world_size;
-    return status;
-}
 
 static int run(cli *program, const tsr_command_options *arguments)
 {
@@ -30,18 +11,11 @@ static int run(cli *program, const tsr_command_options *arguments)
                      .options = arguments,
                      .what = "converting",
                      .destination = program->operands.items[1],
-                     .against = arguments->against,
-                     .documents = {arguments->against}};
-    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &arguments->selection};
-    const cli_map_options map = {.options = arguments, .lists = arguments->dry_run};
+                     .against = arguments->against};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = w.arena ? choose_container(&w, arguments, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &w.source, &err);
-    if (status == TSR_OK) status = choose_ranks(&w, arguments, &err);
-    w.documents[1] = w.source.map_path;
+    tsr_status status = w.arena ? cli_open_conversion(&w, path, &err) : TSR_E_NOMEM;
     if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
-    if (status == TSR_OK) cli_choose_parts(&w);
     if (status == TSR_OK) status = cli_write(&w, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
     cli_writing_close(&w);

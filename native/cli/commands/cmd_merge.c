@@ -9,8 +9,6 @@
 #include "tessera/sys/merge.h"
 #include "tessera/sys/merge_angles.h"
 
-static const char *const methods[] = {"linear", "slerp", "task-arithmetic"};
-
 typedef struct merging {
     cli *program;
     const tsr_command_options *arguments;
@@ -112,18 +110,6 @@ static tsr_status open_inputs(merging *m, tsr_error *err)
     return status;
 }
 
-/* For --resume: a line with the options of the merge that affect the output. The inputs and the options of every conversion
- * are recorded elsewhere. */
-static tsr_str recipe_of(const merging *m, tsr_error *err)
-{
-    tsr_arena *arena = m->writing->arena;
-    tsr_str line =
-        tsr_arena_format(arena, err, "%s%s", methods[m->options.method], m->options.no_normalize ? " as they are" : "");
-    for (size_t i = 0; i < m->count && line.data; i++)
-        line = tsr_arena_format(arena, err, "%.*s %.17g", TSR_STR_ARG(line), m->inputs[i].weight);
-    return line.data ? tsr_arena_format(arena, err, "%.*s %.17g", TSR_STR_ARG(line), m->options.t) : line;
-}
-
 /* ---- the merge ---- */
 
 /* Measures the tensors, of which each process takes its share. */
@@ -175,8 +161,8 @@ static tsr_status merge(merging *m, tsr_error *err)
     if (status == TSR_OK) status = open_merge(m, err);
     if (status == TSR_OK) status = quantize(m, err);
     if (status != TSR_OK) return status;
-    w->source.recipe = recipe_of(m, err);
-    return w->source.recipe.data ? TSR_OK : TSR_E_NOMEM;
+    w->source.recipe = TSR_STR("merge");
+    return TSR_OK;
 }
 
 static int run(cli *program, const tsr_command_options *arguments)

@@ -133,7 +133,9 @@ static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_
 /* Converts the torch file that would be written, as it is read from memory. */
 static tsr_status write_dcp(job *j, tsr_error *err)
 {
-    const tsr_command_options options = {.max_memory = j->arguments->max_memory,
+    const tsr_command_options options = {.modules = j->arguments->modules, /* recipe_of has their texts */
+                                         .flat_params = j->arguments->flat_params,
+                                         .max_memory = j->arguments->max_memory,
                                          .no_checksums = j->arguments->no_checksums,
                                          .overwrite = j->arguments->overwrite,
                                          .allow_expansion = j->arguments->allow_expansion};
@@ -141,7 +143,6 @@ static tsr_status write_dcp(job *j, tsr_error *err)
                      .options = &options,
                      .what = tsr_optim_action_names[j->request.action],
                      .destination = j->output.destination,
-                     .documents = {j->arguments->modules, j->arguments->flat_params},
                      .arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err)};
     tsr_store *result = NULL;
     tsr_status status = w.arena ? tsr_optim_store(j->optim, &result, err) : TSR_E_NOMEM;

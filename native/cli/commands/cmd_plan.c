@@ -98,23 +98,35 @@ static void put_replicated(const tsr_plan *plan)
     if (count) putchar('\n');
 }
 
+static void put_target(const tsr_target_texts *target)
+{
+    cli_put(stdout, target->mesh);
+    fputs(", ", stdout);
+    cli_put(stdout, target->default_placements);
+    if (target->rule_count) printf(", %s", cli_plural(target->rule_count, "rule").text);
+}
+
 static void put_text(const cli *program, const tsr_plan_document *document)
 {
     const tsr_plan_totals *t = document->totals;
+    const bool reshards = document->job->target.mesh.size != 0;
+    const unsigned to = document->job->request.options.to;
     uint64_t files = 0;
     for (uint32_t f = 0; f < t->file_count; f++) files += t->per_file[f].reads > 0;
     cli_on(&program->out, stdout, CLI_BOLD);
-    cli_put(stdout, document->job->source_path);
+    cli_put(stdout, document->job->source.path);
     cli_off(&program->out, stdout);
     fputs(" → ", stdout);
-    cli_put(stdout, document->job->target.mesh);
-    fputs(", ", stdout);
-    cli_put(stdout, document->job->target.default_placements);
-    if (document->job->target.rule_count) printf(", %s", cli_plural(document->job->target.rule_count, "rule").text);
-    printf("\n  %s in %s, %s", cli_plural(tsr_plan_count(document->plan), "tensor").text,
-           cli_plural(t->classes, "kind").text, cli_plural(t->ranks, "rank").text);
+    if (reshards) put_target(&document->job->target);
+    else fputs(to ? tsr_container_words[to - 1] : "the format of DEST", stdout);
+    printf("\n  %s in %s", cli_plural(tsr_plan_count(document->plan), "tensor").text, cli_plural(t->classes, "kind").text);
+    if (reshards) printf(", %s", cli_plural(t->ranks, "rank").text);
     printf("\n  %s from %s, %s in all; the largest is %s", cli_plural(t->reads, "read").text, cli_plural(files, "file").text,
            cli_bytes(t->bytes).text, cli_bytes(t->largest_read).text);
+    if (!reshards) {
+        putchar('\n');
+        return;
+    }
     printf("\n  a rank holds at most %s (imbalance %.2f); read amplification %.2f\n", cli_bytes(t->held_max).text,
            t->imbalance, t->amplification);
     put_replicated(document->plan);
@@ -123,30 +135,37 @@ static void put_text(const cli *program, const tsr_plan_document *document)
     if (document->storage) put_files(document, files);
 }
 
-/* Describes the job of `tessera exec`. */
-static tsr_status describe_job(cli *program, const cli_session *session, const tsr_command_options *arguments,
-                               tsr_arena *arena, tsr_plan_job *job, tsr_error *err)
-{
-    const tsr_status status = tsr_plan_job_options(session->checkpoint, arguments, arena, job, err);
-    return status == TSR_OK ? cli_describe_source(program, session, arena, job, err) : status;
-}
-
 /* The plan for a checkpoint, and what it was made from. */
 typedef struct planned {
     cli_session session;
     tsr_target target;
     tsr_plan_job job;
-    tsr_storage storage; /* parsed from job.storage; only if that lists servers */
+    tsr_target_texts counted; /* what the totals are of: the target of the job, or everything on one rank */
+    tsr_storage storage;      /* parsed from job.storage; only if that lists servers */
     tsr_plan *plan;
     tsr_arena *arena;
 } planned;
+
+/* Describes what `tessera exec` has to do. */
+static tsr_status describe_job(cli *program, const tsr_command_options *arguments, planned *p, tsr_error *err)
+{
+    tsr_command_options options;
+    tsr_plan_job *job = &p->job;
+    tsr_status status = cli_options_with_texts(program, &p->session, arguments, &options, err);
+    if (status == TSR_OK)
+        status = tsr_plan_request(p->session.checkpoint, &options, job->target.mesh.size != 0, p->arena, &job->request, err);
+    if (status == TSR_OK) status = cli_describe_source(program, &p->session, p->arena, &job->source, err);
+    if (status == TSR_OK && arguments->lora)
+        status = cli_describe_source(program, p->session.others, p->arena, &job->adapter, err);
+    return status;
+}
 
 static tsr_status report(cli *program, const tsr_command_options *arguments, planned *p, tsr_error *err)
 {
     tsr_plan_totals totals;
     tsr_json json;
     tsr_status status = tsr_plan_count_totals(p->plan, p->arena, &totals, err);
-    if (status == TSR_OK) status = describe_job(program, &p->session, arguments, p->arena, &p->job, err);
+    if (status == TSR_OK) status = describe_job(program, arguments, p, err);
     tsr_plan_document document = {.plan = p->plan,
                                   .totals = &totals,
                                   .catalog = p->session.catalog,
@@ -177,7 +196,19 @@ static tsr_status make_plan(cli *program, const tsr_command_options *arguments, 
     const tsr_status status =
         text->servers ? tsr_storage_of(text, catalog->store, host, p->arena, &p->storage, err) : TSR_OK;
     if (status != TSR_OK) return status;
-    return tsr_plan_for_texts(catalog, &(tsr_planning){&p->job.target, &p->target, &options}, host, p->arena, &p->plan, err);
+    return tsr_plan_for_texts(catalog, &(tsr_planning){&p->counted, &p->target, &options}, host, p->arena, &p->plan, err);
+}
+
+/* Without a target, the plan is for `tessera convert`. */
+static tsr_status read_target(cli *program, const tsr_command_options *arguments, planned *p, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    if (arguments->target || arguments->mesh || arguments->placements) {
+        status = cli_read_target(program, arguments, p->arena, &p->job.target, &p->target, err);
+        p->counted = p->job.target;
+        return status;
+    }
+    return tsr_target_of_conversion(p->arena, &p->counted, &p->target, err);
 }
 
 static int run(cli *program, const tsr_command_options *arguments)
@@ -187,7 +218,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     planned p = {.plan = NULL};
     const tsr_open_options used = {.skip_objects = true, .selects = tsr_globs_select, .selects_ctx = &arguments->selection};
     p.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = p.arena ? cli_read_target(program, arguments, p.arena, &p.job.target, &p.target, &err) : TSR_E_NOMEM;
+    tsr_status status = p.arena ? read_target(program, arguments, &p, &err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_read_storage(program, arguments->storage, p.arena, &p.job.storage, &err);
     const cli_map_options map = {.options = arguments, .lists = true};
     if (status == TSR_OK) status = cli_open_mapped(program, path, &used, &map, &p.session, &err);

@@ -4,27 +4,11 @@
 #include "cli/program/target_options.h"
 #include "cli/writing/writing.h"
 
-/* The plan borrows `target`. */
-static tsr_status prepare(cli_writing *w, const tsr_command_options *arguments, tsr_target *target, tsr_plan **plan,
-                          tsr_error *err)
+static tsr_status prepare(cli_writing *w, tsr_target *target, tsr_plan **plan, tsr_error *err)
 {
-    tsr_status status = cli_read_target(w->program, arguments, w->arena, &w->job.target, target, err);
-    if (status == TSR_OK) status = cli_read_storage(w->program, arguments->storage, w->arena, &w->job.storage, err);
-    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &arguments->selection};
-    const cli_map_options map = {.options = arguments, .lists = arguments->dry_run};
-    if (status == TSR_OK) status = cli_open_mapped(w->program, w->program->operands.items[0], &used, &map, &w->source, err);
-    if (status != TSR_OK) return status;
-    w->to = arguments->to ? (tsr_container)(arguments->to - 1) : tsr_container_for(w->source.catalog->format);
-    w->documents[0] = arguments->target;
-    w->documents[1] = w->source.map_path;
-    w->documents[2] = arguments->storage;
-    w->is_folder = true;
-    w->marker = tsr_marker_of(w->to);
-    const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = (void *)(uintptr_t)&arguments->selection};
-    status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, target, &options}, cli_host(w->program),
-                                w->arena, plan, err);
-    w->plan = *plan;
-    return status;
+    tsr_status status = cli_read_target(w->program, w->options, w->arena, &w->job.target, target, err);
+    if (status == TSR_OK) status = cli_read_storage(w->program, w->options->storage, w->arena, &w->job.storage, err);
+    return status == TSR_OK ? cli_open_reshard(w, w->program->operands.items[0], target, plan, err) : status;
 }
 
 static int run(cli *program, const tsr_command_options *arguments)
@@ -36,7 +20,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     cli_writing w = {
         .program = program, .options = arguments, .what = "resharding", .destination = program->operands.items[1]};
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
-    tsr_status status = w.arena ? prepare(&w, arguments, &target, &plan, &err) : TSR_E_NOMEM;
+    tsr_status status = w.arena ? prepare(&w, &target, &plan, &err) : TSR_E_NOMEM;
     if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);

@@ -13,6 +13,7 @@
 #include "tessera/sys/layers.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/path_store.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -23,25 +24,19 @@ static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr
 {
     *text = tsr_mapping_builtin(tsr_str_from(name));
     if (text->size) return TSR_OK;
-    if (access(name, R_OK) != 0)
+    if (!tsr_is_document(name) && access(name, R_OK) != 0)
         return tsr_mapping_unknown(tsr_str_from(name), err); /* opening a pipe twice would lose its text */
     return tsr_path_load(name, cli_host(program), arena, text, err);
 }
 
 /* Sets the session's map, and the layering's. */
-static tsr_status read_map(cli *program, const cli_map_options *map, cli_session *session, tsr_layering *out, tsr_error *err)
+static tsr_status read_map(cli *program, const char *name, cli_session *session, tsr_layering *out, tsr_error *err)
 {
-    const char *name = map->options->map;
-    session->map_inverse = map->options->inverse;
-    session->map_text = map->document;
-    out->map_called = "source.map";
-    if (name) {
-        const tsr_str called = tsr_arena_format(session->arena, err, "--map %s", name);
-        session->map_path = tsr_mapping_builtin(tsr_str_from(name)).size ? NULL : name;
-        if (!called.data) return TSR_E_NOMEM;
-        out->map_called = called.data;
-        TSR_TRY(load_map(program, name, session->arena, &session->map_text, err)); /* the message names the map */
-    }
+    if (!name) return TSR_OK;
+    const tsr_str called = tsr_arena_format(session->arena, err, "--map %s", tsr_is_document(name) ? "document" : name);
+    if (!called.data) return TSR_E_NOMEM;
+    out->map_called = called.data;
+    TSR_TRY(load_map(program, name, session->arena, &session->map_text, err)); /* the message names the map */
     out->map = session->map_text;
     return TSR_OK;
 }
@@ -75,16 +70,6 @@ bool cli_leaves_settings(const char *path, const tsr_store *store)
 }
 
 /* ---- what --quantize did ---- */
-
-/* Describes, for --resume, what affects the values. */
-static tsr_status describe_quantizing(const tsr_command_options *options, cli_session *session, tsr_error *err)
-{
-    tsr_str text = tsr_arena_format(session->arena, err, "fp8-block %s", options->dtype ? options->dtype : "");
-    for (size_t i = 0; i < options->no_quantize.count && text.data; i++)
-        text = tsr_arena_format(session->arena, err, "%.*s except %s", TSR_STR_ARG(text), options->no_quantize.items[i]);
-    session->quantized = text;
-    return text.data ? TSR_OK : TSR_E_NOMEM;
-}
 
 static tsr_str without_ending(tsr_str weight)
 {
@@ -195,14 +180,6 @@ static tsr_status tell_config(cli *program, const tsr_catalog *catalog, const ts
     return status;
 }
 
-/* Records what was quantized, and says it. */
-static tsr_status note_quantized(cli *program, const tsr_command_options *options, cli_session *session, tsr_error *err)
-{
-    if (!options->quantize) return TSR_OK;
-    TSR_TRY(describe_quantizing(options, session, err));
-    return tell_config(program, session->catalog, &session->layers.quantized, err);
-}
-
 /* ---- opening ---- */
 
 /* The session's checkpoint is the topmost layer. */
@@ -221,13 +198,12 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
     tsr_layering wanted = {.options = options, .used = used, .lists = map->lists};
     session->leaves_settings = (options->map || options->dequantize) && cli_leaves_settings(session->path, session->store);
     if (session->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
-    TSR_TRY(read_map(program, map, session, &wanted, err));
+    TSR_TRY(read_map(program, options->map, session, &wanted, err));
     TSR_TRY(open_adapter(program, options->lora, session, &wanted, err));
     const tsr_status status = tsr_layers_open(&session->layers, &wanted, session->arena, err);
     show_top(session);
     if (status != TSR_OK) return status;
-    if (session->layers.products) session->dequantized_to = tsr_dtype_describe(session->layers.products)->name;
-    TSR_TRY(note_quantized(program, options, session, err));
+    if (options->quantize) TSR_TRY(tell_config(program, session->catalog, &session->layers.quantized, err));
     for (size_t i = 0; tsr_mapping_note(session->checkpoint, i).size; i++)
         cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(session->checkpoint, i)));
     return TSR_OK;
@@ -237,7 +213,7 @@ tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_option
                            cli_session *out, tsr_error *err)
 {
     tsr_open_options all = used ? *used : (tsr_open_options){.selects = NULL};
-    if (!tsr_options_are_layered(map->options) && !map->document.data) {
+    if (!tsr_options_are_layered(map->options)) {
         TSR_TRY(tsr_layering_check(&(tsr_layering){.options = map->options}, err));
         return cli_open(program, path, used, out, err);
     }
@@ -253,7 +229,7 @@ tsr_status cli_quantize(cli *program, const tsr_command_options *options, const 
 {
     TSR_TRY(tsr_layers_quantize(&session->layers, &(tsr_layering){.options = options, .used = used}, err));
     show_top(session);
-    return note_quantized(program, options, session, err);
+    return options->quantize ? tell_config(program, session->catalog, &session->layers.quantized, err) : TSR_OK;
 }
 
 bool cli_has_map_table(const cli_session *session)

@@ -6,8 +6,7 @@
 
 typedef struct cli_map_options {
     const tsr_command_options *options;
-    tsr_str document; /* text of a map to use instead of --map; data NULL: none */
-    bool lists;       /* as in tsr_layering */
+    bool lists; /* as in tsr_layering */
 } cli_map_options;
 
 /* Whether PATH is a single file with config.json next to it, of which only the file is read. The settings would have shown

@@ -72,7 +72,7 @@ static tsr_status read_file(cli *program, const char *path, tsr_arena *arena,
     if (status == TSR_OK) status = read(bytes.data, cli_host(program), arena, out, err);
     tsr_bytes_free(&bytes);
     if (store) store->close(store);
-    if (status != TSR_OK) tsr_error_context(err, "%s", path);
+    if (status != TSR_OK && !tsr_is_document(path)) tsr_error_context(err, "%s", path);
     return status;
 }
 

@@ -24,15 +24,11 @@ typedef struct cli_session {
      * otherwise NULL. */
     tsr_checkpoint *source;
     tsr_layers layers;          /* over the source; the top is `checkpoint` */
-    const char *dequantized_to; /* with --dequantize: the resulting dtype */
-    tsr_str quantized;          /* with --quantize: what it does, in one line; data NULL: not used */
     struct cli_session *others; /* further checkpoints that are read, in calloc memory; closed with this session */
     size_t other_count;
-    tsr_str recipe;       /* other options that affect the values, in one line; data NULL: none */
-    tsr_arena *arena;     /* of the texts here, and of the map's rules */
-    tsr_str map_text;     /* the map, and whether it is applied backwards; both affect what is written */
-    const char *map_path; /* path of the map; NULL: a built-in map, or none */
-    bool map_inverse;
+    tsr_str recipe;   /* what else affects the values, in one line; data NULL: nothing */
+    tsr_arena *arena; /* of the texts here, and of the map's rules */
+    tsr_str map_text; /* the document of --map; data NULL: none */
 } cli_session;
 
 /* The checkpoint that reads the files of the store. */

@@ -4,12 +4,52 @@
 
 #include <unistd.h>
 
+#include "cli/program/map_options.h"
+#include "cli/program/shards_option.h"
 #include "cli/program/target_options.h"
 #include "cli/writing/writing_parts.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"
+
+/* ---- source ---- */
+
+/* Opens PATH with the layers that the options ask for. */
+static tsr_status open_source(cli_writing *w, const char *path, tsr_error *err)
+{
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &w->options->selection};
+    const cli_map_options map = {.options = w->options, .lists = w->options->dry_run};
+    return cli_open_mapped(w->program, path, &used, &map, &w->source, err);
+}
+
+tsr_status cli_open_conversion(cli_writing *w, const char *path, tsr_error *err)
+{
+    tsr_convert_options ranks;
+    tsr_status status = cli_choose_container(w, w->options->to, w->options->max_shard_size, err);
+    w->program->writes_ranks = w->to == TSR_TO_RANKS;
+    if (status == TSR_OK) status = open_source(w, path, err);
+    if (status == TSR_OK && w->to == TSR_TO_RANKS) status = cli_read_shards(w->program, &w->shards, err);
+    ranks = (tsr_convert_options){.to = w->to};
+    if (status == TSR_OK) status = tsr_conversion_ranks(w->options, w->shards, w->source.checkpoint, &ranks, err);
+    w->world_size = ranks.world_size;
+    if (status == TSR_OK) cli_choose_parts(w);
+    return status;
+}
+
+tsr_status cli_open_reshard(cli_writing *w, const char *path, const tsr_target *target, tsr_plan **plan, tsr_error *err)
+{
+    tsr_status status = open_source(w, path, err);
+    if (status != TSR_OK) return status;
+    w->to = w->options->to ? (tsr_container)(w->options->to - 1) : tsr_container_for(w->source.catalog->format);
+    w->is_folder = true;
+    w->marker = tsr_marker_of(w->to);
+    const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = (void *)(uintptr_t)&w->options->selection};
+    status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, target, &options}, cli_host(w->program),
+                                w->arena, plan, err);
+    w->plan = *plan;
+    return status;
+}
 
 /* ---- options ---- */
 

@@ -38,7 +38,7 @@ typedef struct cli_writing {
     bool finish; /* all parts must be done: write what surrounds their units, and publish */
     tsr_arena *arena;
     const char *against;         /* path of what the result must fit; NULL: none */
-    const char *documents[3];    /* paths of other documents that are read; may be NULL */
+    const char *plan_path;       /* of exec; NULL: none */
     tsr_str notes;               /* exec to an object store: the common beginning of the names of its parts' notes */
     tsr_replacement replacement; /* set on the rank that prints messages; `swap` on all */
     tsr_vec warnings;            /* of tsr_str in `arena`: warnings to be repeated in the document */
@@ -71,6 +71,11 @@ typedef struct cli_file_place {
 /* A destination that ends in '/' is a directory, which the file `name` is added to. A new directory is published together
  * with its file. In `arena`. */
 tsr_status cli_place_file(const char *destination, tsr_str name, tsr_arena *arena, cli_file_place *out, tsr_error *err);
+/* Open PATH for convert and for reshard, with the layers that the options ask for, and decide how DEST is written. For the second,
+ * `w->job.target` must be set to the texts of `target`. *plan is the caller's, also on failure, and borrows `target`. */
+tsr_status cli_open_conversion(cli_writing *writing, const char *path, tsr_error *err);
+tsr_status cli_open_reshard(cli_writing *writing, const char *path, const tsr_target *target, tsr_plan **plan,
+                            tsr_error *err);
 /* Writes the destination, checks that the source did not change, publishes and reports. */
 tsr_status cli_write(cli_writing *writing, tsr_error *err);
 /* Closes everything except the source. Removes what was not published. */

@@ -101,8 +101,11 @@ static tsr_status list_inputs(const cli_writing *w, tsr_inputs *inputs, tsr_erro
     tsr_status status = tsr_inputs_add(inputs, w->source.store, cli_source_checkpoint(&w->source), err);
     for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++)
         status = tsr_inputs_add(inputs, w->source.others[i].store, cli_source_checkpoint(&w->source.others[i]), err);
-    for (size_t i = 0; i < sizeof w->documents / sizeof *w->documents && status == TSR_OK; i++)
-        status = tsr_inputs_add_path(inputs, w->documents[i], err);
+    const tsr_command_options *o = w->options;
+    const char *const documents[] = {w->plan_path, w->against,       o->target,  o->map,
+                                     o->storage,   o->source.shards, o->modules, o->flat_params};
+    for (size_t i = 0; i < sizeof documents / sizeof *documents && status == TSR_OK; i++)
+        status = tsr_inputs_add_path(inputs, documents[i], err);
     return status;
 }
 

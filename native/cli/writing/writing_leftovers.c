@@ -13,19 +13,31 @@ bool cli_is_own(const cli_writing *w, const tsr_leftover *l)
     return strcmp(l->tag, w->tag) == 0;
 }
 
-/* Refuses to resume, quoting the first line in which two texts differ. `theirs` has further lines at its end, which belong
- * to the journal. */
+/* The first line of `lines` that `others` do not have; data NULL if they have all. */
+static tsr_str line_without_equal(tsr_str lines, tsr_str others)
+{
+    while (lines.size) {
+        const tsr_str line = tsr_text_line(&lines);
+        tsr_str rest = others;
+        bool found = false;
+        while (rest.size && !found) found = tsr_str_equal(tsr_text_line(&rest), line);
+        if (!found) return line;
+    }
+    return (tsr_str){NULL, 0};
+}
+
+/* Refuses to resume, quoting in what two runs differ. */
 static tsr_status refuse_other(const cli_writing *w, tsr_str theirs, tsr_str ours, tsr_error *err)
 {
-    while (ours.size) {
-        tsr_str a = tsr_text_line(&theirs), b = tsr_text_line(&ours);
-        if (tsr_str_equal(a, b)) continue;
-        return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
-                         "cannot resume: the interrupted run for '%s' had '%.*s', but this one has '%.*s'; run without "
-                         "--resume to start over",
-                         w->destination, TSR_STR_ARG(a), TSR_STR_ARG(b));
-    }
-    return TSR_OK;
+    theirs = tsr_journal_job(theirs);
+    const tsr_str had = line_without_equal(theirs, ours), has = line_without_equal(ours, theirs);
+    tsr_str differing = has.data ? has : had;
+    if (had.data && has.data)
+        differing = tsr_arena_format(w->arena, err, "%.*s' in place of '%.*s", TSR_STR_ARG(had), TSR_STR_ARG(has));
+    if (!differing.data) return TSR_E_NOMEM;
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "cannot resume: the interrupted run for '%s' %s '%.*s'; run without --resume to start over",
+                     w->destination, had.data ? "had" : "did not have", TSR_STR_ARG(differing));
 }
 
 /* Handles everything that was found under one other tag: [l, l + count). */

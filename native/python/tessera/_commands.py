@@ -447,27 +447,39 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
         "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
-def plan(path: CheckpointOrPath, *, map: Document | None = None, inverse: bool = False, target: Document | None = None,
-         mesh: str | None = None, placements: str | None = None, include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
-         to: Literal["safetensors", "torch", "dcp", "megatron-dist"] | None = None,
-         objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, dtype: str | None = None, raw_cast: bool = False,
-         storage: Document | None = None, items: bool = False, part: str | None = None, step: str | int | None = None,
-         also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-         io_depth: int | None = None) -> dict[str, Any]:
-    """Preview a reshard: what each rank would read, hold and send. Return what `tessera plan` prints as JSON, as a dict.
+def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | None = None, placements: str | None = None,
+         map: Document | None = None, inverse: bool = False, dequantize: bool = False, quantize: Literal["fp8-block"] | None = None,
+         no_quantize: str | Sequence[str] = (), lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (),
+         exclude: str | Sequence[str] = (), rename: str | Sequence[str] = (),
+         to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None,
+         max_shard_size: int | str | None = None, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None,
+         dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False, no_checksums: bool = False,
+         storage: Document | None = None, world_size: int | None = None, items: bool = False, part: str | None = None,
+         step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
+         threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
+    """Preview a reshard, or a conversion, and write the plan that exec carries out. Return what `tessera plan` prints as JSON, as a dict.
 
-    map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
-    inverse: With map: apply the map backwards
     target: Read mesh and placements from a tessera.target/1 document
     mesh: Use this device mesh, such as dp=4,tp=2
     placements: Place every tensor this way, with one placement per mesh dimension: shard(0),replicate
+    map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
+    inverse: With map: apply the map backwards
+    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to dtype (default: the dtype in config.json, or bfloat16)
+    quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
+    no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
+    lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
-    to: Let exec write this format (default: the source's format)
+    rename: Rename: a literal prefix, or one * on each side
+    to: Let exec write this format (default: as reshard and convert)
+    max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     objects: Let exec treat non-tensor objects this way
     dtype: Let exec cast floating-point tensors
+    for_torch: Write what this version of PyTorch loads, 2.3 to 2.15 (default: 2.4, or the oldest that can)
     raw_cast: Let dtype cast quantized numbers and their scales as stored, without applying the scales
+    no_checksums: Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP
     storage: Show the load of each server of this tessera.storage/1 document, and order reads and parts by server
+    world_size: With to ranks: write files for N ranks, those of all pipeline stages together
     items: Print the document with every read of every rank
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
@@ -476,9 +488,11 @@ def plan(path: CheckpointOrPath, *, map: Document | None = None, inverse: bool =
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("plan", [path], {"map": map, "inverse": inverse, "target": target, "mesh": mesh, "placements": placements,
-        "include": include, "exclude": exclude, "to": to, "objects": objects, "dtype": dtype, "raw_cast": raw_cast, "storage": storage,
-        "items": items, "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
+    return _document("plan", [path], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
+        "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "lora": lora, "include": include, "exclude": exclude,
+        "rename": rename, "to": to, "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch,
+        "raw_cast": raw_cast, "no_checksums": no_checksums, "storage": storage, "world_size": world_size, "items": items, "part": part,
+        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
 
 
 def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = None, mesh: str | None = None,

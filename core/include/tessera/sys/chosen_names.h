@@ -12,7 +12,7 @@
 
 #include "tessera/sys/commands.h"
 #include "tessera/sys/name_choice.h"
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/target_texts.h"
 
 TSR_API_BEGIN
 

@@ -112,6 +112,13 @@ typedef enum tsr_option_type {
     TSR_OPTION_MODEL /* field: const char *: the path of a checkpoint, a document or a list of names that names come from */
 } tsr_option_type;
 
+/* What an option is about. Plans have the first two, journals the first. */
+typedef enum tsr_option_role {
+    TSR_OPTION_OF_OUTPUT, /* what is written, or printed */
+    TSR_OPTION_OF_SOURCE, /* which checkpoints are read */
+    TSR_OPTION_OF_RUN     /* how the command runs: checks, limits, progress, what becomes of an existing DEST */
+} tsr_option_role;
+
 typedef struct tsr_option {
     const char *name; /* as on the command line, without dashes */
     char letter;      /* 0: none */
@@ -121,9 +128,10 @@ typedef struct tsr_option {
     const char *help;
     const char *npm;      /* why a call of the npm package does not have it; NULL: it has */
     const char *npm_name; /* its name there, if it is another one */
-    bool npm_opens;       /* the package has it as an option of `open` */
-    bool npm_needs;       /* the package requires it */
-    const char *python;   /* why a function of Python does not have it; NULL: it has */
+    tsr_option_role role;
+    bool npm_opens;     /* the package has it as an option of `open` */
+    bool npm_needs;     /* the package requires it */
+    const char *python; /* why a function of Python does not have it; NULL: it has */
 } tsr_option;
 
 /* An option that only other commands have, and what to do instead. */

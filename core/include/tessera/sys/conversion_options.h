@@ -28,9 +28,11 @@ tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_contai
  * TSR_E_USAGE without a map or a number of ranks, and for --world-size with another format. */
 tsr_status tsr_conversion_ranks(const tsr_command_options *options, const tsr_shards *shards, const tsr_checkpoint *source,
                                 tsr_convert_options *out, tsr_error *err);
-/* Sets what a plan states of the conversion, and refuses casts that would be refused when it is carried out. In `arena`. */
-tsr_status tsr_plan_job_options(tsr_checkpoint *checkpoint, const tsr_command_options *options, tsr_arena *arena,
-                                tsr_plan_job *out, tsr_error *err);
+/* Makes the request that a plan contains from the options of `plan`, whose documents are given as texts. With `reshards`, the target
+ * is kept elsewhere, and --to is that of the source's format if it was not given. Refuses casts that would be refused when the plan is
+ * carried out. Borrows `options`. */
+tsr_status tsr_plan_request(tsr_checkpoint *checkpoint, const tsr_command_options *options, bool reshards, tsr_arena *arena,
+                            tsr_command_request *out, tsr_error *err);
 
 TSR_API_END
 

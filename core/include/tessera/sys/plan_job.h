@@ -1,52 +1,21 @@
-/* The document tessera.plan/1: a plan that can be carried out later, and the targets that people write as text.
+/* The document tessera.plan/1: a request to convert or reshard that can be carried out later, what it reads, and how much.
  *
  * Example:
  *
- *     tsr_target_texts texts;
- *     tsr_target target;
- *     status = tsr_target_texts_read(text, host, arena, &texts, &err);
- *     if (status == TSR_OK) status = tsr_target_from_texts(&texts, tsr_glob_match, arena, &target, &err);
- *     if (status == TSR_OK) status = tsr_plan_for_texts(catalog, &(tsr_planning){&texts, &target, NULL}, host, arena, &plan, &err); */
+ *     tsr_plan_job job;
+ *     status = tsr_plan_job_read(text, host, arena, &job, &err);
+ *     if (status == TSR_OK) printf("tessera %s\n", job.request.command->name); */
 #ifndef TESSERA_SYS_PLAN_JOB_H
 #define TESSERA_SYS_PLAN_JOB_H
 
 #include "tessera/check.h"
 #include "tessera/plan.h"
-#include "tessera/sys/json.h"
+#include "tessera/sys/command_request.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/storage_document.h"
+#include "tessera/sys/target_texts.h"
 
 TSR_API_BEGIN
-
-/* A tessera.target/1 document as it stands: texts that mesh.h reads. All live in `arena`. */
-typedef struct tsr_target_rule_text {
-    tsr_str match;
-    tsr_str placements;    /* "shard(0),replicate"; empty with `ranks` or `stage`: replicate */
-    const uint64_t *ranks; /* NULL: none are listed */
-    uint64_t rank_count;
-    tsr_str stage_dim, stage_capture; /* "pp", "layers.{n}."; empty: no stage */
-    const tsr_span *stage_ranges;
-    uint32_t stage_range_count;
-} tsr_target_rule_text;
-typedef struct tsr_target_texts {
-    tsr_str mesh; /* "dp=4,tp=2" */
-    tsr_target_rule_text *rules;
-    uint32_t rule_count;
-    tsr_str default_placements; /* data NULL when the document has none: replicate */
-    bool fsdp1;                 /* "strategy": {"name": "fsdp1", …}: flat ranges in place of placements (target.h) */
-    bool use_orig_params;
-    const tsr_str *units; /* GLOBs of wrapped modules' parameters, innermost first */
-    uint32_t unit_count;
-    const tsr_str *ignored; /* GLOBs of tensors that are not flattened (buffers, ignored modules): whole on every rank */
-    uint32_t ignored_count;
-} tsr_target_texts;
-tsr_status tsr_target_texts_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_target_texts *out,
-                                 tsr_error *err);
-
-/* The target that such texts mean; `match` as in tsr_target. A default that is empty becomes "replicate,…" in the texts too.
- * Everything lives in `arena` and borrows the texts. Checked. Errors: TSR_E_USAGE naming the rule and the byte in it. */
-tsr_status tsr_target_from_texts(tsr_target_texts *texts, bool (*match)(tsr_str glob, tsr_str name), tsr_arena *arena,
-                                 tsr_target *out, tsr_error *err);
 
 typedef struct tsr_planning {
     const tsr_target_texts *texts;
@@ -59,39 +28,40 @@ typedef struct tsr_planning {
 tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_planning *what, const tsr_host *host, tsr_arena *arena,
                               tsr_plan **out, tsr_error *err);
 
-/* The source and the target of a plan: enough to carry it out later, and to check that its source has not changed. */
+/* The target of a plan for a conversion, of which only what is read counts: everything on one rank. In `arena`. */
+tsr_status tsr_target_of_conversion(tsr_arena *arena, tsr_target_texts *texts, tsr_target *out, tsr_error *err);
+
+/* A checkpoint that a plan reads: enough to find it, and to notice that it has changed. */
 typedef struct tsr_plan_file {
     tsr_str name;
     uint64_t bytes;
     tsr_str modified; /* seconds since 1970 with nine decimals, or a server's ETag or date; empty: not known */
 } tsr_plan_file;
-typedef struct tsr_plan_job {
-    tsr_str source_path;
-    tsr_str source_part, source_step; /* tsr_open_options.part, .step; empty: not given */
-    tsr_str source_map;               /* the tessera.map/1 document through which the source is read; empty: none */
-    bool source_inverse;              /* backwards */
-    tsr_str source_format;
-    tsr_str digest_algorithm, digest; /* of the source's catalog (tsr_catalog_digest), in hexadecimal */
+typedef struct tsr_plan_source {
+    tsr_str path, format;
+    tsr_str digest_algorithm, digest; /* of the catalog (tsr_catalog_digest), in hexadecimal */
     tsr_plan_file *files;             /* those that hold tensors */
     uint64_t file_count;
-    tsr_target_texts target;    /* the default spelled out */
-    tsr_str to, objects, dtype; /* as --to, --objects, --dtype have them; the latter two may be empty */
-    bool raw_cast;
-    const tsr_str *include, *exclude;
-    size_t include_count, exclude_count;
-    tsr_storage_text storage; /* its `servers` is NULL without one */
+} tsr_plan_source;
+/* Fills in everything but `path` from a catalog; `modified` stays empty. The only file of a store is always listed, whatever it
+ * contains, and with `settings`, config.json and params.json are, because numbers are read from them. A digest_algorithm that is
+ * already set ("sha256", "xxh3") is used, because the plan of another build may have to be checked. In `arena`. TSR_E_UNSUPPORTED
+ * if this build lacks that digest. */
+tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, bool settings, const tsr_host *host, tsr_arena *arena,
+                                    tsr_plan_source *out, tsr_error *err);
+/* TSR_E_CHANGED if a checkpoint has changed since it was described for a plan; the message has the difference, found and expected. */
+tsr_status tsr_plan_source_check(const tsr_plan_source *planned, const tsr_plan_source *found, tsr_error *err);
+
+/* What a plan says about its work. */
+typedef struct tsr_plan_job {
+    tsr_plan_source source;
+    tsr_plan_source adapter;     /* of --lora; `path` empty: none */
+    tsr_command_request request; /* of convert or reshard; its documents are texts, and its target and storage are here: */
+    tsr_target_texts target;     /* the default spelled out; `mesh` empty: convert */
+    tsr_storage_text storage;    /* its `servers` is NULL without one */
 } tsr_plan_job;
-/* Fills in a job's source from a catalog: format, digest, the files with their sizes, and `to` if that is empty. `modified`
- * stays empty. The only file of a store is always listed, whatever it contains. config.json or params.json is listed if
- * there is a source_map, which reads numbers from it. A digest_algorithm that is already set ("sha256", "xxh3") is used,
- * because the plan of another build may have to be checked. In `arena`. TSR_E_UNSUPPORTED if this build lacks that
- * digest. */
-tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
-                               tsr_error *err);
-/* TSR_E_CHANGED if the source of a plan has changed; the message has the difference, found and expected. */
-tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *found, tsr_error *err);
 /* Reads the job of a tessera.plan/1 document, and ignores its totals. The job lives in `arena`. Errors: those of
- * tsr_contract_read. */
+ * tsr_contract_read; TSR_E_UNSUPPORTED for a plan of a version that wrote no request. */
 tsr_status tsr_plan_job_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out, tsr_error *err);
 
 /* tessera.plan/1: a job, and what it would read, send and hold. With `items`, every read item of every rank. */

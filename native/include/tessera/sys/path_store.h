@@ -19,7 +19,13 @@ tsr_status tsr_path_store_open(const tsr_host *host, const char *path, tsr_store
 /* Opens the directory of a training run. In an object store it may be empty, because directories are not made there. TSR_E_USAGE for
  * a file, and for an HTTP server, which does not list directories; other errors as above. */
 tsr_status tsr_run_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
-/* tsr_path_store_open for a document, which may also come from a pipe (tessera/sys/pipe_store.h). Borrows `path`. */
+/* Whether what is given as the path of a document is the document itself. A file whose name begins in this way is "./{…". */
+static inline bool tsr_is_document(const char *path)
+{
+    return *path == '{';
+}
+/* tsr_path_store_open for a document, which may also come from a pipe (tessera/sys/pipe_store.h), or be given in place of a path.
+ * Borrows `path`. */
 tsr_status tsr_document_store_open(const tsr_host *host, const char *path, tsr_store **out, tsr_error *err);
 /* tsr_path_store_open with the host and the system calls of `opener`. Can be used as the `open` of an opener. */
 tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *path, tsr_store **out, tsr_error *err);

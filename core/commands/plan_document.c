@@ -1,5 +1,4 @@
 /* tessera.plan/1: the job, totals, loads per rank and per file, and optionally every read item. */
-#include "documents/document_parts.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"
@@ -7,119 +6,26 @@
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/sys/try.h"
 
-/* ---- target ---- */
-
-/* Splits a text into placements at the commas outside of parentheses. */
-static void put_placements(tsr_json *json, tsr_str text)
-{
-    tsr_json_array(json);
-    unsigned depth = 0;
-    for (size_t from = 0, at = 0; text.size && at <= text.size; at++) {
-        char c = at < text.size ? text.data[at] : ',';
-        depth += c == '(';
-        depth -= c == ')' && depth;
-        if (c != ',' || depth) continue;
-        tsr_json_str(json, (tsr_str){text.data + from, at - from});
-        from = at + 1;
-    }
-    tsr_json_array_end(json);
-}
-
-static void put_strategy(tsr_json *json, const tsr_target_texts *texts)
-{
-    tsr_json_put_object(json, "strategy");
-    tsr_json_put_text(json, "name", "fsdp1");
-    tsr_json_put_strs(json, "units", texts->units, texts->unit_count);
-    if (texts->ignored_count) tsr_json_put_strs(json, "ignored", texts->ignored, texts->ignored_count);
-    tsr_json_put_bool(json, "use_orig_params", texts->use_orig_params);
-    tsr_json_object_end(json);
-}
-
-static void put_holders(tsr_json *json, const tsr_target_rule_text *rule)
-{
-    if (rule->ranks) tsr_json_put_u64s(json, "ranks", rule->ranks, (uint32_t)rule->rank_count);
-    if (!rule->stage_capture.size) return;
-    tsr_json_put_object(json, "stage");
-    tsr_json_put_str(json, "dim", rule->stage_dim);
-    tsr_json_put_object(json, "layers");
-    tsr_json_put_str(json, "capture", rule->stage_capture);
-    tsr_json_put_array(json, "ranges");
-    for (uint32_t i = 0; i < rule->stage_range_count; i++) {
-        const uint64_t range[] = {rule->stage_ranges[i].offset, rule->stage_ranges[i].offset + rule->stage_ranges[i].size};
-        tsr_json_u64s(json, range, 2);
-    }
-    tsr_json_array_end(json);
-    tsr_json_object_end(json);
-    tsr_json_object_end(json);
-}
-
-static void put_target(tsr_json *json, const tsr_mesh *mesh, const tsr_target_texts *texts)
-{
-    bool named = mesh->dim_count && mesh->names[0].size;
-    tsr_json_put_object(json, "target");
-    tsr_json_put_text(json, "schema", "tessera.target/1");
-    tsr_json_put_object(json, "mesh");
-    tsr_json_put_u64s(json, "shape", mesh->shape, mesh->dim_count);
-    if (named) tsr_json_put_array(json, "dim_names");
-    for (uint32_t i = 0; named && i < mesh->dim_count; i++) tsr_json_str(json, mesh->names[i]);
-    if (named) tsr_json_array_end(json);
-    tsr_json_object_end(json);
-    if (texts->fsdp1) {
-        put_strategy(json, texts);
-        tsr_json_object_end(json);
-        return;
-    }
-    tsr_json_put_array(json, "rules");
-    for (uint32_t i = 0; i < texts->rule_count; i++) {
-        tsr_json_object(json);
-        tsr_json_put_str(json, "match", texts->rules[i].match);
-        tsr_json_key(json, "placements");
-        put_placements(json, texts->rules[i].placements);
-        put_holders(json, &texts->rules[i]);
-        tsr_json_object_end(json);
-    }
-    tsr_json_array_end(json);
-    tsr_json_key(json, "default");
-    put_placements(json, texts->default_placements);
-    tsr_json_object_end(json);
-}
-
 /* ---- document ---- */
 
-static void put_source(tsr_json *json, const tsr_plan_job *job)
+static void put_source(tsr_json *json, const char *key, const tsr_plan_source *source)
 {
-    tsr_json_put_object(json, "source");
-    tsr_json_put_str(json, "path", job->source_path);
-    if (job->source_part.size) tsr_json_put_str(json, "part", job->source_part);
-    if (job->source_step.size) tsr_json_put_str(json, "step", job->source_step);
-    if (job->source_map.size) tsr_json_put_str(json, "map", job->source_map);
-    if (job->source_inverse) tsr_json_put_bool(json, "inverse", true);
-    tsr_json_put_str(json, "format", job->source_format);
+    tsr_json_put_object(json, key);
+    tsr_json_put_str(json, "path", source->path);
+    tsr_json_put_str(json, "format", source->format);
     tsr_json_put_object(json, "digest");
-    tsr_json_put_str(json, "algorithm", job->digest_algorithm);
-    tsr_json_put_str(json, "digest", job->digest);
+    tsr_json_put_str(json, "algorithm", source->digest_algorithm);
+    tsr_json_put_str(json, "digest", source->digest);
     tsr_json_object_end(json);
     tsr_json_put_array(json, "files");
-    for (uint64_t i = 0; i < job->file_count; i++) {
+    for (uint64_t i = 0; i < source->file_count; i++) {
         tsr_json_object(json);
-        tsr_json_put_str(json, "file", job->files[i].name);
-        tsr_json_put_uint(json, "bytes", job->files[i].bytes);
-        if (job->files[i].modified.size) tsr_json_put_str(json, "modified", job->files[i].modified);
+        tsr_json_put_str(json, "file", source->files[i].name);
+        tsr_json_put_uint(json, "bytes", source->files[i].bytes);
+        if (source->files[i].modified.size) tsr_json_put_str(json, "modified", source->files[i].modified);
         tsr_json_object_end(json);
     }
     tsr_json_array_end(json);
-    tsr_json_object_end(json);
-}
-
-static void put_destination(tsr_json *json, const tsr_plan_job *job)
-{
-    tsr_json_put_object(json, "destination");
-    tsr_json_put_str(json, "to", job->to);
-    if (job->objects.size) tsr_json_put_str(json, "objects", job->objects);
-    if (job->dtype.size) tsr_json_put_str(json, "dtype", job->dtype);
-    if (job->raw_cast) tsr_json_put_bool(json, "raw_cast", true);
-    tsr_json_put_strs(json, "include", job->include, job->include_count);
-    tsr_json_put_strs(json, "exclude", job->exclude, job->exclude_count);
     tsr_json_object_end(json);
 }
 
@@ -143,21 +49,24 @@ static uint64_t replicated_of(const tsr_plan *plan)
 static void put_totals(tsr_json *json, const tsr_plan_document *document)
 {
     const tsr_plan *plan = document->plan;
-    const uint64_t replicated = replicated_of(plan);
+    const bool reshards = document->job->target.mesh.size != 0;
+    const uint64_t replicated = reshards ? replicated_of(plan) : 0;
     const tsr_plan_totals *totals = document->totals;
     tsr_json_put_object(json, "totals");
     tsr_json_put_uint(json, "tensors", tsr_plan_count(plan));
     if (replicated) tsr_json_put_uint(json, "replicated", replicated);
     tsr_json_put_uint(json, "classes", totals->classes);
-    tsr_json_put_uint(json, "ranks", totals->ranks);
+    if (reshards) tsr_json_put_uint(json, "ranks", totals->ranks);
     tsr_json_put_uint(json, "reads", totals->reads);
     tsr_json_put_uint(json, "bytes", totals->bytes);
     tsr_json_put_uint(json, "span_bytes", totals->span_bytes);
     tsr_json_put_uint(json, "largest_read", totals->largest_read);
-    tsr_json_put_uint(json, "held_max", totals->held_max);
-    tsr_json_put_uint(json, "peak_memory",
-                      totals->held_max + totals->largest_read); /* of a rank that reads its shards one by one */
-    tsr_json_put_double(json, "imbalance", totals->imbalance);
+    if (reshards) {
+        tsr_json_put_uint(json, "held_max", totals->held_max);
+        tsr_json_put_uint(json, "peak_memory",
+                          totals->held_max + totals->largest_read); /* of a rank that reads its shards one by one */
+        tsr_json_put_double(json, "imbalance", totals->imbalance);
+    }
     tsr_json_put_double(json, "read_amplification", totals->amplification);
     if (document->storage) put_storage_totals(json, document);
     tsr_json_object_end(json);
@@ -210,7 +119,7 @@ static void put_loads(tsr_json *json, const tsr_plan_document *document)
 {
     const tsr_plan_totals *totals = document->totals;
     tsr_json_put_array(json, "ranks");
-    for (uint64_t r = 0; r < totals->ranks; r++) {
+    for (uint64_t r = 0; document->job->target.mesh.size && r < totals->ranks; r++) {
         tsr_json_object(json);
         tsr_json_put_uint(json, "held", totals->per_rank[r].held);
         tsr_json_put_uint(json, "read", totals->per_rank[r].read);
@@ -260,9 +169,13 @@ tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, 
 {
     tsr_json_object(json);
     tsr_json_put_text(json, "schema", "tessera.plan/1");
-    put_source(json, document->job);
-    put_target(json, document->mesh, &document->job->target);
-    put_destination(json, document->job);
+    put_source(json, "source", &document->job->source);
+    if (document->job->adapter.path.size) put_source(json, "adapter", &document->job->adapter);
+    tsr_json_key(json, "request");
+    tsr_request_write(json, &document->job->request);
+    tsr_json_key(json, "target");
+    if (document->job->target.mesh.size) tsr_target_texts_write(json, &document->job->target, document->mesh);
+    else tsr_json_null(json);
     put_totals(json, document);
     put_loads(json, document);
     if (document->items) TSR_TRY(put_items(json, document, err));

@@ -1,10 +1,10 @@
-/* The job in a plan document: reads it, makes it from a catalog, and compares two of them. */
+/* The job in a plan document: reads it, describes its source, and notices that a source has changed. */
+#include "tessera/sys/plan_job.h"
 #include "base/line.h"
-#include "codec/json.h"
-#include "documents/document_parts.h"
+#include "commands/command_request_read.h"
 #include "documents/storage_read.h"
 #include "documents/target_read.h"
-#include "tessera/convert.h"
+#include "tessera/glob.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
 
@@ -77,15 +77,15 @@ static void mark_chunks(const tsr_chunk *chunks, uint64_t count, bool *used, uin
 }
 
 /* Whether a file determines the values read, in addition to the tensors. */
-static bool is_read(const tsr_store *store, uint32_t file, const tsr_plan_job *job)
+static bool is_read(const tsr_store *store, uint32_t file, bool settings)
 {
     const tsr_str name = store->files[file].name;
     if (store->file_count == 1) return true;
-    return job->source_map.size &&
-           (tsr_str_equal(name, TSR_STR("config.json")) || tsr_str_equal(name, TSR_STR("params.json")));
+    return settings && (tsr_str_equal(name, TSR_STR("config.json")) || tsr_str_equal(name, TSR_STR("params.json")));
 }
 
-static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_plan_job *out, tsr_error *err)
+static tsr_status list_files(const tsr_catalog *catalog, bool settings, tsr_arena *arena, tsr_plan_source *out,
+                             tsr_error *err)
 {
     const tsr_store *store = catalog->store;
     bool *used = tsr_arena_array(arena, store->file_count, sizeof *used, err);
@@ -97,16 +97,15 @@ static tsr_status list_files(const tsr_catalog *catalog, tsr_arena *arena, tsr_p
         mark_chunks(catalog->entries[i].replicas, catalog->entries[i].replica_count, used, store->file_count);
     }
     for (uint32_t f = 0; f < store->file_count; f++) {
-        if (used[f] || is_read(store, f, out))
+        if (used[f] || is_read(store, f, settings))
             out->files[out->file_count++] = (tsr_plan_file){store->files[f].name, store->files[f].size, TSR_STR("")};
     }
     return TSR_OK;
 }
 
-tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host, tsr_arena *arena, tsr_plan_job *out,
-                               tsr_error *err)
+tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, bool settings, const tsr_host *host, tsr_arena *arena,
+                                    tsr_plan_source *out, tsr_error *err)
 {
-    static const char *const forms[] = {"safetensors", "torch", "dcp", "megatron-dist"};
     tsr_digest_algorithm algorithm = (tsr_digest_algorithm)0;
     tsr_digest digest;
     if (tsr_str_equal(out->digest_algorithm, TSR_STR("sha256"))) algorithm = TSR_DIGEST_SHA256;
@@ -115,11 +114,16 @@ tsr_status tsr_plan_job_source(const tsr_catalog *catalog, const tsr_host *host,
     char *hex = tsr_arena_array(arena, 2 * digest.size + 1, 1, err);
     if (!hex) return TSR_E_NOMEM;
     tsr_digest_text(&digest, hex);
-    out->source_format = tsr_str_from(tsr_format_name(catalog->format));
+    out->format = tsr_str_from(tsr_format_name(catalog->format));
     out->digest_algorithm = algorithm == TSR_DIGEST_SHA256 ? TSR_STR("sha256") : TSR_STR("xxh3");
     out->digest = (tsr_str){hex, 2 * digest.size};
-    if (!out->to.size) out->to = tsr_str_from(forms[tsr_container_for(catalog->format)]);
-    return list_files(catalog, arena, out, err);
+    return list_files(catalog, settings, arena, out, err);
+}
+
+tsr_status tsr_target_of_conversion(tsr_arena *arena, tsr_target_texts *texts, tsr_target *out, tsr_error *err)
+{
+    *texts = (tsr_target_texts){.mesh = TSR_STR("1"), .default_placements = TSR_STR("replicate")};
+    return tsr_target_from_texts(texts, tsr_glob_match, arena, out, err);
 }
 
 /* ---- comparing ---- */
@@ -148,9 +152,9 @@ static tsr_status check_file(const tsr_plan_file *planned, const tsr_plan_file *
     return TSR_OK;
 }
 
-tsr_status tsr_plan_job_check(const tsr_plan_job *planned, const tsr_plan_job *found, tsr_error *err)
+tsr_status tsr_plan_source_check(const tsr_plan_source *planned, const tsr_plan_source *found, tsr_error *err)
 {
-    TSR_TRY(check_text("format", planned->source_format, found->source_format, err));
+    TSR_TRY(check_text("format", planned->format, found->format, err));
     for (uint64_t i = 0; i < planned->file_count && i < found->file_count; i++)
         TSR_TRY(check_file(&planned->files[i], &found->files[i], err));
     TSR_FAIL_IF(planned->file_count != found->file_count, err, TSR_E_CHANGED,
@@ -175,88 +179,68 @@ static tsr_status copy_text(const job_reader *r, const cJSON *item, tsr_str *out
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
-static tsr_status get_text(const job_reader *r, const cJSON *object, const char *key, const char *where, bool needed,
-                           tsr_str *out)
+static tsr_status get_text(const job_reader *r, const cJSON *object, const char *key, const char *where, tsr_str *out)
 {
     const cJSON *item;
-    *out = TSR_STR("");
-    TSR_TRY((needed ? tsr_json_get : tsr_json_find)(object, key, TSR_JSON_STRING, where, &item, r->err));
-    return item ? copy_text(r, item, out) : TSR_OK;
+    TSR_TRY(tsr_json_get(object, key, TSR_JSON_STRING, where, &item, r->err));
+    return copy_text(r, item, out);
 }
 
-static tsr_status read_files(const job_reader *r, const cJSON *list, tsr_plan_job *out)
+static tsr_status read_files(const job_reader *r, const cJSON *list, const char *whose, tsr_plan_source *out)
 {
     tsr_plan_file *files = tsr_arena_array(r->arena, (size_t)cJSON_GetArraySize(list), sizeof *files, r->err);
-    const cJSON *item, *bytes;
+    const cJSON *item, *bytes, *modified;
     if (!files) return TSR_E_NOMEM;
     out->files = files;
     cJSON_ArrayForEach(item, list)
     {
         char where[48];
         tsr_line place = tsr_line_on(where, sizeof where);
-        tsr_line_format(&place, "source.files[%llu]", (unsigned long long)out->file_count);
+        tsr_line_format(&place, "%s.files[%llu]", whose, (unsigned long long)out->file_count);
         tsr_plan_file *file = &files[out->file_count++];
         TSR_TRY(tsr_json_expect(item, TSR_JSON_OBJECT, where, r->err));
-        TSR_TRY(get_text(r, item, "file", where, true, &file->name));
+        TSR_TRY(get_text(r, item, "file", where, &file->name));
         TSR_TRY(tsr_json_get(item, "bytes", TSR_JSON_NUMBER, where, &bytes, r->err));
         TSR_TRY(tsr_json_to_u64(bytes, where, &file->bytes, r->err));
-        TSR_TRY(get_text(r, item, "modified", where, false, &file->modified));
+        TSR_TRY(tsr_json_find(item, "modified", TSR_JSON_STRING, where, &modified, r->err));
+        file->modified = TSR_STR("");
+        if (modified) TSR_TRY(copy_text(r, modified, &file->modified));
     }
     return TSR_OK;
 }
 
-static tsr_status read_source(const job_reader *r, const cJSON *source, tsr_plan_job *out)
+static tsr_status read_source(const job_reader *r, const cJSON *source, const char *whose, tsr_plan_source *out)
 {
-    const cJSON *digest, *files, *inverse;
-    TSR_TRY(get_text(r, source, "path", "source", true, &out->source_path));
-    TSR_TRY(get_text(r, source, "part", "source", false, &out->source_part));
-    TSR_TRY(get_text(r, source, "step", "source", false, &out->source_step));
-    TSR_TRY(get_text(r, source, "map", "source", false, &out->source_map));
-    TSR_TRY(tsr_json_find(source, "inverse", TSR_JSON_BOOL, "source", &inverse, r->err));
-    out->source_inverse = cJSON_IsTrue(inverse);
-    TSR_TRY(get_text(r, source, "format", "source", true, &out->source_format));
-    TSR_TRY(tsr_json_get(source, "digest", TSR_JSON_OBJECT, "source", &digest, r->err));
-    TSR_TRY(get_text(r, digest, "algorithm", "source.digest", true, &out->digest_algorithm));
-    TSR_TRY(get_text(r, digest, "digest", "source.digest", true, &out->digest));
-    TSR_TRY(tsr_json_get(source, "files", TSR_JSON_ARRAY, "source", &files, r->err));
-    return read_files(r, files, out);
-}
-
-static tsr_status read_list(const job_reader *r, const cJSON *object, const char *key, const tsr_str **out, size_t *count)
-{
-    const cJSON *list, *item;
-    TSR_TRY(tsr_json_find(object, key, TSR_JSON_ARRAY, "destination", &list, r->err));
-    tsr_str *texts = tsr_arena_array(r->arena, list ? (size_t)cJSON_GetArraySize(list) : 0, sizeof *texts, r->err);
-    if (!texts) return TSR_E_NOMEM;
-    *out = texts;
-    cJSON_ArrayForEach(item, list)
-    {
-        TSR_TRY(tsr_json_expect(item, TSR_JSON_STRING, key, r->err));
-        TSR_TRY(copy_text(r, item, &texts[(*count)++]));
-    }
-    return TSR_OK;
+    const cJSON *digest, *files;
+    TSR_TRY(get_text(r, source, "path", whose, &out->path));
+    TSR_TRY(get_text(r, source, "format", whose, &out->format));
+    TSR_TRY(tsr_json_get(source, "digest", TSR_JSON_OBJECT, whose, &digest, r->err));
+    TSR_TRY(get_text(r, digest, "algorithm", "digest", &out->digest_algorithm));
+    TSR_TRY(get_text(r, digest, "digest", "digest", &out->digest));
+    TSR_TRY(tsr_json_get(source, "files", TSR_JSON_ARRAY, whose, &files, r->err));
+    return read_files(r, files, whose, out);
 }
 
 static tsr_status read_job(const job_reader *r, const cJSON *root, tsr_plan_job *out)
 {
-    const cJSON *source, *target, *destination, *raw_cast, *storage;
-    tsr_str schema;
-    *out = (tsr_plan_job){.file_count = 0};
-    TSR_TRY(get_text(r, root, "schema", "", true, &schema));
-    TSR_FAIL_IF(!tsr_str_equal(schema, TSR_STR("tessera.plan/1")), r->err, TSR_E_FORMAT,
-                "plan: unexpected schema '%.*s'; expected tessera.plan/1", TSR_STR_ARG(schema));
+    const cJSON *schema, *source, *adapter, *request, *target, *storage;
+    *out = (tsr_plan_job){.target = {.rule_count = 0}};
+    TSR_TRY(tsr_json_get(root, "schema", TSR_JSON_STRING, "", &schema, r->err));
+    TSR_FAIL_IF(strcmp(schema->valuestring, "tessera.plan/1") != 0, r->err, TSR_E_FORMAT,
+                "plan: unexpected schema '%s'; expected tessera.plan/1", schema->valuestring);
     TSR_TRY(tsr_json_get(root, "source", TSR_JSON_OBJECT, "", &source, r->err));
-    TSR_TRY(tsr_json_get(root, "target", TSR_JSON_OBJECT, "", &target, r->err));
-    TSR_TRY(tsr_json_get(root, "destination", TSR_JSON_OBJECT, "", &destination, r->err));
-    TSR_TRY(read_source(r, source, out));
-    TSR_TRY(tsr_target_texts_of(target, r->arena, &out->target, r->err));
-    TSR_TRY(get_text(r, destination, "to", "destination", true, &out->to));
-    TSR_TRY(get_text(r, destination, "objects", "destination", false, &out->objects));
-    TSR_TRY(get_text(r, destination, "dtype", "destination", false, &out->dtype));
-    TSR_TRY(tsr_json_find(destination, "raw_cast", TSR_JSON_BOOL, "destination", &raw_cast, r->err));
-    out->raw_cast = cJSON_IsTrue(raw_cast);
-    TSR_TRY(read_list(r, destination, "include", &out->include, &out->include_count));
-    TSR_TRY(read_list(r, destination, "exclude", &out->exclude, &out->exclude_count));
+    TSR_TRY(tsr_json_find(root, "request", TSR_JSON_OBJECT, "", &request, r->err));
+    TSR_FAIL_IF(!request, r->err, TSR_E_UNSUPPORTED,
+                "the plan has no request, so Tessera 0.2 or older made it; make it again with tessera plan");
+    TSR_TRY(read_source(r, source, "source", &out->source));
+    TSR_TRY(tsr_request_of(request, r->arena, &out->request, r->err));
+    TSR_TRY(tsr_json_find(root, "adapter", TSR_JSON_OBJECT, "", &adapter, r->err));
+    if (adapter) TSR_TRY(read_source(r, adapter, "adapter", &out->adapter));
+    const bool reshards = strcmp(out->request.command->name, "reshard") == 0;
+    TSR_FAIL_IF(!reshards && strcmp(out->request.command->name, "convert") != 0, r->err, TSR_E_FORMAT,
+                "plan: request.command is '%s'; a plan carries out convert or reshard", out->request.command->name);
+    TSR_TRY((reshards ? tsr_json_get : tsr_json_find)(root, "target", TSR_JSON_OBJECT, "", &target, r->err));
+    if (reshards) TSR_TRY(tsr_target_texts_of(target, r->arena, &out->target, r->err));
     TSR_TRY(tsr_json_find(root, "storage", TSR_JSON_OBJECT, "", &storage, r->err));
     return storage ? tsr_storage_text_of(storage, r->arena, &out->storage, r->err) : TSR_OK;
 }
