@@ -82,7 +82,7 @@ OUTSIDE = {
     "native/statedict/tensor": {"native/io"},
     "native/statedict/transfer": {"native/io", "native/statedict/tensor"},
     "native/statedict/ops": {"native/statedict/tensor", "native/statedict/transfer"},
-    "native/statedict/saveload": {"native/io", "native/publish", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops"))},
+    "native/statedict/saveload": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops"))},
     "native/statedict/fsdp": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops"))},
     "native/statedict/model": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops", "fsdp"))},
     "native/cuda": {"native/io"},

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "publish/publication.h"
 #include "statedict/saveload/halves.h"
 #include "statedict/saveload/state_flat.h"
 #include "statedict/tensor/pack.h"
@@ -20,6 +19,7 @@
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/joint_output.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
@@ -339,7 +339,7 @@ static void save_plan_free(tsr_save_plan *plan)
 /* ---- save ---- */
 
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
-#define JOB                  TSR_STR("a state dict of several ranks\n")
+#define MARKER               TSR_STR(".metadata")
 
 typedef struct saving {
     tsr_comm *comm;
@@ -348,110 +348,40 @@ typedef struct saving {
     tsr_save_options options;
     tsr_arena *arena;
     tsr_save_plan plan;
-    tsr_output *output;
-    uint32_t *files; /* by rank: number of its file in the output */
-    tsr_str *names;  /* by rank, followed by the marker */
-    uint32_t generation;
-    tsr_halves halves; /* of the buffer */
-    uint32_t content;  /* CRC of the CRCs of everything that this rank has written */
-    /* only on rank 0 */
-    tsr_replacement replacement;
-    tsr_publication publication;
+    tsr_joint_output *joint;
+    tsr_output *output; /* its files */
+    uint32_t *files;    /* by rank: number of its file in the output */
+    tsr_str *names;     /* by rank, followed by the marker */
+    tsr_halves halves;  /* of the buffer */
+    uint32_t content;   /* CRC of the CRCs of everything that this rank has written */
 } saving;
-
-/* What all ranks need to know to write into the same output. */
-typedef struct place {
-    char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    uint32_t generation;
-    bool swap; /* the old directory is replaced as a whole */
-} place;
 
 /* ---- the destination ---- */
 
-/* Decides what is replaced: only files that the old checkpoint lists. */
-static tsr_status decide_replacement(saving *s, tsr_error *err)
+static tsr_status name_files(void *ctx, tsr_joint_job *job, tsr_error *err)
 {
-    const tsr_replacement_request request = {
-        .host = s->host, .path = s->path, .is_folder = true, .overwrite = s->options.overwrite, .marker = TSR_DCP_MARKER};
-    return tsr_replacement_decide(&request, s->arena, &s->replacement, err);
-}
-
-static tsr_status name_files(saving *s, tsr_error *err)
-{
+    saving *s = ctx;
     s->names = tsr_arena_array(s->arena, (size_t)s->comm->size + 1, sizeof *s->names, err);
     s->files = tsr_arena_array(s->arena, s->comm->size, sizeof *s->files, err);
     if (!s->names || !s->files) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < s->comm->size; r++) {
-        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, s->generation);
+        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, job->generation);
         if (!s->names[r].data) return TSR_E_NOMEM;
     }
-    s->names[s->comm->size] = TSR_STR(TSR_DCP_MARKER);
+    s->names[s->comm->size] = MARKER;
+    job->names = s->names;
+    job->name_count = (size_t)s->comm->size + 1;
     return TSR_OK;
 }
 
-static tsr_status check_names(const saving *s, tsr_error *err)
+static tsr_status create_files(void *ctx, tsr_output *output, tsr_error *err)
 {
-    for (uint32_t r = 0; r < s->comm->size; r++)
-        TSR_TRY(tsr_replacement_check_name(&s->replacement, s->path, s->names[r], err));
-    return TSR_OK;
-}
-
-static tsr_status choose_place(saving *s, place *out, tsr_error *err)
-{
-    memset(out, 0, sizeof *out);
-    if (s->comm->rank != 0) return TSR_OK;
-    /* Uses libc's allocator, so that files can be removed even if the caller's allocator has run out of memory. */
-    TSR_TRY(tsr_publication_open(&tsr_allocator_libc, s->path, JOB, &s->publication, err));
-    if (s->options.overwrite) TSR_TRY(tsr_journals_hold(&s->publication.journals, err));
-    TSR_TRY(decide_replacement(s, err));
-    out->swap = s->replacement.swap;
-    TSR_TRY(tsr_folder_next_generation(NULL, s->path, &out->generation, err));
-    s->generation = out->generation;
-    TSR_TRY(name_files(s, err));
-    TSR_TRY(check_names(s, err));
-    TSR_TRY(tsr_publication_begin(&s->publication, JOB, s->generation, s->names, (size_t)s->comm->size + 1, err));
-    memcpy(out->tag, s->publication.tag, sizeof out->tag);
-    return TSR_OK;
-}
-
-/* Creates or opens the same files in the same order on every rank, so that their numbers are the same everywhere. */
-static tsr_status open_output(saving *s, const place *where, tsr_error *err)
-{
-    const tsr_folder_output_options options = {.is_folder = true,
-                                               .overwrite = s->options.overwrite,
-                                               .absent =
-                                                   s->options.overwrite && s->comm->rank == 0 && !s->replacement.exists,
-                                               .tag = where->tag,
-                                               .join = s->comm->rank != 0,
-                                               .keep = s->comm->rank != 0,
-                                               .chosen = true,
-                                               .generation = where->generation,
-                                               .swap = where->swap,
-                                               .obsolete = s->replacement.obsolete,
-                                               .obsolete_count = s->replacement.obsolete_count,
-                                               .parent = tsr_journals_parent(&s->publication.journals)};
-    TSR_TRY(tsr_folder_output_open(NULL, s->host->allocator, s->path, &options, &s->output, err));
-    s->generation = where->generation;
-    TSR_TRY(name_files(s, err));
+    saving *s = ctx;
+    s->output = output;
     for (uint32_t r = 0; r < s->comm->size; r++) {
-        if (s->plan.file_sizes[r])
-            TSR_TRY(s->output->create(s->output, s->names[r], s->plan.file_sizes[r], &s->files[r], err));
+        if (s->plan.file_sizes[r]) TSR_TRY(output->create(output, s->names[r], s->plan.file_sizes[r], &s->files[r], err));
     }
     return TSR_OK;
-}
-
-/* Rank 0 opens the output first: it refuses an existing destination, and creates the files that the others open. */
-static tsr_status open_outputs(saving *s, tsr_error *err)
-{
-    place *where = TSR_ARENA_NEW(s->arena, place, err);
-    tsr_status status = where ? choose_place(s, where, err) : TSR_E_NOMEM;
-    status = tsr_comm_agree(s->comm, status, err);
-    if (status == TSR_OK) status = s->comm->broadcast(s->comm, where, sizeof *where, 0, err);
-    if (status != TSR_OK) return status;
-    if (s->comm->rank == 0) status = open_output(s, where, err);
-    TSR_TRY(tsr_comm_agree(s->comm, status, err));
-    if (s->comm->rank != 0) status = open_output(s, where, err);
-    return tsr_comm_agree(s->comm, status, err);
 }
 
 /* ---- bytes ---- */
@@ -645,7 +575,7 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     tsr_vec text = tsr_vec_of(s->host->allocator, 1);
     tsr_status status =
         tsr_dcp_metadata_write(&(tsr_dcp_new_metadata){entries, s->plan.flat.count, id, 0, false}, s->host, &text, err);
-    if (status == TSR_OK) status = s->output->create(s->output, TSR_STR(".metadata"), text.count, marker, err);
+    if (status == TSR_OK) status = s->output->create(s->output, MARKER, text.count, marker, err);
     if (status == TSR_OK) status = s->output->write_at(s->output, *marker, 0, text.items, text.count, err);
     tsr_vec_free(&text);
     return status;
@@ -663,7 +593,7 @@ static tsr_status publish(saving *s, tsr_error *err)
     for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, all[r]);
     if (s->comm->rank == 0) {
         status = write_metadata(s, content, &marker, err);
-        if (status == TSR_OK) status = tsr_publication_publish(&s->publication, s->output, marker, s->replacement.swap, err);
+        if (status == TSR_OK) status = tsr_joint_output_publish(s->joint, marker, err);
     }
     return tsr_comm_agree(s->comm, status, err);
 }
@@ -671,18 +601,17 @@ static tsr_status publish(saving *s, tsr_error *err)
 static void warn_of_replaced(const saving *s, const tsr_name_tally *others)
 {
     const tsr_warnings *warnings = &s->options.warnings;
-    if (s->replacement.swap || s->replacement.obsolete_count)
-        tsr_warn(warnings, "replaced the checkpoint that was at '%s'", s->path);
+    if (tsr_joint_output_replaces(s->joint)) tsr_warn(warnings, "replaced the checkpoint that was at '%s'", s->path);
     tsr_name_tally_warn(others, warnings, "saved rank 0's values, which differ from this rank's");
 }
 
-static tsr_status save(saving *s, const tsr_value *state, tsr_error *err)
+static tsr_status save(saving *s, tsr_joint_job *job, const tsr_value *state, tsr_error *err)
 {
     tsr_name_tally others = {0};
     const tsr_str call = tsr_arena_format(s->arena, err, "'%s', overwrite %d", s->path, s->options.overwrite);
     TSR_TRY(save_plan_make(&(tsr_save_planner){s->comm, s->host, s->arena}, state, call, &s->plan, err));
     TSR_TRY(save_plan_differences(&s->plan, s->comm, s->host, s->arena, &others, err));
-    TSR_TRY(open_outputs(s, err));
+    TSR_TRY(tsr_joint_output_open(job, &s->joint, err));
     const tsr_status status = write_own(s, err);
     tsr_halves_end(&s->halves, NULL);
     TSR_TRY(tsr_comm_agree(s->comm, status, err));
@@ -699,14 +628,19 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
     /* So that each half has room for one element of any type. */
     if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128;
-    const tsr_status status =
-        s.arena && given == TSR_OK ? save(&s, state, err) : tsr_comm_agree(comm, given != TSR_OK ? given : TSR_E_NOMEM, err);
-    /* Rank 0 removes what was not published. The other ranks must have closed it before. */
-    if (s.output && comm->rank != 0) s.output->close(s.output);
-    tsr_error ignored = {0};
-    if (status != TSR_OK) tsr_comm_barrier(comm, &ignored);
-    if (s.output && comm->rank == 0) s.output->close(s.output);
-    tsr_publication_close(&s.publication);
+    tsr_joint_job job = {.comm = comm,
+                         .host = host,
+                         .path = path,
+                         .line = TSR_STR("a state dict of several ranks\n"),
+                         .is_folder = true,
+                         .overwrite = s.options.overwrite,
+                         .marker = MARKER.data,
+                         .plan = name_files,
+                         .create = create_files,
+                         .ctx = &s};
+    const tsr_status status = s.arena && given == TSR_OK ? save(&s, &job, state, err)
+                                                         : tsr_comm_agree(comm, given != TSR_OK ? given : TSR_E_NOMEM, err);
+    tsr_joint_output_close(s.joint, status);
     tsr_free(host->allocator, s.halves.memory, s.options.buffer_bytes, 1);
     save_plan_free(&s.plan);
     tsr_arena_free(s.arena);
