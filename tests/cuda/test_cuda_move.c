@@ -1,8 +1,8 @@
 /* How pieces are combined into copies and launches, tested on a device that only records its calls. */
 #include <string.h>
 
-#include "cuda/backend.h"
 #include "cuda/on_devices.h"
+#include "live/cuda/backend.h"
 
 typedef struct notes {
     tsr_gpu base;

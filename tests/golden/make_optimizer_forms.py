@@ -203,7 +203,7 @@ def record(case):
     for of in ("raw", "named", "keyed"):
         for what in ["same"] if of == "keyed" else FEW if case.get("few") else GETS:
             if what == "half" and case.get("orig"):
-                continue  # native/statedict/DIFFERENCES.md
+                continue  # native/live/DIFFERENCES.md
             for form in ("full", "sharded") if what == "same" else ("full",):
                 given = state_of(case, of) if of == "keyed" else change(state_of(case, of), what)
                 out["gets"].append({"of": of, "form": form, "change": what, "given": encode(given), **attempt(lambda: get(case, given, form))})

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "statedict/tensor/pack.h"
-#include "statedict/tensor/rows.h"
+#include "live/tensor/pack.h"
+#include "live/tensor/rows.h"
 
 #define ROOM ((size_t)1 << 22)
 

@@ -52,7 +52,7 @@ static tsr_status get_one(live_units *u, const char *gets, const tsr_state_optio
 }
 
 /* With cpu_offload and original parameters, PyTorch on the CPU returns views of one buffer, all equal to the last state that
- * was gathered (native/statedict/DIFFERENCES.md). The values must be those without cpu_offload, in the same places. */
+ * was gathered (native/live/DIFFERENCES.md). The values must be those without cpu_offload, in the same places. */
 static int compared_with(const job *j, const live_units *u)
 {
     enum { SHARDED, FULL, FULL_OFFLOADED, SHARDED_OFFLOADED };

@@ -306,7 +306,7 @@ static tsr_status load_of(live_units *u, const cJSON *record, const tsr_raw_opti
 }
 
 /* PyTorch loads state of any shape in place of a parameter's, and groups without options
- * (native/statedict/DIFFERENCES.md). */
+ * (native/live/DIFFERENCES.md). */
 static bool is_misplaced(const char *change)
 {
     static const char *const changes[] = {"order", "other names", "params reversed", "no options"};

@@ -1,7 +1,7 @@
 """The dependency rules, checked on the include lines of core, native and wasm."""
 import re
 
-from modules import CORE, HEADERS, MODULE_OF, NATIVE_HEADERS, OUTSIDE, PUBLIC, PURE, ROOT, SYSTEM
+from modules import CORE, HEADERS, LIVE_HEADERS, LIVE_USERS, MODULE_OF, NATIVE_HEADERS, OUTSIDE, PUBLIC, PURE, ROOT, SYSTEM
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
@@ -44,7 +44,8 @@ def check_core(path):
 
 def check_outside(path):
     module = str(path.relative_to(ROOT).parent)
-    public = path.is_relative_to(NATIVE_HEADERS)
+    live = path.is_relative_to(LIVE_HEADERS)
+    public = live or path.is_relative_to(NATIVE_HEADERS)
     if public:
         if path.stem in MODULE_OF:
             yield f"{path.relative_to(ROOT)}: core has a header of that name"
@@ -52,6 +53,8 @@ def check_outside(path):
         yield f"{path.relative_to(ROOT)}: a file of no module; name it in tests/structure/modules.py"
         return
     for kind, name in includes(path):
+        if kind == '"' and (LIVE_HEADERS.parent / name).exists() and not live and not module.startswith(LIVE_USERS):
+            yield f"{path.relative_to(ROOT)}: {name} is for programs with live state dicts (native/live)"
         if kind == "<" or name.startswith("tessera/"):
             continue
         target = f"{module.partition('/')[0]}/{name.rpartition('/')[0]}" if "/" in name else module

@@ -79,13 +79,13 @@ OUTSIDE = {
     "native/object_store": {"native/io"},
     "native/object_output": {"native/io", "native/object_store"},
     "native/publish": {"native/io"},
-    "native/statedict/tensor": {"native/io"},
-    "native/statedict/transfer": {"native/io", "native/statedict/tensor"},
-    "native/statedict/ops": {"native/statedict/tensor", "native/statedict/transfer"},
-    "native/statedict/saveload": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops"))},
-    "native/statedict/fsdp": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops"))},
-    "native/statedict/model": {"native/io", *(f"native/statedict/{m}" for m in ("tensor", "transfer", "ops", "fsdp"))},
-    "native/cuda": {"native/io"},
+    "native/live/tensor": {"native/io"},
+    "native/live/transfer": {"native/io", "native/live/tensor"},
+    "native/live/ops": {"native/live/tensor", "native/live/transfer"},
+    "native/live/saveload": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops"))},
+    "native/live/fsdp": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops"))},
+    "native/live/model": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops", "fsdp"))},
+    "native/live/cuda": {"native/io"},
     "native/view": {"native/io"},
     "native/python": {"native/io", "native/cli/program"}, # its functions run the commands
     "native/cli/program": {"native/io"},
@@ -97,9 +97,11 @@ OUTSIDE = {
     "wasm": {"wasm/platform"},
 }
 NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's
+LIVE_HEADERS = ROOT / "native/live/include/tessera"  # those of live state dicts, in a library of their own
+LIVE_USERS = ("native/live", "native/cli/commands")  # who may include them: of the program, `doctor` asks for GPUs
 # All public headers. Those in tessera/ are what programs use; those in tessera/sys/ are what our own modules share, and are
 # installed without a promise of compatibility.
-PUBLIC = sorted(p for d in (ROOT / "core/include/tessera", NATIVE_HEADERS) for p in d.rglob("*.h"))
+PUBLIC = sorted(p for d in (ROOT / "core/include/tessera", NATIVE_HEADERS, LIVE_HEADERS) for p in d.rglob("*.h"))
 
 
 def include_name(header):

@@ -6,9 +6,9 @@ import re
 import shutil
 import subprocess
 
-from modules import NATIVE_HEADERS, PUBLIC, ROOT, include_name
+from modules import LIVE_HEADERS, NATIVE_HEADERS, PUBLIC, ROOT, include_name
 
-INCLUDE_PATH = ["-I", str(ROOT / "core/include"), "-I", str(ROOT / "native/include")]
+INCLUDE_PATH = ["-I", str(ROOT / "core/include"), "-I", str(ROOT / "native/include"), "-I", str(ROOT / "native/live/include")]
 # MPI's own C++ classes, which its header declares unless told otherwise, do not compile without warnings.
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
 
@@ -146,7 +146,7 @@ def examples_compile(compiler):
             yield f"{include_name(header)} does not open with an example: see tessera/box.h for the form"
             continue
         include = f'#include "{include_name(header)}"\n'
-        given = GIVEN + (GIVEN_SYS if header.parent.name == "sys" else "") + (GIVEN_NATIVE if header.is_relative_to(NATIVE_HEADERS) else "")
+        given = GIVEN + (GIVEN_SYS if header.parent.name == "sys" else "") + (GIVEN_NATIVE if header.is_relative_to(NATIVE_HEADERS) or header.is_relative_to(LIVE_HEADERS) else "")
         program = code if code.startswith("#include") or "int main(" in code else f"void example(void);\nvoid example(void)\n{{\n{code}\n}}\n"
         text = include + (given if program is not code else "") + f'#line 1 "the example of {header.name}"\n' + program
         error = compile_text([*command, "-Wno-unused-variable", "-Wno-unused-but-set-variable"], text, "<mpi.h>" in header.read_text())

@@ -40,9 +40,9 @@ def unique_names(paths):
 
 
 def names_in_readmes(headers):
-    """Functions and types that a README of core or native/statedict names exist."""
+    """Functions and types that a README of core or native/live names exist."""
     known = set(re.findall(r"\b(?:tsr|TSR)_\w+", "".join(p.read_text() for p in headers)))
-    for readme in [*sorted((ROOT / "core").rglob("*.md")), *sorted((ROOT / "native/statedict").rglob("README.md"))]:
+    for readme in [*sorted((ROOT / "core").rglob("*.md")), *sorted((ROOT / "native/live").rglob("README.md"))]:
         for name in sorted(set(re.findall(r"\btsr_[a-z0-9_]+\b", readme.read_text())) - known):
             yield f"{readme.relative_to(ROOT)}: there is no {name}"
 

@@ -1,4 +1,4 @@
-/* Declares again the part of CUDA's runtime that native/cuda uses, so that its sources compile without the toolkit; in C++,
+/* Declares again the part of CUDA's runtime that native/live/cuda uses, so that its sources compile without the toolkit; in C++,
  * also the keywords of kernels. The functions are defined in hosted.cpp, and none of them reaches a GPU. Where the toolkit
  * is found, hosted.cpp is also compiled against NVIDIA's own header, so that a difference between the declarations is
  * noticed. */

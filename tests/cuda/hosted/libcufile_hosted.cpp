@@ -1,4 +1,4 @@
-/* libcufile.so.0 for tests: GPUDirect Storage's functions that native/cuda finds by name, by pread and the hosted runtime.
+/* libcufile.so.0 for tests: GPUDirect Storage's functions that native/live/cuda finds by name, by pread and the hosted runtime.
  * Reads are short now and then, as cuFile's may be. */
 #include <cuda_runtime_api.h>
 

@@ -1,4 +1,4 @@
-/* libnccl.so.2 for tests: the functions of NCCL that native/cuda finds by name, between threads of one process, over the
+/* libnccl.so.2 for tests: the functions of NCCL that native/live/cuda finds by name, between threads of one process, over the
  * hosted runtime's memory. It is strict where NCCL would hang or read what is not there: operations that do not match end in
  * ncclInvalidUsage, a peer that does not come in ncclSystemError. What is received arrives when its stream is waited for. */
 #include <cuda_runtime_api.h>

@@ -4,12 +4,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "cuda/backend.h"
-#include "cuda/gpu_cuda.h"
-#include "cuda/kernel_body.h"
-#include "cuda/kernels.h"
 #include "cuda_runtime_api.h"
 #include "hosted/hosted.h"
+#include "live/cuda/backend.h"
+#include "live/cuda/gpu_cuda.h"
+#include "live/cuda/kernel_body.h"
+#include "live/cuda/kernels.h"
 #include "on_devices.h"
 #include "support/random.h"
 #include "tessera/statedict.h"

@@ -9,7 +9,7 @@ import subprocess
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 SOURCES = ["driver.c", "subject.c", "wire.c"]
-LIBRARIES = ["core/**/*.a", "native/comm/libtsr_native_comm.a", "native/statedict/*.a", "native/publish/*.a", "native/io/*.a"]
+LIBRARIES = ["core/**/*.a", "native/comm/libtsr_native_comm.a", "native/live/*.a", "native/publish/*.a", "native/io/*.a"]
 PATIENCE = 60
 
 
@@ -26,7 +26,7 @@ def build_driver(build, out, patched=()):
     libraries = [path for pattern in LIBRARIES for path in sorted(glob.glob(os.path.join(build, pattern), recursive=True))]
     if not libraries:
         raise SystemExit(f"state_dict_fuzz: no libraries in {build}; build the release preset first")
-    include = [f"-I{ROOT}/core/include", f"-I{ROOT}/native/include", f"-I{ROOT}/native", f"-I{ROOT}/core"]
+    include = [f"-I{ROOT}/core/include", f"-I{ROOT}/native/include", f"-I{ROOT}/native/live/include", f"-I{ROOT}/native", f"-I{ROOT}/core"]
     os.makedirs(os.path.dirname(out), exist_ok=True)
     command = ["cc", "-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-Wall", "-Wextra", *include, "-o", out,
                *(os.path.join(HERE, s) for s in SOURCES), *patched, "-Wl,--start-group", *libraries, "-Wl,--end-group",

@@ -16,7 +16,7 @@ class Mutant:
 
 
 MUTANTS = {
-    "A1": Mutant("ignore_frozen_params is not looked at", "native/statedict/model/model_state.c",
+    "A1": Mutant("ignore_frozen_params is not looked at", "native/live/model/model_state.c",
                  "    if (tsr_map_get(g->frozen, item->fqn, 0)) return TSR_OK;\n", ""),
     "A2": Mutant("frozen parameters must have state, too", "core/optim/merge.c",
                  "    if (!param->tensor->requires_grad) return TSR_OK;\n    uint32_t at", "    uint32_t at"),
@@ -24,13 +24,13 @@ MUTANTS = {
                  "    const tsr_value *state = state_on(u, u->rank, id);\n    return state ?", "    const tsr_value *state = state_on(u, 0, id);\n    return state ?"),
     "B2": Mutant("slices begin with an original's first elements", "core/optim/fsdp_shard.c",
                  "c->values[p]->as.tensor, low - param->flat_begin, high - param->flat_begin,", "c->values[p]->as.tensor, 0, high - low,"),
-    "C1": Mutant("every rank loads an original's first elements", "native/statedict/fsdp/fsdp_load.c",
+    "C1": Mutant("every rank loads an original's first elements", "native/live/fsdp/fsdp_load.c",
                  "if (from) from += range.offset * tsr_dtype_size(whole->entry.dtype);", ""),
-    "C2": Mutant("NO_SHARD stays SHARDED", "native/statedict/fsdp/fsdp_model.c",
+    "C2": Mutant("NO_SHARD stays SHARDED", "native/live/fsdp/fsdp_model.c",
                  "    return node->unit && !node->sharded ? (tsr_fsdp_settings){0} : node->settings;", "    return node->settings;"),
-    "D1": Mutant("distributing keeps the local values that are not tensors", "native/statedict/ops/state_broadcast.c",
+    "D1": Mutant("distributing keeps the local values that are not tensors", "native/live/ops/state_broadcast.c",
                  "    *result = full;\n    if (!whole) return TSR_OK;", "    *result = local && !whole ? local : full;\n    if (!whole) return TSR_OK;"),
-    "D2": Mutant("broadcasting keeps the local values that are not tensors", "native/statedict/ops/state_broadcast.c",
+    "D2": Mutant("broadcasting keeps the local values that are not tensors", "native/live/ops/state_broadcast.c",
                  "    if (!full) return TSR_OK;\n    if (full->entry.ndim", "    if (!full) s->values[at] = local;\n    if (!full) return TSR_OK;\n    if (full->entry.ndim"),
     "E1": Mutant("a remainder of one row belongs to nobody", "core/optim/load.c",
                  "size / world + (size % world != 0)", "size / world + (size % world > 1)"),
@@ -48,7 +48,7 @@ def compile_mutant(mutant, folder):
     patched = os.path.join(folder, os.path.basename(source))
     with open(patched, "w") as f:
         f.write(text.replace(mutant.old, mutant.new))
-    include = [f"-I{os.path.dirname(source)}", *(f"-I{ROOT}/{d}" for d in ("core/include", "native/include", "native", "core"))]
+    include = [f"-I{os.path.dirname(source)}", *(f"-I{ROOT}/{d}" for d in ("core/include", "native/include", "native/live/include", "native", "core"))]
     p = subprocess.run(["cc", "-std=c11", "-O1", "-fPIC", "-D_GNU_SOURCE", *include, "-c", patched, "-o", patched + ".o"], capture_output=True, text=True)
     if p.returncode:
         raise SystemExit(f"state_dict_fuzz: cannot compile the mutant '{mutant.what}':\n{p.stderr[-2000:]}")

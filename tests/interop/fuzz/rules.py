@@ -1,4 +1,4 @@
-"""Where we differ from PyTorch on purpose: native/statedict/DIFFERENCES.md, row by row (quoted), and what a comparison
+"""Where we differ from PyTorch on purpose: native/live/DIFFERENCES.md, row by row (quoted), and what a comparison
 cannot ask for. Everything else that differs is a bug."""
 import json
 import re

@@ -1,0 +1,69 @@
+/* The interface that each kind of device implements. The functions of tessera/gpu.h check and plan, and then call one of
+ * these. */
+#ifndef TSR_CUDA_BACKEND_H
+#define TSR_CUDA_BACKEND_H
+
+#include "live/cuda/kernel_table.h"
+#include "tessera/gpu.h"
+#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu_kernels.h"
+#include "tessera/sys/try.h"
+
+typedef struct tsr_backend {
+    void (*close)(tsr_gpu *device);
+    tsr_status (*about)(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err);
+    tsr_status (*alloc)(tsr_gpu *device, size_t size, void **out, tsr_error *err);
+    void (*free)(tsr_gpu *device, void *memory);
+    tsr_status (*host_alloc)(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
+    void (*host_free)(tsr_gpu *device, void *memory);
+    tsr_status (*pin)(tsr_gpu *device, void *memory, size_t size, tsr_error *err);
+    void (*unpin)(tsr_gpu *device, void *memory);
+    tsr_gpu_place (*place_of)(tsr_gpu *device, const void *memory);
+    /* Number of bytes from `memory` to the end of its allocation: SIZE_MAX for pageable memory, 0 if unknown. */
+    size_t (*reach)(tsr_gpu *device, const void *memory);
+    tsr_status (*stream_new)(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *err);
+    void (*stream_free)(tsr_gpu_stream *stream);
+    tsr_status (*stream_wait)(tsr_gpu_stream *stream, tsr_error *err);
+    tsr_status (*event_new)(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err);
+    void (*event_free)(tsr_gpu_event *event);
+    tsr_status (*event_record)(tsr_gpu_event *event, tsr_gpu_stream *stream, tsr_error *err);
+    tsr_status (*event_wait)(tsr_gpu_event *event, tsr_error *err);
+    tsr_status (*stream_after)(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err);
+    tsr_status (*copy_2d)(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err);
+    /* Moves one checked box exactly as it was given, in place of planning it. May be NULL. */
+    tsr_status (*twin_box)(tsr_gpu_stream *stream, const tsr_gpu_box *box, tsr_error *err);
+    tsr_status (*runs)(tsr_gpu_stream *stream, const tsr_kernel_run *runs, uint32_t count, uint32_t units, tsr_error *err);
+    tsr_status (*boxes)(tsr_gpu_stream *stream, const tsr_kernel_box *boxes, uint32_t count, uint32_t units, tsr_error *err);
+    tsr_status (*checksum)(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err);
+    tsr_status (*scan)(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out,
+                       tsr_error *err);
+} tsr_backend;
+
+/* The structs of every back end begin with these. */
+struct tsr_gpu {
+    const tsr_backend *ops;
+    const tsr_host *host;
+};
+struct tsr_gpu_stream {
+    tsr_gpu *device;
+};
+struct tsr_gpu_event {
+    tsr_gpu *device;
+};
+
+/* Maps pages, which are shared with child processes if `shared` is set; NULL if there is no memory. `free` needs the same
+ * size. */
+void *tsr_pages_new(size_t size, bool shared);
+void tsr_pages_free(void *pages, size_t size);
+
+/* Computes the CRC of `size` bytes from the CRCs of groups of segments and of the last, short segment if there is one. */
+uint32_t tsr_segments_crc(const uint32_t *groups, uint32_t last, uint64_t size);
+/* The numbers of segments, of full segments, and of groups of full segments. */
+typedef struct tsr_segments {
+    uint64_t count, full, groups;
+} tsr_segments;
+tsr_segments tsr_segments_of(uint64_t size);
+void tsr_segments_tables(uint32_t *tables);  /* 8 × 256 numbers */
+uint32_t tsr_segments_power(uint64_t bytes); /* x^(8·bytes) */
+
+#endif

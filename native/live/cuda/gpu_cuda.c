@@ -1,0 +1,557 @@
+/* CUDA devices, with the C API of the runtime. The runtime is linked. It looks for the driver when it is first called, so
+ * programs also start without a driver. The error of a failed call names the call, the device and CUDA's error. */
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+
+#include "live/cuda/backend.h"
+#include "live/cuda/gpu_cuda.h"
+#include "live/cuda/kernel_body.h"
+#include "live/cuda/kernels.h"
+
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/vec.h"
+
+#define MOST_PITCH ((size_t)0x7fffffff) /* limit of CUDA's 2-D copies, on all devices so far */
+
+/* Host memory that was allocated, and how to free it. */
+typedef struct host_memory {
+    void *at;
+    size_t size;
+    bool is_mapped; /* mapped by tsr_pages_new; otherwise allocated by the runtime */
+    bool is_pinned;
+} host_memory;
+
+typedef struct cuda_device {
+    tsr_gpu base;
+    int ordinal;
+    tsr_vec host_memory;
+    int locked; /* spinlock for host_memory, which is held only for a few instructions */
+} cuda_device;
+
+typedef struct cuda_stream {
+    tsr_gpu_stream base;
+    cudaStream_t handle;
+    /* Device memory for tables and results of this stream's kernels; because operations in a stream are ordered, one is
+     * enough. */
+    uint8_t *scratch;
+    size_t scratch_size;
+    uint8_t *table; /* pinned memory for tables that are being copied to `scratch` */
+    size_t table_size;
+    cudaEvent_t uploaded; /* recorded when the table may be overwritten */
+} cuda_stream;
+
+typedef struct cuda_event {
+    tsr_gpu_event base;
+    cudaEvent_t handle;
+} cuda_event;
+
+/* Raises the error that CUDA reported, and clears it, so that later calls do not report it again. */
+static tsr_status check(const tsr_gpu *device, cudaError_t code, const char *doing, tsr_error *err)
+{
+    if (code == cudaSuccess) return TSR_OK;
+    cudaGetLastError();
+    const tsr_status status = code == cudaErrorMemoryAllocation ? TSR_E_NOMEM
+                              : code == cudaErrorInvalidValue   ? TSR_E_USAGE
+                                                                : TSR_E_IO;
+    return tsr_raise(err, status, TSR_NO_POSITION, "cuda: device %d: %s: %s (%s)", ((const cuda_device *)device)->ordinal,
+                     doing, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+/* Makes the device current. Each thread has its own current device, so every call must do this. */
+static tsr_status use(const tsr_gpu *device, tsr_error *err)
+{
+    return check(device, cudaSetDevice(((const cuda_device *)device)->ordinal), "choosing it", err);
+}
+
+/* ---- devices ---- */
+
+void tsr_gpu_runtime_describe(tsr_gpu_runtime *out)
+{
+    int runtime = 0, driver = 0, devices = 0;
+    cudaRuntimeGetVersion(&runtime);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+    const cudaError_t code = cudaGetDeviceCount(&devices);
+    cudaGetLastError();
+    *out = (tsr_gpu_runtime){.is_built = true, .runtime_version = (uint32_t)runtime, .driver_version = (uint32_t)driver};
+    if (code == cudaSuccess) out->devices = (uint32_t)devices;
+    if (driver == 0) snprintf(out->reason, sizeof out->reason, "no CUDA driver (libcuda.so.1)");
+    else if (code != cudaSuccess)
+        snprintf(out->reason, sizeof out->reason, "%s (%s)", cudaGetErrorString(code), cudaGetErrorName(code));
+    else if (devices == 0) snprintf(out->reason, sizeof out->reason, "the driver sees no device");
+}
+
+static tsr_status check_ordinal(uint32_t ordinal, tsr_error *err)
+{
+    tsr_gpu_runtime runtime;
+    tsr_gpu_runtime_describe(&runtime);
+    if (ordinal < runtime.devices) return TSR_OK;
+    if (*runtime.reason)
+        return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u: %s", (unsigned)ordinal,
+                         runtime.reason);
+    return tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "cuda: there is no device %u; the machine has %u",
+                     (unsigned)ordinal, (unsigned)runtime.devices);
+}
+
+static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
+{
+    struct cudaDeviceProp properties;
+    size_t free_bytes, bytes;
+    const int ordinal = ((const cuda_device *)device)->ordinal;
+    TSR_TRY(use(device, err));
+    TSR_TRY(check(device, cudaGetDeviceProperties(&properties, ordinal), "getting its properties", err));
+    TSR_TRY(check(device, cudaMemGetInfo(&free_bytes, &bytes), "getting its free memory", err));
+    *out = (tsr_gpu_info){.ordinal = (uint32_t)ordinal,
+                          .major = (uint32_t)properties.major,
+                          .minor = (uint32_t)properties.minor,
+                          .memory_bytes = bytes,
+                          .free_bytes = free_bytes};
+    snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, properties.name);
+    return TSR_OK;
+}
+
+tsr_status tsr_gpu_describe(uint32_t ordinal, tsr_gpu_info *out, tsr_error *err)
+{
+    TSR_TRY(check_ordinal(ordinal, err));
+    cuda_device device = {.ordinal = (int)ordinal};
+    return about(&device.base, out, err);
+}
+
+/* ---- memory ---- */
+
+static tsr_status alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err)
+{
+    char doing[64];
+    snprintf(doing, sizeof doing, "allocating %zu bytes", size);
+    TSR_TRY(use(device, err));
+    return check(device, cudaMalloc(out, size), doing, err);
+}
+
+/* Frees memory even if the device cannot be made current, because nobody tries again. */
+static void release(tsr_gpu *device, void *memory)
+{
+    use(device, NULL);
+    cudaFree(memory);
+    cudaGetLastError();
+}
+
+static void lock(cuda_device *device)
+{
+    while (__atomic_exchange_n(&device->locked, 1, __ATOMIC_ACQUIRE)) {
+    }
+}
+
+static void unlock(cuda_device *device)
+{
+    __atomic_store_n(&device->locked, 0, __ATOMIC_RELEASE);
+}
+
+static tsr_status keep(cuda_device *device, host_memory memory, tsr_error *err)
+{
+    lock(device);
+    host_memory *kept = tsr_vec_push(&device->host_memory, err);
+    if (kept) *kept = memory;
+    unlock(device);
+    return kept ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err)
+{
+    char doing[64];
+    snprintf(doing, sizeof doing, "pinning %zu bytes of host memory", size);
+    TSR_TRY(use(device, err));
+    return check(device, cudaHostRegister(memory, size, cudaHostRegisterPortable), doing, err);
+}
+
+static void unpin(tsr_gpu *device, void *memory)
+{
+    use(device, NULL);
+    cudaDeviceSynchronize();
+    cudaHostUnregister(memory);
+    cudaGetLastError();
+}
+
+static void give_back(host_memory memory)
+{
+    if (memory.is_mapped && memory.is_pinned) cudaHostUnregister(memory.at);
+    if (memory.is_mapped) tsr_pages_free(memory.at, memory.size);
+    else cudaFreeHost(memory.at);
+    cudaGetLastError();
+}
+
+/* Shared pages are mapped here and pinned afterwards; other memory is allocated by the runtime. */
+static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err)
+{
+    const bool is_pinned = flags & TSR_HOST_PINNED;
+    host_memory memory = {.size = size, .is_mapped = !is_pinned || (flags & TSR_HOST_SHARED), .is_pinned = is_pinned};
+    char doing[64];
+    snprintf(doing, sizeof doing, "pinning %zu bytes of host memory", size);
+    TSR_TRY(use(device, err));
+    tsr_status status;
+    if (memory.is_mapped) {
+        memory.at = tsr_pages_new(size, flags & TSR_HOST_SHARED);
+        if (!memory.at) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cuda: out of host memory for %zu bytes", size);
+        status = is_pinned ? pin(device, memory.at, size, err) : TSR_OK;
+        if (status != TSR_OK) memory.is_pinned = false;
+    } else {
+        TSR_TRY(check(device, cudaHostAlloc(&memory.at, size, cudaHostAllocPortable), doing, err));
+        memset(memory.at, 0, size);
+        status = TSR_OK;
+    }
+    if (status == TSR_OK) status = keep((cuda_device *)device, memory, err);
+    if (status == TSR_OK) *out = memory.at;
+    else give_back(memory);
+    return status;
+}
+
+static void host_free(tsr_gpu *base, void *at)
+{
+    cuda_device *device = (cuda_device *)base;
+    host_memory found = {0};
+    lock(device);
+    host_memory *items = device->host_memory.items;
+    for (size_t i = 0; i < device->host_memory.count; i++) {
+        if (items[i].at != at) continue;
+        found = items[i];
+        items[i] = items[--device->host_memory.count];
+        break;
+    }
+    unlock(device);
+    use(base, NULL);
+    if (found.at) give_back(found);
+}
+
+static tsr_gpu_place place_of(tsr_gpu *device, const void *memory)
+{
+    struct cudaPointerAttributes attributes = {0};
+    const cudaError_t code = use(device, NULL) == TSR_OK ? cudaPointerGetAttributes(&attributes, memory) : cudaErrorUnknown;
+    cudaGetLastError();
+    if (code != cudaSuccess) return TSR_PLACE_PAGEABLE;
+    if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged) return TSR_PLACE_DEVICE;
+    return attributes.type == cudaMemoryTypeHost ? TSR_PLACE_PINNED : TSR_PLACE_PAGEABLE;
+}
+
+/* The end of an allocation is known only to the driver, not to the runtime. */
+static size_t reach(tsr_gpu *device, const void *memory)
+{
+    typedef int address_range(unsigned long long *base, size_t *size, unsigned long long pointer);
+    union {
+        void *found;
+        address_range *call;
+    } range = {NULL};
+    enum cudaDriverEntryPointQueryResult result;
+    unsigned long long base = 0;
+    size_t size = 0;
+    if (place_of(device, memory) == TSR_PLACE_PAGEABLE) return SIZE_MAX;
+    if (cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &range.found, 13000, cudaEnableDefault, &result) !=
+            cudaSuccess ||
+        result != cudaDriverEntryPointSuccess || range.call(&base, &size, (unsigned long long)(uintptr_t)memory) != 0) {
+        cudaGetLastError();
+        return 0;
+    }
+    return (size_t)(base + size - (unsigned long long)(uintptr_t)memory);
+}
+
+/* ---- streams and events ---- */
+
+static tsr_status stream_new(tsr_gpu *device, tsr_gpu_stream **out, tsr_error *err)
+{
+    cuda_stream *stream = tsr_alloc(device->host->allocator, 1, sizeof *stream, err);
+    if (!stream) return TSR_E_NOMEM;
+    *stream = (cuda_stream){.base = {device}};
+    tsr_status status = use(device, err);
+    if (status == TSR_OK)
+        status = check(device, cudaStreamCreateWithFlags(&stream->handle, cudaStreamNonBlocking), "creating a stream", err);
+    if (status == TSR_OK)
+        status =
+            check(device, cudaEventCreateWithFlags(&stream->uploaded, cudaEventDisableTiming), "creating an event", err);
+    if (status == TSR_OK) {
+        *out = &stream->base;
+        return TSR_OK;
+    }
+    if (stream->handle) cudaStreamDestroy(stream->handle);
+    tsr_free(device->host->allocator, stream, 1, sizeof *stream);
+    return status;
+}
+
+static tsr_status stream_wait(tsr_gpu_stream *base, tsr_error *err)
+{
+    TSR_TRY(use(base->device, err));
+    return check(base->device, cudaStreamSynchronize(((cuda_stream *)base)->handle), "waiting for a stream", err);
+}
+
+static void stream_free(tsr_gpu_stream *base)
+{
+    cuda_stream *stream = (cuda_stream *)base;
+    stream_wait(base, NULL);
+    cudaEventDestroy(stream->uploaded);
+    cudaStreamDestroy(stream->handle);
+    if (stream->scratch) cudaFree(stream->scratch);
+    if (stream->table) cudaFreeHost(stream->table);
+    cudaGetLastError();
+    tsr_free(base->device->host->allocator, stream, 1, sizeof *stream);
+}
+
+static tsr_status event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err)
+{
+    cuda_event *event = tsr_alloc(device->host->allocator, 1, sizeof *event, err);
+    if (!event) return TSR_E_NOMEM;
+    *event = (cuda_event){.base = {device}};
+    tsr_status status = use(device, err);
+    if (status == TSR_OK)
+        status = check(device, cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming), "creating an event", err);
+    if (status == TSR_OK) *out = &event->base;
+    else tsr_free(device->host->allocator, event, 1, sizeof *event);
+    return status;
+}
+
+static void event_free(tsr_gpu_event *base)
+{
+    use(base->device, NULL);
+    cudaEventDestroy(((cuda_event *)base)->handle);
+    cudaGetLastError();
+    tsr_free(base->device->host->allocator, base, 1, sizeof(cuda_event));
+}
+
+static tsr_status event_record(tsr_gpu_event *base, tsr_gpu_stream *stream, tsr_error *err)
+{
+    TSR_TRY(use(base->device, err));
+    return check(base->device, cudaEventRecord(((cuda_event *)base)->handle, ((cuda_stream *)stream)->handle),
+                 "recording an event", err);
+}
+
+static tsr_status event_wait(tsr_gpu_event *base, tsr_error *err)
+{
+    TSR_TRY(use(base->device, err));
+    return check(base->device, cudaEventSynchronize(((cuda_event *)base)->handle), "waiting for an event", err);
+}
+
+static tsr_status stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err)
+{
+    TSR_TRY(use(stream->device, err));
+    return check(stream->device, cudaStreamWaitEvent(((cuda_stream *)stream)->handle, ((cuda_event *)event)->handle, 0),
+                 "ordering streams", err);
+}
+
+/* ---- copies and kernels ---- */
+
+static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_error *err)
+{
+    const cudaStream_t handle = ((cuda_stream *)base)->handle;
+    char doing[64];
+    snprintf(doing, sizeof doing, "copying %zu × %zu bytes", what->rows, what->row_bytes);
+    TSR_TRY(use(base->device, err));
+    if (what->rows == 1 || (what->to_pitch == what->row_bytes && what->from_pitch == what->row_bytes))
+        return check(base->device,
+                     cudaMemcpyAsync(what->to, what->from, what->rows * what->row_bytes, cudaMemcpyDefault, handle), doing,
+                     err);
+    if (what->to_pitch > MOST_PITCH || what->from_pitch > MOST_PITCH) {
+        for (size_t i = 0; i < what->rows; i++)
+            TSR_TRY(check(base->device,
+                          cudaMemcpyAsync((uint8_t *)what->to + i * what->to_pitch,
+                                          (const uint8_t *)what->from + i * what->from_pitch, what->row_bytes,
+                                          cudaMemcpyDefault, handle),
+                          doing, err));
+        return TSR_OK;
+    }
+    return check(base->device,
+                 cudaMemcpy2DAsync(what->to, what->to_pitch, what->from, what->from_pitch, what->row_bytes, what->rows,
+                                   cudaMemcpyDefault, handle),
+                 doing, err);
+}
+
+/* Provides device memory for a kernel's table or results. The old memory may still be in use, so enlarging it waits. */
+static tsr_status need_scratch(cuda_stream *stream, size_t size, tsr_error *err)
+{
+    tsr_gpu *device = stream->base.device;
+    TSR_TRY(use(device, err));
+    if (size <= stream->scratch_size) return TSR_OK;
+    if (stream->scratch) {
+        TSR_TRY(stream_wait(&stream->base, err));
+        cudaFree(stream->scratch);
+    }
+    stream->scratch = NULL;
+    stream->scratch_size = 0;
+    size = size < 65536 ? 65536 : size;
+    TSR_TRY(alloc(device, size, (void **)&stream->scratch, err));
+    stream->scratch_size = size;
+    return TSR_OK;
+}
+
+static tsr_status need_table(cuda_stream *stream, size_t size, tsr_error *err)
+{
+    const tsr_gpu *device = stream->base.device;
+    TSR_TRY(check(device, cudaEventSynchronize(stream->uploaded), "waiting for a kernel's table", err));
+    if (size <= stream->table_size) return TSR_OK;
+    if (stream->table) cudaFreeHost(stream->table);
+    stream->table = NULL;
+    stream->table_size = 0;
+    size = size < 65536 ? 65536 : size;
+    TSR_TRY(check(device, cudaHostAlloc((void **)&stream->table, size, cudaHostAllocPortable), "pinning memory for tables",
+                  err));
+    stream->table_size = size;
+    return TSR_OK;
+}
+
+/* Copies a table to memory where kernels can read it. */
+static tsr_status upload(cuda_stream *stream, const void *table, size_t size, tsr_error *err)
+{
+    const tsr_gpu *device = stream->base.device;
+    TSR_TRY(need_scratch(stream, size, err));
+    TSR_TRY(need_table(stream, size, err));
+    memcpy(stream->table, table, size);
+    TSR_TRY(check(device, cudaMemcpyAsync(stream->scratch, stream->table, size, cudaMemcpyDefault, stream->handle),
+                  "copying a kernel's table", err));
+    return check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err);
+}
+
+static tsr_status runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32_t count, uint32_t units, tsr_error *err)
+{
+    cuda_stream *stream = (cuda_stream *)base;
+    TSR_TRY(upload(stream, table, count * sizeof *table, err));
+    return check(base->device, (cudaError_t)tsr_kernel_launch_runs((void *)stream->scratch, count, units, stream->handle),
+                 "starting the kernel of runs", err);
+}
+
+static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint32_t count, uint32_t units, tsr_error *err)
+{
+    cuda_stream *stream = (cuda_stream *)base;
+    TSR_TRY(upload(stream, table, count * sizeof *table, err));
+    return check(base->device, (cudaError_t)tsr_kernel_launch_boxes((void *)stream->scratch, count, units, stream->handle),
+                 "starting the kernel of boxes", err);
+}
+
+/* Copies results through the pinned table. If waiting fails, they must not arrive later in memory that was freed by then. */
+static tsr_status fetch(cuda_stream *stream, void *to, const void *from, size_t size, tsr_error *err)
+{
+    const tsr_gpu *device = stream->base.device;
+    TSR_TRY(need_table(stream, size, err));
+    TSR_TRY(check(device, cudaMemcpyAsync(stream->table, from, size, cudaMemcpyDefault, stream->handle),
+                  "copying a kernel's results", err));
+    TSR_TRY(check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err));
+    TSR_TRY(stream_wait(&stream->base, err));
+    memcpy(to, stream->table, size);
+    return TSR_OK;
+}
+
+/* Starts the checksum kernels. scratch: [ tables | CRC of each segment | CRC of each group ]; results: [ CRC of the short
+ * segment | CRC of each group ] */
+static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t size, tsr_segments segments,
+                                  uint32_t *results, tsr_error *err)
+{
+    const tsr_gpu *device = stream->base.device;
+    const uint64_t result_count = segments.count - segments.full + segments.groups;
+    uint32_t tables[8 * 256];
+    TSR_TRY(need_scratch(stream, sizeof tables + (segments.count + segments.groups) * sizeof(uint32_t), err));
+    uint32_t *crcs = (uint32_t *)(void *)(stream->scratch + sizeof tables), *joined = crcs + segments.count;
+    tsr_segments_tables(tables);
+    TSR_TRY(upload(stream, tables, sizeof tables, err));
+    TSR_TRY(
+        check(device,
+              (cudaError_t)tsr_kernel_launch_crc((void *)stream->scratch, data, size, segments.count, crcs, stream->handle),
+              "starting the checksum kernel", err));
+    if (segments.groups) {
+        const uint32_t power = tsr_segments_power(TSR_KERNEL_CRC_SEGMENT);
+        TSR_TRY(check(
+            device, (cudaError_t)tsr_kernel_launch_join(crcs, segments.full, segments.groups, power, joined, stream->handle),
+            "starting the kernel that joins checksums", err));
+    }
+    return fetch(stream, results, crcs + segments.full, (size_t)result_count * sizeof *results, err);
+}
+
+static tsr_status checksum(tsr_gpu_stream *base, const void *data, size_t size, uint32_t *crc, tsr_error *err)
+{
+    const tsr_allocator *allocator = base->device->host->allocator;
+    const tsr_segments segments = tsr_segments_of(size);
+    const bool has_short = segments.count > segments.full;
+    uint32_t *results = tsr_alloc(allocator, segments.groups + 1, sizeof *results, err);
+    if (!results) return TSR_E_NOMEM;
+    const tsr_status status = launch_checksum((cuda_stream *)base, data, size, segments, results, err);
+    if (status == TSR_OK) *crc = tsr_segments_crc(results + has_short, has_short ? results[0] : 0, size);
+    tsr_free(allocator, results, segments.groups + 1, sizeof *results);
+    return status;
+}
+
+static tsr_status scan(tsr_gpu_stream *base, tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out,
+                       tsr_error *err)
+{
+    cuda_stream *stream = (cuda_stream *)base;
+    *out = tsr_body_scan_none();
+    TSR_TRY(upload(stream, out, sizeof *out, err));
+    TSR_TRY(check(base->device,
+                  (cudaError_t)tsr_kernel_launch_scan((int)dtype, data, count, (void *)stream->scratch, stream->handle),
+                  "starting the scan kernel", err));
+    return fetch(stream, out, stream->scratch, sizeof *out, err);
+}
+
+/* ---- the device ---- */
+
+static void close_device(tsr_gpu *base)
+{
+    cuda_device *device = (cuda_device *)base;
+    tsr_vec_free(&device->host_memory);
+    tsr_free(base->host->allocator, device, 1, sizeof *device);
+}
+
+static const tsr_backend backend = {
+    .close = close_device,
+    .about = about,
+    .alloc = alloc,
+    .free = release,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .pin = pin,
+    .unpin = unpin,
+    .place_of = place_of,
+    .reach = reach,
+    .stream_new = stream_new,
+    .stream_free = stream_free,
+    .stream_wait = stream_wait,
+    .event_new = event_new,
+    .event_free = event_free,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .stream_after = stream_after,
+    .copy_2d = copy_2d,
+    .runs = runs,
+    .boxes = boxes,
+    .checksum = checksum,
+    .scan = scan,
+};
+
+tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, tsr_error *err)
+{
+    *out = NULL;
+    TSR_TRY(check_ordinal(ordinal, err));
+    cuda_device *device = tsr_alloc(host->allocator, 1, sizeof *device, err);
+    if (!device) return TSR_E_NOMEM;
+    *device = (cuda_device){.base = {&backend, host}, .ordinal = (int)ordinal};
+    device->host_memory = tsr_vec_of(host->allocator, sizeof(host_memory));
+    *out = &device->base;
+    return TSR_OK;
+}
+
+bool tsr_cuda_is(const tsr_gpu *device)
+{
+    return device->ops == &backend;
+}
+
+tsr_status tsr_cuda_uuid(tsr_gpu *device, uint8_t *uuid, tsr_error *err)
+{
+    struct cudaDeviceProp properties;
+    TSR_TRY(use(device, err));
+    TSR_TRY(check(device, cudaGetDeviceProperties(&properties, ((const cuda_device *)device)->ordinal),
+                  "getting its properties", err));
+    memcpy(uuid, &properties.uuid, TSR_CUDA_UUID_BYTES);
+    return TSR_OK;
+}
+
+tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err)
+{
+    return use(device, err);
+}
+
+void *tsr_cuda_stream(tsr_gpu_stream *stream)
+{
+    return ((cuda_stream *)stream)->handle;
+}

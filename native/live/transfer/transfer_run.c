@@ -1,0 +1,448 @@
+/* Rounds of exchange. In each, every pair of ranks moves the next `slice` bytes of what one has for the other:
+ *
+ *   to rank 1   | slice 0 | slice 1 | sl|          a slice that is one run is sent, or received, where it lies;
+ *   to rank 2   | slice 0 |                        others are packed into, or unpacked from, a buffer of round_bytes
+ *
+ * Where the communicator takes device memory and all tensors lie on one device, so do the buffers. */
+#include <inttypes.h>
+
+#include "live/tensor/state_dict.h"
+#include "live/transfer/transfer.h"
+#include "live/transfer/transfer_links.h"
+#include "live/transfer/window.h"
+#include "tessera/sys/box.h"
+#include "tessera/sys/tiling.h"
+#include "tessera/validate.h"
+
+#define LEAST_SLICE ((uint64_t)64)
+#define LEAST_MOVED ((uint64_t)512 << 10) /* for one rank, to be worth a window */
+#define COPIED_IDLE ((uint64_t)64 << 10)
+#define ON_DEVICE   (UINT64_C(1) << 63)
+
+/* One direction. */
+typedef struct lane {
+    tsr_stream *streams; /* by peer */
+    tsr_message *messages;
+    uint8_t **slices; /* by message: in `buffer`; NULL: where it lies in the tensor */
+    size_t count;     /* of messages in this round */
+    uint8_t *buffer;
+    size_t buffer_size;
+    tsr_device *device; /* of the buffer and of all links; NULL: the buffer is host memory */
+} lane;
+
+typedef struct traffic {
+    tsr_comm *comm;
+    const tsr_host *host;
+    tsr_links links;
+    lane out, in;
+    uint64_t slice;
+} traffic;
+
+static tsr_status open_lane(lane *l, const tsr_vec *links, uint32_t ranks, const tsr_host *host, tsr_error *err)
+{
+    const tsr_link *all = links->items;
+    l->streams = tsr_alloc(host->allocator, ranks, sizeof *l->streams, err);
+    l->messages = tsr_alloc(host->allocator, ranks, sizeof *l->messages, err);
+    l->slices = tsr_alloc(host->allocator, ranks, sizeof *l->slices, err);
+    if (!l->streams || !l->messages || !l->slices) return TSR_E_NOMEM;
+    for (uint32_t r = 0, at = 0; r < ranks; r++) {
+        const uint32_t first = at;
+        while (at < links->count && all[at].peer == r) at++;
+        l->streams[r] = tsr_stream_of(all + first, at - first);
+    }
+    return TSR_OK;
+}
+
+/* The device that all of them are on, if the ranks take its memory. */
+static tsr_device *common_device(const tsr_vec *links, bool takes_devices)
+{
+    const tsr_link *all = links->items;
+    for (size_t i = 0; i < links->count; i++) {
+        if (all[i].device != all[0].device) return NULL;
+    }
+    return takes_devices && links->count ? all[0].device : NULL;
+}
+
+/* The buffer, if there is anything that does not lie in one run. */
+static tsr_status open_buffer(lane *l, const tsr_vec *links, uint64_t slice, const tsr_comm *comm, const tsr_host *host,
+                              tsr_error *err)
+{
+    const uint32_t ranks = comm->size;
+    const tsr_link *all = links->items;
+    uint64_t bytes = 0;
+    bool scattered = false;
+    for (uint32_t r = 0; r < ranks; r++) bytes += l->streams[r].left < slice ? l->streams[r].left : slice;
+    for (size_t i = 0; i < links->count && !scattered; i++)
+        scattered = l->streams[all[i].peer].count > 1 || (all[i].device && !comm->takes_devices) ||
+                    !tsr_box_is_contiguous((tsr_box){all[i].ndim, NULL, all[i].buffer_sizes},
+                                           (tsr_box){all[i].ndim, all[i].offsets, all[i].sizes});
+    if (!scattered || bytes == 0) return TSR_OK;
+    l->buffer_size = (size_t)bytes;
+    l->device = common_device(links, comm->takes_devices);
+    if (l->device) return l->device->alloc(l->device, bytes, (void **)&l->buffer, err);
+    l->buffer = tsr_alloc(host->allocator, (size_t)bytes, 1, err);
+    return l->buffer ? TSR_OK : TSR_E_NOMEM;
+}
+
+static void close_lane(lane *l, uint32_t ranks, const tsr_allocator *allocator)
+{
+    tsr_free(allocator, l->streams, ranks, sizeof *l->streams);
+    tsr_free(allocator, l->messages, ranks, sizeof *l->messages);
+    tsr_free(allocator, l->slices, ranks, sizeof *l->slices);
+    if (l->device && l->buffer) l->device->free(l->device, l->buffer, l->buffer_size);
+    else tsr_free(allocator, l->buffer, l->buffer_size, 1);
+}
+
+/* ---- devices ---- */
+
+static tsr_status wait_for_lists(const tsr_vec *links, tsr_error *err)
+{
+    const tsr_link *all = links->items;
+    tsr_device *last = NULL;
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < links->count; i++) {
+        if (!all[i].device || all[i].device == last) continue;
+        last = all[i].device;
+        const tsr_status waited = tsr_device_wait(last, err);
+        if (status == TSR_OK) status = waited;
+    }
+    return status;
+}
+
+/* ---- a round ---- */
+
+/* The next slice of every peer as a message; those that do not lie in one run get a place in the buffer. Ranks begin with
+ * the one behind them, so that not all talk to the same. */
+static void list_messages(lane *l, const traffic *t)
+{
+    uint8_t *at = l->buffer;
+    l->count = 0;
+    for (uint32_t i = 1; i < t->comm->size; i++) {
+        const uint32_t peer = (t->comm->rank + i) % t->comm->size;
+        const tsr_stream *s = &l->streams[peer];
+        const uint64_t bytes = s->left < t->slice ? s->left : t->slice;
+        if (bytes == 0) continue;
+        uint8_t *there = tsr_stream_peek(s, t->comm->takes_devices, bytes);
+        l->slices[l->count] = there ? NULL : at;
+        l->messages[l->count++] = (tsr_message){peer, there ? there : at, (size_t)bytes};
+        if (!there) at += bytes;
+    }
+}
+
+/* Packs what is sent and moves the stream on; with `in`, unpacks what has come. */
+static tsr_status move_slices(lane *l, bool in, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < l->count && status == TSR_OK; i++) {
+        tsr_stream *s = &l->streams[l->messages[i].peer];
+        if (!l->slices[i]) tsr_stream_skip(s, l->messages[i].size);
+        else if (in) status = tsr_stream_unpack(s, l->slices[i], l->device, l->messages[i].size, err);
+        else status = tsr_stream_pack(s, l->slices[i], l->device, l->messages[i].size, err);
+    }
+    return status;
+}
+
+/* A rank whose device fails sends what it has and says so at the end; only the communicator itself can stop the rounds. */
+static tsr_status run_round(traffic *t, tsr_status *own, tsr_error *own_error, tsr_error *err)
+{
+    list_messages(&t->out, t);
+    list_messages(&t->in, t);
+    if (*own == TSR_OK) *own = move_slices(&t->out, false, own_error);
+    if (*own == TSR_OK) *own = wait_for_lists(&t->links.sends, own_error);
+    TSR_TRY(t->comm->exchange(t->comm, t->out.messages, t->out.count, t->in.messages, t->in.count, err));
+    if (*own == TSR_OK) *own = move_slices(&t->in, true, own_error);
+    if (*own == TSR_OK) *own = wait_for_lists(&t->links.receives, own_error);
+    return TSR_OK;
+}
+
+/* ---- what this rank copies itself ---- */
+
+typedef struct reached {
+    const tsr_vec *copies; /* pairs */
+    size_t next;           /* the pair behind `now` */
+    tsr_link_copying now;
+    tsr_status status;
+    tsr_error *err;
+} reached;
+
+/* Copies a little; whether something is left. */
+static bool copy_reached_bytes(reached *r, uint64_t bytes)
+{
+    const tsr_link *copies = r->copies->items;
+    if (r->next && r->now.walk.runs_left) {
+        r->status = tsr_link_copy_some(&r->now, bytes, r->err);
+    } else if (r->next + 1 < r->copies->count) {
+        r->now = tsr_link_copy_start(&copies[r->next], &copies[r->next + 1]);
+        r->next += 2;
+    } else {
+        return false;
+    }
+    return r->status == TSR_OK;
+}
+
+static bool copy_when_idle(void *ctx)
+{
+    return copy_reached_bytes(ctx, COPIED_IDLE);
+}
+
+static tsr_status copy_rest(reached *r)
+{
+    while (r->status == TSR_OK && copy_reached_bytes(r, UINT64_MAX)) continue;
+    const tsr_status waited = wait_for_lists(r->copies, r->err);
+    return r->status == TSR_OK ? waited : r->status;
+}
+
+/* ---- one machine ---- */
+
+/* What the rank with most to move has, and whether any memory is a device's. */
+static tsr_status measure(const traffic *t, uint64_t *most, tsr_error *err)
+{
+    const tsr_vec *lists[] = {&t->links.sends, &t->links.receives};
+    *most = 0;
+    for (size_t l = 0; l < 2; l++) {
+        const tsr_link *all = lists[l]->items;
+        for (size_t i = 0; i < lists[l]->count; i++) {
+            if (l == 0) *most += all[i].bytes;
+            if (all[i].device) *most |= ON_DEVICE;
+        }
+    }
+    return t->comm->largest(t->comm, most, err);
+}
+
+/* Through shared memory where all ranks have it and there is enough to move; *done says whether it was. */
+static tsr_status try_window(traffic *t, reached *copies, bool *done, tsr_error *err)
+{
+    const uint64_t window_bytes = tsr_window_bytes(t->comm->size, t->slice);
+    uint64_t most;
+    tsr_window *window;
+    TSR_TRY(measure(t, &most, err));
+    if (most & ON_DEVICE || (most < LEAST_MOVED && most < 4 * window_bytes)) return TSR_OK;
+    TSR_TRY(tsr_window_open(t->comm, t->slice, t->host->allocator, &window, err));
+    if (!window) return TSR_OK;
+    tsr_status status = tsr_window_run(window, t->out.streams, t->in.streams, &(tsr_idle){copy_when_idle, copies}, err);
+    status = tsr_comm_agree(t->comm, status, err);
+    tsr_window_close(t->comm, window, status == TSR_OK);
+    *done = true;
+    return status;
+}
+
+static tsr_status run_rounds(traffic *t, uint64_t rounds, tsr_status *own, tsr_error *own_error, tsr_error *err)
+{
+    tsr_status status = open_buffer(&t->out, &t->links.sends, t->slice, t->comm, t->host, err);
+    if (status == TSR_OK) status = open_buffer(&t->in, &t->links.receives, t->slice, t->comm, t->host, err);
+    TSR_TRY(tsr_comm_agree(t->comm, status, err));
+    TSR_TRY(t->comm->largest(t->comm, &rounds, err));
+    for (uint64_t i = 0; i < rounds; i++) TSR_TRY(run_round(t, own, own_error, err));
+    return TSR_OK;
+}
+
+/* ---- the whole ---- */
+
+static uint64_t slice_of(size_t round_bytes, uint32_t ranks)
+{
+    uint64_t bytes = round_bytes == 0 ? TSR_ROUND_BYTES_DEFAULT : round_bytes;
+    if (bytes > TSR_ROUND_BYTES_MOST) bytes = TSR_ROUND_BYTES_MOST;
+    bytes /= ranks > 1 ? ranks - 1 : 1;
+    return bytes < LEAST_SLICE ? LEAST_SLICE : bytes - bytes % LEAST_SLICE;
+}
+
+/* Whether all ranks have the same sides in the same shared memory, of which this rank has `own`. */
+static tsr_status agree_on_shared(const traffic *t, uint64_t own, bool *direct, tsr_error *err)
+{
+    uint64_t most = own, least = ~own;
+    *direct = false;
+    TSR_TRY(t->comm->largest(t->comm, &most, err));
+    if (most == 0) return TSR_OK;
+    TSR_TRY(t->comm->largest(t->comm, &least, err));
+    *direct = most == ~least;
+    return TSR_OK;
+}
+
+static tsr_status prepare(traffic *t, tsr_transfer_list transfers, const tsr_route *route, uint64_t *rounds, tsr_error *err)
+{
+    const uint32_t ranks = t->comm->size;
+    TSR_TRY(tsr_links_find(t->comm, transfers, route, t->host, &t->links, err));
+    TSR_TRY(open_lane(&t->out, &t->links.sends, ranks, t->host, err));
+    TSR_TRY(open_lane(&t->in, &t->links.receives, ranks, t->host, err));
+    for (uint32_t r = 0; r < ranks; r++) {
+        const uint64_t need = (t->out.streams[r].left + t->slice - 1) / t->slice;
+        *rounds = need > *rounds ? need : *rounds;
+    }
+    return TSR_OK;
+}
+
+/* `own` is this rank's own result so far. */
+static tsr_status run_phase(traffic *t, tsr_transfer_list transfers, const tsr_route *route, tsr_status own, tsr_error *err)
+{
+    tsr_comm *comm = t->comm;
+    uint64_t rounds = 0;
+    bool done = false;
+    tsr_error own_error = {0};
+    reached copies = {.copies = &t->links.copies, .err = &own_error};
+    if (own == TSR_OK) own = prepare(t, transfers, route, &rounds, err);
+    tsr_status status = tsr_comm_agree(comm, own, err);
+    if (status == TSR_OK) status = try_window(t, &copies, &done, err);
+    if (status == TSR_OK) own = copy_rest(&copies);
+    if (status == TSR_OK && !done) status = run_rounds(t, rounds, &own, &own_error, err);
+    if (status == TSR_OK) {
+        status = tsr_comm_agree(comm, own, &own_error);
+        if (status != TSR_OK) tsr_raise(err, status, own_error.byte_position, "%s", own_error.message);
+    }
+    close_lane(&t->out, comm->size, t->host->allocator);
+    close_lane(&t->in, comm->size, t->host->allocator);
+    tsr_links_free(&t->links);
+    return status;
+}
+
+tsr_status tsr_transfers_run(tsr_comm *comm, tsr_transfer_list transfers, size_t round_bytes, const tsr_host *host,
+                             tsr_status mine, tsr_error *err)
+{
+    const traffic none = {.comm = comm, .host = host, .slice = slice_of(round_bytes, comm->size)};
+    traffic t = none;
+    tsr_nodes *nodes = NULL;
+    tsr_route route = {.phase = TSR_PHASE_FIRST};
+    tsr_error passing = {0};
+    TSR_TRY(agree_on_shared(&t, mine == TSR_OK ? tsr_links_shared(comm, transfers) : 0, &route.direct,
+                            mine == TSR_OK ? err : &passing));
+    if (!route.direct) TSR_TRY(tsr_nodes_find(comm, host->allocator, &nodes, mine == TSR_OK ? err : &passing));
+    route.nodes = nodes;
+    tsr_status status = run_phase(&t, transfers, &route, mine, err);
+    t = none;
+    route.phase = TSR_PHASE_SPREAD;
+    if (status == TSR_OK && nodes) status = run_phase(&t, transfers, &route, TSR_OK, err);
+    tsr_nodes_free(nodes);
+    return status;
+}
+
+/* ---- sides ---- */
+
+/* What all ranks hold: from mesh and placements by computation, of boxes by asking.
+ *
+ *   a rank's blob:  for every side in boxes   | part count u64 | offsets, sizes of each part: 2 × rank u64 | … */
+
+/* Boxes without elements are nobody's. */
+static tsr_status tell_boxes(const tsr_tensor *tensor, tsr_arena *arena, tsr_vec *blob, tsr_error *err)
+{
+    const tsr_piece *pieces;
+    uint64_t count;
+    TSR_TRY(tsr_tensor_pieces(tensor, arena, &pieces, &count, err));
+    TSR_TRY(tsr_vec_append(blob, &count, 1, err));
+    for (uint64_t i = 0; i < count; i++) {
+        TSR_TRY(tsr_vec_append(blob, pieces[i].offsets, tensor->entry.ndim, err));
+        TSR_TRY(tsr_vec_append(blob, pieces[i].sizes, tensor->entry.ndim, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status mesh_layout(const tsr_tensor *tensor, tsr_arena *arena, tsr_side *side, tsr_error *err)
+{
+    tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err);
+    if (!layout) return TSR_E_NOMEM;
+    side->layout = layout;
+    return tsr_layout_over_mesh(&(tsr_sharding){tensor->mesh, tensor->placements, tensor->strided},
+                                (tsr_shape){tensor->entry.ndim, tensor->entry.shape}, arena, layout, err);
+}
+
+/* The numbers a rank told, as a shard whose boxes lie each in memory of their own. */
+static tsr_status read_shard(const tsr_tensor *tensor, tsr_str *blob, tsr_arena *arena, tsr_shard *out, tsr_error *err)
+{
+    const uint32_t ndim = tensor->entry.ndim;
+    const size_t box_bytes = 2 * ndim * sizeof(uint64_t);
+    uint64_t count = 0;
+    if (blob->size >= sizeof count) memcpy(&count, blob->data, sizeof count);
+    TSR_FAIL_IF(blob->size < sizeof count || (box_bytes && count > (blob->size - sizeof count) / box_bytes), err,
+                TSR_E_FORMAT, "the list of a rank's boxes of '%.*s' is truncated", TSR_STR_ARG(tensor->entry.fqn));
+    uint64_t *numbers = tsr_arena_array(arena, (size_t)(2 * ndim * count), sizeof *numbers, err);
+    uint64_t *zeros = tsr_arena_array(arena, ndim, sizeof *zeros, err);
+    uint64_t elements, *shape = tsr_arena_array(arena, ndim, sizeof *shape, err);
+    tsr_shard_box *boxes = tsr_arena_array(arena, (size_t)count, sizeof *boxes, err);
+    if (!numbers || !zeros || !boxes || !shape) return TSR_E_NOMEM;
+    if (count) memcpy(numbers, blob->data + sizeof count, (size_t)count * box_bytes);
+    *blob = (tsr_str){blob->data + sizeof count + count * box_bytes, blob->size - sizeof count - (size_t)count * box_bytes};
+    for (uint32_t d = 1; d < ndim; d++) shape[d] = 1;
+    for (uint64_t i = 0; i < count; i++) {
+        boxes[i] = (tsr_shard_box){numbers + 2 * i * ndim, numbers + (2 * i + 1) * ndim, zeros};
+        tsr_box_volume((tsr_box){ndim, NULL, boxes[i].sizes}, &elements);
+        if (ndim) shape[0] += elements; /* no local tensor, but as large as all boxes together */
+    }
+    *out = (tsr_shard){.ndim = ndim, .local_shape = shape, .global_offsets = zeros, .boxes = boxes, .box_count = count};
+    return TSR_OK;
+}
+
+static tsr_status check_tiling(const tsr_tensor *tensor, const tsr_layout *layout, const tsr_host *host, tsr_arena *arena,
+                               tsr_error *err)
+{
+    uint64_t count = 0, at = 0;
+    tsr_tiling tiling;
+    for (uint64_t r = 0; r < layout->ranks; r++) count += layout->shards[r].box_count;
+    tsr_chunk *chunks = tsr_arena_array(arena, (size_t)count, sizeof *chunks, err);
+    uint32_t *owner = tsr_arena_array(arena, (size_t)count, sizeof *owner, err);
+    if (!chunks || !owner) return TSR_E_NOMEM;
+    for (uint64_t r = 0; r < layout->ranks; r++) {
+        for (uint64_t b = 0; b < layout->shards[r].box_count; b++, at++) {
+            chunks[at] =
+                (tsr_chunk){.offsets = layout->shards[r].boxes[b].offsets, .sizes = layout->shards[r].boxes[b].sizes};
+            owner[at] = (uint32_t)r;
+        }
+    }
+    TSR_TRY(tsr_tiling_check(host->allocator, (tsr_shape){tensor->entry.ndim, tensor->entry.shape}, chunks, count, &tiling,
+                             err));
+    if (tiling.exact) return TSR_OK;
+    TSR_FAIL_IF(tiling.overlap[0] != TSR_NO_CHUNK, err, TSR_E_USAGE,
+                "'%.*s': the boxes of ranks %" PRIu32 " and %" PRIu32 " overlap", TSR_STR_ARG(tensor->entry.fqn),
+                owner[tiling.overlap[0]], owner[tiling.overlap[1]]);
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s': %s%" PRIu64 " elements are not in any rank's box",
+                     TSR_STR_ARG(tensor->entry.fqn), tiling.missing_at_least ? "at least " : "", tiling.missing);
+}
+
+static tsr_status box_layouts(tsr_side_requests requests, tsr_comm_blobs *blobs, const tsr_host *host, tsr_arena *arena,
+                              tsr_error *err)
+{
+    for (size_t i = 0; i < requests.count; i++) {
+        const tsr_side_request *request = &requests.items[i];
+        const tsr_tensor *tensor = request->tensor;
+        if (tensor->spread != TSR_IN_BOXES) continue;
+        tsr_shard *shards = tsr_arena_array(arena, blobs->count, sizeof *shards, err);
+        tsr_layout *layout = TSR_ARENA_NEW(arena, tsr_layout, err);
+        if (!shards || !layout) return TSR_E_NOMEM;
+        for (uint32_t r = 0; r < blobs->count; r++) TSR_TRY(read_shard(tensor, &blobs->blobs[r], arena, &shards[r], err));
+        *layout = tsr_layout_explicit(blobs->count, shards, tensor->entry.ndim, tensor->entry.shape);
+        request->side->layout = layout;
+        if (request->is_source) TSR_TRY(check_tiling(tensor, layout, host, arena, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status resolve_own(tsr_side_requests requests, tsr_arena *arena, tsr_vec *blob, bool *boxes, tsr_error *err)
+{
+    for (size_t i = 0; i < requests.count; i++) {
+        const tsr_tensor *tensor = requests.items[i].tensor;
+        uint64_t bytes;
+        TSR_TRY(tsr_tensor_held(tensor, arena, &bytes, err));
+        if (tensor->spread == TSR_OVER_MESH) TSR_TRY(mesh_layout(tensor, arena, requests.items[i].side, err));
+        if (tensor->spread != TSR_IN_BOXES) continue;
+        *boxes = true;
+        TSR_TRY(tell_boxes(tensor, arena, blob, err));
+    }
+    return TSR_OK;
+}
+
+tsr_status tsr_sides_resolve(tsr_comm *comm, tsr_side_requests requests, const tsr_host *host, tsr_arena *arena,
+                             tsr_status mine, tsr_error *err)
+{
+    tsr_vec blob = tsr_vec_of(host->allocator, sizeof(uint64_t));
+    tsr_comm_blobs blobs = {0};
+    bool boxes = false; /* the same on all ranks, which agree on distributions */
+    tsr_status status = mine == TSR_OK ? resolve_own(requests, arena, &blob, &boxes, err) : mine;
+    status = tsr_comm_agree(comm, status, err);
+    if (status == TSR_OK && boxes)
+        status = tsr_comm_gather_blobs((tsr_ranks){comm, host->allocator},
+                                       (tsr_str){blob.items, blob.count * sizeof(uint64_t)}, &blobs, err);
+    if (status == TSR_OK && boxes) {
+        status = box_layouts(requests, &blobs, host, arena, err);
+        status = tsr_comm_agree(comm, status, err);
+    }
+    tsr_vec_free(&blob);
+    tsr_comm_blobs_free(&blobs);
+    return status;
+}
