@@ -5,7 +5,7 @@
 #include "formats/shards/shards_pattern.h"
 #include "formats/shards/shards_stages.h"
 #include "formats/torch/torch_loadable.h"
-#include "model/nest.h"
+#include "tessera/sys/nest.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "write/localize.h"

@@ -4,7 +4,7 @@
  *                                                    └ "optim" ─ "state" ─ 0
  *
  * Children are found in one hash map, by their parent's number and their key, so that wide dicts need no search. */
-#include "model/nest.h"
+#include "tessera/sys/nest.h"
 
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"

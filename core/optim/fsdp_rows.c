@@ -5,12 +5,12 @@
  *   emb.weight [11, 3] on 3 ranks     rank 0: rows [0, 4)    rank 1: [4, 8)    rank 2: [8, 11) */
 #include <inttypes.h>
 
-#include "optim/flat_unit.h"
 #include "optim/pieces.h"
-#include "optim/tree.h"
 #include "tessera/sys/flat_index.h"
+#include "tessera/sys/flat_keys.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/optim_load.h"
+#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 

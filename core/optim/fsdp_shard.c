@@ -6,14 +6,13 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "optim/flat_unit.h"
 #include "optim/pieces.h"
-#include "optim/tree.h"
+#include "tessera/sys/flat_keys.h"
+#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/entries.h"
 #include "tessera/sys/flat_index.h"
-#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/value_walk.h"
 
 typedef struct sharding {

@@ -2,12 +2,12 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "optim/tree.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/optim_load.h"
+#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/try.h"
 
 typedef struct tsr_optim_path {

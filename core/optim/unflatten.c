@@ -7,9 +7,9 @@
  * parameter are collected first; parameters with the same options then form a group. */
 #include <inttypes.h>
 
-#include "optim/tree.h"
 #include "tessera/optim.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

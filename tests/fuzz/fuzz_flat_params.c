@@ -3,7 +3,6 @@
 #include <assert.h>
 
 #include "tessera/sys/flat_params.h"
-#include "tessera/sys/flat_ranks.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

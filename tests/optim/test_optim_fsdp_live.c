@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "golden.h"
-#include "optim/tree_pack.h"
+#include "live/optim/tree_pack.h"
 #include "tessera/comm_threads.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/value_walk.h"

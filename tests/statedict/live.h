@@ -6,7 +6,7 @@
 #include <cjson/cJSON.h>
 
 #include "support/ranks.h"
-#include "tessera/optim.h"
+#include "tessera/model_state.h"
 #include "tessera/redistribute.h"
 #include "tessera/statedict.h"
 #include "tessera/sys/try.h"

@@ -4,6 +4,7 @@
 #define TSR_TESTS_STATEDICT_LIVE_MODEL_H
 
 #include "live.h"
+#include "tessera/fqn.h"
 #include "tessera/model_state.h"
 
 /* A case of a golden file as the live model of one rank. */

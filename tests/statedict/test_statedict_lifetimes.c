@@ -13,6 +13,7 @@
 #include "tessera/comm_threads.h"
 #include "tessera/fqn.h"
 #include "tessera/native_host.h"
+#include "tessera/optim.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"

@@ -99,10 +99,8 @@ GIVEN_SYS = """
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/guards.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/optim_comm.h"
 #include "tessera/sys/optim_read.h"
 extern const tsr_flat_params *flat;
-extern const tsr_live live;
 extern tsr_optim_read *reads;
 extern size_t read_count;
 extern void *give_buffer(void *ctx, const tsr_optim_read *read, size_t bytes);
@@ -113,6 +111,8 @@ GIVEN_NATIVE = """
 #include "tessera/gpu.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/optim_comm.h"
+extern const tsr_live live;
 extern tsr_device *device;
 extern tsr_gpu *gpu;
 extern void *device_memory;

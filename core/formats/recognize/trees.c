@@ -8,8 +8,8 @@
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_survey.h"
-#include "model/nest.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/nest.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 

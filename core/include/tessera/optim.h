@@ -73,39 +73,6 @@ typedef struct tsr_group_naming {
 tsr_status tsr_optim_name_groups(const tsr_value *native, const tsr_group_naming *how, const tsr_host *host,
                                  tsr_arena *arena, tsr_group_names *out, tsr_error *err);
 
-/* PyTorch's algorithms. The first state of SGD, Adam and AdamW is known here; any other has to make its own
- * (tsr_model_optimizer.first_state). Those after TSR_OTHER_ALGORITHM are the ones whose `__setstate__` completes state dicts
- * of older versions. */
-typedef enum tsr_algorithm {
-    TSR_SGD,
-    TSR_ADAM,
-    TSR_ADAMW,
-    TSR_OTHER_ALGORITHM,
-    TSR_ADADELTA,
-    TSR_ADAGRAD,
-    TSR_ADAMAX,
-    TSR_ASGD,
-    TSR_NADAM,
-    TSR_RADAM,
-    TSR_RMSPROP,
-    TSR_RPROP
-} tsr_algorithm;
-
-/* StateDictOptions. Its dsd_fqn_modifiers is a property of the module tree instead: put the result of the method that it
- * names into tsr_module.modifiers. A tree without modifiers is the same as naming a method that modules do not have. */
-typedef struct tsr_state_options {
-    size_t size; /* TSR_OPTIONS and tsr_state_options_default set it */
-    bool full_state_dict;
-    bool cpu_offload;
-    bool ignore_frozen_params;
-    bool keep_submodule_prefixes;
-    bool strict;
-    bool broadcast_from_rank0;
-    bool flatten_optimizer_state_dict;
-} tsr_state_options;
-/* All options are false except keep_submodule_prefixes and strict. */
-tsr_state_options tsr_state_options_default(void);
-
 TSR_API_END
 
 #endif

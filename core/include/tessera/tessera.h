@@ -67,7 +67,6 @@
 #include "tessera/plan.h"
 #include "tessera/read.h"
 #include "tessera/shards.h"
-#include "tessera/state_keys.h"
 #include "tessera/status.h"
 #include "tessera/store.h"
 #include "tessera/str.h"

@@ -72,6 +72,8 @@ tsr_status tsr_flat_params_parse(tsr_str text, const tsr_host *host, tsr_arena *
 /* The part of a flat parameter that is in one rank's slice of it: torch.chunk. Ranks behind the end have none. */
 void tsr_flat_shard_range(const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank, uint64_t *flat_begin,
                           uint64_t *flat_end);
+/* Elements of one rank's slice of a flat parameter, padding included (torch.chunk, padded to equal slices). */
+uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
 
 /* The environment of the conversions below. */
 typedef struct tsr_fsdp_context {

@@ -26,7 +26,6 @@
 #define TESSERA_MODEL_STATE_H
 
 #include "tessera/fsdp_state.h"
-#include "tessera/optim.h"
 #include "tessera/statedict.h"
 
 TSR_API_BEGIN
@@ -57,6 +56,21 @@ typedef struct tsr_model {
      * FSDP1 units go to tsr_fsdp_tree.warn instead. A message is valid until `warn` returns. May be NULL. */
     void (*warn)(void *ctx, const char *message);
 } tsr_model;
+
+/* StateDictOptions. Its dsd_fqn_modifiers is a property of the module tree instead: put the result of the method that it
+ * names into tsr_module.modifiers. A tree without modifiers is the same as naming a method that modules do not have. */
+typedef struct tsr_state_options {
+    size_t size; /* TSR_OPTIONS and tsr_state_options_default set it */
+    bool full_state_dict;
+    bool cpu_offload;
+    bool ignore_frozen_params;
+    bool keep_submodule_prefixes;
+    bool strict;
+    bool broadcast_from_rank0;
+    bool flatten_optimizer_state_dict;
+} tsr_state_options;
+/* All options are false except keep_submodule_prefixes and strict. */
+tsr_state_options tsr_state_options_default(void);
 
 /* The keys that a load could not match, by canonical name: missing keys in the model's order, unexpected ones in the state
  * dict's. They live in the call's arena. Both lists are empty if there was nothing to load, as in PyTorch's

@@ -19,6 +19,24 @@
 
 TSR_API_BEGIN
 
+/* PyTorch's algorithms. The first state of SGD, Adam and AdamW is known here; any other has to make its own
+ * (tsr_model_optimizer.first_state). Those after TSR_OTHER_ALGORITHM are the ones whose `__setstate__` completes state dicts
+ * of older versions. */
+typedef enum tsr_algorithm {
+    TSR_SGD,
+    TSR_ADAM,
+    TSR_ADAMW,
+    TSR_OTHER_ALGORITHM,
+    TSR_ADADELTA,
+    TSR_ADAGRAD,
+    TSR_ADAMAX,
+    TSR_ASGD,
+    TSR_NADAM,
+    TSR_RADAM,
+    TSR_RMSPROP,
+    TSR_RPROP
+} tsr_algorithm;
+
 typedef struct tsr_model_param {
     const tsr_module_tensor *of; /* in the tree; of an FSDP1 unit `_flat_param`, or an original if it keeps them */
     /* DICT: "exp_avg" → live tensor, "step" → …; NULL: no state (an empty DICT is a state, as in PyTorch). Loading writes

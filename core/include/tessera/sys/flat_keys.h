@@ -1,9 +1,18 @@
-/* Look-ups shared by both directions of the flat-parameter conversions. */
-#ifndef TSR_OPTIM_FLAT_UNIT_H
-#define TSR_OPTIM_FLAT_UNIT_H
+/* Look-ups shared by both directions of the flat-parameter conversions.
+ *
+ * Example:
+ *
+ *     tsr_flat_keys keys = {0};
+ *     status = tsr_flat_keys_open(flat, host, arena, &keys, &err);
+ *     if (status == TSR_OK) printf("%u parameters\n", (unsigned)keys.count);
+ *     tsr_flat_keys_close(&keys); */
+#ifndef TESSERA_SYS_FLAT_KEYS_H
+#define TESSERA_SYS_FLAT_KEYS_H
 
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/map.h"
+
+TSR_API_BEGIN
 
 /* A parameter of the optimizer, identified by one id. */
 typedef struct tsr_flat_key {
@@ -45,5 +54,7 @@ tsr_state_form tsr_form_of(const tsr_value *value);
 /* The id for a key of a state dict: an int below `count`, or the raw name if the optimizer saves names. UINT32_MAX for any
  * other key. */
 uint32_t tsr_flat_keys_find(const tsr_flat_keys *keys, const tsr_value *key);
+
+TSR_API_END
 
 #endif

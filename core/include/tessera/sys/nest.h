@@ -1,9 +1,18 @@
-/* Builds a nested value from flat entries with paths: the inverse of flattening a state dict. */
-#ifndef TSR_MODEL_NEST_H
-#define TSR_MODEL_NEST_H
+/* Builds a nested value from flat entries with paths: the inverse of flattening a state dict.
+ *
+ * Example:
+ *
+ *     const tsr_path_item path[] = {{.kind = TSR_PATH_KEY, .key = TSR_STR("model")}, {.kind = TSR_PATH_KEY, .key = TSR_STR("step")}};
+ *     const tsr_leaf leaf = {.path = path, .path_length = 2, .value = state, .name = TSR_STR("model.step")};
+ *     const tsr_value *tree;
+ *     status = tsr_nest(&leaf, 1, host, arena, &tree, &err); */
+#ifndef TESSERA_SYS_NEST_H
+#define TESSERA_SYS_NEST_H
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
+
+TSR_API_BEGIN
 
 typedef struct tsr_leaf {
     const tsr_path_item *path;
@@ -26,5 +35,7 @@ tsr_status tsr_nest(const tsr_leaf *leaves, size_t count, const tsr_host *host, 
  * key. */
 tsr_status tsr_renamed_path(const tsr_entry *entry, tsr_str name, tsr_arena *arena, const tsr_path_item **path,
                             uint32_t *path_length, tsr_error *err);
+
+TSR_API_END
 
 #endif

@@ -11,6 +11,7 @@
 #define TESSERA_SYS_OPTIM_LIVE_H
 
 #include "tessera/optim.h"
+#include "tessera/optimizer_state.h"
 
 TSR_API_BEGIN
 

@@ -45,9 +45,6 @@ tsr_status tsr_rows_gather(tsr_ranks ranks, uint64_t row_count, uint64_t row_byt
 tsr_status tsr_flat_agree_on_keys(tsr_ranks ranks, tsr_name_list names, bool merge, tsr_arena *arena, tsr_name_list *out,
                                   tsr_error *err);
 
-/* Elements of one rank's slice of a flat parameter, padding included (torch.chunk, padded to equal slices). */
-uint64_t tsr_flat_shard_numel(const tsr_flat_unit *unit, uint32_t world_size);
-
 TSR_API_END
 
 #endif

@@ -1,10 +1,18 @@
-/* Builds value trees from growing lists and dicts, and takes an optimizer's state dict apart. */
-#ifndef TSR_OPTIM_TREE_H
-#define TSR_OPTIM_TREE_H
+/* Builds value trees from growing lists and dicts, and takes an optimizer's state dict apart.
+ *
+ * Example:
+ *
+ *     tsr_optim_parts parts;
+ *     status = tsr_optim_take_apart(state, true, &parts, &err);
+ *     if (status == TSR_OK) printf("%zu param groups\n", parts.groups->count); */
+#ifndef TESSERA_SYS_OPTIM_TREE_H
+#define TESSERA_SYS_OPTIM_TREE_H
 
 #include "tessera/host.h"
 #include "tessera/sys/vec.h"
 #include "tessera/value.h"
+
+TSR_API_BEGIN
 
 /* A list or dict that is being built. The items are allocated by the host's allocator, and moved into the arena when it is
  * finished. */
@@ -14,12 +22,18 @@ typedef struct tsr_tree {
     tsr_vec items; /* const tsr_value *; keys and values alternate in a dict */
 } tsr_tree;
 
+/* An empty tree. */
 static inline tsr_tree tsr_tree_on(const tsr_host *host, tsr_arena *arena)
 {
-    return (tsr_tree){host, arena, tsr_vec_of(host->allocator, sizeof(const tsr_value *))};
+    tsr_tree tree;
+    tree.host = host;
+    tree.arena = arena;
+    tree.items = tsr_vec_of(host->allocator, sizeof(const tsr_value *));
+    return tree;
 }
 void tsr_tree_drop(tsr_tree *tree); /* frees what was not finished; accepts a finished one */
 
+/* Adds an item to a list; TSR_E_NOMEM if it is NULL. */
 tsr_status tsr_tree_add(tsr_tree *tree, const tsr_value *item, tsr_error *err);
 /* Adds a pair to a dict. Borrows `key`, which must be new; this is not checked. */
 tsr_status tsr_tree_put(tsr_tree *tree, tsr_str key, const tsr_value *value, tsr_error *err);
@@ -61,5 +75,7 @@ bool tsr_same_bytes(const struct tsr_entry *a, const struct tsr_entry *b);
 bool tsr_same_value(const tsr_value *a, const tsr_value *b);
 /* Whether two keys are equal strings, or equal ints. */
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b);
+
+TSR_API_END
 
 #endif

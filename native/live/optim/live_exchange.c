@@ -5,14 +5,13 @@
  *   rank r   wants (rank s, offset, size) …  ──▶ requests to s ──▶ s looks up its tensors ──▶ elements */
 #include <inttypes.h>
 
-#include "base/cursor.h"
-#include "optim/flat_unit.h"
-#include "optim/tree.h"
-#include "optim/tree_pack.h"
+#include "live/optim/tree_pack.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/flat_keys.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
