@@ -1,5 +1,5 @@
 /* Opens external libraries when they are first needed, so that programs that do not need them start without them. This is a
- * header because both libtessera and libtessera_cuda need the functions, and neither exports them. */
+ * header because both libtessera and libtessera-cuda need the functions, and neither exports them. */
 #ifndef TSR_IO_OPTIONAL_LIBRARY_H
 #define TSR_IO_OPTIONAL_LIBRARY_H
 

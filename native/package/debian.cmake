@@ -1,6 +1,6 @@
-# Debian packages by CPack: tessera-checkpoint, libtessera0.2, libtessera-dev; for MPI tessera-checkpoint-mpi, libtessera-mpi0.2,
-# libtessera-mpi-dev. The libraries' packages have the names of the libraries, as Debian wants. How to make them is in
-# samples/packaging/README.md.
+# Debian packages by CPack: tessera-checkpoint, libtessera0.2, libtessera-dev; for live state dicts libtessera-live0.2,
+# libtessera-live-dev; for MPI tessera-checkpoint-mpi, libtessera-mpi0.2, libtessera-mpi-dev. The libraries' packages have the
+# names of the libraries, as Debian wants. How to make them is in samples/packaging/README.md.
 set(TSR_MAINTAINER "Tessera authors <tessera@users.noreply.github.com>" CACHE STRING "maintainer field of packages")
 set(libraries libtessera${TSR_SOVERSION})
 set(components "")
@@ -63,29 +63,39 @@ without Python, without executing pickle and without loading the model into
 memory. This package contains headers, the static library and the files for
 CMake and pkg-config.")
 
-# The same three for each further part; its program is a package only where there is one.
+# The same for each further part; its program is a package only where there is one.
 foreach(part ${TSR_PARTS})
   string(TOUPPER ${part} upper)
+  set(of ${part})
+  if(part STREQUAL "live")
+    set(of "live state")
+  endif()
+  set(needs "${libraries} (= ${PROJECT_VERSION}-1)")
+  set(needs_dev "libtessera-${part}${TSR_SOVERSION} (= ${PROJECT_VERSION}-1), libtessera-dev (= ${PROJECT_VERSION}-1)")
+  if(part STREQUAL "cuda")
+    string(APPEND needs ", libtessera-live${TSR_SOVERSION} (= ${PROJECT_VERSION}-1)")
+    string(APPEND needs_dev ", libtessera-live-dev (= ${PROJECT_VERSION}-1)")
+  endif()
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_NAME libtessera-${part}${TSR_SOVERSION})
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_SECTION libs)
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_SHLIBDEPS ON)
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_MULTIARCH same)
-  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_DEPENDS "${libraries} (= ${PROJECT_VERSION}-1)")
+  set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_DEPENDS "${needs}")
   set(CPACK_DEBIAN_LIB_${upper}_PACKAGE_CONTROL_EXTRA ${CMAKE_CURRENT_BINARY_DIR}/${part}/shlibs ${CMAKE_CURRENT_BINARY_DIR}/triggers)
   file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/${part}/shlibs
-    "libtessera_${part} ${TSR_SOVERSION} libtessera-${part}${TSR_SOVERSION} (>= ${PROJECT_VERSION})\n")
-  set(CPACK_COMPONENT_LIB_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (shared library for ${part})
+    "libtessera-${part} ${TSR_SOVERSION} libtessera-${part}${TSR_SOVERSION} (>= ${PROJECT_VERSION})\n")
+  set(CPACK_COMPONENT_LIB_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (shared library for ${of})
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python and without loading the model into memory. This package
-contains the shared library for ${part}.")
+contains the shared library for ${of}.")
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_NAME libtessera-${part}-dev)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_SECTION libdevel)
   set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_MULTIARCH same)
-  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_DEPENDS "libtessera-${part}${TSR_SOVERSION} (= ${PROJECT_VERSION}-1), libtessera-dev (= ${PROJECT_VERSION}-1)")
-  set(CPACK_COMPONENT_DEV_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (development files for ${part})
+  set(CPACK_DEBIAN_DEV_${upper}_PACKAGE_DEPENDS "${needs_dev}")
+  set(CPACK_COMPONENT_DEV_${upper}_DESCRIPTION "checkpoints of distributed PyTorch training (development files for ${of})
 Tessera reads distributed checkpoints (DCP), torch.save files and safetensors
 without Python and without loading the model into memory. This package
-contains the headers and libraries for ${part}.")
+contains the headers and libraries for ${of}.")
   list(APPEND components lib_${part} dev_${part})
 endforeach()
 if(TARGET tessera-mpi)

@@ -24,16 +24,16 @@ def libdir(tree):
 
 def headers_of(*parts):
     """Public headers: of libtessera, or of the libraries beside it."""
-    include = [os.path.join(ROOT, part, "include/tessera") for part in ("core", "native")]
-    names = {os.path.relpath(p, d) for d in include for p in glob.glob(os.path.join(d, "**", "*.h"), recursive=True)}
-    mpi, cuda = {"comm_mpi.h"}, {n for n in names if os.path.basename(n).startswith("gpu")}
-    return {"": names - mpi - cuda, "mpi": mpi, "cuda": cuda}[parts[0] if parts else ""]
+    names = {module: {os.path.relpath(p, d) for d in [os.path.join(ROOT, module, "include/tessera")] for p in glob.glob(os.path.join(d, "**", "*.h"), recursive=True)}
+             for module in ("core", "native", "native/live")}
+    mpi, threads, cuda = {"comm_mpi.h"}, {"comm_threads.h"}, {n for n in names["native/live"] if os.path.basename(n).startswith("gpu")}
+    return {"": names["core"] | names["native"] - mpi - threads, "live": names["native/live"] - cuda | threads, "mpi": mpi, "cuda": cuda}[parts[0] if parts else ""]
 
 
 def test_public_headers_and_no_others_are_installed(t):
     include = os.path.join(installed(t), "include")
     got = {os.path.relpath(p, include) for p in glob.glob(os.path.join(include, "**", "*"), recursive=True) if os.path.isfile(p)}
-    public = {os.path.join("tessera", name) for name in headers_of() | headers_of("mpi")}
+    public = {os.path.join("tessera", name) for name in headers_of() | headers_of("live") | headers_of("mpi")}
     assert got == public, got ^ public
 
 
@@ -65,7 +65,22 @@ def test_exactly_what_public_headers_declare_is_exported(t):
     wanted = declared(tree, headers_of())
     assert len(wanted) > 200, wanted
     check_exports(os.path.join(libdir(tree), "libtessera.so"), wanted)
-    check_exports(os.path.join(libdir(tree), "libtessera_mpi.so"), declared(tree, headers_of("mpi")))
+    for part in ("live", "mpi"):
+        check_exports(os.path.join(libdir(tree), f"libtessera-{part}.so"), declared(tree, headers_of(part)))
+
+
+def test_the_checkpoint_library_knows_nothing_of_live_state_dicts(t):
+    tree = installed(t)
+    live = declared(tree, headers_of("live"))
+    assert len(live) > 60 and {"tsr_state_dict_save", "tsr_get_model_state_dict", "tsr_comm_threads_run", "tsr_fsdp_gather"} <= live, live
+    for form, options in (("so", "-D"), ("a", "-g")):
+        names = {line.split()[-1].split("@")[0] for line in check("nm", options, os.path.join(libdir(tree), "libtessera." + form)).splitlines() if line.strip()}
+        assert len(names) > 200 and not names & live, names & live
+    with open(os.path.join(tree, "include/tessera/tessera.h")) as f:
+        included = set(re.findall(r"#include .tessera/([\w/.]+)", f.read()))
+    assert len(included) > 20 and not included & headers_of("live"), included & headers_of("live")
+    assert "libtessera.so.0.2" in check("readelf", "-d", os.path.join(libdir(tree), "libtessera-live.so"))
+    assert "libtessera-live" not in check("readelf", "-d", os.path.join(libdir(tree), "libtessera-mpi.so")), "ranks of checkpoints need none"
 
 
 def test_every_global_name_of_the_static_library_has_the_prefix(t):
@@ -111,6 +126,11 @@ def test_a_cmake_project_builds_against_the_installed_tree(t):
         check("cmake", "--build", build)
         assert ("libtessera.so.0.2" in check("ldd", os.path.join(build, "list"))) == (static == "OFF")
         check_programs(build)
+        check("cmake", "-S", os.path.join(ROOT, "tests/package/consumer/live"), "-B", build + "-live", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={moved}",
+              f"-Dtessera_USE_STATIC={static}")
+        check("cmake", "--build", build + "-live")
+        assert ("libtessera-live.so.0.2" in check("ldd", os.path.join(build + "-live", "gathered"))) == (static == "OFF")
+        assert check(os.path.join(build + "-live", "gathered")).split() == ["0", "1", "2", "3", "4", "5"]
         check("cmake", "-S", os.path.join(ROOT, "tests/package/consumer/mpi"), "-B", build + "-mpi", "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={moved}",
               f"-Dtessera_USE_STATIC={static}")
         check("cmake", "--build", build + "-mpi")
@@ -183,7 +203,10 @@ def test_a_makefile_builds_with_pkg_config(t):
     pc = os.path.join(libdir(tree), "pkgconfig")
     source = os.path.join(ROOT, "tests/package/consumer")
     env = {**os.environ, "PKG_CONFIG_PATH": pc}
-    check("pkg-config", "--validate", "tessera", env=env)
+    for name in ("tessera", "tessera-live", "tessera-mpi"):
+        check("pkg-config", "--validate", name, env=env)
+    assert check("pkg-config", "--libs-only-l", "tessera-live", env=env).split() == ["-ltessera-live", "-ltessera"]
+    assert "live" not in check("pkg-config", "--libs-only-l", "tessera", env=env)
     assert check("pkg-config", "--modversion", "tessera", env=env).strip() == VERSION
     for static in (False, True):
         flags = check("pkg-config", "--cflags", "--libs", *(["--static"] if static else []), "tessera", env=env).split()
@@ -210,7 +233,7 @@ def test_a_project_that_contains_the_sources_builds(t):
 def packages(t):
     check("cpack", "-G", "DEB", "-B", t.at("debs"), "--config", os.path.join(BUILD, "CPackConfig.cmake"), cwd=ROOT)
     found = {os.path.basename(p).split("_")[0]: p for p in glob.glob(t.at("debs/*.deb"))}
-    assert set(found) == {"tessera-checkpoint", "libtessera0.2", "libtessera-dev", "tessera-checkpoint-mpi", "libtessera-mpi0.2", "libtessera-mpi-dev"}, found
+    assert set(found) == {"tessera-checkpoint", "libtessera0.2", "libtessera-dev", "libtessera-live0.2", "libtessera-live-dev", "tessera-checkpoint-mpi", "libtessera-mpi0.2", "libtessera-mpi-dev"}, found
     return found
 
 

@@ -1,7 +1,6 @@
 // Counts the tensors of a checkpoint, in C++, and says how many of them are biases.
 #include <iostream>
 
-#include <tessera/comm_threads.h>
 #include <tessera/sys/folder.h>
 #include <tessera/native_host.h>
 #include <tessera/tessera.h>

@@ -15,8 +15,8 @@ class TesseraCheckpoint(CMakePackage):
 
     version("main", branch="main")
 
-    variant("mpi", default=True, description="tessera-mpi and libtessera_mpi")
-    variant("cuda", default=False, description="CUDA kernels and libtessera_cuda")
+    variant("mpi", default=True, description="tessera-mpi and libtessera-mpi")
+    variant("cuda", default=False, description="CUDA kernels and libtessera-cuda")
 
     depends_on("c", type="build")
     depends_on("cmake@3.22:", type="build")
