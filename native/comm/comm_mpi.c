@@ -12,6 +12,9 @@
 #include "tessera/comm_mpi.h"
 
 #include <mpi.h>
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
 #include <sched.h>
 #include <time.h>
 
@@ -21,6 +24,16 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/options.h"
+
+/* Only Open MPI has a function for this. */
+bool tsr_mpi_takes_device_memory(void)
+{
+#ifdef MPIX_CUDA_AWARE_SUPPORT
+    return MPIX_Query_cuda_support() == 1;
+#else
+    return false;
+#endif
+}
 
 /* The messages of one rank in an exchange. */
 typedef struct tsr_mpi_exchange {
@@ -195,8 +208,6 @@ static int mpi_exchange_run(const tsr_mpi_exchange *x, MPI_Comm ranks, size_t ro
     }
     return code;
 }
-
-/* ---- mpi ---- */
 
 typedef struct member {
     tsr_comm base;

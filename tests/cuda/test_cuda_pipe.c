@@ -7,7 +7,7 @@
 #endif
 
 #include "cuda/on_devices.h"
-#include "live/cuda/pipe.h"
+#include "live/cuda/backend.h"
 #include "support/random.h"
 #include "support/sample.h"
 #include "tessera/box.h"

@@ -1,12 +1,15 @@
 /* The interface that each kind of device implements. The functions of tessera/gpu.h check and plan, and then call one of
  * these. */
-#ifndef TSR_CUDA_BACKEND_H
-#define TSR_CUDA_BACKEND_H
+#ifndef TSR_LIVE_CUDA_BACKEND_H
+#define TSR_LIVE_CUDA_BACKEND_H
 
 #include "live/cuda/kernel_table.h"
 #include "tessera/gpu.h"
+#include "tessera/sys/gpu_comm.h"
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_kernels.h"
+#include "tessera/sys/gpu_pipe.h"
+#include "tessera/sys/gpu_stream.h"
 #include "tessera/sys/try.h"
 
 typedef struct tsr_backend {
@@ -65,5 +68,64 @@ typedef struct tsr_segments {
 tsr_segments tsr_segments_of(uint64_t size);
 void tsr_segments_tables(uint32_t *tables);  /* 8 × 256 numbers */
 uint32_t tsr_segments_power(uint64_t bytes); /* x^(8·bytes) */
+
+/* ---- gpu cuda ---- */
+
+/* What other CUDA libraries need to know about a device of gpu_cuda.c. */
+
+#define TSR_CUDA_UUID_BYTES 16u
+
+bool tsr_cuda_is(const tsr_gpu *device);                  /* false: a simulated device */
+tsr_status tsr_cuda_use(tsr_gpu *device, tsr_error *err); /* makes it the thread's current device */
+/* TSR_CUDA_UUID_BYTES bytes, which differ between all devices of all machines. */
+tsr_status tsr_cuda_uuid(tsr_gpu *device, uint8_t *uuid, tsr_error *err);
+void *tsr_cuda_stream(tsr_gpu_stream *stream); /* a cudaStream_t */
+
+/* ---- nccl ---- */
+
+/* NCCL, if its library is found at run time. */
+
+typedef struct nccl_ranks nccl_ranks;
+
+/* Collective over `below`, with which rank 0 distributes the id. */
+tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_error *err);
+void tsr_nccl_close(nccl_ranks *ranks); /* accepts NULL */
+
+/* As in tsr_comm, but only for device memory. The operations are done on return. */
+tsr_status tsr_nccl_all_gather(nccl_ranks *ranks, const void *mine, const size_t *sizes, void *all, tsr_error *err);
+tsr_status tsr_nccl_broadcast(nccl_ranks *ranks, void *data, size_t size, uint32_t root, tsr_error *err);
+tsr_status tsr_nccl_exchange(nccl_ranks *ranks, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                             size_t receive_count, tsr_error *err);
+
+/* ---- pipe ---- */
+
+/* What the files of a pipe share. */
+
+#define PIPE_SLOTS 4u
+
+typedef struct pipe_slot {
+    uint8_t *memory; /* pinned */
+    tsr_gpu_event *copied;
+} pipe_slot;
+
+/* Reads files directly into device memory, not through host memory. TSR_E_UNSUPPORTED: this is not possible for this file,
+ * but may be for others. */
+typedef struct direct_reader {
+    void *ctx;
+    tsr_status (*read)(void *ctx, int fd, uint64_t offset, void *to, size_t size, tsr_error *err); /* NULL: there is none */
+    void (*close)(void *ctx);
+} direct_reader;
+
+struct tsr_gpu_pipe {
+    tsr_gpu *gpu;
+    tsr_gpu_stream *stream;
+    size_t ring_bytes, slot_bytes;
+    pipe_slot slots[PIPE_SLOTS]; /* `memory` is NULL until needed */
+    tsr_allocator pinned;        /* allocator of the ring into which checkpoints are read */
+    tsr_host pinned_host;
+    tsr_ring *ring; /* NULL until needed, as half_sent */
+    tsr_gpu_event *half_sent[2];
+    direct_reader direct;
+};
 
 #endif

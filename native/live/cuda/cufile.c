@@ -3,8 +3,7 @@
 #include <sys/types.h>
 
 #include "io/optional_library.h"
-#include "live/cuda/gpu_cuda.h"
-#include "live/cuda/pipe.h"
+#include "live/cuda/backend.h"
 
 #include "tessera/sys/alloc.h"
 

@@ -1,7 +1,7 @@
 /* For builds without CUDA, which have only simulated devices. */
 #include <stdio.h>
 
-#include "live/cuda/pipe.h"
+#include "live/cuda/backend.h"
 #include "tessera/sys/gpu_device.h"
 
 #define REASON "this build has no CUDA"
@@ -29,4 +29,43 @@ tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err)
 {
     (void)pipe;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: %s", REASON);
+}
+
+/* ---- NCCL ---- */
+
+uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity)
+{
+    snprintf(reason, capacity, "%s", REASON);
+    return 0;
+}
+
+tsr_status tsr_nccl_open(tsr_comm *below, tsr_gpu *gpu, nccl_ranks **out, tsr_error *err)
+{
+    (void)below, (void)gpu;
+    *out = NULL;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+}
+
+void tsr_nccl_close(nccl_ranks *ranks)
+{
+    (void)ranks;
+}
+
+tsr_status tsr_nccl_all_gather(nccl_ranks *ranks, const void *mine, const size_t *sizes, void *all, tsr_error *err)
+{
+    (void)ranks, (void)mine, (void)sizes, (void)all;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+}
+
+tsr_status tsr_nccl_broadcast(nccl_ranks *ranks, void *data, size_t size, uint32_t root, tsr_error *err)
+{
+    (void)ranks, (void)data, (void)size, (void)root;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
+}
+
+tsr_status tsr_nccl_exchange(nccl_ranks *ranks, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                             size_t receive_count, tsr_error *err)
+{
+    (void)ranks, (void)sends, (void)send_count, (void)receives, (void)receive_count;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "nccl: %s", REASON);
 }

@@ -8,7 +8,6 @@
 #include "tessera/sys/alloc.h"
 
 #include "live/cuda/backend.h"
-#include "live/cuda/nccl.h"
 
 #define ALIGNMENT ((size_t)64)
 

@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "live/cuda/backend.h"
-#include "live/cuda/gpu_cuda.h"
 #include "live/cuda/kernel_body.h"
 #include "live/cuda/kernels.h"
 

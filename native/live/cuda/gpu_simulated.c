@@ -9,14 +9,117 @@
 #include <sys/mman.h>
 
 #include "live/cuda/backend.h"
-#include "live/cuda/grid.h"
 #include "live/cuda/kernel_body.h"
-#include "live/cuda/twin.h"
-
+#include "live/cuda/kernel_table.h"
+#include "tessera/gpu.h"
+#include "tessera/memory.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/cast.h"
 #include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/vec.h"
+
+/* ---- twin ---- */
+
+/* What the kernels do, with the same results but by other means: functions of core where there are any. Addresses are those of
+ * ordinary memory. */
+
+/* The box must be checked and have at least one element. Moves one element after the other, in row-major order. */
+static void move_by_element(const tsr_gpu_box *box)
+{
+    const size_t to_size = tsr_dtype_size(box->to_dtype), from_size = tsr_dtype_size(box->from_dtype);
+    uint64_t at[TSR_GPU_MAX_NDIM] = {0};
+    for (;;) {
+        uint64_t to = 0, from = 0;
+        for (uint32_t i = 0; i < box->ndim; i++) {
+            to += at[i] * box->to_strides[i];
+            if (box->from) from += at[i] * box->from_strides[i];
+        }
+        uint8_t *element = (uint8_t *)box->to + to * to_size;
+        if (!box->from) memcpy(element, box->fill, to_size);
+        else if (box->to_dtype == box->from_dtype) memcpy(element, (const uint8_t *)box->from + from * from_size, to_size);
+        else tsr_cast(box->from_dtype, box->to_dtype, (const uint8_t *)box->from + from * from_size, 1, element);
+        uint32_t i = box->ndim;
+        while (i > 0 && ++at[i - 1] == box->sizes[i - 1]) at[--i] = 0;
+        if (i == 0) return;
+    }
+}
+
+static tsr_gpu_sums scan_by_element(tsr_dtype dtype, const void *data, uint64_t count)
+{
+    tsr_gpu_sums sums = {0};
+    for (uint64_t i = 0; i < count; i++) {
+        double x;
+        const uint8_t *element = (const uint8_t *)data + i * tsr_dtype_size(dtype);
+        if (dtype == TSR_FLOAT64) memcpy(&x, element, sizeof x);
+        else tsr_cast(dtype, TSR_FLOAT64, element, 1, (uint8_t *)&x);
+        if (x != x) {
+            sums.nan++;
+        } else if (x - x != 0) {
+            sums.inf++;
+        } else {
+            x += 0.0; /* −0 becomes 0 */
+            if (sums.finite == 0 || x < sums.min) sums.min = x;
+            if (sums.finite == 0 || x > sums.max) sums.max = x;
+            sums.finite++;
+        }
+    }
+    return sums;
+}
+
+/* ---- grid ---- */
+
+/* Runs the code of the kernels on a grid whose threads are executed one after the other, block by block. */
+
+static void grid_runs(const tsr_kernel_run *runs, uint32_t count, uint32_t units)
+{
+    for (uint32_t unit = 0; unit < units; unit++) {
+        for (uint32_t thread = 0; thread < TSR_KERNEL_THREADS; thread++) tsr_body_runs(runs, count, unit, thread);
+    }
+}
+
+static void grid_boxes(const tsr_kernel_box *boxes, uint32_t count, uint32_t units)
+{
+    for (uint32_t unit = 0; unit < units; unit++) {
+        for (uint32_t thread = 0; thread < TSR_KERNEL_THREADS; thread++) tsr_body_boxes(boxes, count, unit, thread);
+    }
+}
+
+static tsr_status grid_checksum(const tsr_allocator *allocator, const void *data, uint64_t size, uint32_t *crc,
+                                tsr_error *err)
+{
+    const tsr_segments segments = tsr_segments_of(size);
+    const size_t words = 8 * 256 + (size_t)segments.count + (size_t)segments.groups;
+    uint32_t *tables = tsr_alloc(allocator, words, sizeof *tables, err);
+    if (!tables) return TSR_E_NOMEM;
+    uint32_t *crcs = tables + 8 * 256, *groups = crcs + segments.count;
+    const uint32_t power = tsr_segments_power(TSR_KERNEL_CRC_SEGMENT);
+    tsr_segments_tables(tables);
+    for (uint64_t i = 0; i < segments.count; i++) crcs[i] = tsr_body_crc_segment(tables, data, size, i);
+    for (uint64_t i = 0; i < segments.groups; i++) groups[i] = tsr_body_crc_join(crcs, segments.full, i, power);
+    *crc = tsr_segments_crc(groups, segments.count > segments.full ? crcs[segments.full] : 0, size);
+    tsr_free(allocator, tables, words, sizeof *tables);
+    return TSR_OK;
+}
+
+/* Runs as many threads as the kernel would have, and joins their sums like the kernel's atomic operations. */
+static void grid_scan(int dtype, const void *data, uint64_t count, tsr_kernel_scan *out)
+{
+    const uint64_t wanted = count < TSR_KERNEL_SCAN_THREADS ? count : TSR_KERNEL_SCAN_THREADS;
+    const uint64_t threads = (wanted + TSR_KERNEL_THREADS - 1) / TSR_KERNEL_THREADS * TSR_KERNEL_THREADS;
+    *out = tsr_body_scan_none();
+    for (uint64_t i = 0; i < threads; i++) {
+        const tsr_kernel_scan mine = tsr_body_scan(dtype, data, count, i, threads);
+        out->nan += mine.nan;
+        out->inf += mine.inf;
+        out->finite += mine.finite;
+        if (mine.least < out->least) out->least = mine.least;
+        if (mine.greatest > out->greatest) out->greatest = mine.greatest;
+    }
+}
+
+/* ---- simulated ---- */
 
 #define ALIGNMENT   ((size_t)256)
 #define FRESH       0xdb
@@ -426,7 +529,7 @@ typedef struct runs_operation {
 static void happen_runs_grid(operation *op)
 {
     const runs_operation *r = (const runs_operation *)op;
-    tsr_grid_runs(r->table, r->count, r->units);
+    grid_runs(r->table, r->count, r->units);
 }
 
 static void happen_runs_twin(operation *op)
@@ -445,7 +548,8 @@ static tsr_status resolve_in(simulated *s, uint64_t *address, size_t size, tsr_e
     return status;
 }
 
-static tsr_status runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32_t count, uint32_t units, tsr_error *err)
+static tsr_status simulated_runs(tsr_gpu_stream *base, const tsr_kernel_run *table, uint32_t count, uint32_t units,
+                                 tsr_error *err)
 {
     stream *st = (stream *)base;
     simulated *s = of(base->device);
@@ -475,7 +579,7 @@ typedef struct boxes_operation {
 static void happen_boxes(operation *op)
 {
     const boxes_operation *b = (const boxes_operation *)op;
-    tsr_grid_boxes(b->table, b->count, b->units);
+    grid_boxes(b->table, b->count, b->units);
 }
 
 static tsr_status resolve_box(simulated *s, tsr_kernel_box *box, tsr_error *err)
@@ -491,7 +595,8 @@ static tsr_status resolve_box(simulated *s, tsr_kernel_box *box, tsr_error *err)
     return status == TSR_OK && !box->is_fill ? resolve_in(s, &box->from, from, err) : status;
 }
 
-static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint32_t count, uint32_t units, tsr_error *err)
+static tsr_status simulated_boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint32_t count, uint32_t units,
+                                  tsr_error *err)
 {
     stream *st = (stream *)base;
     boxes_operation *op = prepare(st, sizeof *op + count * sizeof *table, happen_boxes, err);
@@ -515,7 +620,7 @@ typedef struct box_operation {
 
 static void happen_box(operation *op)
 {
-    tsr_twin_box(&((const box_operation *)op)->box);
+    move_by_element(&((const box_operation *)op)->box);
 }
 
 static size_t extent(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, tsr_dtype dtype)
@@ -562,7 +667,7 @@ static tsr_status checksum(tsr_gpu_stream *base, const void *data, size_t size, 
     lock(base->device);
     happen_until((stream *)base, ((stream *)base)->given);
     tsr_status status = resolve(s, data, size, true, &real, err);
-    if (status == TSR_OK && s->has_grid) status = tsr_grid_checksum(host->allocator, real, size, crc, err);
+    if (status == TSR_OK && s->has_grid) status = grid_checksum(host->allocator, real, size, crc, err);
     else if (status == TSR_OK) *crc = tsr_crc32(host, 0, real, size);
     unlock(base->device);
     return status;
@@ -570,7 +675,7 @@ static tsr_status checksum(tsr_gpu_stream *base, const void *data, size_t size, 
 
 static void twin_scan(tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out)
 {
-    const tsr_gpu_sums sums = tsr_twin_scan(dtype, data, count);
+    const tsr_gpu_sums sums = scan_by_element(dtype, data, count);
     uint64_t min, max;
     memcpy(&min, &sums.min, sizeof min);
     memcpy(&max, &sums.max, sizeof max);
@@ -585,7 +690,7 @@ static tsr_status scan(tsr_gpu_stream *base, tsr_dtype dtype, const void *data, 
     lock(base->device);
     happen_until((stream *)base, ((stream *)base)->given);
     tsr_status status = resolve(s, data, (size_t)count * tsr_dtype_size(dtype), true, &real, err);
-    if (status == TSR_OK && s->has_grid) tsr_grid_scan((int)dtype, real, count, out);
+    if (status == TSR_OK && s->has_grid) grid_scan((int)dtype, real, count, out);
     else if (status == TSR_OK) twin_scan(dtype, real, count, out);
     unlock(base->device);
     return status;
@@ -626,11 +731,11 @@ static void close_device(tsr_gpu *device)
     .close = close_device, .about = about, .alloc = alloc, .free = release, .host_alloc = host_alloc, \
     .host_free = host_free, .pin = pin, .unpin = unpin, .place_of = place_of, .reach = reach, .stream_new = stream_new, \
     .stream_free = stream_free, .stream_wait = stream_wait, .event_new = event_new, .event_free = event_free, \
-    .event_record = event_record, .event_wait = event_wait, .stream_after = stream_after, .copy_2d = copy_2d, .runs = runs, \
-    .checksum = checksum, .scan = scan
+    .event_record = event_record, .event_wait = event_wait, .stream_after = stream_after, .copy_2d = copy_2d, \
+    .runs = simulated_runs, .checksum = checksum, .scan = scan
 
 static const tsr_backend twin_backend = {COMMON, .twin_box = twin_box};
-static const tsr_backend grid_backend = {COMMON, .boxes = boxes};
+static const tsr_backend grid_backend = {COMMON, .boxes = simulated_boxes};
 
 tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_simulation how, tsr_gpu **out, tsr_error *err)
 {

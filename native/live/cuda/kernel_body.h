@@ -1,5 +1,5 @@
 /* What one thread of each kernel does, as plain functions. nvcc turns them into kernels (kernels.cu); the C compiler runs
- * them on a simulated grid (grid.c), so that their arithmetic is tested on machines without a GPU.
+ * them on a simulated grid (gpu_simulated.c), so that their arithmetic is tested on machines without a GPU.
  *
  * `unit` is the number of the block, and `thread` one of TSR_KERNEL_THREADS in it. Threads of a unit never write the same
  * byte. */

@@ -1,11 +1,9 @@
 /* NCCL with its C API. The library is opened with dlopen, not linked, so programs start without it. */
-#include "live/cuda/nccl.h"
+#include "live/cuda/backend.h"
 
 #include <stdio.h>
 
 #include "io/optional_library.h"
-#include "live/cuda/backend.h"
-#include "live/cuda/gpu_cuda.h"
 #include "live/cuda/nccl_api.h"
 
 #include "tessera/sys/alloc.h"

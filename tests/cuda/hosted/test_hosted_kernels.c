@@ -7,7 +7,6 @@
 #include "cuda_runtime_api.h"
 #include "hosted/hosted.h"
 #include "live/cuda/backend.h"
-#include "live/cuda/gpu_cuda.h"
 #include "live/cuda/kernel_body.h"
 #include "live/cuda/kernels.h"
 #include "on_devices.h"
