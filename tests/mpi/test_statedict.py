@@ -51,7 +51,7 @@ def trained_by_fsdp2_on_4_to_c_on_3_to_fsdp2_on_2(folder):
 
 @test
 def redistribution_over_nodes(folder):
-    """As on several machines (native/live/transfer/nodes.h), to which ranks are assigned unevenly and in no order."""
+    """As on several machines (native/live/transfer/transfer.h), to which ranks are assigned unevenly and in no order."""
     for ranks, nodes in ((3, "0,1,1"), (4, "0,1,1,0"), (6, "1,0,0,2,1,1"), (7, "3,0,0,2,0,2,0")):
         for program in ("test_statedict_redistribute_mpi", "test_statedict_oracle_mpi"):
             job = mpirun(ranks, f"{folder}/{program}", env={"TESSERA_NODES": nodes}, limit=120)

@@ -10,7 +10,6 @@
 #include <cmocka.h>
 
 #include "live/tensor/pack.h"
-#include "live/tensor/rows.h"
 
 #define ROOM ((size_t)1 << 22)
 

@@ -1,10 +1,9 @@
 /* Loads a state dict into the model's memory, unit by unit. Whole originals are cut on each rank, rows are sent to the
  * ranks that have the slices, and slices are padded again. */
-#include "live/fsdp/fsdp_load.h"
+#include "live/fsdp/fsdp_model.h"
 
 #include <inttypes.h>
 
-#include "live/fsdp/fsdp_cut.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
 

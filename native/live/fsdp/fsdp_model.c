@@ -1,5 +1,5 @@
 /* A model with FSDP1 units: its settings, and what all ranks agree on before any data is sent. */
-#include "live/fsdp/fsdp_cut.h"
+#include "live/fsdp/fsdp_model.h"
 #include "tessera/sys/module_tree.h"
 
 #include <inttypes.h>

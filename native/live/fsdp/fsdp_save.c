@@ -2,7 +2,7 @@
  * so only one whole flat parameter is in memory at a time. */
 #include <inttypes.h>
 
-#include "live/fsdp/fsdp_cut.h"
+#include "live/fsdp/fsdp_model.h"
 #include "tessera/sys/cast.h"
 
 typedef struct saving {

@@ -2,8 +2,6 @@
 #include <stdlib.h>
 
 #include "live/model/optimizer_names.h"
-#include "live/model/optimizer_take.h"
-#include "live/tensor/path.h"
 #include "live/tensor/state_dict.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/optim_comm.h"

@@ -1,6 +1,6 @@
-/* See fsdp_optimizer.h. core's conversions (tessera/sys/optim_comm.h) do the work; here live tensors become the entries that
+/* The conversions of tessera/sys/optim_comm.h do the work; here live tensors become the entries that
  * they want, and what they received becomes live tensors. */
-#include "live/model/fsdp_carry.h"
+#include "live/model/optimizer_names.h"
 #include "tessera/sys/optim_comm.h"
 #include "tessera/sys/value_walk.h"
 

@@ -1,9 +1,9 @@
 /* Loads a state dict with canonical names into a model: matches names, checks tensors, makes all ranks agree, and only
  * then writes. */
-#include "live/model/model_setting.h"
-#include "live/model/optimizer_take.h"
+#include "live/model/model_names.h"
+#include "live/model/optimizer_names.h"
 #include "live/ops/state_full.h"
-#include "live/tensor/value_pack.h"
+#include "live/tensor/state_dict.h"
 #include "live/transfer/transfer.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/redistribute.h"

@@ -3,11 +3,9 @@
 
 #include <inttypes.h>
 
-#include "live/fsdp/fsdp_cut.h"
 #include "live/fsdp/fsdp_model.h"
-#include "live/model/fsdp_bind.h"
 #include "live/model/model_names.h"
-#include "live/tensor/warn.h"
+#include "live/tensor/state_dict.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/statedict.h"

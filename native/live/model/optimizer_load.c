@@ -4,13 +4,9 @@
  *   nested or flat ── split ──▶ one optimizer's, by number ── broadcast or distribute ──▶ check, agree, write */
 #include <inttypes.h>
 
-#include "live/model/fsdp_carry.h"
 #include "live/model/optimizer_names.h"
-#include "live/model/optimizer_take.h"
-#include "live/model/optimizer_write.h"
 #include "live/ops/state_full.h"
-#include "live/tensor/path.h"
-#include "live/tensor/warn.h"
+#include "live/tensor/state_dict.h"
 #include "tessera/state_keys.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/statedict.h"

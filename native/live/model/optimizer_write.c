@@ -1,11 +1,7 @@
 /* Optimizer.load_state_dict(): a state dict keyed by number, checked against an optimizer and written into it. */
-#include "live/model/optimizer_write.h"
+#include "live/model/optimizer_names.h"
 
-#include "live/model/optimizer_take.h"
-#include "live/tensor/convert_tensors.h"
-#include "live/tensor/path.h"
 #include "live/tensor/state_dict.h"
-#include "live/tensor/warn.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

@@ -1,24 +1,181 @@
 /* Loads a state dict: every rank opens the checkpoint and reads the boxes that it holds. */
-#include "live/saveload/halves.h"
-#include "live/saveload/piece_reads.h"
-#include "live/saveload/state_flat.h"
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "live/saveload/saveload.h"
 #include "live/tensor/pack.h"
-#include "live/tensor/path.h"
 #include "live/tensor/state_dict.h"
-#include "live/tensor/value_pack.h"
-#include "live/tensor/warn.h"
+#include "tessera/checkpoint.h"
+#include "tessera/optim.h"
 #include "tessera/read.h"
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/state_keys.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/path_store.h"
 #include "tessera/sys/sharded_optimizer.h"
+#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+#include "tessera/tensor.h"
+
+/* Reads boxes of a checkpoint's tensors, directly into their memory if that is contiguous host memory. */
+typedef struct tsr_piece_reader {
+    const tsr_host *host;
+    tsr_store *store;
+    tsr_checkpoint *checkpoint;
+    tsr_halves halves; /* the buffer for all other memory */
+} tsr_piece_reader;
+
+/* ---- flat ---- */
+
+/* Follows torch/distributed/checkpoint/_nested_dict.py and _traverse.py of PyTorch 2.13. */
+
+enum { MOST_DEPTH = 256 };
+
+typedef struct flattening {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec entries;
+    tsr_map *names;
+} flattening;
+
+/* Whether a list contains no tensor and no dict, including lists inside it. */
+static bool is_leaf_list(const tsr_value *list, uint32_t depth)
+{
+    for (size_t i = 0; i < list->count && depth; i++) {
+        const tsr_value *item = list->items[i];
+        if (item->kind == TSR_VALUE_DICT || item->kind == TSR_VALUE_TENSOR) return false;
+        if (item->kind == TSR_VALUE_LIST && !is_leaf_list(item, depth - 1)) return false;
+    }
+    return true;
+}
+
+/* Whether it is a dict or list whose items become separate entries. */
+static bool flat_opens(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_DICT || (value->kind == TSR_VALUE_LIST && !is_leaf_list(value, MOST_DEPTH));
+}
+
+static bool names_tensor(const tsr_value *value, uint32_t depth)
+{
+    bool found = value->kind == TSR_VALUE_TENSOR;
+    for (size_t i = 0; depth && !found && i < value->count; i++) found = names_tensor(value->items[i], depth - 1);
+    return found;
+}
+
+static bool tsr_names_tensor(const tsr_value *value)
+{
+    return names_tensor(value, MOST_DEPTH);
+}
+
+static tsr_status fill_path(const flattening *f, const tsr_step *at, tsr_flat_entry *entry, tsr_error *err)
+{
+    const uint32_t length = at ? at->depth : 0;
+    tsr_path_item *path = tsr_arena_array(f->arena, length, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    entry->path = path;
+    entry->path_length = length;
+    for (; at; at = at->up) {
+        tsr_path_item *item = &path[at->depth - 1];
+        *item = (tsr_path_item){.kind = TSR_PATH_INDEX, .integer = (int64_t)at->index};
+        if (!at->key) continue;
+        item->kind = TSR_PATH_KEY;
+        item->key = at->key->text;
+        if (at->key->kind == TSR_VALUE_INT) item->key = tsr_arena_format(f->arena, err, "%" PRId64, at->key->as.integer);
+        if (at->key->kind == TSR_VALUE_INT && !item->key.data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+static tsr_str join_path(const flattening *f, const tsr_flat_entry *entry, tsr_error *err)
+{
+    tsr_str name = TSR_STR("");
+    for (uint32_t i = 0; i < entry->path_length && name.data; i++) {
+        const tsr_path_item *item = &entry->path[i];
+        const char *dot = i ? "." : "";
+        if (item->kind == TSR_PATH_INDEX)
+            name = tsr_arena_format(f->arena, err, "%.*s%s%" PRId64, TSR_STR_ARG(name), dot, item->integer);
+        else name = tsr_arena_format(f->arena, err, "%.*s%s%.*s", TSR_STR_ARG(name), dot, TSR_STR_ARG(item->key));
+    }
+    return name;
+}
+
+static tsr_status add_leaf(flattening *f, const tsr_value *value, const tsr_step *at, tsr_error *err)
+{
+    bool fresh;
+    tsr_flat_entry *entry = tsr_vec_push(&f->entries, err);
+    if (!entry) return TSR_E_NOMEM;
+    entry->value = value;
+    entry->tensor = tsr_tensor_of(value);
+    TSR_TRY(fill_path(f, at, entry, err));
+    entry->fqn = join_path(f, entry, err);
+    if (!entry->fqn.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_map_put(f->names, entry->fqn, 0, NULL, &fresh, err));
+    TSR_FAIL_IF(!fresh, err, TSR_E_USAGE, "two values of the state dict have the name '%.*s'", TSR_STR_ARG(entry->fqn));
+    TSR_FAIL_IF(!entry->tensor && tsr_names_tensor(value), err, TSR_E_UNSUPPORTED,
+                "'%.*s' is a %s that contains a tensor, which has no name of its own", TSR_STR_ARG(entry->fqn),
+                tsr_python_type(value));
+    return TSR_OK;
+}
+
+static tsr_status walk(flattening *f, const tsr_value *value, const tsr_step *at, tsr_error *err)
+{
+    const bool dict = value->kind == TSR_VALUE_DICT;
+    if (!flat_opens(value)) return add_leaf(f, value, at, err);
+    for (size_t i = 0; i < value->count; i += dict ? 2 : 1) {
+        const tsr_step step = {at, dict ? value->items[i] : NULL, i, at ? at->depth + 1 : 1};
+        TSR_TRY(tsr_step_check(&step, f->host, f->arena, err));
+        TSR_TRY(walk(f, value->items[i + dict], &step, err));
+    }
+    return TSR_OK;
+}
+
+typedef struct numbered {
+    tsr_str fqn;
+    uint32_t number;
+} numbered;
+
+static int by_name(const void *a, const void *b)
+{
+    return tsr_str_compare(((const numbered *)a)->fqn, ((const numbered *)b)->fqn);
+}
+
+static tsr_status hand_out(flattening *f, tsr_flat *out, tsr_error *err)
+{
+    const size_t count = f->entries.count;
+    numbered *order = tsr_arena_array(f->arena, count, sizeof *order, err);
+    *out = (tsr_flat){tsr_arena_array(f->arena, count, sizeof *out->entries, err), count,
+                      tsr_arena_array(f->arena, count, sizeof *out->sorted, err)};
+    TSR_FAIL_IF(count > UINT32_MAX, err, TSR_E_LIMIT, "the state dict has too many entries");
+    if (!order || !out->entries || !out->sorted) return TSR_E_NOMEM;
+    if (count == 0) return TSR_OK;
+    memcpy(out->entries, f->entries.items, count * sizeof *out->entries);
+    for (size_t i = 0; i < count; i++) order[i] = (numbered){out->entries[i].fqn, (uint32_t)i};
+    qsort(order, count, sizeof *order, by_name);
+    for (size_t i = 0; i < count; i++) out->sorted[i] = order[i].number;
+    return TSR_OK;
+}
+
+tsr_status tsr_flat_of(const tsr_value *state, const tsr_host *host, tsr_arena *arena, tsr_flat *out, tsr_error *err)
+{
+    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state dict to save must be a dict, not a %s",
+                tsr_python_type(state));
+    flattening f = {host, arena, tsr_vec_of(host->allocator, sizeof(tsr_flat_entry)), tsr_map_new(host->allocator, 0, err)};
+    tsr_status status = f.names ? walk(&f, state, NULL, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = hand_out(&f, out, err);
+    tsr_map_free(f.names);
+    tsr_vec_free(&f.entries);
+    return status;
+}
+
+/* ---- load ---- */
 
 /* ---- halves ---- */
 
@@ -89,8 +246,10 @@ static tsr_status halves_filled(tsr_halves *halves, tsr_error *err)
 #define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
 #define BUFFER_BYTES_LEAST   ((size_t)128) /* so that each half has room for one element of any type */
 
-tsr_status tsr_piece_reader_open(tsr_piece_reader *r, const char *path, size_t buffer_bytes, const tsr_host *host,
-                                 tsr_error *err)
+/* Opens the checkpoint at `path`. `buffer_bytes` 0: 16 MiB. Borrows `host` until close, which must also be called after a
+ * failure. Errors: those of opening a checkpoint. */
+static tsr_status piece_reader_open(tsr_piece_reader *r, const char *path, size_t buffer_bytes, const tsr_host *host,
+                                    tsr_error *err)
 {
     *r = (tsr_piece_reader){.host = host};
     if (buffer_bytes == 0) buffer_bytes = BUFFER_BYTES_DEFAULT;
@@ -101,13 +260,14 @@ tsr_status tsr_piece_reader_open(tsr_piece_reader *r, const char *path, size_t b
     return tsr_checkpoint_open(r->store, host, NULL, &r->checkpoint, err);
 }
 
-tsr_status tsr_piece_reader_end(tsr_piece_reader *r, tsr_error *err)
+/* Waits for all copies, and checks that the files have not changed since they were opened. */
+static tsr_status piece_reader_end(tsr_piece_reader *r, tsr_error *err)
 {
     TSR_TRY(tsr_halves_end(&r->halves, err));
     return tsr_folder_store_unchanged(r->store, err);
 }
 
-void tsr_piece_reader_close(tsr_piece_reader *r)
+static void piece_reader_close(tsr_piece_reader *r)
 {
     if (!r->host) return;
     tsr_halves_end(&r->halves, NULL);
@@ -168,9 +328,11 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
     return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }
 
+/* Reads the box of `piece`, whose offsets are those in `entry`, into the piece's memory. Copies to a device may be in
+ * progress until tsr_piece_reader_end. Errors: as tsr_read_box. */
 /* Reads a piece directly if it is contiguous in host memory, otherwise tile by tile. */
-tsr_status tsr_piece_read(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
-                          tsr_error *err)
+static tsr_status piece_read(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
+                             tsr_error *err)
 {
     const uint32_t ndim = tensor->entry.ndim, itemsize = tsr_dtype_size(tensor->entry.dtype);
     const size_t room = tensor->device ? tsr_halves_room(&r->halves) : r->halves.bytes;
@@ -309,7 +471,7 @@ static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_valu
     if (!passing) return TSR_E_NOMEM;
     tsr_status status = tsr_tensor_pieces(tensor, passing, &pieces, &count, err);
     for (uint64_t i = 0; i < count && status == TSR_OK; i++) {
-        status = pieces[i].data ? tsr_piece_read(&l->reader, entry, tensor, &pieces[i], err)
+        status = pieces[i].data ? piece_read(&l->reader, entry, tensor, &pieces[i], err)
                                 : tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the tensor has no memory");
     }
     tsr_arena_free(passing);
@@ -345,7 +507,7 @@ static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
 static tsr_status rebuild(loading *l, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     const bool dict = value->kind == TSR_VALUE_DICT;
-    if (!tsr_flat_opens(value)) {
+    if (!flat_opens(value)) {
         *out = l->values[l->next++];
         return TSR_OK;
     }
@@ -389,9 +551,9 @@ static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr
     }
     l->values = tsr_arena_array(l->arena, l->flat.count, sizeof *l->values, err);
     if (!l->values) return TSR_E_NOMEM;
-    TSR_TRY(tsr_piece_reader_open(&l->reader, path, l->options.buffer_bytes, host, err));
+    TSR_TRY(piece_reader_open(&l->reader, path, l->options.buffer_bytes, host, err));
     for (size_t i = 0; i < l->flat.count; i++) TSR_TRY(load_entry(l, i, err));
-    TSR_TRY(tsr_piece_reader_end(&l->reader, err));
+    TSR_TRY(piece_reader_end(&l->reader, err));
     TSR_TRY(rebuild(l, state, &root, err));
     tsr_name_tally_warn(&l->missing, &l->options.warnings, "the checkpoint lacks some values, which stay as they are");
     if (l->options.warnings.warn) TSR_TRY(warn_unread(l, err));
@@ -405,7 +567,236 @@ tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_com
     loading l = {.comm = comm, .out = out, .arena = tsr_arena_new(out->host->allocator, 0, err)};
     const tsr_status given = TSR_OPTIONS_COPY(&l.options, options, tsr_load_options, err);
     const tsr_status status = given != TSR_OK ? given : l.arena ? load(&l, path, state, err) : TSR_E_NOMEM;
-    tsr_piece_reader_close(&l.reader);
+    piece_reader_close(&l.reader);
     tsr_arena_free(l.arena);
     return tsr_comm_agree(comm, status, err);
+}
+
+/* ---- optimizer state load ---- */
+
+/* Loads sharded optimizer state: every rank opens the checkpoint, plans which boxes it reads (core/optim/load.c), and reads
+ * them into new tensors with the right distribution. */
+
+enum { MOST_NAMES = 5 };
+
+static const uint64_t zeros[TSR_MAX_NDIM] = {0};
+
+typedef struct optimizer_loading {
+    const tsr_optimizer_target *to;
+    tsr_comm *comm;
+    tsr_arena *arena; /* for temporary data; the result is in the arena of to->out */
+    tsr_layout_2d layout;
+    tsr_piece_reader reader;
+    tsr_optim_reads plan;
+    const tsr_value *root;
+} optimizer_loading;
+
+/* ---- tensors ---- */
+
+static tsr_status new_tensor(optimizer_loading *l, const tsr_tensor *like, const tsr_value **value, tsr_error *err)
+{
+    tsr_tensor tensor = *like;
+    tensor.device = l->to->device;
+    return tsr_state_dict_allocate(l->to->out, &tensor, value, err);
+}
+
+/* Loads a whole tensor of the checkpoint. `shape` counts elements as torch does. */
+static tsr_status load_whole(optimizer_loading *l, const tsr_entry *entry, tsr_dtype dtype, const uint64_t *shape,
+                             const tsr_value **value, tsr_error *err)
+{
+    uint64_t elements;
+    tsr_tensor tensor = tsr_tensor_whole(dtype, entry->ndim, shape, NULL);
+    tensor.entry.fqn = entry->fqn;
+    tensor.entry.requires_grad = entry->requires_grad;
+    TSR_TRY(new_tensor(l, &tensor, value, err));
+    if (!tsr_box_volume((tsr_box){entry->ndim, NULL, shape}, &elements) || elements == 0) return TSR_OK;
+    const tsr_tensor *made = tsr_tensor_of(*value);
+    const tsr_piece all = {zeros, shape, zeros, shape, made->data};
+    return piece_read(&l->reader, entry, made, &all, err);
+}
+
+static tsr_status load_box(optimizer_loading *l, const tsr_optim_read *read, const tsr_value **value, tsr_error *err)
+{
+    const tsr_entry *entry = read->entry;
+    const tsr_tensor_part part = {read->dest_offsets, read->sizes, NULL};
+    tsr_tensor tensor = tsr_tensor_in_boxes(read->dtype, entry->ndim, read->dest_size, &part, read->has_shard);
+    tensor.entry.fqn = entry->fqn;
+    tensor.entry.requires_grad = entry->requires_grad;
+    tensor.group = l->layout.group;
+    TSR_TRY(new_tensor(l, &tensor, value, err));
+    if (tsr_box_is_empty((tsr_box){entry->ndim, NULL, read->sizes})) return TSR_OK;
+    const tsr_tensor *made = tsr_tensor_of(*value);
+    const tsr_piece rows = {read->storage_offsets, read->sizes, zeros, read->sizes, made->parts[0].data};
+    return piece_read(&l->reader, entry, made, &rows, err);
+}
+
+/* ---- objects ---- */
+
+/* Tensors inside objects are not in the catalog: their chunks are raw bytes. A view tells the reader so. */
+static tsr_status make_readable(const optimizer_loading *l, const tsr_entry *entry, tsr_entry *out, tsr_error *err)
+{
+    tsr_chunk *chunks = tsr_arena_array(l->arena, (size_t)entry->chunk_count, sizeof *chunks, err);
+    tsr_view *views = chunks ? tsr_arena_array(l->arena, (size_t)entry->chunk_count, sizeof *views, err) : NULL;
+    if (!views) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        chunks[i] = entry->chunks[i];
+        views[i] = (tsr_view){.file = chunks[i].file, .byte_offset = chunks[i].byte_offset};
+        if (!chunks[i].view) chunks[i].view = &views[i];
+    }
+    *out = *entry;
+    out->chunks = chunks;
+    return TSR_OK;
+}
+
+/* Loads a tensor inside an object, such as one of a tuple of betas that a capturable optimizer keeps on its device. */
+static tsr_status load_inner(optimizer_loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
+{
+    uint64_t shape[TSR_MAX_NDIM] = {0};
+    tsr_dtype dtype = entry->dtype;
+    tsr_entry readable;
+    TSR_TRY(make_readable(l, entry, &readable, err));
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR || entry->ndim > TSR_MAX_NDIM, err, TSR_E_UNSUPPORTED,
+                "it contains a tensor that is %s and cannot be read", tsr_entry_kind_name(entry->kind));
+    if (entry->ndim) memcpy(shape, entry->shape, entry->ndim * sizeof *shape);
+    if (entry->ndim) tsr_dtype_pack(&dtype, &shape[entry->ndim - 1]);
+    return load_whole(l, &readable, dtype, shape, value, err);
+}
+
+static tsr_status load_value(optimizer_loading *l, const tsr_value *stored, uint32_t depth, const tsr_value **out,
+                             tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(l->to->out);
+    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
+    if (stored->kind == TSR_VALUE_TENSOR) return load_inner(l, stored->as.tensor, out, err);
+    if (!tsr_names_tensor(stored)) return tsr_value_copy(stored, arena, out, err);
+    const tsr_value **items = tsr_arena_array(arena, stored->count, sizeof *items, err);
+    tsr_value *copy = items ? tsr_value_items(arena, stored->kind, items, stored->count, err) : NULL;
+    if (!copy) return TSR_E_NOMEM;
+    copy->ordered_dict = stored->ordered_dict;
+    copy->called = stored->called;
+    copy->text = tsr_arena_str(arena, stored->text, err);
+    if (!copy->text.data) return TSR_E_NOMEM;
+    *out = copy;
+    for (size_t i = 0; i < stored->count; i++) TSR_TRY(load_value(l, stored->items[i], depth + 1, &items[i], err));
+    return TSR_OK;
+}
+
+static tsr_status load_optimizer_object(optimizer_loading *l, const tsr_entry *entry, const tsr_value **value,
+                                        tsr_error *err)
+{
+    TSR_FAIL_IF(entry->kind != TSR_ENTRY_OBJECT || !entry->value, err, TSR_E_UNSUPPORTED,
+                "a %.*s is neither a dense tensor nor plain data", TSR_STR_ARG(entry->type));
+    return load_value(l, entry->value, 0, value, err);
+}
+
+/* ---- the tree ---- */
+
+/* Copies a path for the tree, which outlives the checkpoint. */
+static tsr_status keep_path(optimizer_loading *l, const tsr_optim_read *read, const tsr_path_item **out, tsr_error *err)
+{
+    tsr_arena *arena = tsr_state_dict_arena(l->to->out);
+    tsr_path_item *path = tsr_arena_array(l->arena, read->path_length, sizeof *path, err);
+    if (!path) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < read->path_length; i++) {
+        path[i] = read->path[i];
+        if (path[i].kind != TSR_PATH_KEY) continue;
+        path[i].key = tsr_arena_str(arena, path[i].key, err);
+        if (!path[i].key.data) return TSR_E_NOMEM;
+        if (path[i].value) TSR_TRY(tsr_value_copy(path[i].value, arena, &path[i].value, err));
+    }
+    *out = path;
+    return TSR_OK;
+}
+
+static tsr_status load_optimizer_entry(optimizer_loading *l, const tsr_optim_read *read, tsr_state_key *key, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    switch (read->kind) {
+    case TSR_READ_OBJECT: status = load_optimizer_object(l, read->entry, &key->value, err); break;
+    case TSR_READ_WHOLE: status = load_whole(l, read->entry, read->dtype, read->shape, &key->value, err); break;
+    case TSR_READ_BOX: status = load_box(l, read, &key->value, err); break;
+    }
+    if (status == TSR_OK) status = keep_path(l, read, &key->path, err);
+    if (status != TSR_OK) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(read->entry->fqn));
+    key->name = read->entry->fqn;
+    key->path_length = read->path_length;
+    return status;
+}
+
+static tsr_status load_all(optimizer_loading *l, tsr_error *err)
+{
+    const tsr_state_dict *out = l->to->out;
+    tsr_state_key *keys = tsr_arena_array(l->arena, l->plan.count, sizeof *keys, err);
+    if (!keys) return TSR_E_NOMEM;
+    for (size_t i = 0; i < l->plan.count; i++) TSR_TRY(load_optimizer_entry(l, &l->plan.reads[i], &keys[i], err));
+    TSR_TRY(piece_reader_end(&l->reader, err));
+    return tsr_state_unflatten(keys, l->plan.count, tsr_state_dict_host(out), tsr_state_dict_arena(l->to->out), &l->root,
+                               err);
+}
+
+/* ---- planning ---- */
+
+static tsr_status make_plan(optimizer_loading *l, const char *path, tsr_str key, const tsr_value *model_state,
+                            tsr_error *err)
+{
+    const tsr_host *host = tsr_state_dict_host(l->to->out);
+    TSR_TRY(tsr_state_dict_layout_2d(model_state, l->arena, &l->layout, err));
+    TSR_TRY(piece_reader_open(&l->reader, path, l->to->buffer_bytes, host, err));
+    const tsr_comm *data = l->layout.group ? l->layout.group : l->comm;
+    const tsr_optim_mesh mesh = {data->rank, data->size, l->layout.group != NULL, l->layout.slices, l->layout.count};
+    return tsr_optim_load(tsr_checkpoint_catalog(l->reader.checkpoint), key, &mesh, l->arena, &l->plan, err);
+}
+
+/* Checks that all ranks agree. Every rank must call this, whatever happened before. */
+static tsr_status agree(optimizer_loading *l, tsr_str key, tsr_status mine, tsr_error *err)
+{
+    tsr_agreement agreement = {tsr_vec_of(tsr_state_dict_host(l->to->out)->allocator, 1), l->arena};
+    const tsr_str layout = l->layout.group ? TSR_STR("2-D (FSDP over tensor parallel)") : TSR_STR("1-D");
+    if (mine == TSR_OK) mine = tsr_agreement_add(&agreement, TSR_STR("key"), TSR_STR("the optimizer's key"), key, err);
+    if (mine == TSR_OK) mine = tsr_agreement_add(&agreement, TSR_STR("layout"), TSR_STR("the model's state"), layout, err);
+    return tsr_agreement_check(&agreement, l->comm, mine, tsr_state_dict_host(l->to->out)->allocator, err);
+}
+
+/* Warns of parameters that the model's state lacks. */
+static tsr_status warn_of_unknown(const optimizer_loading *l, tsr_error *err)
+{
+    tsr_map *seen = l->to->warnings.warn ? tsr_map_new(tsr_state_dict_host(l->to->out)->allocator, 0, err) : NULL;
+    tsr_str names = TSR_STR("");
+    tsr_status status = !l->to->warnings.warn || seen ? TSR_OK : TSR_E_NOMEM;
+    for (size_t i = 0; seen && i < l->plan.count && status == TSR_OK; i++) {
+        bool fresh = false;
+        if (l->plan.reads[i].is_unknown) status = tsr_map_put(seen, l->plan.reads[i].parameter, 0, NULL, &fresh, err);
+        if (!fresh || tsr_map_count(seen) > MOST_NAMES) continue;
+        names = tsr_arena_format(l->arena, err, "%.*s%s'%.*s'", TSR_STR_ARG(names), names.size ? ", " : "",
+                                 TSR_STR_ARG(l->plan.reads[i].parameter));
+        if (!names.data) status = TSR_E_NOMEM;
+    }
+    const size_t count = seen ? tsr_map_count(seen) : 0;
+    tsr_map_free(seen);
+    if (status != TSR_OK || count == 0) return status;
+    const tsr_str text = tsr_arena_format(l->arena, err,
+                                          "the checkpoint has optimizer state of %zu parameter%s that the model's state "
+                                          "does not have: %.*s%s; it is loaded %s",
+                                          count, count == 1 ? "" : "s", TSR_STR_ARG(names), count > MOST_NAMES ? ", …" : "",
+                                          l->layout.group ? "without a tensor-parallel slice" : "all the same");
+    if (!text.data) return TSR_E_NOMEM;
+    l->to->warnings.warn(l->to->warnings.ctx, text.data);
+    return TSR_OK;
+}
+
+tsr_status tsr_optimizer_state_load(const char *path, tsr_str key, const tsr_value *model_state, tsr_comm *comm,
+                                    const tsr_optimizer_target *to, tsr_error *err)
+{
+    optimizer_loading l = {.to = to, .comm = comm, .arena = tsr_arena_new(tsr_state_dict_host(to->out)->allocator, 0, err)};
+    tsr_status status = l.arena ? make_plan(&l, path, key, model_state, err) : TSR_E_NOMEM;
+    status = agree(&l, key, status, err);
+    if (status == TSR_OK) {
+        status = warn_of_unknown(&l, err);
+        if (status == TSR_OK) status = load_all(&l, err);
+        status = tsr_comm_agree(comm, status, err);
+    }
+    if (status == TSR_OK) tsr_state_dict_set_root(to->out, l.root);
+    piece_reader_close(&l.reader);
+    tsr_arena_free(l.arena);
+    return status;
 }

@@ -5,12 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "live/saveload/halves.h"
-#include "live/saveload/state_flat.h"
+#include "live/saveload/saveload.h"
 #include "live/tensor/pack.h"
 #include "live/tensor/state_dict.h"
-#include "live/tensor/value_pack.h"
-#include "live/tensor/warn.h"
 #include "live/transfer/transfer.h"
 #include "tessera/comm.h"
 #include "tessera/plan.h"

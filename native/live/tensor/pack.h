@@ -1,11 +1,32 @@
 /* Boxes of local memory as one stream of bytes, which can be packed and unpacked in slices of any size. */
-#ifndef TSR_STATEDICT_PACK_H
-#define TSR_STATEDICT_PACK_H
+#ifndef TSR_LIVE_TENSOR_PACK_H
+#define TSR_LIVE_TENSOR_PACK_H
+
+#include <stdbool.h>
+#include <stdint.h>
 
 #include "tessera/box.h"
 #include "tessera/device.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box_walk.h"
+
+/* ---- rows ---- */
+
+/* Copies of runs at equal distances: the rows of a box. */
+
+typedef struct tsr_rows {
+    uint8_t *to;
+    const uint8_t *from;
+    uint64_t to_stride, from_stride; /* bytes from the beginning of one run to that of the next */
+    uint64_t run;                    /* bytes of each run */
+    uint64_t count;                  /* runs to copy */
+    uint64_t reach;                  /* runs at `from_stride` that will be read, now or soon: those to copy, and more */
+    bool past_caches;                /* nobody on this core reads soon what is written */
+} tsr_rows;
+
+void tsr_rows_copy(const tsr_rows *rows);
+
+/* ---- pack ---- */
 
 /* A box in a contiguous row-major buffer. Sizes are in elements. */
 typedef struct tsr_link {

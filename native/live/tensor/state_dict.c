@@ -1,11 +1,306 @@
-/* The owner of a state dict: nodes in an arena, a root that grows, and the memory of tensors. */
+/* The owner of a state dict: nodes in an arena, a root that grows, and the memory of tensors. Also its leaves, what ranks agree on
+ * before they do something with it, and values as bytes for other ranks. */
 #include "live/tensor/state_dict.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "tessera/sys/box.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
+#include "tessera/sys/vec.h"
+
+/* ---- path ---- */
+
+/* Paths and keys of nested values. */
+
+tsr_str tsr_step_text(const tsr_step *step, tsr_arena *arena, tsr_error *err)
+{
+    if (!step) return TSR_STR("");
+    const tsr_str up = tsr_step_text(step->up, arena, err);
+    if (!up.data) return up;
+    const char *dot = up.size ? "." : "";
+    if (!step->key) return tsr_arena_format(arena, err, "%.*s[%zu]", TSR_STR_ARG(up), step->index);
+    if (step->key->kind == TSR_VALUE_STR)
+        return tsr_arena_format(arena, err, "%.*s%s%.*s", TSR_STR_ARG(up), dot, TSR_STR_ARG(step->key->text));
+    if (step->key->kind == TSR_VALUE_INT)
+        return tsr_arena_format(arena, err, "%.*s%s%" PRId64, TSR_STR_ARG(up), dot, step->key->as.integer);
+    return tsr_arena_format(arena, err, "%.*s%s(%s)", TSR_STR_ARG(up), dot, tsr_python_type(step->key));
+}
+
+enum { MAX_DEPTH = 256 };
+
+tsr_status tsr_step_check(const tsr_step *step, const tsr_host *host, tsr_arena *arena, tsr_error *err)
+{
+    const uint32_t depth = host->limits.depth < MAX_DEPTH ? host->limits.depth : MAX_DEPTH;
+    TSR_FAIL_IF(step->depth > depth, err, TSR_E_LIMIT, "state dict: nested deeper than %" PRIu32, depth);
+    if (!step->key || step->key->kind == TSR_VALUE_INT ||
+        (step->key->kind == TSR_VALUE_STR && !memchr(step->key->text.data, 0, step->key->text.size)))
+        return TSR_OK;
+    const tsr_str text = tsr_step_text(step, arena, err);
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "state dict: the key '%.*s' is neither a string without NUL characters nor an int", TSR_STR_ARG(text));
+}
+
+tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status status, tsr_error *err)
+{
+    const tsr_str text = tsr_step_text(step, arena, NULL);
+    if (text.size) tsr_error_context(err, "'%.*s'", TSR_STR_ARG(text));
+    return status;
+}
+
+/* Whether both are the same string, or both the same int. */
+static bool same_key(const tsr_value *a, const tsr_value *b)
+{
+    if (a->kind != b->kind) return false;
+    return a->kind == TSR_VALUE_STR ? tsr_str_equal(a->text, b->text)
+                                    : a->kind == TSR_VALUE_INT && a->as.integer == b->as.integer;
+}
+
+size_t tsr_dict_pair(const tsr_value *dict, const tsr_value *key, size_t hint)
+{
+    const size_t pairs = tsr_value_pairs(dict);
+    for (size_t tried = 0; tried < pairs; tried++) {
+        const size_t at = (hint + tried) % pairs;
+        if (same_key(dict->items[2 * at], key)) return at;
+    }
+    return TSR_NO_PAIR;
+}
+
+const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint)
+{
+    const size_t at = tsr_dict_pair(dict, key, hint);
+    return at == TSR_NO_PAIR ? NULL : dict->items[2 * at + 1];
+}
+
+bool tsr_is_list(const tsr_value *value)
+{
+    return value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE;
+}
+
+const char *tsr_python_type(const tsr_value *value)
+{
+    static const char *const names[] = {"None",       "bool",  "int",    "int",    "float", "complex",
+                                        "str",        "bytes", "list",   "tuple",  "set",   "dict",
+                                        "torch.Size", "dtype", "device", "tensor", "class", "object"};
+    return names[value->kind];
+}
+
+/* ---- leaves ---- */
+
+/* Lists leaves in the order of their paths. The `order` of a path is one string: for each step 's' and the string key, 'i'
+ * and the int key in sixteen digits, or 'l' and the position in sixteen digits, followed by NUL. */
+
+typedef struct listing {
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec leaves;
+    bool tensors_only;
+} listing;
+
+static tsr_status list(listing *l, const tsr_value *value, const tsr_step *at, tsr_str order, tsr_error *err);
+
+static tsr_str order_below(const listing *l, tsr_str order, const tsr_step *step, tsr_error *err)
+{
+    const tsr_value *key = step->key;
+    const bool text = key && key->kind == TSR_VALUE_STR;
+    tsr_str last = {NULL, 0};
+    if (text) last = key->text;
+    else
+        last = tsr_arena_format(l->arena, err, "%016" PRIx64,
+                                key ? (uint64_t)key->as.integer ^ (UINT64_C(1) << 63) : (uint64_t)step->index);
+    char *room = tsr_arena_array(l->arena, order.size + last.size + 2, 1, err);
+    if (!room || (!text && !last.data)) return (tsr_str){NULL, 0};
+    if (order.size) memcpy(room, order.data, order.size);
+    room[order.size] = !key ? 'l' : text ? 's' : 'i';
+    if (last.size) memcpy(room + order.size + 1, last.data, last.size);
+    return (tsr_str){room, order.size + last.size + 2}; /* the last byte is NUL */
+}
+
+static tsr_status list_items(listing *l, const tsr_value *value, const tsr_step *at, tsr_str order, tsr_error *err)
+{
+    const bool dict = value->kind == TSR_VALUE_DICT;
+    for (size_t i = 0; i < value->count; i += dict ? 2 : 1) {
+        const tsr_step step = {at, dict ? value->items[i] : NULL, i, at ? at->depth + 1 : 1};
+        TSR_TRY(tsr_step_check(&step, l->host, l->arena, err));
+        const tsr_str below = order_below(l, order, &step, err);
+        if (!below.data) return TSR_E_NOMEM;
+        TSR_TRY(list(l, value->items[i + dict], &step, below, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status list(listing *l, const tsr_value *value, const tsr_step *at, tsr_str order, tsr_error *err)
+{
+    if (value->kind == TSR_VALUE_DICT || tsr_is_list(value)) return list_items(l, value, at, order, err);
+    const tsr_tensor *tensor = tsr_tensor_of(value);
+    if (l->tensors_only && !tensor) return TSR_OK;
+    tsr_leaf_at *leaf = tsr_vec_push(&l->leaves, err);
+    const tsr_str path = tsr_step_text(at, l->arena, err);
+    if (!leaf || !path.data) return TSR_E_NOMEM;
+    *leaf = (tsr_leaf_at){path, order, value, tensor};
+    return TSR_OK;
+}
+
+static int by_order(const void *a, const void *b)
+{
+    return tsr_str_compare(((const tsr_leaf_at *)a)->order, ((const tsr_leaf_at *)b)->order);
+}
+
+tsr_status tsr_leaves_of(const tsr_value *state, const tsr_host *host, bool tensors_only, tsr_arena *arena, tsr_leaves *out,
+                         tsr_error *err)
+{
+    listing l = {host, arena, tsr_vec_of(host->allocator, sizeof(tsr_leaf_at)), tensors_only};
+    tsr_status status = list(&l, state, NULL, TSR_STR(""), err);
+    tsr_leaf_at *items = status == TSR_OK ? tsr_arena_array(arena, l.leaves.count, sizeof *items, err) : NULL;
+    if (status == TSR_OK && !items) status = TSR_E_NOMEM;
+    if (status == TSR_OK && l.leaves.count) {
+        memcpy(items, l.leaves.items, l.leaves.count * sizeof *items);
+        qsort(items, l.leaves.count, sizeof *items, by_order);
+    }
+    *out = (tsr_leaves){items, l.leaves.count};
+    tsr_vec_free(&l.leaves);
+    return status;
+}
+
+tsr_status tsr_leaves_check(const tsr_leaves *leaves, const tsr_comm *comm, tsr_error *err)
+{
+    for (size_t i = 0; i < leaves->count; i++) {
+        const tsr_tensor *tensor = leaves->items[i].tensor;
+        if (!tensor || tensor->spread != TSR_OVER_MESH) continue;
+        TSR_FAIL_IF(tsr_mesh_ranks(tensor->mesh) != comm->size || tensor->mesh_rank != comm->rank, err, TSR_E_USAGE,
+                    "'%.*s' is on rank %" PRIu64 " of a mesh of %" PRIu64 ", but this is rank %" PRIu32 " of %" PRIu32
+                    "; use the communicator of the mesh's ranks, or add the dims of the other ranks to its mesh, with "
+                    "replicate placements",
+                    TSR_STR_ARG(leaves->items[i].path), tensor->mesh_rank, tsr_mesh_ranks(tensor->mesh), comm->rank,
+                    comm->size);
+    }
+    return TSR_OK;
+}
+
+/* ---- agreement ---- */
+
+/* Ranks compare what they must have in common: first digests, and the whole texts only if the digests differ.
+ *
+ *   an item:  | order size u64 | order | path size u64 | path | words size u64 | words | */
+
+typedef struct item {
+    tsr_str order, path, words;
+} item;
+
+static tsr_status add_text(tsr_agreement *agreement, tsr_str text, tsr_error *err)
+{
+    const uint64_t size = text.size;
+    TSR_TRY(tsr_vec_reserve(&agreement->bytes, sizeof size + text.size, err));
+    char *to = (char *)agreement->bytes.items + agreement->bytes.count;
+    memcpy(to, &size, sizeof size);
+    if (text.size) memcpy(to + sizeof size, text.data, text.size);
+    agreement->bytes.count += sizeof size + text.size;
+    return TSR_OK;
+}
+
+tsr_status tsr_agreement_add(tsr_agreement *agreement, tsr_str order, tsr_str path, tsr_str words, tsr_error *err)
+{
+    TSR_TRY(add_text(agreement, order, err));
+    TSR_TRY(add_text(agreement, path, err));
+    return add_text(agreement, words, err);
+}
+
+tsr_status tsr_agreement_add_leaves(tsr_agreement *agreement, const char *kind, const tsr_leaves *leaves, tsr_error *err)
+{
+    for (size_t i = 0; i < leaves->count; i++) {
+        const tsr_leaf_at *leaf = &leaves->items[i];
+        char *room = tsr_arena_array(agreement->arena, strlen(kind) + leaf->order.size, 1, err);
+        const tsr_str path = tsr_arena_format(agreement->arena, err, "%s'%.*s'", kind, TSR_STR_ARG(leaf->path));
+        const tsr_str words = leaf->tensor                          ? tsr_tensor_words(leaf->tensor, agreement->arena, err)
+                              : leaf->value->kind == TSR_VALUE_NONE ? TSR_STR("None")
+                                                                    : TSR_STR("no tensor");
+        if (!room || !path.data || !words.data) return TSR_E_NOMEM;
+        memcpy(room, kind, strlen(kind));
+        if (leaf->order.size) memcpy(room + strlen(kind), leaf->order.data, leaf->order.size);
+        TSR_TRY(tsr_agreement_add(agreement, (tsr_str){room, strlen(kind) + leaf->order.size}, path, words, err));
+    }
+    return TSR_OK;
+}
+
+static bool next_item(tsr_str *blob, item *out)
+{
+    return tsr_take_sized(blob, &out->order) && tsr_take_sized(blob, &out->path) && tsr_take_sized(blob, &out->words);
+}
+
+/* Finds the first item in which two ranks differ, and returns it as each of them has it. words.data is NULL if a rank lacks
+ * it. */
+static bool first_difference(tsr_str a, tsr_str b, item *x, item *y)
+{
+    for (;;) {
+        const bool has_a = next_item(&a, x), has_b = next_item(&b, y);
+        if (!has_a && !has_b) return false;
+        const int order = !has_a ? 1 : !has_b ? -1 : tsr_str_compare(x->order, y->order);
+        if (order == 0 && tsr_str_equal(x->words, y->words)) continue;
+        if (order < 0) *y = (item){x->order, x->path, {NULL, 0}};
+        if (order > 0) *x = (item){y->order, y->path, {NULL, 0}};
+        return true;
+    }
+}
+
+static tsr_status raise_difference(const tsr_comm_blobs *blobs, tsr_error *err)
+{
+    item mine = {0}, theirs = {0}, x, y;
+    uint32_t rank = 0;
+    for (uint32_t r = 1; r < blobs->count; r++) {
+        if (!first_difference(blobs->blobs[0], blobs->blobs[r], &x, &y)) continue;
+        if (rank && tsr_str_compare(x.order, mine.order) >= 0) continue;
+        mine = x;
+        theirs = y;
+        rank = r;
+    }
+    if (!rank) return TSR_OK; /* cannot happen: equal texts have equal digests */
+    const tsr_str none = TSR_STR("missing");
+    const tsr_str a = mine.words.data ? mine.words : none, b = theirs.words.data ? theirs.words : none;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
+                     "ranks 0 and %" PRIu32 " differ: %.*s is %.*s on rank 0, but %.*s on rank %" PRIu32, rank,
+                     TSR_STR_ARG(mine.path), TSR_STR_ARG(a), TSR_STR_ARG(b), rank);
+}
+
+static tsr_status compare_in_full(tsr_comm *comm, tsr_str mine, const tsr_allocator *allocator, tsr_error *err)
+{
+    tsr_comm_blobs blobs = {0};
+    TSR_TRY(tsr_comm_gather_blobs((tsr_ranks){comm, allocator}, mine, &blobs, err));
+    const tsr_status status = raise_difference(&blobs, err);
+    tsr_comm_blobs_free(&blobs);
+    return status;
+}
+
+/* Whether all ranks have the same digest. Compares the largest digest with the largest complement, which needs no memory for
+ * the digests of all ranks. */
+static tsr_status all_equal(tsr_comm *comm, uint64_t digest, bool *equal, tsr_error *err)
+{
+    uint64_t most = digest, least = ~digest;
+    TSR_TRY(comm->largest(comm, &most, err));
+    TSR_TRY(comm->largest(comm, &least, err));
+    *equal = *equal && most == ~least;
+    return TSR_OK;
+}
+
+tsr_status tsr_agreement_check(tsr_agreement *agreement, tsr_comm *comm, tsr_status mine, const tsr_allocator *allocator,
+                               tsr_error *err)
+{
+    const tsr_str text = {agreement->bytes.items, agreement->bytes.count};
+    bool equal = true;
+    tsr_status status = tsr_comm_agree(comm, mine, err);
+    for (uint64_t seed = 1; status == TSR_OK && seed <= 2; seed++)
+        status = all_equal(comm, tsr_hash_bytes(text.data, text.size, seed), &equal, err);
+    if (status == TSR_OK && !equal) status = compare_in_full(comm, text, allocator, err);
+    tsr_vec_free(&agreement->bytes);
+    return status;
+}
+
+/* ---- dict ---- */
 
 tsr_status tsr_state_dict_new(const tsr_host *host, tsr_state_dict **out, tsr_error *err)
 {
@@ -224,29 +519,6 @@ static tsr_status allocate(tsr_state_dict *dict, tsr_device *device, tsr_device 
     return TSR_OK;
 }
 
-uint32_t tsr_tensor_buffer_count(const tsr_tensor *tensor)
-{
-    return tensor->spread == TSR_IN_BOXES ? tensor->part_count : 1;
-}
-
-tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena *arena, void **data, uint64_t *bytes,
-                             tsr_error *err)
-{
-    const uint64_t *shape;
-    uint64_t elements;
-    if (tensor->spread != TSR_IN_BOXES) {
-        *data = tensor->data;
-        return tsr_tensor_local(tensor, arena, &shape, bytes, err);
-    }
-    const tsr_tensor_part *part = &tensor->parts[index];
-    TSR_FAIL_IF(tensor->nested, err, TSR_E_UNSUPPORTED, "'%.*s' is a distributed tensor inside another one",
-                TSR_STR_ARG(tensor->entry.fqn));
-    *data = part->data;
-    tsr_box_volume((tsr_box){tensor->entry.ndim, NULL, part->sizes}, &elements);
-    *bytes = elements * tsr_dtype_size(tensor->entry.dtype);
-    return TSR_OK;
-}
-
 tsr_status tsr_state_dict_give_memory(tsr_state_dict *dict, tsr_tensor *tensor, tsr_device *pin, tsr_error *err)
 {
     tensor->meta = false;
@@ -260,4 +532,192 @@ tsr_status tsr_state_dict_give_memory(tsr_state_dict *dict, tsr_tensor *tensor, 
         else tensor->data = data;
     }
     return TSR_OK;
+}
+
+/* ---- value pack ---- */
+
+/* Values as bytes:
+ *
+ *   | kind u8 | flags u8 | scalar | size u64, text | count u64, items … |      the kind decides which of these fields exist
+ *
+ * A tensor is | dtype u32 | ndim u32 | shape: u64 each | its bytes, if it is 0-d or flagged as whole |. */
+
+enum { FLAG_ORDERED = 1, FLAG_CALLED = 2, FLAG_TRUE = 4, FLAG_WHOLE = 8, MOST_DEPTH = 256 };
+
+static tsr_status pack_bytes(const tsr_tensor *tensor, tsr_vec *out, tsr_error *err)
+{
+    uint64_t bytes;
+    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes), err, TSR_E_UNSUPPORTED,
+                "the tensor's elements are not whole bytes");
+    TSR_FAIL_IF(tensor->meta || (bytes && !tensor->data), err, TSR_E_USAGE, "the tensor has no memory");
+    if (!tensor->device || !bytes) return tsr_vec_append(out, tensor->data, (size_t)bytes, err);
+    TSR_TRY(tsr_vec_reserve(out, (size_t)bytes, err));
+    TSR_TRY(tensor->device->to_host(tensor->device, (char *)out->items + out->count, tensor->data, bytes, err));
+    TSR_TRY(tsr_device_wait(tensor->device, err));
+    out->count += (size_t)bytes;
+    return TSR_OK;
+}
+
+static tsr_status pack_tensor(const tsr_tensor *tensor, bool whole, tsr_vec *out, tsr_error *err)
+{
+    const tsr_entry *entry = &tensor->entry;
+    const uint32_t head[2] = {(uint32_t)entry->dtype, entry->ndim};
+    TSR_FAIL_IF(tensor->spread != TSR_WHOLE, err, TSR_E_UNSUPPORTED, "the tensor is distributed; expected a whole tensor");
+    TSR_TRY(tsr_vec_append(out, head, sizeof head, err));
+    TSR_TRY(tsr_vec_append(out, entry->shape, entry->ndim * sizeof *entry->shape, err));
+    return whole || entry->ndim == 0 ? pack_bytes(tensor, out, err) : TSR_OK;
+}
+
+static size_t scalar_size(tsr_value_kind kind)
+{
+    switch (kind) {
+    case TSR_VALUE_INT: return sizeof(int64_t);
+    case TSR_VALUE_FLOAT: return sizeof(double);
+    case TSR_VALUE_COMPLEX: return 2 * sizeof(double);
+    case TSR_VALUE_DTYPE: return sizeof(tsr_dtype);
+    default: return 0;
+    }
+}
+
+static tsr_status pack(const tsr_value *value, uint32_t depth, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
+{
+    const bool whole = value->kind == TSR_VALUE_TENSOR && depth > tensors_at;
+    const uint8_t head[2] = {(uint8_t)value->kind,
+                             (uint8_t)((value->ordered_dict ? FLAG_ORDERED : 0) | (value->called ? FLAG_CALLED : 0) |
+                                       (value->kind == TSR_VALUE_BOOL && value->as.boolean ? FLAG_TRUE : 0) |
+                                       (whole ? FLAG_WHOLE : 0))};
+    const uint64_t sizes[2] = {value->text.size, value->count};
+    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
+    TSR_TRY(tsr_vec_append(out, head, sizeof head, err));
+    if (value->kind == TSR_VALUE_TENSOR) {
+        TSR_FAIL_IF(!tensors_at, err, TSR_E_UNSUPPORTED, "a tensor inside a nested value cannot be broadcast");
+        return pack_tensor(tsr_tensor_of(value), whole, out, err);
+    }
+    TSR_TRY(tsr_vec_append(out, &value->as, scalar_size(value->kind), err));
+    TSR_TRY(tsr_vec_append(out, sizes, sizeof sizes, err));
+    TSR_TRY(tsr_vec_append(out, value->text.data, value->text.size, err));
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(pack(value->items[i], depth + 1, tensors_at, out, err));
+    return TSR_OK;
+}
+
+tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *out, tsr_error *err)
+{
+    return pack(value, 0, tensors_at, out, err);
+}
+
+/* ---- unpacking ---- */
+
+typedef struct unpacking {
+    tsr_str rest;
+    tsr_arena *arena;
+} unpacking;
+
+static tsr_status take(unpacking *u, void *to, size_t size, tsr_error *err)
+{
+    TSR_FAIL_IF(size > u->rest.size, err, TSR_E_FORMAT, "a value from another rank is truncated");
+    if (size && to) memcpy(to, u->rest.data, size);
+    u->rest = (tsr_str){u->rest.data + size, u->rest.size - size};
+    return TSR_OK;
+}
+
+static tsr_status unpack_bytes(unpacking *u, tsr_tensor *tensor, tsr_error *err)
+{
+    uint64_t bytes;
+    TSR_FAIL_IF(!tsr_entry_bytes(&tensor->entry, &bytes) || bytes > u->rest.size, err, TSR_E_FORMAT,
+                "a tensor from another rank is truncated");
+    tensor->data = tsr_arena_array(u->arena, (size_t)bytes, 1, err);
+    return tensor->data ? take(u, tensor->data, (size_t)bytes, err) : TSR_E_NOMEM;
+}
+
+static tsr_status unpack_tensor(unpacking *u, bool whole, tsr_value *value, tsr_error *err)
+{
+    uint32_t head[2];
+    tsr_tensor *tensor = TSR_ARENA_NEW(u->arena, tsr_tensor, err);
+    TSR_TRY(take(u, head, sizeof head, err));
+    TSR_FAIL_IF(head[0] >= TSR_DTYPE_COUNT || head[1] > TSR_MAX_NDIM, err, TSR_E_FORMAT,
+                "a tensor from another rank is invalid");
+    uint64_t *shape = tsr_arena_array(u->arena, head[1], sizeof *shape, err);
+    if (!tensor || !shape) return TSR_E_NOMEM;
+    TSR_TRY(take(u, shape, head[1] * sizeof *shape, err));
+    *tensor = tsr_tensor_whole((tsr_dtype)head[0], head[1], shape, NULL);
+    tensor->meta = head[1] != 0 && !whole;
+    value->as.tensor = &tensor->entry;
+    return tensor->meta ? TSR_OK : unpack_bytes(u, tensor, err);
+}
+
+static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err);
+
+static tsr_status unpack_items(unpacking *u, uint32_t depth, tsr_value *value, uint64_t count, tsr_error *err)
+{
+    TSR_FAIL_IF(count > u->rest.size, err, TSR_E_FORMAT, "a value from another rank is truncated");
+    const tsr_value **items = tsr_arena_array(u->arena, (size_t)count, sizeof *items, err);
+    if (!items) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) TSR_TRY(unpack(u, depth + 1, &items[i], err));
+    value->items = items;
+    value->count = (size_t)count;
+    return TSR_OK;
+}
+
+static tsr_status unpack(unpacking *u, uint32_t depth, const tsr_value **out, tsr_error *err)
+{
+    uint8_t head[2];
+    uint64_t sizes[2];
+    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
+    TSR_TRY(take(u, head, sizeof head, err));
+    TSR_FAIL_IF(head[0] > TSR_VALUE_OBJECT, err, TSR_E_FORMAT, "a value from another rank is invalid");
+    tsr_value *value = tsr_value_new(u->arena, (tsr_value_kind)head[0], err);
+    if (!value) return TSR_E_NOMEM;
+    *out = value;
+    value->ordered_dict = head[1] & FLAG_ORDERED;
+    value->called = head[1] & FLAG_CALLED;
+    if (value->kind == TSR_VALUE_BOOL) value->as.boolean = head[1] & FLAG_TRUE;
+    if (value->kind == TSR_VALUE_TENSOR) return unpack_tensor(u, head[1] & FLAG_WHOLE, value, err);
+    TSR_TRY(take(u, &value->as, scalar_size(value->kind), err));
+    TSR_TRY(take(u, sizes, sizeof sizes, err));
+    value->text = (tsr_str){u->rest.data, (size_t)sizes[0]};
+    TSR_TRY(take(u, NULL, (size_t)sizes[0], err));
+    return unpack_items(u, depth, value, sizes[1], err);
+}
+
+tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    unpacking u = {bytes, arena};
+    return unpack(&u, 0, out, err);
+}
+
+tsr_status tsr_value_copy(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    tsr_vec packed = tsr_vec_of(tsr_arena_allocator(arena), 1);
+    tsr_status status = tsr_value_pack(value, 0, &packed, err);
+    const tsr_str own =
+        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){packed.items, packed.count}, err) : (tsr_str){NULL, 0};
+    tsr_vec_free(&packed);
+    if (status != TSR_OK) return status;
+    return own.data ? tsr_value_unpack(own, arena, out, err) : TSR_E_NOMEM;
+}
+
+/* ---- warn ---- */
+
+void tsr_warn(const tsr_warnings *warnings, const char *format, ...)
+{
+    char text[TSR_ERROR_MESSAGE_SIZE];
+    va_list arguments;
+    if (!warnings->warn) return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    warnings->warn(warnings->ctx, text);
+}
+
+void tsr_name_tally_add(tsr_name_tally *tally, tsr_str name)
+{
+    if (tally->count++ == 0) tally->first = name;
+}
+
+void tsr_name_tally_warn(const tsr_name_tally *tally, const tsr_warnings *warnings, const char *what)
+{
+    const size_t more = tally->count - 1;
+    if (tally->count == 0) return;
+    if (more == 0) tsr_warn(warnings, "%s: '%.*s'", what, TSR_STR_ARG(tally->first));
+    else tsr_warn(warnings, "%s: '%.*s' and %zu other%s", what, TSR_STR_ARG(tally->first), more, more == 1 ? "" : "s");
 }

@@ -1,6 +1,6 @@
 /* Tensors that change their distribution: who sends which box to whom, and the rounds in which it happens. */
-#ifndef TSR_STATEDICT_TRANSFER_H
-#define TSR_STATEDICT_TRANSFER_H
+#ifndef TSR_LIVE_TRANSFER_TRANSFER_H
+#define TSR_LIVE_TRANSFER_TRANSFER_H
 
 #include "live/tensor/pack.h"
 #include "tessera/comm.h"
@@ -60,5 +60,80 @@ typedef struct tsr_move_list {
 
 /* What tsr_redistribute would refuse. Nothing moves. Collective. */
 tsr_status tsr_redistribute_check(tsr_comm *comm, const tsr_move_list *moves, const tsr_host *host, tsr_error *err);
+
+/* ---- nodes ---- */
+
+/* Which ranks share a machine: what crosses between machines is sent once to each, and spread inside. */
+
+typedef struct tsr_nodes {
+    uint32_t count;
+    const uint32_t *of;    /* a rank's node */
+    const uint32_t *ranks; /* those of node 0 in rising order, of node 1, … */
+    const uint32_t *start; /* where those of a node begin; `count` + 1 of them */
+} tsr_nodes;
+
+/* `*out` is NULL, and that no error, where all ranks are on one node, or each on its own. The same on all ranks, whatever the mapping
+ * of ranks to nodes. TESSERA_NODES, one number per rank ("0,0,1,1"), stands in for machines, to try a job's traffic on one of
+ * them. Collective. */
+tsr_status tsr_nodes_find(tsr_comm *comm, const tsr_allocator *allocator, tsr_nodes **out, tsr_error *err);
+void tsr_nodes_free(tsr_nodes *nodes); /* takes NULL */
+
+/* ---- transfer links ---- */
+
+/* What one rank sends, receives and keeps. */
+
+typedef struct tsr_links {
+    tsr_vec sends, receives; /* of tsr_link, sorted by (peer, transfer, order) */
+    tsr_vec copies;          /* pairs: from, to; both can be reached from here */
+    tsr_arena *arena;
+} tsr_links;
+
+/* What moves in which phase. With nodes, that which several ranks of a node want and none of it has comes to one of them first, to a
+ * different one for each shard; then they give it to the others, out of the memory that it came to. */
+typedef enum tsr_phase { TSR_PHASE_FIRST, TSR_PHASE_SPREAD } tsr_phase;
+typedef struct tsr_route {
+    const tsr_nodes *nodes; /* NULL: everything moves in the first phase */
+    tsr_phase phase;
+    bool direct; /* where one end is shared memory, the rank of the other copies; without nodes only */
+} tsr_route;
+
+/* Finds all. Both ends of a link find it by themselves, from the same layouts and in the same order. All ranks
+ * give the same route. */
+tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, const tsr_route *route, const tsr_host *host,
+                          tsr_links *out, tsr_error *err);
+/* Which sides lie in shared memory: equal on ranks that may find links with `direct`; 0: none. */
+uint64_t tsr_links_shared(const tsr_comm *comm, tsr_transfer_list transfers);
+void tsr_links_free(tsr_links *links);
+
+/* ---- window ---- */
+
+/* Streams between processes of one machine through shared memory. A copy in and a copy out of a slot are quicker than a kernel
+ * that copies pages from one process to another. */
+
+#define TSR_WINDOW_BYTES ((uint64_t)4 << 20) /* most that a rank's segment has for all others together */
+
+typedef struct tsr_window tsr_window;
+
+/* `*out` is NULL, and that no error, where ranks are on several machines or cannot share memory, and where `most_bytes`, of
+ * each rank for one other, are too few. A window of the same size that the communicator has kept is used again. Collective,
+ * with the same `most_bytes`. */
+tsr_status tsr_window_open(tsr_comm *comm, uint64_t most_bytes, const tsr_allocator *allocator, tsr_window **out,
+                           tsr_error *err);
+/* After a run that all ranks agree went well, the communicator keeps the window if it can. Takes NULL. */
+void tsr_window_close(tsr_comm *comm, tsr_window *window, bool went_well);
+
+/* What a window of these ranks has for each pair of them. */
+uint64_t tsr_window_bytes(uint32_t ranks, uint64_t most_bytes);
+
+/* What a rank does while it cannot move anything, a little with every call, and the rest in the end. */
+typedef struct tsr_idle {
+    bool (*work)(void *ctx); /* whether something is left */
+    void *ctx;
+} tsr_idle;
+
+/* Moves every byte of the streams, one each by peer, all of host memory, in both directions. What is sent to a rank is what
+ * that rank receives. Returns when this rank is done. A rank that dies keeps the others waiting: the communicator's watchdog
+ * ends them. Errors: TSR_E_IO when nothing has moved for a minute. */
+tsr_status tsr_window_run(tsr_window *window, tsr_stream *out, tsr_stream *in, const tsr_idle *idle, tsr_error *err);
 
 #endif

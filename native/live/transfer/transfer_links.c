@@ -1,12 +1,12 @@
 /* Boxes that one rank has and another wants. A shard that several ranks hold comes from the receiver itself if it is among
  * them, else from the copy next to it. What lies in shared memory is not sent: the receiver reads it there; what is to get
  * there, the sender writes. */
-#include "live/transfer/transfer_links.h"
+#include "live/transfer/transfer.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "live/tensor/share.h"
+#include "live/tensor/state_dict.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"

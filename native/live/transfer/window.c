@@ -11,7 +11,7 @@
  * Where the cores of both ranks share a cache, or memory is busy, slots are best left in the caches. Otherwise the owner is
  * quicker past them: it would have to take every line away from the reader's core. The first slots of every run are filled in
  * both ways in turns, both ranks measure, and the rest is filled in the way that took less of their time together. */
-#include "live/transfer/window.h"
+#include "live/transfer/transfer.h"
 
 #include <inttypes.h>
 #include <linux/futex.h>
@@ -22,9 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "live/tensor/rows.h"
-#include "live/tensor/share.h"
-#include "live/transfer/nodes.h"
+#include "live/tensor/pack.h"
+#include "live/tensor/state_dict.h"
 #include "tessera/memory.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/map.h"

@@ -18,7 +18,7 @@ class Mutant:
 MUTANTS = {
     "A1": Mutant("ignore_frozen_params is not looked at", "native/live/model/model_state.c",
                  "    if (tsr_map_get(g->frozen, item->fqn, 0)) return TSR_OK;\n", ""),
-    "A2": Mutant("frozen parameters must have state, too", "core/optim/merge.c",
+    "A2": Mutant("frozen parameters must have state, too", "native/live/optim/optim_live.c",
                  "    if (!param->tensor->requires_grad) return TSR_OK;\n    uint32_t at", "    uint32_t at"),
     "B1": Mutant("state outside of units is rank 0's", "core/optim/fsdp_unshard.c",
                  "    const tsr_value *state = state_on(u, u->rank, id);\n    return state ?", "    const tsr_value *state = state_on(u, 0, id);\n    return state ?"),

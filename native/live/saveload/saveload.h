@@ -1,13 +1,37 @@
+/* Lists the checkpoint entries that a state dict becomes, by the rules of DCP's flatten_state_dict. */
+#ifndef TSR_LIVE_SAVELOAD_SAVELOAD_H
+#define TSR_LIVE_SAVELOAD_SAVELOAD_H
+
+#include "tessera/device.h"
+#include "tessera/host.h"
+#include "tessera/tensor.h"
+
+typedef struct tsr_flat_entry {
+    tsr_str fqn;
+    const tsr_path_item *path;
+    uint32_t path_length;
+    const tsr_value *value;
+    const tsr_tensor *tensor; /* NULL: the entry is an object */
+} tsr_flat_entry;
+
+typedef struct tsr_flat {
+    tsr_flat_entry *entries; /* in the order of the dict */
+    size_t count;
+    uint32_t *sorted; /* indices of entries by FQN: this order is the same on all ranks */
+} tsr_flat;
+
+/* Makes the list in `arena`. Errors: TSR_E_USAGE if the root is not a dict, or if
+ * two paths have the same name; TSR_E_UNSUPPORTED for a tensor inside an object; TSR_E_LIMIT, TSR_E_NOMEM. */
+tsr_status tsr_flat_of(const tsr_value *state, const tsr_host *host, tsr_arena *arena, tsr_flat *out, tsr_error *err);
+
+/* ---- halves ---- */
+
 /* Host memory between files and devices, in two halves: while one is being copied, the other is read or written. With a
  * single buffer, the file would wait for the device, and the device for the file. The memory is pinned for the device if
  * possible; otherwise copies are slower.
  *
  *   half 0   [ tile | tile | … ]  read ── copies in progress ─────────────── read
  *   half 1   [ tile … ]                   read ── wait ── copies in progress */
-#ifndef TSR_STATEDICT_HALVES_H
-#define TSR_STATEDICT_HALVES_H
-
-#include "tessera/device.h"
 
 typedef struct tsr_halves {
     uint8_t *memory; /* `bytes` bytes that belong to the caller */
