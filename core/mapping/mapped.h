@@ -26,6 +26,7 @@ typedef struct tsr_computed {
     tsr_status (*compute)(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                           tsr_error *err);
     const void *ctx;
+    uint32_t most; /* for BY: how many elements it is best asked for at a time; 0: it does not matter */
     /* Not for constants: an entry of the mapped checkpoint that is not in its catalog. For BY, which may be without one, an
      * entry of the source. */
     const tsr_entry *input;
@@ -223,6 +224,8 @@ tsr_status tsr_dim_evaluate(const tsr_mapped *m, const tsr_map_dim *dim, bool in
 tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 /* Reads two numbers, quantization_config.weight_block_size, which are 128 and 128 if it is missing. */
 tsr_status tsr_mapped_block(const tsr_mapped *m, uint64_t block[2], tsr_error *err);
+/* Returns quantization_config of config.json, or what it was called before; NULL if there is none. */
+const struct cJSON *tsr_mapped_quantization(const tsr_mapped *m);
 /* Returns quantization_config.quant_method of config.json, or "" if it states none. */
 const char *tsr_mapped_quant_method(const tsr_mapped *m);
 /* Whether the config.json among the checkpoint's files, or next to its single file, has a quantization_config. Errors of

@@ -291,7 +291,7 @@ tsr_status tsr_mapping_check_dequantized(tsr_checkpoint *layer, tsr_checkpoint *
     const tsr_arithmetic any = {.selection = {is_used, layer}};
     if (!done->found) TSR_TRY(tsr_check_arithmetic(layer, &any, err)); /* names numbers in an unsupported form */
     TSR_FAIL_IF(!done->found, err, TSR_E_UNSUPPORTED,
-                "--dequantize: there are no float8, int8, MXFP4 or NVFP4 tensors with scales in the checkpoint%s%s%s",
+                "--dequantize: there are no quantized tensors with scales in the checkpoint%s%s%s",
                 *method ? "; quant_method of config.json is '" : "", method, *method ? "'" : "");
     return TSR_OK;
 }

@@ -43,9 +43,15 @@ static const cJSON *find_quantization(const cJSON *config)
     return cJSON_IsObject(item) ? item : NULL;
 }
 
-static bool states_quantization(const cJSON *config)
+static const cJSON *quantization_of(const cJSON *config)
 {
-    return find_quantization(config) || find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
+    const cJSON *own = find_quantization(config);
+    return own ? own : find_quantization(cJSON_GetObjectItemCaseSensitive(config, "text_config"));
+}
+
+const cJSON *tsr_mapped_quantization(const tsr_mapped *m)
+{
+    return quantization_of(m->config);
 }
 
 /* A single file is quantized just as its directory is, so the config.json next to it counts for it, too. *out is NULL if there
@@ -69,7 +75,7 @@ tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, 
     if (file == TSR_NO_FILE) TSR_TRY(open_neighbor(store, checkpoint->host, &neighbor, err));
     if (neighbor) file = neighbor->primary;
     const tsr_status status = load(neighbor ? neighbor : store, checkpoint->host, file, CONFIG_NAME, &config, err);
-    *out = states_quantization(config);
+    *out = quantization_of(config) != NULL;
     cJSON_Delete(config);
     if (neighbor) neighbor->close(neighbor);
     return status;
@@ -78,7 +84,7 @@ tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, 
 tsr_status tsr_mapped_is_quantized(const tsr_mapped *m, bool *out, tsr_error *err)
 {
     if (!m->config) return tsr_config_is_quantized(m->source, out, err);
-    *out = states_quantization(m->config);
+    *out = quantization_of(m->config) != NULL;
     return TSR_OK;
 }
 

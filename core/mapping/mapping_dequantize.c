@@ -3,6 +3,7 @@
  * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
  * out to be used (mapping_arithmetic.c). */
 #include "mapping/mapping_companions.h"
+#include "mapping/mapping_packed.h"
 #include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
@@ -14,6 +15,7 @@ typedef struct finder {
     tsr_scaling scaling; /* what all entries have in common */
     tsr_dequantized *done;
     bool is_quantized; /* config.json says that weights are quantized */
+    bool *is_packed;   /* by entry: it is a part of a packed weight */
     tsr_vec *text;     /* for names */
     tsr_error *err;
 } finder;
@@ -197,6 +199,33 @@ static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t ord
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
 }
 
+/* Adds the weight that packed numbers and their companions are, which are not entries of their own then. */
+static tsr_status unpack_entry(finder *f, const tsr_entry *entry, uint64_t order)
+{
+    const tsr_packed *packed;
+    uint32_t file;
+    const tsr_entry *first = f->m->source->catalog.entries;
+    TSR_TRY(tsr_packed_find(f->m, entry, f->scaling.dtype, &packed, f->err));
+    if (!packed) return TSR_OK;
+    tsr_entry *like = TSR_ARENA_NEW(f->m->own->arena, tsr_entry, f->err);
+    if (!like) return TSR_E_NOMEM;
+    *like = *entry;
+    like->fqn = packed->name;
+    like->shape = packed->shape;
+    like->ndim = packed->ndim;
+    like->path = NULL;
+    like->path_length = 0;
+    const tsr_computed by = {
+        .dtype = packed->dtype, .compute = tsr_packed_compute, .ctx = packed, .input = entry, .most = 1 << 20};
+    TSR_TRY(tsr_mapped_compute(f->m, like, order, &by, &file, f->err));
+    tsr_mapped_row *row = (tsr_mapped_row *)f->m->rows.items + f->m->rows.count - 1;
+    row->sources = packed->parts;
+    row->source_count = packed->part_count;
+    for (uint32_t i = 0; i < packed->part_count; i++) f->is_packed[packed->parts[i] - first] = true;
+    f->done->found = true;
+    return TSR_OK;
+}
+
 /* Remembers why an entry, which is kept unchanged, could not be multiplied. */
 static tsr_status remember(finder *f, const tsr_entry *entry, const tsr_error *why)
 {
@@ -208,13 +237,15 @@ static tsr_status remember(finder *f, const tsr_entry *entry, const tsr_error *w
     return TSR_OK;
 }
 
-static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
+/* Adds the rows of an entry, or keeps it if `add` refuses it. */
+static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order,
+                            tsr_status (*add)(finder *f, const tsr_entry *entry, uint64_t order))
 {
     const size_t rows = f->m->rows.count;
     const bool found = f->done->found;
     tsr_error why = {.status = TSR_OK}, *err = f->err;
     f->err = f->m->maker.err = &why;
-    const tsr_status status = multiply_entry(f, entry, order);
+    const tsr_status status = add(f, entry, order);
     f->err = f->m->maker.err = err;
     if (status == TSR_OK) return TSR_OK;
     if (status != TSR_E_UNSUPPORTED && status != TSR_E_FORMAT) {
@@ -223,6 +254,7 @@ static tsr_status add_entry(finder *f, const tsr_entry *entry, uint64_t order)
     }
     f->m->rows.count = rows; /* removes a row that was begun */
     f->done->found = found;
+    f->is_packed[order] = true; /* no other form of it is tried */
     TSR_TRY(remember(f, entry, &why));
     return tsr_mapped_keep(f->m, entry, order, f->err);
 }
@@ -273,7 +305,11 @@ static tsr_status find_unscaled(finder *f, tsr_map *scaled)
 static tsr_status find_all(finder *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
-    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(f, &catalog->entries[i], i));
+    f->is_packed = tsr_arena_array(f->m->own->arena, (size_t)catalog->entry_count, sizeof *f->is_packed, f->err);
+    if (!f->is_packed) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(f, &catalog->entries[i], i, unpack_entry));
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        if (!f->is_packed[i]) TSR_TRY(add_entry(f, &catalog->entries[i], i, multiply_entry));
     tsr_map *scaled = tsr_map_new(f->m->own->host->allocator, 0, f->err);
     const tsr_status status = scaled ? find_unscaled(f, scaled) : TSR_E_NOMEM;
     tsr_map_free(scaled);

@@ -328,7 +328,10 @@ static tsr_status run_steps(computing *c, uint64_t offset, uint8_t *buffer, size
     tsr_mapped *m = c->m;
     const tsr_computed *file = c->file;
     const tsr_allocator *allocator = m->own->host->allocator;
-    if (file->kind == TSR_COMPUTED_BY) return compute_all(c, offset, buffer, size, err);
+    if (file->kind == TSR_COMPUTED_BY) {
+        if (file->most) c->most = file->most;
+        return compute_all(c, offset, buffer, size, err);
+    }
     if (TSR_PRODUCTS_BUILT && tsr_products_pay(file, size / tsr_dtype_size(file->dtype))) {
         c->most = TSR_PRODUCTS_RUN;
         TSR_TRY(tsr_products_open(m, file, &c->products, err));
