@@ -420,8 +420,13 @@ static const float nf4[16] = {-1.0f,
                               0.5626170039176941f,
                               0.7229568362236023f,
                               1.0f};
-static const float fp4[16] = {0.0f, 0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  0.5f,  2.0f / 12,  0.25f,
-                              0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
+/* Code 8 is -0 in the kernels, and 0 in the code that bitsandbytes has for rows of an odd length. */
+#define FP4(eighth) \
+    { \
+        0.0f, 0.0625f / 12, 8.0f / 12, 1.0f, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f, eighth, -0.0625f / 12, -8.0f / 12, -1.0f, \
+            -4.0f / 12, -0.5f, -2.0f / 12, -0.25f \
+    }
+static const float fp4[2][16] = {FP4(-0.0f), FP4(0.0f)};
 
 /* Sets the shape of the weight from the state, and checks that the packed numbers are as many. */
 static tsr_status take_shape(search *s, const cJSON *state, const tsr_entry *holder)
@@ -526,7 +531,7 @@ static tsr_status open_four_bits(search *s)
     const bool single = tsr_dtype_size(s->entry->dtype) == 1;
     for (size_t i = 0; i < 2 && !holder; i++) {
         TSR_TRY(find_part(s, states[i], &holder));
-        p->table = i ? fp4 : nf4;
+        p->table = i ? fp4[0] : nf4;
     }
     if (!holder && single) TSR_TRY(find_part(s, ".absmax", &map));
     if (!holder && (!single || !map)) return TSR_OK;
@@ -536,6 +541,7 @@ static tsr_status open_four_bits(search *s)
     TSR_TRY(find_part(s, ".quant_map", &map)); /* bitsandbytes itself computes with its own table */
     p->flat = true;
     TSR_TRY(open_state(s, holder));
+    if (p->table == fp4[0]) p->table = fp4[p->shape[p->ndim - 1] % 2];
     p->numbers = (tsr_codes){.entry = s->entry, .bits = 4, .order = order, .period = 2};
     return TSR_OK;
 }

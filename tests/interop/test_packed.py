@@ -1,0 +1,133 @@
+"""--dequantize of packed integers and of bitsandbytes' codes, against what the libraries' own code made of them
+(tests/golden/make_packed.py), and GPTQ and AWQ against their published layout, which is packed here.
+
+TESSERA_QUANTIZERS names a folder with compressed-tensors and bitsandbytes (pip install --target DIR …). With it, other random models
+than the stored ones are compared, too."""
+import json
+import os
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness import Skip
+from test_nvfp4 import need, same
+
+GOLDENS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
+GOLDEN = os.path.join(GOLDENS, "packed")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def compare(t, model, want, what):
+    """In every dtype, in little memory, sharded, and through other containers."""
+    out = t.at("out.safetensors")
+    for dtype in DTYPES:
+        t.run("convert", model, out, "--dequantize", "--dtype", str(dtype)[6:], "--overwrite")
+        same(load_file(out), {k: v.to(dtype) for k, v in want.items()}, f"{what}: {dtype}")
+    t.run("convert", model, out, "--dequantize", "--dtype", "float32", "--max-mem", "64KiB", "--overwrite")
+    same(load_file(out), {k: v.float() for k, v in want.items()}, f"{what}: in little memory")
+    t.run("reshard", model, t.at("columns"), "--dequantize", "--dtype", "float32", "--mesh", "tp=3", "--placements", "shard(-1)", "--to", "dcp", "--overwrite")
+    t.run("convert", t.at("columns"), out, "--overwrite")
+    same(load_file(out), {k: v.float() for k, v in want.items()}, f"{what}: columns")
+    files = t.at("files")
+    t.run("convert", model, files, "--to", "safetensors", "--max-shard-size", "3K", "--overwrite")
+    with open(os.path.join(model, "config.json")) as f, open(os.path.join(files, "config.json"), "w") as g:
+        g.write(f.read())
+    t.run("convert", files, out, "--dequantize", "--dtype", "float32", "--overwrite")
+    same(load_file(out), {k: v.float() for k, v in want.items()}, f"{what}: in several files")
+    t.run("diff", model, out, "--dequantize", "--values", status=1)  # model is read in bfloat16
+    t.run("merge", out, model, model, "--method", "linear", "--dequantize", "--dtype", "float32", "--overwrite")
+    same(load_file(out), {k: v.float() for k, v in want.items()}, f"{what}: merged")
+
+
+def test_compressed_tensors_and_bitsandbytes(t):
+    for name in ("compressed", "ordered", "bitsandbytes"):
+        compare(t, os.path.join(GOLDEN, name), load_file(os.path.join(GOLDEN, name + ".safetensors")), name)
+
+
+MAKE = """
+import pathlib, sys
+sys.path[:0] = sys.argv[1:3]
+import torch, make_packed as m
+torch.manual_seed(int(sys.argv[4]))
+m.write(pathlib.Path(sys.argv[3]), "compressed", *m.compressed(20, (1, 2, 3, 4, 5, 6, 7, 8)))
+m.write(pathlib.Path(sys.argv[3]), "bitsandbytes", *m.bitsandbytes(20))
+"""
+
+
+def test_random_models_of_the_libraries(t):
+    folder = os.environ.get("TESSERA_QUANTIZERS", "")
+    if not all(os.path.isdir(os.path.join(folder, n)) for n in ("compressed_tensors", "bitsandbytes")):
+        raise Skip("TESSERA_QUANTIZERS names no folder with compressed-tensors and bitsandbytes")
+    for seed in range(4):
+        made = t.at(f"made{seed}")
+        done = subprocess.run([sys.executable, "-c", MAKE, folder, GOLDENS, made, str(seed)], capture_output=True, text=True, env={**os.environ, "TORCHDYNAMO_DISABLE": "1"})
+        need(done.returncode == 0, done.stderr[-800:])
+        for name in ("compressed", "bitsandbytes"):
+            compare(t, os.path.join(made, name), load_file(os.path.join(made, name + ".safetensors")), f"{name} {seed}")
+
+
+# ---- GPTQ and AWQ ----
+
+def pack(numbers, bits, dim):
+    """A dense stream of bits along a dim, the lowest first, in int32."""
+    lines = numbers.movedim(dim, -1).long()
+    stream = (lines[..., None] >> torch.arange(bits) & 1).flatten(-2)
+    stream = torch.nn.functional.pad(stream, (0, -stream.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    words = (stream << torch.arange(32)).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().movedim(-1, dim).contiguous()
+
+
+def gptq(bits, second, ordered, columns, rows, group, dtype):
+    groups = -(-columns // group)
+    index = torch.arange(columns) // group
+    if ordered:
+        index = index[torch.randperm(columns)]
+    numbers, zeros = torch.randint(0, 1 << bits, (columns, rows)), torch.randint(0, 1 << bits, (groups, rows))
+    scales = (torch.randn(groups, rows) / 20).to(dtype)
+    weight = scales[index] * (numbers - zeros[index]).to(dtype)
+    stored = zeros if second else (zeros - 1) % (1 << bits)
+    return {"qweight": pack(numbers, bits, 0), "qzeros": pack(stored, bits, 1), "scales": scales, "g_idx": index.int(), "bias": torch.randn(rows).half()}, weight.t().contiguous()
+
+
+def awq(columns, rows, group, dtype):
+    groups = columns // group
+    numbers, zeros, scales = torch.randint(0, 16, (columns, rows)), torch.randint(0, 16, (groups, rows)), (torch.randn(groups, rows) / 20).to(dtype)
+    weight = scales.repeat_interleave(group, 0) * (numbers - zeros.repeat_interleave(group, 0)).to(dtype)
+    places = torch.argsort(torch.tensor(AWQ_PLACES))
+    stored = lambda x: pack(x.unflatten(1, (-1, 8))[:, :, places].flatten(1), 4, 1)
+    return {"qweight": stored(numbers), "qzeros": stored(zeros), "scales": scales}, weight.t().contiguous()
+
+
+def model_of(t, name, modules, quantization):
+    os.makedirs(t.at(name))
+    stored = {f"l{i}.{k}": v for i, (parts, _) in enumerate(modules) for k, v in parts.items()}
+    save_file(stored, t.at(name, "model.safetensors"), {"format": "pt"})
+    with open(t.at(name, "config.json"), "w") as f:
+        json.dump({"dtype": "bfloat16", "quantization_config": quantization}, f)
+    want = {f"l{i}.weight": weight for i, (_, weight) in enumerate(modules)}
+    want.update({k: v for k, v in stored.items() if k.endswith("bias")})
+    return t.at(name), want
+
+
+def test_gptq(t):
+    torch.manual_seed(7)
+    for bits in (2, 3, 4, 8):
+        for second in (False, True):
+            modules = [gptq(bits, second, i % 2 == 1, 32 * (1 + i), 32 * (3 - i), 32 if i else 16, (torch.float16, torch.bfloat16)[i % 2]) for i in range(3)]
+            if bits != 3:
+                modules.append(gptq(bits, second, True, 48, 16, 20, torch.float16))  # the last group is not whole
+            config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "checkpoint_format": "gptq_v2" if second else "gptq"}
+            compare(t, *model_of(t, f"gptq-{bits}-{second}", modules, config), f"gptq {bits} {second}")
+    stored, weight = gptq(4, False, False, 96, 24, 40, torch.float16)
+    del stored["g_idx"]
+    compare(t, *model_of(t, "without", [(stored, weight)], {"quant_method": "gptq", "bits": 4, "group_size": 40}), "without g_idx")
+
+
+def test_awq(t):
+    torch.manual_seed(8)
+    modules = [awq(64 * i, 8 * (7 - i), 64, torch.float16) for i in range(1, 5)]
+    compare(t, *model_of(t, "awq", modules, {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}), "awq")
+    compare(t, *model_of(t, "whole", [awq(40, 16, 40, torch.bfloat16)], {"quant_method": "awq", "bits": 4, "group_size": -1}), "awq without groups")
