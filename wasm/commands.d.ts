@@ -28,8 +28,7 @@ export interface ConvertOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` (default: the dtype in config.json, or
-   *  bfloat16). */
+  /** Turn quantized numbers into weights, in `dtype` (default: the dtype in config.json, or bfloat16). */
   readonly dequantize?: boolean | undefined;
   /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
   readonly quantize?: "fp8-block" | undefined;
@@ -70,7 +69,7 @@ export interface DiffOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16. */
+  /** Turn the quantized numbers of A into weights, in the dtype of config.json, or bfloat16. */
   readonly dequantize?: boolean | undefined;
   /** Allow values to differ by X; NaN equals NaN. */
   readonly atol?: number | undefined;
@@ -128,7 +127,7 @@ export interface ManifestOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16. */
+  /** Turn quantized numbers into weights, in the dtype of config.json, or bfloat16. */
   readonly dequantize?: boolean | undefined;
   /** Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB. */
   readonly allowExpansion?: boolean | undefined;
@@ -237,8 +236,7 @@ export interface ReshardOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` (default: the dtype in config.json, or
-   *  bfloat16). */
+  /** Turn quantized numbers into weights, in `dtype` (default: the dtype in config.json, or bfloat16). */
   readonly dequantize?: boolean | undefined;
   /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
   readonly quantize?: "fp8-block" | undefined;
@@ -298,7 +296,7 @@ export interface VerifyOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16. */
+  /** Turn quantized numbers into weights, in the dtype of config.json, or bfloat16. */
   readonly dequantize?: boolean | undefined;
   /** Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB. */
   readonly allowExpansion?: boolean | undefined;

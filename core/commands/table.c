@@ -64,7 +64,7 @@ OPTION(map, DOCUMENT, map, "map", "MAP",
        "Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map")
 OPTION(inverse, FLAG, inverse, "inverse", NULL, "With --map: apply the map backwards")
 OPTION(diff_dequantize, FLAG, dequantize, "dequantize", NULL,
-       "Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16")
+       "Turn the quantized numbers of A into weights, in the dtype of config.json, or bfloat16")
 OPTION(diff_values, FLAG, values, "values", NULL, "Compare values too, bit for bit", .npm = "Diff.step() compares values")
 OPTION(atol, REAL, atol, "atol", "X", "Allow values to differ by X; NaN equals NaN (implies --values)")
 OPTION(rtol, REAL, rtol, "rtol", "X", "Allow values to differ by X times the value in B (implies --values)")
@@ -129,7 +129,7 @@ OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the ou
        .python = PRINTED)
 OPTION(manifest_hash, CHOICE, hash, "hash", "sha256|xxh3", "Use this digest algorithm (default: xxh3)")
 OPTION(dequantize_stored, FLAG, dequantize, "dequantize", NULL,
-       "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16")
+       "Turn quantized numbers into weights, in the dtype of config.json, or bfloat16")
 
 /* ---- writing ---- */
 
@@ -146,14 +146,16 @@ OPTION(
     convert_against, MODEL, against, "against", "FILE",
     "Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line",
     .role = TSR_OPTION_OF_RUN)
-OPTION(
-    dequantize, FLAG, dequantize, "dequantize", NULL,
-    "Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to --dtype (default: the dtype in config.json, or bfloat16)")
+OPTION(dequantize, FLAG, dequantize, "dequantize", NULL,
+       "Turn quantized numbers into weights, in --dtype (default: the dtype in config.json, or bfloat16)")
 OPTION(quantize, CHOICE, quantize, "quantize", "fp8-block",
        "Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does")
 OPTION(
     no_quantize, TEXTS, no_quantize, "no-quantize", "GLOB",
     "With --quantize: also leave weights that match as they are (repeatable); embeddings, norms, output layers and routers are never quantized")
+OPTION(config, FLAG, config, "config", NULL,
+       "Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype",
+       .npm = "a sink receives the checkpoint's files only")
 OPTION(convert_lora, CHECKPOINT, lora, "lora", "DIRECTORY",
        "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does", .role = TSR_OPTION_OF_SOURCE)
 OPTION(dtype, TEXT, dtype, "dtype", "DTYPE", "Cast floating-point tensors, rounding correctly")
@@ -359,12 +361,19 @@ static const tsr_option *const manifest_options[] = {&layout_output,     &manife
                                                      &dequantize_stored, &allow_expansion, SOURCE,    NULL};
 static const tsr_option *const verify_options[] = {&format,          &report_json, &allow, MAP, &dequantize_stored,
                                                    &allow_expansion, SOURCE,       NULL};
-static const tsr_option *const convert_options[] = {&convert_to,      &convert_world_size,
-                                                    &rename,          &max_shard_size,
-                                                    &convert_against, MAP,
-                                                    &dequantize,      QUANTIZE,
-                                                    &convert_lora,    WRITING,
-                                                    SOURCE,           NULL};
+static const tsr_option *const convert_options[] = {&convert_to,
+                                                    &convert_world_size,
+                                                    &rename,
+                                                    &max_shard_size,
+                                                    &convert_against,
+                                                    MAP,
+                                                    &dequantize,
+                                                    QUANTIZE,
+                                                    &config,
+                                                    &convert_lora,
+                                                    WRITING,
+                                                    SOURCE,
+                                                    NULL};
 static const tsr_option *const merge_options[] = {&method,   &weight,         &no_normalize, &base,    &t,
                                                   &merge_to, &max_shard_size, &dequantize,   QUANTIZE, &merge_lora,
                                                   WRITING,   SOURCE,          NULL};

@@ -5,6 +5,7 @@
 #include "mapping/mapping_builtin.h"
 #include "mapping/mapping_match.h"
 #include "tessera/mapping.h"
+#include "tessera/sys/config_text.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
@@ -67,17 +68,31 @@ static tsr_status open_neighbor(tsr_store *store, const tsr_host *host, tsr_stor
     return status;
 }
 
-tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
+tsr_status tsr_config_load(const tsr_checkpoint *checkpoint, tsr_bytes *out, tsr_error *err)
 {
     tsr_store *store = checkpoint->store, *neighbor = NULL;
     uint32_t file = tsr_store_find(store, TSR_STR(CONFIG_NAME));
-    cJSON *config = NULL;
+    *out = (tsr_bytes){0};
     if (file == TSR_NO_FILE) TSR_TRY(open_neighbor(store, checkpoint->host, &neighbor, err));
-    if (neighbor) file = neighbor->primary;
-    const tsr_status status = load(neighbor ? neighbor : store, checkpoint->host, file, CONFIG_NAME, &config, err);
+    if (neighbor) store = neighbor, file = neighbor->primary;
+    const tsr_status status = file == TSR_NO_FILE ? TSR_OK
+                                                  : tsr_range_load((tsr_range){store, file, 0, store->files[file].size},
+                                                                   checkpoint->host, out, err);
+    if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
+    if (neighbor) neighbor->close(neighbor);
+    return status;
+}
+
+tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err)
+{
+    tsr_bytes bytes;
+    cJSON *config = NULL;
+    TSR_TRY(tsr_config_load(checkpoint, &bytes, err));
+    const tsr_status status = bytes.data.size ? tsr_json_parse(bytes.data, checkpoint->host, &config, err) : TSR_OK;
+    tsr_bytes_free(&bytes);
+    if (status != TSR_OK) tsr_error_context(err, "%s", CONFIG_NAME);
     *out = quantization_of(config) != NULL;
     cJSON_Delete(config);
-    if (neighbor) neighbor->close(neighbor);
     return status;
 }
 

@@ -8,6 +8,7 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
 typedef struct finder {
@@ -314,11 +315,7 @@ static tsr_status find_all(finder *f)
     const tsr_status status = scaled ? find_unscaled(f, scaled) : TSR_E_NOMEM;
     tsr_map_free(scaled);
     if (status != TSR_OK || !f->done->found || !f->is_quantized) return status;
-    return tsr_mapped_add_note(
-        f->m,
-        TSR_STR("the weights are not quantized any more; remove quantization_config from the config.json "
-                "that is used with them"),
-        f->err);
+    return tsr_mapped_add_note(f->m, TSR_STR(TSR_NOTE_UNQUANTIZED), f->err);
 }
 
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)

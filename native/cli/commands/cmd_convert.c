@@ -1,6 +1,7 @@
 /* `tessera convert PATH DEST --to FORM`: writes a checkpoint in another format. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
+#include "cli/writing/config_copy.h"
 #include "cli/writing/writing.h"
 
 static int run(cli *program, const tsr_command_options *arguments)
@@ -12,11 +13,14 @@ static int run(cli *program, const tsr_command_options *arguments)
                      .what = "converting",
                      .destination = program->operands.items[1],
                      .against = arguments->against};
+    cli_config_copy config;
     w.arena = tsr_arena_new(cli_host(program)->allocator, 0, &err);
     tsr_status status = w.arena ? cli_open_conversion(&w, path, &err) : TSR_E_NOMEM;
     if (status == TSR_OK && arguments->dry_run && !arguments->json) status = cli_put_map_table(program, &w.source, &err);
+    if (status == TSR_OK) status = cli_config_plan(&w, &config, &err);
     status = cli_agree(program, status, &err);
     if (status == TSR_OK) status = cli_write(&w, &err);
+    if (status == TSR_OK) status = cli_config_write(&w, &config, &err);
     int result = status == TSR_OK ? CLI_DONE : cli_fail_error(program, path, &err);
     cli_writing_close(&w);
     tsr_arena_free(w.arena);
@@ -38,6 +42,8 @@ const cli_command cli_convert = {
         "Refuse to write what this model would not load\n"
         "tessera convert llama-70b/ model.safetensors --shards meta-llama\n"
         "Join the consolidated.NN.pth files of all ranks\n"
+        "tessera convert awq/ plain/ --dequantize --config --max-shard-size 5GB\nTurn a quantized model into one that loads "
+        "without quantization\n"
         "tessera convert base/ merged.safetensors --lora adapter/\nFold a LoRA adapter into its base model\n"
         "tessera convert model/ fp8/ --quantize fp8-block --max-shard-size 5GB\nQuantize the weights of a model for "
         "inference\n"

@@ -143,37 +143,47 @@ static tsr_status put_modules(FILE *to, const tsr_vec *quantized, const tsr_quan
     return TSR_OK;
 }
 
-static tsr_status tell_settings(const cli *program, const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends,
-                                tsr_error *err)
+/* Makes the quantization_config of the quantized weights. */
+static tsr_status describe_settings(const tsr_vec *quantized, const tsr_quantized *made, tsr_map *ends, tsr_arena *arena,
+                                    tsr_str *out, tsr_error *err)
 {
     char *text = NULL;
     size_t size;
     FILE *to = open_memstream(&text, &size);
     if (!to) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    fputs(
-        "add this to config.json: \"quantization_config\": {\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", "
-        "\"weight_block_size\": [128, 128], \"modules_to_not_convert\": [",
-        to);
+    fputs("{\"quant_method\": \"fp8\", \"activation_scheme\": \"dynamic\", \"weight_block_size\": [128, 128], "
+          "\"modules_to_not_convert\": [",
+          to);
     tsr_status status = put_modules(to, quantized, made, ends, err);
     fputs("]}", to);
     if (fclose(to) != 0 && status == TSR_OK) status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    if (status == TSR_OK && program->caller) program->caller->say(program->caller->ctx, CLI_SAYS_WARNING, text, err);
-    else if (status == TSR_OK) fprintf(stderr, "%s\n", text);
+    if (status == TSR_OK) *out = tsr_arena_format(arena, err, "%s", text);
     free(text);
-    return status;
+    return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
 }
 
-/* Tells the user what to add to config.json: a loader builds its modules from it, and a conversion does not write it. */
-static tsr_status tell_config(cli *program, const tsr_catalog *catalog, const tsr_quantized *made, tsr_error *err)
+/* Tells the user what to add to config.json, which a loader builds its modules from. Only --config writes it. */
+static tsr_status tell_settings(const cli *program, tsr_str settings, tsr_arena *arena, tsr_error *err)
 {
-    if (!cli_speaks(program) || program->options.quiet) return TSR_OK;
+    const tsr_str line =
+        tsr_arena_format(arena, err, "add this to config.json: \"quantization_config\": %.*s", TSR_STR_ARG(settings));
+    if (!line.data) return TSR_E_NOMEM;
+    if (program->caller) program->caller->say(program->caller->ctx, CLI_SAYS_WARNING, line.data, err);
+    else fprintf(stderr, "%s\n", line.data);
+    return TSR_OK;
+}
+
+static tsr_status tell_config(cli *program, cli_session *session, tsr_error *err)
+{
+    const tsr_quantized *made = &session->layers.quantized;
     tsr_vec quantized = tsr_vec_of(cli_host(program)->allocator, sizeof(tsr_str));
     tsr_map *ends = tsr_map_new(cli_host(program)->allocator, 0, err);
-    tsr_status status = ends ? list_quantized(catalog, &quantized, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) {
+    tsr_status status = ends ? list_quantized(session->catalog, &quantized, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = describe_settings(&quantized, made, ends, session->arena, &session->quantization, err);
+    if (status == TSR_OK && cli_speaks(program) && !program->options.quiet) {
         cli_note(program, "quantized to float8_e4m3fn: %s; other two-dimensional tensors, left as they are: %s",
                  cli_plural(made->count, "weight").text, cli_number(made->kept_count).text);
-        status = tell_settings(program, &quantized, made, ends, err);
+        if (!program->options.config) status = tell_settings(program, session->quantization, session->arena, err);
     }
     tsr_vec_free(&quantized);
     tsr_map_free(ends);
@@ -203,9 +213,12 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
     const tsr_status status = tsr_layers_open(&session->layers, &wanted, session->arena, err);
     show_top(session);
     if (status != TSR_OK) return status;
-    if (options->quantize) TSR_TRY(tell_config(program, session->catalog, &session->layers.quantized, err));
-    for (size_t i = 0; tsr_mapping_note(session->checkpoint, i).size; i++)
-        cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(session->checkpoint, i)));
+    if (options->quantize) TSR_TRY(tell_config(program, session, err));
+    for (size_t i = 0; tsr_mapping_note(session->checkpoint, i).size; i++) {
+        const tsr_str note = tsr_mapping_note(session->checkpoint, i);
+        const bool done = options->config && tsr_str_equal(note, TSR_STR(TSR_NOTE_UNQUANTIZED));
+        if (!done) cli_note(program, "%.*s", TSR_STR_ARG(note));
+    }
     return TSR_OK;
 }
 
@@ -229,7 +242,7 @@ tsr_status cli_quantize(cli *program, const tsr_command_options *options, const 
 {
     TSR_TRY(tsr_layers_quantize(&session->layers, &(tsr_layering){.options = options, .used = used}, err));
     show_top(session);
-    return options->quantize ? tell_config(program, session->catalog, &session->layers.quantized, err) : TSR_OK;
+    return options->quantize ? tell_config(program, session, err) : TSR_OK;
 }
 
 bool cli_has_map_table(const cli_session *session)

@@ -24,6 +24,7 @@ typedef struct cli_session {
      * otherwise NULL. */
     tsr_checkpoint *source;
     tsr_layers layers;          /* over the source; the top is `checkpoint` */
+    tsr_str quantization;       /* with --quantize: the quantization_config that config.json has to have; empty: not used */
     struct cli_session *others; /* further checkpoints that are read, in calloc memory; closed with this session */
     size_t other_count;
     tsr_str recipe;   /* what else affects the values, in one line; data NULL: nothing */

@@ -65,7 +65,7 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
 
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16
+    dequantize: Turn the quantized numbers of A into weights, in the dtype of config.json, or bfloat16
     values: Compare values too, bit for bit
     atol: Allow values to differ by X; NaN equals NaN (implies values)
     rtol: Allow values to differ by X times the value in B (implies values)
@@ -99,7 +99,7 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
 
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers of A by their scales, to the dtype in config.json, or bfloat16
+    dequantize: Turn the quantized numbers of A into weights, in the dtype of config.json, or bfloat16
     values: Compare values too, bit for bit
     atol: Allow values to differ by X; NaN equals NaN (implies values)
     rtol: Allow values to differ by X times the value in B (implies values)
@@ -286,7 +286,7 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
     exclude: Leave out names that match; overrides include
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16
+    dequantize: Turn quantized numbers into weights, in the dtype of config.json, or bfloat16
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
@@ -313,7 +313,7 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to the dtype in config.json, or bfloat16
+    dequantize: Turn quantized numbers into weights, in the dtype of config.json, or bfloat16
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
     part: Open only this part of a checkpoint that is made of parts (inspect lists them)
     step: Open this checkpoint of a directory that holds several: latest, latest-valid (the newest without errors), a name or path below it,
@@ -334,14 +334,14 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
             to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None,
             world_size: int | None = None, rename: str | Sequence[str] = (), max_shard_size: int | str | None = None,
             against: Against | None = None, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
-            quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), lora: CheckpointOrPath | None = None,
-            include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None,
-            raw_cast: bool = False, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None,
-            ignore_crc: bool = False, no_checksums: bool = False, overwrite: bool = False, resume: bool = False,
-            discard_parts: bool = False, no_verify: bool = False, dry_run: bool = False, allow_expansion: bool = False,
-            part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-            shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
-            on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), config: bool = False,
+            lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
+            dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
+            objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
+            no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
+            dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
+            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
@@ -353,9 +353,10 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     list of names, one per line
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
+    config: Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype
     lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
@@ -384,10 +385,11 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("convert", [path, dest], {"to": to, "world_size": world_size, "rename": rename, "max_shard_size": max_shard_size,
         "against": against, "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize,
-        "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
-        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
-        "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
-        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "config": config, "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch,
+        "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums,
+        "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run,
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
+        "io_depth": io_depth}, on_progress, progress)
 
 
 def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "slerp", "task-arithmetic"] | None = None,
@@ -410,7 +412,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     t: With method slerp: where on the arc, from 0 for the first checkpoint to 1 for the second
     to: Write this format (default: inferred from the extension of OUT, or safetensors with max_shard_size)
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     lora: Fold a LoRA adapter of PEFT into A, as its merge_and_unload does
@@ -514,7 +516,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     storage: Spread the processes of mpirun over the file servers of this tessera.storage/1 document
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
     include: Use only names that match: * within a component, ** across components, ?, [...]

@@ -128,6 +128,7 @@ OPTIONS = {
         "dequantize": ("flag",),
         "quantize": ("choice", "fp8-block"),
         "no_quantize": ("texts",),
+        "config": ("flag",),
         "lora": ("checkpoint",),
         "include": ("texts",),
         "exclude": ("texts",),

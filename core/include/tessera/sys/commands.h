@@ -50,7 +50,7 @@ typedef struct tsr_command_options {
     tsr_source_options source;
     tsr_name_globs selection;
     const char *map, *lora;
-    bool inverse, dequantize;
+    bool inverse, dequantize, config;
     unsigned quantize;
     tsr_texts no_quantize;
     const char *target, *mesh, *placements, *storage;

@@ -20,6 +20,9 @@ TSR_API_BEGIN
  * them all). An adapter names a module that its configuration selects but for which it has no tensors, a setting that PEFT
  * does not have, and an embedding that is also the output layer, with what became of both. */
 tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
+/* The note about a dequantized model whose config.json still says that it is quantized. */
+#define TSR_NOTE_UNQUANTIZED \
+    "the weights are not quantized any more; remove quantization_config from the config.json that is used with them"
 /* Appends all of them to `out`, a vector of tsr_str. */
 tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err);
 
