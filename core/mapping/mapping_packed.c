@@ -435,12 +435,13 @@ static tsr_status take_shape(search *s, const cJSON *state, const tsr_entry *hol
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(state, "shape"), *item = NULL;
     const size_t count = tsr_json_count(list);
     uint64_t elements = 0, bytes = 0;
-    TSR_FAIL_IF(!cJSON_IsArray(list) || !count || count > TSR_MAX_NDIM, s->err, TSR_E_FORMAT,
-                "'%.*s' states no shape of '%.*s'", TSR_STR_ARG(holder->fqn), TSR_STR_ARG(s->entry->fqn));
     uint64_t *shape = tsr_arena_array(s->m->own->arena, count, sizeof *shape, s->err);
+    bool stated = cJSON_IsArray(list) && count && count <= TSR_MAX_NDIM;
     if (!shape) return TSR_E_NOMEM;
+    cJSON_ArrayForEach(item, list) if (stated) stated = tsr_json_to_u64(item, "", &shape[p->ndim++], NULL) == TSR_OK;
+    TSR_FAIL_IF(!stated, s->err, TSR_E_FORMAT, "'%.*s' does not state the shape of '%.*s'", TSR_STR_ARG(holder->fqn),
+                TSR_STR_ARG(s->entry->fqn));
     p->shape = shape;
-    cJSON_ArrayForEach(item, list) TSR_TRY(tsr_json_to_u64(item, "shape", &shape[p->ndim++], s->err));
     const tsr_entry like = {.shape = shape, .ndim = p->ndim};
     const bool counted = tsr_entry_elements(&like, &elements) && elements && tsr_entry_elements(s->entry, &bytes) &&
                          bytes <= UINT64_MAX / tsr_dtype_size(s->entry->dtype);

@@ -44,6 +44,7 @@ import test_messages  # noqa: F401
 import test_moved  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401
+import test_packed  # noqa: F401
 import test_permissions  # noqa: F401
 import test_pipelines  # noqa: F401
 import test_pipes  # noqa: F401
