@@ -47,13 +47,41 @@ static void unpack_down(const tsr_codes *codes, const area *a, const uint8_t *wo
         const uint64_t bit = (a->row + i) * codes->bits - first;
         const unsigned shift = bit % 32, mask = (1u << codes->bits) - 1, left = 32 - shift;
         const uint8_t *line = words + bit / 32 * width;
+        const bool straddles = codes->bits > left;
         for (size_t k = 0; k < a->columns; k++) {
-            uint32_t low, high = 0;
+            uint32_t low;
             memcpy(&low, line + k * sizeof low, sizeof low);
-            if (codes->bits > left) memcpy(&high, line + width + k * sizeof high, sizeof high);
-            out[k] = (uint8_t)((low >> shift | (codes->bits > left ? high << left : 0)) & mask);
+            out[k] = (uint8_t)(low >> shift & mask);
+        }
+        for (size_t k = 0; straddles && k < a->columns; k++) {
+            uint32_t high;
+            memcpy(&high, line + width + k * sizeof high, sizeof high);
+            out[k] |= (uint8_t)(high << left & mask);
         }
     }
+}
+
+/* Where number `at` of a line is in its words, in numbers. */
+static uint64_t place_of(const tsr_codes *codes, uint64_t at)
+{
+    if (!codes->order) return at;
+    const uint64_t start = at / codes->period * codes->period;
+    return start + codes->order[at - start];
+}
+
+/* Unpacks 8 numbers of 4 bits at a time, from the first whole word on; returns how many. */
+static size_t unpack_words(const tsr_codes *codes, const area *a, uint64_t first, const uint8_t *words, uint8_t *out)
+{
+    size_t done = 0;
+    unsigned shifts[8];
+    if (codes->bits != 4 || a->column % 8 || (a->column * 4 - first) % 8) return 0;
+    for (unsigned i = 0; i < 8; i++) shifts[i] = 4 * (unsigned)place_of(codes, i);
+    for (words += (a->column * 4 - first) / 8; done + 8 <= a->columns; done += 8, words += 4) {
+        const uint32_t word =
+            (uint32_t)words[0] | (uint32_t)words[1] << 8 | (uint32_t)words[2] << 16 | (uint32_t)words[3] << 24;
+        for (unsigned i = 0; i < 8; i++) out[done + i] = (uint8_t)(word >> shifts[i] & 15);
+    }
+    return done;
 }
 
 /* Numbers whose words are next to each other. A row has `width` bytes, the first of which has bit `first`. */
@@ -62,9 +90,13 @@ static void unpack_across(const tsr_codes *codes, const area *a, size_t width, u
 {
     const unsigned mask = (1u << codes->bits) - 1;
     for (size_t i = 0; i < a->rows; i++, words += width, out += a->columns) {
-        for (size_t k = 0; k < a->columns; k++) {
-            const uint64_t at = a->column + k, start = codes->order ? at / codes->period * codes->period : at;
-            const uint64_t bit = (codes->order ? start + codes->order[at - start] : at) * codes->bits - first;
+        size_t k = unpack_words(codes, a, first, words, out);
+        if (codes->bits == 8) {
+            memcpy(out, words + (a->column - first / 8), a->columns);
+            k = a->columns;
+        }
+        for (; k < a->columns; k++) {
+            const uint64_t bit = place_of(codes, a->column + k) * codes->bits - first;
             const unsigned low = words[bit / 8], high = bit % 8 + codes->bits > 8 ? words[bit / 8 + 1] : 0;
             out[k] = (uint8_t)((high << 8 | low) >> bit % 8 & mask);
         }
@@ -97,22 +129,29 @@ static float number_of(const tsr_codes *codes, uint8_t code)
 /* Sets the group of every column of the area, and which groups there are. */
 static tsr_status find_groups(const tsr_packed *p, const area *a, room *r, tsr_error *err)
 {
-    uint64_t low = p->groups, high = 0;
-    if (p->group_index) {
-        const tsr_run run = {.first = a->column, .count = a->columns};
-        TSR_TRY(tsr_read_run(p->source, p->group_index, &run, r->groups, a->columns * sizeof *r->groups, err));
+    int32_t low = INT32_MAX, high = 0;
+    const tsr_run run = {.first = a->column, .count = a->columns};
+    r->first_group = a->column / p->group;
+    if (!p->group_index) {
+        uint64_t left = p->group - a->column % p->group;
+        for (size_t k = 0; k < a->columns; k++) {
+            r->groups[k] = high;
+            if (!--left) left = p->group, high++;
+        }
+        r->group_count = (size_t)((a->column + a->columns - 1) / p->group - r->first_group + 1);
+        return TSR_OK;
     }
+    TSR_TRY(tsr_read_run(p->source, p->group_index, &run, r->groups, a->columns * sizeof *r->groups, err));
     for (size_t k = 0; k < a->columns; k++) {
-        const uint64_t group = p->group_index ? (uint64_t)(int64_t)r->groups[k] : (a->column + k) / p->group;
-        TSR_FAIL_IF(p->group_index && group >= p->groups, err, TSR_E_FORMAT, "'%.*s' has a group that '%.*s' does not have",
-                    TSR_STR_ARG(p->group_index->fqn), TSR_STR_ARG(p->scale->fqn)); /* it was in order when it was opened */
-        if (group < low) low = group;
-        if (group > high) high = group;
+        TSR_FAIL_IF(r->groups[k] < 0 || (uint64_t)r->groups[k] >= p->groups, err, TSR_E_FORMAT,
+                    "'%.*s' has a group that '%.*s' does not have", TSR_STR_ARG(p->group_index->fqn),
+                    TSR_STR_ARG(p->scale->fqn)); /* it was in order when it was opened */
+        if (r->groups[k] < low) low = r->groups[k];
+        if (r->groups[k] > high) high = r->groups[k];
     }
-    for (size_t k = 0; k < a->columns; k++)
-        r->groups[k] = (int32_t)((p->group_index ? (uint64_t)r->groups[k] : (a->column + k) / p->group) - low);
-    r->first_group = low;
-    r->group_count = (size_t)(high - low + 1);
+    for (size_t k = 0; k < a->columns; k++) r->groups[k] -= low;
+    r->first_group = (uint64_t)low;
+    r->group_count = (size_t)(high - low) + 1;
     return TSR_OK;
 }
 
@@ -157,35 +196,52 @@ static tsr_status read_scales(const tsr_packed *p, const area *a, room *r, tsr_e
 
 /* ---- computing ---- */
 
-/* The area is stored row by row. Neighbors of one group share a scale. */
+/* Multiplies numbers that share a zero and a scale. Those of few bits are looked up. */
+static void multiply_group(const tsr_packed *p, const float *numbers, const uint8_t *codes, size_t count, float zero,
+                           float scale, float *out)
+{
+    float products[16];
+    if (p->numbers.bits > 4) {
+        const float less = (float)p->numbers.bias + zero; /* integers, as the numbers are */
+        for (size_t k = 0; k < count; k++) out[k] = ((float)(codes[k] ^ p->numbers.flip) - less) * scale;
+        return;
+    }
+    for (unsigned i = 0; i < 16; i++) products[i] = (numbers[i] - zero) * scale;
+    for (size_t k = 0; k < count; k++) out[k] = products[codes[k]];
+}
+
+/* The area is stored row by row. */
 static void multiply_rows(const tsr_packed *p, const area *a, const float *numbers, const room *r)
 {
     const uint8_t *codes = r->codes;
     float *out = r->values;
     for (size_t i = 0; i < a->rows; i++, codes += a->columns, out += a->columns) {
-        const size_t line = p->one_scale ? 0 : i * r->group_count;
-        for (size_t k = 0; k < a->columns;) {
-            const size_t group = line + (p->one_scale ? 0 : (size_t)r->groups[k]);
-            const float scale = r->scales[group], zero = r->zeros ? r->zeros[group] : 0;
-            const int32_t same = r->groups[k];
-            for (; k < a->columns && r->groups[k] == same; k++) out[k] = (numbers[codes[k]] - zero) * scale;
+        for (size_t k = 0, end; k < a->columns; k = end) {
+            const size_t group = p->one_scale ? 0 : i * r->group_count + (size_t)r->groups[k];
+            const uint64_t left = p->group - (a->column + k) % p->group;
+            end = k + 1;
+            if (!p->group_index) end = left < a->columns - k ? k + (size_t)left : a->columns;
+            else
+                while (end < a->columns && r->groups[end] == r->groups[k]) end++;
+            multiply_group(p, numbers, codes + k, end - k, r->zeros ? r->zeros[group] : 0, r->scales[group], out + k);
         }
     }
 }
 
-/* The area is stored column by column, and so are its scales. */
-static void multiply_columns(const area *a, const float *numbers, const room *r)
+/* The area is stored column by column, and so are its scales. Some columns at a time are multiplied and then turned. */
+static void multiply_columns(const area *a, const room *r)
 {
+    float *tile = (float *)(void *)r->rounded; /* it is needed later */
     for (size_t first = 0; first < a->columns; first += TILE) {
         const size_t count = a->columns - first < TILE ? a->columns - first : TILE;
-        for (size_t i = 0; i < a->rows; i++) {
-            float *out = r->values + i * a->columns + first;
-            for (size_t k = 0; k < count; k++) {
-                const size_t at = (size_t)r->groups[first + k] * a->rows + i;
-                const float zero = r->zeros ? r->zeros[at] : 0;
-                out[k] = (numbers[r->codes[(first + k) * a->rows + i]] - zero) * r->scales[at];
-            }
+        for (size_t k = 0; k < count; k++) {
+            const size_t group = (size_t)r->groups[first + k] * a->rows;
+            const float *scales = r->scales + group, *zeros = r->zeros + group;
+            const uint8_t *codes = r->codes + (first + k) * a->rows;
+            for (size_t i = 0; i < a->rows; i++) tile[k * a->rows + i] = ((float)codes[i] - zeros[i]) * scales[i];
         }
+        for (size_t i = 0; i < a->rows; i++)
+            for (size_t k = 0; k < count; k++) r->values[i * a->columns + first + k] = tile[k * a->rows + i];
     }
 }
 
@@ -210,7 +266,7 @@ static tsr_status compute_area(const tsr_packed *p, const area *a, const float *
     TSR_TRY(find_groups(p, a, r, err));
     TSR_TRY(read_scales(p, a, r, err));
     TSR_TRY(read_codes(p, &p->numbers, p->transposed ? &turned : a, r->words, r->codes, err));
-    if (p->transposed) multiply_columns(a, numbers, r);
+    if (p->transposed) multiply_columns(a, r);
     else multiply_rows(p, a, numbers, r);
     round_products(p, a->rows * a->columns, r, out, losses);
     return TSR_OK;
