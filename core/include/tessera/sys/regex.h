@@ -1,0 +1,37 @@
+/* Regular expressions as Python's `re` reads them, for what libraries of Python store: the patterns of PEFT's rank_pattern, and
+ * DeepSpeed's patterns of parameters.
+ *
+ * Understood are literals, escapes, `.`, sets, groups, alternatives, repetition and anchors. Everything whose meaning depends on
+ * the way in which Python searches is refused: references to groups, lookaround, atomic groups, possessive repetition and flags.
+ * What is left is matched in time proportional to the product of both lengths, so that a hostile pattern does not run long.
+ *
+ * Example:
+ *
+ *     tsr_regex *regex;
+ *     TSR_TRY(tsr_regex_compile(TSR_STR("^layers\\.[12]\\..*_proj$"), allocator, arena, &regex, err));
+ *     bool matches = false;
+ *     TSR_TRY(tsr_regex_match(regex, module, &matches, err)); */
+#ifndef TESSERA_SYS_REGEX_H
+#define TESSERA_SYS_REGEX_H
+
+#include "tessera/memory.h"
+#include "tessera/str.h"
+
+TSR_API_BEGIN
+
+typedef struct tsr_regex tsr_regex;
+
+/* Compiles a pattern, in `arena`; `allocator` is used for what is needed meanwhile. Fails with TSR_E_UNSUPPORTED and a message that names what is not understood, which includes
+ * what Python does not accept; with TSR_E_LIMIT if the pattern is too large when its repetitions are written out; or with
+ * TSR_E_NOMEM. */
+tsr_status tsr_regex_compile(tsr_str pattern, const tsr_allocator *allocator, tsr_arena *arena, tsr_regex **out,
+                             tsr_error *err);
+
+/* Sets *matches to whether the pattern matches at the start of `text`, like re.match. The text is bytes: one that is not ASCII is
+ * refused (TSR_E_UNSUPPORTED), because Python counts characters. Uses memory of the regex, so calls for one regex must not
+ * overlap. */
+tsr_status tsr_regex_match(tsr_regex *regex, tsr_str text, bool *matches, tsr_error *err);
+
+TSR_API_END
+
+#endif
