@@ -560,7 +560,7 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
     f->err = err;
     f->folds = tsr_vec_of(m->own->host->allocator, sizeof(tsr_fold *));
     f->targets = tsr_map_new(m->own->host->allocator, 0, err);
-    tsr_status status = f->targets ? tsr_lora_config_read(f->adapter, &f->config, err) : TSR_E_NOMEM;
+    tsr_status status = f->targets ? tsr_lora_config_read(m, f->adapter, &f->config, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = fold_all(f);
     tsr_lora_config_free(&f->config);
     tsr_map_free(f->targets);

@@ -6,6 +6,7 @@
 #include "merge/lora_sum.h"
 #include "merge/merge_read.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/regex.h"
 #include "tessera/sys/try.h"
 
 #define CONFIG_NAME "adapter_config.json"
@@ -63,13 +64,31 @@ static tsr_status refuse_others(const cJSON *tree, tsr_error *err)
     return TSR_OK;
 }
 
+static tsr_status read_patterns(const tsr_lora_config *c, const char *name, const tsr_mapped *m, tsr_lora_patterns *out,
+                                tsr_error *err)
+{
+    const cJSON *patterns, *item;
+    TSR_TRY(tsr_json_find(c->tree, name, TSR_JSON_OBJECT, "", &patterns, err));
+    const size_t count = patterns ? (size_t)cJSON_GetArraySize(patterns) : 0;
+    *out = (tsr_lora_patterns){tsr_arena_array(m->own->arena, count, sizeof *out->items, err), 0};
+    if (!out->items) return TSR_E_NOMEM;
+    cJSON_ArrayForEach(item, patterns)
+    {
+        tsr_lora_pattern *pattern = &out->items[out->count++];
+        pattern->value = item;
+        const tsr_str text = tsr_arena_format(m->own->arena, err, "(.*\\.)?(%s)$", item->string);
+        if (!text.data) return TSR_E_NOMEM;
+        const tsr_status status = tsr_regex_compile(text, m->own->host->allocator, m->own->arena, &pattern->regex, err);
+        if (status != TSR_OK) return tsr_error_context(err, "%s '%s'", name, item->string), status;
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_numbers(tsr_lora_config *c, tsr_error *err)
 {
     const cJSON *alpha, *rank;
     TSR_TRY(tsr_json_get(c->tree, "lora_alpha", TSR_JSON_NUMBER, "", &alpha, err));
     TSR_TRY(tsr_json_get(c->tree, "r", TSR_JSON_NUMBER, "", &rank, err));
-    TSR_TRY(tsr_json_find(c->tree, "alpha_pattern", TSR_JSON_OBJECT, "", &c->alpha_pattern, err));
-    TSR_TRY(tsr_json_find(c->tree, "rank_pattern", TSR_JSON_OBJECT, "", &c->rank_pattern, err));
     c->alpha = alpha->valuedouble;
     c->rslora = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "use_rslora"));
     c->dora = is_set(cJSON_GetObjectItemCaseSensitive(c->tree, "use_dora"));
@@ -77,7 +96,7 @@ static tsr_status read_numbers(tsr_lora_config *c, tsr_error *err)
     return tsr_json_to_u64(rank, "r", &c->rank, err);
 }
 
-tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, tsr_error *err)
+tsr_status tsr_lora_config_read(const tsr_mapped *m, tsr_checkpoint *adapter, tsr_lora_config *out, tsr_error *err)
 {
     tsr_bytes bytes = {0};
     *out = (tsr_lora_config){.tree = NULL};
@@ -90,6 +109,8 @@ tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, t
     if (status == TSR_OK) status = tsr_json_expect(out->tree, TSR_JSON_OBJECT, "", err);
     if (status == TSR_OK) status = refuse_others(out->tree, err);
     if (status == TSR_OK) status = read_numbers(out, err);
+    if (status == TSR_OK) status = read_patterns(out, "alpha_pattern", m, &out->alphas, err);
+    if (status == TSR_OK) status = read_patterns(out, "rank_pattern", m, &out->ranks, err);
     if (status == TSR_OK) return TSR_OK;
     tsr_error_context(err, CONFIG_NAME);
     tsr_lora_config_free(out);
@@ -125,33 +146,16 @@ bool tsr_lora_ends(tsr_str name, tsr_str last)
     return tsr_str_ends(name, last) && (name.size == last.size || name.data[name.size - last.size - 1] == '.');
 }
 
-static bool is_plain(tsr_str key)
+/* Sets *out to the value of the first key that matches, or to NULL. If none does, PEFT looks for the name itself. Source:
+ * peft.utils.other.get_pattern_key. */
+static tsr_status find_pattern(const tsr_lora_patterns *patterns, tsr_str module, const cJSON **out, tsr_error *err)
 {
-    for (size_t i = 0; i < key.size; i++) {
-        const char c = key.data[i];
-        const bool word = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
-        if (!word && c != '_' && c != '.' && c != '-') return false;
-    }
-    return key.size > 0;
-}
-
-/* Sets *out to the value of the first matching key, or to NULL. A key matches if it is the end of the module's name, at a
- * component boundary, or, after ^, if it is the whole name. PEFT treats keys as regular expressions; any key that is more
- * than a name fails with TSR_E_UNSUPPORTED. */
-static tsr_status find_pattern(const cJSON *patterns, tsr_str module, const cJSON **out, tsr_error *err)
-{
-    const cJSON *item = NULL;
+    bool matches = false;
     *out = NULL;
-    cJSON_ArrayForEach(item, patterns)
-    {
-        tsr_str key = tsr_json_key_of(item);
-        const bool anchored = tsr_str_starts(key, TSR_STR("^"));
-        if (anchored) key.data++, key.size--;
-        TSR_FAIL_IF(!is_plain(key), err, TSR_E_UNSUPPORTED,
-                    CONFIG_NAME ": the pattern '%s' is a regular expression; only names of modules, whole or their last "
-                                "components, are understood",
-                    item->string);
-        if (!*out && (anchored ? tsr_str_equal(module, key) : tsr_lora_ends(module, key))) *out = item;
+    for (size_t i = 0; i < patterns->count && !matches; i++) {
+        const tsr_lora_pattern *pattern = &patterns->items[i];
+        TSR_TRY(tsr_regex_match(pattern->regex, module, &matches, err));
+        if (matches || tsr_str_equal(tsr_json_key_of(pattern->value), module)) *out = pattern->value;
     }
     TSR_FAIL_IF(*out && !cJSON_IsNumber(*out), err, TSR_E_FORMAT, CONFIG_NAME ": the pattern '%s' is not a number",
                 (*out)->string);
@@ -161,8 +165,8 @@ static tsr_status find_pattern(const cJSON *patterns, tsr_str module, const cJSO
 tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double *scale, uint64_t *rank, tsr_error *err)
 {
     const cJSON *alpha, *r;
-    TSR_TRY(find_pattern(config->alpha_pattern, module, &alpha, err));
-    TSR_TRY(find_pattern(config->rank_pattern, module, &r, err));
+    TSR_TRY(find_pattern(&config->alphas, module, &alpha, err));
+    TSR_TRY(find_pattern(&config->ranks, module, &r, err));
     *rank = config->rank;
     if (r) TSR_TRY(tsr_json_to_u64(r, CONFIG_NAME, rank, err));
     TSR_FAIL_IF(!*rank, err, TSR_E_FORMAT, CONFIG_NAME ": the rank of '%.*s' is 0", TSR_STR_ARG(module));

@@ -8,23 +8,32 @@
 
 struct cJSON;
 
+/* A pattern for names of modules, and what the modules that it matches have. */
+typedef struct tsr_lora_pattern {
+    struct tsr_regex *regex;
+    const struct cJSON *value;
+} tsr_lora_pattern;
+typedef struct tsr_lora_patterns {
+    tsr_lora_pattern *items;
+    size_t count;
+} tsr_lora_patterns;
+
 /* The settings of adapter_config.json that affect the result. */
 typedef struct tsr_lora_config {
-    struct cJSON *tree;                               /* owned; the patterns below point into it */
-    const struct cJSON *alpha_pattern, *rank_pattern; /* objects, or NULL */
+    struct cJSON *tree; /* owned; the patterns point into it */
+    tsr_lora_patterns alphas, ranks;
     double alpha;
     uint64_t rank;
     bool rslora, dora, fan_in_fan_out;
 } tsr_lora_config;
 
-/* lora_config.c: reads adapter_config.json from the adapter's store. Release *out with tsr_lora_config_free; on failure
+/* lora_config.c: reads adapter_config.json from the adapter's store; `m` has the memory for its patterns. Release *out with tsr_lora_config_free; on failure
  * there is nothing to release. Errors: TSR_E_NOT_FOUND if the file is missing; TSR_E_UNSUPPORTED, naming the setting, if it
- * is not plain LoRA; those of reading and parsing. */
-tsr_status tsr_lora_config_read(tsr_checkpoint *adapter, tsr_lora_config *out, tsr_error *err);
+ * is not plain LoRA, or a pattern that is not understood; those of reading and parsing. */
+tsr_status tsr_lora_config_read(const tsr_mapped *m, tsr_checkpoint *adapter, tsr_lora_config *out, tsr_error *err);
 void tsr_lora_config_free(tsr_lora_config *config); /* accepts a zeroed one */
 /* Sets *scale to the factor of the module's B·A, and *rank to the rank that the configuration states for the module. Errors:
- * TSR_E_UNSUPPORTED if a pattern is a regular expression; TSR_E_FORMAT if a pattern's value is not a number or the rank is
- * 0. */
+ * TSR_E_FORMAT if a pattern's value is not a number or the rank is 0; TSR_E_UNSUPPORTED if the name is not ASCII. */
 tsr_status tsr_lora_scale(const tsr_lora_config *config, tsr_str module, double *scale, uint64_t *rank, tsr_error *err);
 
 /* Counts the settings that PEFT 0.21 does not have, except those that are null, false or empty. Sets *first to the name of

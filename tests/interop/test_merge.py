@@ -237,7 +237,7 @@ def test_refusals_of_adapters(t):
     refused("pissa", config={**config, "init_lora_weights": "pissa_niter_4"})
     refused("OLoRA", config={**config, "init_lora_weights": "OLoRA"})
     refused("layer_replication", config={**config, "layer_replication": [[0, 1]]})
-    refused("regular expression", config={**config, "alpha_pattern": {".*q_proj": 3}})
+    refused("alpha_pattern", "a lookahead is not supported", config={**config, "alpha_pattern": {"(?!lm).*q_proj": 3}})
     refused("rank 3", "states 4", config={**config, "r": 4})
     refused("has '", "lora_A.weight' but not '", "lora_B.weight'", tensors={k: v for k, v in tensors.items() if k != next(p for p in pair if "lora_B" in p)})
     refused("'model.layers.0.self_attn.q_proj.weight'", "the base does not have", weights={k: v for k, v in weights.items() if "q_proj" not in k})
