@@ -1,6 +1,7 @@
 /* Folds a LoRA adapter into its base: matches the adapter's tensors to the tensors of the base that they change. */
 #include "codec/json.h"
 #include "mapping/mapping_boxes.h"
+#include "merge/lora_names.h"
 #include "merge/lora_sum.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
@@ -9,11 +10,10 @@
 #include "tessera/sys/scaled.h"
 #include "tessera/sys/try.h"
 
-#define PREFIX "base_model.model."
-
 typedef struct folding {
     tsr_checkpoint *adapter;
     const tsr_part *model; /* of an adapter in a training directory, whose other parts are not read; otherwise NULL */
+    tsr_lora_names names;
     tsr_lora_options options;
     tsr_lora_config config;
     tsr_mapped *m;
@@ -24,51 +24,10 @@ typedef struct folding {
     tsr_error *err;
 } folding;
 
-/* ---- names ---- */
-
 static tsr_status join(const folding *f, tsr_str stem, const char *ending, tsr_str *out)
 {
     *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%s", TSR_STR_ARG(stem), ending);
     return out->data ? TSR_OK : TSR_E_NOMEM;
-}
-
-/* Takes every occurrence of a text out of a name; with `begins`, only where it begins a component. */
-static tsr_status take_out(const folding *f, const char *text, bool begins, tsr_str *name)
-{
-    const tsr_str part = tsr_str_from(text);
-    for (size_t at = 0; at + part.size <= name->size;) {
-        const bool is_there =
-            !memcmp(name->data + at, part.data, part.size) && (!begins || !at || name->data[at - 1] == '.');
-        if (!is_there) {
-            at++;
-            continue;
-        }
-        const tsr_str head = {name->data, at}, tail = {name->data + at + part.size, name->size - at - part.size};
-        *name = tsr_arena_format(f->m->own->arena, f->err, "%.*s%.*s", TSR_STR_ARG(head), TSR_STR_ARG(tail));
-        if (!name->data) return TSR_E_NOMEM;
-        at = 0;
-    }
-    return TSR_OK;
-}
-
-/* The name of the base's tensor or module: `name` without PEFT's prefix and without the names of PEFT's wrapper modules. */
-static tsr_status base_name(const folding *f, tsr_str name, tsr_str *out)
-{
-    /* The name of the adapter is left in the biases of nested modules, such as CLASSIFIER.modules_to_save.default.dense.bias. */
-    static const char *const wrappers[] = {".base_layer", ".modules_to_save.default", ".modules_to_save",
-                                           ".original_module"};
-    /* Components of PyTorch's wrappers, which the state dict of a wrapped model has and its base does not. */
-    static const char *const wrapped[] = {"_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod."};
-    const tsr_str prefix = TSR_STR(PREFIX);
-    *out = name;
-    if (f->model) out->data += f->model->name.size + 1, out->size -= f->model->name.size + 1;
-    if (tsr_str_starts(*out, prefix)) out->data += prefix.size, out->size -= prefix.size;
-    for (unsigned i = 0; i < sizeof wrappers / sizeof *wrappers;
-         i++) /* parameters of one module are wrapped several times */
-        TSR_TRY(take_out(f, wrappers[i], false, out));
-    for (unsigned i = 0; i < sizeof wrapped / sizeof *wrapped && !tsr_checkpoint_entry(f->m->source, *out); i++)
-        TSR_TRY(take_out(f, wrapped[i], true, out));
-    return TSR_OK;
 }
 
 /* ---- folds ---- */
@@ -111,6 +70,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     uint32_t *number;
     bool inserted;
     const tsr_arithmetic sum = {.dtype = TSR_DTYPE_NONE};
+    TSR_TRY(tsr_lora_stored(&f->names, target, &target, f->err));
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
     if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
     const bool added = !weight && whole && tsr_lora_adds(&f->config, f->m->source, target);
@@ -151,12 +111,12 @@ static tsr_status set_change(const folding *f, tsr_fold *fold, const tsr_entry *
     return TSR_OK;
 }
 
-/* Finds the other matrix of the pair that `of` belongs to. Its name is `stem` followed by `ending`. */
-static tsr_status find_pair(const folding *f, tsr_str stem, const char *ending, const tsr_entry *of, const tsr_entry **out)
+/* Finds the tensor of another kind in the module, which `of` needs. */
+static tsr_status find_pair(const folding *f, tsr_str module, tsr_lora_kind kind, const tsr_entry *of, const tsr_entry **out)
 {
-    tsr_str name;
-    TSR_TRY(join(f, stem, ending, &name));
-    *out = tsr_checkpoint_entry(f->adapter, name);
+    const tsr_str name = tsr_lora_sibling(&f->names, module, kind, f->err);
+    *out = name.data ? tsr_checkpoint_entry(f->adapter, name) : NULL;
+    if (!name.data) return TSR_E_NOMEM;
     TSR_FAIL_IF(!*out, f->err, TSR_E_NOT_FOUND, "the adapter has '%.*s' but not '%.*s'", TSR_STR_ARG(of->fqn),
                 TSR_STR_ARG(name));
     return TSR_OK;
@@ -244,16 +204,17 @@ static tsr_status add_parameter(folding *f, const tsr_lora_pair *pair, tsr_str m
     return status;
 }
 
-static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_ending, size_t b_ending, bool embedding)
+/* Adds the product of B, which is `entry`, and its A. */
+static tsr_status add_product(folding *f, const tsr_entry *b, tsr_str stem, bool embedding)
 {
-    const tsr_str stem = {b->fqn.data, b->fqn.size - b_ending};
     tsr_lora_pair pair = {.b = b};
-    tsr_str module, target;
+    tsr_str module, target, stored;
     tsr_fold *fold = NULL;
-    TSR_TRY(find_pair(f, stem, a_ending, b, &pair.a));
-    TSR_TRY(base_name(f, stem, &module));
+    TSR_TRY(find_pair(f, stem, embedding ? TSR_LORA_EMBEDDING_A : TSR_LORA_A, b, &pair.a));
+    TSR_TRY(tsr_lora_base_name(&f->names, stem, &module, f->err));
     TSR_TRY(join(f, module, ".weight", &target));
-    if (cJSON_IsArray(tsr_lora_parameters(&f->config)) && !tsr_checkpoint_entry(f->m->source, target) &&
+    TSR_TRY(tsr_lora_stored(&f->names, target, &stored, f->err));
+    if (cJSON_IsArray(tsr_lora_parameters(&f->config)) && !tsr_checkpoint_entry(f->m->source, stored) &&
         !is_tied_output(f, target))
         return add_parameter(f, &pair, module);
     TSR_TRY(fold_of(f, b, target, false, &fold));
@@ -267,14 +228,26 @@ static tsr_status add_product(folding *f, const tsr_entry *b, const char *a_endi
 /* Whether the adapter stores a tensor a second time, under the plain name. With bias="all" PEFT saves the biases of a module
  * of modules_to_save three times: as CLASSIFIER.bias, as CLASSIFIER.modules_to_save.bias, which has the same value, and as
  * CLASSIFIER.original_module.bias, which is the base's. When PEFT loads and merges such an adapter, only the first one
- * counts. */
+ * counts. A state dict has the last two only. */
 static tsr_status is_repeated(const folding *f, tsr_str name, tsr_str target, bool *out)
 {
-    *out = tsr_str_contains(name, TSR_STR(".modules_to_save.")) || tsr_str_contains(name, TSR_STR(".original_module."));
+    const tsr_str original = TSR_STR(".original_module.");
+    const bool is_original = tsr_str_contains(name, original);
+    *out = is_original || tsr_str_contains(name, TSR_STR(".modules_to_save."));
     if (!*out) return TSR_OK;
-    const tsr_str plain = tsr_arena_format(f->m->own->arena, f->err, PREFIX "%.*s", TSR_STR_ARG(target));
-    *out = plain.data && tsr_checkpoint_entry(f->adapter, plain);
-    return plain.data ? TSR_OK : TSR_E_NOMEM;
+    const tsr_str plain = tsr_arena_format(f->m->own->arena, f->err, TSR_LORA_PREFIX "%.*s", TSR_STR_ARG(target));
+    if (!plain.data) return TSR_E_NOMEM;
+    *out = tsr_checkpoint_entry(f->adapter, plain);
+    if (*out || !is_original) return TSR_OK;
+    const char *at = name.data;
+    while (memcmp(at, original.data, original.size) != 0) at++;
+    const tsr_str head = {name.data, (size_t)(at - name.data)},
+                  tail = {at + original.size, name.size - head.size - original.size};
+    const tsr_str saved =
+        tsr_arena_format(f->m->own->arena, f->err, "%.*s.modules_to_save.%.*s%s%.*s", TSR_STR_ARG(head),
+                         TSR_STR_ARG(f->names.adapter), f->names.adapter.size ? "." : "", TSR_STR_ARG(tail));
+    *out = saved.data && tsr_checkpoint_entry(f->adapter, saved);
+    return saved.data ? TSR_OK : TSR_E_NOMEM;
 }
 
 /* Whether the adapter was trained with a larger vocabulary than the base's: it then holds the embedding or the output layer whole, with
@@ -305,7 +278,7 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     tsr_str target;
     tsr_fold *fold = NULL;
     bool repeated;
-    TSR_TRY(base_name(f, entry->fqn, &target));
+    TSR_TRY(tsr_lora_base_name(&f->names, entry->fqn, &target, f->err));
     TSR_TRY(is_repeated(f, entry->fqn, target, &repeated));
     if (repeated) return TSR_OK;
     TSR_TRY(fold_of(f, entry, target, true, &fold));
@@ -316,41 +289,41 @@ static tsr_status add_whole(folding *f, const tsr_entry *entry)
     return has_more_tokens(f, fold) ? note_more_tokens(f, fold) : misfit(f, entry, fold->weight);
 }
 
-/* Finds the base's tensor that `entry` changes. Its name is that of the module followed by `parameter`, and the name of
- * `entry` is that of the module followed by `ending` characters. */
-static tsr_status find_changed(folding *f, const tsr_entry *entry, size_t ending, const char *parameter, tsr_str *module,
+/* Finds the base's tensor that `entry`, a tensor of the module `stem`, changes. Its name is that of the module followed by
+ * `parameter`. */
+static tsr_status find_changed(folding *f, const tsr_entry *entry, tsr_str stem, const char *parameter, tsr_str *module,
                                tsr_fold **out)
 {
     tsr_str target;
-    TSR_TRY(base_name(f, (tsr_str){entry->fqn.data, entry->fqn.size - ending}, module));
+    TSR_TRY(tsr_lora_base_name(&f->names, stem, module, f->err));
     TSR_TRY(join(f, *module, parameter, &target));
     return fold_of(f, entry, target, false, out);
 }
 
-static tsr_status add_bias(folding *f, const tsr_entry *b, size_t ending)
+static tsr_status add_bias(folding *f, const tsr_entry *b, tsr_str stem)
 {
     tsr_str module;
     tsr_fold *fold = NULL;
-    TSR_TRY(find_changed(f, b, ending, ".bias", &module, &fold));
+    TSR_TRY(find_changed(f, b, stem, ".bias", &module, &fold));
     TSR_TRY(set_change(f, fold, b));
     if (!tsr_entry_same_shape(b, fold->weight)) return misfit(f, b, fold->weight);
     return tsr_lora_scale(&f->config, module, &fold->scale, &fold->rank, f->err);
 }
 
-static tsr_status add_magnitude(folding *f, const tsr_entry *entry, size_t ending)
+static tsr_status add_magnitude(folding *f, const tsr_entry *entry, tsr_str stem)
 {
     tsr_str module;
     tsr_fold *fold = NULL;
-    TSR_TRY(find_changed(f, entry, ending, ".weight", &module, &fold));
+    TSR_TRY(find_changed(f, entry, stem, ".weight", &module, &fold));
     fold->magnitude = entry;
     return TSR_OK;
 }
 
-static tsr_status add_tokens(folding *f, const tsr_entry *entry, size_t ending)
+static tsr_status add_tokens(folding *f, const tsr_entry *entry, tsr_str stem)
 {
     tsr_str module;
     tsr_fold *fold = NULL;
-    TSR_TRY(find_changed(f, entry, ending, ".weight", &module, &fold));
+    TSR_TRY(find_changed(f, entry, stem, ".weight", &module, &fold));
     return tsr_lora_set_tokens(f->m, &f->config, entry, module, fold, f->err);
 }
 
@@ -378,26 +351,23 @@ static tsr_status complete(folding *f)
 /* Adds one tensor of the adapter. A matrix A is only checked for its B here; the product is added when B is. */
 static tsr_status add_tensor(folding *f, const tsr_entry *entry)
 {
-    static const char a[] = ".lora_A.weight", b[] = ".lora_B.weight", bias[] = ".lora_B.bias";
-    static const char embedding_a[] = ".lora_embedding_A", embedding_b[] = ".lora_embedding_B";
-    static const char magnitude[] = ".lora_magnitude_vector", tokens[] = ".token_adapter.trainable_tokens_delta";
-    const tsr_str name = entry->fqn;
+    tsr_str stem, adapter;
     const tsr_entry *pair;
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED, "'%.*s' of the adapter is not a tensor",
-                TSR_STR_ARG(name));
-    if (tsr_str_ends(name, TSR_STR(".lora_B.weight"))) return add_product(f, entry, a, sizeof b - 1, false);
-    if (tsr_str_ends(name, TSR_STR(".lora_embedding_B")))
-        return add_product(f, entry, embedding_a, sizeof embedding_b - 1, true);
-    if (tsr_str_ends(name, TSR_STR(".lora_A.weight")))
-        return find_pair(f, (tsr_str){name.data, name.size - (sizeof a - 1)}, b, entry, &pair);
-    if (tsr_str_ends(name, TSR_STR(".lora_embedding_A")))
-        return find_pair(f, (tsr_str){name.data, name.size - (sizeof embedding_a - 1)}, embedding_b, entry, &pair);
-    if (tsr_str_ends(name, TSR_STR(".lora_B.bias"))) return add_bias(f, entry, sizeof bias - 1);
-    if (tsr_str_ends(name, tsr_str_from(magnitude))) return add_magnitude(f, entry, sizeof magnitude - 1);
-    if (tsr_str_ends(name, tsr_str_from(tokens))) return add_tokens(f, entry, sizeof tokens - 1);
-    TSR_FAIL_IF(tsr_str_contains(name, TSR_STR(".lora_")) || tsr_str_contains(name, TSR_STR("token_adapter")), f->err,
-                TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(name));
-    return add_whole(f, entry);
+                TSR_STR_ARG(entry->fqn));
+    switch (tsr_lora_kind_of(entry->fqn, &stem, &adapter)) {
+    case TSR_LORA_B: return add_product(f, entry, stem, false);
+    case TSR_LORA_EMBEDDING_B: return add_product(f, entry, stem, true);
+    case TSR_LORA_A: return find_pair(f, stem, TSR_LORA_B, entry, &pair);
+    case TSR_LORA_EMBEDDING_A: return find_pair(f, stem, TSR_LORA_EMBEDDING_B, entry, &pair);
+    case TSR_LORA_BIAS: return add_bias(f, entry, stem);
+    case TSR_LORA_MAGNITUDE: return add_magnitude(f, entry, stem);
+    case TSR_LORA_TOKENS: return add_tokens(f, entry, stem);
+    case TSR_LORA_COPY: return TSR_OK;
+    case TSR_LORA_WHOLE: return add_whole(f, entry);
+    case TSR_LORA_OTHER: break;
+    }
+    return tsr_fail(f->err, TSR_E_UNSUPPORTED, "'%.*s' is not a tensor of plain LoRA", TSR_STR_ARG(entry->fqn));
 }
 
 /* ---- the base ---- */
@@ -526,6 +496,8 @@ static tsr_status add_tensors(folding *f)
         if (tsr_str_equal(catalog->parts[p].name, TSR_STR("model"))) f->model = &catalog->parts[p];
     const uint64_t first = f->model ? f->model->first_entry : 0,
                    end = f->model ? first + f->model->entry_count : catalog->entry_count;
+    if (f->model) f->names.part = f->model->name.size + 1;
+    for (uint64_t i = first; i < end; i++) TSR_TRY(tsr_lora_names_note(&f->names, catalog->entries[i].fqn, f->err));
     for (uint64_t i = first; i < end; i++) {
         const tsr_entry *entry = &catalog->entries[i];
         if (file == TSR_NO_FILE || !entry->chunk_count || entry->chunks[0].file == file) TSR_TRY(add_tensor(f, entry));
@@ -557,12 +529,14 @@ static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
 {
     folding *f = ctx;
     f->m = m;
+    f->names.m = m;
     f->err = err;
     f->folds = tsr_vec_of(m->own->host->allocator, sizeof(tsr_fold *));
     f->targets = tsr_map_new(m->own->host->allocator, 0, err);
     tsr_status status = f->targets ? tsr_lora_config_read(m, f->adapter, &f->config, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = fold_all(f);
     tsr_lora_config_free(&f->config);
+    tsr_lora_names_close(&f->names);
     tsr_map_free(f->targets);
     tsr_vec_free(&f->folds);
     return status;
@@ -575,7 +549,11 @@ tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const ts
     const tsr_mapped_scheme scheme = {.fill = fill, .ctx = &f, .step = "fold the adapter", .keeps_names = true};
     *out = NULL;
     TSR_TRY(TSR_OPTIONS_COPY(&f.options, options, tsr_lora_options, err));
-    const tsr_status status = tsr_mapped_open(base, &scheme, out, err);
+    tsr_checkpoint *below = NULL;
+    if (tsr_lora_is_state(base)) TSR_TRY(tsr_lora_open_state(base, &below, err));
+    const tsr_status status = tsr_mapped_open(below ? below : base, &scheme, out, err);
+    if (status == TSR_OK) ((tsr_mapped *)(*out)->state)->below = below;
+    else tsr_checkpoint_close(below);
     if (status != TSR_OK && f.options.name.size) tsr_error_context(err, "adapter %.*s", TSR_STR_ARG(f.options.name));
     return status;
 }

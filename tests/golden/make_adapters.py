@@ -2,9 +2,10 @@
 the base may lack, and with fused experts; DoRA adapters; adapters with trained tokens; and adapters of models whose embeddings have other
 names than those of Llama.
 
-Usage: python tests/golden/make_adapters.py    in an environment that has the versions below.
+Usage: python tests/golden/make_adapters.py [BASE…]    in an environment that has the versions below; with BASE, writes only these bases again, and
+their adapters
 
-Made with torch 2.13.0, transformers 5.23.0, peft 0.21.2.
+Made with torch 2.13.0, transformers 5.23.0, peft 0.21.2; qwen2_vl, gemma3, llava and mistral3 with transformers 5.24.0.
 
   base/NAME                  config.json and model.safetensors of a small model
   adapter/NAME               adapter_config.json and adapter_model.safetensors
@@ -17,6 +18,7 @@ in which they are added. Everything else that DoRA computes (the root, the quoti
 import json
 import pathlib
 import shutil
+import sys
 import tempfile
 
 import torch
@@ -30,6 +32,9 @@ BERT = {"vocab_size": 24, "hidden_size": 8, "intermediate_size": 12, "num_hidden
 LABELS = {"num_labels": 3, "pad_token_id": 0}
 EXPERTS = {"vocab_size": 24, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "max_position_embeddings": 16}
 NEOX = {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
+SEEN = {"depth": 1, "embed_dim": 8, "hidden_size": 8, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+ROPE = {"rope_type": "default", "mrope_section": [1, 1, 0], "rope_theta": 1e4}
+TEXT = {**SIZES, "head_dim": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 IMAGES = {"image_size": 4, "patch_size": 2, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
 
 
@@ -60,6 +65,20 @@ def bases():
         "neox": (t.GPTNeoXForCausalLM, t.GPTNeoXConfig(**NEOX, tie_word_embeddings=True), torch.bfloat16),
         "mamba": (t.MambaForCausalLM, t.MambaConfig(vocab_size=24, hidden_size=8, num_hidden_layers=1, state_size=4), torch.float32),
         "t5": (t.T5ForConditionalGeneration, t.T5Config(vocab_size=24, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2), torch.float32),
+        **inner_bases(),
+    }
+
+
+def inner_bases():
+    """Language models inside models that see, whose names transformers changes when it loads and saves them."""
+    import transformers as t
+    clip, siglip, pixtral = ({"model_type": name, **{k: v for k, v in IMAGES.items() if k != "num_labels"}} for name in ("clip_vision_model", "siglip_vision_model", "pixtral"))
+    gemma = {"model_type": "gemma3_text", **TEXT, "tie_word_embeddings": True}
+    return {
+        "qwen2_vl": (t.Qwen2VLForConditionalGeneration, t.Qwen2VLConfig(text_config={**TEXT, "rope_parameters": ROPE}, vision_config=SEEN), torch.float32),
+        "gemma3": (t.Gemma3ForConditionalGeneration, t.Gemma3Config(text_config=gemma, vision_config=siglip, mm_tokens_per_image=4), torch.bfloat16),
+        "llava": (t.LlavaForConditionalGeneration, t.LlavaConfig(text_config={"model_type": "llama", **TEXT}, vision_config={**clip, "projection_dim": 8}), torch.float16),
+        "mistral3": (t.Mistral3ForConditionalGeneration, t.Mistral3Config(text_config={"model_type": "mistral", **TEXT}, vision_config={**pixtral, "head_dim": 4}), torch.bfloat16),
     }
 
 
@@ -97,6 +116,7 @@ def cases():
     yield from dora_cases(plain, root)
     yield from other_cases(plain, root)
     yield from embedding_cases(plain)
+    yield from inner_cases(plain)
 
 
 def dora_cases(plain, root):
@@ -146,8 +166,17 @@ def embedding_cases(plain):
     yield "bert_words_saved", "bert_words", {**plain, "target_modules": ["query"], "modules_to_save": ["word_embeddings"], "of": "BertForMaskedLM"}
 
 
+def inner_cases(plain):
+    patterns = {"rank_pattern": {r"^model\.language_model\.layers\.\d+\..*(q|v)_proj": 3, "mlp.*": 1}, "alpha_pattern": {r"(model\.)?vision_tower\..*": 5, r"layers\.[0-2]\.mlp.+": 7}}
+    yield "qwen2_vl_layers", "qwen2_vl", {**plain, "target_modules": ["o_proj", "k_proj", "qkv", "lm_head"], "modules_to_save": ["embed_tokens"]}
+    yield "gemma3_head", "gemma3", {**plain, "target_modules": ["q_proj", "lm_head"]}
+    yield "gemma3_saved_head", "gemma3", {**plain, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}
+    yield "llava_patterns", "llava", {**plain, **patterns, "target_modules": "all-linear"}
+    yield "mistral3_rows", "mistral3", {**plain, **patterns, "target_modules": ["q_proj"], "trainable_token_indices": [20, 3, 7]}
+
+
 def task(name, base):
-    if base == "t5" or name == "bert_words_saved":
+    if base == "t5" or name == "bert_words_saved" or base in inner_bases():
         return "SEQ_2_SEQ_LM" if base == "t5" else None
     if name.endswith("_spans"):
         return "QUESTION_ANS"
@@ -204,15 +233,19 @@ def make_case(number, name, kind, base, options):
 
 
 def main():
-    shutil.rmtree(HERE, ignore_errors=True)
+    kinds, some = bases(), sys.argv[1:]
+    made = json.loads((HERE / "cases.json").read_text()) if some else {}
+    if not some:
+        shutil.rmtree(HERE, ignore_errors=True)
     for part in ("base", "adapter", "merged"):
-        (HERE / part).mkdir(parents=True)
-    kinds, made = bases(), {}
+        (HERE / part).mkdir(parents=True, exist_ok=True)
     for name, (kind, config, dtype) in kinds.items():
-        make_base(name, kind, config, dtype)
+        if not some or name in some:
+            make_base(name, kind, config, dtype)
     for number, (name, base, options) in enumerate(cases()):
-        made[name] = make_case(number, name, kinds[base][0], base, options)
-        print(name, made[name])
+        if not some or base in some:
+            made[name] = make_case(number, name, kinds[base][0], base, options)
+            print(name, made[name])
     (HERE / "cases.json").write_text(json.dumps(made, indent=1) + "\n")
 
 

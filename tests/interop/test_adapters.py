@@ -118,6 +118,57 @@ def test_classifiers_that_the_base_lacks(t):
         need(says in text, text)
 
 
+def test_models_inside_others_as_peft(t):
+    """In memory, transformers' models have other names than in their files: with and without config.json, and the other way round."""
+    check_cases(t, {"qwen2_vl", "gemma3", "llava", "mistral3"})
+    name = "llava_patterns"
+    base, adapter, want = base_of(read_json("cases.json")[name]), os.path.join(GOLDEN, "adapter", name), load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors"))
+    tensors = load_file(os.path.join(base, "model.safetensors"))
+    save_file(tensors, t.at("alone.safetensors"))
+    t.run("convert", t.at("alone.safetensors"), t.at("out.safetensors"), "--lora", adapter, "--overwrite")
+    same(load_file(t.at("out.safetensors")), want, "without config.json")
+    in_memory = {re.sub(r"^(language_model\.)?(model\.)?", lambda m: "model.language_model." if m[2] else "" if m[1] else "model.", k).replace("vision_tower.vision_model", "vision_tower"): k
+                 for k in tensors}
+    need("model.language_model.layers.0.self_attn.q_proj.weight" in in_memory and len(in_memory) == len(tensors), f"{in_memory}")
+    save_file({new: tensors[old] for new, old in in_memory.items()}, t.at("memory.safetensors"))
+    t.run("convert", t.at("memory.safetensors"), t.at("out.safetensors"), "--lora", adapter, "--overwrite")
+    same({in_memory[k]: v for k, v in load_file(t.at("out.safetensors")).items()}, want, "a base that was saved from memory")
+    save_file({**tensors, "model.language_model.model.layers.0.self_attn.q_proj.weight": tensors["language_model.model.layers.0.self_attn.q_proj.weight"] + 1}, t.at("twice.safetensors"))
+    text = t.run("convert", t.at("twice.safetensors"), t.at("refused.safetensors"), "--lora", adapter, status=2).stderr.decode()
+    need("'model.language_model.layers.0.self_attn.q_proj.weight', which the base does not have" in text, text)
+
+
+def test_state_dicts_of_whole_models(t):
+    """A base saved from a PEFT model, wrapped or not, as torch file or DCP; and an adapter with the names of one."""
+    for name in ("llama_untied_dora", "vit_dora", "llama_untied_rows", "llava_patterns"):
+        case, adapter = read_json("cases.json")[name], os.path.join(GOLDEN, "adapter", name)
+        base, stored, want = load_file(os.path.join(base_of(case), "model.safetensors")), load_file(os.path.join(adapter, "adapter_model.safetensors")), load_file(os.path.join(GOLDEN, "merged", f"{name}.safetensors"))
+        named = {re.sub(r"(lora_(?:(?:embedding_)?[AB]|magnitude_vector)|trainable_tokens_delta)\b", r"\1.default", k) + (".weight" if k.endswith("lora_magnitude_vector") else ""): v for k, v in stored.items()}
+        need(set(named) != set(stored), f"{name}: no name changed")
+        saved = {k.removeprefix("base_model.model.") for k in stored} & set(base)
+        named = {re.sub(r"\.(\w+)$", r".modules_to_save.default.\1", k) if k.removeprefix("base_model.model.") in saved else k: v for k, v in named.items()}
+        own = {m[1]: m[2] for m in (re.match(r"base_model\.model\.(.*)\.(lora_(?:embedding_)?A|token_adapter)\.", k) for k in named) if m} | {k.rsplit(".", 1)[0]: "saved" for k in saved}
+        state = {"base_model.model." + re.sub(r"\.(weight|bias)$", lambda m: {None: "", "token_adapter": ".original_module", "saved": ".original_module"}.get(own.get(m.string[:m.start()]), ".base_layer") + m[0], k): v for k, v in base.items()}
+        state |= {k.replace(".original_module", ".token_adapter.base_layer"): v for k, v in state.items() if "embed_tokens.original_module" in k}
+        wrapped = {re.sub(r"(layers\.0)\.", r"\1._checkpoint_wrapped_module.", k.replace("base_model.model.", "module.base_model.model._fsdp_wrapped_module.")): v for k, v in {**state, **named}.items()}
+        other = t.at("adapter")
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(adapter, other)
+        for form in ("torch", "dcp", "wrapped"):
+            path = t.at(f"{name}-{form}")
+            tensors = wrapped if form == "wrapped" else {**state, **named}
+            dcp.save({k: v.clone() for k, v in tensors.items()}, checkpoint_id=path, no_dist=True) if form == "dcp" else torch.save(tensors, path)
+            doc = t.json("convert", path, t.at("out.safetensors"), "--lora", adapter, "--overwrite", "--json")
+            same(load_file(t.at("out.safetensors")), want, f"{name}, {form}")
+            need([w for w in doc["warnings"] if "the base is the state dict of a PEFT model" in w], doc["warnings"])
+            save_file({k: v for k, v in (wrapped if form == "wrapped" else named).items() if k.rsplit(".default", 1)[0] != k}, os.path.join(other, "adapter_model.safetensors"))
+            t.run("convert", base_of(case), t.at("out.safetensors"), "--lora", other, "--overwrite")
+            same(load_file(t.at("out.safetensors")), want, f"{name}, adapter from {form}")
+    save_file({**named, **{k.replace(".default", ".second"): v + 1 for k, v in named.items()}}, os.path.join(other, "adapter_model.safetensors"))
+    text = t.run("convert", base_of(case), t.at("refused.safetensors"), "--lora", other, status=2).stderr.decode()
+    need("several adapters, 'default' and 'second'" in text, text)
+
+
 def test_dora_as_peft(t):
     check_cases(t, {"llama_untied"})
     need({c["base"] for name, c in read_json("cases.json").items() if "_dora" in name} >= {"llama", "llama_untied", "qwen2", "qwen2_tokens", "gpt2"}, "an untested base")

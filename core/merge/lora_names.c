@@ -1,0 +1,259 @@
+/* Names of an adapter's tensors, and of the base's. */
+#include "merge/lora_names.h"
+
+#include "codec/json.h"
+#include "tessera/sys/entries.h"
+#include "tessera/sys/try.h"
+
+enum { SEVERAL = UINT32_MAX - 1 };
+
+/* ---- names of the adapter ---- */
+
+typedef struct ending {
+    const char *first, *last; /* before and after the name of the adapter */
+    tsr_lora_kind kind;
+} ending;
+
+/* In a state dict, magnitudes are in a module of their own. */
+static const ending endings[] = {{".lora_A", ".weight", TSR_LORA_A},
+                                 {".lora_B", ".weight", TSR_LORA_B},
+                                 {".lora_B", ".bias", TSR_LORA_BIAS},
+                                 {".lora_embedding_A", "", TSR_LORA_EMBEDDING_A},
+                                 {".lora_embedding_B", "", TSR_LORA_EMBEDDING_B},
+                                 {".lora_magnitude_vector", ".weight", TSR_LORA_MAGNITUDE},
+                                 {".lora_magnitude_vector", "", TSR_LORA_MAGNITUDE},
+                                 {".token_adapter.trainable_tokens_delta", "", TSR_LORA_TOKENS},
+                                 {".token_adapter.trainable_tokens_original", "", TSR_LORA_COPY},
+                                 {".token_adapter.base_layer", ".weight", TSR_LORA_COPY}};
+
+/* Finds `part` in `text` where it ends or is followed by a dot. SIZE_MAX if it is not there. */
+static size_t find(tsr_str text, tsr_str part)
+{
+    for (size_t at = 0; at + part.size <= text.size; at++)
+        if (!memcmp(text.data + at, part.data, part.size) &&
+            (at + part.size == text.size || text.data[at + part.size] == '.'))
+            return at;
+    return SIZE_MAX;
+}
+
+tsr_lora_kind tsr_lora_kind_of(tsr_str name, tsr_str *module, tsr_str *adapter)
+{
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const tsr_str first = tsr_str_from(endings[i].first), last = tsr_str_from(endings[i].last);
+        const size_t at = find(name, first);
+        if (at == SIZE_MAX || !tsr_str_ends(name, last) || name.size < at + first.size + last.size) continue;
+        tsr_str middle = {name.data + at + first.size, name.size - at - first.size - last.size};
+        if (middle.size) middle.data++, middle.size--; /* its dot */
+        if (middle.size && memchr(middle.data, '.', middle.size)) continue;
+        *module = (tsr_str){name.data, at};
+        *adapter = middle;
+        return endings[i].kind;
+    }
+    const bool other = tsr_str_contains(name, TSR_STR(".lora_")) || tsr_str_contains(name, TSR_STR("token_adapter"));
+    return other ? TSR_LORA_OTHER : TSR_LORA_WHOLE;
+}
+
+tsr_str tsr_lora_sibling(const tsr_lora_names *names, tsr_str module, tsr_lora_kind kind, tsr_error *err)
+{
+    const ending *e = endings;
+    while (e->kind != kind) e++;
+    return tsr_arena_format(names->m->own->arena, err, "%.*s%s%s%.*s%s", TSR_STR_ARG(module), e->first,
+                            names->adapter.size ? "." : "", TSR_STR_ARG(names->adapter), e->last);
+}
+
+tsr_status tsr_lora_names_note(tsr_lora_names *names, tsr_str name, tsr_error *err)
+{
+    tsr_str module, adapter;
+    const tsr_lora_kind kind = tsr_lora_kind_of(name, &module, &adapter);
+    if (kind == TSR_LORA_WHOLE || kind == TSR_LORA_OTHER || kind == TSR_LORA_COPY) return TSR_OK;
+    const bool is_first = !names->adapter.data;
+    TSR_FAIL_IF(!is_first && !tsr_str_equal(names->adapter, adapter), err, TSR_E_UNSUPPORTED,
+                "the directory has the tensors of several adapters, '%.*s' and '%.*s'; save the one to fold alone",
+                TSR_STR_ARG(names->adapter), TSR_STR_ARG(adapter));
+    names->adapter = adapter;
+    return TSR_OK;
+}
+
+void tsr_lora_names_close(tsr_lora_names *names)
+{
+    tsr_map_free(names->stored);
+    names->stored = NULL;
+}
+
+/* ---- names of the base ---- */
+
+static bool is_among(tsr_str component, const char *names)
+{
+    for (; *names; names += strlen(names) + 1)
+        if (tsr_str_equal(component, tsr_str_from(names))) return true;
+    return false;
+}
+
+/* Modules of PyTorch that wrap others and show in the names of a state dict. */
+#define WRAPPERS "_checkpoint_wrapped_module\0_fsdp_wrapped_module\0_orig_mod\0"
+/* Modules that PEFT puts around those of the base. */
+#define PEFT_WRAPPERS "base_layer\0original_module\0"
+/* Modules of transformers' models that have other modules of the model in them, and that it inserts or leaves out when it loads a
+ * model: the base model of one with a head, and the language model of one that sees or hears. Source: transformers 5.24,
+ * conversion_mapping.py and base_model_prefix. */
+#define OUTER "model\0"
+#define INNER "model\0language_model\0thinker\0vision_model\0"
+
+/* `name` without the components among `left_out`, which is as in is_among; in the arena. */
+static tsr_str leave_out(tsr_arena *arena, tsr_str name, const char *left_out, tsr_error *err)
+{
+    char *text = tsr_arena_array(arena, name.size + 1, 1, err);
+    size_t size = 0;
+    for (size_t at = 0; text && at <= name.size;) {
+        const char *dot = at < name.size ? memchr(name.data + at, '.', name.size - at) : NULL;
+        const tsr_str component = {name.data + at, dot ? (size_t)(dot - name.data) - at : name.size - at};
+        at += component.size + 1;
+        if (is_among(component, left_out)) continue;
+        if (size) text[size++] = '.';
+        if (component.size) memcpy(text + size, component.data, component.size);
+        size += component.size;
+    }
+    return (tsr_str){text, size};
+}
+
+/* Removes everything up to PEFT's prefix, if the name has it at the start of a component. */
+static void leave_out_prefix(tsr_str *name)
+{
+    const tsr_str prefix = TSR_STR(TSR_LORA_PREFIX);
+    for (size_t at = 0; at + prefix.size <= name->size; at++) {
+        if (memcmp(name->data + at, prefix.data, prefix.size) != 0 || (at && name->data[at - 1] != '.')) continue;
+        *name = (tsr_str){name->data + at + prefix.size, name->size - at - prefix.size};
+        return;
+    }
+}
+
+tsr_status tsr_lora_base_name(const tsr_lora_names *names, tsr_str name, tsr_str *out, tsr_error *err)
+{
+    static const char saved[] = ".modules_to_save", wrappers[] = PEFT_WRAPPERS "modules_to_save\0";
+    tsr_arena *arena = names->m->own->arena;
+    const tsr_str adapter = names->adapter.size ? names->adapter : TSR_STR("default");
+    *out = (tsr_str){name.data + names->part, name.size - names->part};
+    leave_out_prefix(out);
+    /* The name of the adapter is left in the biases of nested modules, such as CLASSIFIER.modules_to_save.default.dense.bias. */
+    const size_t at = find(*out, tsr_str_from(saved));
+    if (at != SIZE_MAX) {
+        tsr_str tail = {out->data + at + sizeof saved - 1, out->size - at - (sizeof saved - 1)};
+        if (tail.size > adapter.size && !memcmp(tail.data + 1, adapter.data, adapter.size) &&
+            (tail.size == adapter.size + 1 || tail.data[adapter.size + 1] == '.'))
+            tail.data += adapter.size + 1, tail.size -= adapter.size + 1;
+        *out = tsr_arena_format(arena, err, "%.*s%.*s", (int)at, out->data, TSR_STR_ARG(tail));
+        if (!out->data) return TSR_E_NOMEM;
+    }
+    *out = leave_out(arena, *out, wrappers, err);
+    if (out->data && !tsr_checkpoint_entry(names->m->source, *out)) *out = leave_out(arena, *out, WRAPPERS, err);
+    return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Whether the base has other models next to its language model: as config.json describes them, or, without it, by their names. */
+static bool has_inner_model(const tsr_mapped *m)
+{
+    static const char *const configs[] = {"text_config", "vision_config", "audio_config", "thinker_config"};
+    static const char towers[] = "visual\0vision_tower\0vision_model\0audio_tower\0multi_modal_projector\0";
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
+        if (cJSON_IsObject(tsr_mapped_setting(m, configs[i]))) return true;
+    const tsr_catalog *catalog = &m->source->catalog;
+    for (uint64_t i = 0; !m->config && i < catalog->entry_count; i++) {
+        tsr_str name = catalog->entries[i].fqn;
+        if (tsr_str_starts(name, TSR_STR("model."))) name.data += 6, name.size -= 6;
+        const char *dot = memchr(name.data, '.', name.size);
+        if (dot && is_among((tsr_str){name.data, (size_t)(dot - name.data)}, towers)) return true;
+    }
+    return false;
+}
+
+static tsr_str compared(const tsr_lora_names *names, tsr_str name, tsr_error *err)
+{
+    return leave_out(names->m->own->arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
+}
+
+static tsr_status list_stored(tsr_lora_names *names, tsr_error *err)
+{
+    const tsr_catalog *catalog = &names->m->source->catalog;
+    names->is_inner = has_inner_model(names->m);
+    names->stored = tsr_map_new(names->m->own->host->allocator, 0, err);
+    for (uint64_t i = 0; names->stored && i < catalog->entry_count; i++) {
+        uint32_t *number;
+        bool inserted;
+        const tsr_str name = compared(names, catalog->entries[i].fqn, err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_map_put(names->stored, name, (uint32_t)i, &number, &inserted, err));
+        if (!inserted) *number = SEVERAL;
+    }
+    return names->stored ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err)
+{
+    *out = target;
+    if (tsr_checkpoint_entry(names->m->source, target)) return TSR_OK;
+    if (!names->stored) TSR_TRY(list_stored(names, err));
+    const tsr_str name = compared(names, target, err);
+    if (!name.data) return TSR_E_NOMEM;
+    const uint32_t number = tsr_map_get(names->stored, name, UINT32_MAX);
+    if (number < SEVERAL) *out = names->m->source->catalog.entries[number].fqn;
+    return TSR_OK;
+}
+
+/* ---- state dicts of whole PEFT models ---- */
+
+/* Whether the entry is PEFT's and not the base's. */
+static bool is_added(tsr_str name)
+{
+    tsr_str module, adapter;
+    return tsr_lora_kind_of(name, &module, &adapter) != TSR_LORA_WHOLE ||
+           tsr_str_contains(name, TSR_STR(".modules_to_save."));
+}
+
+bool tsr_lora_is_state(const tsr_checkpoint *checkpoint)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        if (tsr_str_contains(catalog->entries[i].fqn, TSR_STR(".base_layer.")) ||
+            tsr_str_contains(catalog->entries[i].fqn, TSR_STR(TSR_LORA_PREFIX)))
+            return true;
+    return false;
+}
+
+static tsr_status fill_base(tsr_mapped *m, void *ctx, tsr_error *err)
+{
+    const tsr_catalog *catalog = &m->source->catalog;
+    const tsr_entry *first = NULL;
+    (void)ctx;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (is_added(entry->fqn)) {
+            const tsr_entry **place = tsr_vec_push(&m->dropped, err);
+            if (!place) return TSR_E_NOMEM;
+            *place = entry;
+            if (!first) first = entry;
+            continue;
+        }
+        tsr_str name = entry->fqn;
+        leave_out_prefix(&name);
+        name = leave_out(m->own->arena, name, WRAPPERS PEFT_WRAPPERS, err);
+        if (!name.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_mapped_keep(m, entry, i, err));
+        tsr_entry *kept = &((tsr_mapped_row *)m->rows.items)[m->rows.count - 1].entry;
+        kept->path = NULL;
+        kept->path_length = 0;
+        kept->fqn = name;
+    }
+    if (!first) return TSR_OK;
+    return tsr_mapped_add_note(m,
+                               tsr_arena_format(m->own->arena, err,
+                                                "the base is the state dict of a PEFT model; tensors of its own adapter are "
+                                                "left out, such as '%.*s'",
+                                                TSR_STR_ARG(first->fqn)),
+                               err);
+}
+
+tsr_status tsr_lora_open_state(tsr_checkpoint *state, tsr_checkpoint **out, tsr_error *err)
+{
+    const tsr_mapped_scheme scheme = {.fill = fill_base};
+    return tsr_mapped_open(state, &scheme, out, err);
+}
