@@ -7,6 +7,7 @@
 #include "formats/deepspeed/deepspeed_expert_ranks.h"
 #include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_layers.h"
+#include "formats/deepspeed/deepspeed_layouts.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/deepspeed/deepspeed_plain.h"
@@ -138,6 +139,9 @@ static tsr_status read_all(reading *r, tsr_checkpoint *checkpoint)
     TSR_TRY(tsr_ds_experts_check(&r->files, r->err));
     for (uint32_t c = 0; c < r->files.column_count && !r->files.experts_unread; c++) TSR_TRY(read_column(r, c));
     TSR_TRY(tsr_ds_layers_add_rest(&r->files, &r->model, r->err));
+    TSR_TRY(tsr_ds_layouts_open(&r->files, &r->files.layouts, r->err));
+    TSR_TRY(tsr_ds_layouts_join(r->files.layouts, &r->model, r->err));
+    TSR_TRY(tsr_ds_layouts_join(r->files.layouts, &r->states, r->err));
     return mount(r);
 }
 

@@ -69,12 +69,13 @@ typedef struct tsr_ds_files {
                                  * module and engine; NULL if they are read */
     bool universal;             /* a universal checkpoint; its model states have every weight that is not trained */
     bool has_layers; /* saved from a PipelineModule: the weights are in files of layers, not in the model states */
-    struct tsr_ds_layers *layers; /* NULL before tsr_ds_layers_open (deepspeed_layers.h), and without has_layers */
-    uint32_t tensor_ranks;        /* dividing a model-parallel rank by this gives its pipeline stage; the remainder is its
+    struct tsr_ds_layers *layers;   /* NULL before tsr_ds_layers_open (deepspeed_layers.h), and without has_layers */
+    struct tsr_ds_layouts *layouts; /* how to join what the tensor-parallel ranks hold; NULL: nothing says it */
+    uint32_t tensor_ranks;          /* dividing a model-parallel rank by this gives its pipeline stage; the remainder is its
                             * tensor-parallel rank */
-    uint32_t file_storages;       /* the storage ids of all files' tensors are 1 … file_storages */
-    uint32_t storages;            /* the highest id in use; the part `model` adds further ones */
-    tsr_vec runs;                 /* tsr_torch_run */
+    uint32_t file_storages;         /* the storage ids of all files' tensors are 1 … file_storages */
+    uint32_t storages;              /* the highest id in use; the part `model` adds further ones */
+    tsr_vec runs;                   /* tsr_torch_run */
 } tsr_ds_files;
 
 /* Opens every file with one of the names above. A file that cannot be read is reported and left out. `out` must be closed in

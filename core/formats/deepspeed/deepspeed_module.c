@@ -4,6 +4,7 @@
 #include "formats/deepspeed/deepspeed_experts.h"
 #include "formats/deepspeed/deepspeed_flat.h"
 #include "formats/deepspeed/deepspeed_layers.h"
+#include "formats/deepspeed/deepspeed_layouts.h"
 #include "formats/deepspeed/deepspeed_values.h"
 #include "formats/deepspeed/deepspeed_weights.h"
 #include "tessera/sys/finding_add.h"
@@ -269,6 +270,7 @@ static tsr_status gather(const tsr_ds_files *files, tsr_ds_rows *rows, const tsr
     TSR_TRY(tsr_ds_layers_add(files, rows, err));
     TSR_TRY(tsr_ds_experts_add(files, rows, err));
     tsr_ds_rows_untie(rows);
+    TSR_TRY(tsr_ds_layouts_join(files->layouts, rows, err));
     if (rows->rows.count == 0) return TSR_OK;
     *out = tsr_ds_rows_tree(rows, err);
     return *out ? TSR_OK : TSR_E_NOMEM;

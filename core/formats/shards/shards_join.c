@@ -5,6 +5,7 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
+#include "formats/common/chunk_cut.h"
 #include "formats/common/joined_entries.h"
 #include "formats/common/rank_bytes.h"
 #include "formats/common/reader.h"
@@ -88,61 +89,20 @@ static tsr_status check_alike(const joining *j, uint32_t free_dim)
 
 /* ---- one block of one rank ---- */
 
-/* The strides, in elements, with which the rank's tensor is stored. */
-static void strides_of(const tsr_entry *entry, uint64_t *strides)
-{
-    const tsr_view *view = entry->chunks[0].view;
-    uint64_t step = 1;
-    for (uint32_t d = entry->ndim; d-- > 0;) {
-        strides[d] = view && view->strides ? view->strides[d] : step;
-        step *= entry->shape[d];
-    }
-}
-
-/* Bytes from a box's first element to the end of its last. Cannot overflow, because the span of the whole tensor was
- * checked. */
-static uint64_t span_of(uint32_t ndim, const uint64_t *sizes, const uint64_t *strides, uint64_t item)
-{
-    uint64_t last = 0;
-    for (uint32_t d = 0; d < ndim; d++) {
-        if (sizes[d] == 0) return 0;
-        last += (sizes[d] - 1) * strides[d];
-    }
-    return (last + 1) * item;
-}
-
 /* The chunk with the elements [from, from + size) of `entry` along the dimension. */
 static tsr_status cut(const joining *j, const tsr_entry *entry, uint64_t from, uint64_t size, tsr_chunk *out)
 {
-    const tsr_chunk *whole = &entry->chunks[0];
     const uint32_t item = tsr_dtype_size(entry->dtype);
+    uint64_t *offsets = tsr_arena_array(j->arena, entry->ndim, sizeof *offsets, j->err);
     uint64_t *sizes = tsr_arena_array(j->arena, entry->ndim, sizeof *sizes, j->err);
-    uint64_t *strides = tsr_arena_array(j->arena, entry->ndim, sizeof *strides, j->err);
-    *out = *whole;
-    if (!sizes || !strides) return TSR_E_NOMEM;
+    if (!offsets || !sizes) return TSR_E_NOMEM;
     memcpy(sizes, entry->shape, entry->ndim * sizeof *sizes);
+    offsets[j->dim] = from;
     sizes[j->dim] = size;
-    out->sizes = sizes;
-    if (size == entry->shape[j->dim]) return TSR_OK;
-    TSR_FAIL_IF(!item, j->err, TSR_E_UNSUPPORTED, "'%.*s' (%s) cannot be cut: its elements are not byte-aligned",
-                TSR_STR_ARG(j->held->fqn), tsr_dtype_describe(entry->dtype)->name);
-    strides_of(entry, strides);
-    const uint64_t offset = from * strides[j->dim] * item;
-    const tsr_box parent = {entry->ndim, NULL, entry->shape}, inner = {entry->ndim, NULL, sizes};
-    const bool is_run = tsr_box_is_contiguous(parent, inner) && !(whole->view && whole->view->strides);
-    const bool is_zstd = whole->view && whole->view->zstd;
-    if (!is_zstd && out->file != TSR_NO_FILE) {
-        out->byte_offset += offset;
-        out->byte_length = span_of(entry->ndim, sizes, strides, item);
-    }
-    if (is_run && !whole->view) return TSR_OK;
-    tsr_view *view = TSR_ARENA_NEW(j->arena, tsr_view, j->err);
-    if (!view) return TSR_E_NOMEM;
-    *view = whole->view ? *whole->view : (tsr_view){.file = whole->file, .byte_offset = whole->byte_offset};
-    view->byte_offset += offset;
-    if (!is_run) view->strides = strides;
-    out->view = view;
-    return TSR_OK;
+    TSR_FAIL_IF(!item && size != entry->shape[j->dim], j->err, TSR_E_UNSUPPORTED,
+                "'%.*s' (%s) cannot be cut: its elements are not byte-aligned", TSR_STR_ARG(j->held->fqn),
+                tsr_dtype_describe(entry->dtype)->name);
+    return tsr_chunk_cut(&entry->chunks[0], (tsr_box){entry->ndim, offsets, sizes}, item, j->arena, out, j->err);
 }
 
 /* Sets the offsets of a chunk in the whole tensor. */
