@@ -430,14 +430,16 @@ static bool accepts(const step *one, uint32_t c)
     return one->kind == CHARACTER ? one->character == c : one->kind == ANY ? c != '\n' : has(one, c);
 }
 
-tsr_status tsr_regex_match(tsr_regex *regex, tsr_str text, bool *matches, tsr_error *err)
+tsr_status tsr_regex_match(tsr_regex *regex, tsr_str text, uint64_t *work, bool *matches, tsr_error *err)
 {
     position place = {text, 0};
     uint32_t count = 0;
     for (size_t i = 0; i < text.size; i++)
         TSR_FAIL_IF((unsigned char)text.data[i] >= 128, err, TSR_E_UNSUPPORTED,
                     "'%.*s' is not ASCII, so regular expressions are not applied to it", TSR_STR_ARG(text));
-    TSR_FAIL_IF(text.size >= UINT32_MAX - 1, err, TSR_E_LIMIT, "the text is too long for a regular expression");
+    TSR_FAIL_IF(text.size >= *work / regex->count || text.size > INT32_MAX, err, TSR_E_LIMIT,
+                "the names are too long for so many regular expressions of this size");
+    *work -= (text.size + 1) * regex->count;
     memset(regex->marks, 0, regex->count * sizeof *regex->marks);
     *matches = reach(regex, 0, &place, regex->now, &count);
     while (!*matches && count && place.at < text.size) {

@@ -70,8 +70,10 @@ static tsr_status read_patterns(const tsr_lora_config *c, const char *name, cons
     const cJSON *patterns, *item;
     TSR_TRY(tsr_json_find(c->tree, name, TSR_JSON_OBJECT, "", &patterns, err));
     const size_t count = patterns ? (size_t)cJSON_GetArraySize(patterns) : 0;
-    *out = (tsr_lora_patterns){tsr_arena_array(m->own->arena, count, sizeof *out->items, err), 0};
-    if (!out->items) return TSR_E_NOMEM;
+    *out = (tsr_lora_patterns){tsr_arena_array(m->own->arena, count, sizeof *out->items, err), 0, NULL};
+    out->work = TSR_ARENA_NEW(m->own->arena, uint64_t, err);
+    if (!out->items || !out->work) return TSR_E_NOMEM;
+    *out->work = TSR_REGEX_WORK;
     cJSON_ArrayForEach(item, patterns)
     {
         tsr_lora_pattern *pattern = &out->items[out->count++];
@@ -154,7 +156,7 @@ static tsr_status find_pattern(const tsr_lora_patterns *patterns, tsr_str module
     *out = NULL;
     for (size_t i = 0; i < patterns->count && !matches; i++) {
         const tsr_lora_pattern *pattern = &patterns->items[i];
-        TSR_TRY(tsr_regex_match(pattern->regex, module, &matches, err));
+        TSR_TRY(tsr_regex_match(pattern->regex, module, patterns->work, &matches, err));
         if (matches || tsr_str_equal(tsr_json_key_of(pattern->value), module)) *out = pattern->value;
     }
     TSR_FAIL_IF(*out && !cJSON_IsNumber(*out), err, TSR_E_FORMAT, CONFIG_NAME ": the pattern '%s' is not a number",

@@ -16,6 +16,7 @@ typedef struct tsr_lora_pattern {
 typedef struct tsr_lora_patterns {
     tsr_lora_pattern *items;
     size_t count;
+    uint64_t *work; /* what is left of TSR_REGEX_WORK */
 } tsr_lora_patterns;
 
 /* The settings of adapter_config.json that affect the result. */

@@ -34,8 +34,9 @@ static void check_line(char *line, tsr_arena *arena)
         fail_msg("'%.*s' gives %d: %s", TSR_STR_ARG(pattern), status, err.message);
     while (*line) {
         const tsr_str cell = next_cell(&line), name = {cell.data + 1, cell.size - 1};
+        uint64_t work = TSR_REGEX_WORK;
         bool matches;
-        assert_int_equal(tsr_regex_match(regex, name, &matches, &err), TSR_OK);
+        assert_int_equal(tsr_regex_match(regex, name, &work, &matches, &err), TSR_OK);
         if (matches != (cell.data[0] == '1'))
             fail_msg("'%.*s' matches '%.*s': %d", TSR_STR_ARG(pattern), TSR_STR_ARG(name), matches);
     }
@@ -80,9 +81,10 @@ static void test_base_regex__names_what_it_does_not_understand(void **state)
 static tsr_status match_once(const void *pattern, const tsr_host *host, tsr_arena *arena, tsr_error *err)
 {
     tsr_regex *regex;
+    uint64_t work = TSR_REGEX_WORK;
     bool matches;
     const tsr_status status = tsr_regex_compile(tsr_str_from(pattern), host->allocator, arena, &regex, err);
-    return status == TSR_OK ? tsr_regex_match(regex, TSR_STR("abc"), &matches, err) : status;
+    return status == TSR_OK ? tsr_regex_match(regex, TSR_STR("abc"), &work, &matches, err) : status;
 }
 
 static void test_base_regex__bounds_what_repetition_writes_out(void **state)
@@ -93,6 +95,23 @@ static void test_base_regex__bounds_what_repetition_writes_out(void **state)
     (void)state;
     assert_int_equal(match_once("(((a{60}){60}){60}){60}", &host, arena, &err), TSR_E_LIMIT);
     assert_int_equal(match_once("((((((((((a*)*)*)*)*)*)*)*)*)*)*b", &host, arena, &err), TSR_OK);
+    tsr_arena_free(arena);
+}
+
+static void test_base_regex__bounds_the_work_for_one_input(void **state)
+{
+    tsr_arena *arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL);
+    tsr_regex *regex;
+    tsr_error err = {0};
+    uint64_t work = 20;
+    bool matches;
+    (void)state;
+    assert_int_equal(tsr_regex_compile(TSR_STR("ab"), &tsr_allocator_libc, arena, &regex, &err), TSR_OK);
+    assert_int_equal(tsr_regex_match(regex, TSR_STR("abc"), &work, &matches, &err), TSR_OK);
+    assert_true(matches);
+    assert_int_equal(work, 20 - 3 * 4);
+    assert_int_equal(tsr_regex_match(regex, TSR_STR("abc"), &work, &matches, &err), TSR_E_LIMIT);
+    assert_int_equal(work, 20 - 3 * 4);
     tsr_arena_free(arena);
 }
 
@@ -107,6 +126,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_base_regex__matches_as_python_does),
                                        cmocka_unit_test(test_base_regex__names_what_it_does_not_understand),
                                        cmocka_unit_test(test_base_regex__bounds_what_repetition_writes_out),
+                                       cmocka_unit_test(test_base_regex__bounds_the_work_for_one_input),
                                        cmocka_unit_test(test_base_regex__frees_all_when_memory_is_short)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,9 +32,9 @@ struct tsr_ds_layouts {
     tsr_arena *arena;
     const tsr_value *info;
     patterns of[CATEGORIES];
-    tsr_vec items;    /* of const tsr_value *: by number, the map or the parts of a parameter; otherwise NULL */
-    tsr_map *buffers; /* names that are not of parameters */
-    uint64_t vocabulary;
+    tsr_vec items;             /* of const tsr_value *: by number, the map or the parts of a parameter; otherwise NULL */
+    tsr_map *buffers;          /* names that are not of parameters */
+    uint64_t vocabulary, work; /* what is left of TSR_REGEX_WORK */
     tsr_error *err;
 };
 
@@ -86,13 +86,13 @@ static tsr_status add_patterns(tsr_ds_layouts *l, category of, const tsr_value *
 }
 
 /* Sets *number to that of the first pattern that matches, or to UINT32_MAX. */
-static tsr_status find(const tsr_ds_layouts *l, category of, tsr_str name, uint32_t *number)
+static tsr_status find(tsr_ds_layouts *l, category of, tsr_str name, uint32_t *number)
 {
     const pattern *others = l->of[of].others.items;
     *number = tsr_map_get(l->of[of].names, name, UINT32_MAX);
     for (size_t i = 0; *number == UINT32_MAX && i < l->of[of].others.count; i++) {
         bool matches;
-        TSR_TRY(tsr_regex_match(others[i].regex, name, &matches, l->err));
+        TSR_TRY(tsr_regex_match(others[i].regex, name, &l->work, &matches, l->err));
         if (matches) *number = others[i].number;
     }
     return TSR_OK;
@@ -145,7 +145,8 @@ tsr_status tsr_ds_layouts_open(const tsr_ds_files *files, tsr_ds_layouts **out, 
     if (files->tensor_ranks < 2 || !info) return TSR_OK;
     tsr_ds_layouts *l = TSR_ARENA_NEW(files->checkpoint->arena, tsr_ds_layouts, err);
     if (!l) return TSR_E_NOMEM;
-    *l = (tsr_ds_layouts){.files = files, .arena = files->checkpoint->arena, .info = info, .err = &why};
+    *l = (tsr_ds_layouts){
+        .files = files, .arena = files->checkpoint->arena, .info = info, .work = TSR_REGEX_WORK, .err = &why};
     const tsr_status status = open_all(l);
     l->err = err;
     if (status == TSR_OK) {
@@ -187,6 +188,7 @@ typedef struct joining {
     uint32_t ranks, ndim;
     uint64_t *shape; /* of the whole tensor */
     tsr_vec pieces;
+    bool is_vocabulary;
     bool fits; /* false: the description is not of these tensors */
 } joining;
 
@@ -251,7 +253,7 @@ static tsr_status add_sub_params(joining *j, tsr_str name, const tsr_value *item
         if (own->items[i]->kind != TSR_VALUE_STR) continue;
         TSR_TRY(tsr_regex_compile(own->items[i]->text, j->l->files->checkpoint->host->allocator, j->l->arena, &regex,
                                   j->l->err));
-        TSR_TRY(tsr_regex_match(regex, name, &matches, j->l->err));
+        TSR_TRY(tsr_regex_match(regex, name, &j->l->work, &matches, j->l->err));
         if (matches && all) of_name = tsr_value_get(all, own->items[i]->text);
     }
     if (is_list) count = sizes->count;
@@ -335,6 +337,7 @@ static tsr_status describe(joining *j, tsr_str name)
     if (!j->ndim) return add_whole(j); /* a step, which is each rank's own in name only */
     if (tsr_map_get(j->l->buffers, name, 0)) return add_buffer(j);
     for (unsigned c = 0; c < CATEGORIES; c++) TSR_TRY(find(j->l, (category)c, name, &found[c]));
+    j->is_vocabulary = found[VOCABULARY] != UINT32_MAX;
     j->fits = found[AVERAGED] == UINT32_MAX && found[UNSUPPORTED] == UINT32_MAX;
     if (!j->fits) return TSR_OK;
     if (found[AFFINE] != UINT32_MAX) return add_affine(j, items[found[AFFINE]]);
@@ -448,7 +451,6 @@ static tsr_status describe_or_not(joining *j, tsr_str name, tsr_error *err)
 static tsr_status join(joining *j, tsr_str name, tsr_entry *entry)
 {
     tsr_entry made;
-    uint32_t vocabulary;
     j->ndim = j->held[0]->ndim;
     j->shape = tsr_arena_array(j->l->arena, j->ndim, sizeof *j->shape, j->l->err);
     if (!j->shape) return TSR_E_NOMEM;
@@ -456,8 +458,7 @@ static tsr_status join(joining *j, tsr_str name, tsr_entry *entry)
     uint8_t *copies = tsr_arena_array(j->l->arena, j->pieces.count, sizeof *copies, j->l->err);
     if (!copies) return TSR_E_NOMEM;
     if (!j->fits || !is_covered(j, copies)) return TSR_OK;
-    TSR_TRY(find(j->l, VOCABULARY, name, &vocabulary));
-    if (vocabulary != UINT32_MAX) trim(j, j->l->vocabulary);
+    if (j->is_vocabulary) trim(j, j->l->vocabulary);
     TSR_TRY(make(j, copies, &made));
     *entry = made;
     return TSR_OK;

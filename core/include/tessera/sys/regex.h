@@ -9,8 +9,9 @@
  *
  *     tsr_regex *regex;
  *     TSR_TRY(tsr_regex_compile(TSR_STR("^layers\\.[12]\\..*_proj$"), allocator, arena, &regex, err));
+ *     uint64_t work = TSR_REGEX_WORK;
  *     bool matches = false;
- *     TSR_TRY(tsr_regex_match(regex, module, &matches, err)); */
+ *     TSR_TRY(tsr_regex_match(regex, module, &work, &matches, err)); */
 #ifndef TESSERA_SYS_REGEX_H
 #define TESSERA_SYS_REGEX_H
 
@@ -27,10 +28,15 @@ typedef struct tsr_regex tsr_regex;
 tsr_status tsr_regex_compile(tsr_str pattern, const tsr_allocator *allocator, tsr_arena *arena, tsr_regex **out,
                              tsr_error *err);
 
-/* Sets *matches to whether the pattern matches at the start of `text`, like re.match. The text is bytes: one that is not ASCII is
+/* How much may be matched with patterns that come from one input: steps of patterns times characters. Far more than the names of a
+ * model need, and a few seconds at most. */
+#define TSR_REGEX_WORK (UINT64_C(1) << 30)
+
+/* Sets *matches to whether the pattern matches at the start of `text`, like re.match. Subtracts what that may cost from *work, which
+ * starts at TSR_REGEX_WORK, and fails with TSR_E_LIMIT if less is left. The text is bytes: one that is not ASCII is
  * refused (TSR_E_UNSUPPORTED), because Python counts characters. Uses memory of the regex, so calls for one regex must not
  * overlap. */
-tsr_status tsr_regex_match(tsr_regex *regex, tsr_str text, bool *matches, tsr_error *err);
+tsr_status tsr_regex_match(tsr_regex *regex, tsr_str text, uint64_t *work, bool *matches, tsr_error *err);
 
 TSR_API_END
 
