@@ -87,6 +87,47 @@ time_t tsr_http_date(tsr_str value)
     return tm.tm_mon < 0 || tm.tm_year < 70 ? 0 : timegm(&tm);
 }
 
+/* Keeps a checksum unless its size is another one. That of an object which S3 composed of the checksums of parts ends in "-3". */
+static void take_checksum(tsr_http_answer *answer, tsr_checksum_kind kind, tsr_str value)
+{
+    if (value.size == tsr_checksum_text_size(kind)) keep(answer->checksums.of_object[kind], TSR_CHECKSUM_TEXT, value);
+}
+
+/* Parses "crc32c=n03x6A==,md5=Ojk9c3dhfxgoKVVHYwFbHQ==", which may be divided between several headers. */
+static void take_google_checksums(tsr_http_answer *answer, tsr_str value)
+{
+    while (value.size) {
+        const char *comma = memchr(value.data, ',', value.size);
+        tsr_str one = {value.data, comma ? (size_t)(comma - value.data) : value.size};
+        value.size -= one.size + (comma != NULL);
+        value.data += one.size + (comma != NULL);
+        while (one.size && *one.data == ' ') one = (tsr_str){one.data + 1, one.size - 1};
+        if (tsr_str_starts(one, TSR_STR("crc32c=")))
+            take_checksum(answer, TSR_CHECKSUM_CRC32C, (tsr_str){one.data + 7, one.size - 7});
+        if (tsr_str_starts(one, TSR_STR("md5=")))
+            take_checksum(answer, TSR_CHECKSUM_MD5, (tsr_str){one.data + 4, one.size - 4});
+    }
+}
+
+static void take_checksum_header(tsr_http_answer *answer, const char *line, size_t size)
+{
+    static const struct {
+        const char *header;
+        tsr_checksum_kind kind;
+    } headers[] = {{"x-amz-checksum-crc32", TSR_CHECKSUM_CRC32},
+                   {"x-amz-checksum-crc32c", TSR_CHECKSUM_CRC32C},
+                   {"x-amz-checksum-crc64nvme", TSR_CHECKSUM_CRC64},
+                   {"x-ms-blob-content-md5", TSR_CHECKSUM_MD5}};
+    tsr_str value;
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
+        if (!tsr_header_is(line, size, headers[i].header, &value)) continue;
+        take_checksum(answer, headers[i].kind, value);
+        return;
+    }
+    if (tsr_header_is(line, size, "x-goog-hash", &value)) take_google_checksums(answer, value);
+    else if (tsr_header_is(line, size, "Content-MD5", &value)) keep(answer->checksums.md5_of_body, TSR_CHECKSUM_TEXT, value);
+}
+
 void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size)
 {
     tsr_str value;
@@ -108,6 +149,8 @@ void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size)
         keep(answer->generation, sizeof answer->generation, value);
     } else if (tsr_header_is(line, size, "Date", &value)) {
         answer->date = (int64_t)tsr_http_date(value);
+    } else {
+        take_checksum_header(answer, line, size);
     }
 }
 

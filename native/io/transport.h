@@ -11,9 +11,15 @@
 #ifndef TSR_IO_TRANSPORT_H
 #define TSR_IO_TRANSPORT_H
 
-#include "tessera/memory.h"
+#include "io/checksums.h"
 
 typedef struct tsr_transport tsr_transport;
+
+/* The checksums that an answer states, in Base64; empty: not stated. */
+typedef struct tsr_stated_checksums {
+    char of_object[TSR_CHECKSUM_KINDS][TSR_CHECKSUM_TEXT]; /* of the whole object, even if only a range of it was sent */
+    char md5_of_body[TSR_CHECKSUM_TEXT];                   /* Content-MD5 */
+} tsr_stated_checksums;
 
 typedef struct tsr_http_answer {
     long status;          /* 200, 206, 404, … */
@@ -26,7 +32,8 @@ typedef struct tsr_http_answer {
     char generation[32]; /* x-goog-generation; may be empty */
     uint64_t stored;     /* bytes that a resumable upload has, according to Range in the answer */
     int64_t date;        /* seconds since 1970 on the server's clock, according to Date; 0: there was no such header */
-    double retry_after;  /* seconds to wait according to Retry-After; 0: there was no such header */
+    tsr_stated_checksums checksums;
+    double retry_after; /* seconds to wait according to Retry-After; 0: there was no such header */
 } tsr_http_answer;
 
 typedef enum tsr_http_transfer_result {

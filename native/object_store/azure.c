@@ -11,7 +11,7 @@
 #include "object_store/upload.h"
 #include "tessera/sys/try.h"
 
-enum { MOST_PAGE = 16 << 20 };
+enum { MOST_PAGE = 16 << 20, MOST_SUMMED = 4 << 20 };
 
 typedef struct azure {
     tsr_service base; /* must be first */
@@ -138,6 +138,12 @@ tsr_status tsr_azure_open(const tsr_allocator *allocator, const tsr_location *lo
                               .status_exists = 409, /* BlobAlreadyExists */
                               .uploading = &tsr_uploading_by_azure};
     TSR_TRY(tsr_service_new(transport, &kind, out, err));
+    (*out)->checksum_header = "Content-MD5";
+    (*out)->checksum_prefix = "";
+    (*out)->checksum = TSR_CHECKSUM_MD5;
+    (*out)->compares_checksums = true;
+    (*out)->checksum_request = (tsr_header){"x-ms-range-get-content-md5", "true"};
+    (*out)->most_checked = MOST_SUMMED;
     return configure((azure *)*out, location, err);
 }
 
@@ -166,18 +172,13 @@ static unsigned hex_digit(char digit)
  * the same length. Another run that writes the same object uses other names, unless the bytes are the same. */
 static void block_id(unsigned number, const tsr_upload_bytes *bytes, tsr_part_tag *out)
 {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     unsigned char name[BLOCK_NAME];
     for (size_t i = 0; i < NUMBER_BYTES; i++) name[i] = (unsigned char)(number >> (24 - 8 * i));
     for (size_t i = NUMBER_BYTES; i < BLOCK_NAME; i++) {
         const char *two = bytes->sum + 2 * (i - NUMBER_BYTES);
         name[i] = (unsigned char)(hex_digit(two[0]) << 4 | hex_digit(two[1]));
     }
-    for (size_t i = 0, o = 0; i < BLOCK_NAME; i += 3) {
-        const unsigned three = (unsigned)name[i] << 16 | (unsigned)name[i + 1] << 8 | (unsigned)name[i + 2];
-        for (int shift = 18; shift >= 0; shift -= 6) out->text[o++] = digits[three >> shift & 63];
-    }
-    out->text[BLOCK_ID - 1] = '\0';
+    tsr_base64(name, sizeof name, out->text);
 }
 
 static tsr_status ask(tsr_service *service, const tsr_request *request, tsr_error *err)
@@ -193,6 +194,7 @@ static tsr_status ask(tsr_service *service, const tsr_request *request, tsr_erro
 static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes,
                        tsr_part_tag *tag, tsr_error *err)
 {
+    char checksum[TSR_CHECKSUM_VALUE];
     block_id(number, bytes, tag);
     const tsr_parameter parameters[] = {{"blockid", tsr_str_from(tag->text)}, {"comp", TSR_STR("block")}};
     const tsr_request request = {.method = "PUT",
@@ -200,7 +202,8 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
                                  .parameters = parameters,
                                  .parameter_count = 2,
                                  .body = bytes->data,
-                                 .body_size = bytes->size};
+                                 .body_size = bytes->size,
+                                 .checksums = {tsr_upload_checksum(service, bytes->data, bytes->size, checksum)}};
     return ask(service, &request, err);
 }
 
@@ -247,10 +250,12 @@ static tsr_status abort_upload(tsr_service *service, const tsr_upload *upload, t
 
 static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, tsr_error *err)
 {
+    char checksum[TSR_CHECKSUM_VALUE];
     const tsr_request request = {.method = "PUT",
                                  .key = upload->key,
                                  .body = bytes->data,
                                  .body_size = bytes->size,
+                                 .checksums = {tsr_upload_checksum(service, bytes->data, bytes->size, checksum)},
                                  .content_type = TSR_OBJECT_TYPE,
                                  .if_absent = upload->if_absent,
                                  .once = upload->if_absent};

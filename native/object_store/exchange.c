@@ -2,16 +2,18 @@
 #include "object_store/exchange.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "io/http_origin.h"
 #include "io/retry.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/object_store.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/uri.h"
 
-enum { MOST_REDIRECTS = 10, MOST_AT_ONCE = 64, CODE_SIZE = 64 };
+enum { MOST_REDIRECTS = 10, MOST_AT_ONCE = 64, CODE_SIZE = 64, MOST_DAMAGED = 3 };
 
 tsr_status tsr_exchange_header(tsr_exchange *x, const char *name, const char *value, tsr_error *err)
 {
@@ -58,6 +60,27 @@ static bool is_unknown_request(const tsr_request *request, long status)
     return status == 405 || status == 501 || ((status == 400 || status == 404) && !is_object);
 }
 
+/* The server's error code; empty if it states none. */
+static void find_code(const tsr_http_transfer *t, char code[CODE_SIZE])
+{
+    code[0] = '\0';
+    if (!find_word(t->problem, "<Code>", "<", code, CODE_SIZE)) find_word(t->problem, "\"reason\":", "\"", code, CODE_SIZE);
+}
+
+/* Whether the server says that it received other bytes than those whose checksum it was told. Azurite and Google's JSON API say so
+ * only in the text of a general error. */
+static bool is_mismatch(const tsr_http_transfer *t)
+{
+    static const char *const codes[] = {"BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch",
+                                        "Md5Mismatch", "Crc64Mismatch"};
+    char code[CODE_SIZE];
+    if (t->result != TSR_TRANSFER_ANSWERED || t->answer.status != 400) return false;
+    find_code(t, code);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (strcmp(code, codes[i]) == 0) return true;
+    return strstr(t->problem, "n't match") || strstr(t->problem, "not match");
+}
+
 static const char *advice_for(const char *code, long status, const tsr_service *service, const tsr_request *request)
 {
     if (!code[0] && service->protocol_hint && is_unknown_request(request, status)) return service->protocol_hint;
@@ -83,19 +106,38 @@ tsr_shown_key tsr_shown_key_of(const tsr_service *service, tsr_str key)
 
 tsr_status tsr_exchange_error(const tsr_service *service, const tsr_exchange *x, tsr_error *err)
 {
-    char code[CODE_SIZE] = "";
+    char code[CODE_SIZE];
     const tsr_http_transfer *t = &x->transfer;
-    if (!find_word(t->problem, "<Code>", "<", code, sizeof code))
-        find_word(t->problem, "\"reason\":", "\"", code, sizeof code);
+    find_code(t, code);
     const long status = t->answer.status;
     const tsr_str key = x->request->on_bucket ? TSR_STR("") : x->request->key;
-    const char *advice = advice_for(code, status, service, x->request);
+    const char *advice = is_mismatch(t) ? "; it received other bytes than those that were sent, several times"
+                                        : advice_for(code, status, service, x->request);
     return tsr_raise(err, status == 404 || status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
                      "%s: the server answered %ld%s%s%s%s", tsr_shown_key_of(service, key).text, status, code[0] ? " (" : "",
                      code, code[0] ? ")" : "", advice);
 }
 
 /* ---- attempts ---- */
+
+static tsr_status add_checksum_header(tsr_exchange *x, const tsr_header *header, tsr_error *err)
+{
+    if (!header->name) return TSR_OK;
+    x->has_checksums = true;
+    return tsr_exchange_header(x, header->name, header->value, err);
+}
+
+static tsr_status add_checksums(const tsr_service *service, tsr_exchange *x, tsr_error *err)
+{
+    const tsr_request *r = x->request;
+    const bool has_body = r->body_size != 0;
+    x->has_checksums = false;
+    if (x->leaves_out_checksums || service->checksum_use[has_body] == TSR_CHECKSUMS_REFUSED) return TSR_OK;
+    for (size_t i = 0; i < TSR_MOST_CHECKSUM_HEADERS; i++) TSR_TRY(add_checksum_header(x, &r->checksums[i], err));
+    if (r->is_ranged && (!service->most_checked || r->capacity <= service->most_checked))
+        TSR_TRY(add_checksum_header(x, &service->checksum_request, err));
+    return TSR_OK;
+}
 
 static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
 {
@@ -113,7 +155,7 @@ static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
                                       .body_size = r->body_size,
                                       .buffer = r->buffer,
                                       .capacity = r->capacity};
-    if (r->is_ranged) {
+    if (r->is_ranged && !(r->is_whole && service->checks_whole_only)) {
         const tsr_str range =
             tsr_arena_format(x->arena, err, "%" PRIu64 "-%" PRIu64, r->offset, r->offset + r->capacity - 1);
         if (!range.data) return TSR_E_NOMEM;
@@ -121,6 +163,7 @@ static tsr_status prepare(tsr_service *service, tsr_exchange *x, tsr_error *err)
     }
     if (r->content_range) TSR_TRY(tsr_exchange_header(x, "Content-Range", r->content_range, err));
     if (r->content_type) TSR_TRY(tsr_exchange_header(x, "Content-Type", r->content_type, err));
+    TSR_TRY(add_checksums(service, x, err));
     return service->prepare(service, x, err);
 }
 
@@ -167,21 +210,104 @@ static bool is_lost(const tsr_http_transfer *t)
     return t->result == TSR_TRANSFER_CUT;
 }
 
+/* ---- checksums ---- */
+
+static pthread_mutex_t refusal_lock = PTHREAD_MUTEX_INITIALIZER;
+static char refusal[512]; /* the warning that nobody has taken yet */
+
+static void note_refusal(const char *shown)
+{
+    pthread_mutex_lock(&refusal_lock);
+    snprintf(
+        refusal, sizeof refusal,
+        "%s: the server refuses checksums in requests, so they were left out; damage on the way to or from it may not be noticed",
+        shown);
+    pthread_mutex_unlock(&refusal_lock);
+}
+
+bool tsr_object_store_take_warning(char *out, size_t size)
+{
+    pthread_mutex_lock(&refusal_lock);
+    const bool has = refusal[0] != '\0';
+    if (has) snprintf(out, size, "%s", refusal);
+    refusal[0] = '\0';
+    pthread_mutex_unlock(&refusal_lock);
+    return has;
+}
+
+/* Whether to send the request once more without the headers about checksums: the server may not know them. One that has accepted
+ * a checksum before knows them, and refuses something else. */
+static bool leaves_out_checksums(tsr_service *service, tsr_exchange *x)
+{
+    const tsr_http_transfer *t = &x->transfer;
+    const bool has_body = x->request->body_size != 0;
+    if (t->result != TSR_TRANSFER_ANSWERED) return false;
+    if (t->answer.status < 300) {
+        if (x->leaves_out_checksums && service->checksum_use[has_body] != TSR_CHECKSUMS_REFUSED) {
+            service->checksum_use[has_body] = TSR_CHECKSUMS_REFUSED;
+            note_refusal(service->shown);
+        } else if (x->has_checksums) {
+            service->checksum_use[has_body] = TSR_CHECKSUMS_TAKEN;
+        }
+        return false;
+    }
+    if (!x->has_checksums || (t->answer.status != 400 && t->answer.status != 501) || is_mismatch(t) ||
+        service->checksum_use[has_body] == TSR_CHECKSUMS_TAKEN)
+        return false;
+    x->leaves_out_checksums = true;
+    return true;
+}
+
+/* Compares the bytes that arrived with one checksum that the answer states of them. Otherwise, `reason` says what differs. */
+static bool is_sum_of(const tsr_http_transfer *t, tsr_checksum_kind kind, const char *stated, char *reason, size_t room)
+{
+    char computed[TSR_CHECKSUM_TEXT];
+    if (!tsr_checksum_text(kind, t->buffer, t->answer.size, computed) || strcmp(computed, stated) == 0) return true;
+    snprintf(reason, room, "the bytes that arrived have the %s %s, and the server states %s", tsr_checksum_name(kind),
+             computed, stated);
+    return false;
+}
+
+static bool arrived_damaged(const tsr_service *service, tsr_exchange *x)
+{
+    tsr_http_transfer *t = &x->transfer;
+    const tsr_http_answer *answer = &t->answer;
+    const tsr_stated_checksums *stated = &answer->checksums;
+    const bool is_whole = answer->status == 200 || (answer->first == 0 && answer->total == answer->size);
+    if (!service->compares_checksums || !x->request->is_ranged || t->result != TSR_TRANSFER_ANSWERED) return false;
+    if ((answer->status != 200 && answer->status != 206) || t->overflowed || answer->size != t->capacity) return false;
+    for (tsr_checksum_kind kind = 0; is_whole && kind < TSR_CHECKSUM_KINDS; kind++)
+        if (stated->of_object[kind][0]) return !is_sum_of(t, kind, stated->of_object[kind], t->reason, sizeof t->reason);
+    /* Azure states it of the range. What other servers mean by it in an answer with a range is not certain. */
+    return stated->md5_of_body[0] && (is_whole || service->most_checked) &&
+           !is_sum_of(t, TSR_CHECKSUM_MD5, stated->md5_of_body, t->reason, sizeof t->reason);
+}
+
+/* Whether bytes were damaged on their way, in either direction. */
+static bool is_damaged(const tsr_service *service, tsr_exchange *x)
+{
+    if (!arrived_damaged(service, x)) return is_mismatch(&x->transfer);
+    x->transfer.result = TSR_TRANSFER_FAILED;
+    return true;
+}
+
 /* Decides after an attempt whether the request is done. Otherwise *seconds is how long to wait before the next attempt. */
 static tsr_status judge(tsr_service *service, tsr_exchange *x, double *seconds, tsr_error *err)
 {
     tsr_http_transfer *t = &x->transfer;
     *seconds = 0;
     x->attempts++;
-    if (relocate(service, x)) return TSR_OK;
+    if (relocate(service, x) || leaves_out_checksums(service, x)) return TSR_OK;
     const bool reads = !x->request->method || strcmp(x->request->method, "HEAD") == 0;
     if (reads && t->redirect) TSR_TRY(follow(service, x, err));
-    const bool is_short = x->request->is_ranged && t->result == TSR_TRANSFER_ANSWERED && t->answer.status == 206 &&
-                          t->answer.size < t->capacity;
+    const bool is_range = t->answer.status == 206 || (t->answer.status == 200 && x->request->is_whole);
+    const bool is_short =
+        x->request->is_ranged && t->result == TSR_TRANSFER_ANSWERED && is_range && t->answer.size < t->capacity;
     if (is_short) {
         t->result = TSR_TRANSFER_CUT;
         snprintf(t->reason, sizeof t->reason, "the server gave %zu bytes of %zu", t->answer.size, t->capacity);
     }
+    if (is_damaged(service, x) && ++x->damaged < MOST_DAMAGED) return TSR_OK;
     x->is_lost = x->request->once && is_lost(t);
     x->is_done = !tsr_retry_worthwhile(t, x->attempts, seconds) || x->is_lost;
     if (x->is_lost) return TSR_OK;

@@ -232,6 +232,14 @@ static tsr_status configure(gcs *service, const tsr_location *location, tsr_erro
     return ask_metadata(service, service->secrets, &service->token, &service->expires, err);
 }
 
+void tsr_gcs_set_checksums(tsr_service *service)
+{
+    service->checksum_header = "x-goog-hash";
+    service->checksum_prefix = "crc32c=";
+    service->checksum = TSR_CHECKSUM_CRC32C;
+    service->compares_checksums = true; /* it states them without being asked */
+}
+
 static tsr_status open_xml(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
                            tsr_service **out, tsr_error *err)
 {
@@ -272,6 +280,7 @@ tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *loca
     gcs *service = (gcs *)*out;
     if (service) pthread_mutex_init(&service->lock, NULL);
     if (status != TSR_OK) return status;
+    tsr_gcs_set_checksums(&service->base);
     service->secrets = tsr_arena_new(allocator, 0, err);
     return service->secrets ? configure(service, location, err) : TSR_E_NOMEM;
 }
@@ -295,9 +304,11 @@ static tsr_status add_object(const cJSON *item, tsr_object_list *out, tsr_error 
                 err, TSR_E_FORMAT, "the server lists an object without a name or a size");
     for (; *digits; digits++) bytes = bytes * 10 + (uint64_t)(*digits - '0');
     const tsr_object object = {
-        tsr_arena_str(out->arena, tsr_str_from(name->valuestring), err), bytes,
+        tsr_arena_str(out->arena, tsr_str_from(name->valuestring), err),
+        bytes,
         tsr_arena_str(out->arena, tsr_str_from(cJSON_IsString(generation) ? generation->valuestring : ""), err),
-        cJSON_IsString(updated) ? tsr_listed_time(tsr_str_from(updated->valuestring)) : 0};
+        cJSON_IsString(updated) ? tsr_listed_time(tsr_str_from(updated->valuestring)) : 0,
+        {NULL, 0}};
     return object.key.data && object.version.data ? tsr_object_list_add(out, object, err) : TSR_E_NOMEM;
 }
 
@@ -562,12 +573,14 @@ static tsr_status complete(tsr_service *service, const tsr_upload *upload, const
 static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, tsr_error *err)
 {
     tsr_parameter parameters[MOST_PARAMETERS];
+    char checksum[TSR_CHECKSUM_VALUE];
     const tsr_request request = {.method = "POST",
                                  .key = upload->key,
                                  .parameters = parameters,
                                  .parameter_count = insertion(upload, "media", parameters),
                                  .body = bytes->data,
                                  .body_size = bytes->size,
+                                 .checksums = {tsr_upload_checksum(service, bytes->data, bytes->size, checksum)},
                                  .content_type = TSR_OBJECT_TYPE,
                                  .is_insertion = true,
                                  .once = upload->if_absent};

@@ -3,15 +3,15 @@
 
 #include "object_store/encoding.h"
 
-const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult",      "Contents", "Key",         "Size", "ETag",
-                                            "NextContinuationToken", NULL,       "LastModified"};
-const tsr_listing_form tsr_listing_of_azure = {"EnumerationResults", "Blob", "Name",         "Content-Length", "Etag",
-                                               "NextMarker",         NULL,   "Last-Modified"};
+const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult",      "Contents", "Key",          "Size", "ETag",
+                                            "NextContinuationToken", NULL,       "LastModified", NULL};
+const tsr_listing_form tsr_listing_of_azure = {
+    "EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker", NULL, "Last-Modified", NULL};
 const tsr_listing_form tsr_listing_of_uploads = {"ListMultipartUploadsResult", "Upload",      "Key", NULL, "UploadId",
-                                                 "NextUploadIdMarker",         "IsTruncated", NULL};
-const tsr_listing_form tsr_listing_of_parts = {"ListParts",   "Part", "PartNumber", "Size", "ETag", "NextPartNumberMarker",
-                                               "IsTruncated", NULL};
-const tsr_listing_form tsr_listing_of_blocks = {"BlockList", "Block", "Name", "Size", "", "", NULL, NULL};
+                                                 "NextUploadIdMarker",         "IsTruncated", NULL,  NULL};
+const tsr_listing_form tsr_listing_of_parts = {"ListParts",   "Part", "PartNumber",   "Size", "ETag", "NextPartNumberMarker",
+                                               "IsTruncated", NULL,   "ChecksumCRC32"};
+const tsr_listing_form tsr_listing_of_blocks = {"BlockList", "Block", "Name", "Size", "", "", NULL, NULL, NULL};
 
 #if defined(TSR_HAVE_EXPAT)
 #include <expat.h>
@@ -120,6 +120,8 @@ static void XMLCALL end_element(void *ctx, const XML_Char *name)
         r->object.version = keep(r, tsr_version_text(text));
     } else if (r->in_item && r->form->modified && strcmp(name, r->form->modified) == 0) {
         r->object.modified = tsr_listed_time(text);
+    } else if (r->in_item && r->form->checksum && strcmp(name, r->form->checksum) == 0) {
+        r->object.checksum = keep(r, text);
     } else if (strcmp(name, r->form->item) == 0) {
         end_item(r);
     } else if (!r->in_item && strcmp(name, r->form->next) == 0) {

@@ -352,8 +352,12 @@ static tsr_status fetch_parts(object_store *store, part_range range, char *buffe
     if (!exchanges) return TSR_E_NOMEM;
     for (size_t at = 0; at < range.size; at += range.part) {
         const size_t size = range.size - at < range.part ? range.size - at : range.part;
-        requests[count++] = (tsr_request){
-            .key = object->key, .is_ranged = true, .offset = range.offset + at, .buffer = buffer + at, .capacity = size};
+        requests[count++] = (tsr_request){.key = object->key,
+                                          .is_ranged = true,
+                                          .is_whole = size == object->size,
+                                          .offset = range.offset + at,
+                                          .buffer = buffer + at,
+                                          .capacity = size};
     }
     tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, err);
     for (size_t i = 0; i < count; i++) {
@@ -414,6 +418,7 @@ static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
     for (size_t i = 0; i < count && exchanges && requests; i++)
         requests[i] = (tsr_request){.key = store->files[runs[i].file].object->key,
                                     .is_ranged = true,
+                                    .is_whole = runs[i].size == store->files[runs[i].file].object->size,
                                     .offset = runs[i].offset,
                                     .buffer = runs[i].bytes,
                                     .capacity = runs[i].size};

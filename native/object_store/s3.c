@@ -3,12 +3,14 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <strings.h>
 #include <time.h>
 
 #include "io/retry.h"
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
+#include "object_store/gcs.h"
 #include "object_store/object_listing.h"
 #include "object_store/setting.h"
 #include "object_store/upload.h"
@@ -152,9 +154,36 @@ static const char *setting(s3 *service, const char *first, const char *second, c
     return profile.data ? tsr_arena_str(service->base.arena, profile, NULL).data : NULL;
 }
 
+/* Reads a setting of when to use checksums. */
+static tsr_status uses_checksums(s3 *service, const char *variable, const char *of_profile, bool *out, tsr_error *err)
+{
+    const char *value = setting(service, variable, variable, of_profile);
+    *out = !value || strcasecmp(value, "when_supported") == 0;
+    TSR_FAIL_IF(!*out && strcasecmp(value, "when_required") != 0, err, TSR_E_USAGE,
+                "%s (%s in AWS's configuration file) is '%s'; it must be when_supported or when_required", variable,
+                of_profile, value);
+    return TSR_OK;
+}
+
+static tsr_status configure_checksums(s3 *service, tsr_error *err)
+{
+    bool sends, compares;
+    TSR_TRY(uses_checksums(service, "AWS_REQUEST_CHECKSUM_CALCULATION", "request_checksum_calculation", &sends, err));
+    TSR_TRY(uses_checksums(service, "AWS_RESPONSE_CHECKSUM_VALIDATION", "response_checksum_validation", &compares, err));
+    service->base.checksum_header = sends ? "x-amz-checksum-crc32" : NULL;
+    service->base.checksum_prefix = "";
+    service->base.checksum = TSR_CHECKSUM_CRC32;
+    service->base.declares_checksums = sends;
+    service->base.compares_checksums = compares;
+    service->base.checks_whole_only = compares;
+    if (compares) service->base.checksum_request = (tsr_header){"x-amz-checksum-mode", "ENABLED"};
+    return TSR_OK;
+}
+
 static tsr_status configure(s3 *service, tsr_error *err)
 {
     TSR_TRY(tsr_aws_profile_read(service->base.arena, &service->profile, err));
+    TSR_TRY(configure_checksums(service, err));
     const char *region = setting(service, "AWS_REGION", "AWS_DEFAULT_REGION", "region");
     service->endpoint = setting(service, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "endpoint_url");
     if (service->endpoint)
@@ -182,6 +211,7 @@ static tsr_status configure_elsewhere(s3 *service, const tsr_s3_elsewhere *from,
     memcpy(service->region, from->region, strlen(from->region) + 1);
     service->base.relocate = NULL;
     service->base.completes_unconditionally = true;
+    tsr_gcs_set_checksums(&service->base);
     service->absent_header = from->absent_header;
     service->absent_value = from->absent_value;
     return service->base.shown && service->endpoint ? TSR_OK : TSR_E_NOMEM;
@@ -277,12 +307,24 @@ static void name_part(unsigned number, const tsr_upload_bytes *bytes, tsr_part_t
     snprintf(name->text, sizeof name->text, "%u", number);
 }
 
+/* A tag is the ETag of a part. The part's checksum follows after a space if the server has it. */
+static void add_checksum(tsr_part_tag *tag, const char *checksum)
+{
+    const size_t size = strlen(tag->text);
+    if (*checksum && size + 1 + strlen(checksum) < sizeof tag->text)
+        snprintf(tag->text + size, sizeof tag->text - size, " %s", checksum);
+}
+
 /* The ETag of a part is its MD5, unless the bucket is encrypted with its own keys; then no part matches. */
 static bool is_same_part(const tsr_object *part, const tsr_upload_bytes *bytes, tsr_part_tag *tag)
 {
-    char sum[TSR_MD5_DIGITS + 1];
+    char sum[TSR_MD5_DIGITS + 1], checksum[TSR_CHECKSUM_TEXT] = "";
     if (!tsr_upload_md5(bytes->data, bytes->size, sum) || !tsr_str_equal(part->version, tsr_str_from(sum))) return false;
+    if (part->checksum.size && (!tsr_checksum_text(TSR_CHECKSUM_CRC32, bytes->data, bytes->size, checksum) ||
+                                !tsr_str_equal(part->checksum, tsr_str_from(checksum))))
+        return false;
     snprintf(tag->text, sizeof tag->text, "\"%s\"", sum);
+    add_checksum(tag, checksum);
     return true;
 }
 
@@ -336,13 +378,17 @@ static tsr_status find_begun(tsr_service *service, tsr_str key, tsr_arena *arena
 static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, const char **id, tsr_error *err)
 {
     const tsr_parameter uploads = {"uploads", TSR_STR("")};
-    const tsr_request request = {.method = "POST",
-                                 .key = key,
-                                 .parameters = &uploads,
-                                 .parameter_count = 1,
-                                 .content_type = TSR_OBJECT_TYPE,
-                                 .is_upload = true,
-                                 .once = true};
+    tsr_request request = {.method = "POST",
+                           .key = key,
+                           .parameters = &uploads,
+                           .parameter_count = 1,
+                           .content_type = TSR_OBJECT_TYPE,
+                           .is_upload = true,
+                           .once = true};
+    if (service->declares_checksums && service->checksum_use[1] != TSR_CHECKSUMS_REFUSED) {
+        request.checksums[0] = (tsr_header){"x-amz-checksum-algorithm", "CRC32"};
+        request.checksums[1] = (tsr_header){"x-amz-checksum-type", "FULL_OBJECT"};
+    }
     *id = NULL;
     for (unsigned tries = 0; tries < MOST_BEGINS && !*id && !(tries && tsr_retry_is_spent()); tries++) {
         tsr_upload_reply reply;
@@ -367,7 +413,7 @@ static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, con
 static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned number, const tsr_upload_bytes *bytes,
                        tsr_part_tag *tag, tsr_error *err)
 {
-    char digits[12];
+    char digits[12], checksum[TSR_CHECKSUM_VALUE] = "";
     snprintf(digits, sizeof digits, "%u", number);
     const tsr_parameter parameters[] = {{"partNumber", tsr_str_from(digits)}, {"uploadId", tsr_str_from(upload->id)}};
     const tsr_request request = {.method = "PUT",
@@ -377,6 +423,7 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
                                  .body = bytes->data,
                                  .body_size = bytes->size,
                                  .body_sum = bytes->sum,
+                                 .checksums = {tsr_upload_checksum(service, bytes->data, bytes->size, checksum)},
                                  .is_upload = true};
     tsr_upload_reply reply;
     tsr_arena *arena = tsr_arena_new(service->allocator, 0, err);
@@ -384,6 +431,7 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
     tsr_status status = tsr_upload_ask(service, &request, arena, &reply, err);
     tsr_arena_free(arena);
     *tag = reply.tag;
+    if (service->declares_checksums && service->checksum_use[1] == TSR_CHECKSUMS_TAKEN) add_checksum(tag, checksum);
     if (status == TSR_OK && (!tag->text[0] || strpbrk(tag->text, "<>&")))
         status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server does not state the ETag of a part",
                            tsr_shown_key_of(service, upload->key).text);
@@ -394,13 +442,20 @@ static tsr_status put_parts(tsr_arena *arena, const tsr_part_tag *tags, unsigned
 {
     static const char head[] = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">",
                       tail[] = "</CompleteMultipartUpload>";
-    const size_t room = sizeof head + sizeof tail + count * (sizeof(tsr_part_tag) + 80);
+    bool has_checksums = true; /* of all parts, or the server would not take any */
+    for (unsigned i = 0; i < count; i++) has_checksums = has_checksums && strchr(tags[i].text, ' ');
+    const size_t room = sizeof head + sizeof tail + count * (sizeof(tsr_part_tag) + 120);
     char *text = tsr_arena_array(arena, room, 1, err);
     if (!text) return TSR_E_NOMEM;
     size_t n = (size_t)snprintf(text, room, "%s", head);
-    for (unsigned i = 0; i < count; i++)
-        n += (size_t)snprintf(text + n, room - n, "<Part><PartNumber>%u</PartNumber><ETag>%s</ETag></Part>", i + 1,
+    for (unsigned i = 0; i < count; i++) {
+        const size_t size = strcspn(tags[i].text, " ");
+        n += (size_t)snprintf(text + n, room - n, "<Part><PartNumber>%u</PartNumber><ETag>%.*s</ETag>", i + 1, (int)size,
                               tags[i].text);
+        if (has_checksums)
+            n += (size_t)snprintf(text + n, room - n, "<ChecksumCRC32>%s</ChecksumCRC32>", tags[i].text + size + 1);
+        n += (size_t)snprintf(text + n, room - n, "</Part>");
+    }
     n += (size_t)snprintf(text + n, room - n, "%s", tail);
     *out = (tsr_str){text, n};
     return TSR_OK;
@@ -458,11 +513,13 @@ static tsr_status abort_upload(tsr_service *service, const tsr_upload *upload, t
 
 static tsr_status put(tsr_service *service, const tsr_upload *upload, const tsr_upload_bytes *bytes, tsr_error *err)
 {
+    char checksum[TSR_CHECKSUM_VALUE];
     const tsr_request request = {.method = "PUT",
                                  .key = upload->key,
                                  .body = bytes->data,
                                  .body_size = bytes->size,
                                  .body_sum = bytes->sum,
+                                 .checksums = {tsr_upload_checksum(service, bytes->data, bytes->size, checksum)},
                                  .content_type = TSR_OBJECT_TYPE,
                                  .if_absent = upload->if_absent,
                                  .is_upload = true,

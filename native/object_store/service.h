@@ -6,13 +6,19 @@
 #include "object_store/location.h"
 #include "tessera/sys/vec.h"
 
-enum { TSR_MOST_HEADERS = 16 };
+enum { TSR_MOST_HEADERS = 16, TSR_MOST_CHECKSUM_HEADERS = 2 };
 
 /* One parameter of a query; name and value are not encoded. */
 typedef struct tsr_parameter {
     const char *name;
     tsr_str value;
 } tsr_parameter;
+
+/* A header of a request. */
+typedef struct tsr_header {
+    const char *name; /* NULL: none */
+    const char *value;
+} tsr_header;
 
 /* A request to a service. */
 typedef struct tsr_request {
@@ -21,6 +27,7 @@ typedef struct tsr_request {
     const tsr_parameter *parameters; /* sorted by name */
     size_t parameter_count;
     bool is_ranged; /* requests `capacity` bytes from `offset` */
+    bool is_whole;  /* with is_ranged: these are all bytes of the object */
     uint64_t offset;
     char *buffer; /* receives the body of the answer */
     size_t capacity;
@@ -31,10 +38,12 @@ typedef struct tsr_request {
     const char *content_type;  /* of the body, or of the object whose upload begins; NULL: none */
     const char *content_range; /* of the body; NULL: none */
     const char *body_sum;      /* SHA-256 of the body, in hexadecimal digits; NULL: no body */
-    bool is_upload;            /* a request of upload.h; Google accepts these in its XML API */
-    bool is_insertion;         /* a request of gcs.c: inserts an object with Google's JSON API */
-    bool if_absent;            /* only if there is no object of this key; otherwise the server answers 412 */
-    bool once;                 /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
+    /* Headers about checksums. A server that refuses them gets the request without them. */
+    tsr_header checksums[TSR_MOST_CHECKSUM_HEADERS];
+    bool is_upload;    /* a request of upload.h; Google accepts these in its XML API */
+    bool is_insertion; /* a request of gcs.c: inserts an object with Google's JSON API */
+    bool if_absent;    /* only if there is no object of this key; otherwise the server answers 412 */
+    bool once;         /* must not be repeated if the server may have carried it out: then it ends with `is_lost` */
 } tsr_request;
 
 /* A request in progress. Everything that is sent is in the exchange's own memory. */
@@ -44,9 +53,10 @@ typedef struct tsr_exchange {
     tsr_http_transfer transfer;
     const char *headers[TSR_MOST_HEADERS + 1];
     size_t header_count;
-    unsigned attempts;
+    unsigned attempts, damaged; /* `damaged`: attempts in which bytes arrived with another checksum, here or there */
     bool is_done, was_relocated;
-    bool is_lost; /* with `once`: it is unknown whether the server has carried it out */
+    bool has_checksums, leaves_out_checksums; /* headers about checksums were sent; they are not sent any more */
+    bool is_lost;                             /* with `once`: it is unknown whether the server has carried it out */
 } tsr_exchange;
 
 typedef struct tsr_object {
@@ -54,6 +64,7 @@ typedef struct tsr_object {
     uint64_t size;    /* in bytes */
     tsr_str version;  /* ETag or generation, without quotation marks; empty: not known */
     int64_t modified; /* in a listing: seconds since 1970 on the server's clock; 0: not stated */
+    tsr_str checksum; /* of a part of an upload to S3: its CRC-32 in Base64; empty: not stated */
 } tsr_object;
 
 /* Objects in the order in which the service lists them. `arena` holds their texts. */
@@ -62,6 +73,9 @@ typedef struct tsr_object_list {
     tsr_arena *arena;
     int64_t now; /* seconds since 1970 on the server's clock when it was listed; 0: not stated */
 } tsr_object_list;
+
+/* What a server does with headers about checksums. */
+typedef enum tsr_checksum_use { TSR_CHECKSUMS_UNKNOWN, TSR_CHECKSUMS_TAKEN, TSR_CHECKSUMS_REFUSED } tsr_checksum_use;
 
 typedef struct tsr_service tsr_service;
 struct tsr_service {
@@ -74,6 +88,15 @@ struct tsr_service {
     bool versions_are_generations; /* true: Google's x-goog-generation; false: an ETag */
     const char *credentials_hint;  /* added to errors 401 and 403: where credentials were searched for */
     const char *protocol_hint;     /* added to errors without a code that a server gives to what it does not know, or NULL */
+    /* Requests with a body state its checksum in this header. `checksum_prefix` precedes it ("crc32c="). NULL: none is sent. */
+    const char *checksum_header, *checksum_prefix;
+    tsr_checksum_kind checksum;
+    bool declares_checksums;     /* uploads in parts state at their beginning and end which checksum their parts have */
+    bool compares_checksums;     /* compares the bytes of an object with the checksums that the answer states */
+    tsr_header checksum_request; /* sent with requests for ranges of objects of at most `most_checked` bytes */
+    size_t most_checked;
+    bool checks_whole_only; /* answers state no checksum of an object if a range of it is requested, even of all bytes */
+    _Atomic int checksum_use[2];           /* tsr_checksum_use, for requests without a body and with one */
     bool completes_unconditionally;        /* completing an upload supports no preconditions */
     long status_exists;                    /* status that, like 412, means that a precondition does not hold; 0: none */
     const struct tsr_uploading *uploading; /* upload.h; NULL: the service is read-only */

@@ -1,6 +1,8 @@
 /* See upload.h. */
 #include "object_store/upload.h"
 
+#include <stdio.h>
+
 #include "io/digests.h"
 #include "io/retry.h"
 #include "object_store/exchange.h"
@@ -35,6 +37,16 @@ bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1])
 {
     out[0] = '\0';
     return tsr_native_md5 && digest(tsr_native_md5, data, size, out);
+}
+
+tsr_header tsr_upload_checksum(const tsr_service *service, const void *data, size_t size, char value[TSR_CHECKSUM_VALUE])
+{
+    char text[TSR_CHECKSUM_TEXT];
+    if (!service->checksum_header || !size || service->checksum_use[1] == TSR_CHECKSUMS_REFUSED ||
+        !tsr_checksum_text(service->checksum, data, size, text))
+        return (tsr_header){NULL, NULL};
+    snprintf(value, TSR_CHECKSUM_VALUE, "%s%s", service->checksum_prefix, text);
+    return (tsr_header){service->checksum_header, value};
 }
 
 tsr_status tsr_upload_ask(tsr_service *service, const tsr_request *given, tsr_arena *arena, tsr_upload_reply *reply,

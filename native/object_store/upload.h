@@ -72,6 +72,11 @@ void tsr_upload_sum(const void *data, size_t size, char out[TSR_SUM_DIGITS + 1])
 /* The same with MD5; false if the system forbids it. */
 bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1]);
 
+/* Fills the header in which the service expects the checksum of a body; `value` holds its text. None if the service has no such
+ * header, or if the build does not have the checksum. */
+enum { TSR_CHECKSUM_VALUE = 40 };
+tsr_header tsr_upload_checksum(const tsr_service *service, const void *data, size_t size, char value[TSR_CHECKSUM_VALUE]);
+
 /* Used by all implementations after a lost reply. */
 
 /* Whether there is an object of this key. */

@@ -1,13 +1,16 @@
 """An S3 server that can be read and written and that fails as a test wants it to. It checks signatures with botocore and
 counts the requests."""
+import base64
 import contextlib
 import functools
 import hashlib
 import re
 import time
 import urllib.parse
+import zlib
 from xml.sax.saxutils import escape
 
+import google_crc32c
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -29,12 +32,24 @@ class Server(http_serving.Server):
         self.counts, self.active, self.most = {}, 0, 0
         self.uploads, self.done, self.loses, self.knows_conditions = {}, [], lambda handler: False, True
         self.condition = "If-None-Match", "*"
+        self.declared = set()  # the uploads whose parts have checksums
+        self.stated = {}  # the checksums of objects that were written with one, as S3 states them: {key: CRC-32 in Base64}
         self.began, self.written = time.time(), {}  # what was there from the beginning was written an hour before
         self.modified = lambda key: self.written.get(key, self.began - 3600)
         super().__init__(Handler)
 
     def env(self, **more):
         return {**ENV, "AWS_ENDPOINT_URL": self.url, **more}
+
+
+@functools.lru_cache(32)
+def crc32c(data):
+    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+
+
+@functools.lru_cache(32)
+def crc32(data):
+    return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
 @functools.lru_cache(32)
@@ -113,7 +128,8 @@ class Handler(http_serving.Handler):
             return self.list(query) if path.rstrip("/") == "/b" else self.error(404, "NoSuchBucket")
         if key not in s.objects:
             return self.error(404, "NoSuchKey")
-        return self.give(s.objects[key], ETag=etag(s.objects[key]))
+        states = self.headers.get("x-amz-checksum-mode") == "ENABLED" and "Range" not in self.headers and key in s.stated
+        return self.give(s.objects[key], ETag=etag(s.objects[key]), **({"x-amz-checksum-crc32": s.stated[key]} if states else {}))
 
     def write(self, key, query):
         """Carries out a write, or one of the listings that belong to writes. Returns (status, error code or None, body,
@@ -121,6 +137,9 @@ class Handler(http_serving.Handler):
         s = self.server
         name, value = s.condition
         absent = self.headers.get(name) == value and s.knows_conditions
+        sum_of_body = self.headers.get("x-amz-checksum-crc32")
+        if sum_of_body not in (None, crc32(self.body)) or self.headers.get("x-goog-hash") not in (None, "crc32c=" + crc32c(self.body)):
+            return 400, "BadDigest", b"", {}
         upload = s.uploads.get(query.get("uploadId"))
         if "uploadId" in query and (upload is None or upload[0] != key):
             return 404, "NoSuchUpload", b"", {}
@@ -137,25 +156,34 @@ class Handler(http_serving.Handler):
                                f"{found}</ListMultipartUploadsResult>").encode(), {}
         if self.operation == "ListParts":
             numbers = [n for n in sorted(upload[1]) if n > int(query.get("part-number-marker", 0))]
-            found = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{escape(etag(upload[1][n]))}</ETag><Size>{len(upload[1][n])}</Size></Part>" for n in numbers[:s.page])
+            summed = lambda n: f"<ChecksumCRC32>{crc32(upload[1][n])}</ChecksumCRC32>" if query["uploadId"] in s.declared else ""
+            found = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{escape(etag(upload[1][n]))}</ETag>{summed(n)}<Size>{len(upload[1][n])}</Size></Part>"
+                            for n in numbers[:s.page])
             more = f"<NextPartNumberMarker>{(numbers[:s.page] or [0])[-1]}</NextPartNumberMarker><IsTruncated>{str(len(numbers) > s.page).lower()}</IsTruncated>"
             return 200, None, f"<ListPartsResult>{more}{found}</ListPartsResult>".encode(), {}
         if self.operation == "CreateMultipartUpload":
             name = f"upload-{len(s.done)}"
             s.uploads[name] = (key, {})
+            s.declared.update([name] if self.headers.get("x-amz-checksum-algorithm") == "CRC32" else [])
             return 200, None, f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>".encode(), {}
+        if self.operation == "UploadPart" and sum_of_body and query["uploadId"] not in s.declared:
+            return 400, "InvalidRequest", b"", {}  # S3 expects checksums where the upload declared them, and only there
         if self.operation == "UploadPart":
             upload[1][int(query["partNumber"])] = self.body
             return 200, None, b"", {"ETag": etag(self.body)}
         if self.operation == "CompleteMultipartUpload":
             wanted = [(int(n), e) for n, e in re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>(.*?)</ETag>", self.body.decode())]
             parts = [upload[1].get(n, b"") for n, _ in wanted]
+            sums = re.findall(r"<ChecksumCRC32>(.*?)</ChecksumCRC32>", self.body.decode())
+            if sums != [crc32(p) for p in parts] if query["uploadId"] in s.declared else sums:
+                return 400, "InvalidPart", b"", {}
             if [n for n, _ in wanted] != list(range(1, len(upload[1]) + 1)) or [e for _, e in wanted] != [etag(p) for p in parts]:
                 return 400, "InvalidPart", b"", {}
             if any(len(p) < 5 << 20 for p in parts[:-1]):
                 return 400, "EntityTooSmall", b"", {}
             s.objects[key] = b"".join(parts)
             s.written[key] = time.time()
+            s.stated.update({key: crc32(s.objects[key])} if query["uploadId"] in s.declared else {})
             del s.uploads[query["uploadId"]]
             return 200, None, b"<CompleteMultipartUploadResult/>", {}
         if self.operation == "AbortMultipartUpload":
@@ -164,8 +192,10 @@ class Handler(http_serving.Handler):
         if self.operation == "PutObject":
             s.objects[key] = self.body
             s.written[key] = time.time()
+            s.stated.update({key: sum_of_body} if sum_of_body else {})
             return 200, None, b"", {"ETag": etag(self.body)}
         s.objects.pop(key, None)
+        s.stated.pop(key, None)
         return 204, None, b"", {}
 
     def list(self, query):

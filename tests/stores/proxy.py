@@ -8,10 +8,12 @@ import http_serving
 
 class Proxy(http_serving.Server):
     """`trouble(handler)` may answer a request itself, or leave it without an answer, and then returns True. The server
-    behind the proxy never sees such a request."""
+    behind the proxy never sees such a request. `damages(handler, body, up)` returns the body of a request (`up`) or of an answer as
+    it arrives."""
 
     def __init__(self, url, trouble=lambda handler: False):
         self.behind, self.trouble = urllib.parse.urlsplit(url).netloc, trouble
+        self.damages = lambda handler, body, up: body
         super().__init__(Handler)
 
     def parts(self):
@@ -25,11 +27,12 @@ class Handler(http_serving.Handler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.server.trouble(self):
             return
+        body = self.server.damages(self, body, True)
         connection = http.client.HTTPConnection(self.server.behind)
         try:
             connection.request(self.command, self.path, body, dict(self.headers))
             answer = connection.getresponse()
-            data = answer.read()
+            data = self.server.damages(self, answer.read(), False)
         finally:
             connection.close()
         with self.server.lock:

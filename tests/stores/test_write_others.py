@@ -37,7 +37,7 @@ class Google(fake_s3.Handler):
             return self.answer(404, b"{}")
         if "alt" not in query:
             return self.answer(200, json.dumps(describe(name)).encode())
-        return self.give(s.objects[name], x_goog_generation=describe(name)["generation"])
+        return self.give(s.objects[name], x_goog_generation=describe(name)["generation"], x_goog_hash="crc32c=" + fake_s3.crc32c(s.objects[name]))
 
     def is_damaged(self):
         return False

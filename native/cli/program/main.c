@@ -10,6 +10,7 @@
 #include "cli/program/term.h"
 
 #include "tessera/sys/native_host.h"
+#include "tessera/sys/object_store.h"
 #include "tessera/sys/suggest.h"
 
 static int unknown_command(const cli *program, const char *name)
@@ -64,6 +65,8 @@ static int run(cli *program)
 
 static void end(cli *program)
 {
+    char warning[1024];
+    if (tsr_object_store_take_warning(warning, sizeof warning)) cli_warn(program, "%s", warning);
     cli_free_shards(program);
     tsr_arena_free(program->arena);
     if (program->host_is_open) tsr_native_host_close(&program->native);

@@ -33,6 +33,9 @@ tsr_status tsr_object_directory_open(const tsr_host *host, const char *url, tsr_
 /* Identifies the version of an object: its ETag or generation, or the commit of a repository. Empty if the store is not an
  * object store. Borrowed until the store is closed. */
 const char *tsr_object_store_version(const tsr_store *store, uint32_t file);
+/* Whether something happened in this process that its user should be warned of, which is then forgotten: a server refused checksums.
+ * Thread-safe. */
+bool tsr_object_store_take_warning(char *out, size_t size);
 /* As tsr_folder_store_hidden, of objects. */
 tsr_hidden_names tsr_object_store_hidden(const tsr_store *store);
 

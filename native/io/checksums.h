@@ -1,0 +1,32 @@
+/* The checksums that object stores state in headers: CRC-32, CRC-32C, CRC-64/NVME and MD5, in Base64.
+ *
+ * Example:
+ *
+ *     char text[TSR_CHECKSUM_TEXT];
+ *     tsr_checksum_text(TSR_CHECKSUM_CRC32C, "123456789", 9, text);   "4waSgw==" */
+#ifndef TSR_IO_CHECKSUMS_H
+#define TSR_IO_CHECKSUMS_H
+
+#include "tessera/memory.h"
+
+/* Ordered as an answer that states several of them is checked: the first one is enough. */
+typedef enum tsr_checksum_kind {
+    TSR_CHECKSUM_CRC32,
+    TSR_CHECKSUM_CRC32C,
+    TSR_CHECKSUM_CRC64,
+    TSR_CHECKSUM_MD5,
+    TSR_CHECKSUM_KINDS
+} tsr_checksum_kind;
+
+enum { TSR_CHECKSUM_TEXT = 28 };
+
+/* Writes the checksum of the bytes as Base64 of its big-endian bytes. False if this build or this system does not have it. Thread-safe. */
+bool tsr_checksum_text(tsr_checksum_kind kind, const void *data, size_t size, char out[TSR_CHECKSUM_TEXT]);
+/* The number of characters of such a text. */
+size_t tsr_checksum_text_size(tsr_checksum_kind kind);
+const char *tsr_checksum_name(tsr_checksum_kind kind); /* "CRC-32", for messages */
+
+/* Base64 with padding; `out` gets 4 characters for each 3 bytes or fewer, and a NUL. */
+void tsr_base64(const void *data, size_t size, char *out);
+
+#endif

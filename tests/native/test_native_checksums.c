@@ -1,0 +1,63 @@
+/* The checksums that object stores state. The expectations are the check values of the CRC catalogue, RFC 3720 and RFC 1321. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "io/answer_headers.h"
+#include "io/digests.h"
+
+static void is_sum(tsr_checksum_kind kind, const void *data, size_t size, const char *expected)
+{
+    char text[TSR_CHECKSUM_TEXT];
+    assert_true(tsr_checksum_text(kind, data, size, text));
+    assert_string_equal(text, expected);
+    assert_int_equal(strlen(text), tsr_checksum_text_size(kind));
+}
+
+static void test_check_values(void **state)
+{
+    uint8_t zeros[32] = {0};
+    (void)state;
+    is_sum(TSR_CHECKSUM_CRC32, "123456789", 9, "y/Q5Jg==");       /* 0xcbf43926 */
+    is_sum(TSR_CHECKSUM_CRC32C, "123456789", 9, "4waSgw==");      /* 0xe3069283 */
+    is_sum(TSR_CHECKSUM_CRC64, "123456789", 9, "rosUhgp5mIg=");   /* 0xae8b14860a799888 */
+    is_sum(TSR_CHECKSUM_CRC32C, zeros, sizeof zeros, "ipE2qg=="); /* RFC 3720, B.4: 0x8a9136aa */
+    is_sum(TSR_CHECKSUM_CRC32C, "", 0, "AAAAAA==");
+    if (tsr_native_md5) is_sum(TSR_CHECKSUM_MD5, "abc", 3, "kAFQmDzST7DWlj99KOF/cg=="); /* RFC 1321, A.5 */
+}
+
+static void take(tsr_http_answer *answer, const char *line)
+{
+    tsr_answer_header(answer, line, strlen(line));
+}
+
+static void test_stated_checksums(void **state)
+{
+    tsr_http_answer a = {0};
+    (void)state;
+    take(&a, "HTTP/1.1 200 OK\r\n");
+    take(&a, "X-Amz-Checksum-Crc32: y/Q5Jg==\r\n");
+    take(&a, "x-amz-checksum-crc64nvme: rosUhgp5mIg=\r\n");
+    take(&a, "x-goog-hash: crc32c=4waSgw==,md5=kAFQmDzST7DWlj99KOF/cg==\r\n");
+    take(&a, "Content-MD5: kAFQmDzST7DWlj99KOF/cw==\r\n");
+    assert_string_equal(a.checksums.of_object[TSR_CHECKSUM_CRC32], "y/Q5Jg==");
+    assert_string_equal(a.checksums.of_object[TSR_CHECKSUM_CRC32C], "4waSgw==");
+    assert_string_equal(a.checksums.of_object[TSR_CHECKSUM_CRC64], "rosUhgp5mIg=");
+    assert_string_equal(a.checksums.of_object[TSR_CHECKSUM_MD5], "kAFQmDzST7DWlj99KOF/cg==");
+    assert_string_equal(a.checksums.md5_of_body, "kAFQmDzST7DWlj99KOF/cw==");
+    take(&a, "HTTP/1.1 200 OK\r\n");
+    take(&a, "x-amz-checksum-crc32: y/Q5Jg==-3\r\n"); /* composed of the checksums of parts */
+    take(&a, "x-goog-hash: md5=short\r\n");
+    assert_string_equal(a.checksums.of_object[TSR_CHECKSUM_CRC32], "");
+    assert_string_equal(a.checksums.of_object[TSR_CHECKSUM_MD5], "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_values), cmocka_unit_test(test_stated_checksums)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

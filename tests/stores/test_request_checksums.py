@@ -1,0 +1,193 @@
+"""Checksums in requests and answers: a byte that is damaged on its way, in either direction, is noticed."""
+import threading
+
+import boto3
+
+import http_serving
+import proxy
+import servers
+from checks import need, test
+from fake_s3 import crc32, serving
+from harness import sample
+from test_gcs import TOKEN
+from test_s3 import files_below
+from test_write import BUCKET, large_file
+from test_write_others import azurite_place, google
+
+LARGE = "x.safetensors"
+
+
+class Damage:
+    """Changes one byte of the first `count` bodies that `chooses(handler, body, up)`."""
+
+    def __init__(self, count, chooses):
+        self.left, self.chooses, self.lock, self.done = count, chooses, threading.Lock(), 0
+
+    def __call__(self, handler, body, up=True):
+        with self.lock:
+            if not self.left or not body or not self.chooses(handler, body, up):
+                return body
+            self.left, self.done = self.left - 1, self.done + 1
+        return body[:len(body) // 2] + bytes([body[len(body) // 2] ^ 1]) + body[len(body) // 2 + 1:]
+
+
+class Unsigned:
+    """Takes what arrives at a server of our own for what was signed, so that only the checksums can notice that it is damaged."""
+
+    def __init__(self, damage):
+        self.damage = damage
+
+    def __call__(self, handler, key, count):
+        handler.body = self.damage(handler, handler.body)
+        handler.is_damaged = lambda: False
+        return False
+
+
+def is_part(handler, body, up):
+    return up and handler.command == "PUT" and "uploadId" in handler.path
+
+
+def is_object(handler, body, up):
+    return up and handler.command == "PUT" and "uploadId" not in handler.path
+
+
+@test
+def test_request_checksums_of_uploads_are_as_s3_wants_them(t):
+    source = large_file(t)
+    with serving({}) as s:
+        t.run("cp", source, "s3://b/x.safetensors", env=s.env())
+        t.run("convert", sample("dcp_fsdp2")[0], "s3://b/small", "--to", "dcp", env=s.env())
+        need(s.stated == {k: crc32(v) for k, v in s.objects.items()} and len(s.stated) == 3, s.stated)
+        begun = next(h for m, k, h in s.asked if m == "POST" and k == LARGE)
+        need(begun["x-amz-checksum-algorithm"] == "CRC32" and begun["x-amz-checksum-type"] == "FULL_OBJECT", begun)
+
+
+@test
+def test_request_checksums_when_required(t):
+    source = large_file(t)
+    with open(t.at("config"), "w") as f:
+        f.write("[default]\nrequest_checksum_calculation = WHEN_REQUIRED\nresponse_checksum_validation = when_required\n")
+    for more in ({"AWS_REQUEST_CHECKSUM_CALCULATION": "when_required", "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"}, {"AWS_CONFIG_FILE": t.at("config")}):
+        with serving({}) as s:
+            t.run("cp", source, "s3://b/x.safetensors", env=s.env(**more))
+            t.run("convert", sample("dcp_fsdp2")[0], "s3://b/small", "--to", "dcp", env=s.env(**more))
+            sent = {n.lower() for _, _, h in s.asked for n in h if "checksum" in n.lower()}
+            need(not sent and not s.stated, f"{more}: {sent}")
+    with serving({}) as s:
+        p = t.run("cp", source, "s3://b/x.safetensors", status=2, env=s.env(AWS_REQUEST_CHECKSUM_CALCULATION="never"))
+        need(b"AWS_REQUEST_CHECKSUM_CALCULATION" in p.stderr and b"'never'" in p.stderr and b"when_required" in p.stderr, p.stderr)
+
+
+@test
+def test_request_checksums_refuse_damaged_uploads_to_s3(t):
+    source = large_file(t)
+    for chooses, command, key in ((is_part, ("cp", source, "s3://b/x.safetensors", "--no-verify"), LARGE),
+                                  (is_object, ("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp"), "ck/__0_1.distcp")):
+        with serving({}, Unsigned(Damage(1, chooses))) as s:
+            p = t.run(*command, env=s.env())
+            need(s.trouble.damage.done == 1 and s.objects and b"warning" not in p.stderr, p.stderr)
+            need(s.stated == {k: crc32(v) for k, v in s.objects.items()}, f"{key}: damaged bytes were kept")
+        with serving({}, Unsigned(Damage(1000, chooses))) as s:
+            p = t.run(*command, status=2, env=s.env())
+            need(b"BadDigest" in p.stderr and b"other bytes" in p.stderr, p.stderr)
+            need(not s.objects and not s.uploads and s.trouble.damage.done < 20, f"{key}: {s.objects.keys()} {s.trouble.damage.done}")
+
+
+def reads(t, source, url, env, damage):
+    """Reads everything at `url` while one byte is damaged, once and for ever."""
+    damage.left, damage.done = 1, 0
+    need(t.json("diff", source, url, "--values", "--json", env=env)["same"] and damage.done == 1, f"{url}: one damaged answer")
+    damage.left = 1000
+    p = t.run("diff", source, url, "--values", status=2, env=env)
+    need(b"the bytes that arrived have the" in p.stderr and damage.done < 100, f"{url}: {p.stderr} {damage.done}")
+
+
+@test
+def test_request_checksums_refuse_damaged_answers_of_moto(t):
+    """boto3 writes; a proxy damages what moto answers."""
+    source = sample("safetensors_model")[0]
+    with servers.moto() as url, proxy.before(url) as s:
+        client = boto3.client("s3", endpoint_url=url, aws_access_key_id="x", aws_secret_access_key="x", region_name="us-east-1")
+        client.create_bucket(Bucket=BUCKET)
+        damage = s.damages = Damage(0, lambda h, body, up: not up and h.command == "GET" and h.path.endswith(LARGE) and len(body) > 1)
+        env = {"AWS_ENDPOINT_URL": s.url, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_REGION": "us-east-1"}
+        client.put_object(Bucket=BUCKET, Key=LARGE, Body=files_below(source)["model.safetensors"], ChecksumAlgorithm="CRC32")
+        reads(t, source, f"s3://{BUCKET}/{LARGE}", env, damage)
+        damage.left = 1
+        p = t.run("diff", source, f"s3://{BUCKET}/{LARGE}", "--values", status=1, env={**env, "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"})
+        need(damage.left == 0 and b"arrived" not in p.stderr, "the answer is compared although that is switched off")
+
+
+@test
+def test_request_checksums_of_azure(t):
+    source, small = large_file(t), sample("dcp_fsdp2")[0]
+    with azurite_place() as place:
+        behind = place.env["AZURE_STORAGE_SERVICE_ENDPOINT"]
+        root, _, account = behind.rstrip("/").rpartition("/")
+        with proxy.before(root) as s:
+            env = {**place.env, "AZURE_STORAGE_SERVICE_ENDPOINT": f"{s.url}/{account}"}
+            for chooses, command, key in ((lambda h, body, up: up and h.command == "PUT" and "comp=block&" in h.path + "&" , ("cp", source, f"{place.url}/x.safetensors"), LARGE),
+                                          (lambda h, body, up: up and h.command == "PUT" and "comp=" not in h.path, ("convert", small, f"{place.url}/ck", "--to", "dcp"), "ck")):
+                s.damages = Damage(1000, chooses)
+                p = t.run(*command, status=2, env=env)
+                need(b"other bytes" in p.stderr and not place.below(key), f"{key}: {p.stderr}")
+                s.damages = Damage(1, chooses)
+                t.run(*command, env=env)
+                need(s.damages.done == 1, key)
+                t.json("diff", source if key == LARGE else small, f"{place.url}/{key}", "--values", "--json", env=place.env)
+            s.damages = Damage(0, lambda h, body, up: not up and h.command == "GET" and LARGE in h.path and len(body) > 1)
+            reads(t, source, f"{place.url}/x.safetensors", env, s.damages)
+
+
+@test
+def test_request_checksums_of_google(t):
+    source, small = large_file(t), sample("dcp_fsdp2")[0]
+    for chooses, command in ((is_part, ("cp", source, "gs://b/x.safetensors", "--no-verify")), (is_object, ("convert", small, "gs://b/ck", "--to", "dcp"))):
+        for count, status in ((1, 0), (1000, 2)):
+            server = google({})
+            server.trouble = Unsigned(Damage(count, chooses))
+            with http_serving.running(server) as s:
+                p = t.run(*command, status=status, env={"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": s.url})
+                need(b"BadDigest" in p.stderr if status else s.trouble.damage.done == 1, f"{command}: {p.stderr}")
+                need(not s.objects or not status, "damaged bytes were kept")
+                hashes = [h["x-goog-hash"] for m, _, h in s.asked if m == "PUT"]
+                need(hashes and all(h.startswith("crc32c=") for h in hashes), hashes)
+    with http_serving.running(google({LARGE: files_below(sample("safetensors_model")[0])["model.safetensors"]})) as s, proxy.before(s.url) as between:
+        between.damages = Damage(0, lambda h, body, up: not up and h.command == "GET" and "alt=media" in h.path and len(body) > 1)
+        reads(t, sample("safetensors_model")[0], f"gs://b/{LARGE}", {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": between.url}, between.damages)
+
+
+@test
+def test_request_checksums_that_a_server_refuses_are_left_out(t):
+    """One that does not know a header gets the request once more without it. Other refusals stay refusals."""
+    source = large_file(t)
+    for status, code in ((400, "InvalidArgument"), (501, "NotImplemented")):
+        def refuses(handler, key, count):
+            return any("checksum" in name.lower() for name in handler.headers) and handler.error(status, code)
+
+        with serving({}, refuses) as s:
+            p = t.run("cp", source, "s3://b/x.safetensors", "--no-verify", env=s.env())
+            need(p.stderr.count(b"refuses checksums") == 1 and b"s3://b" in p.stderr, p.stderr)
+            need(s.objects[LARGE] == files_below(source)["large.safetensors"] and not s.stated and not s.uploads, "other bytes")
+            p = t.run("convert", "s3://b/x.safetensors", "s3://b/ck", "--to", "dcp", env=s.env())
+            need(p.stderr.count(b"refuses checksums") == 1, p.stderr)
+            need(t.json("diff", source, "s3://b/ck", "--values", "--json", env=s.env())["same"], "other values")
+        with serving({}, lambda h, key, count: h.command == "PUT" and h.error(status, code)) as s:
+            p = t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", status=2, env=s.env())
+            need(code.encode() in p.stderr and b"refuses checksums" not in p.stderr, p.stderr)
+
+
+@test
+def test_request_checksums_when_an_upload_is_resumed(t):
+    """The parts of an earlier run have checksums if its upload declared them; then all must be in the request that completes it."""
+    source = large_file(t)
+    data = files_below(source)["large.safetensors"]
+    part = 8 << 20
+    for declared in (True, False):
+        with serving({}) as s:
+            s.uploads["old"] = (LARGE, {1: data[:part], 3: data[2 * part:3 * part]})
+            s.declared.update(["old"] if declared else [])
+            p = t.run("cp", source, "s3://b/x.safetensors", "--resume", "--no-verify", env=s.env())
+            need(s.objects[LARGE] == data and not s.uploads and (LARGE in s.stated) == declared, f"{declared}: {p.stderr}")
+            need(sum(o == "UploadPart" for o, _ in s.done) == -(-len(data) // part) - 2, s.done)
+            need(declared or p.stderr.count(b"refuses checksums") <= 1, p.stderr)
