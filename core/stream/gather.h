@@ -13,7 +13,9 @@ typedef struct tsr_located {
     const uint64_t *offsets;
     const uint64_t *sizes;
     const uint64_t *strides;
+    const tsr_chunk *chunk;
     tsr_view view;
+    tsr_stated_crc crc;   /* of the whole chunk, if the gather was opened for it */
     uint64_t first, last; /* row-major numbers of its first and last element in the tensor */
     uint64_t span;        /* bytes in storage from the beginning of its first element to the end of its last */
     tsr_unzstd *stream;   /* the decoder of a compressed part, while it is in use */
@@ -34,7 +36,8 @@ typedef struct tsr_gather {
     size_t part_count;
     const tsr_ahead *ahead; /* chunks that were found in advance, or NULL */
     tsr_ahead *own_ahead;   /* only while the gather is being opened; or NULL */
-    bool serial;            /* there are compressed parts: gather boxes in rising order, from one thread at a time */
+    bool wants_crcs;
+    bool serial; /* there are compressed parts: gather boxes in rising order, from one thread at a time */
 } tsr_gather;
 
 /* The dtype and shape of a tensor as they are in a gather: float4 is counted in pairs, and float6 is uint8 in one dim. */
@@ -48,6 +51,8 @@ typedef struct tsr_packed {
  * entry is not a dense tensor; TSR_E_LIMIT for too many dims; TSR_E_FORMAT for a size that is too large or not a whole
  * number of bytes. */
 tsr_status tsr_gather_pack(const tsr_entry *entry, tsr_packed *out, tsr_error *err);
+/* Whether a box is inside the tensor of an entry, and fits a buffer of exactly this size. Errors: TSR_E_USAGE; those of tsr_gather_pack. */
+tsr_status tsr_box_must_fit(const tsr_entry *entry, tsr_box box, size_t buffer_size, tsr_error *err);
 /* Computes where a box of `whole` is in the bytes of `whole` in row-major order. Returns false if it is not contiguous
  * there. */
 bool tsr_find_run(tsr_dtype dtype, tsr_box whole, tsr_box box, uint64_t *byte_first, uint64_t *byte_length);
@@ -60,6 +65,9 @@ tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, c
  * closed. */
 tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box,
                                  const tsr_ahead *ahead, tsr_gather **out, tsr_error *err);
+/* Like tsr_gather_open, with the CRC that is stated of each chunk. */
+tsr_status tsr_gather_open_crcs(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
+                                tsr_error *err);
 /* Like tsr_gather_open, with `count` given chunks of the entry, such as its replicas. They need not tile the tensor. */
 tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunks,
                                   uint64_t count, tsr_gather **out, tsr_error *err);

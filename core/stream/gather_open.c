@@ -302,14 +302,24 @@ static const tsr_found *find_known(const tsr_gather *gather, const tsr_chunk *ch
 }
 
 /* Copies the strides, because own_ahead is freed once the gather is open. */
-static tsr_status take_known(const tsr_gather *gather, const tsr_view *view, tsr_view *out, tsr_error *err)
+static tsr_status take_known(const tsr_gather *gather, const tsr_found *known, tsr_located *part, tsr_error *err)
 {
-    *out = *view;
-    if (!view->strides) return TSR_OK;
+    part->view = known->view;
+    part->crc = known->crc;
+    if (!known->view.strides) return TSR_OK;
     uint64_t *strides = tsr_arena_array(gather->arena, gather->entry->ndim, sizeof *strides, err);
     if (!strides) return TSR_E_NOMEM;
-    memcpy(strides, view->strides, gather->entry->ndim * sizeof *strides);
-    out->strides = strides;
+    memcpy(strides, known->view.strides, gather->entry->ndim * sizeof *strides);
+    part->view.strides = strides;
+    return TSR_OK;
+}
+
+static tsr_status find(const tsr_gather *gather, const tsr_chunk *chunk, tsr_located *part, tsr_error *err)
+{
+    tsr_found found;
+    TSR_TRY(tsr_checkpoint_find(gather->checkpoint, gather->entry, chunk, gather->arena, &found, err));
+    part->view = found.view;
+    part->crc = found.crc;
     return TSR_OK;
 }
 
@@ -326,7 +336,9 @@ static tsr_status add_part(tsr_gather *gather, const tsr_chunk *chunk, const tsr
     if (tsr_box_is_empty(own) || (box && !tsr_box_intersect(own, *box, offsets, sizes))) return TSR_OK;
     if (chunk->file == TSR_NO_FILE) return tsr_checkpoint_raise_missing(gather->checkpoint, gather->entry->fqn, err);
     const tsr_found *known = find_known(gather, chunk);
-    if (known) TSR_TRY(take_known(gather, &known->view, &part->view, err));
+    part->chunk = chunk;
+    if (known) TSR_TRY(take_known(gather, known, part, err));
+    else if (gather->wants_crcs) TSR_TRY(find(gather, chunk, part, err));
     else TSR_TRY(tsr_checkpoint_locate(gather->checkpoint, gather->entry, chunk, gather->arena, &part->view, err));
     TSR_TRY(set_strides(gather, chunk, part, err));
     for (uint32_t d = 0; d < gather->ndim; d++) offsets[d] = part->offsets[d] + part->sizes[d] - 1;
@@ -463,22 +475,37 @@ static tsr_status closed_on_failure(tsr_status status, tsr_gather *gather, tsr_g
     return status;
 }
 
+static tsr_status open_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, const tsr_ahead *ahead,
+                           bool wants_crcs, tsr_gather **out, tsr_error *err)
+{
+    tsr_gather *gather = NULL;
+    tsr_status status = new_gather(checkpoint, entry, &gather, err);
+    if (status == TSR_OK) {
+        gather->ahead = ahead;
+        gather->wants_crcs = wants_crcs;
+    }
+    if (status == TSR_OK && !box) status = tsr_entry_must_tile(entry, tsr_checkpoint_host(checkpoint), err);
+    if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
+    if (status == TSR_OK && box && gather->part_count > 1) status = must_not_overlap(gather, box, err);
+    return closed_on_failure(status, gather, out);
+}
+
 tsr_status tsr_gather_open(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
                            tsr_error *err)
 {
-    return tsr_gather_open_found(checkpoint, entry, box, NULL, out, err);
+    return open_box(checkpoint, entry, box, NULL, false, out, err);
 }
 
 tsr_status tsr_gather_open_found(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box,
                                  const tsr_ahead *ahead, tsr_gather **out, tsr_error *err)
 {
-    tsr_gather *gather = NULL;
-    tsr_status status = new_gather(checkpoint, entry, &gather, err);
-    if (status == TSR_OK) gather->ahead = ahead;
-    if (status == TSR_OK && !box) status = tsr_entry_must_tile(entry, tsr_checkpoint_host(checkpoint), err);
-    if (status == TSR_OK) status = fill_parts(gather, entry->chunks, entry->chunk_count, box, err);
-    if (status == TSR_OK && box && gather->part_count > 1) status = must_not_overlap(gather, box, err);
-    return closed_on_failure(status, gather, out);
+    return open_box(checkpoint, entry, box, ahead, false, out, err);
+}
+
+tsr_status tsr_gather_open_crcs(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_box *box, tsr_gather **out,
+                                tsr_error *err)
+{
+    return open_box(checkpoint, entry, box, NULL, true, out, err);
 }
 
 tsr_status tsr_gather_open_chunks(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunks,

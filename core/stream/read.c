@@ -130,14 +130,19 @@ static tsr_status check_box(const tsr_entry *entry, tsr_box box, const uint64_t 
     return TSR_OK;
 }
 
-tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, void *buffer, size_t buffer_size,
-                        tsr_error *err)
+tsr_status tsr_box_must_fit(const tsr_entry *entry, tsr_box box, size_t buffer_size, tsr_error *err)
 {
     tsr_packed packed;
     TSR_TRY(tsr_gather_pack(entry, &packed, err));
     TSR_FAIL_IF(box.ndim != packed.ndim, err, TSR_E_USAGE, "'%.*s' has %u dimensions, and the box has %u",
                 TSR_STR_ARG(entry->fqn), packed.ndim, box.ndim);
-    TSR_TRY(check_box(entry, box, packed.shape, tsr_dtype_size(packed.dtype), buffer_size, err));
+    return check_box(entry, box, packed.shape, tsr_dtype_size(packed.dtype), buffer_size, err);
+}
+
+tsr_status tsr_read_box(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_box box, void *buffer, size_t buffer_size,
+                        tsr_error *err)
+{
+    TSR_TRY(tsr_box_must_fit(entry, box, buffer_size, err));
     const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
     const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;
     tsr_gather *gather;

@@ -21,6 +21,7 @@
 #include "tessera/sys/loadable.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/path_choices.h"
+#include "tessera/sys/read_check.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/try.h"
@@ -358,13 +359,18 @@ typedef struct piece { /* rows of an item, so that several threads can share lar
 
 typedef struct reading {
     session *s;
+    tsr_read_check *check; /* or NULL */
     const piece *pieces;
     tsr_error *errors; /* for each thread, its first error, */
     size_t *failed;    /* and the piece in which it occurred */
     size_t count;
 } reading;
 
-EXPORT tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_error *err);
+EXPORT tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_read_check *check, tsr_error *err);
+/* What is read with it is compared with the CRCs that are stated; see tessera/sys/read_check.h. NULL: an error. */
+EXPORT tsr_read_check *tsr_python_check_open(session *s, tsr_error *err);
+/* Compares what was read in several calls. Closes it in any case. */
+EXPORT tsr_status tsr_python_check_end(session *s, tsr_read_check *check, uint8_t compares, tsr_error *err);
 
 enum { PIECE_LEAST = 1 << 20, PIECE_MOST = 8 << 20 };
 
@@ -400,7 +406,26 @@ static tsr_status read_whole(session *s, const read_item *item, tsr_error *err)
     return status;
 }
 
-static tsr_status read_piece(session *s, const piece *p, tsr_error *err)
+static uint32_t threads_of(const session *s)
+{
+    return s->native.host.threads ? s->native.host.threads : 1;
+}
+
+tsr_read_check *tsr_python_check_open(session *s, tsr_error *err)
+{
+    tsr_read_check *check = NULL;
+    return tsr_read_check_new(s->checkpoint, threads_of(s), &check, err) == TSR_OK ? check : NULL;
+}
+
+tsr_status tsr_python_check_end(session *s, tsr_read_check *check, uint8_t compares, tsr_error *err)
+{
+    const tsr_status status = compares ? tsr_read_check_end(check, err) : TSR_OK;
+    (void)s;
+    tsr_read_check_free(check);
+    return status;
+}
+
+static tsr_status read_piece(session *s, tsr_read_check *check, uint32_t thread, const piece *p, tsr_error *err)
 {
     const tsr_entry *entry = entry_at(s, p->item->index);
     if (is_only_whole(entry)) return read_whole(s, p->item, err);
@@ -412,18 +437,20 @@ static tsr_status read_piece(session *s, const piece *p, tsr_error *err)
         offsets[0] += p->row;
         sizes[0] = p->rows;
     }
-    return tsr_read_box(s->checkpoint, entry, (tsr_box){entry->ndim, offsets, sizes},
-                        (uint8_t *)p->item->buffer + p->row * row_bytes,
-                        (size_t)(entry->ndim ? p->rows * row_bytes : row_bytes), err);
+    const tsr_box box = {entry->ndim, offsets, sizes};
+    uint8_t *to = (uint8_t *)p->item->buffer + p->row * row_bytes;
+    const size_t bytes = (size_t)(entry->ndim ? p->rows * row_bytes : row_bytes);
+    return check ? tsr_read_box_checked(check, thread, entry, box, to, bytes, err)
+                 : tsr_read_box(s->checkpoint, entry, box, to, bytes, err);
 }
 
 /* Each thread reads every n-th piece, where n is the number of threads. */
 static void read_pieces(void *arg, size_t index)
 {
     reading *r = arg;
-    size_t threads = r->s->native.host.threads ? r->s->native.host.threads : 1;
+    const size_t threads = threads_of(r->s);
     for (size_t i = index; i < r->count; i += threads) {
-        if (read_piece(r->s, &r->pieces[i], &r->errors[index]) == TSR_OK) continue;
+        if (read_piece(r->s, r->check, (uint32_t)index, &r->pieces[i], &r->errors[index]) == TSR_OK) continue;
         r->failed[index] = i;
         return;
     }
@@ -461,12 +488,13 @@ static bool cut(const session *s, const read_item *items, size_t count, tsr_vec 
     return true;
 }
 
-tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_error *err)
+tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_read_check *check, tsr_error *err)
 {
     const tsr_host *host = &s->native.host;
-    size_t threads = host->threads ? host->threads : 1;
+    const size_t threads = threads_of(s);
     tsr_vec pieces = tsr_vec_of(host->allocator, sizeof(piece));
-    reading r = {.s = s, .errors = calloc(threads, sizeof *r.errors), .failed = calloc(threads, sizeof *r.failed)};
+    reading r = {
+        .s = s, .check = check, .errors = calloc(threads, sizeof *r.errors), .failed = calloc(threads, sizeof *r.failed)};
     tsr_status status = TSR_OK;
     if (!r.errors || !r.failed) status = tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     if (status == TSR_OK && !cut(s, items, count, &pieces, err)) status = TSR_E_NOMEM;

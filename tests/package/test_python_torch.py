@@ -15,6 +15,7 @@ import warnings
 import torch
 import torch.distributed.checkpoint as dcp
 from harness import SAMPLES, sample_names, sample_path
+from safetensors.torch import save_file
 from shell import check
 from test_python import INSTALLED, tessera
 from tessera import _slots
@@ -274,6 +275,87 @@ def test_of_tied_tensors_the_last_name_counts_as_in_load_state_dict(t):
         theirs.load_state_dict(pytorchs(t.at("c")))
         tessera.torch.load_into(ours.state_dict(), t.at("c"))
         assert torch.equal(ours["a"], theirs["a"]), f"{order}: {ours['a']}, not {theirs['a']}"
+
+
+# ---- checksums ----
+
+
+def _flip(folder, tensor, byte=70_001):
+    """Changes one byte of a tensor in the files below a directory. The bytes before it are looked for, so they must be unique."""
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    before = data[byte - 64:byte].numpy().tobytes()
+    for at, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(at, name)
+            with open(path, "r+b") as f:
+                place = f.read().find(before)
+                if place >= 0:
+                    f.seek(place + 64)
+                    old = f.read(1)[0]
+                    f.seek(place + 64)
+                    f.write(bytes([old ^ 4]))
+                    return name
+    raise AssertionError("the tensor is not in the files as it is")
+
+
+def _checked_forms(t, tensors):
+    """Yields (path, whether one checksum covers a whole file) of the same tensors: written by PyTorch, and by tessera."""
+    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(t.at("dcp")), no_dist=True)
+    yield t.at("dcp"), False
+    os.mkdir(t.at("torch"))
+    torch.save(tensors, t.at("torch", "x.pt"))
+    yield t.at("torch", "x.pt"), False
+    for name, options in (("columns", {"mesh": "tp=2", "placements": "shard(1)"}), ("rows", {"mesh": "dp=3", "placements": "shard(0)"})):
+        tessera.reshard(t.at("dcp"), t.at(name), to="dcp", **options)
+        yield t.at(name), False
+    tessera.convert(t.at("dcp"), t.at("safetensors", "x.safetensors"))
+    yield t.at("safetensors", "x.safetensors"), True
+    tessera.convert(t.at("dcp"), t.at("shards"), to="safetensors", max_shard_size="9MB")
+    yield t.at("shards"), True
+
+
+def test_a_flipped_byte_is_an_error_that_says_where(t):
+    torch.manual_seed(7)
+    tensors = {"a.weight": torch.randn(600, 1000), "b.weight": torch.randn(2048, 1024), "c.weight": torch.randn(3, 5, 7000).bfloat16(), "d": torch.arange(3)}
+    os.mkdir(t.at("safetensors"))
+    for path, by_file in list(_checked_forms(t, tensors)):
+        empty = lambda: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        loads = lambda **more: (tessera.torch.load(path, **more), (x := empty(), tessera.torch.load_into(x, path, **more))[0],
+                                (x := empty(), tessera.torch.load_into(x, path, staged=True, **more))[0],
+                                (x := empty(), dcp.load(x, storage_reader=tessera.torch.StorageReader(path, **more), no_dist=True))[0])
+        for loaded in loads():
+            assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items()), path
+        name = _flip(os.path.dirname(path) if os.path.isfile(path) else path, tensors["b.weight"])
+        said = (f"'{name}' is damaged" if by_file else "'b.weight' is damaged", "CRC-32")
+        fails(tessera.TesseraError, lambda: tessera.torch.load(path), *said)
+        fails(tessera.TesseraError, lambda: tessera.torch.load_into(empty(), path), *said, "partly filled")
+        target = empty()
+        fails(tessera.TesseraError, lambda: tessera.torch.load_into(target, path, staged=True), *said)
+        assert all(not tensor.any() for tensor in target.values()), "changed"
+        fails(CheckpointException, lambda: dcp.load(empty(), storage_reader=tessera.torch.StorageReader(path), no_dist=True), *said)
+        transposed = {"b.weight": torch.zeros(1024, 2048).T}  # is filled through slots
+        if not by_file:
+            fails(tessera.TesseraError, lambda: tessera.torch.load_into(transposed, path, strict=False), *said)
+        for loaded in loads(verify=False):
+            assert int((loaded["b.weight"].view(torch.uint8) != tensors["b.weight"].view(torch.uint8)).sum()) == 1, path
+        other = tessera.torch.load(path, ["a.weight", "c.weight"])  # in the same file, but it is not read whole
+        assert all(torch.equal(other[name], tensors[name]) for name in other)
+
+
+def test_what_has_no_checksum_loads(t):
+    tensors = {"w": torch.randn(3000, 100), "v": torch.randn(50)}
+    save_file(tensors, t.at("x.safetensors"), metadata={"format": "pt"})
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(tensors, t.at("x.pt"))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    for name in ("x.safetensors", "x.pt"):
+        os.makedirs(t.at("d-" + name))
+        path = t.at("d-" + name, name)
+        shutil.copy(t.at(name), path)
+        _flip(os.path.dirname(path), tensors["w"])
+        assert not torch.equal(tessera.torch.load(path)["w"], tensors["w"]), "nothing says that it is damaged"
 
 
 # ---- memory that is used in turn ----

@@ -33,7 +33,7 @@ class Server(http_serving.Server):
         self.uploads, self.done, self.loses, self.knows_conditions = {}, [], lambda handler: False, True
         self.condition = "If-None-Match", "*"
         self.declared = set()  # the uploads whose parts have checksums
-        self.stated = {}  # the checksums of objects that were written with one, as S3 states them: {key: CRC-32 in Base64}
+        self.summed = {}  # the objects that were written with a checksum, which S3 then states: {key: bytes}
         self.began, self.written = time.time(), {}  # what was there from the beginning was written an hour before
         self.modified = lambda key: self.written.get(key, self.began - 3600)
         super().__init__(Handler)
@@ -128,8 +128,8 @@ class Handler(http_serving.Handler):
             return self.list(query) if path.rstrip("/") == "/b" else self.error(404, "NoSuchBucket")
         if key not in s.objects:
             return self.error(404, "NoSuchKey")
-        states = self.headers.get("x-amz-checksum-mode") == "ENABLED" and "Range" not in self.headers and key in s.stated
-        return self.give(s.objects[key], ETag=etag(s.objects[key]), **({"x-amz-checksum-crc32": s.stated[key]} if states else {}))
+        states = self.headers.get("x-amz-checksum-mode") == "ENABLED" and "Range" not in self.headers and s.summed.get(key) is s.objects[key]
+        return self.give(s.objects[key], ETag=etag(s.objects[key]), **({"x-amz-checksum-crc32": crc32(s.objects[key])} if states else {}))
 
     def write(self, key, query):
         """Carries out a write, or one of the listings that belong to writes. Returns (status, error code or None, body,
@@ -183,7 +183,7 @@ class Handler(http_serving.Handler):
                 return 400, "EntityTooSmall", b"", {}
             s.objects[key] = b"".join(parts)
             s.written[key] = time.time()
-            s.stated.update({key: crc32(s.objects[key])} if query["uploadId"] in s.declared else {})
+            s.summed.update({key: s.objects[key]} if query["uploadId"] in s.declared else {})
             del s.uploads[query["uploadId"]]
             return 200, None, b"<CompleteMultipartUploadResult/>", {}
         if self.operation == "AbortMultipartUpload":
@@ -192,10 +192,10 @@ class Handler(http_serving.Handler):
         if self.operation == "PutObject":
             s.objects[key] = self.body
             s.written[key] = time.time()
-            s.stated.update({key: sum_of_body} if sum_of_body else {})
+            s.summed.update({key: self.body} if sum_of_body else {})
             return 200, None, b"", {"ETag": etag(self.body)}
         s.objects.pop(key, None)
-        s.stated.pop(key, None)
+        s.summed.pop(key, None)
         return 204, None, b"", {}
 
     def list(self, query):

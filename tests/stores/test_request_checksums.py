@@ -7,7 +7,7 @@ import http_serving
 import proxy
 import servers
 from checks import need, test
-from fake_s3 import crc32, serving
+from fake_s3 import serving
 from harness import sample
 from test_gcs import TOKEN
 from test_s3 import files_below
@@ -57,7 +57,7 @@ def test_request_checksums_of_uploads_are_as_s3_wants_them(t):
     with serving({}) as s:
         t.run("cp", source, "s3://b/x.safetensors", env=s.env())
         t.run("convert", sample("dcp_fsdp2")[0], "s3://b/small", "--to", "dcp", env=s.env())
-        need(s.stated == {k: crc32(v) for k, v in s.objects.items()} and len(s.stated) == 3, s.stated)
+        need(s.summed == s.objects and len(s.summed) == 3, f"{s.summed.keys()} of {s.objects.keys()} have checksums")
         begun = next(h for m, k, h in s.asked if m == "POST" and k == LARGE)
         need(begun["x-amz-checksum-algorithm"] == "CRC32" and begun["x-amz-checksum-type"] == "FULL_OBJECT", begun)
 
@@ -72,7 +72,7 @@ def test_request_checksums_when_required(t):
             t.run("cp", source, "s3://b/x.safetensors", env=s.env(**more))
             t.run("convert", sample("dcp_fsdp2")[0], "s3://b/small", "--to", "dcp", env=s.env(**more))
             sent = {n.lower() for _, _, h in s.asked for n in h if "checksum" in n.lower()}
-            need(not sent and not s.stated, f"{more}: {sent}")
+            need(not sent and not s.summed, f"{more}: {sent}")
     with serving({}) as s:
         p = t.run("cp", source, "s3://b/x.safetensors", status=2, env=s.env(AWS_REQUEST_CHECKSUM_CALCULATION="never"))
         need(b"AWS_REQUEST_CHECKSUM_CALCULATION" in p.stderr and b"'never'" in p.stderr and b"when_required" in p.stderr, p.stderr)
@@ -86,7 +86,7 @@ def test_request_checksums_refuse_damaged_uploads_to_s3(t):
         with serving({}, Unsigned(Damage(1, chooses))) as s:
             p = t.run(*command, env=s.env())
             need(s.trouble.damage.done == 1 and s.objects and b"warning" not in p.stderr, p.stderr)
-            need(s.stated == {k: crc32(v) for k, v in s.objects.items()}, f"{key}: damaged bytes were kept")
+            need(s.summed == s.objects, f"{key}: damaged bytes were kept")
         with serving({}, Unsigned(Damage(1000, chooses))) as s:
             p = t.run(*command, status=2, env=s.env())
             need(b"BadDigest" in p.stderr and b"other bytes" in p.stderr, p.stderr)
@@ -168,7 +168,7 @@ def test_request_checksums_that_a_server_refuses_are_left_out(t):
         with serving({}, refuses) as s:
             p = t.run("cp", source, "s3://b/x.safetensors", "--no-verify", env=s.env())
             need(p.stderr.count(b"refuses checksums") == 1 and b"s3://b" in p.stderr, p.stderr)
-            need(s.objects[LARGE] == files_below(source)["large.safetensors"] and not s.stated and not s.uploads, "other bytes")
+            need(s.objects[LARGE] == files_below(source)["large.safetensors"] and not s.summed and not s.uploads, "other bytes")
             p = t.run("convert", "s3://b/x.safetensors", "s3://b/ck", "--to", "dcp", env=s.env())
             need(p.stderr.count(b"refuses checksums") == 1, p.stderr)
             need(t.json("diff", source, "s3://b/ck", "--values", "--json", env=s.env())["same"], "other values")
@@ -188,6 +188,6 @@ def test_request_checksums_when_an_upload_is_resumed(t):
             s.uploads["old"] = (LARGE, {1: data[:part], 3: data[2 * part:3 * part]})
             s.declared.update(["old"] if declared else [])
             p = t.run("cp", source, "s3://b/x.safetensors", "--resume", "--no-verify", env=s.env())
-            need(s.objects[LARGE] == data and not s.uploads and (LARGE in s.stated) == declared, f"{declared}: {p.stderr}")
+            need(s.objects[LARGE] == data and not s.uploads and (LARGE in s.summed) == declared, f"{declared}: {p.stderr}")
             need(sum(o == "UploadPart" for o, _ in s.done) == -(-len(data) // part) - 2, s.done)
             need(declared or p.stderr.count(b"refuses checksums") <= 1, p.stderr)

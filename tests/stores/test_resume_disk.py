@@ -28,7 +28,7 @@ def objects(files, prefix="ck"):
 def is_read(name, at=0):
     """Returns a function that recognizes a request for bytes of an object that starts at `at` or later."""
     def is_point(handler):
-        first = handler.headers.get("Range", "").removeprefix("bytes=").partition("-")[0]
+        first = handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0]
         return handler.command == "GET" and handler.path == f"/b/ck/{name}" and first.isdigit() and int(first) >= at
     return is_point
 
@@ -50,7 +50,7 @@ def fetched(s):
     """Returns how many bytes of each object were asked for."""
     found = {}
     for command, key, headers in s.asked:
-        first, _, last = headers.get("Range", "").removeprefix("bytes=").partition("-")
+        first, _, last = headers.get("Range", f"bytes=0-{len(s.objects.get(key, b'')) - 1}").removeprefix("bytes=").partition("-")
         if command == "GET" and last.isdigit():
             found[key] = found.get(key, 0) + int(last) - int(first) + 1
     return found

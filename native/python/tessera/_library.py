@@ -1,6 +1,7 @@
 """The library, through ctypes. Structures here mirror those of bindings.c and tessera/status.h."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -140,7 +141,9 @@ _entry = _function("entry", None, _p, _u64, _p)
 _chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
 _is_tiled = _function("is_tiled", _int, _p, _u64, _p, _p)
 _path_item = _function("path_item", None, _p, _u64, _u32, _p)
-_read = _function("read", _int, _p, _p, ctypes.c_size_t, _p)
+_read = _function("read", _int, _p, _p, ctypes.c_size_t, _p, _p)
+_check_open = _function("check_open", _p, _p, _p)
+_check_end = _function("check_end", _int, _p, _p, ctypes.c_uint8, _p)
 _is_plain = _function("is_plain", _int, _p, _u64)
 _is_compressed = _function("is_compressed", _int, _p)
 _has_value = _function("has_value", _int, _p, _u64)
@@ -461,8 +464,24 @@ class Session:
             keys.append(item.key.text() if item.kind == 0 else str(item.integer) if item.kind == 1 else item.integer)
         return tuple(keys)
 
-    def read(self, items):
-        """Reads items, (index, offsets, sizes, address, bytes). The library's threads share the work, without the interpreter's lock."""
+    @contextlib.contextmanager
+    def checking(self, verify=True):
+        """Gives what `read` takes as its check: then all that is read whole in this context is compared with the CRCs that are stored."""
+        err = _Error()
+        check = _interruptible([self._stop], _check_open, self.handle, ctypes.byref(err)) if verify else None
+        if verify and not check:
+            _raise(err, self.path)
+        failed = True
+        try:
+            yield check
+            failed = False
+        finally:
+            if check and _interruptible([self._stop], _check_end, self.handle, check, not failed, ctypes.byref(err)) != 0:
+                _raise(err, self.path)
+
+    def read(self, items, check=None):
+        """Reads items, (index, offsets, sizes, address, bytes). The library's threads share the work, without the interpreter's lock.
+        check: from `checking`."""
         self._warn()
         array = (_ReadItem * len(items))()
         numbers = []
@@ -474,7 +493,7 @@ class Session:
         err = _Error()
         few = sum(size for *_, size in items) < _QUICK_BYTES
         call = _counted if few else _interruptible
-        if call([self._stop], _read, self.handle, array, len(items), ctypes.byref(err)) != 0:
+        if call([self._stop], _read, self.handle, array, len(items), check, ctypes.byref(err)) != 0:
             _raise(err, self.path)
 
     def is_plain(self, index):

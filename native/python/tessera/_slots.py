@@ -53,8 +53,8 @@ def _pieces(target, offsets, most):
 class _SlotReader:
     """Reads entries of one checkpoint into tensors of one device, in the order of `add`; `finish` returns when all are there."""
 
-    def __init__(self, session, device):
-        self._session, self._device = session, device
+    def __init__(self, session, device, check):
+        self._session, self._device, self._check = session, device, check
         self._items, self._bytes = [], 0
 
     def add(self, entry, offsets, target, dtype):
@@ -93,7 +93,7 @@ class _SlotReader:
                 slot.memory = _Slot(size, self._device).memory
             address = slot.memory.data_ptr()
             self._session.read([(entry._index, at, tuple(part.shape), address + begin, part.numel() * dtype.itemsize)
-                                for entry, at, part, dtype, begin in pieces])
+                                for entry, at, part, dtype, begin in pieces], self._check)
             slot.send([(part, begin, dtype) for _, _, part, dtype, begin in pieces])
         for slot in slots:
             slot.wait()
@@ -104,15 +104,16 @@ def _takes_bytes(tensor, dtype):
     return tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def read_tensors(session, targets):
-    """Fills targets, (entry, offsets of a box in it, tensor of the box's sizes). Returns when all of them have their values."""
+def read_tensors(session, targets, check=None):
+    """Fills targets, (entry, offsets of a box in it, tensor of the box's sizes). Returns when all of them have their values. check: from
+    session.checking."""
     direct, readers = [], {}
     for entry, offsets, tensor in targets:
         dtype = dtype_of(entry)
         if _takes_bytes(tensor, dtype):
             direct.append((entry._index, tuple(offsets), tuple(tensor.shape), tensor.data_ptr(), tensor.numel() * tensor.element_size()))
         else:
-            readers.setdefault(tensor.device, _SlotReader(session, tensor.device)).add(entry, offsets, tensor, dtype)
-    session.read(direct)
+            readers.setdefault(tensor.device, _SlotReader(session, tensor.device, check)).add(entry, offsets, tensor, dtype)
+    session.read(direct, check)
     for reader in readers.values():
         reader.finish()

@@ -61,15 +61,19 @@ def _checked(names):
     return list(dict.fromkeys(text(name, "each of names") for name in names))
 
 
-def _read(sources, targets):
-    """Fills targets, as for read_tensors, from the checkpoint and what this rank wrote, if that is not None."""
+def _read(sources, verify, *several):
+    """Fills targets, as for read_tensors, from the checkpoint and what this rank wrote, if that is not None. several: lists of targets, which
+    are filled one list after another."""
     checkpoint, own = sources
     if own is not None:
-        warn_of_copies([entry for entry, *_ in targets if entry._checkpoint is checkpoint])
-    for source in (checkpoint, own):
-        if source is not None:
-            read_tensors(source._session, [target for target in targets if target[0]._checkpoint is source])
-            source.unchanged()
+        warn_of_copies([entry for targets in several for entry, *_ in targets if entry._checkpoint is checkpoint])
+    with contextlib.ExitStack() as stack:
+        checks = [source and stack.enter_context(source._session.checking(verify)) for source in sources]
+        for targets in several:
+            for source, check in zip(sources, checks):
+                if source is not None:
+                    read_tensors(source._session, [target for target in targets if target[0]._checkpoint is source], check)
+                    source.unchanged()
 
 
 def _matching(checkpoint, below, prefix, glob):
@@ -141,7 +145,7 @@ def _name_of(dtype):
 
 def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | torch.device = "cpu", *, part: str | None = None,
          step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, prefix: str = "",
-         map: Document | None = None, inverse: bool = False, dtype: torch.dtype | str | None = None) -> dict[str, torch.Tensor]:
+         map: Document | None = None, inverse: bool = False, dtype: torch.dtype | str | None = None, verify: bool = True) -> dict[str, torch.Tensor]:
     """Load tensors from any checkpoint that tessera.open accepts, and return {fqn: tensor}. Nothing in the checkpoint is executed, and
     only the requested tensors are read. If every rank wrote its own metadata (use_collectives=False) and torch.distributed is initialized,
     each rank loads what it saved itself, completed from the other ranks where it saved only some elements of a tensor.
@@ -150,6 +154,10 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     the checkpoint is never taken for a GLOB. Objects are left out. map_location: the device of the tensors. prefix: load only what begins
     with it, and strip it of it; names are those without it, and may have it, too. dtype: cast floating-point tensors, as Tensor.to does,
     but not the 0-dim `step` of an optimizer. part, step, also, shards, map, inverse: as for tessera.open.
+
+    verify: compare what is read whole with the CRC-32 that the checkpoint has of it; a difference is a TesseraError with the name of the
+    entry, or of the safetensors file, which has one CRC for all of its bytes (those that Tessera writes) and is compared if all of its
+    tensors are read. Parts of chunks, files without checksums, and values that a map or scales compute have none.
 
     Raises TesseraError if a name is not in the checkpoint, if nothing matches a GLOB, if this version of PyTorch lacks a dtype, or if the
     checkpoint cannot be opened or read."""
@@ -160,7 +168,7 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     with checkpoint, own or contextlib.nullcontext():
         entries = _tensors_of(checkpoint, [own[name] if own is not None and name in own and _is_whole(own[name]) else checkpoint[name] for name in found])
         loaded = {entry.name[len(prefix):]: torch.empty(entry.shape, dtype=_loaded_dtype(checkpoint, entry, cast), device=device) for entry in entries}
-        _read([checkpoint, own], [(entry, (0,) * len(entry.shape), tensor) for entry, tensor in zip(entries, loaded.values())])
+        _read([checkpoint, own], verify, [(entry, (0,) * len(entry.shape), tensor) for entry, tensor in zip(entries, loaded.values())])
     return loaded
 
 
@@ -280,8 +288,8 @@ def _check_files(checkpoint, targets):
 class _Filling:
     """What one rank loads."""
 
-    def __init__(self, state_dict, path, choices, strict):
-        self.state_dict, self.path, self.choices, self.strict = state_dict, path, choices, strict
+    def __init__(self, state_dict, path, choices, strict, verify):
+        self.state_dict, self.path, self.choices, self.strict, self.verify = state_dict, path, choices, strict, verify
         self.missing, self.unexpected, self.sources, self.targets, self.read = [], [], [], [], []
 
     def check(self):
@@ -309,7 +317,7 @@ class _Filling:
         """Reads into other memory, so an error on any rank leaves every state dict unchanged."""
         places = _places([piece for *_, piece in self.targets])
         self.read = [(piece, torch.empty(piece.shape, dtype=piece.dtype, device=places[piece.device])) for *_, piece in self.targets]
-        _read(self.sources, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(self.targets, self.read)])
+        _read(self.sources, self.verify, [(entry, offsets, fresh) for (entry, offsets, _), (_, fresh) in zip(self.targets, self.read)])
 
     def keep(self):
         self.read.reverse()
@@ -320,9 +328,7 @@ class _Filling:
     def fill(self):
         try:
             alone, shared = _by_memory(self.targets)
-            _read(self.sources, alone)
-            for target in shared:
-                _read(self.sources, [target])
+            _read(self.sources, self.verify, alone, *([target] for target in shared))
         except Exception as e:
             raise TesseraError(f"{str(e) or type(e).__name__}; the state dict is partly filled, so load it again before it is used, or pass staged=True, "
                                "which needs its memory twice", getattr(e, "status", "i/o"), getattr(e, "byte_position", None)) from e
@@ -335,13 +341,13 @@ class _Filling:
 
 def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *, no_dist: bool = False, part: str | None = None,
               step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-              staged: bool = False) -> tuple[list[str], list[str]]:
+              staged: bool = False, verify: bool = True) -> tuple[list[str], list[str]]:
     """Fill the tensors of a nested or flat state dict in place from any checkpoint that tessera.open accepts. Return
     (missing, unexpected): names that only the state dict has, and names of tensors that only the checkpoint has.
 
     strict: raise TesseraError for such names. A different shape or dtype is always a TesseraError. Objects are neither filled nor
     listed. Tensors may be plain tensors, DTensors or ShardedTensors on any device; each rank reads only its own elements. part, step, also,
-    shards: as for tessera.open.
+    shards: as for tessera.open. verify: as for load; of a DTensor, the chunks that this rank reads whole are compared.
 
     Everything that can be checked is checked on all ranks before anything is changed: names, shapes, dtypes, and, of files on disks, that
     the bytes of every tensor are there. Then tensors are filled without a second copy; if reading fails even so, the error states that the
@@ -349,7 +355,7 @@ def load_into(state_dict: dict[str, Any], path: StrPath, strict: bool = True, *,
 
     If torch.distributed is initialized, every rank of the default group must call this, unless no_dist is set, as with
     torch.distributed.checkpoint.load."""
-    filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict)
+    filling = _Filling(state_dict, path, {"part": part, "step": step, "also": also, "shards": shards}, strict, verify)
     are_many = not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     try:
         with torch.no_grad():

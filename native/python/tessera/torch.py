@@ -38,15 +38,17 @@ class StorageReader(_StorageReader):
     checkpoint's pickles is executed. Objects that name other classes or functions are a TesseraError, unless unsafe_objects is set:
     then PyTorch imports and runs what they name.
 
+    verify: as for tessera.torch.load: compare what this rank reads whole with the CRC-32 that the checkpoint has of it.
+
     _extension_registry: as for PyTorch's FileSystemReader, which reads the items of a directory whose extensions the registry has. Its
     objects need unsafe_objects. ZStandard needs no registry."""
 
     def __init__(self, path: StrPath, threads: int = 0, unsafe_objects: bool = False, *, part: str | None = None,
                  step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None,
-                 _extension_registry: Any = None) -> None:
+                 verify: bool = True, _extension_registry: Any = None) -> None:
         super().__init__()
         self._registry, self._extended = _extension_registry, {}
-        self.path, self.threads, self.unsafe_objects = path, threads, unsafe_objects
+        self.path, self.threads, self.unsafe_objects, self.verify = path, threads, unsafe_objects, verify
         self._choices = {"part": part, "step": step, "also": also, "shards": shards}
         self.load_id = str(uuid.uuid4())
         self._checkpoint: Checkpoint | None = None
@@ -148,10 +150,12 @@ class StorageReader(_StorageReader):
             offsets = tuple(map(sum, zip(chunk, item.storage_offsets)))
             own = self._rank is None or has_box(entry, offsets, item.lengths)
             targets.append((item, own, (entry if own else self._entry_of_all(entry.name), offsets, target)))
-        read_tensors(self._checkpoint._session, [target for _, own, target in targets if own])
+        with self._checkpoint._session.checking(self.verify) as check:
+            read_tensors(self._checkpoint._session, [target for _, own, target in targets if own], check)
         if self._all:
             warn_of_copies([target[0] for _, own, target in targets if not own])
-            read_tensors(self._all._session, [target for _, own, target in targets if not own])
+            with self._all._session.checking(self.verify) as check:
+                read_tensors(self._all._session, [target for _, own, target in targets if not own], check)
             self._all.unchanged()
         self._checkpoint.unchanged()
         for item, _, (*_, target) in targets:
