@@ -64,8 +64,8 @@ def test_float32_weights_that_may_be_several_are_refused_with_their_names(t):
         message = t.run(*command, status=2).stderr.decode()
         need(all(name in message for name in twins) and "'embed.weight'" not in message, message)
         need("--part module" in message and "ZeRO stage 1" in message, message)
-    found = t.json("validate", path, "--json", status=1)["findings"]
-    need([f["rule"] for f in found if f["level"] == "error"] == ["parts/incomplete-save"] and all(name in found[0]["message"] for name in twins), found)
+    found = t.json("validate", path, "--json")["findings"]  # DeepSpeed loads it
+    need([f["level"] for f in found if f["rule"] == "parts/unnamed-states"] == ["warning"] and all(name in found[0]["message"] for name in twins), found)
     with open(os.path.join(GOLDEN, "zero0_bf16_twins", "expect.json")) as f:
         expect = json.load(f)
     rows = listing(t, path)

@@ -227,10 +227,26 @@ static uint32_t absent_from(const group *g)
     return rank;
 }
 
+/* Whether an entry is below the module of a sharded flat parameter, as FSDP1 saves it with LOCAL_STATE_DICT. Its parameters are then also
+ * listed by their names, and each rank has those elements of them that its shard has. */
+static bool is_in_flat_parameter(const settling *s, tsr_str fqn)
+{
+    static const char flat[] = "_flat_param";
+    const tsr_catalog *catalog = &s->ranks->checkpoint->catalog;
+    for (uint64_t e = 0; e < catalog->entry_count; e++) {
+        const tsr_entry *entry = &catalog->entries[e];
+        if (!entry->is_sharded || !tsr_str_ends(entry->fqn, TSR_STR(flat))) continue;
+        const tsr_str module = {entry->fqn.data, entry->fqn.size - (sizeof flat - 1)};
+        if (tsr_str_starts(fqn, module) && (!module.size || module.data[module.size - 1] == '.')) return true;
+    }
+    return false;
+}
+
 static tsr_status report(const settling *s, const group *g, uint32_t other, tsr_str fqn)
 {
     const tsr_rank_entries *ranks = s->ranks;
     tsr_findings *findings = ranks->checkpoint->findings;
+    if (is_in_flat_parameter(s, fqn)) return TSR_OK;
     const tsr_str first = ranks->names[g->holders[0].rank];
     if (other == g->count) {
         const tsr_str lacking = ranks->names[absent_from(g)];

@@ -269,16 +269,27 @@ static bool needs_weights(const tsr_checkpoint *checkpoint)
     return !checkpoint->options.part.data || tsr_str_equal(checkpoint->options.part, TSR_STR("model"));
 }
 
+/* DeepSpeed itself loads the checkpoint, so this is not an error; only the part "model" cannot be read. */
+static tsr_status report_unreadable(const plain *p, tsr_str file, tsr_str message)
+{
+    if (!message.data) return TSR_E_NOMEM;
+    if (!p->checkpoint->incomplete.size) p->checkpoint->incomplete = message;
+    return tsr_finding_add_at(p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_WARNING},
+                              (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err, "%.*s", TSR_STR_ARG(message));
+}
+
 /* Reports the parameters of a pipeline stage, whose names are in none of the files. */
 static tsr_status report_stage(const plain *p)
 {
     const tsr_str file = tsr_ds_file_name(p->from->files, p->from->file);
     if (p->fp32 && needs_weights(p->checkpoint))
-        return tsr_ds_report(
-            p->checkpoint, file, p->err,
-            "%.*s: the optimizer's float32 weights of a pipeline's stage have no names without ZeRO; open the 16-bit "
-            "weights with --part module, or save the checkpoint with ZeRO stage 1, which stores names",
-            TSR_STR_ARG(file));
+        return report_unreadable(
+            p, file,
+            tsr_arena_format(
+                p->checkpoint->arena, p->err,
+                "%.*s: the optimizer's float32 weights of a pipeline's stage have no names without ZeRO; open the 16-bit "
+                "weights with --part module, or save the checkpoint with ZeRO stage 1, which stores names",
+                TSR_STR_ARG(file)));
     return tsr_finding_add_at(
         p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
         (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,
@@ -299,11 +310,13 @@ static tsr_status report_unnamed(const plain *p)
     for (uint32_t c = 0; c < p->candidate_count; c++)
         if (!p->candidates[c].taken) tsr_shown_names_add(&names, p->candidates[c].name);
     if (p->fp32 && needs_weights(p->checkpoint))
-        return tsr_ds_report(p->checkpoint, file, p->err,
+        return report_unreadable(
+            p, file,
+            tsr_arena_format(p->checkpoint->arena, p->err,
                              "%.*s: %u float32 weights of the optimizer have no names, and each of them matches several "
                              "weights in shape and values: %s%s; open the 16-bit weights with --part module, or save the "
                              "checkpoint with ZeRO stage 1, which stores names",
-                             TSR_STR_ARG(file), unnamed, names.text, tsr_shown_names_rest(&names));
+                             TSR_STR_ARG(file), unnamed, names.text, tsr_shown_names_rest(&names)));
     return tsr_finding_add_at(
         p->checkpoint->findings, (tsr_rated_rule){"parts/unnamed-states", TSR_NOTE},
         (tsr_place){file, TSR_NO_POSITION, {NULL, 0}}, p->err,

@@ -384,6 +384,7 @@ static tsr_status megatron_piece_view(tsr_checkpoint *checkpoint, const tsr_entr
  * nothing. */
 typedef struct stated {
     bool torch_dist;     /* sharded_backend */
+    bool is_document;    /* it is a JSON document, or too large for one of Megatron's */
     bool common_backend; /* there is one: what is not sharded is in common.pt. Megatron-Core 0.19 and newer states none */
 } stated;
 
@@ -394,13 +395,14 @@ static tsr_status read_stated(tsr_checkpoint *checkpoint, uint32_t file, stated 
     tsr_bytes text;
     cJSON *root;
     tsr_error ignored = {0};
-    *out = (stated){0};
+    *out = (stated){.is_document = f->size > LARGEST};
     if (f->size == 0 || f->size > LARGEST) return TSR_OK;
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
     const tsr_status status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
     tsr_bytes_free(&text);
     if (status == TSR_E_NOMEM) return tsr_fail(err, status, "%s", ignored.message);
     if (status != TSR_OK) return TSR_OK;
+    out->is_document = true;
     const cJSON *backend = cJSON_GetObjectItemCaseSensitive(root, "sharded_backend");
     out->torch_dist = cJSON_IsString(backend) && tsr_str_equal(tsr_json_text_of(backend), TSR_STR("torch_dist"));
     out->common_backend = cJSON_IsString(cJSON_GetObjectItemCaseSensitive(root, "common_backend"));
@@ -437,11 +439,15 @@ static tsr_status require_marker(tsr_checkpoint *checkpoint, tsr_megatron_state 
     stated says = {.common_backend = true};
     if (json != TSR_NO_FILE) TSR_TRY(read_stated(checkpoint, json, &says, err));
     state->needs_common_file = says.common_backend;
-    if (json != TSR_NO_FILE) return TSR_OK;
+    if (json != TSR_NO_FILE && says.is_document) return TSR_OK;
     return tsr_checkpoint_is_incomplete(
         checkpoint, TSR_STR("metadata.json"),
-        TSR_STR(
-            "'metadata.json', which Megatron writes last, is missing: the save was interrupted, or the file was not copied"),
+        json == TSR_NO_FILE
+            ? TSR_STR(
+                  "'metadata.json', which Megatron writes last, is missing: the save was interrupted, or the file was not copied")
+            : TSR_STR(
+                  "'metadata.json', which Megatron writes last and reads first, is not a JSON document: the save was interrupted, or "
+                  "the file is damaged"),
         err);
 }
 

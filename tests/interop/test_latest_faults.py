@@ -1,0 +1,296 @@
+"""Faults are injected into the newest checkpoint of a run, and `tessera latest` must answer with what the framework's own loader accepts: the
+directories of nine frameworks, killed while they were saved, cut, emptied, lost, flipped, with blocks that never reached the disk, and while
+they are being written. With TSR_TEST_FULL there are 1,500 faults for each.
+
+The loader of a framework that is not installed is what it calls: torch.load, safetensors, json, or PyTorch's reader of DCPs, for each file that
+it opens. Classes that are not installed are read as objects without meaning."""
+import fnmatch
+import json
+import logging
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import threading
+import types
+
+import torch
+import torch.distributed.checkpoint as dcp
+from checks import ROOT
+from harness import SAMPLES, load_dcp
+from safetensors.torch import load_file
+
+logging.disable(logging.ERROR)  # of PyTorch, about files that are damaged on purpose
+GOLDEN = os.path.join(ROOT, "tests", "golden")
+CASES = 1500 if os.environ.get("TSR_TEST_FULL") else 30
+BLOCK = 512  # what is lost together when the power fails
+
+TRAINER_WRITES = ("config.json", "generation_config.json", "model.safetensors", "training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth",
+                  "trainer_state.json")
+# Of each framework: the checkpoint, the name of a step's directory, files that its loader does not open, files whose absence it accepts or
+# cannot notice, and what it writes last, in this order.
+FRAMEWORKS = {
+    "dcp": (f"{SAMPLES}/dcp_fsdp2", "step_{}", (), (), (".metadata",)),
+    "torchtitan": (f"{SAMPLES}/dcp_tp_fsdp2", "step-{}", (), (), (".metadata",)),
+    "trainer": (f"{SAMPLES}/hf_trainer/checkpoint-4", "checkpoint-{}", ("generation_config.json", "training_args.bin", "config.json"),
+                ("trainer_state.json", "rng_state.pth", "scheduler.pt", "optimizer.pt"), TRAINER_WRITES),
+    "deepspeed-3": (f"{SAMPLES}/deepspeed_zero3/global_step2", "global_step{}", (), (), ()),
+    "deepspeed-1": (f"{GOLDEN}/deepspeed/zero1_bf16", "global_step{}", ("expect.json",), (), ()),
+    # 4 and 5 are the uses of a tied layer by two stages, and 6 is frozen: no other file says that there is such a layer.
+    "deepspeed-pipeline": (f"{GOLDEN}/deepspeed/zero1_pipeline", "global_step{}", ("expect.json",), ("layer_04*", "layer_05*", "layer_06*"), ()),
+    "accelerate": (f"{GOLDEN}/folders/accelerate", "checkpoint_{}", (), ("random_states_*", "scheduler*", "optimizer*", "model_1*", "custom_*"), ()),
+    "accelerate-fsdp": (f"{GOLDEN}/folders/accelerate_fsdp_sharded", "checkpoint_{}", (), ("random_states_*", "scheduler*", "optimizer*", "*_1/*"), ()),
+    "lightning": (f"{SAMPLES}/lightning_dist", "epoch=0-step={}.ckpt", (), (), (".metadata",)),
+    "megatron": (f"{SAMPLES}/megatron_dist", "iter_{:07d}", (), (), (".metadata", "metadata.json")),
+}
+
+
+# ---- the loaders ----
+
+
+class Unknown(type):
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name  # a member of an enumeration
+
+
+class Nothing(metaclass=Unknown):
+    """An object of a class that is not installed."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __setstate__(self, state):
+        pass
+
+
+class Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError):
+            return Unknown(name, (Nothing,), {})
+
+
+def lenient():
+    module = types.ModuleType("lenient")
+    vars(module).update(vars(pickle), Unpickler=Unpickler, load=lambda file, **options: Unpickler(file, **options).load())
+    return module
+
+
+def content(value):
+    """The values in what was loaded, for comparison."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    if isinstance(value, dict):
+        return {str(k): content(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [content(v) for v in value]
+    return value if isinstance(value, (int, float, str, bytes, bool, type(None))) else type(value).__name__
+
+
+def load(path):
+    if os.path.isdir(path):
+        return content(load_dcp(path))
+    if path.endswith(".json"):
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    return content(load_file(path) if path.endswith(".safetensors") else torch.load(path, weights_only=False, pickle_module=lenient()))
+
+
+class Loader:
+    """What a framework's loader makes of a copy of its whole checkpoint: "equal", "changed" if it loads other values, "refused", or
+    "either" if it does not look."""
+
+    def __init__(self, whole, ignored, optional):
+        self.whole, self.ignored, self.optional = whole, ignored, optional
+        self.files = sorted(os.path.relpath(os.path.join(at, n), whole) for at, _, names in os.walk(whole) for n in names)
+        self.data = {}
+        for name in self.files:
+            with open(os.path.join(whole, name), "rb") as f:
+                self.data[name] = f.read()
+        self.contents = {unit: load(os.path.join(whole, unit)) for unit in {self.unit(n) for n in self.files} if not self.matches(unit, ignored)}
+
+    @staticmethod
+    def matches(name, patterns):
+        return any(fnmatch.fnmatch(name, p) for p in patterns)
+
+    def unit(self, name):
+        """What is loaded together with a file: its DCP, or the file alone."""
+        folder = os.path.dirname(name)
+        return folder or "." if name.endswith((".metadata", ".distcp")) and os.path.join(folder, ".metadata") in self.files else name
+
+    def verdict(self, path):
+        worst = "equal"
+        for name in self.files:
+            file = os.path.join(path, name)
+            if self.matches(name, self.ignored):
+                if not os.path.exists(file) or os.path.getsize(file) < len(self.data[name]):
+                    worst = "either"
+                continue
+            if not os.path.exists(file):
+                if not self.matches(name, self.optional):
+                    return "refused"
+                worst = "either"
+                continue
+            with open(file, "rb") as f:
+                if f.read() == self.data[name]:
+                    continue
+            try:
+                same = load(os.path.join(path, self.unit(name))) == self.contents[self.unit(name)]
+            except (Exception, dcp.api.CheckpointException):  # the latter is a BaseException
+                return "refused"
+            worst = worst if same else "changed"
+        return worst
+
+
+# ---- the faults ----
+
+
+def put(path, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(data)
+
+
+def write_order(rng, loader, last):
+    """The files in the order of a save: those that a framework writes last at the end, and the others in any order, as ranks write them."""
+    early = [n for n in loader.files if n not in last]
+    rng.shuffle(early)
+    return early + [n for n in last if n in loader.files]
+
+
+def fault(rng, loader, path, last):
+    """Damages the checkpoint. Returns (what was done, whether only --deep can see it)."""
+    kind = rng.choice(("killed", "cut", "emptied", "lost", "dropped", "flipped"))
+    name = rng.choice(loader.files)
+    file, data = os.path.join(path, name), loader.data[name]
+    if kind == "killed":
+        order = write_order(rng, loader, last)
+        at = rng.randrange(len(order))
+        for later in order[at + 1:]:
+            os.remove(os.path.join(path, later))
+        cut = rng.randrange(len(loader.data[order[at]]) or 1)
+        put(os.path.join(path, order[at]), loader.data[order[at]][:cut])
+        return f"killed in '{order[at]}' after {cut} bytes, before {order[at + 1:]}", False
+    if kind == "lost":
+        os.remove(file)
+    elif kind in ("cut", "emptied"):
+        cut = rng.randrange(len(data)) if kind == "cut" and data else 0
+        put(file, data[:cut])
+        return f"'{name}' {kind} to {cut} bytes", False
+    elif kind == "dropped":
+        blocks = [at for at in range(0, len(data), BLOCK) if rng.random() < 0.5] or [0]
+        damaged = bytearray(data)
+        for at in blocks:
+            damaged[at:at + BLOCK] = bytes(len(damaged[at:at + BLOCK]))
+        put(file, bytes(damaged))
+        return f"'{name}' without the blocks at {blocks}", True
+    else:
+        bit = rng.randrange(8 * len(data)) if data else 0
+        put(file, bytes(b ^ (1 << bit % 8) if i == bit // 8 else b for i, b in enumerate(data)))
+        return f"bit {bit} of '{name}' flipped", True
+    return f"'{name}' lost", False
+
+
+def answer(t, run, *options):
+    p = subprocess.run([t.path, "latest", run, *options], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    assert p.returncode in (0, 1), p.stderr.decode()
+    return p.stdout.decode().rstrip("\n"), p.stderr.decode()
+
+
+def run_of(t, framework):
+    """Makes a run with three whole steps. Returns (loader, its path, the paths of the steps, newest first, what is written last)."""
+    whole, name, ignored, optional, last = FRAMEWORKS[framework]
+    steps = [t.at(framework, name.format(step)) for step in (100, 10, 9)]
+    for step in steps:
+        shutil.copytree(whole, step)
+    return Loader(whole, ignored, optional), t.at(framework), steps, last
+
+
+def restore(loader, path):
+    for name, data in loader.data.items():
+        put(os.path.join(path, name), data)
+
+
+def check_faults(t, framework):
+    rng = random.Random(f"{framework} 44")
+    loader, run, steps, last = run_of(t, framework)
+    assert answer(t, run)[0] == steps[0] == answer(t, run, "--deep")[0], answer(t, run, "--deep")
+    bad = []
+    for case in range(CASES):
+        done, deep = fault(rng, loader, steps[0], last)
+        verdict = loader.verdict(steps[0])
+        found, said = answer(t, run, *(["--deep"] if deep else []))
+        accepted = {"refused": steps[1:2], "equal": steps[:2] if deep else steps[:1]}.get(verdict, steps[:2])
+        if found not in accepted or said.count("passed over") != (found != steps[0]) * os.path.isdir(steps[0]):
+            bad.append(f"case {case}: {done}: the loader's verdict is '{verdict}', and the answer {os.path.basename(found)}: {said}")
+        restore(loader, steps[0])
+    assert not bad, f"{framework}: {len(bad)} of {CASES}:\n" + "\n".join(bad[:12])
+
+
+def test_dcp_faults(t):
+    check_faults(t, "dcp")
+
+
+def test_torchtitan_faults(t):
+    check_faults(t, "torchtitan")
+
+
+def test_trainer_faults(t):
+    check_faults(t, "trainer")
+
+
+def test_deepspeed_faults(t):
+    check_faults(t, "deepspeed-3")
+    check_faults(t, "deepspeed-1")
+
+
+def test_deepspeed_pipeline_faults(t):
+    check_faults(t, "deepspeed-pipeline")
+
+
+def test_accelerate_faults(t):
+    check_faults(t, "accelerate")
+    check_faults(t, "accelerate-fsdp")
+
+
+def test_lightning_faults(t):
+    check_faults(t, "lightning")
+
+
+def test_megatron_faults(t):
+    check_faults(t, "megatron")
+
+
+# ---- a job that writes meanwhile ----
+
+
+def write_slowly(loader, path, last, rng, stop):
+    for name in write_order(rng, loader, last):
+        data = loader.data[name]
+        os.makedirs(os.path.dirname(os.path.join(path, name)), exist_ok=True)
+        with open(os.path.join(path, name), "wb", buffering=0) as f:
+            for at in range(0, len(data), 1024):
+                if stop.is_set():
+                    return
+                f.write(data[at:at + 1024])
+
+
+def test_a_save_at_the_same_time_is_never_the_answer_before_it_is_whole(t):
+    for framework in FRAMEWORKS:
+        rng = random.Random(f"{framework} 45")
+        loader, run, steps, last = run_of(t, framework)
+        for _ in range(max(2, CASES // 20)):
+            shutil.rmtree(steps[0])
+            stop = threading.Event()
+            writer = threading.Thread(target=write_slowly, args=(loader, steps[0], last, rng, stop))
+            writer.start()
+            found, said = answer(t, run)
+            stop.set()
+            writer.join()
+            verdict = loader.verdict(steps[0])  # it may have been written further since
+            assert found in (steps[:2] if verdict != "refused" else steps[1:2]), f"{framework}: {found}: {said}"
+            restore(loader, steps[0])
