@@ -232,14 +232,6 @@ static tsr_status configure(gcs *service, const tsr_location *location, tsr_erro
     return ask_metadata(service, service->secrets, &service->token, &service->expires, err);
 }
 
-void tsr_gcs_set_checksums(tsr_service *service)
-{
-    service->checksum_header = "x-goog-hash";
-    service->checksum_prefix = "crc32c=";
-    service->checksum = TSR_CHECKSUM_CRC32C;
-    service->compares_checksums = true; /* it states them without being asked */
-}
-
 static tsr_status open_xml(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
                            tsr_service **out, tsr_error *err)
 {
@@ -280,7 +272,7 @@ tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *loca
     gcs *service = (gcs *)*out;
     if (service) pthread_mutex_init(&service->lock, NULL);
     if (status != TSR_OK) return status;
-    tsr_gcs_set_checksums(&service->base);
+    tsr_service_use_google_checksums(&service->base);
     service->secrets = tsr_arena_new(allocator, 0, err);
     return service->secrets ? configure(service, location, err) : TSR_E_NOMEM;
 }

@@ -8,7 +8,5 @@
  * for tsr_service_new. */
 tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
                         tsr_service **out, tsr_error *err);
-/* Checksums as Google's APIs have them, for `tsr_s3_open`. */
-void tsr_gcs_set_checksums(tsr_service *service);
 
 #endif

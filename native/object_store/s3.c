@@ -10,7 +10,6 @@
 #include "object_store/encoding.h"
 #include "object_store/endpoint.h"
 #include "object_store/exchange.h"
-#include "object_store/gcs.h"
 #include "object_store/object_listing.h"
 #include "object_store/setting.h"
 #include "object_store/upload.h"
@@ -211,7 +210,7 @@ static tsr_status configure_elsewhere(s3 *service, const tsr_s3_elsewhere *from,
     memcpy(service->region, from->region, strlen(from->region) + 1);
     service->base.relocate = NULL;
     service->base.completes_unconditionally = true;
-    tsr_gcs_set_checksums(&service->base);
+    tsr_service_use_google_checksums(&service->base);
     service->absent_header = from->absent_header;
     service->absent_value = from->absent_value;
     return service->base.shown && service->endpoint ? TSR_OK : TSR_E_NOMEM;

@@ -29,6 +29,14 @@ void tsr_service_close(tsr_service *service)
     tsr_transport_close(transport);
 }
 
+void tsr_service_use_google_checksums(tsr_service *service)
+{
+    service->checksum_header = "x-goog-hash";
+    service->checksum_prefix = "crc32c=";
+    service->checksum = TSR_CHECKSUM_CRC32C;
+    service->compares_checksums = true; /* it states them without being asked */
+}
+
 /* ---- endpoint ---- */
 
 tsr_status tsr_endpoint_of(tsr_arena *arena, tsr_str given, const char *setting, const char **out, tsr_error *err)

@@ -134,6 +134,9 @@ void tsr_service_close(tsr_service *service); /* accepts NULL */
  * it. */
 tsr_status tsr_service_new(tsr_transport *transport, const tsr_service *kind, tsr_service **out, tsr_error *err);
 
+/* Sets the checksums that both of Google's APIs have. */
+void tsr_service_use_google_checksums(tsr_service *service);
+
 enum { TSR_MOST_OBJECTS = 1 << 20 };
 /* Appends an object whose texts live in list->arena. TSR_E_LIMIT beyond TSR_MOST_OBJECTS. */
 tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err);

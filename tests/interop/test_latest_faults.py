@@ -101,8 +101,8 @@ def load(path):
 
 
 class Loader:
-    """What a framework's loader makes of a copy of its whole checkpoint: "equal", "changed" if it loads other values, "refused", or
-    "either" if it does not look."""
+    """What a framework's loader makes of a copy of its whole checkpoint: "equal", "unread" if it does not read what is
+    damaged, "changed" if it loads other values, "refused", or "either" if it does not look."""
 
     def __init__(self, whole, ignored, optional):
         self.whole, self.ignored, self.optional = whole, ignored, optional
@@ -142,7 +142,7 @@ class Loader:
                 same = load(os.path.join(path, self.unit(name))) == self.contents[self.unit(name)]
             except (Exception, dcp.api.CheckpointException):  # the latter is a BaseException
                 return "refused"
-            worst = worst if same else "changed"
+            worst = "unread" if same else "changed"  # such as chunks without elements
         return worst
 
 

@@ -52,7 +52,7 @@ HEADERS = {
     "formats/torch": "loadable",
     "formats/shards": "shards shard_names",
     "formats/recognize": "latest prune steps trees",
-    "stream": "cast read repeats optim_read read_run",
+    "stream": "cast read read_check repeats optim_read read_run",
     "mapping": "mapping scaled",
     "merge": "merge merge_angles",
     "suggest": "map_suggest",

@@ -9,6 +9,9 @@
  *
  * Example:
  *
+ *     const uint64_t offsets[] = {0, 0}, sizes[] = {2, 8};
+ *     float buffer[2 * 8];
+ *     const tsr_box box = {2, offsets, sizes};
  *     tsr_read_check *check = NULL;
  *     status = tsr_read_check_new(checkpoint, 1, &check, &err);
  *     if (status == TSR_OK) status = tsr_read_box_checked(check, 0, entry, box, buffer, sizeof buffer, &err);
