@@ -20,6 +20,7 @@
 #include "tessera/sys/json.h"
 #include "tessera/sys/loadable.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/object_store.h"
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/read_check.h"
 #include "tessera/sys/store_read.h"
@@ -267,6 +268,7 @@ typedef struct entry_info {
     uint8_t has_copies; /* several ranks have saved the same elements, and those of the lowest rank are read */
 } entry_info;
 
+EXPORT int tsr_python_take_store_warning(char *out, size_t size);
 EXPORT int tsr_python_matches(const char *glob, size_t glob_size, const char *name, size_t name_size);
 EXPORT const char *tsr_python_format(const session *s);
 EXPORT uint64_t tsr_python_count(const session *s);
@@ -278,6 +280,12 @@ EXPORT void tsr_python_path_item(const session *s, uint64_t index, uint32_t at, 
 static const tsr_entry *entry_at(const session *s, uint64_t index)
 {
     return &tsr_checkpoint_catalog(s->checkpoint)->entries[index];
+}
+
+/* See tsr_object_store_take_warning. */
+int tsr_python_take_store_warning(char *out, size_t size)
+{
+    return tsr_object_store_take_warning(out, size);
 }
 
 /* Whether a GLOB of the command line matches a name. */

@@ -136,6 +136,7 @@ _matches = _function("matches", _int, _char, ctypes.c_size_t, _char, ctypes.c_si
 _own_files = _function("own_files", _int, _p, _WRITE, _p, _p)
 _warnings = _function("warnings", _int, _p, _WRITE, _p, _p)
 _file = _function("file", _int, _p, _char, _WRITE, _p, _p)
+_take_store_warning = _function("take_store_warning", _int, _char, ctypes.c_size_t)
 _count = _function("count", _u64, _p)
 _entry = _function("entry", None, _p, _u64, _p)
 _chunk = _function("chunk", None, _p, _u64, _u64, _p, _p)
@@ -196,6 +197,13 @@ def warn(message):
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def warn_of_stores():
+    """Warns of what an object store refused since the last call, such as checksums in requests."""
+    text = ctypes.create_string_buffer(1024)
+    if _take_store_warning(text, len(text)):
+        warn(text.value.decode(errors="replace"))
 
 
 class _Stop:
@@ -495,6 +503,8 @@ class Session:
         call = _counted if few else _interruptible
         if call([self._stop], _read, self.handle, array, len(items), check, ctypes.byref(err)) != 0:
             _raise(err, self.path)
+        if "://" in str(self.path):
+            warn_of_stores()
 
     def is_plain(self, index):
         return bool(self._do(_is_plain, index))

@@ -2,7 +2,7 @@
 import ctypes
 import os
 
-from ._library import _Error, _Stop, _WRITE, _char, _collect, _function, _int, _p, _raise, _u32, _u64
+from ._library import _Error, _Stop, _WRITE, _char, _collect, _function, _int, _p, _raise, _u32, _u64, warn_of_stores
 
 SENDS, PUBLISHES, REPLACES = range(3)
 
@@ -87,6 +87,7 @@ class Saving:
 
     def publish(self, marker, data):
         self._do(_publish, os.fsencode(marker), data, len(data))
+        warn_of_stores()
 
     def put_note(self, name, text):
         self._do(_put_note, os.fsencode(name), text)
