@@ -209,7 +209,9 @@ tsr_status tsr_read_box_checked(tsr_read_check *check, uint32_t thread, const ts
     const tsr_allocator *allocator = check->host->allocator;
     tsr_gather *gather;
     TSR_TRY(tsr_box_must_fit(entry, box, buffer_size, err));
-    if (!tsr_checkpoint_has_crcs(check->checkpoint) && !check->in_files)
+    const bool has_crcs = tsr_checkpoint_has_crcs(check->checkpoint) || check->in_files;
+    /* The CRC of a compressed item is at its end, so finding it takes as long as reading the item. */
+    if (!has_crcs || tsr_checkpoint_catalog(check->checkpoint)->compressed)
         return tsr_read_box(check->checkpoint, entry, box, buffer, buffer_size, err);
     TSR_TRY(tsr_gather_open_crcs(check->checkpoint, entry, &box, &gather, err));
     const size_t scratch_size = tsr_tile_memory(buffer_size) - buffer_size;

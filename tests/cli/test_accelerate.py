@@ -61,6 +61,7 @@ def test_what_accelerate_saves_with_fsdp_is_read_as_it_was_saved(t):
         check_part(whole, expected, f"{part}.{kind}." if kind != part else f"{part}.")
     path, want = golden("accelerate_fsdp_local")
     check_part(t.json("inspect", path, "--json", "--hash", "sha256", "--part", "optimizer"), want["parts"]["optimizer"])
+    t.run("validate", path)  # each rank has its own elements of the parameters that it also lists by name
     flat = rows(t.json("inspect", path, "--json"))["model._flat_param"]
     numel = sum(a * b for a, b in [e["shape"] if len(e["shape"]) == 2 else (e["shape"][0], 1) for e in want["parts"]["model"]["entries"].values()])
     need(flat["shape"][0] >= numel and sum(c["sizes"][0] for c in flat["chunks"]) == flat["shape"][0], flat)
@@ -87,6 +88,13 @@ def test_a_rank_without_its_file_is_named(t):
         found = t.json("validate", t.at(case + "_cut"), "--json", status=1)["findings"]
         need(any(file in f["message"] or f.get("file") == file for f in found), found)
         need(file in t.run("convert", t.at(case + "_cut"), t.at("none"), "--to", "dcp", "--part", file.split("/")[0].removesuffix("_0").removeprefix("pytorch_").removesuffix("_fsdp"), status=2).stderr.decode(), file)
+
+
+@test
+def test_the_first_of_several_models_is_missed(t):
+    shutil.copytree(golden("accelerate")[0], t.at("run"), ignore=lambda _, names: ["model.safetensors"])
+    found = t.json("validate", t.at("run"), "--json", status=1)["findings"]
+    need([f["file"] for f in found if f["rule"] == "parts/incomplete-save"] == ["model.safetensors"], found)
 
 
 @test

@@ -145,6 +145,10 @@ def test_megatron_saves_that_were_interrupted(t):
         shutil.copytree(path, t.at(name, "cut"))
         os.truncate(t.at(name, "cut", "common.pt"), 900)
         check_incomplete(t, t.at(name, "cut"), [n for n in names if not n.startswith("common.")], "common.pt")
+        for size in (0, 20):
+            shutil.copytree(path, t.at(name, f"json-{size}"))
+            os.truncate(t.at(name, f"json-{size}", "metadata.json"), size)
+            check_incomplete(t, t.at(name, f"json-{size}"), names, "metadata.json")
 
 
 @test

@@ -199,12 +199,32 @@ const tsr_directory tsr_directory_accelerate_fsdp = {
 const tsr_directory tsr_directory_accelerate = {
     .reader = &tsr_reader_accelerate, .requires = accelerate_files, .has_no_marker = true};
 
+/* The first model has no number. A program may have accelerate save its models in another way, but then all of them. */
+static tsr_status check_first_model(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    static const char *const first[] = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                                        "pytorch_model.bin.index.json", NULL};
+    static const char *const second[] = {"model_1.safetensors", "model_1.safetensors.index.json", "pytorch_model_1.bin",
+                                         "pytorch_model_1.bin.index.json", NULL};
+    if (checkpoint->options.part.data || tsr_has_any(checkpoint->store, first)) return TSR_OK;
+    for (size_t i = 0; second[i]; i++)
+        if (tsr_has_file(checkpoint->store, second[i]))
+            return tsr_checkpoint_is_incomplete(
+                checkpoint, tsr_str_from(first[i]),
+                tsr_arena_format(checkpoint->arena, err,
+                                 "'%s' is missing next to '%s', which is the second model: it was removed or not copied",
+                                 first[i], second[i]),
+                err);
+    return TSR_OK;
+}
+
 /*   model.safetensors, model_1.safetensors          without FSDP; or pytorch_model.bin, or an index
  *   pytorch_model_fsdp.bin, …_fsdp_1.bin            FULL_STATE_DICT
  *   pytorch_model_fsdp_0/, …_fsdp_1/                SHARDED_STATE_DICT: DCPs whose names begin with "model." and "optimizer."
  *   pytorch_model_fsdp_0_rank1.bin                  the same with one file per rank
  *   pytorch_model_fsdp_rank1.bin, …_1_rank1.bin     LOCAL_STATE_DICT, with optimizers in DCPs */
 static const tsr_part_row accelerate_parts[] = {
+    {.mounts = check_first_model},
     {.part = "model",
      .from = {{TSR_SOURCE_NAMED, "pytorch_model_fsdp_#"},
               {TSR_SOURCE_FILE, "model~.safetensors"},

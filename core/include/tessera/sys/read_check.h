@@ -2,7 +2,7 @@
  *
  *   a chunk of a DCP, a storage of a torch file    has a CRC of its own: compared when all of its elements were read
  *   a safetensors file with tessera.crc32          has one CRC: compared when all of its tensors were read
- *   a part of a chunk, a view with strides, an archive or a file without checksums, values that are computed (maps, scales)
+ *   a part of a chunk, a view with strides, an archive or a file without checksums, a compressed item, values that are computed
  *                                                  have none: not compared
  *
  * The boxes may be read in any order, by several threads, and in several calls.
