@@ -164,23 +164,19 @@ bool tsr_rename_fits(const tsr_rename *r, tsr_str name)
            tsr_str_ends(name, r->from_tail);
 }
 
-size_t tsr_rename_first(const tsr_rename *renames, size_t count, tsr_str name)
-{
-    size_t i = 0;
-    while (i < count && !tsr_rename_fits(&renames[i], name)) i++;
-    return i;
-}
-
 tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str name, tsr_arena *arena, tsr_str *out,
                             tsr_error *err)
 {
-    const size_t at = tsr_rename_first(renames, count, name);
     *out = name;
-    if (at == count) return TSR_OK;
-    const tsr_rename *r = &renames[at];
-    tsr_str kept = {name.data + r->from_head.size, name.size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
-    *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept), TSR_STR_ARG(r->to_tail));
-    return out->data ? TSR_OK : TSR_E_NOMEM;
+    for (const tsr_rename *r = renames; r < renames + count; r++) {
+        if (!tsr_rename_fits(r, *out)) continue;
+        const tsr_str kept = {out->data + r->from_head.size,
+                              out->size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
+        *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept),
+                                TSR_STR_ARG(r->to_tail));
+        if (!out->data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
 }
 
 /* ---- name choice ---- */
@@ -293,7 +289,7 @@ static bool selects(const tsr_name_choice *c, tsr_str name)
     return !c->include_count || any_match(c->include, c->include_count, name);
 }
 
-/* Warns if rename `at` changes no name. */
+/* Warns if rename `at` changes no name that those before it leave. */
 static tsr_status unused_rename(const tsr_name_choice *c, size_t at, tsr_arena *arena, tsr_str *out, tsr_error *err)
 {
     const tsr_rename *r = &c->renames[at];
@@ -301,14 +297,15 @@ static tsr_status unused_rename(const tsr_name_choice *c, size_t at, tsr_arena *
     bool matches = false;
     *out = (tsr_str){NULL, 0};
     for (uint64_t i = 0; i < c->catalog->entry_count; i++) {
-        const tsr_str name = c->catalog->entries[i].fqn;
-        if (!tsr_rename_fits(r, name) || !selects(c, name)) continue;
-        if (tsr_rename_first(c->renames, c->rename_count, name) == at) return TSR_OK;
-        matches = true;
+        tsr_str name = c->catalog->entries[i].fqn;
+        if (!selects(c, name)) continue;
+        matches = matches || tsr_rename_fits(r, name);
+        TSR_TRY(tsr_rename_apply(c->renames, at, name, arena, &name, err));
+        if (tsr_rename_fits(r, name)) return TSR_OK;
     }
     *out = tsr_arena_format(arena, err, "--rename '%.*s%s%.*s=%.*s%s%.*s' %s", TSR_STR_ARG(r->from_head), star,
                             TSR_STR_ARG(r->from_tail), TSR_STR_ARG(r->to_head), star, TSR_STR_ARG(r->to_tail),
-                            matches ? "has no effect: an earlier one applies to every name that it matches"
+                            matches ? "has no effect: earlier ones rename every name that it matches"
                                     : "matches no selected name");
     if (!out->data) return TSR_E_NOMEM;
     return matches ? TSR_OK : add_similar(c->catalog, r->from_head.size ? r->from_head : r->from_tail, arena, out, err);

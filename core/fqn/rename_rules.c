@@ -31,6 +31,7 @@ typedef struct search {
     tsr_map *proposed; /* text → proposal */
     tsr_vec proposals;
     tsr_map *taken; /* names that will exist: the wanted ones, and those without a counterpart */
+    tsr_str *names; /* one per pair: what the rules so far make of it */
     bool *done;     /* one per pair */
     tsr_vec rules;  /* tsr_rename_rule */
 } search;
@@ -115,8 +116,8 @@ static tsr_status try_rename(const search *s, const tsr_rename *rename, tsr_aren
     for (size_t i = 0; i < s->count && *sound; i++) {
         const tsr_name_pair *pair = &s->pairs[i];
         tsr_str name;
-        TSR_TRY(tsr_rename_apply(rename, 1, pair->from, scratch, &name, err));
-        if (name.data == pair->from.data) continue; /* the rename does not match */
+        TSR_TRY(tsr_rename_apply(rename, 1, s->names[i], scratch, &name, err));
+        if (name.data == s->names[i].data) continue; /* the rename does not match */
         if (pair->to.data) *sound = tsr_str_equal(name, pair->to);
         else *sound = rename->from_head.size + rename->from_tail.size > 0 && !tsr_map_get(s->taken, name, 0);
         *settled += *sound && pair->to.data && !s->done[i];
@@ -124,15 +125,15 @@ static tsr_status try_rename(const search *s, const tsr_rename *rename, tsr_aren
     return TSR_OK;
 }
 
-static tsr_status keep(search *s, const tsr_rename *rename, tsr_str text, size_t settled, tsr_arena *scratch, tsr_error *err)
+static tsr_status keep(search *s, const tsr_rename *rename, tsr_str text, size_t settled, tsr_error *err)
 {
     tsr_rename_rule *rule = tsr_vec_push(&s->rules, err);
     if (!rule) return TSR_E_NOMEM;
     *rule = (tsr_rename_rule){text, settled};
     for (size_t i = 0; i < s->count; i++) {
-        tsr_str name;
-        TSR_TRY(tsr_rename_apply(rename, 1, s->pairs[i].from, scratch, &name, err));
-        if (name.data != s->pairs[i].from.data) s->done[i] = true;
+        const tsr_str before = s->names[i];
+        TSR_TRY(tsr_rename_apply(rename, 1, before, s->arena, &s->names[i], err));
+        if (s->names[i].data != before.data) s->done[i] = true;
     }
     return TSR_OK;
 }
@@ -146,7 +147,7 @@ static tsr_status try_proposal(search *s, const proposal *p, bool *kept, tsr_err
     tsr_status status = scratch ? tsr_rename_parse(p->text, &rename, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = try_rename(s, &rename, scratch, &settled, &sound, err);
     *kept = status == TSR_OK && sound && settled;
-    if (*kept) status = keep(s, &rename, p->text, settled, scratch, err);
+    if (*kept) status = keep(s, &rename, p->text, settled, err);
     tsr_arena_free(scratch);
     return status;
 }
@@ -165,6 +166,7 @@ static tsr_status run(search *s, tsr_error *err)
     for (size_t i = 0; i < s->count; i++) {
         const tsr_name_pair *pair = &s->pairs[i];
         TSR_TRY(tsr_map_put(s->taken, pair->to.data ? pair->to : pair->from, 1, NULL, NULL, err));
+        s->names[i] = pair->from;
         s->done[i] = !is_open(pair);
         open += !s->done[i];
         if (!s->done[i]) TSR_TRY(propose_all(s, pair->from, pair->to, err));
@@ -189,9 +191,10 @@ tsr_status tsr_fqn_rename_rules(const tsr_name_pair *pairs, size_t count, tsr_ar
                 .proposed = tsr_map_new(a, 0, err),
                 .proposals = tsr_vec_of(a, sizeof(proposal)),
                 .taken = tsr_map_new(a, count, err),
+                .names = tsr_arena_array(arena, count, sizeof(tsr_str), err),
                 .done = tsr_arena_array(arena, count, sizeof(bool), err),
                 .rules = tsr_vec_of(a, sizeof(tsr_rename_rule))};
-    tsr_status status = s.proposed && s.taken && s.done ? run(&s, err) : TSR_E_NOMEM;
+    tsr_status status = s.proposed && s.taken && s.names && s.done ? run(&s, err) : TSR_E_NOMEM;
     if (status == TSR_OK) {
         *out_count = s.rules.count;
         *out = tsr_arena_array(arena, *out_count, sizeof **out, err);

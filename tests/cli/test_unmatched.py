@@ -80,7 +80,7 @@ def test_each_rename_without_effect_is_a_warning(t):
     p = t.run("convert", path, t.at("out.safetensors"), "--rename", "modle.=", "--rename", "model.norm.=last.", "--rename", "*.norm.weight=*.n",
               "--rename", "model.layers.0.=first.", "--exclude", "model.layers.0.**")
     need(warnings(p) == ["tessera: warning: --rename 'modle.=' matches no selected name; the most similar is 'model.layers.0.self_attn.weight'",
-                         "tessera: warning: --rename '*.norm.weight=*.n' has no effect: an earlier one applies to every name that it matches",
+                         "tessera: warning: --rename '*.norm.weight=*.n' has no effect: earlier ones rename every name that it matches",
                          "tessera: warning: --rename 'model.layers.0.=first.' matches no selected name; the most similar is 'model.layers.0.self_attn.weight'"],
          p.stderr.decode())
     got = {e["fqn"] for e in t.json("inspect", t.at("out.safetensors"), "--json")["entries"]}

@@ -37,8 +37,8 @@ typedef struct tsr_rename_rule {
     size_t names;
 } tsr_rename_rule;
 
-/* Finds renames that turn names into their counterparts. No rename turns a name into a wrong counterpart, or gives a name
- * without a counterpart the name of another entry, so their order does not matter. For some pairs there may be no rename.
+/* Finds renames that turn names into their counterparts when they are applied in this order. No rename turns a name into a wrong
+ * counterpart, or gives a name without a counterpart the name of another entry. For some pairs there may be no rename.
  * Linear in the names. Results live in `arena`. Errors: TSR_E_NOMEM. Thread rule: one arena, one thread. */
 tsr_status tsr_fqn_rename_rules(const tsr_name_pair *pairs, size_t count, tsr_arena *arena, tsr_rename_rule **out,
                                 size_t *out_count, tsr_error *err);
