@@ -54,6 +54,7 @@ static tsr_status apply_allowed(call *c, tsr_contract *contract, uint32_t more, 
     uint32_t allow;
     const tsr_status status = tsr_leniency_parse(tsr_str_from(c->request.options.allow), &allow, err);
     contract->match = tsr_glob_match;
+    contract->names = (tsr_selection){tsr_globs_select, &c->request.options.selection};
     contract->allow |= allow | more;
     return status;
 }
@@ -101,6 +102,7 @@ static tsr_status put_findings(call *c, const tsr_findings *findings, const tsr_
 static tsr_status read_policy(const tsr_command_options *options, tsr_policy *policy, tsr_error *err)
 {
     tsr_status status = TSR_OK;
+    tsr_policy_names(policy, (tsr_selection){tsr_globs_select, &options->selection});
     for (size_t i = 0; i < options->rules.count && status == TSR_OK; i++)
         status = tsr_policy_rule(policy, options->rules.items[i], err);
     return status == TSR_OK && options->baseline ? tsr_policy_baseline(policy, tsr_str_from(options->baseline), err)

@@ -17,7 +17,7 @@ export interface ConvertOptions {
   readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
   /** With `to` ranks: write files for N ranks, those of all pipeline stages together. */
   readonly worldSize?: number | undefined;
-  /** Rename: a literal prefix, or one * on each side. */
+  /** Rename: a literal prefix, or one * on each side (repeatable; each applies to the result of those before it). */
   readonly rename?: readonly string[] | undefined;
   /** Write a directory of safetensors files of at most SIZE, with an index. */
   readonly maxShardSize?: string | number | undefined;
@@ -280,6 +280,8 @@ export interface ValidateOptions {
   readonly against?: Checkpoint | readonly string[] | DocumentOrText | undefined;
   /** With `against`: use only names with this prefix, such as model., and strip it. */
   readonly prefix?: string | undefined;
+  /** Leave out names that match, of PATH and of what it is checked against. */
+  readonly exclude?: readonly string[] | undefined;
   /** Allow these differences: missing,extra,dtype,shape,chunks,value. */
   readonly allow?: string | undefined;
   /** Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins). */

@@ -11,6 +11,6 @@ export const OPTIONS = {
   plan: { target: "document", mesh: "text", placements: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", lora: "any", include: "texts", exclude: "texts", rename: "texts", to: "text", maxShardSize: "size", objects: "text", dtype: "text", forTorch: "text", rawCast: "flag", noChecksums: "flag", storage: "document", worldSize: "count", items: "flag" },
   read: { allowExpansion: "flag" },
   reshard: { target: "document", mesh: "text", placements: "text", to: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", include: "texts", exclude: "texts", dtype: "text", forTorch: "text", rawCast: "flag", objects: "text", maxMem: "size", ignoreCrc: "flag", noChecksums: "flag", allowExpansion: "flag", signal: "signal", onProgress: "function" },
-  validate: { deep: "flag", layout: "document", against: "any", prefix: "text", allow: "text", rule: "texts", baseline: "document" },
+  validate: { deep: "flag", layout: "document", against: "any", prefix: "text", exclude: "texts", allow: "text", rule: "texts", baseline: "document" },
   verify: { allow: "text", map: "document", inverse: "flag", dequantize: "flag", allowExpansion: "flag" },
 };

@@ -92,6 +92,8 @@ OPTION(
     "Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names, one per line")
 OPTION(validate_prefix, TEXT, prefix, "prefix", "TEXT",
        "With --against: use only names with this prefix, such as model., and strip it")
+OPTION(validate_exclude, TEXTS, selection.exclude, "exclude", "GLOB",
+       "Leave out names that match, of PATH and of what it is checked against (repeatable)")
 OPTION(allow, TEXT, allow, "allow", "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value")
 OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in this format (default: text)",
        .npm = "a call gives the JSON document; report() gives the others",
@@ -139,7 +141,8 @@ OPTION(
     .npm_needs = true)
 OPTION(convert_world_size, COUNT, world_size, "world-size", "N",
        "With --to ranks: write files for N ranks, those of all pipeline stages together")
-OPTION(rename, TEXTS, renames, "rename", "FROM=TO", "Rename: a literal prefix, or one * on each side (repeatable)")
+OPTION(rename, TEXTS, renames, "rename", "FROM=TO",
+       "Rename: a literal prefix, or one * on each side (repeatable; each applies to the result of those before it)")
 OPTION(max_shard_size, SIZE, max_shard_size, "max-shard-size", "SIZE",
        "Write a directory of safetensors files of at most SIZE, with an index")
 OPTION(
@@ -348,9 +351,21 @@ static const tsr_option *const diff_options[] = {MAP,
                                                  &allow_expansion,
                                                  SOURCE,
                                                  NULL};
-static const tsr_option *const validate_options[] = {
-    &deep, &validate_layout,   &validate_against, &validate_prefix,     &allow, &format, &report_json, &validate_fail_on,
-    &rule, &validate_baseline, &changed_files,    &validate_list_rules, SOURCE, NULL};
+static const tsr_option *const validate_options[] = {&deep,
+                                                     &validate_layout,
+                                                     &validate_against,
+                                                     &validate_prefix,
+                                                     &validate_exclude,
+                                                     &allow,
+                                                     &format,
+                                                     &report_json,
+                                                     &validate_fail_on,
+                                                     &rule,
+                                                     &validate_baseline,
+                                                     &changed_files,
+                                                     &validate_list_rules,
+                                                     SOURCE,
+                                                     NULL};
 static const tsr_option *const latest_options[] = {&latest_deep, &latest_json, NULL};
 static const tsr_option *const prune_options[] = {&prune_keep,    &prune_keep_every, &prune_deep, &whole_directory,
                                                   &prune_dry_run, &prune_json,       NULL};

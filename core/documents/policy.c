@@ -19,6 +19,7 @@ struct tsr_policy {
     tsr_arena *arena; /* for keys */
     tsr_map *known;   /* keys of everything the baseline lists */
     bool has_baseline, has_rules_off;
+    tsr_selection names;
     int levels[TSR_MAX_RULES];        /* a tsr_level, or one of the above */
     uint64_t unlisted[TSR_MAX_RULES]; /* findings that the baseline counts but does not list */
 };
@@ -174,11 +175,17 @@ static tsr_status policy_knows(const tsr_policy *policy, const tsr_known *known,
 
 /* ---- findings ---- */
 
+void tsr_policy_names(tsr_policy *policy, tsr_selection names)
+{
+    policy->names = names;
+}
+
 static tsr_status keep_listed(const tsr_policy *policy, const tsr_finding *f, tsr_findings *to, tsr_vec *key,
                               tsr_policy_result *result, tsr_error *err)
 {
     bool is_known;
     const int level = policy_level(policy, f->rule, f->level);
+    if (f->fqn.size && policy->names.keeps && !policy->names.keeps(policy->names.ctx, f->fqn)) return TSR_OK;
     const tsr_str file = {f->file.size ? f->file.data : NULL, f->file.size}; /* documents omit it if it is empty */
     const tsr_known known = {tsr_str_from(f->rule->id), file, f->fqn};
     TSR_TRY(policy_knows(policy, &known, key, &is_known, err));

@@ -232,11 +232,17 @@ tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err)
     return TSR_OK;
 }
 
+static bool is_left_out(const tsr_contract *contract, tsr_str name)
+{
+    return contract->names.keeps && !contract->names.keeps(contract->names.ctx, name);
+}
+
 bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out)
 {
     const size_t n = contract->prefix.size;
+    if (!tsr_str_starts(fqn, contract->prefix)) return false;
     *out = (tsr_str){fqn.data + n, fqn.size - n};
-    return tsr_str_starts(fqn, contract->prefix);
+    return !is_left_out(contract, fqn) && !is_left_out(contract, *out);
 }
 
 const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn)
@@ -324,6 +330,7 @@ static tsr_status compare_all(const compare *c, const tsr_catalog *catalog, cons
     for (uint64_t i = 0; i < expected->entry_count; i++) {
         const tsr_entry *wanted = &expected->entries[i];
         uint32_t at = tsr_map_get(index, wanted->fqn, UINT32_MAX);
+        if (is_left_out(c->contract, wanted->fqn)) continue;
         if (at != UINT32_MAX) {
             TSR_TRY(compare_entry(c, &catalog->entries[at], wanted, err));
         } else if (!(tsr_contract_allows(c->contract, wanted->fqn) & TSR_MAY_MISS)) {

@@ -42,6 +42,7 @@ import test_long_names  # noqa: F401
 import test_megatron  # noqa: F401
 import test_messages  # noqa: F401
 import test_moved  # noqa: F401
+import test_names  # noqa: F401
 import test_outputs  # noqa: F401
 import test_overwrite  # noqa: F401
 import test_packed  # noqa: F401

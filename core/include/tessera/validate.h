@@ -52,8 +52,9 @@ typedef struct tsr_contract {
     tsr_str prefix;                            /* "model.": only names with this prefix count, and it is stripped */
     uint32_t allow;                            /* of tsr_leniency, for what no rule matches */
     bool any_kind;                             /* names only: tensors and objects are the same */
-    bool object_trees; /* an object stands for a value of any kind, or for entries below its name, as a module's extra
+    bool object_trees;   /* an object stands for a value of any kind, or for entries below its name, as a module's extra
                         * state does; one of them has to be there */
+    tsr_selection names; /* names that it does not keep do not count, on either side; with or without the prefix */
 } tsr_contract;
 
 /* Checks the catalog against a contract and adds findings: layout/missing-entry, layout/unexpected-entry, layout/kind,

@@ -47,6 +47,7 @@ static tsr_status load_contracts(cli *program, const tsr_command_options *argume
     out->layout.contract.allow = allow;
     out->against.contract.allow |= allow | TSR_ANY_CHUNKS;
     out->against.contract.prefix = tsr_str_from(arguments->prefix ? arguments->prefix : "");
+    out->layout.contract.names = out->against.contract.names = (tsr_selection){tsr_globs_select, &arguments->selection};
     return status;
 }
 

@@ -123,6 +123,7 @@ tsr_status cli_policy_open(cli *program, tsr_policy_scope scope, const tsr_comma
     *path = NULL;
     *out = tsr_policy_new(scope, cli_host(program), err);
     tsr_status status = *out ? TSR_OK : TSR_E_NOMEM;
+    if (*out) tsr_policy_names(*out, (tsr_selection){tsr_globs_select, &options->selection});
     for (size_t i = 0; i < options->rules.count && status == TSR_OK; i++)
         status = tsr_policy_rule(*out, options->rules.items[i], err);
     if (status == TSR_OK && options->baseline) status = load_baseline(program, *path = options->baseline, *out, err);

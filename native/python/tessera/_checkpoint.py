@@ -238,10 +238,11 @@ class Checkpoint(Mapping[str, Entry]):
         return inspect(self, hash, stats)
 
     def validate(self, deep: bool = False, layout: Document | None = None, *, against: Against | None = None, rule: str | Sequence[str] = (),
-                 baseline: Document | None = None, prefix: str | None = None, allow: str | None = None) -> dict[str, Any]:
+                 baseline: Document | None = None, prefix: str | None = None, exclude: str | Sequence[str] = (),
+                 allow: str | None = None) -> dict[str, Any]:
         """Return the tessera.findings/1 document. The options are those of tessera.validate. The files are opened again for it."""
         from ._commands import validate
-        return validate(self, deep, layout, against=against, rule=rule, baseline=baseline, prefix=prefix, allow=allow)
+        return validate(self, deep, layout, against=against, rule=rule, baseline=baseline, prefix=prefix, exclude=exclude, allow=allow)
 
     def unchanged(self) -> None:
         """Raise TesseraError if a file that was read has changed since the checkpoint was opened."""

@@ -124,8 +124,8 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
 
 
 def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, layout: Document | None = None, *,
-             against: Against | None = None, prefix: str | None = None, allow: str | None = None, rule: str | Sequence[str] = (),
-             baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
+             against: Against | None = None, prefix: str | None = None, exclude: str | Sequence[str] = (), allow: str | None = None,
+             rule: str | Sequence[str] = (), baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
              also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
              io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout. Return what `tessera validate` prints as
@@ -136,6 +136,7 @@ def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, lay
     against: Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names,
     one per line
     prefix: With against: use only names with this prefix, such as model., and strip it
+    exclude: Leave out names that match, of PATH and of what it is checked against
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out findings that an earlier json document lists with the same rule, file and name
@@ -149,16 +150,16 @@ def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, lay
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "allow": allow,
-        "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
+    return _document("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
+        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
         "io_depth": io_depth}, on_progress, progress)
 
 
 def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, layout: Document | None = None, against: Against | None = None,
-          prefix: str | None = None, allow: str | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
-          part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-          shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
-          on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> list[Finding]:
+          prefix: str | None = None, exclude: str | Sequence[str] = (), allow: str | None = None, rule: str | Sequence[str] = (),
+          baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
+          also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
+          io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> list[Finding]:
     """Return the findings of `validate`, which has the same options, as a list of Finding. It is empty if nothing was found.
 
     deep: Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values
@@ -166,6 +167,7 @@ def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, lay
     against: Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names,
     one per line
     prefix: With against: use only names with this prefix, such as model., and strip it
+    exclude: Leave out names that match, of PATH and of what it is checked against
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out findings that an earlier json document lists with the same rule, file and name
@@ -179,14 +181,14 @@ def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, lay
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _findings("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "allow": allow,
-        "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
+    return _findings("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
+        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
         "io_depth": io_depth}, on_progress, progress)
 
 
 def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: bool = False, layout: Document | None = None,
-           against: Against | None = None, prefix: str | None = None, allow: str | None = None, rule: str | Sequence[str] = (),
-           baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
+           against: Against | None = None, prefix: str | None = None, exclude: str | Sequence[str] = (), allow: str | None = None,
+           rule: str | Sequence[str] = (), baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> str:
     """Return what `tessera validate --format FORMAT` prints: "sarif", "junit", "github" or "gitlab" for CI systems, or "json".
@@ -196,6 +198,7 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
     against: Check that it would load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a list of names,
     one per line
     prefix: With against: use only names with this prefix, such as model., and strip it
+    exclude: Leave out names that match, of PATH and of what it is checked against
     allow: Allow these differences: missing,extra,dtype,shape,chunks,value
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out findings that an earlier json document lists with the same rule, file and name
@@ -209,8 +212,8 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _report("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "allow": allow, "rule": rule,
-        "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
+    return _report("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
+        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
         "io_depth": io_depth}, format, on_progress, progress)
 
 
@@ -347,7 +350,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
     by shards
     world_size: With to ranks: write files for N ranks, those of all pipeline stages together
-    rename: Rename: a literal prefix, or one * on each side
+    rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     against: Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a
     list of names, one per line

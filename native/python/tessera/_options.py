@@ -48,6 +48,7 @@ OPTIONS = {
         "layout": ("document",),
         "against": ("model",),
         "prefix": ("text",),
+        "exclude": ("texts",),
         "allow": ("text",),
         "rule": ("texts",),
         "baseline": ("document",),

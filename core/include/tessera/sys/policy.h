@@ -42,6 +42,9 @@ tsr_status tsr_policy_rule(tsr_policy *policy, const char *text, tsr_error *err)
  * in the document for text that is not one of the scope; TSR_E_LIMIT; TSR_E_NOMEM. The text is not kept. */
 tsr_status tsr_policy_baseline(tsr_policy *policy, tsr_str text, tsr_error *err);
 
+/* Leaves out findings about names that the selection does not keep. It is borrowed. */
+void tsr_policy_names(tsr_policy *policy, tsr_selection names);
+
 /* Counts the findings that a policy left out and those that remain. Several results add up. */
 typedef struct tsr_policy_result {
     uint64_t left_out;                /* listed by the baseline */

@@ -1,0 +1,42 @@
+"""Names in one command: several --rename, --prefix, --canonical, validate --exclude."""
+import json
+import struct
+
+from harness import need, st_write, test
+
+
+def numbers(*values):
+    return ("F32", [len(values)], struct.pack(f"<{len(values)}f", *values))
+
+
+def names_in(t, path):
+    return {e["fqn"] for e in t.json("inspect", path, "--json")["entries"]}
+
+
+@test
+def test_renames_apply_to_the_result_of_those_before_them(t):
+    st_write(t.at("m.safetensors"), {"net.enc.w": numbers(1), "net.dec.w": numbers(2), "head.w": numbers(3)})
+    for options, want in ((("net.=m.", "m.enc.=m.encoder."), {"m.encoder.w", "m.dec.w", "head.w"}),
+                          (("net.*=b.*", "b.*=a.*.z"), {"a.enc.w.z", "a.dec.w.z", "head.w"}),
+                          (("net.dec.=net.old.", "net.enc.=net.dec."), {"net.old.w", "net.dec.w", "head.w"}),
+                          (("m.enc.=x.", "net.=m."), {"m.enc.w", "m.dec.w", "head.w"})):
+        p = t.run("convert", t.at("m.safetensors"), t.at("out.safetensors"), "--overwrite", *(a for o in options for a in ("--rename", o)))
+        need(names_in(t, t.at("out.safetensors")) == want, f"{options}: {names_in(t, t.at('out.safetensors'))}")
+        unused = [o for o in options if o == "m.enc.=x."]
+        need(p.stderr.decode().count("warning: --rename") == len(unused), p.stderr)
+
+
+@test
+def test_validate_leaves_excluded_names_out(t):
+    st_write(t.at("m.safetensors"), {"model.a.w": numbers(1), "model.b.w": numbers(float("nan")), "model.c.w": numbers(1, 2)})
+    json.dump({"weight_map": {n: "x.safetensors" for n in ("a.w", "c.w", "d.w")}}, open(t.at("want.json"), "w"))
+    check = ("validate", t.at("m.safetensors"), "--against", t.at("want.json"), "--prefix", "model.", "--json")
+    found = lambda *options, status: {(f["rule"], f.get("fqn")) for f in t.json(*check, *options, status=status)["findings"]}
+    extra, missing = ("layout/unexpected-entry", "model.b.w"), ("layout/missing-entry", "d.w")
+    need(found(status=1) == {extra, missing}, found(status=1))
+    need(found("--exclude", "b.*", status=1) == {missing}, "b, without the prefix")
+    need(found("--exclude", "model.b.*", status=1) == {missing}, "b, with the prefix")
+    need(found("--exclude", "b.*", "--exclude", "d.*", status=0) == set(), "b and d")
+    deep = lambda *options: {(f["rule"], f.get("fqn")) for f in t.json("validate", t.at("m.safetensors"), "--deep", "--json", *options)["findings"]}
+    need(("values/nan", "model.b.w") in deep(), deep())
+    need(deep("--exclude", "**.b.w") == set(), "findings of values about a name that is left out")
