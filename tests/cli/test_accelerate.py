@@ -77,6 +77,15 @@ def test_the_four_forms_of_fsdp_hold_the_same(t):
 
 
 @test
+def test_a_part_that_is_a_dcp_replaces_a_file(t):
+    """What a DCP's own reader knows of its files is not known of the part."""
+    for part in ("model", "optimizer"):
+        for _ in range(2):
+            t.run("convert", golden("accelerate_fsdp_sharded")[0], t.at(part + ".pt"), "--part", part, "--overwrite")
+        t.run("diff", golden("accelerate_fsdp_sharded")[0], t.at(part + ".pt"), "--part", part, "--values")
+
+
+@test
 def test_a_rank_without_its_file_is_named(t):
     for case, file in (("accelerate_fsdp_ranks", "pytorch_model_fsdp_0_rank0.bin"), ("accelerate_fsdp_ranks", "optimizer_1_rank1.bin"),
                        ("accelerate_fsdp_local", "pytorch_model_fsdp_rank1.bin"), ("accelerate_fsdp_full", "random_states_0.pkl")):

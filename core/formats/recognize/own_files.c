@@ -38,7 +38,7 @@ tsr_status tsr_checkpoint_own_files(tsr_checkpoint *checkpoint, bool *owned, tsr
 {
     const uint32_t count = checkpoint->store->file_count;
     for (uint32_t f = 0; f < count; f++) owned[f] = false;
-    switch (checkpoint->catalog.format) {
+    switch (checkpoint->reader->format) {
     case TSR_FORMAT_DCP:
     case TSR_FORMAT_MEGATRON_DIST:
         if (!checkpoint->state) return TSR_OK; /* an interrupted save, without a .metadata that lists files */
