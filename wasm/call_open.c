@@ -51,6 +51,7 @@ static tsr_status add_layers(call *c, bool lists, tsr_error *err)
     if (status == TSR_OK) status = open_adapter(c, err);
     if (status != TSR_OK) return status;
     wanted.map = c->map;
+    if (c->request.options.canonical) wanted.modules = tsr_str_from(c->request.options.modules);
     wanted.adapter = c->adapter ? c->adapter->checkpoint : NULL;
     c->layers.top = c->source;
     status = tsr_layers_open(&c->layers, &wanted, c->arena, err);

@@ -17,6 +17,13 @@ export interface ConvertOptions {
   readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
   /** With `to` ranks: write files for N ranks, those of all pipeline stages together. */
   readonly worldSize?: number | undefined;
+  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
+   *  do applies to the result. */
+  readonly canonical?: boolean | undefined;
+  /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
+  readonly modules?: DocumentOrText | undefined;
+  /** Use only names with this prefix, such as model., and strip it; after `canonical`, before everything else. */
+  readonly prefix?: string | undefined;
   /** Rename: a literal prefix, or one * on each side (repeatable; each applies to the result of those before it). */
   readonly rename?: readonly string[] | undefined;
   /** Write a directory of safetensors files of at most SIZE, with an index. */
@@ -77,8 +84,10 @@ export interface DiffOptions {
   readonly rtol?: number | undefined;
   /** Report different chunks as a difference. */
   readonly layout?: boolean | undefined;
-  /** Match names without wrapper prefixes (module, _orig_mod, …). */
+  /** Match names without wrapper prefixes (module, _orig_mod, …), also in optimizer state. */
   readonly canonical?: boolean | undefined;
+  /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
+  readonly modules?: DocumentOrText | undefined;
   /** Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins). */
   readonly rule?: readonly string[] | undefined;
   /** Leave out differences that an earlier --json document lists with the same name and kind. */
@@ -123,6 +132,11 @@ export interface ManifestOptions {
   readonly include?: readonly string[] | undefined;
   /** Leave out names that match; overrides `include`. */
   readonly exclude?: readonly string[] | undefined;
+  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
+   *  do applies to the result. */
+  readonly canonical?: boolean | undefined;
+  /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
+  readonly modules?: DocumentOrText | undefined;
   /** Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map. */
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
@@ -178,21 +192,27 @@ export interface PlanOptions {
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */
   readonly inverse?: boolean | undefined;
-  /** Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to `dtype` (default: the dtype in config.json, or
-   *  bfloat16). */
+  /** Turn quantized numbers into weights, in `dtype` (default: the dtype in config.json, or bfloat16). */
   readonly dequantize?: boolean | undefined;
   /** Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does. */
   readonly quantize?: "fp8-block" | undefined;
   /** With `quantize`: also leave weights that match as they are; embeddings, norms, output layers and routers are never
    *  quantized. */
   readonly noQuantize?: readonly string[] | undefined;
+  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
+   *  do applies to the result. */
+  readonly canonical?: boolean | undefined;
+  /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
+  readonly modules?: DocumentOrText | undefined;
+  /** Use only names with this prefix, such as model., and strip it; after `canonical`, before everything else. */
+  readonly prefix?: string | undefined;
   /** Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does. */
   readonly lora?: Checkpoint | undefined;
   /** Use only names that match: * within a component, ** across components, ?, [...]. */
   readonly include?: readonly string[] | undefined;
   /** Leave out names that match; overrides `include`. */
   readonly exclude?: readonly string[] | undefined;
-  /** Rename: a literal prefix, or one * on each side. */
+  /** Rename: a literal prefix, or one * on each side (repeatable; each applies to the result of those before it). */
   readonly rename?: readonly string[] | undefined;
   /** Let exec write this format (default: as reshard and convert). */
   readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks" | undefined;
@@ -232,6 +252,11 @@ export interface ReshardOptions {
   readonly placements?: string | undefined;
   /** Write this format (default: the source's format). */
   readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
+  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
+   *  do applies to the result. */
+  readonly canonical?: boolean | undefined;
+  /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
+  readonly modules?: DocumentOrText | undefined;
   /** Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map. */
   readonly map?: DocumentOrText | undefined;
   /** With `map`: apply the map backwards. */

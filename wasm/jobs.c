@@ -101,8 +101,9 @@ static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
     tsr_canonical_names *names = NULL;
     tsr_status status = TSR_OK;
     if (flags & TESSERA_DIFF_CANONICAL) {
-        status = tsr_canonical_names_new(both, 2, host->allocator, &names, err);
+        status = tsr_canonical_names_new(both, 2, NULL, host, &names, err);
         options.canonical = tsr_canonical_names_find;
+        options.canonical_value = tsr_canonical_names_value;
         options.canonical_ctx = names;
     }
     c->arena = tsr_arena_new(host->allocator, 0, err);

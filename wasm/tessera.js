@@ -207,15 +207,15 @@ export class Checkpoint extends Entries {
   }
 
   diff(other, options = {}) {
-    const given = optionsOf("diff", options, OPTIONS.diff), { layout, canonical, atol, rtol, rule, baseline, ...layers } = given;
-    const right = otherOf(this.m, "diff", "other", other), own = [];
+    const given = optionsOf("diff", options, OPTIONS.diff), { layout, canonical, modules, atol, rtol, rule, baseline, ...layers } = given;
+    const right = otherOf(this.m, "diff", "other", other), own = [], named = modules === undefined ? {} : { canonical: canonical ?? false, modules };
     const layered = (checkpoint, pairs) => {
       const made = checkpoint.#layered(pairs);
       if (made) own.push(made);
       return made ?? checkpoint;
     };
     try {
-      const a = layered(this, pairsOf(layers)), b = layered(right, pairsOf({ allowExpansion: layers.allowExpansion ?? false }));
+      const a = layered(this, pairsOf({ ...layers, ...named })), b = layered(right, pairsOf({ allowExpansion: layers.allowExpansion ?? false, ...named }));
       return compared(a, b, given, own);
     } catch (e) {
       own.forEach((made) => made.close());

@@ -1,25 +1,142 @@
 /* See tessera/sys/layers.h. */
 #include "tessera/sys/layers.h"
 
+#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/chosen_names.h"
+#include "tessera/sys/map.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
 #include "tessera/sys/try.h"
 
 bool tsr_options_are_layered(const tsr_command_options *options)
 {
-    return options->map || options->dequantize || options->lora || options->quantize;
+    return options->canonical || options->kept_prefix || options->map || options->dequantize || options->lora ||
+           options->quantize;
 }
 
 tsr_status tsr_layering_check(const tsr_layering *wanted, tsr_error *err)
 {
     const tsr_command_options *o = wanted->options;
+    TSR_FAIL_IF(o->modules && !o->canonical && !o->compares_canonical, err, TSR_E_USAGE, "--modules needs --canonical");
     TSR_FAIL_IF(o->inverse && !wanted->map.data, err, TSR_E_USAGE, "--inverse needs --map MAP");
     TSR_FAIL_IF(!o->quantize && o->no_quantize.count, err, TSR_E_USAGE, "--no-quantize needs --quantize");
     TSR_FAIL_IF(o->quantize && o->raw_cast, err, TSR_E_USAGE, "--raw-cast and --quantize cannot be used together");
     return TSR_OK;
 }
+
+/* ---- names ---- */
+
+typedef struct naming {
+    const tsr_catalog *catalog;
+    tsr_canonical_names *names; /* NULL without --canonical */
+    tsr_str prefix;
+    tsr_arena *arena; /* of the checkpoint */
+} naming;
+
+/* Takes the prefix off a name; its data becomes NULL if it does not begin with it. What holds such names ("model" for the prefix
+ * "model.") is the root. */
+static void strip(const naming *n, tsr_str *fqn, bool holds)
+{
+    const bool is_root =
+        holds && n->prefix.size == fqn->size + 1 && tsr_str_starts(n->prefix, *fqn) && n->prefix.data[fqn->size] == '.';
+    if (is_root) *fqn = TSR_STR("");
+    else if (fqn->size > n->prefix.size && tsr_str_starts(*fqn, n->prefix))
+        *fqn = (tsr_str){fqn->data + n->prefix.size, fqn->size - n->prefix.size};
+    else if (n->prefix.size) fqn->data = NULL;
+}
+
+/* A canonical name belongs to the list of names, which does not live as long as the checkpoint. */
+static tsr_status name_entry(const naming *n, const tsr_entry *entry, tsr_new_name *out, tsr_error *err)
+{
+    tsr_str twin;
+    *out = (tsr_new_name){entry->fqn, entry->value};
+    if (n->names) {
+        TSR_TRY(tsr_canonical_names_twin(n->names, entry->fqn, n->arena, &twin, err));
+        TSR_FAIL_IF(twin.data, err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'", TSR_STR_ARG(entry->fqn),
+                    TSR_STR_ARG(twin), TSR_STR_ARG(twin));
+        TSR_TRY(tsr_canonical_names_find(n->names, entry->fqn, n->arena, &out->fqn, err));
+        TSR_TRY(tsr_canonical_names_value(n->names, entry, n->arena, &out->value, err));
+    }
+    strip(n, &out->fqn, false);
+    if (out->fqn.data) out->fqn = tsr_arena_str(n->arena, out->fqn, err);
+    return out->fqn.data || n->prefix.size ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status name_entries(const naming *n, tsr_new_name *out, tsr_error *err)
+{
+    bool any = !n->prefix.size || !n->catalog->entry_count;
+    for (uint64_t i = 0; i < n->catalog->entry_count; i++) {
+        TSR_TRY(name_entry(n, &n->catalog->entries[i], &out[i], err));
+        any = any || out[i].fqn.data;
+    }
+    TSR_FAIL_IF(!any, err, TSR_E_USAGE, "no name begins with the prefix '%.*s'; the first name is '%.*s'",
+                TSR_STR_ARG(n->prefix), TSR_STR_ARG(n->catalog->entries[0].fqn));
+    return TSR_OK;
+}
+
+/* Of a wrapper's dict and the one inside it, which have one name now, the outer one stays. */
+static tsr_status name_mappings(const naming *n, const tsr_allocator *allocator, tsr_new_name *out, tsr_error *err)
+{
+    tsr_map *seen = tsr_map_new(allocator, 0, err);
+    tsr_status status = seen ? TSR_OK : TSR_E_NOMEM;
+    for (uint64_t i = 0; i < n->catalog->mapping_count && status == TSR_OK; i++) {
+        const tsr_mapping *mapping = &n->catalog->mappings[i];
+        const tsr_str next = mapping->entries_before < n->catalog->entry_count
+                                 ? n->catalog->entries[mapping->entries_before].fqn
+                                 : (tsr_str){NULL, 0};
+        const bool holds =
+            next.size > mapping->fqn.size && tsr_str_starts(next, mapping->fqn) && next.data[mapping->fqn.size] == '.';
+        bool fresh = false;
+        out[i].fqn = mapping->fqn;
+        if (n->names)
+            status = tsr_canonical_names_dict(n->names, mapping->fqn, holds ? next : (tsr_str){NULL, 0}, n->arena,
+                                              &out[i].fqn, err);
+        strip(n, &out[i].fqn, true);
+        if (status != TSR_OK || !out[i].fqn.data) continue;
+        out[i].fqn = tsr_arena_str(n->arena, out[i].fqn, err);
+        status = out[i].fqn.data ? tsr_map_put(seen, out[i].fqn, 0, NULL, &fresh, err) : TSR_E_NOMEM;
+        if (!fresh) out[i].fqn.data = NULL;
+    }
+    tsr_map_free(seen);
+    return status;
+}
+
+static tsr_status open_names(const naming *n, tsr_str document, const tsr_host *host, tsr_arena *arena,
+                             tsr_canonical_names **out, tsr_error *err)
+{
+    tsr_modules_document read = {0};
+    tsr_modules *modules = NULL;
+    tsr_status status = document.data ? tsr_modules_parse(document, host, arena, &read, err) : TSR_OK;
+    if (status == TSR_OK && document.data) status = tsr_modules_new(read.root, host, &modules, err);
+    if (status != TSR_OK) tsr_error_context(err, "--modules");
+    else status = tsr_canonical_names_new(&n->catalog, 1, modules, host, out, err);
+    tsr_modules_free(modules);
+    return status;
+}
+
+static tsr_status rename_source(tsr_checkpoint *source, const tsr_layering *wanted, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_command_options *o = wanted->options;
+    const tsr_host *host = tsr_checkpoint_host(source);
+    naming n = {.catalog = tsr_checkpoint_catalog(source),
+                .prefix = tsr_str_from(o->kept_prefix ? o->kept_prefix : ""),
+                .arena = tsr_checkpoint_arena(source)};
+    if (!o->canonical && !n.prefix.size) return TSR_OK;
+    tsr_new_name *entries = tsr_arena_array(n.arena, (size_t)n.catalog->entry_count, sizeof *entries, err);
+    tsr_new_name *mappings = tsr_arena_array(n.arena, (size_t)n.catalog->mapping_count, sizeof *mappings, err);
+    tsr_status status = entries && mappings ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK && o->canonical) status = open_names(&n, wanted->modules, host, arena, &n.names, err);
+    if (status == TSR_OK) status = name_entries(&n, entries, err);
+    if (status == TSR_OK) status = name_mappings(&n, host->allocator, mappings, err);
+    if (status == TSR_OK) status = tsr_checkpoint_rename(source, entries, mappings, err);
+    tsr_canonical_names_free(n.names);
+    return status;
+}
+
+/* ---- layers ---- */
 
 void tsr_layers_add(tsr_layers *layers, tsr_checkpoint *layer)
 {
@@ -95,6 +212,7 @@ tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_a
     const tsr_command_options *options = wanted->options;
     tsr_dequantizing done = {.layer = NULL};
     TSR_TRY(tsr_layering_check(wanted, err));
+    TSR_TRY(rename_source(layers->top, wanted, arena, err));
     if (options->dequantize) {
         TSR_TRY(tsr_dequantize_open(layers->top, tsr_str_from(options->dtype), &done, err));
         tsr_layers_add(layers, done.layer);

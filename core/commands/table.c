@@ -69,7 +69,16 @@ OPTION(diff_values, FLAG, values, "values", NULL, "Compare values too, bit for b
 OPTION(atol, REAL, atol, "atol", "X", "Allow values to differ by X; NaN equals NaN (implies --values)")
 OPTION(rtol, REAL, rtol, "rtol", "X", "Allow values to differ by X times the value in B (implies --values)")
 OPTION(diff_layout, FLAG, compares_layout, "layout", NULL, "Report different chunks as a difference")
-OPTION(canonical, FLAG, canonical, "canonical", NULL, "Match names without wrapper prefixes (module, _orig_mod, …)")
+OPTION(diff_canonical, FLAG, compares_canonical, "canonical", NULL,
+       "Match names without wrapper prefixes (module, _orig_mod, …), also in optimizer state")
+OPTION(
+    canonical, FLAG, canonical, "canonical", NULL,
+    "First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do "
+    "applies to the result")
+OPTION(canonical_modules, DOCUMENT, modules, "modules", "MODULES.json",
+       "With --canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone")
+OPTION(kept_prefix, TEXT, kept_prefix, "prefix", "TEXT",
+       "Use only names with this prefix, such as model., and strip it; after --canonical, before everything else")
 OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
        "Report in this format (default: text); json is the tessera.diff/1 document",
        .npm = "a call gives the JSON document; report() gives the others",
@@ -329,6 +338,7 @@ OPTION(version, FLAG, version, "version", NULL, "Show the version and the librar
 #define SELECTION &include, &exclude
 #define MAP       &map, &inverse
 #define TARGET    &target, &mesh, &placements
+#define CANONICAL &canonical, &canonical_modules
 #define QUANTIZE  &quantize, &no_quantize
 
 static const tsr_option *const inspect_options[] = {&tree,  &inspect_json,    SELECTION, &inspect_hash,
@@ -341,7 +351,8 @@ static const tsr_option *const diff_options[] = {MAP,
                                                  &atol,
                                                  &rtol,
                                                  &diff_layout,
-                                                 &canonical,
+                                                 &diff_canonical,
+                                                 &canonical_modules,
                                                  &diff_format,
                                                  &report_json,
                                                  &diff_fail_on,
@@ -372,33 +383,24 @@ static const tsr_option *const prune_options[] = {&prune_keep,    &prune_keep_ev
 static const tsr_option *const explain_options[] = {&explain_json, NULL};
 static const tsr_option *const layout_options[] = {&layout_output, &no_chunks,       &layout_hash, SELECTION,
                                                    &listing_json,  &allow_expansion, SOURCE,       NULL};
-static const tsr_option *const manifest_options[] = {&layout_output,     &manifest_hash,   SELECTION, &listing_json, MAP,
-                                                     &dequantize_stored, &allow_expansion, SOURCE,    NULL};
+static const tsr_option *const manifest_options[] = {
+    &layout_output,     &manifest_hash,   SELECTION, &listing_json, CANONICAL, MAP,
+    &dequantize_stored, &allow_expansion, SOURCE,    NULL};
 static const tsr_option *const verify_options[] = {&format,          &report_json, &allow, MAP, &dequantize_stored,
                                                    &allow_expansion, SOURCE,       NULL};
-static const tsr_option *const convert_options[] = {&convert_to,
-                                                    &convert_world_size,
-                                                    &rename,
-                                                    &max_shard_size,
-                                                    &convert_against,
-                                                    MAP,
-                                                    &dequantize,
-                                                    QUANTIZE,
-                                                    &config,
-                                                    &convert_lora,
-                                                    WRITING,
-                                                    SOURCE,
-                                                    NULL};
+static const tsr_option *const convert_options[] = {&convert_to,     &convert_world_size, CANONICAL, &kept_prefix, &rename,
+                                                    &max_shard_size, &convert_against,    MAP,       &dequantize,  QUANTIZE,
+                                                    &config,         &convert_lora,       WRITING,   SOURCE,       NULL};
 static const tsr_option *const merge_options[] = {&method,   &weight,         &no_normalize, &base,    &t,
                                                   &merge_to, &max_shard_size, &dequantize,   QUANTIZE, &merge_lora,
                                                   WRITING,   SOURCE,          NULL};
-static const tsr_option *const plan_options[] = {TARGET,          MAP,           &dequantize,   QUANTIZE,
-                                                 &convert_lora,   SELECTION,     &rename,       &plan_to,
-                                                 &max_shard_size, &plan_objects, &plan_dtype,   &for_torch,
-                                                 &raw_cast,       &no_checksums, &plan_storage, &convert_world_size,
-                                                 &plan_json,      &items,        SOURCE,        NULL};
-static const tsr_option *const reshard_options[] = {TARGET,   &reshard_to, &reshard_storage, MAP, &dequantize,
-                                                    QUANTIZE, WRITING,     SOURCE,           NULL};
+static const tsr_option *const plan_options[] = {
+    TARGET,     MAP,       &dequantize,   QUANTIZE,      CANONICAL,           &kept_prefix,  &convert_lora,
+    SELECTION,  &rename,   &plan_to,      &config,       &max_shard_size,     &plan_objects, &plan_dtype,
+    &for_torch, &raw_cast, &no_checksums, &plan_storage, &convert_world_size, &plan_json,    &items,
+    SOURCE,     NULL};
+static const tsr_option *const reshard_options[] = {TARGET,      &reshard_to, &reshard_storage, CANONICAL, MAP,
+                                                    &dequantize, QUANTIZE,    WRITING,          SOURCE,    NULL};
 static const tsr_option *const exec_options[] = {
     &share,           &exec_part, &finish,      &source,        &also,           &max_mem,      &ignore_crc,
     &no_checksums,    &overwrite, &exec_resume, &discard_parts, &exec_no_verify, &exec_dry_run, &exec_json,

@@ -315,11 +315,24 @@ static tsr_status compare_tensors(const job *j, tsr_diff_pair *pair, tsr_error *
     return TSR_OK;
 }
 
-static bool same_object(const job *j, const tsr_entry *a, const tsr_entry *b)
+/* The value of an object as it is compared. */
+static tsr_status value_of(const job *j, const tsr_entry *entry, const tsr_value **out, tsr_error *err)
+{
+    const tsr_diff_options *o = j->options;
+    *out = entry->value;
+    return o->canonical_value && entry->value ? o->canonical_value(o->canonical_ctx, entry, j->arena, out, err) : TSR_OK;
+}
+
+static tsr_status same_object(const job *j, const tsr_entry *a, const tsr_entry *b, bool *same, tsr_error *err)
 {
     const tsr_limits *limits = &j->host->limits;
-    if (!a->value || !b->value) return a->value == b->value && tsr_str_equal(a->type, b->type);
-    return tsr_value_match(a->value, b->value, limits->depth, limits->expansion) == TSR_SAME;
+    const tsr_value *x, *y;
+    *same = a->value == b->value && tsr_str_equal(a->type, b->type);
+    if (!a->value || !b->value) return TSR_OK;
+    TSR_TRY(value_of(j, a, &x, err));
+    TSR_TRY(value_of(j, b, &y, err));
+    *same = tsr_value_match(x, y, limits->depth, limits->expansion) == TSR_SAME;
+    return TSR_OK;
 }
 
 static bool keeps_keys(const diff_side *s, const tsr_entry *entry)
@@ -332,7 +345,9 @@ static tsr_status compare_pair(const job *j, tsr_diff_pair *pair, tsr_error *err
     const tsr_entry *a = pair->a, *b = pair->b;
     if (tsr_path_other_type(a, b) && keeps_keys(&j->a, a) && keeps_keys(&j->b, b)) pair->what |= TSR_DIFF_KEY;
     if (a->kind == TSR_ENTRY_TENSOR && b->kind == TSR_ENTRY_TENSOR) return compare_tensors(j, pair, err);
-    if (a->kind != b->kind || (!j->options->skip_objects && !same_object(j, a, b))) pair->what |= TSR_DIFF_OBJECT;
+    bool same = a->kind == b->kind;
+    if (same && !j->options->skip_objects) TSR_TRY(same_object(j, a, b, &same, err));
+    if (!same) pair->what |= TSR_DIFF_OBJECT;
     return TSR_OK;
 }
 

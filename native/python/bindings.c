@@ -40,7 +40,7 @@ typedef struct opening {
     uint32_t metadata_rank;     /* as in tsr_open_options, if has_metadata_rank */
     uint8_t has_metadata_rank;
     uint8_t is_compared; /* part and step are those of the checkpoint that this one is compared with */
-    uint8_t inverse, dequantize;
+    uint8_t inverse, dequantize, canonical;
     const char *map;  /* name of a map, for messages */
     tsr_str map_text; /* its text; the data may be NULL where the map is a built-in one */
     const char *lora; /* path of an adapter */
@@ -136,6 +136,7 @@ static tsr_status open_layers(session *s, const opening *what, tsr_error *err)
     tsr_layering wanted = {.options = &s->options, .map = what->map_text, .map_called = what->map};
     s->options.inverse = what->inverse;
     s->options.dequantize = what->dequantize;
+    s->options.canonical = what->canonical;
     if (what->map && !wanted.map.data) {
         wanted.map = tsr_mapping_builtin(tsr_str_from(what->map));
         if (!wanted.map.size) return tsr_mapping_unknown(tsr_str_from(what->map), err);

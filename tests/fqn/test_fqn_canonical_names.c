@@ -21,8 +21,9 @@ static tsr_catalog catalog_of(const char *const *names, tsr_entry *entries)
 static tsr_canonical_names *names_of(const tsr_catalog *a, const tsr_catalog *b)
 {
     const tsr_catalog *const both[] = {a, b};
+    static const tsr_host host = {.allocator = &tsr_allocator_libc};
     tsr_canonical_names *names;
-    assert_int_equal(tsr_canonical_names_new(both, 2, &tsr_allocator_libc, &names, NULL), TSR_OK);
+    assert_int_equal(tsr_canonical_names_new(both, 2, NULL, &host, &names, NULL), TSR_OK);
     return names;
 }
 
@@ -71,7 +72,7 @@ static tsr_status make_names(const void *ctx, const tsr_host *host, tsr_arena *a
     (void)arena;
     const tsr_catalog *const catalogs[] = {ctx, ctx};
     tsr_canonical_names *names;
-    const tsr_status status = tsr_canonical_names_new(catalogs, 2, host->allocator, &names, err);
+    const tsr_status status = tsr_canonical_names_new(catalogs, 2, NULL, host, &names, err);
     tsr_canonical_names_free(names);
     return status;
 }

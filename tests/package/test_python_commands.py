@@ -220,7 +220,8 @@ def test_adapters_and_scales_and_wrappers_are_undone(t):
     torch.save({"_orig_mod.module.w": torch.arange(3.0), "_orig_mod.module.v": torch.ones(2)}, t.at("wrapped.pt"))
     with tessera.open(t.at("wrapped.pt"), canonical=True) as checkpoint:
         assert numpy.asarray(checkpoint["w"]).tolist() == [0, 1, 2] and len(checkpoint) == 2, list(checkpoint)
-    fails(ValueError, lambda: tessera.open(t.at("wrapped.pt"), canonical=True, map="llama"), "canonical and map")
+    torch.save({"_orig_mod.module.w": torch.ones(2), "_orig_mod.w": torch.ones(3), "w": torch.ones(4)}, t.at("collides.pt"))
+    fails(tessera.TesseraError, lambda: tessera.open(t.at("collides.pt"), canonical=True), "'_orig_mod.w'", "'w'")
     half = torch.arange(24.0).reshape(2, 3, 4).to(torch.bfloat16)
     save_file({"half": half, "w": half.double()}, t.at("half.safetensors"))
     with tessera.open(t.at("half.safetensors")) as checkpoint:

@@ -3,6 +3,7 @@
 #include "formats/common/name_index.h"
 #include "formats/common/reader.h"
 #include "formats/common/shown_names.h"
+#include "tessera/sys/nest.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/checkpoint.h"
@@ -126,6 +127,153 @@ tsr_status tsr_checkpoint_raise_missing(const tsr_checkpoint *checkpoint, tsr_st
                     count == 1 ? "is" : "are", count == 1 ? "it" : "them");
 }
 
+/* ---- other names ---- */
+
+/* Readers identify their entries by address, so these stay where they are, and the catalog has copies of them. */
+typedef struct tsr_renamed {
+    const tsr_entry *stored; /* the reader's */
+    uint64_t stored_count;
+    const uint64_t *number_of;  /* by entry of the catalog: its number in `stored` */
+    const uint64_t *renamed_as; /* by entry of the reader: its number in the catalog, or LEFT_OUT */
+} tsr_renamed;
+
+enum { NO_PART = UINT32_MAX };
+#define LEFT_OUT UINT64_MAX
+
+/* The number of an entry in an array, or `count` if it is not in it. */
+static uint64_t number_in(const tsr_entry *entries, uint64_t count, const tsr_entry *entry)
+{
+    const uint64_t at = ((uintptr_t)entry - (uintptr_t)entries) / sizeof *entry;
+    return at < count ? at : count;
+}
+
+const tsr_entry *tsr_checkpoint_stored_entry(const tsr_checkpoint *checkpoint, const tsr_entry *entry)
+{
+    const tsr_renamed *r = checkpoint->renamed;
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    const uint64_t at = r ? number_in(catalog->entries, catalog->entry_count, entry) : catalog->entry_count;
+    return at < catalog->entry_count ? &r->stored[r->number_of[at]] : entry;
+}
+
+typedef struct renamed_visit {
+    const tsr_checkpoint *checkpoint;
+    tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err);
+    void *ctx;
+} renamed_visit;
+
+static tsr_status give_renamed(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    const renamed_visit *v = ctx;
+    const tsr_renamed *r = v->checkpoint->renamed;
+    tsr_extent own = *extent;
+    const uint64_t at = own.entry ? number_in(r->stored, r->stored_count, own.entry) : r->stored_count;
+    const uint64_t number = at < r->stored_count ? r->renamed_as[at] : LEFT_OUT;
+    own.entry = number == LEFT_OUT ? NULL : &v->checkpoint->catalog.entries[number];
+    if (!own.entry) own.chunk = NULL;
+    return v->each(v->ctx, &own, err);
+}
+
+static tsr_status rename_path(tsr_checkpoint *checkpoint, tsr_str from, tsr_str to, const tsr_path_item **path,
+                              uint32_t *length, tsr_error *err)
+{
+    const tsr_entry entry = {.fqn = from, .path = *path, .path_length = *length};
+    if (!to.size) *length = 0; /* the root */
+    return *path && to.size ? tsr_renamed_path(&entry, to, checkpoint->arena, path, length, err) : TSR_OK;
+}
+
+/* Keeps the parts if every entry is kept, otherwise what the one part with the kept entries says of them all. */
+static void keep_parts(tsr_catalog *catalog, const tsr_renamed *r, uint64_t kept)
+{
+    uint32_t only = NO_PART;
+    bool several = false;
+    if (kept == r->stored_count) return;
+    for (uint32_t p = 0; p < catalog->part_count; p++) {
+        const tsr_part *part = &catalog->parts[p];
+        bool any = false;
+        for (uint64_t i = 0; i < part->entry_count && !any; i++) any = r->renamed_as[part->first_entry + i] != LEFT_OUT;
+        several = several || (any && only != NO_PART);
+        if (any) only = p;
+    }
+    if (only != NO_PART && !several) {
+        catalog->format = catalog->parts[only].format;
+        catalog->metadata = catalog->parts[only].metadata;
+        catalog->metadata_count = catalog->parts[only].metadata_count;
+        catalog->differing_count = 0;
+    }
+    catalog->parts = NULL;
+    catalog->part_count = 0;
+}
+
+static tsr_status rename_mappings(tsr_checkpoint *checkpoint, const tsr_new_name *names, const tsr_renamed *r,
+                                  tsr_error *err)
+{
+    tsr_catalog *catalog = &checkpoint->catalog;
+    tsr_mapping *kept = tsr_arena_array(checkpoint->arena, (size_t)catalog->mapping_count, sizeof *kept, err);
+    uint64_t used = 0, before = 0, entry = 0;
+    if (!kept) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < catalog->mapping_count; i++) {
+        tsr_mapping mapping = catalog->mappings[i];
+        for (; entry < mapping.entries_before && entry < r->stored_count; entry++)
+            before += r->renamed_as[entry] != LEFT_OUT;
+        if (!names[i].fqn.data) continue;
+        TSR_TRY(rename_path(checkpoint, mapping.fqn, names[i].fqn, &mapping.path, &mapping.path_length, err));
+        mapping.fqn = names[i].fqn;
+        mapping.entries_before = before;
+        kept[used++] = mapping;
+    }
+    catalog->mappings = kept;
+    catalog->mapping_count = used;
+    return TSR_OK;
+}
+
+/* Also fails if two entries have one name now. */
+static tsr_status index_renamed(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    const tsr_renamed *r = checkpoint->renamed;
+    uint64_t second;
+    tsr_name_index_free(checkpoint->index);
+    checkpoint->index = NULL;
+    TSR_TRY(tsr_name_index_new(checkpoint->host->allocator, TSR_NAMED_ITEMS(catalog->entries, catalog->entry_count),
+                               &checkpoint->index, &second, err));
+    if (second == TSR_NO_NAME) return TSR_OK;
+    const tsr_str fqn = catalog->entries[second].fqn;
+    const uint64_t first = tsr_name_index_find(checkpoint->index, fqn);
+    return tsr_fail(err, TSR_E_USAGE, "'%.*s' and '%.*s' would both be named '%.*s'",
+                    TSR_STR_ARG(r->stored[r->number_of[first]].fqn), TSR_STR_ARG(r->stored[r->number_of[second]].fqn),
+                    TSR_STR_ARG(fqn));
+}
+
+tsr_status tsr_checkpoint_rename(tsr_checkpoint *checkpoint, const tsr_new_name *names, const tsr_new_name *mappings,
+                                 tsr_error *err)
+{
+    tsr_catalog *catalog = &checkpoint->catalog;
+    const size_t count = (size_t)catalog->entry_count;
+    tsr_renamed *r = TSR_ARENA_NEW(checkpoint->arena, tsr_renamed, err);
+    tsr_entry *entries = r ? tsr_arena_array(checkpoint->arena, count, sizeof *entries, err) : NULL;
+    uint64_t *number_of = entries ? tsr_arena_array(checkpoint->arena, count, sizeof *number_of, err) : NULL;
+    uint64_t *renamed_as = number_of ? tsr_arena_array(checkpoint->arena, count, sizeof *renamed_as, err) : NULL;
+    uint64_t kept = 0;
+    if (!renamed_as) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < count; i++) {
+        renamed_as[i] = names[i].fqn.data ? kept : LEFT_OUT;
+        if (!names[i].fqn.data) continue;
+        tsr_entry *entry = &entries[kept];
+        *entry = catalog->entries[i];
+        TSR_TRY(rename_path(checkpoint, entry->fqn, names[i].fqn, &entry->path, &entry->path_length, err));
+        entry->fqn = names[i].fqn;
+        entry->value = names[i].value;
+        number_of[kept++] = i;
+    }
+    *r = (tsr_renamed){catalog->entries, count, number_of, renamed_as};
+    TSR_TRY(rename_mappings(checkpoint, mappings, r, err));
+    keep_parts(catalog, r, kept);
+    catalog->entries = entries;
+    catalog->entry_count = kept;
+    checkpoint->renamed = r;
+    return index_renamed(checkpoint, err);
+}
+
 static bool ends_in(tsr_str name, tsr_str end)
 {
     return name.size > end.size && name.data[name.size - end.size - 1] == '.' && tsr_str_ends(name, end);
@@ -149,7 +297,8 @@ tsr_status tsr_checkpoint_raise_no_entry(const tsr_checkpoint *checkpoint, tsr_s
 
 void tsr_checkpoint_take_losses(tsr_checkpoint *checkpoint, const tsr_entry *entry, struct tsr_cast_losses *losses)
 {
-    if (checkpoint->reader->take_losses) checkpoint->reader->take_losses(checkpoint, entry, losses);
+    if (checkpoint->reader->take_losses)
+        checkpoint->reader->take_losses(checkpoint, tsr_checkpoint_stored_entry(checkpoint, entry), losses);
 }
 
 tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
@@ -160,6 +309,7 @@ tsr_status tsr_checkpoint_locate(tsr_checkpoint *checkpoint, const tsr_entry *en
         *out = *chunk->view;
         return TSR_OK;
     }
+    entry = tsr_checkpoint_stored_entry(checkpoint, entry);
     if (checkpoint->reader->locate) return checkpoint->reader->locate(checkpoint, entry, chunk, scratch, out, err);
     *out = (tsr_view){.file = chunk->file, .byte_offset = chunk->byte_offset};
     return TSR_OK;
@@ -176,7 +326,7 @@ tsr_status tsr_checkpoint_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry
     *out = (tsr_stated_crc){0};
     if (!checkpoint->reader->crc || chunk->file == TSR_NO_FILE || (chunk->view && !tsr_view_is_plain(chunk->view)))
         return TSR_OK;
-    return checkpoint->reader->crc(checkpoint, entry, chunk, scratch, out, err);
+    return checkpoint->reader->crc(checkpoint, tsr_checkpoint_stored_entry(checkpoint, entry), chunk, scratch, out, err);
 }
 
 tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk,
@@ -184,7 +334,8 @@ tsr_status tsr_checkpoint_find(tsr_checkpoint *checkpoint, const tsr_entry *entr
 {
     *out = (tsr_found){0};
     if (checkpoint->reader->find && chunk->file != TSR_NO_FILE && !chunk->view)
-        return checkpoint->reader->find(checkpoint, entry, chunk, scratch, out, err);
+        return checkpoint->reader->find(checkpoint, tsr_checkpoint_stored_entry(checkpoint, entry), chunk, scratch, out,
+                                        err);
     TSR_TRY(tsr_checkpoint_locate(checkpoint, entry, chunk, scratch, &out->view, err));
     return tsr_checkpoint_crc(checkpoint, entry, chunk, scratch, &out->crc, err);
 }
@@ -193,5 +344,8 @@ tsr_status tsr_checkpoint_extents(tsr_checkpoint *checkpoint,
                                   tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                   tsr_error *err)
 {
-    return checkpoint->reader->extents ? checkpoint->reader->extents(checkpoint, each, ctx, err) : TSR_OK;
+    renamed_visit v = {checkpoint, each, ctx};
+    if (!checkpoint->reader->extents) return TSR_OK;
+    if (!checkpoint->renamed) return checkpoint->reader->extents(checkpoint, each, ctx, err);
+    return checkpoint->reader->extents(checkpoint, give_renamed, &v, err);
 }

@@ -48,6 +48,7 @@ struct tsr_checkpoint {
     uint32_t listed_count;
     tsr_catalog catalog;
     struct tsr_name_index *index; /* FQN → entry; built by open.c after the reader has filled the catalog */
+    struct tsr_renamed *renamed;  /* what the reader's own entries became after opening (tsr_checkpoint_rename), or NULL */
     const struct tsr_reader *reader;
     void *state;        /* the reader's private data, in the arena */
     tsr_str incomplete; /* why the save counts as interrupted, in the arena; empty if it does not */
@@ -94,6 +95,9 @@ typedef struct tsr_reader {
     tsr_status (*find)(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                        tsr_found *out, tsr_error *err);
 } tsr_reader;
+
+/* The reader's own entry of an entry of the catalog: itself, unless entries were renamed after opening. */
+const tsr_entry *tsr_checkpoint_stored_entry(const tsr_checkpoint *checkpoint, const tsr_entry *entry);
 
 /* How the directories of a format are recognized, and what is checked of them. Each is a row of formats/recognize/format_table.c. All
  * hooks may be NULL, and fail only if reading fails, unless stated otherwise. */

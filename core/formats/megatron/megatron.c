@@ -553,7 +553,7 @@ const tsr_megatron_stored *tsr_megatron_stored_of(const tsr_checkpoint *checkpoi
 {
     if (checkpoint->reader != &tsr_reader_megatron) return NULL;
     const tsr_megatron_state *state = tsr_megatron_state_of(checkpoint);
-    const uint64_t at = tsr_name_index_find(state->index, entry->fqn);
+    const uint64_t at = tsr_name_index_find(state->index, tsr_checkpoint_stored_entry(checkpoint, entry)->fqn);
     return at != TSR_NO_NAME && state->entries[at].chunks == entry->chunks ? &state->stored[at] : NULL;
 }
 

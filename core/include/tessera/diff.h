@@ -64,6 +64,9 @@ typedef struct tsr_diff_options {
     /* NULL, or the name under which an entry is matched (--canonical). `*out` lives in `arena` or is `name` itself. If two
      * names of one side become the same, the call fails with TSR_E_USAGE and names both. */
     tsr_status (*canonical)(void *ctx, tsr_str name, tsr_arena *arena, tsr_str *out, tsr_error *err);
+    /* NULL, or the value of an object with canonical names in it (--canonical). */
+    tsr_status (*canonical_value)(void *ctx, const tsr_entry *entry, tsr_arena *arena, const tsr_value **out,
+                                  tsr_error *err);
     void *canonical_ctx;
 } tsr_diff_options;
 

@@ -11,6 +11,7 @@
 #include "cli/text/listing.h"
 #include "cli/text/report_text.h"
 #include "tessera/fqn.h"
+#include "tessera/path.h"
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/entries.h"
@@ -28,21 +29,39 @@ typedef struct comparison {
     tsr_difference *differences; /* one per pair */
 } comparison;
 
+/* The module tree of --modules; *out stays NULL without it. */
+static tsr_status read_modules(comparison *c, tsr_modules **out, tsr_error *err)
+{
+    const tsr_host *host = cli_host(c->program);
+    const char *path = c->arguments->modules;
+    tsr_modules_document document;
+    tsr_str text;
+    if (!path) return TSR_OK;
+    tsr_status status = tsr_path_load(path, host, c->arena, &text, err);
+    if (status == TSR_OK) status = tsr_modules_parse(text, host, c->arena, &document, err);
+    if (status == TSR_OK) status = tsr_modules_new(document.root, host, out, err);
+    if (status != TSR_OK) tsr_error_context(err, "--modules %s", path);
+    return status;
+}
+
 static tsr_status match(comparison *c, tsr_error *err)
 {
     const tsr_host *host = cli_host(c->program);
     const tsr_catalog *const both[] = {c->a.catalog, c->b.catalog};
     tsr_diff_options options = {.layout = c->arguments->compares_layout};
     tsr_canonical_names *names = NULL;
-    tsr_status status = TSR_OK;
-    if (c->arguments->canonical) {
-        status = tsr_canonical_names_new(both, 2, host->allocator, &names, err);
+    tsr_modules *modules = NULL;
+    tsr_status status = read_modules(c, &modules, err);
+    if (status == TSR_OK && c->arguments->compares_canonical) {
+        status = tsr_canonical_names_new(both, 2, modules, host, &names, err);
         options.canonical = tsr_canonical_names_find;
+        options.canonical_value = tsr_canonical_names_value;
         options.canonical_ctx = names;
     }
     if (status == TSR_OK)
         status = tsr_diff_catalogs((tsr_catalog_pair){c->a.catalog, c->b.catalog}, &options, host, c->arena, &c->diff, err);
     tsr_canonical_names_free(names);
+    tsr_modules_free(modules);
     return status;
 }
 

@@ -209,6 +209,14 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
     session->leaves_settings = (options->map || options->dequantize) && cli_leaves_settings(session->path, session->store);
     if (session->leaves_settings) cli_warn(program, "%s", CLI_SETTINGS_UNREAD);
     TSR_TRY(read_map(program, options->map, session, &wanted, err));
+    if (options->canonical && options->modules) {
+        const tsr_status status =
+            tsr_path_load(options->modules, cli_host(program), session->arena, &session->modules_text, err);
+        if (status != TSR_OK)
+            tsr_error_context(err, "--modules %s", tsr_is_document(options->modules) ? "document" : options->modules);
+        TSR_TRY(status);
+    }
+    wanted.modules = session->modules_text;
     TSR_TRY(open_adapter(program, options->lora, session, &wanted, err));
     const tsr_status status = tsr_layers_open(&session->layers, &wanted, session->arena, err);
     show_top(session);

@@ -27,9 +27,10 @@ typedef struct cli_session {
     tsr_str quantization;       /* with --quantize: the quantization_config that config.json has to have; empty: not used */
     struct cli_session *others; /* further checkpoints that are read, in calloc memory; closed with this session */
     size_t other_count;
-    tsr_str recipe;   /* what else affects the values, in one line; data NULL: nothing */
-    tsr_arena *arena; /* of the texts here, and of the map's rules */
-    tsr_str map_text; /* the document of --map; data NULL: none */
+    tsr_str recipe;       /* what else affects the values, in one line; data NULL: nothing */
+    tsr_arena *arena;     /* of the texts here, and of the map's rules */
+    tsr_str map_text;     /* the document of --map; data NULL: none */
+    tsr_str modules_text; /* the document of --modules, with --canonical; data NULL: none */
 } cli_session;
 
 /* The checkpoint that reads the files of the store. */

@@ -48,6 +48,7 @@ tsr_status cli_options_with_texts(cli *program, const cli_session *session, cons
     *out = *options;
     out->source.shards = program->options.source.shards;
     if (session->map_text.data) out->map = session->map_text.data;
+    if (session->modules_text.data) out->modules = session->modules_text.data;
     if (shards && shards->document.size) out->source.shards = shards->document.data;
     return TSR_OK;
 }
@@ -188,7 +189,8 @@ static tsr_status add_options(const cli_writing *w, tsr_str *text, tsr_error *er
     tsr_command_options *options = &request.options;
     TSR_TRY(cli_options_with_texts(w->program, &w->source, w->options, options, err));
     options->to = 0;
-    options->modules = options->flat_params = NULL; /* of optim, which has them in its recipe */
+    if (!w->source.modules_text.data) options->modules = NULL; /* optim has it in its recipe */
+    options->flat_params = NULL;
     options->target = options->mesh = options->placements = options->storage = NULL;
     TSR_TRY(tsr_request_list(&request, w->arena, &values, &count, err));
     for (size_t i = 0; i < count; i++) {

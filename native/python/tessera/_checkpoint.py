@@ -180,30 +180,15 @@ class Checkpoint(Mapping[str, Entry]):
                  _warns: bool = True) -> None:
         self._choices = Choices(part, step, also, shards, _is_compared)
         self._shared = {"threads": threads, "io_depth": io_depth, "allow_expansion": allow_expansion}
-        if canonical and map is not None:
-            raise ValueError("canonical and map cannot be used together: a map gives names itself")
         if isinstance(lora, Checkpoint):
             lora = lora.path
-        self._layers = Layers(map, bool(inverse), lora, bool(dequantize))
+        self._layers = Layers(map, bool(inverse), lora, bool(dequantize), bool(canonical))
         self._session = Session(path, self._choices, self._layers, threads=threads, io_depth=io_depth, purpose=_purpose, allow_expansion=allow_expansion,
                                 metadata_rank=_metadata_rank, warns=_warns)
         self.path = self._session.path
         self.format = self._session.format()
         entries = [Entry(self, i) for i in range(self._session.count())]
-        if canonical:
-            self._make_canonical(entries, path)
         self._entries = {entry.name: entry for entry in entries}
-
-    def _make_canonical(self, entries, path):
-        """Gives the entries the names without wrapper prefixes, as `tessera fqn --checkpoint` finds them."""
-        from ._commands import fqn
-        found = fqn(checkpoint=path, **self._choices.given())
-        if found["collisions"]:
-            names = ", ".join(f"'{one['fqn']}'" for one in found["collisions"][:5])
-            raise TesseraError(f"{self.path}: several entries would have one canonical name: {names}", "usage")
-        canonical = {name["raw"]: name["fqns"][0] for name in found["names"] if len(name["fqns"]) == 1}
-        for entry in entries:
-            entry.name = canonical.get(entry.name, entry.name)
 
     def __enter__(self) -> Checkpoint:
         return self

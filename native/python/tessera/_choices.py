@@ -110,13 +110,14 @@ class Choices(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """The options of tessera.open that lie between the files and what is read: scaled numbers are multiplied, an adapter is folded in, the
-    names and layouts of another model are given, in this order."""
+    """The options of tessera.open that lie between the files and what is read: names become canonical, scaled numbers are multiplied, an
+    adapter is folded in, the names and layouts of another model are given, in this order."""
 
     map: Document | None = None
     inverse: bool = False
     lora: StrPath | None = None
     dequantize: bool = False
+    canonical: bool = False
 
     def map_text(self) -> bytes | None:
         """Returns the text of the map, or None if there is none or a built-in one is meant."""

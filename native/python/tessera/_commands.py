@@ -57,10 +57,10 @@ def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, par
 
 def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout: bool = False, atol: float = 0.0, rtol: float = 0.0,
          allow_expansion: bool = False, *, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
-         canonical: bool = False, rule: str | Sequence[str] = (), baseline: Document | None = None, part: str | None = None,
-         step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
-         threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
-         progress: bool = False) -> dict[str, Any]:
+         canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
+         part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
+         shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
+         on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Compare two checkpoints, whatever their formats and shardings. Return what `tessera diff` prints as JSON, as a dict.
 
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
@@ -70,7 +70,8 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
     atol: Allow values to differ by X; NaN equals NaN (implies values)
     rtol: Allow values to differ by X times the value in B (implies values)
     layout: Report different chunks as a difference
-    canonical: Match names without wrapper prefixes (module, _orig_mod, …)
+    canonical: Match names without wrapper prefixes (module, _orig_mod, …), also in optimizer state
+    modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out differences that an earlier json document lists with the same name and kind
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -85,16 +86,17 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("diff", [a, b], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol,
-        "rtol": rtol, "layout": layout, "canonical": canonical, "rule": rule, "baseline": baseline, "allow_expansion": allow_expansion,
-        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "rtol": rtol, "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
+        "io_depth": io_depth}, on_progress, progress)
 
 
 def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map: Document | None = None, inverse: bool = False,
                 dequantize: bool = False, values: bool = False, atol: float = 0.0, rtol: float = 0.0, layout: bool = False,
-                canonical: bool = False, rule: str | Sequence[str] = (), baseline: Document | None = None, allow_expansion: bool = False,
-                part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-                shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
-                on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> str:
+                canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
+                allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+                also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
+                io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> str:
     """Return what `tessera diff --format FORMAT` prints.
 
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
@@ -104,7 +106,8 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
     atol: Allow values to differ by X; NaN equals NaN (implies values)
     rtol: Allow values to differ by X times the value in B (implies values)
     layout: Report different chunks as a difference
-    canonical: Match names without wrapper prefixes (module, _orig_mod, …)
+    canonical: Match names without wrapper prefixes (module, _orig_mod, …), also in optimizer state
+    modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     rule: Report a rule as error, warning or note, or turn it off; ID may end in * (the last match wins)
     baseline: Leave out differences that an earlier json document lists with the same name and kind
     allow_expansion: Work on tensors that repeat stored elements more than 1,024 times, even beyond 1 GiB
@@ -119,8 +122,9 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _report("diff", [a, b], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol, "rtol": rtol,
-        "layout": layout, "canonical": canonical, "rule": rule, "baseline": baseline, "allow_expansion": allow_expansion, "part": part,
-        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, format, on_progress, progress)
+        "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
+        "io_depth": io_depth}, format, on_progress, progress)
 
 
 def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, layout: Document | None = None, *,
@@ -277,16 +281,20 @@ def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sh
 
 
 def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None = None, include: str | Sequence[str] = (),
-             exclude: str | Sequence[str] = (), map: Document | None = None, inverse: bool = False, dequantize: bool = False,
-             allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-             also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-             io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+             exclude: str | Sequence[str] = (), canonical: bool = False, modules: Document | None = None, map: Document | None = None,
+             inverse: bool = False, dequantize: bool = False, allow_expansion: bool = False, part: str | None = None,
+             step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
+             threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+             progress: bool = False) -> dict[str, Any]:
     """Write checksums of all values that are the same for any sharding and format. Return what `tessera manifest` prints as JSON, as a
     dict.
 
     hash: Use this digest algorithm (default: xxh3)
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
+    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
+    applies to the result
+    modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
     dequantize: Turn quantized numbers into weights, in the dtype of config.json, or bfloat16
@@ -301,9 +309,9 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("manifest", [path], {"hash": hash, "include": include, "exclude": exclude, "map": map, "inverse": inverse,
-        "dequantize": dequantize, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards,
-        "threads": threads, "io_depth": io_depth}, on_progress, progress)
+    return _document("manifest", [path], {"hash": hash, "include": include, "exclude": exclude, "canonical": canonical, "modules": modules,
+        "map": map, "inverse": inverse, "dequantize": dequantize, "allow_expansion": allow_expansion, "part": part, "step": step,
+        "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = None, map: Document | None = None, inverse: bool = False,
@@ -335,21 +343,26 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
 
 def convert(path: CheckpointOrPath, dest: StrPath, *,
             to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None,
-            world_size: int | None = None, rename: str | Sequence[str] = (), max_shard_size: int | str | None = None,
-            against: Against | None = None, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
-            quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), config: bool = False,
-            lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
-            dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
-            objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
-            no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
-            dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            world_size: int | None = None, canonical: bool = False, modules: Document | None = None, prefix: str | None = None,
+            rename: str | Sequence[str] = (), max_shard_size: int | str | None = None, against: Against | None = None,
+            map: Document | None = None, inverse: bool = False, dequantize: bool = False, quantize: Literal["fp8-block"] | None = None,
+            no_quantize: str | Sequence[str] = (), config: bool = False, lora: CheckpointOrPath | None = None,
+            include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None,
+            raw_cast: bool = False, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None,
+            ignore_crc: bool = False, no_checksums: bool = False, overwrite: bool = False, resume: bool = False,
+            discard_parts: bool = False, no_verify: bool = False, dry_run: bool = False, allow_expansion: bool = False,
+            part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
+            shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
+            on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
     by shards
     world_size: With to ranks: write files for N ranks, those of all pipeline stages together
+    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
+    applies to the result
+    modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
+    prefix: Use only names with this prefix, such as model., and strip it; after canonical, before everything else
     rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     against: Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a
@@ -386,13 +399,13 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("convert", [path, dest], {"to": to, "world_size": world_size, "rename": rename, "max_shard_size": max_shard_size,
-        "against": against, "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize,
-        "config": config, "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch,
-        "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums,
-        "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+    return _document("convert", [path, dest], {"to": to, "world_size": world_size, "canonical": canonical, "modules": modules,
+        "prefix": prefix, "rename": rename, "max_shard_size": max_shard_size, "against": against, "map": map, "inverse": inverse,
+        "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "config": config, "lora": lora, "include": include,
+        "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem,
+        "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts,
+        "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
+        "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "slerp", "task-arithmetic"] | None = None,
@@ -454,9 +467,10 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
 
 def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | None = None, placements: str | None = None,
          map: Document | None = None, inverse: bool = False, dequantize: bool = False, quantize: Literal["fp8-block"] | None = None,
-         no_quantize: str | Sequence[str] = (), lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (),
-         exclude: str | Sequence[str] = (), rename: str | Sequence[str] = (),
-         to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None,
+         no_quantize: str | Sequence[str] = (), canonical: bool = False, modules: Document | None = None, prefix: str | None = None,
+         lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
+         rename: str | Sequence[str] = (),
+         to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None, config: bool = False,
          max_shard_size: int | str | None = None, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None,
          dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False, no_checksums: bool = False,
          storage: Document | None = None, world_size: int | None = None, items: bool = False, part: str | None = None,
@@ -469,14 +483,19 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     placements: Place every tensor this way, with one placement per mesh dimension: shard(0),replicate
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
-    dequantize: Multiply float8, int8, MXFP4 and NVFP4 numbers by their scales, to dtype (default: the dtype in config.json, or bfloat16)
+    dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
+    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
+    applies to the result
+    modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
+    prefix: Use only names with this prefix, such as model., and strip it; after canonical, before everything else
     lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
-    rename: Rename: a literal prefix, or one * on each side
+    rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
     to: Let exec write this format (default: as reshard and convert)
+    config: Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     objects: Let exec treat non-tensor objects this way
     dtype: Let exec cast floating-point tensors
@@ -494,17 +513,19 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("plan", [path], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
-        "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "lora": lora, "include": include, "exclude": exclude,
-        "rename": rename, "to": to, "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch,
-        "raw_cast": raw_cast, "no_checksums": no_checksums, "storage": storage, "world_size": world_size, "items": items, "part": part,
-        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
+        "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "canonical": canonical, "modules": modules,
+        "prefix": prefix, "lora": lora, "include": include, "exclude": exclude, "rename": rename, "to": to, "config": config,
+        "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
+        "no_checksums": no_checksums, "storage": storage, "world_size": world_size, "items": items, "part": part, "step": step,
+        "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
 
 
 def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = None, mesh: str | None = None,
             placements: str | None = None, to: Literal["safetensors", "torch", "dcp", "megatron-dist"] | None = None,
-            storage: Document | None = None, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
-            quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), include: str | Sequence[str] = (),
-            exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
+            storage: Document | None = None, canonical: bool = False, modules: Document | None = None, map: Document | None = None,
+            inverse: bool = False, dequantize: bool = False, quantize: Literal["fp8-block"] | None = None,
+            no_quantize: str | Sequence[str] = (), include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
+            dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
             objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
             no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
             dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
@@ -517,6 +538,9 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     placements: Place every tensor this way, with one placement per mesh dimension: shard(0),replicate
     to: Write this format (default: the source's format)
     storage: Spread the processes of mpirun over the file servers of this tessera.storage/1 document
+    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
+    applies to the result
+    modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
     dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
@@ -548,11 +572,11 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("reshard", [path, dest], {"target": target, "mesh": mesh, "placements": placements, "to": to, "storage": storage,
-        "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "include": include,
-        "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem,
-        "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts,
-        "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
-        "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "canonical": canonical, "modules": modules, "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize,
+        "no_quantize": no_quantize, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
+        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
+        "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
+        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str | None = None, finish: bool = False,

@@ -53,7 +53,7 @@ class _Opening(ctypes.Structure):
     _fields_ = [("paths", ctypes.c_void_p), ("path_count", ctypes.c_size_t), ("part", ctypes.c_char_p), ("step", ctypes.c_char_p),
                 ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("io_depth", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
                 ("metadata_rank", ctypes.c_uint32), ("has_metadata_rank", ctypes.c_uint8), ("is_compared", ctypes.c_uint8),
-                ("inverse", ctypes.c_uint8), ("dequantize", ctypes.c_uint8), ("map", ctypes.c_char_p), ("map_text", _Str), ("lora", ctypes.c_char_p)]
+                ("inverse", ctypes.c_uint8), ("dequantize", ctypes.c_uint8), ("canonical", ctypes.c_uint8), ("map", ctypes.c_char_p), ("map_text", _Str), ("lora", ctypes.c_char_p)]
 
 
 class EntryInfo(ctypes.Structure):
@@ -381,7 +381,7 @@ class Session:
         buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
         if buffer is not None:
             what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)
-        what.inverse, what.dequantize, what.map = layers.inverse, layers.dequantize, layers.map_name()
+        what.inverse, what.dequantize, what.canonical, what.map = layers.inverse, layers.dequantize, layers.canonical, layers.map_name()
         what.lora = os.fsencode(layers.lora) if layers.lora is not None else None
         document = layers.map_text()
         kept = ctypes.create_string_buffer(document, len(document) + 1) if document is not None else None

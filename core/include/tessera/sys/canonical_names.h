@@ -4,7 +4,7 @@
  *
  *     tsr_canonical_names *names;
  *     tsr_str canonical;
- *     status = tsr_canonical_names_new(&catalog, 1, host->allocator, &names, &err);
+ *     status = tsr_canonical_names_new(&catalog, 1, NULL, host, &names, &err);
  *     if (status == TSR_OK) status = tsr_canonical_names_find(names, TSR_STR("module.fc.weight"), arena, &canonical, &err);
  *     if (status == TSR_OK) printf("%.*s\n", TSR_STR_ARG(canonical));
  *     tsr_canonical_names_free(names); */
@@ -15,16 +15,29 @@
 
 TSR_API_BEGIN
 
-/* The canonical names of all entries of several catalogs, each catalog's found by tsr_fqn_from_text over its own keys. A key
- * that several catalogs have gets the name that the first of them gives it. Otherwise equal keys could differ in a
- * comparison. Borrows the catalogs until free. Errors: TSR_E_NOMEM. Read-only afterwards and thread-safe. */
+/* The canonical names of all entries of several catalogs. Those of a model come from the module tree, if one is given and has them,
+ * otherwise from tsr_fqn_from_text over the catalog's keys. The names of parameters in an optimizer's state and groups become what
+ * the model's own become. A key that several catalogs have gets the name that the first of them gives it. Otherwise equal keys
+ * could differ in a comparison. Borrows the catalogs until free. Errors: those of tsr_fqn_resolve; TSR_E_NOMEM. Read-only afterwards
+ * and thread-safe. */
 typedef struct tsr_canonical_names tsr_canonical_names;
-tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
-                                   tsr_canonical_names **out, tsr_error *err);
+tsr_status tsr_canonical_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_modules *modules,
+                                   const tsr_host *host, tsr_canonical_names **out, tsr_error *err);
 void tsr_canonical_names_free(tsr_canonical_names *names); /* accepts NULL */
 /* The canonical name of `raw`; `raw` itself where no catalog has that key. Never fails. It has the form of
  * tsr_diff_options.canonical, whose context is the tsr_canonical_names. */
 tsr_status tsr_canonical_names_find(void *names, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err);
+/* The value of an entry, with canonical names where an optimizer's groups list parameters; entry->value itself where nothing
+ * changes. In `arena`. It has the form of tsr_diff_options.canonical_value. TSR_E_NOMEM. */
+tsr_status tsr_canonical_names_value(void *names, const tsr_entry *entry, tsr_arena *arena, const tsr_value **out,
+                                     tsr_error *err);
+/* The canonical name of a dict of the state dict. `inside` is the key of an entry in it; empty data if there is none. */
+tsr_status tsr_canonical_names_dict(const tsr_canonical_names *names, tsr_str fqn, tsr_str inside, tsr_arena *arena,
+                                    tsr_str *out, tsr_error *err);
+/* For a name that keeps an `_orig_mod` because it has siblings: the entry (by its key) whose canonical name it would have
+ * without it. Such a checkpoint has a parameter twice. NULL data if there is none. */
+tsr_status tsr_canonical_names_twin(const tsr_canonical_names *names, tsr_str raw, tsr_arena *arena, tsr_str *out,
+                                    tsr_error *err);
 
 /* A name and what it should become: `to` may be equal (it stays), or its data NULL (it has no counterpart). */
 typedef struct tsr_name_pair {

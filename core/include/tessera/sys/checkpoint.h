@@ -27,6 +27,19 @@ uint32_t tsr_checkpoint_joined_ranks(const tsr_checkpoint *checkpoint);
 /* Makes `findings` the list that checks add to, and returns the one that was. The caller owns that one, and the checkpoint the other. */
 tsr_findings *tsr_checkpoint_exchange_findings(tsr_checkpoint *checkpoint, tsr_findings *findings);
 
+/* What an entry or a mapping of a checkpoint becomes. */
+typedef struct tsr_new_name {
+    tsr_str fqn;            /* NULL data: it is left out */
+    const tsr_value *value; /* of an entry */
+} tsr_new_name;
+/* Gives the entries and mappings of an open checkpoint other names and values, as if they were stored like this; `entries` and
+ * `mappings` have one element for each, which live in tsr_checkpoint_arena or as long. Paths follow the names. If entries are left out,
+ * what is left has no parts, and is of the format of the one part that it was in. Called at most once, before anything
+ * keeps an entry of the checkpoint. Errors: TSR_E_USAGE with the old names of two entries that would have one name;
+ * TSR_E_NOMEM. */
+tsr_status tsr_checkpoint_rename(tsr_checkpoint *checkpoint, const tsr_new_name *entries, const tsr_new_name *mappings,
+                                 tsr_error *err);
+
 /* The directory below the root that was opened, and in *marker the file that named it; NULL data and NULL where it was the
  * root itself, or if the caller chose the step. */
 tsr_str tsr_checkpoint_step(const tsr_checkpoint *checkpoint, const char **marker);

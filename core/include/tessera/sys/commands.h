@@ -49,6 +49,8 @@ typedef struct tsr_source_options {
 typedef struct tsr_command_options {
     tsr_source_options source;
     tsr_name_globs selection;
+    bool canonical;
+    const char *kept_prefix; /* --prefix, where names that do not begin with it are left out */
     const char *map, *lora;
     bool inverse, dequantize, config;
     unsigned quantize;
@@ -77,13 +79,13 @@ typedef struct tsr_command_options {
     unsigned format, fail_on;
     tsr_texts rules;
     const char *baseline;
-    bool values, compares_layout, canonical;
+    bool values, compares_layout, compares_canonical;
     tsr_given_real atol, rtol;
 
     unsigned hash;
     bool stats, tree, items, no_chunks, print, json;
     const char *output, *checkpoint, *like;
-    const char *modules, *flat_params, *at; /* of optim, like the next two */
+    const char *modules, *flat_params, *at; /* of optim, like the next two; modules: of --canonical, too */
     bool sharded;
     tsr_given_number rank, ranks; /* ranks: --world-size */
 

@@ -29,6 +29,7 @@ typedef struct tsr_rename {
  * pair up. */
 tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err);
 
+/* Whether a rename changes a name. */
 bool tsr_rename_fits(const tsr_rename *rename, tsr_str name);
 
 /* The name after all renames that fit it: they apply in order, each to the result of those before it. It is in the arena, or the name

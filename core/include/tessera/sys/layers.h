@@ -1,4 +1,5 @@
-/* The layers between a checkpoint and a command that reads it: scaled numbers multiplied (--dequantize), an adapter folded in (--lora),
+/* What lies between a checkpoint and a command that reads it. First its names become canonical (--canonical) and are stripped of a prefix
+ * (--prefix), in place. Then come layers: scaled numbers multiplied (--dequantize), an adapter folded in (--lora),
  * names and layouts of another model (--map), weights quantized (--quantize), in this order. Each is a checkpoint over the one before.
  *
  * Example:
@@ -33,6 +34,7 @@ typedef struct tsr_layering {
     const tsr_command_options *options;
     tsr_str map;                  /* the document of --map; data NULL: none */
     const char *map_called;       /* in messages: "--map llama" */
+    tsr_str modules;              /* the document of --modules; data NULL: none */
     tsr_checkpoint *adapter;      /* of --lora; NULL: none */
     tsr_str adapter_name;         /* in messages: its path; empty where it has none */
     const tsr_open_options *used; /* `selects`: the names, of the topmost layer, that are read; NULL: all are */
