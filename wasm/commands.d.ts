@@ -17,12 +17,13 @@ export interface ConvertOptions {
   readonly to: "safetensors" | "torch" | "dcp" | "megatron-dist" | "deepspeed-universal" | "ranks";
   /** With `to` ranks: write files for N ranks, those of all pipeline stages together. */
   readonly worldSize?: number | undefined;
-  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
-   *  do applies to the result. */
+  /** Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean
+   *  the resulting names. */
   readonly canonical?: boolean | undefined;
   /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
   readonly modules?: DocumentOrText | undefined;
-  /** Use only names with this prefix, such as model., and strip it; after `canonical`, before everything else. */
+  /** Use only names with this prefix, such as model., and strip it, after `canonical`; all other options mean the
+   *  resulting names. */
   readonly prefix?: string | undefined;
   /** Rename: a literal prefix, or one * on each side (repeatable; each applies to the result of those before it). */
   readonly rename?: readonly string[] | undefined;
@@ -132,8 +133,8 @@ export interface ManifestOptions {
   readonly include?: readonly string[] | undefined;
   /** Leave out names that match; overrides `include`. */
   readonly exclude?: readonly string[] | undefined;
-  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
-   *  do applies to the result. */
+  /** Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean
+   *  the resulting names. */
   readonly canonical?: boolean | undefined;
   /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
   readonly modules?: DocumentOrText | undefined;
@@ -252,8 +253,8 @@ export interface ReshardOptions {
   readonly placements?: string | undefined;
   /** Write this format (default: the source's format). */
   readonly to?: "safetensors" | "torch" | "dcp" | "megatron-dist" | undefined;
-  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
-   *  do applies to the result. */
+  /** Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean
+   *  the resulting names. */
   readonly canonical?: boolean | undefined;
   /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
   readonly modules?: DocumentOrText | undefined;

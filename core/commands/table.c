@@ -73,12 +73,13 @@ OPTION(diff_canonical, FLAG, compares_canonical, "canonical", NULL,
        "Match names without wrapper prefixes (module, _orig_mod, …), also in optimizer state")
 OPTION(
     canonical, FLAG, canonical, "canonical", NULL,
-    "First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do "
-    "applies to the result")
+    "Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the "
+    "resulting names")
 OPTION(canonical_modules, DOCUMENT, modules, "modules", "MODULES.json",
        "With --canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone")
-OPTION(kept_prefix, TEXT, kept_prefix, "prefix", "TEXT",
-       "Use only names with this prefix, such as model., and strip it; after --canonical, before everything else")
+OPTION(
+    kept_prefix, TEXT, kept_prefix, "prefix", "TEXT",
+    "Use only names with this prefix, such as model., and strip it, after --canonical; all other options mean the resulting names")
 OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
        "Report in this format (default: text); json is the tessera.diff/1 document",
        .npm = "a call gives the JSON document; report() gives the others",

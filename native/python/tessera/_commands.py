@@ -292,8 +292,8 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
     hash: Use this digest algorithm (default: xxh3)
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
-    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
-    applies to the result
+    canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
+    resulting names
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
@@ -359,10 +359,10 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
     by shards
     world_size: With to ranks: write files for N ranks, those of all pipeline stages together
-    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
-    applies to the result
+    canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
+    resulting names
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
-    prefix: Use only names with this prefix, such as model., and strip it; after canonical, before everything else
+    prefix: Use only names with this prefix, such as model., and strip it, after canonical; all other options mean the resulting names
     rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     against: Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a
@@ -538,8 +538,8 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     placements: Place every tensor this way, with one placement per mesh dimension: shard(0),replicate
     to: Write this format (default: the source's format)
     storage: Spread the processes of mpirun over the file servers of this tessera.storage/1 document
-    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
-    applies to the result
+    canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
+    resulting names
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
     inverse: With map: apply the map backwards
