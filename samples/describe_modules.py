@@ -2,6 +2,7 @@
 
     from describe_modules import modules_document, flat_params_document
     json.dump(modules_document(model), open("modules.json", "w"))
+    json.dump(modules_document(model, optimizer=optimizer), open("modules.json", "w"))  # with its param groups
     json.dump(flat_params_document(fsdp_model, optimizer, files=["rank0.pt", "rank1.pt"]), open("flat.json", "w"))
 
 Call it on any one rank: nothing here communicates. Written for PyTorch 2.13; older versions down to 2.3 have the same names.
@@ -21,9 +22,27 @@ WRAPPERS = (
 INNER_NAMES = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
 
 
-def modules_document(model, fqn_modifiers="_fqn_modifiers"):
-    """The module tree of `model`. `fqn_modifiers` is StateDictOptions.dsd_fqn_modifiers."""
-    return {"schema": "tessera.modules/1", "root": _node(model, "", {}, {}, fqn_modifiers)}
+def modules_document(model, fqn_modifiers="_fqn_modifiers", optimizer=None):
+    """The module tree of `model`, and which parameters are in which group of `optimizer`, if it is given. `fqn_modifiers` is
+    StateDictOptions.dsd_fqn_modifiers."""
+    document = {"schema": "tessera.modules/1", "root": _node(model, "", {}, {}, fqn_modifiers)}
+    if optimizer is not None:
+        names = {id(p): n for n, p in model.named_parameters()}
+        document["groups"] = [[fqn for p in group["params"] for fqn in _fqns(model, names[id(p)])] for group in optimizer.param_groups]
+    return document
+
+
+def _fqns(model, name):
+    """The canonical names of a parameter: several for FSDP1's flat parameter, in its order."""
+    from torch.distributed.checkpoint.state_dict import _get_fqns
+    handle = None
+    if name.rpartition(".")[2] == "_flat_param":
+        handle = getattr(model.get_submodule(name.rpartition("._fsdp_wrapped_module")[0]), "_handle", None)
+    fqns = _get_fqns(model, name)
+    if handle is None or len(fqns) < 2:
+        return sorted(fqns)
+    order = handle.flat_param._fqns
+    return sorted(fqns, key=lambda fqn: next(i for i, f in enumerate(order) if fqn == f or fqn.endswith("." + f)))
 
 
 def _node(module, path, seen, ids, fqn_modifiers):

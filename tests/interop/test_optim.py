@@ -160,6 +160,41 @@ def test_tensor_options(t):
         assert len(torch.load(t.at("out.pt"), weights_only=True)["param_groups"]) == 4, key
 
 
+def test_groups_of_a_live_optimizer(t):
+    """describe_modules takes the optimizer: its groups, in any order and of wrapped models, name the ids and regroup flat state."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint import state_dict as dsd
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from describe_modules import modules_document
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for wrap in (lambda m: m, torch.nn.parallel.DistributedDataParallel, lambda m: torch.compile(m, backend="eager"),
+                     lambda m: FullyShardedDataParallel(m, device_id=torch.device("cpu"), use_orig_params=True)):
+            torch.manual_seed(3)
+            model = wrap(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)))
+            params = list(model.parameters())
+            optim = torch.optim.AdamW([{"params": [params[4], params[0]], "lr": 0.5}, {"params": [params[1]], "lr": 0.25},
+                                       {"params": [params[5], params[3], params[2]], "lr": 0.125}])
+            model(torch.randn(4, 2)).square().sum().backward()
+            optim.step()
+            nested = dsd.get_optimizer_state_dict(model, optim)
+            document = modules_document(model, optimizer=optim)
+            assert document["groups"] == [g["params"] for g in nested["param_groups"]], document["groups"]
+            json.dump(document, open(t.at("m.json"), "w"))
+            torch.save(dsd._flatten_optim_state_dict(copy.deepcopy(nested)), t.at("flat.pt"))
+            torch.save(optim.state_dict(), t.at("ids.pt"))
+            for what, source in (("unflatten", "flat.pt"), ("to-fqn", "ids.pt")):
+                if what == "to-fqn" and isinstance(model, FullyShardedDataParallel):
+                    continue  # its ids are those of one rank's shards, which `unshard` is for
+                t.run("optim", what, t.at(source), t.at("out.pt"), "--modules", t.at("m.json"), "--overwrite")
+                got = torch.load(t.at("out.pt"), weights_only=True)
+                assert same(got["state"], nested["state"]), (what, got)
+                assert [(g["params"], g["lr"]) for g in got["param_groups"]] == [(g["params"], g["lr"]) for g in nested["param_groups"]], what
+    finally:
+        dist.destroy_process_group()
+
+
 def test_from_dcp(t):
     import torch
     import torch.distributed.checkpoint as dcp
