@@ -84,7 +84,8 @@ def test_repair_is_not_misled_by_bytes_of_tensors(t):
 def test_repair_refuses(t):
     path = sample("dcp_fsdp2")[0]
     need(b"nothing to repair" in t.run("repair", path, t.at("x"), status=2).stderr, "a sound one")
-    need(b"in the format safetensors" in t.run("repair", sample("safetensors_model")[0], t.at("x"), status=2).stderr, "another form")
+    need(b"nothing to repair" in t.run("repair", sample("safetensors_model")[0], t.at("x"), status=2).stderr, "a sound safetensors file")
+    need(b"in the format torch-zip" in t.run("repair", sample("torch_alignment")[0], t.at("x"), status=2).stderr, "another form")
     os.mkdir(t.at("empty"))
     need(b".distcp" in t.run("repair", t.at("empty"), t.at("x"), status=2).stderr, "an empty folder")
     _, lost = without_metadata(t, "dcp_small")

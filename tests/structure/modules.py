@@ -48,6 +48,7 @@ HEADERS = {
     "plan": "target plan target_fsdp1 holders plan_items storage",
     "optim": "optim optim_load optim_states optim_tree flat_params flat_index flat_keys fsdp_optim",
     "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
+    "formats/safetensors": "salvaged_file",
     "formats/dcp": "salvage dcp_item",
     "formats/torch": "loadable",
     "formats/shards": "shards shard_names",

@@ -1,4 +1,5 @@
-/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible. */
+/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible; and copies a safetensors file
+ * without what makes it unreadable. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/salvage.h"
+#include "tessera/sys/salvaged_file.h"
 #include "tessera/sys/steps.h"
 #include "tessera/validate.h"
 
@@ -33,6 +35,7 @@ typedef struct repair {
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_salvage salvage;
+    tsr_salvaged_file found; /* in a damaged safetensors file; without a store for a DCP */
 } repair;
 
 /* With --part: opens the directory of the part, which has its own .metadata. */
@@ -65,7 +68,7 @@ static tsr_status refuse_sound(const repair *r, tsr_error *err)
                            "there is nothing to repair: .metadata is present and agrees with the data files");
     else if (status == TSR_OK && catalog->format != TSR_FORMAT_DCP)
         status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                           "only DCP checkpoints have a .metadata; this is a checkpoint in the format %s",
+                           "only a DCP or a single safetensors file can be repaired; this is a checkpoint in the format %s",
                            tsr_format_name(catalog->format));
     tsr_checkpoint_close(checkpoint);
     return status;
@@ -81,6 +84,31 @@ static tsr_status salvage(repair *r, tsr_error *err)
                         &(tsr_salvage_options){.like = r->like.catalog, .findings = r->findings, .progress = &step},
                         r->arena, &r->salvage, err);
     cli_progress_end(&progress);
+    return status;
+}
+
+/* What is written: memory, or the file of a store. */
+typedef struct contents {
+    const tsr_vec *bytes;
+    const tsr_salvaged_file *file;
+} contents;
+
+static uint64_t size_of(const contents *c)
+{
+    return c->bytes ? c->bytes->count : c->file->size;
+}
+
+static tsr_status write_contents(const repair *r, const contents *c, tsr_output *output, uint32_t number, tsr_error *err)
+{
+    enum { STEP = 4 << 20 };
+    if (c->bytes) return output->write_at(output, number, 0, c->bytes->items, c->bytes->count, err);
+    char *buffer = tsr_arena_array(r->arena, STEP, 1, err);
+    tsr_status status = buffer ? TSR_OK : TSR_E_NOMEM;
+    for (uint64_t at = 0; at < c->file->size && status == TSR_OK; at += STEP) {
+        const size_t size = (size_t)(c->file->size - at < STEP ? c->file->size - at : STEP);
+        status = c->file->store->read_at(c->file->store, 0, at, buffer, size, err);
+        if (status == TSR_OK) status = output->write_at(output, number, at, buffer, size, err);
+    }
     return status;
 }
 
@@ -110,13 +138,13 @@ static tsr_status create_file(const repair *r, repaired_file *file, uint64_t siz
     return status == TSR_OK ? file->output->create(file->output, r->place.name, size, number, err) : status;
 }
 
-static tsr_status write_output(const repair *r, repaired_file *file, const tsr_vec *bytes, tsr_error *err)
+static tsr_status write_output(const repair *r, repaired_file *file, const contents *c, tsr_error *err)
 {
     uint32_t number;
     cli_signals_hold();
-    tsr_status status = create_file(r, file, bytes->count, &number, err);
+    tsr_status status = create_file(r, file, size_of(c), &number, err);
     cli_signals_release();
-    if (status == TSR_OK) status = file->output->write_at(file->output, number, 0, bytes->items, bytes->count, err);
+    if (status == TSR_OK) status = write_contents(r, c, file->output, number, err);
     /* Done here, because signals have to wait during the publication. */
     if (status == TSR_OK) status = file->output->sync(file->output, err);
     if (status != TSR_OK) return status;
@@ -135,7 +163,7 @@ static bool remove_upload(void *ctx)
 }
 
 /* Writes to an object store, on the condition that no such object exists. */
-static tsr_status write_object(const repair *r, const tsr_vec *bytes, tsr_error *err)
+static tsr_status write_object(const repair *r, const contents *c, tsr_error *err)
 {
     const tsr_object_output_options options = {.verify = true};
     tsr_output *output = NULL;
@@ -144,8 +172,8 @@ static tsr_status write_object(const repair *r, const tsr_vec *bytes, tsr_error 
     tsr_status status = tsr_object_output_open(cli_host(r->program), r->dest, &options, &output, err);
     if (status != TSR_OK) return status;
     cli_cleanup_add(&cleanup);
-    status = output->create(output, TSR_STR(""), bytes->count, &number, err);
-    if (status == TSR_OK) status = output->write_at(output, number, 0, bytes->items, bytes->count, err);
+    status = output->create(output, TSR_STR(""), size_of(c), &number, err);
+    if (status == TSR_OK) status = write_contents(r, c, output, number, err);
     if (status == TSR_OK) status = output->publish(output, number, err);
     cli_signals_hold();
     output->close(output);
@@ -156,17 +184,17 @@ static tsr_status write_object(const repair *r, const tsr_vec *bytes, tsr_error 
 }
 
 /* Never replaces an existing file, and never leaves an incomplete one. */
-static tsr_status write_file(const repair *r, const tsr_vec *bytes, tsr_error *err)
+static tsr_status write_file(const repair *r, const contents *c, tsr_error *err)
 {
     repaired_file file = {.output = NULL};
     cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &file};
-    if (tsr_is_object_url(r->dest)) return write_object(r, bytes, err);
+    if (tsr_is_object_url(r->dest)) return write_object(r, c, err);
     if (access(r->dest, F_OK) == 0)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
     tsr_status status = tsr_publication_open(cli_host(r->program)->allocator, r->dest, JOB, &file.publication, err);
     if (status == TSR_OK) {
         cli_cleanup_add(&cleanup);
-        status = write_output(r, &file, bytes, err);
+        status = write_output(r, &file, c, err);
     }
     cli_signals_hold();
     if (file.output) file.output->close(file.output);
@@ -187,14 +215,54 @@ static tsr_status write_metadata(repair *r, tsr_error *err)
     const tsr_str id = tsr_dcp_save_id(s->entries, s->entry_count, 0, r->arena, err);
     const tsr_dcp_new_metadata metadata = {s->entries, s->entry_count, id, 0, false};
     tsr_status status = id.data ? tsr_dcp_metadata_write(&metadata, host, &text, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = write_file(r, &text, err);
+    if (status == TSR_OK) status = write_file(r, &(contents){.bytes = &text}, err);
     tsr_vec_free(&text);
     return status;
+}
+
+/* The one file that PATH is, if it is a safetensors file; otherwise TSR_NO_FILE. */
+static uint32_t safetensors_file(const repair *r)
+{
+    const tsr_store *store = r->store;
+    const uint32_t file = store->primary != TSR_NO_FILE ? store->primary : store->file_count == 1 ? 0 : TSR_NO_FILE;
+    return file != TSR_NO_FILE && tsr_str_ends(store->files[file].name, TSR_STR(".safetensors")) ? file : TSR_NO_FILE;
+}
+
+static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
+{
+    if (r->arguments->like)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a safetensors file");
+    tsr_status status = tsr_salvage_safetensors(r->store, file, cli_host(r->program), r->arena, &r->found, err);
+    if (status == TSR_OK) status = cli_place_file(r->dest, TSR_STR("model.safetensors"), r->arena, &r->place, err);
+    if (status == TSR_OK) r->dest = r->place.path;
+    if (status == TSR_OK) status = write_file(r, &(contents){.file = &r->found}, err);
+    return status == TSR_OK ? tsr_folder_store_unchanged(r->files.store, err) : status;
+}
+
+static tsr_status write_dcp(repair *r, tsr_error *err)
+{
+    tsr_status status = salvage(r, err);
+    if (status == TSR_OK) status = tsr_folder_store_unchanged(r->files.store, err);
+    return status == TSR_OK ? write_metadata(r, err) : status;
+}
+
+static void put_found(const repair *r)
+{
+    const tsr_salvaged_file *f = &r->found;
+    cli_put(stdout, tsr_str_from(r->dest));
+    printf(": %s", cli_plural(f->entries, "tensor").text);
+    if (f->trailing) printf("; %s behind the last tensor left out", cli_plural(f->trailing, "byte").text);
+    if (f->header_nuls) printf("; %s in the header's padding replaced by spaces", cli_plural(f->header_nuls, "NUL").text);
+    putchar('\n');
 }
 
 static void put_text(const repair *r)
 {
     const tsr_salvage *s = &r->salvage;
+    if (r->found.store) {
+        put_found(r);
+        return;
+    }
     printf("%s in %s: %s named", cli_plural(s->items, "item").text, cli_plural(s->files, "data file").text,
            cli_number(s->items - s->unnamed).text);
     if (s->lost) printf(", %s lost", cli_number(s->lost).text);
@@ -217,13 +285,16 @@ static tsr_status put_json(const repair *r, tsr_error *err)
                   {"items", r->salvage.items},
                   {"unnamed", r->salvage.unnamed},
                   {"lost", r->salvage.lost},
-                  {"entries", r->salvage.entry_count}};
+                  {"entries", r->found.store ? r->found.entries : r->salvage.entry_count},
+                  {"trailing_bytes", r->found.trailing},
+                  {"header_nuls", r->found.header_nuls}};
+    const size_t used = sizeof counts / sizeof *counts - (r->found.store ? 0 : 2);
     tsr_json json;
     cli_document_start(r->program, &json, 1, err);
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.repair/1");
     tsr_json_put_text(&json, "written", r->dest);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) tsr_json_put_uint(&json, counts[i].key, counts[i].count);
+    for (size_t i = 0; i < used; i++) tsr_json_put_uint(&json, counts[i].key, counts[i].count);
     tsr_json_key(&json, "report");
     tsr_report_one(&tsr_report_json, &(tsr_reported){.findings = r->findings}, &json, cli_host(r->program)->allocator);
     tsr_json_object_end(&json);
@@ -239,16 +310,17 @@ static int run(cli *program, const tsr_command_options *arguments)
     const char *at = r.path;
     tsr_status status = cli_files_open(program, r.path, &r.files, &err);
     if (status == TSR_OK) status = enter_part(&r, &err);
-    if (status == TSR_OK) status = refuse_sound(&r, &err);
+    const uint32_t safetensors = status == TSR_OK ? safetensors_file(&r) : TSR_NO_FILE;
+    if (status == TSR_OK && safetensors == TSR_NO_FILE) status = refuse_sound(&r, &err);
     if (status == TSR_OK && r.arguments->like) status = cli_open_apart(program, at = r.arguments->like, NULL, &r.like, &err);
     if (status == TSR_OK) {
         at = r.path;
         r.arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, &err);
         r.findings = r.arena ? tsr_findings_new(host->allocator, 0, &err) : NULL;
-        status = r.findings ? salvage(&r, &err) : TSR_E_NOMEM;
+        status = !r.findings                  ? TSR_E_NOMEM
+                 : safetensors == TSR_NO_FILE ? write_dcp(&r, &err)
+                                              : write_safetensors(&r, safetensors, &err);
     }
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(r.files.store, &err);
-    if (status == TSR_OK) status = write_metadata(&r, &err);
     if (status == TSR_OK && r.arguments->json) status = put_json(&r, &err);
     else if (status == TSR_OK) put_text(&r);
     /* 2: warnings count as failures, too. */
@@ -266,6 +338,8 @@ const cli_command cli_repair = {
     .examples = "tessera repair step-1000/ step-1000.metadata --like step-900/\nRebuild it in a new file; then run mv "
                 "step-1000.metadata step-1000/.metadata\n"
                 "tessera repair step-1000/ found.metadata\n"
-                "Rebuild it without names: each item is named after its file and number, and the exit status is 1\n",
+                "Rebuild it without names: each item is named after its file and number, and the exit status is 1\n"
+                "tessera repair model.safetensors fixed.safetensors\n"
+                "Copy a file without the bytes behind its last tensor, and with a header that readers accept\n",
     .run = run,
 };

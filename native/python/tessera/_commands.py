@@ -672,7 +672,8 @@ def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool 
 def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None, part: str | None = None, step: str | int | None = None,
            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), threads: int | None = None,
            io_depth: int | None = None) -> dict[str, Any]:
-    """Rebuild a lost or damaged .metadata from the data files. Return what `tessera repair` prints as JSON, as a dict.
+    """Rebuild a lost or damaged .metadata, or copy a safetensors file without bytes that do not belong in it. Return what `tessera repair`
+    prints as JSON, as a dict.
 
     like: Take names and shards from a sound checkpoint of the same job, such as the previous step
     part: Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories
