@@ -1,6 +1,7 @@
 /* One torch.save file as a checkpoint, and what all torch readers share. */
 #include "formats/torch/torch_file.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/cursor.h"
@@ -699,6 +700,56 @@ tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
     return TSR_OK;
 }
 
+/* ---- slices ---- */
+
+/* A storage is much larger than its tensors if it has this many times their bytes, and that is at least a page more. */
+enum { MUCH_LARGER = 4, PAGE = 4096 };
+
+/* What the tensors of a storage use of it. */
+typedef struct storage_use {
+    const tsr_entry *first;
+    uint64_t tensors, bytes;
+} storage_use;
+
+static tsr_status note_slice(tsr_checkpoint *checkpoint, const storage_use *use, tsr_error *err)
+{
+    const tsr_torch_run *run = run_around(checkpoint->state, &use->first->chunks[0]);
+    if (!run || run->byte_length / MUCH_LARGER < use->bytes || run->byte_length - use->bytes < PAGE) return TSR_OK;
+    const tsr_place place = {checkpoint->store->files[run->file].name, run->byte_offset, use->first->fqn};
+    tsr_str others = TSR_STR("");
+    if (use->tensors > 1)
+        others = tsr_arena_format(checkpoint->arena, err, " and %" PRIu64 " more on its storage", use->tensors - 1);
+    if (!others.data) return TSR_E_NOMEM;
+    return tsr_finding_add(checkpoint->findings, "torch/slice-of-storage", place, err,
+                           "'%.*s'%.*s: %" PRIu64 " bytes of a storage of %" PRIu64
+                           ", which the file contains whole; tessera convert leaves out what %s",
+                           TSR_STR_ARG(use->first->fqn), TSR_STR_ARG(others), use->bytes, run->byte_length,
+                           use->tensors > 1 ? "none of them spans" : "is not of the tensor");
+}
+
+/* Before tsr_torch_keep_shared, while every tensor has the number of its storage. */
+static tsr_status note_slices(tsr_checkpoint *checkpoint, const tsr_torch_flat *flat, uint32_t storages, tsr_error *err)
+{
+    const tsr_allocator *allocator = checkpoint->host->allocator;
+    storage_use *uses = tsr_alloc(allocator, (size_t)storages + 1, sizeof *uses, err);
+    tsr_status status = uses ? TSR_OK : TSR_E_NOMEM;
+    if (uses) memset(uses, 0, ((size_t)storages + 1) * sizeof *uses);
+    for (uint64_t i = 0; i < flat->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &flat->entries[i];
+        uint64_t bytes;
+        if (!entry->storage_id || !entry->chunk_count) continue;
+        storage_use *use = &uses[entry->storage_id];
+        if (!use->first) use->first = entry;
+        const bool is_known = entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes);
+        use->bytes = is_known && bytes <= UINT64_MAX - use->bytes ? use->bytes + bytes : UINT64_MAX;
+        use->tensors++;
+    }
+    for (uint32_t s = 1; s <= storages && status == TSR_OK; s++)
+        if (uses[s].first && uses[s].bytes) status = note_slice(checkpoint, &uses[s], err);
+    tsr_free(allocator, uses, (size_t)storages + 1, sizeof *uses);
+    return status;
+}
+
 static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_torch_file file;
@@ -709,6 +760,7 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     tsr_vec_free(&runs);
     if (status == TSR_OK)
         status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, err);
+    if (status == TSR_OK) status = note_slices(checkpoint, &flat, file.storage_count, err);
     if (status != TSR_OK) return status;
     checkpoint->catalog.entries = flat.entries;
     checkpoint->catalog.entry_count = flat.entry_count;
