@@ -55,6 +55,7 @@ def test_exec_does_what_convert_does(t):
     for name, dest, args in (("cast", ".safetensors", ("--dtype", "bfloat16")), ("torch", ".pt", ("--to", "torch", "--for-torch", "2.3")),
                              ("dcp", "", ("--to", "dcp", "--no-checksums")), ("shards", "", ("--max-shard-size", "24MB")),
                              ("chosen", ".safetensors", ("--include", "*", "--exclude", "mid", "--rename", "big=large", "--rename", "a=z")),
+                             ("canonical", ".safetensors", ("--rename", "*=module.*", "--canonical")), ("stripped", ".safetensors", ("--prefix", "m")),
                              ("mapped", ".safetensors", ("--map", mapped)), ("unmapped", ".safetensors", ("--map", json.dumps(MAP))),
                              ("ranks", "", ("--to", "ranks", "--shards", ranks, "--world-size", "2")),
                              ("directory", "/", ("--to", "safetensors",))):
@@ -70,6 +71,8 @@ def test_exec_multiplies_folds_and_quantizes(t):
     tensors = {"m.q.weight": FP8, "m.q.weight_scale_inv": ("F32", [1, 1], struct.pack("<f", 0.375)), "m.norm.weight": ("F32", [2], struct.pack("<2f", 0.1, 3.7))}
     scaled = model(t, "scaled", tensors, config)
     same(t, "dequantized", ".safetensors", scaled, "--dequantize")
+    same(t, "configured", "/", scaled, "--dequantize", "--config", "--to", "safetensors")
+    need("quantization_config" not in json.load(open(t.at("configured-shares", "config.json"))), "config.json of exec")
     same(t, "resharded", "", scaled, "--dequantize", "--dtype", "float32", *MESH, "--to", "dcp", command="reshard")
     plain = model(t, "plain", {"m.q.weight": ("F32", [2, 2], struct.pack("<4f", 0.5, 1.5, -2, 3)), "m.k.weight": ("F32", [2, 2], struct.pack("<4f", 5, 6, 7, 8))}, {})
     lora = adapter(t, ["m.q"])

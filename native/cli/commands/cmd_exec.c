@@ -4,6 +4,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
+#include "cli/writing/config_copy.h"
 #include "cli/writing/source.h"
 #include "cli/writing/writing.h"
 #include "tessera/sys/path_store.h"
@@ -84,7 +85,12 @@ static tsr_status execute(execution *e, tsr_error *err)
     tsr_status status = w->arena ? parse_share(w->options->share, w, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = read_plan(e, err);
     if (status == TSR_OK) status = open_source(e, err);
-    return status == TSR_OK ? cli_write(w, err) : status;
+    /* A share writes only units. What publishes them also copies the settings. */
+    const bool publishes = !w->part || w->finish;
+    cli_config_copy config = {.text = TSR_STR("")};
+    if (status == TSR_OK && publishes) status = cli_config_plan(w, &config, err);
+    if (status == TSR_OK) status = cli_write(w, err);
+    return status == TSR_OK ? cli_config_write(w, &config, err) : status;
 }
 
 static int run(cli *program, const tsr_command_options *arguments)
