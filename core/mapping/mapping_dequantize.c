@@ -203,7 +203,7 @@ static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t ord
 /* Adds the weight that packed numbers and their companions are, which are not entries of their own then. */
 static tsr_status unpack_entry(finder *f, const tsr_entry *entry, uint64_t order)
 {
-    const tsr_packed *packed;
+    const tsr_packed_weight *packed;
     uint32_t file;
     const tsr_entry *first = f->m->source->catalog.entries;
     TSR_TRY(tsr_packed_find(f->m, entry, f->scaling.dtype, &packed, f->err));

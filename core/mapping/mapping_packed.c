@@ -14,7 +14,7 @@ enum { MOST_STATE = 1 << 16, INDEX_STEP = 1 << 12 };
 /* Everything that is known while one entry is looked at. */
 typedef struct search {
     tsr_mapped *m;
-    tsr_packed *packed;
+    tsr_packed_weight *packed;
     const tsr_entry *entry;
     const char *ending; /* of its name */
     tsr_vec *text;
@@ -94,7 +94,7 @@ static tsr_status read_small(const search *s, const tsr_entry *entry, uint64_t c
 /* Accepts the group of every column, or the column numbers of groups that were never set (-1), which count as missing. */
 static tsr_status take_groups(search *s, const tsr_entry *index, bool may_be_unset)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     int32_t groups[INDEX_STEP];
     if (!index) return TSR_OK;
     if (index->dtype != TSR_INT32 || index->ndim != 1 || index->shape[0] != p->columns) return misfit(s, index);
@@ -172,7 +172,7 @@ static scheme_counts count_schemes(const search *s, uint64_t bits, uint64_t grou
 /* Reads weight_shape. The words state the number of columns only up to the size of a word. */
 static tsr_status read_shape(search *s, const tsr_entry *shape)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const uint32_t ndim = s->entry->ndim;
     int64_t wide[3] = {0};
     int32_t narrow[3] = {0};
@@ -200,7 +200,7 @@ static tsr_status read_shape(search *s, const tsr_entry *shape)
 /* Accepts one scale, one per row, or one per row and group. */
 static bool take_scales(search *s, const tsr_entry *scale)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     uint64_t count;
     if (!is_scale(scale->dtype) || !tsr_entry_elements(scale, &count) || !count) return false;
     p->scale = scale;
@@ -224,7 +224,7 @@ static bool take_scales(search *s, const tsr_entry *scale)
  * it states any. */
 static tsr_status find_bits(search *s, unsigned *asymmetric)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const uint64_t words = s->entry->shape[s->entry->ndim - 1];
     unsigned found = 0, candidates = 0;
     for (unsigned bits = 1; bits <= 8; bits++) {
@@ -254,7 +254,7 @@ static tsr_status find_bits(search *s, unsigned *asymmetric)
 /* Zero points are packed down the rows; those of one scale per tensor are not packed. */
 static tsr_status take_zeros(search *s, const tsr_entry *zero)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const uint32_t ndim = p->scale->ndim;
     const bool packed = is_word(zero->dtype), same_dims = zero->ndim == ndim;
     p->zeros = (tsr_codes){.entry = zero, .bits = p->numbers.bits, .down = true, .bias = p->numbers.bias};
@@ -269,7 +269,7 @@ static tsr_status take_zeros(search *s, const tsr_entry *zero)
 
 static tsr_status open_compressed(search *s)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const tsr_entry *scale, *zero, *shape, *index;
     unsigned asymmetric = 0;
     if (!is_word(s->entry->dtype) || s->entry->ndim < 2 || s->entry->ndim > 3) return TSR_OK;
@@ -295,7 +295,7 @@ static tsr_status open_compressed(search *s)
 /* A weight of out_features rows, which is stored transposed. */
 static tsr_status set_matrix(search *s, uint64_t rows, uint64_t columns)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     uint64_t *shape = tsr_arena_array(s->m->own->arena, 2, sizeof *shape, s->err);
     if (!shape) return TSR_E_NOMEM;
     p->rows = shape[0] = rows;
@@ -309,7 +309,7 @@ static tsr_status set_matrix(search *s, uint64_t rows, uint64_t columns)
 /* Finds out how many columns the numbers of GPTQ have, and of how many bits they are. */
 static tsr_status measure_gptq(search *s, const tsr_entry *index, uint64_t *columns)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const uint64_t stated = size_of(setting(s, "bits")), words = s->entry->shape[0];
     static const uint8_t sizes[] = {2, 3, 4, 8};
     unsigned found = 0;
@@ -331,7 +331,7 @@ static tsr_status measure_gptq(search *s, const tsr_entry *index, uint64_t *colu
 static tsr_status open_gptq(search *s)
 {
     static const char *const formats[] = {"checkpoint_format", "format"};
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const tsr_entry *zero, *index;
     uint64_t columns = 0;
     const char *const format = first_word(s, formats, 2);
@@ -361,7 +361,7 @@ static tsr_status open_awq(search *s)
 {
     static const uint8_t order[] = {0, 4, 1, 5, 2, 6, 3, 7};
     static const char *const formats[] = {"version", "checkpoint_format", "format"};
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const tsr_entry *zero;
     const char *const format = first_word(s, formats, 3);
     const uint64_t stated = size_of(setting(s, "group_size"));
@@ -386,7 +386,7 @@ static tsr_status open_awq(search *s)
 /* The names are the same for both, and the shapes may be. */
 static tsr_status open_transposed(search *s)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const char *const method = word_of(s, "quant_method");
     const bool awq = !strcmp(method, "awq");
     const tsr_entry *scale;
@@ -431,7 +431,7 @@ static const float fp4[2][16] = {FP4(-0.0f), FP4(0.0f)};
 /* Sets the shape of the weight from the state, and checks that the packed numbers are as many. */
 static tsr_status take_shape(search *s, const cJSON *state, const tsr_entry *holder)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(state, "shape"), *item = NULL;
     const size_t count = tsr_json_count(list);
     uint64_t elements = 0, bytes = 0;
@@ -484,7 +484,7 @@ static tsr_status take_nested(search *s, const cJSON *state, const tsr_entry *ho
 /* What the quant_state says. */
 static tsr_status take_state(search *s, const cJSON *state, const tsr_entry *holder)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const cJSON *const name = cJSON_GetObjectItemCaseSensitive(state, "dtype");
     uint64_t count;
     p->rounded = cJSON_IsString(name) ? tsr_dtype_from_name(tsr_json_text_of(name)) : TSR_DTYPE_NONE;
@@ -527,7 +527,7 @@ static tsr_status open_four_bits(search *s)
 {
     static const uint8_t order[] = {1, 0}; /* the first number of a byte is its high half */
     static const char *const states[] = {".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"};
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const tsr_entry *holder = NULL, *map;
     const bool single = tsr_dtype_size(s->entry->dtype) == 1;
     for (size_t i = 0; i < 2 && !holder; i++) {
@@ -549,7 +549,7 @@ static tsr_status open_four_bits(search *s)
 
 static tsr_status open_eight_bits(search *s)
 {
-    tsr_packed *p = s->packed;
+    tsr_packed_weight *p = s->packed;
     const tsr_entry *layout;
     uint64_t count;
     uint8_t number = 0;
@@ -590,8 +590,9 @@ static const struct {
 
 static tsr_status open_form(search *s, size_t form)
 {
-    tsr_packed *p = s->packed;
-    *p = (tsr_packed){.source = s->m->source, .form = forms[form].form, .factor = 1, .matrices = 1, .dtype = p->dtype};
+    tsr_packed_weight *p = s->packed;
+    *p =
+        (tsr_packed_weight){.source = s->m->source, .form = forms[form].form, .factor = 1, .matrices = 1, .dtype = p->dtype};
     p->parts[p->part_count++] = s->entry;
     s->ending = forms[form].packed;
     TSR_TRY(forms[form].open(s));
@@ -601,9 +602,10 @@ static tsr_status open_form(search *s, size_t form)
     return p->name.data ? TSR_OK : TSR_E_NOMEM;
 }
 
-tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtype, const tsr_packed **out, tsr_error *err)
+tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtype, const tsr_packed_weight **out,
+                           tsr_error *err)
 {
-    tsr_packed found = {.dtype = dtype}, *kept;
+    tsr_packed_weight found = {.dtype = dtype}, *kept;
     tsr_vec text = tsr_vec_of(m->own->host->allocator, 1);
     search s = {.m = m, .packed = &found, .entry = entry, .text = &text, .err = err};
     tsr_status status = TSR_OK;
@@ -613,7 +615,7 @@ tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtyp
             status = open_form(&s, i);
     tsr_vec_free(&text);
     if (status != TSR_OK || !found.numbers.entry) return status;
-    *out = kept = TSR_ARENA_NEW(m->own->arena, tsr_packed, err);
+    *out = kept = TSR_ARENA_NEW(m->own->arena, tsr_packed_weight, err);
     if (!kept) return TSR_E_NOMEM;
     *kept = found;
     return TSR_OK;

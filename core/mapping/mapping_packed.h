@@ -28,7 +28,7 @@ typedef struct tsr_nested_scale {
     float offset;
 } tsr_nested_scale;
 
-typedef struct tsr_packed {
+typedef struct tsr_packed_weight {
     tsr_checkpoint *source;
     const char *form;                     /* for messages, such as "GPTQ" */
     tsr_codes numbers, zeros;             /* zeros have the layout of scales */
@@ -48,13 +48,14 @@ typedef struct tsr_packed {
     tsr_str name;
     const tsr_entry *parts[8]; /* the numbers and all their companions, which the weight replaces */
     uint32_t part_count;
-} tsr_packed;
+} tsr_packed_weight;
 
 /* mapping_packed.c: finds out whether the entry holds packed numbers. *out is NULL if it does not. Errors: TSR_E_FORMAT and
  * TSR_E_UNSUPPORTED, naming the entry and the companion that does not fit; those of reading. */
-tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtype, const tsr_packed **out, tsr_error *err);
+tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtype, const tsr_packed_weight **out,
+                           tsr_error *err);
 
-/* mapping_unpack.c: computes elements of the weight (tsr_computed.compute); `ctx` is a tsr_packed. */
+/* mapping_unpack.c: computes elements of the weight (tsr_computed.compute); `ctx` is a tsr_packed_weight. */
 tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                               tsr_error *err);
 

@@ -27,7 +27,7 @@ typedef struct room {
 /* ---- reading ---- */
 
 /* Reads a part of an entry with two dims, or with three, the first of which counts matrices. */
-static tsr_status read_area(const tsr_packed *p, const tsr_entry *entry, const area *a, void *out, tsr_error *err)
+static tsr_status read_area(const tsr_packed_weight *p, const tsr_entry *entry, const area *a, void *out, tsr_error *err)
 {
     const uint64_t offsets[] = {a->matrix, a->row, a->column}, sizes[] = {1, a->rows, a->columns};
     const size_t count = a->rows * a->columns, bytes = count * tsr_dtype_size(entry->dtype);
@@ -104,7 +104,7 @@ static void unpack_across(const tsr_codes *codes, const area *a, size_t width, u
 }
 
 /* Reads and unpacks a part of a matrix of stored numbers. */
-static tsr_status read_codes(const tsr_packed *p, const tsr_codes *codes, const area *a, uint8_t *words, uint8_t *out,
+static tsr_status read_codes(const tsr_packed_weight *p, const tsr_codes *codes, const area *a, uint8_t *words, uint8_t *out,
                              tsr_error *err)
 {
     const uint64_t item = tsr_dtype_size(codes->entry->dtype), period = codes->order ? codes->period : 1;
@@ -127,7 +127,7 @@ static float number_of(const tsr_codes *codes, uint8_t code)
 }
 
 /* Sets the group of every column of the area, and which groups there are. */
-static tsr_status find_groups(const tsr_packed *p, const area *a, room *r, tsr_error *err)
+static tsr_status find_groups(const tsr_packed_weight *p, const area *a, room *r, tsr_error *err)
 {
     int32_t low = INT32_MAX, high = 0;
     const tsr_run run = {.first = a->column, .count = a->columns};
@@ -156,7 +156,7 @@ static tsr_status find_groups(const tsr_packed *p, const area *a, room *r, tsr_e
 }
 
 /* The part of the scales, or of the zeros, that an area needs. */
-static area scales_of(const tsr_packed *p, const area *a, const room *r)
+static area scales_of(const tsr_packed_weight *p, const area *a, const room *r)
 {
     area s = {.matrix = a->matrix, .row = a->row, .rows = a->rows, .column = r->first_group, .columns = r->group_count};
     if (p->one_scale) s = (area){.rows = 1, .columns = 1};
@@ -165,7 +165,7 @@ static area scales_of(const tsr_packed *p, const area *a, const room *r)
 }
 
 /* Turns codes of scales that are quantized themselves, from number `first` on, into scales. */
-static tsr_status look_up_scales(const tsr_packed *p, uint64_t first, size_t count, room *r, tsr_error *err)
+static tsr_status look_up_scales(const tsr_packed_weight *p, uint64_t first, size_t count, room *r, tsr_error *err)
 {
     const tsr_nested_scale *n = &p->nested;
     float table[NUMBERS], *outer = r->values; /* which are computed later */
@@ -180,7 +180,7 @@ static tsr_status look_up_scales(const tsr_packed *p, uint64_t first, size_t cou
     return TSR_OK;
 }
 
-static tsr_status read_scales(const tsr_packed *p, const area *a, room *r, tsr_error *err)
+static tsr_status read_scales(const tsr_packed_weight *p, const area *a, room *r, tsr_error *err)
 {
     const area s = scales_of(p, a, r);
     const size_t count = s.rows * s.columns;
@@ -197,7 +197,7 @@ static tsr_status read_scales(const tsr_packed *p, const area *a, room *r, tsr_e
 /* ---- computing ---- */
 
 /* Multiplies numbers that share a zero and a scale. Those of few bits are looked up. */
-static void multiply_group(const tsr_packed *p, const float *numbers, const uint8_t *codes, size_t count, float zero,
+static void multiply_group(const tsr_packed_weight *p, const float *numbers, const uint8_t *codes, size_t count, float zero,
                            float scale, float *out)
 {
     float products[16];
@@ -211,7 +211,7 @@ static void multiply_group(const tsr_packed *p, const float *numbers, const uint
 }
 
 /* The area is stored row by row. */
-static void multiply_rows(const tsr_packed *p, const area *a, const float *numbers, const room *r)
+static void multiply_rows(const tsr_packed_weight *p, const area *a, const float *numbers, const room *r)
 {
     const uint8_t *codes = r->codes;
     float *out = r->values;
@@ -246,7 +246,7 @@ static void multiply_columns(const area *a, const room *r)
 }
 
 /* Rounds the products to the dtype that the library gives them, and casts them to the one that is wanted. */
-static void round_products(const tsr_packed *p, size_t count, room *r, uint8_t *out, tsr_cast_losses *losses)
+static void round_products(const tsr_packed_weight *p, size_t count, room *r, uint8_t *out, tsr_cast_losses *losses)
 {
     const uint8_t *values = (const uint8_t *)r->values;
     if (p->factor != 1)
@@ -259,7 +259,7 @@ static void round_products(const tsr_packed *p, size_t count, room *r, uint8_t *
     tsr_cast_counted(p->rounded, p->dtype, r->rounded, count, out, losses);
 }
 
-static tsr_status compute_area(const tsr_packed *p, const area *a, const float *numbers, room *r, uint8_t *out,
+static tsr_status compute_area(const tsr_packed_weight *p, const area *a, const float *numbers, room *r, uint8_t *out,
                                tsr_cast_losses *losses, tsr_error *err)
 {
     const area turned = {.row = a->column, .rows = a->columns, .column = a->row, .columns = a->rows};
@@ -273,14 +273,14 @@ static tsr_status compute_area(const tsr_packed *p, const area *a, const float *
 }
 
 /* The most groups that `columns` adjacent columns can have. */
-static size_t most_groups(const tsr_packed *p, size_t columns)
+static size_t most_groups(const tsr_packed_weight *p, size_t columns)
 {
     const uint64_t most = p->group_index ? p->groups : (columns - 1) / p->group + 2;
     return (size_t)(most < p->groups ? most : p->groups);
 }
 
 /* Makes room for areas of at most `rows` and `columns`. */
-static tsr_status room_open(const tsr_packed *p, size_t rows, size_t columns, room *r, tsr_error *err)
+static tsr_status room_open(const tsr_packed_weight *p, size_t rows, size_t columns, room *r, tsr_error *err)
 {
     const size_t elements = rows * columns, scales = rows * most_groups(p, columns),
                  larger = elements > scales ? elements : scales;
@@ -300,8 +300,8 @@ static tsr_status room_open(const tsr_packed *p, size_t rows, size_t columns, ro
     return TSR_OK;
 }
 
-static tsr_status compute_all(const tsr_packed *p, uint64_t first, size_t count, const float *numbers, room *r, uint8_t *out,
-                              tsr_cast_losses *losses, tsr_error *err)
+static tsr_status compute_all(const tsr_packed_weight *p, uint64_t first, size_t count, const float *numbers, room *r,
+                              uint8_t *out, tsr_cast_losses *losses, tsr_error *err)
 {
     const uint64_t end = first + count;
     for (uint64_t at = first; at < end;) {
@@ -319,7 +319,7 @@ static tsr_status compute_all(const tsr_packed *p, uint64_t first, size_t count,
 tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                               tsr_error *err)
 {
-    const tsr_packed *p = ctx;
+    const tsr_packed_weight *p = ctx;
     const uint64_t rows = count / p->columns, most = rows < p->rows ? rows : p->rows;
     float numbers[NUMBERS];
     room r;

@@ -54,7 +54,7 @@ HEADERS = {
     "formats/shards": "shards shard_names",
     "formats/recognize": "latest prune steps trees",
     "stream": "cast read read_check repeats optim_read read_run",
-    "mapping": "mapping scaled",
+    "mapping": "config_text mapping scaled",
     "merge": "merge merge_angles",
     "suggest": "map_suggest",
     "check": "check compare tally check_shared compare_pair",
