@@ -98,12 +98,11 @@ static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
     const tsr_catalog *const both[] = {tsr_checkpoint_catalog(c->a->checkpoint), tsr_checkpoint_catalog(c->b->checkpoint)};
     const tsr_host *host = &c->a->host;
     tsr_diff_options options = {.layout = flags & TESSERA_DIFF_LAYOUT};
-    tsr_canonical_names *names = NULL;
+    tsr_text_names *names = NULL;
     tsr_status status = TSR_OK;
     if (flags & TESSERA_DIFF_CANONICAL) {
-        status = tsr_canonical_names_new(both, 2, NULL, host, &names, err);
-        options.canonical = tsr_canonical_names_find;
-        options.canonical_value = tsr_canonical_names_value;
+        status = tsr_text_names_new(both, 2, host->allocator, &names, err);
+        options.canonical = tsr_text_names_find;
         options.canonical_ctx = names;
     }
     c->arena = tsr_arena_new(host->allocator, 0, err);
@@ -111,7 +110,7 @@ static tsr_status match_names(comparison *c, uint32_t flags, tsr_error *err)
     if (status == TSR_OK)
         status = tsr_diff_catalogs((tsr_catalog_pair){both[0], both[1]}, &options, host, c->arena, &c->diff, err);
     c->end = c->diff.pair_count;
-    tsr_canonical_names_free(names);
+    tsr_text_names_free(names);
     return status;
 }
 

@@ -39,6 +39,14 @@ tsr_status tsr_canonical_names_dict(const tsr_canonical_names *names, tsr_str fq
 tsr_status tsr_canonical_names_twin(const tsr_canonical_names *names, tsr_str raw, tsr_arena *arena, tsr_str *out,
                                     tsr_error *err);
 
+/* The same by the text of each catalog's keys alone, also for the keys of optimizers. The viewer's first module has only this, because
+ * its size is limited. Errors: TSR_E_NOMEM. */
+typedef struct tsr_text_names tsr_text_names;
+tsr_status tsr_text_names_new(const tsr_catalog *const *catalogs, size_t count, const tsr_allocator *allocator,
+                              tsr_text_names **out, tsr_error *err);
+void tsr_text_names_free(tsr_text_names *names); /* accepts NULL */
+tsr_status tsr_text_names_find(void *names, tsr_str raw, tsr_arena *arena, tsr_str *out, tsr_error *err);
+
 /* A name and what it should become: `to` may be equal (it stays), or its data NULL (it has no counterpart). */
 typedef struct tsr_name_pair {
     tsr_str from, to;
