@@ -93,7 +93,8 @@ struct tsr_service {
     tsr_checksum_kind checksum;
     bool declares_checksums;     /* uploads in parts state at their beginning and end which checksum their parts have */
     bool compares_checksums;     /* compares the bytes of an object with the checksums that the answer states */
-    tsr_header checksum_request; /* sent with requests for ranges of objects of at most `most_checked` bytes */
+    tsr_header checksum_request; /* sent with requests for bytes of objects */
+    /* Not 0: it is sent only with requests for at most so many bytes, and Content-MD5 in the answer is then that of the range. */
     size_t most_checked;
     bool checks_whole_only; /* answers state no checksum of an object if a range of it is requested, even of all bytes */
     _Atomic int checksum_use[2];           /* tsr_checksum_use, for requests without a body and with one */
