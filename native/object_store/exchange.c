@@ -127,12 +127,16 @@ static tsr_status add_checksum_header(tsr_exchange *x, const tsr_header *header,
     return tsr_exchange_header(x, header->name, header->value, err);
 }
 
+static size_t kind_of(const tsr_request *r)
+{
+    return r->is_ranged ? TSR_CHECKSUM_READS : r->body_size ? TSR_CHECKSUM_BODIES : TSR_CHECKSUM_BEGINNINGS;
+}
+
 static tsr_status add_checksums(const tsr_service *service, tsr_exchange *x, tsr_error *err)
 {
     const tsr_request *r = x->request;
-    const bool has_body = r->body_size != 0;
     x->has_checksums = false;
-    if (x->leaves_out_checksums || service->checksum_use[has_body] == TSR_CHECKSUMS_REFUSED) return TSR_OK;
+    if (x->leaves_out_checksums || service->checksum_use[kind_of(r)] == TSR_CHECKSUMS_REFUSED) return TSR_OK;
     for (size_t i = 0; i < TSR_MOST_CHECKSUM_HEADERS; i++) TSR_TRY(add_checksum_header(x, &r->checksums[i], err));
     if (r->is_ranged && (!service->most_checked || r->capacity <= service->most_checked))
         TSR_TRY(add_checksum_header(x, &service->checksum_request, err));
@@ -240,19 +244,19 @@ bool tsr_object_store_take_warning(char *out, size_t size)
 static bool leaves_out_checksums(tsr_service *service, tsr_exchange *x)
 {
     const tsr_http_transfer *t = &x->transfer;
-    const bool has_body = x->request->body_size != 0;
+    _Atomic int *use = &service->checksum_use[kind_of(x->request)];
     if (t->result != TSR_TRANSFER_ANSWERED) return false;
     if (t->answer.status < 300) {
-        if (x->leaves_out_checksums && service->checksum_use[has_body] != TSR_CHECKSUMS_REFUSED) {
-            service->checksum_use[has_body] = TSR_CHECKSUMS_REFUSED;
+        if (x->leaves_out_checksums && *use != TSR_CHECKSUMS_REFUSED) {
+            *use = TSR_CHECKSUMS_REFUSED;
             note_refusal(service->shown);
         } else if (x->has_checksums) {
-            service->checksum_use[has_body] = TSR_CHECKSUMS_TAKEN;
+            *use = TSR_CHECKSUMS_TAKEN;
         }
         return false;
     }
     if (!x->has_checksums || (t->answer.status != 400 && t->answer.status != 501) || is_mismatch(t) ||
-        service->checksum_use[has_body] == TSR_CHECKSUMS_TAKEN)
+        *use == TSR_CHECKSUMS_TAKEN)
         return false;
     x->leaves_out_checksums = true;
     return true;

@@ -384,7 +384,7 @@ static tsr_status begin(tsr_service *service, tsr_str key, tsr_arena *arena, con
                            .content_type = TSR_OBJECT_TYPE,
                            .is_upload = true,
                            .once = true};
-    if (service->declares_checksums && service->checksum_use[1] != TSR_CHECKSUMS_REFUSED) {
+    if (service->declares_checksums && service->checksum_use[TSR_CHECKSUM_BODIES] != TSR_CHECKSUMS_REFUSED) {
         request.checksums[0] = (tsr_header){"x-amz-checksum-algorithm", "CRC32"};
         request.checksums[1] = (tsr_header){"x-amz-checksum-type", "FULL_OBJECT"};
     }
@@ -430,7 +430,8 @@ static tsr_status send(tsr_service *service, const tsr_upload *upload, unsigned 
     tsr_status status = tsr_upload_ask(service, &request, arena, &reply, err);
     tsr_arena_free(arena);
     *tag = reply.tag;
-    if (service->declares_checksums && service->checksum_use[1] == TSR_CHECKSUMS_TAKEN) add_checksum(tag, checksum);
+    if (service->declares_checksums && service->checksum_use[TSR_CHECKSUM_BODIES] == TSR_CHECKSUMS_TAKEN)
+        add_checksum(tag, checksum);
     if (status == TSR_OK && (!tag->text[0] || strpbrk(tag->text, "<>&")))
         status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: the server does not state the ETag of a part",
                            tsr_shown_key_of(service, upload->key).text);

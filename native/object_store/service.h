@@ -75,6 +75,8 @@ typedef struct tsr_object_list {
 } tsr_object_list;
 
 /* What a server does with headers about checksums. */
+/* Kinds of requests with such headers: a server may know those of one kind, and not those of another. */
+enum { TSR_CHECKSUM_READS, TSR_CHECKSUM_BODIES, TSR_CHECKSUM_BEGINNINGS, TSR_CHECKSUM_REQUESTS };
 typedef enum tsr_checksum_use { TSR_CHECKSUMS_UNKNOWN, TSR_CHECKSUMS_TAKEN, TSR_CHECKSUMS_REFUSED } tsr_checksum_use;
 
 typedef struct tsr_service tsr_service;
@@ -97,8 +99,8 @@ struct tsr_service {
     /* Not 0: it is sent only with requests for at most so many bytes, and Content-MD5 in the answer is then that of the range. */
     size_t most_checked;
     bool checks_whole_only; /* answers state no checksum of an object if a range of it is requested, even of all bytes */
-    _Atomic int checksum_use[2];           /* tsr_checksum_use, for requests without a body and with one */
-    bool completes_unconditionally;        /* completing an upload supports no preconditions */
+    _Atomic int checksum_use[TSR_CHECKSUM_REQUESTS]; /* tsr_checksum_use */
+    bool completes_unconditionally;                  /* completing an upload supports no preconditions */
     long status_exists;                    /* status that, like 412, means that a precondition does not hold; 0: none */
     const struct tsr_uploading *uploading; /* upload.h; NULL: the service is read-only */
     /* Fills x->transfer: URL, headers, signature. Called before every attempt, so it can renew credentials. Thread-safe. */

@@ -42,7 +42,7 @@ bool tsr_upload_md5(const void *data, size_t size, char out[TSR_MD5_DIGITS + 1])
 tsr_header tsr_upload_checksum(const tsr_service *service, const void *data, size_t size, char value[TSR_CHECKSUM_VALUE])
 {
     char text[TSR_CHECKSUM_TEXT];
-    if (!service->checksum_header || !size || service->checksum_use[1] == TSR_CHECKSUMS_REFUSED ||
+    if (!service->checksum_header || !size || service->checksum_use[TSR_CHECKSUM_BODIES] == TSR_CHECKSUMS_REFUSED ||
         !tsr_checksum_text(service->checksum, data, size, text))
         return (tsr_header){NULL, NULL};
     snprintf(value, TSR_CHECKSUM_VALUE, "%s%s", service->checksum_prefix, text);

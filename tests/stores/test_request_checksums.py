@@ -172,6 +172,11 @@ def test_request_checksums_that_a_server_refuses_are_left_out(t):
             p = t.run("convert", "s3://b/x.safetensors", "s3://b/ck", "--to", "dcp", env=s.env())
             need(p.stderr.count(b"refuses checksums") == 1, p.stderr)
             need(t.json("diff", source, "s3://b/ck", "--values", "--json", env=s.env())["same"], "other values")
+        # One that knows them where it gives objects, and not where it takes them.
+        with serving({}, lambda h, key, count: "x-amz-checksum-algorithm" in h.headers and h.error(status, code)) as s:
+            s.objects[LARGE] = b"old"
+            p = t.run("cp", source, "s3://b/x.safetensors", "--no-verify", "--overwrite", env=s.env())
+            need(p.stderr.count(b"refuses checksums") == 1 and s.objects[LARGE] == files_below(source)["large.safetensors"], p.stderr)
         with serving({}, lambda h, key, count: h.command == "PUT" and h.error(status, code)) as s:
             p = t.run("convert", sample("dcp_fsdp2")[0], "s3://b/ck", "--to", "dcp", status=2, env=s.env())
             need(code.encode() in p.stderr and b"refuses checksums" not in p.stderr, p.stderr)
