@@ -42,6 +42,17 @@ static tsr_status need_part(search *s, const char *other, const tsr_entry **out)
     return TSR_OK;
 }
 
+/* Sets *out to whether there is one of two companions. Integers without either may be anything. */
+static tsr_status has_any(search *s, const char *one, const char *other, bool *out)
+{
+    const tsr_entry *found;
+    TSR_TRY(find_part(s, one, &found));
+    if (!found) TSR_TRY(find_part(s, other, &found));
+    *out = found != NULL;
+    s->packed->part_count = 1; /* they are counted when they are read */
+    return TSR_OK;
+}
+
 static tsr_shape_text shape_of(const tsr_entry *entry)
 {
     const tsr_mapped_tensor tensor = {.ndim = entry->ndim, .shape = (uint64_t *)(uintptr_t)entry->shape};
@@ -272,7 +283,10 @@ static tsr_status open_compressed(search *s)
     tsr_packed_weight *p = s->packed;
     const tsr_entry *scale, *zero, *shape, *index;
     unsigned asymmetric = 0;
+    bool any;
     if (!is_word(s->entry->dtype) || s->entry->ndim < 2 || s->entry->ndim > 3) return TSR_OK;
+    TSR_TRY(has_any(s, "_scale", "_shape", &any));
+    if (!any) return TSR_OK;
     TSR_TRY(need_part(s, "_scale", &scale));
     TSR_TRY(need_part(s, "_shape", &shape));
     TSR_TRY(find_part(s, "_zero_point", &zero));
@@ -390,7 +404,10 @@ static tsr_status open_transposed(search *s)
     const char *const method = word_of(s, "quant_method");
     const bool awq = !strcmp(method, "awq");
     const tsr_entry *scale;
+    bool any;
     if (!is_word(s->entry->dtype)) return TSR_OK;
+    TSR_TRY(has_any(s, "scales", "qzeros", &any));
+    if (!any) return TSR_OK;
     p->form = awq ? "AWQ" : "GPTQ";
     TSR_TRY(need_part(s, "scales", &scale));
     p->scale = scale;

@@ -163,6 +163,15 @@ def test_maps_and_adapters_apply_to_dequantized_weights(t):
     need(header["n.weight"]["shape"] == [3, 2] and all(abs(a - b) < 1e-5 for a, b in zip(got, (1, 2, 2, -4, 3, -6))), got)  # rows 1 2 3 and -2 -4 -6, plus 4
 
 
+@test
+def test_integers_with_the_name_of_packed_numbers_stay(t):
+    config, tensors = FORMS["int8"]
+    others = {"a.table_packed": i32([2, 2], 1, 2, 3, 4), "b.qweight": i32([2], 1, 2), "c.weight": ("U8", [3], b"abc")}
+    t.run("convert", model(t, config, {**tensors, **others}), t.at("out.safetensors"), "--dequantize")
+    got = {e["fqn"]: (e["dtype"], e["shape"]) for e in t.json("inspect", t.at("out.safetensors"), "--json")["entries"]}
+    need(got == {"m.weight": ("bfloat16", [2, 3]), "a.table_packed": ("int32", [2, 2]), "b.qweight": ("int32", [2]), "c.weight": ("uint8", [3])}, got)
+
+
 def config_of(t, *names):
     with open(t.at(*names)) as f:
         return f.read()
