@@ -40,7 +40,7 @@ CORE = {
 }
 # Module of core: its public headers.
 HEADERS = {
-    "base": "api version str status memory host map findings json alloc vec visible suggest uri finding_add host_calls options number_text try little_endian",
+    "base": "api version str status memory host map findings json alloc vec visible suggest uri regex finding_add host_calls options number_text try little_endian",
     "io": "store output comm store_read collectives guards",
     "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries nest optimizer_scalars stored_optimizers",
     "fqn": "glob fqn canonical_names name_choice params",

@@ -152,6 +152,7 @@ static tsr_status open_deepspeed(tsr_checkpoint *checkpoint, tsr_error *err)
     tsr_ds_rows_close(&r.model);
     tsr_ds_rows_close(&r.states);
     tsr_ds_rows_close(&r.odd);
+    tsr_ds_layouts_close(r.files.layouts);
     tsr_ds_files_close(&r.files);
     return status;
 }

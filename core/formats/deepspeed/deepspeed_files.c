@@ -1,6 +1,5 @@
 /* See deepspeed_files.h. */
 #include "formats/deepspeed/deepspeed_files.h"
-#include "formats/deepspeed/deepspeed_layouts.h"
 
 #include <stdlib.h>
 
@@ -349,5 +348,4 @@ tsr_status tsr_ds_files_open(tsr_checkpoint *checkpoint, tsr_ds_files *out, tsr_
 void tsr_ds_files_close(tsr_ds_files *files)
 {
     tsr_vec_free(&files->runs);
-    tsr_ds_layouts_close(files->layouts);
 }

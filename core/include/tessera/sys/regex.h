@@ -8,10 +8,10 @@
  * Example:
  *
  *     tsr_regex *regex;
- *     TSR_TRY(tsr_regex_compile(TSR_STR("^layers\\.[12]\\..*_proj$"), allocator, arena, &regex, err));
  *     uint64_t work = TSR_REGEX_WORK;
  *     bool matches = false;
- *     TSR_TRY(tsr_regex_match(regex, module, &work, &matches, err)); */
+ *     tsr_status status = tsr_regex_compile(TSR_STR("layers\\.[12]\\..*"), &tsr_allocator_libc, arena, &regex, &err);
+ *     if (status == TSR_OK) status = tsr_regex_match(regex, TSR_STR("layers.1.q_proj"), &work, &matches, &err); */
 #ifndef TESSERA_SYS_REGEX_H
 #define TESSERA_SYS_REGEX_H
 
