@@ -1,5 +1,5 @@
 """Faults are injected into the newest checkpoint of a run, and `tessera latest` must answer with what the framework's own loader accepts: the
-directories of nine frameworks, killed while they were saved, cut, emptied, lost, flipped, with blocks that never reached the disk, and while
+directories of eight frameworks, killed while they were saved, cut, emptied, lost, flipped, with blocks that never reached the disk, and while
 they are being written. With TSR_TEST_FULL there are 1,500 faults for each.
 
 The loader of a framework that is not installed is what it calls: torch.load, safetensors, json, or PyTorch's reader of DCPs, for each file that
@@ -32,6 +32,8 @@ TRAINER_WRITES = ("config.json", "generation_config.json", "model.safetensors", 
 # cannot notice, and what it writes last, in this order.
 FRAMEWORKS = {
     "dcp": (f"{SAMPLES}/dcp_fsdp2", "step_{}", (), (), (".metadata",)),
+    # Shards that are all there are read without their index, which transformers needs.
+    "transformers": (f"{SAMPLES}/safetensors_index", "step-{}", (), ("model.safetensors.index.json",), ("model.safetensors.index.json",)),
     "torchtitan": (f"{SAMPLES}/dcp_tp_fsdp2", "step-{}", (), (), (".metadata",)),
     "trainer": (f"{SAMPLES}/hf_trainer/checkpoint-4", "checkpoint-{}", ("generation_config.json", "training_args.bin", "config.json"),
                 ("trainer_state.json", "rng_state.pth", "scheduler.pt", "optimizer.pt"), TRAINER_WRITES),
@@ -233,6 +235,10 @@ def check_faults(t, framework):
 
 def test_dcp_faults(t):
     check_faults(t, "dcp")
+
+
+def test_transformers_faults(t):
+    check_faults(t, "transformers")
 
 
 def test_torchtitan_faults(t):
