@@ -4,6 +4,7 @@
  * groups connects a number with a name; tsr_optim_name_groups finds that order. */
 #include "tessera/optim.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_tree.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"

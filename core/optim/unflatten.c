@@ -9,6 +9,7 @@
 
 #include "tessera/optim.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_tree.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"

@@ -9,6 +9,7 @@
 
 #include "golden.h"
 #include "tessera/optim.h"
+#include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
 

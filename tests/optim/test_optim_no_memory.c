@@ -14,6 +14,7 @@
 #include "tessera/sys/fsdp_optim.h"
 #include "tessera/sys/module_tree.h"
 #include "tessera/sys/optim_comm.h"
+#include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_keys.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"

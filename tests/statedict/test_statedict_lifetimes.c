@@ -19,6 +19,7 @@
 #include "tessera/sharded_optimizer.h"
 #include "tessera/state_keys.h"
 #include "tessera/sys/model_state.h"
+#include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_keys.h"
 #include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/sharded_optimizer.h"

@@ -46,7 +46,7 @@ HEADERS = {
     "fqn": "glob fqn canonical_names name_choice params",
     "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
     "plan": "target plan target_fsdp1 holders plan_items storage",
-    "optim": "optim optim_load optim_states optim_tree flat_params flat_index flat_keys fsdp_optim",
+    "optim": "optim optim_forms optim_load optim_states optim_tree flat_params flat_index flat_keys fsdp_optim",
     "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
     "formats/safetensors": "salvaged_file",
     "formats/dcp": "salvage dcp_item",

@@ -68,13 +68,9 @@ typedef struct tsr_state_item {
 tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr_arena *arena, tsr_state_item **out,
                            size_t *count, tsr_error *err);
 
-/* FQNs and the tensors they name: PyTorch's fqn_param_mapping and shared_params_mapping (`_verify_options`). */
+/* FQNs and the tensors they name: PyTorch's fqn_param_mapping and shared_params_mapping (`_verify_options`). Made by tsr_params_new
+ * (tessera/sys/params.h). */
 typedef struct tsr_params tsr_params;
-
-/* Iterates the state and resolves every name. Borrows `modules` and `host` until free. Errors: those of tsr_fqn_resolve;
- * TSR_E_NOMEM. Read-only afterwards and thread-safe. */
-tsr_status tsr_params_new(const tsr_modules *modules, const tsr_host *host, tsr_params **out, tsr_error *err);
-void tsr_params_free(tsr_params *params); /* accepts NULL */
 
 TSR_API_END
 

@@ -9,6 +9,8 @@
 #include "live/tensor/state_dict.h"
 #include "tessera/state_keys.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/optim_forms.h"
+#include "tessera/sys/params.h"
 #include "tessera/sys/statedict.h"
 
 /* ---- optimizer add ---- */

@@ -1,6 +1,7 @@
 /* Gets the state of live optimizers under canonical names, and handles a model together with its optimizers. */
 #include "live/model/model_names.h"
 #include "live/model/optimizer_names.h"
+#include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/state_calls.h"
 

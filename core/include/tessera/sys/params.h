@@ -57,6 +57,10 @@ typedef struct tsr_param {
     bool shared; /* met under more than one raw name */
 } tsr_param;
 
+/* Iterates the state and resolves every name. Borrows `modules` and `host` until free. Errors: those of tsr_fqn_resolve;
+ * TSR_E_NOMEM. Read-only afterwards and thread-safe. */
+tsr_status tsr_params_new(const tsr_modules *modules, const tsr_host *host, tsr_params **out, tsr_error *err);
+void tsr_params_free(tsr_params *params); /* accepts NULL */
 /* As tsr_params_new, of a list that the caller made; copies names, borrows tensors. TSR_E_NOMEM. */
 tsr_status tsr_params_listed(const tsr_param *list, size_t count, const tsr_host *host, tsr_params **out, tsr_error *err);
 /* In order of first appearance. */
