@@ -438,8 +438,8 @@ tsr_status tsr_device_download(tsr_device *device, void *to, const void *from, u
 tsr_status tsr_tensor_copy(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *arena, tsr_error *err)
 {
     for (uint32_t i = 0; i < tsr_tensor_buffer_count(from); i++) {
-        void *source, *target;
-        uint64_t bytes;
+        void *source = NULL, *target = NULL; /* compilers cannot tell that they are set */
+        uint64_t bytes = 0;
         TSR_TRY(tsr_tensor_buffer(from, i, arena, &source, &bytes, err));
         TSR_TRY(tsr_tensor_buffer(to, i, arena, &target, &bytes, err));
         TSR_TRY(copy_bytes(from->device, source, to->device, target, bytes, err));
@@ -524,8 +524,8 @@ tsr_status tsr_tensor_convert(const tsr_tensor *from, const tsr_tensor *to, tsr_
         return tsr_device_wait(to->device, err);
     }
     for (uint32_t i = 0; i < tsr_tensor_buffer_count(from); i++) {
-        void *source, *target;
-        uint64_t bytes;
+        void *source = NULL, *target = NULL; /* compilers cannot tell that they are set */
+        uint64_t bytes = 0;
         TSR_TRY(tsr_tensor_buffer(to, i, passing, &target, &bytes, err));
         TSR_TRY(tsr_tensor_buffer(from, i, passing, &source, &bytes, err));
         TSR_TRY(cast_buffer(from, source, to, target, bytes, err));
