@@ -3,8 +3,10 @@
  * Example:
  *
  *     const tsr_config_changes changes = {.unquantized = true, .dtype = TSR_BFLOAT16};
+ *     tsr_bytes config;
+ *     tsr_vec copy = tsr_vec_of(host->allocator, 1);
  *     status = tsr_config_load(checkpoint, &config, &err);
- *     if (status == TSR_OK && config.data.size) status = tsr_config_rewrite(config.data, &changes, host, &text, &err); */
+ *     if (status == TSR_OK && config.data.size) status = tsr_config_rewrite(config.data, &changes, host, &copy, &err); */
 #ifndef TESSERA_SYS_CONFIG_TEXT_H
 #define TESSERA_SYS_CONFIG_TEXT_H
 
