@@ -46,8 +46,8 @@ static tsr_status describe_job(call *c, bool reshards, tsr_plan_job *job, tsr_er
     const tsr_checkpoint *source = c->source ? c->source : c->checkpoint;
     tsr_command_options options = c->request.options;
     job->source.path = c->path;
-    if (c->chosen.part.size) options.source.part = c->chosen.part.data;
-    if (c->chosen.step.size) options.source.step = c->chosen.step.data;
+    if (c->chosen.part.data) options.source.part = c->chosen.part.data;
+    if (c->chosen.step.data) options.source.step = c->chosen.step.data;
     if (c->map.data) options.map = c->map.data;
     if (c->chosen.shards)
         options.source.shards =

@@ -200,12 +200,13 @@ export interface PlanOptions {
   /** With `quantize`: also leave weights that match as they are; embeddings, norms, output layers and routers are never
    *  quantized. */
   readonly noQuantize?: readonly string[] | undefined;
-  /** First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to
-   *  do applies to the result. */
+  /** Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean
+   *  the resulting names. */
   readonly canonical?: boolean | undefined;
   /** With `canonical`: take the model's names from a tessera.modules/1 document, not from the text of the names alone. */
   readonly modules?: DocumentOrText | undefined;
-  /** Use only names with this prefix, such as model., and strip it; after `canonical`, before everything else. */
+  /** Use only names with this prefix, such as model., and strip it, after `canonical`; all other options mean the
+   *  resulting names. */
   readonly prefix?: string | undefined;
   /** Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does. */
   readonly lora?: Checkpoint | undefined;

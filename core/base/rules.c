@@ -235,8 +235,8 @@ static const tsr_rule rules[] = {
     {"torch/rank-twice", TSR_ERROR, "two files come from the same rank",
      "The directory contains files of different saves. Keep those of one save."},
     {"torch/slice-of-storage", TSR_NOTE, "a tensor is a small part of a storage that the file contains whole",
-     "torch.save writes the whole storage of a tensor, so a slice of a large one makes a large file, and loading it takes the memory "
-     "of the storage. `tessera convert` leaves out the rest; before a save, tensor.clone() does the same."},
+     "torch.save writes the whole storage of a tensor, and loading takes its memory. `tessera convert` leaves out the rest; before a "
+     "save, tensor.clone() does."},
     {"torch/version", TSR_ERROR, "PyTorch does not accept the version or alignment that the archive states",
      "PyTorch reads archives whose member 'version' is 1 to 10 and whose member '.storage_alignment' is a number. Save the "
      "file again, or load it with the PyTorch that wrote it."},

@@ -708,7 +708,7 @@ enum { MUCH_LARGER = 4, PAGE = 4096 };
 /* What the tensors of a storage use of it. */
 typedef struct storage_use {
     const tsr_entry *first;
-    uint64_t tensors, bytes;
+    uint64_t bytes;
 } storage_use;
 
 static tsr_status note_slice(tsr_checkpoint *checkpoint, const storage_use *use, tsr_error *err)
@@ -716,15 +716,10 @@ static tsr_status note_slice(tsr_checkpoint *checkpoint, const storage_use *use,
     const tsr_torch_run *run = run_around(checkpoint->state, &use->first->chunks[0]);
     if (!run || run->byte_length / MUCH_LARGER < use->bytes || run->byte_length - use->bytes < PAGE) return TSR_OK;
     const tsr_place place = {checkpoint->store->files[run->file].name, run->byte_offset, use->first->fqn};
-    tsr_str others = TSR_STR("");
-    if (use->tensors > 1)
-        others = tsr_arena_format(checkpoint->arena, err, " and %" PRIu64 " more on its storage", use->tensors - 1);
-    if (!others.data) return TSR_E_NOMEM;
     return tsr_finding_add(checkpoint->findings, "torch/slice-of-storage", place, err,
-                           "'%.*s'%.*s: %" PRIu64 " bytes of a storage of %" PRIu64
-                           ", which the file contains whole; tessera convert leaves out what %s",
-                           TSR_STR_ARG(use->first->fqn), TSR_STR_ARG(others), use->bytes, run->byte_length,
-                           use->tensors > 1 ? "none of them spans" : "is not of the tensor");
+                           "%" PRIu64 " of %" PRIu64 " bytes are used of the storage of '%.*s'; tessera convert leaves out "
+                           "the rest",
+                           use->bytes, run->byte_length, TSR_STR_ARG(use->first->fqn));
 }
 
 /* Before tsr_torch_keep_shared, while every tensor has the number of its storage. */
@@ -742,7 +737,6 @@ static tsr_status note_slices(tsr_checkpoint *checkpoint, const tsr_torch_flat *
         if (!use->first) use->first = entry;
         const bool is_known = entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes);
         use->bytes = is_known && bytes <= UINT64_MAX - use->bytes ? use->bytes + bytes : UINT64_MAX;
-        use->tensors++;
     }
     for (uint32_t s = 1; s <= storages && status == TSR_OK; s++)
         if (uses[s].first && uses[s].bytes) status = note_slice(checkpoint, &uses[s], err);

@@ -486,10 +486,10 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
-    canonical: First remove wrapper prefixes (module, _orig_mod, …) from all names, also in optimizer state; what else there is to do
-    applies to the result
+    canonical: Remove wrapper prefixes (module, _orig_mod, …) from all names first, also in optimizer state; all other options mean the
+    resulting names
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
-    prefix: Use only names with this prefix, such as model., and strip it; after canonical, before everything else
+    prefix: Use only names with this prefix, such as model., and strip it, after canonical; all other options mean the resulting names
     lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
