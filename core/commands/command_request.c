@@ -204,13 +204,3 @@ tsr_status tsr_request_of(const cJSON *root, tsr_arena *arena, tsr_command_reque
     }
     return TSR_OK;
 }
-
-tsr_status tsr_request_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_command_request *out,
-                            tsr_error *err)
-{
-    cJSON *root;
-    TSR_TRY(tsr_json_parse(json_text, host, &root, err));
-    const tsr_status status = tsr_request_of(root, arena, out, err);
-    cJSON_Delete(root);
-    return status;
-}

@@ -12,7 +12,6 @@
 #ifndef TESSERA_SYS_COMMAND_REQUEST_H
 #define TESSERA_SYS_COMMAND_REQUEST_H
 
-#include "tessera/host.h"
 #include "tessera/sys/commands.h"
 
 TSR_API_BEGIN
@@ -35,11 +34,6 @@ tsr_status tsr_request_list(const tsr_command_request *request, tsr_arena *arena
 /* Writes {"schema": "tessera.request/1", "command": "convert", "options": {"dtype": "bfloat16", "include": ["model.**"]}} with what
  * tsr_request_list lists. A flag is true, a number a number. */
 void tsr_request_write(tsr_json *json, const tsr_command_request *request);
-/* Reads it. Texts are in `arena`. Errors: TSR_E_FORMAT, naming what is not as it should be; TSR_E_USAGE for values that options do not
- * take; TSR_E_NOMEM. */
-tsr_status tsr_request_read(tsr_str json_text, const tsr_host *host, tsr_arena *arena, tsr_command_request *out,
-                            tsr_error *err);
-
 /* Sets in `out` the options of `command`, and those of every command, that are given in `given`, in place of those that `out` has. */
 void tsr_options_override(const tsr_command *command, const tsr_command_options *given, tsr_command_options *out);
 /* TSR_E_USAGE if an option is given that `command` does not have, or not in this form; `given` is by the options of `of`. */
