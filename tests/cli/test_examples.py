@@ -13,6 +13,7 @@ import sys
 import threading
 
 from harness import ROOT, SAMPLES, Tessera, need, sample, st_write, test
+from test_packed import FORMS
 
 ADAPTERS = os.path.join(ROOT, "tests", "golden", "adapters")
 NET = {"embed.weight": [64, 256], "fc.weight": [256, 256], "layers.0.fc.weight": [256, 256], "layers.1.fc.weight": [256, 256],
@@ -128,6 +129,13 @@ def optimizer(t, at):
 
 
 def weights(t, at):
+    config, tensors = FORMS["awq"]
+    os.makedirs(at("awq"))
+    st_write(at("awq", "model.safetensors"), tensors)
+    write_json(at("awq", "config.json"), config)
+    net(at("padded.safetensors"))
+    with open(at("padded.safetensors"), "ab") as f:
+        f.write(bytes(512))
     net(at("model.safetensors"))
     net(t.at("prefixed.safetensors"), "model.")
     t.run("reshard", t.at("prefixed.safetensors"), at("ckpt"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp")

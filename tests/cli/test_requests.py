@@ -3,7 +3,7 @@ import json
 import os
 import struct
 
-from harness import need, sample, st_write, test
+from harness import ROOT, need, sample, st_write, test
 from test_plans import deep_tree, tree
 from test_scaled import FP8, adapter, model
 
@@ -75,6 +75,8 @@ def test_exec_multiplies_folds_and_quantizes(t):
     need("quantization_config" not in json.load(open(t.at("configured-shares", "config.json"))), "config.json of exec")
     same(t, "resharded", "", scaled, "--dequantize", "--dtype", "float32", *MESH, "--to", "dcp", command="reshard")
     plain = model(t, "plain", {"m.q.weight": ("F32", [2, 2], struct.pack("<4f", 0.5, 1.5, -2, 3)), "m.k.weight": ("F32", [2, 2], struct.pack("<4f", 5, 6, 7, 8))}, {})
+    plan = json.load(open(same(t, "built-in", ".safetensors", os.path.join(ROOT, "tests/golden/adapters/base/llama"), "--map", "torchtitan-llama3", "--inverse")))
+    need(json.loads(plan["request"]["options"]["map"])["schema"] == "tessera.map/1", "the text of a built-in map")
     lora = adapter(t, ["m.q"])
     plan = same(t, "folded", ".safetensors", plain, "--lora", lora)
     same(t, "both", ".safetensors", scaled, "--dequantize", "--lora", lora, "--map", json.dumps(MAP))

@@ -298,12 +298,13 @@ def test_dequantize_reads_the_same_numbers_under_every_name(t):
 @test
 def test_dequantize_names_what_it_does_not_support(t):
     norm = {"m.norm.weight": F32, "m.k.weight": FP8, "m.k.weight_scale": F32}
-    for i, (data, numbers, scale, scales) in enumerate((("m.q.qweight", I32, "m.q.scales", F16), ("m.q.weight_packed", I32, "m.q.weight_scale", F16), ("m.q.weight", I8, "m.q.SCB", F32),
+    for i, (data, numbers, scale, scales) in enumerate((("m.q.qweight", I32, "m.q.scales", F16), ("m.q.weight_packed", I32, "m.q.weight_scale", F16),
                                                         ("m.q.weight", U8, "m.q.weight.absmax", F32))):
         for others in ({}, norm):
             path = source(t, {data: numbers, scale: scales, **others}, f"{i}.safetensors")
             for more in ([], ["--dtype", "float32"]):
-                refused(t, data, scale, "convert", path, t.at("out.safetensors"), "--dequantize", *more, advice=["does not support"])
+                refused(t, data, scale, "convert", path, t.at("out.safetensors"), "--dequantize", *more,
+                        advice=["no quant_state" if scale.endswith("absmax") else "does not support"])
     said = t.run("convert", source(t, {"m.norm.weight": F32}), t.at("out.safetensors"), "--dequantize", status=2).stderr.decode()
     need("there are no" in said, said)
 

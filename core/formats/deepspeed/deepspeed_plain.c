@@ -298,6 +298,28 @@ static tsr_status report_stage(const plain *p)
         p->count);
 }
 
+/* Whether a float32 copy without a name is that of none of the weights. */
+static tsr_status is_of_none(const plain *p, const tsr_ds_numbered *n, bool *out)
+{
+    bool same = false;
+    for (uint32_t c = 0; c < p->candidate_count && !same; c++) {
+        const tsr_ds_candidate *candidate = &p->candidates[c];
+        if (candidate->taken || candidate->is_expert != n->is_expert || !fits(n, candidate)) continue;
+        TSR_TRY(tsr_ds_rounds_to(p->checkpoint, n->fp32, candidate->tensor, &same, p->err));
+    }
+    *out = !same;
+    return TSR_OK;
+}
+
+/* Whether there is one: then the weights and the optimizer's state are of different steps. */
+static tsr_status has_of_none(const plain *p, bool *out)
+{
+    *out = false;
+    for (uint32_t i = 0; i < p->count && !*out; i++)
+        if (p->numbered[i].candidate == UINT32_MAX && p->numbered[i].fp32) TSR_TRY(is_of_none(p, &p->numbered[i], out));
+    return TSR_OK;
+}
+
 /* Reports parameters that could not be named. If a float32 copy has no name, a weight would be lost. */
 static tsr_status report_unnamed(const plain *p)
 {
@@ -309,6 +331,13 @@ static tsr_status report_unnamed(const plain *p)
     if (p->is_stage) return report_stage(p);
     for (uint32_t c = 0; c < p->candidate_count; c++)
         if (!p->candidates[c].taken) tsr_shown_names_add(&names, p->candidates[c].name);
+    bool differs = false;
+    if (p->fp32 && needs_weights(p->checkpoint)) TSR_TRY(has_of_none(p, &differs));
+    if (differs)
+        return tsr_ds_report(p->checkpoint, file, p->err,
+                             "%.*s: float32 weights of the optimizer are copies of none of the weights, of which these have "
+                             "none: %s%s; the files are of different steps",
+                             TSR_STR_ARG(file), names.text, tsr_shown_names_rest(&names));
     if (p->fp32 && needs_weights(p->checkpoint))
         return report_unreadable(
             p, file,

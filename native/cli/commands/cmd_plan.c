@@ -238,11 +238,11 @@ const cli_command cli_plan = {
     .examples = "tessera plan ckpt/ --mesh dp=4,tp=2 --placements 'shard(0),replicate'\n"
                 "Show the load of each rank before any byte is moved\n"
                 "tessera plan ckpt/ --target target.json --items\nPrint every read of every rank as JSON, for scripts\n"
-                "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\nWrite a plan that `tessera "
-                "exec` carries "
-                "out\n"
-                "tessera plan ckpt/ --mesh dp=512 --placements 'shard(1)' --storage storage.json\nShow what each server of "
-                "a parallel file "
-                "system delivers\n",
+                "tessera plan ckpt/ --mesh dp=3 --placements 'shard(0)' --json > plan.json\n"
+                "Write a plan that `tessera exec` carries out\n"
+                "tessera plan ckpt/ --to safetensors --max-shard-size 5GB --objects drop --json > plan.json\n"
+                "Plan a conversion, for shares that run on any machines\n"
+                "tessera plan ckpt/ --mesh dp=512 --placements 'shard(1)' --storage storage.json\n"
+                "Show what each server of a parallel file system delivers\n",
     .run = run,
 };

@@ -339,7 +339,7 @@ const cli_command cli_repair = {
                 "step-1000.metadata step-1000/.metadata\n"
                 "tessera repair step-1000/ found.metadata\n"
                 "Rebuild it without names: each item is named after its file and number, and the exit status is 1\n"
-                "tessera repair model.safetensors fixed.safetensors\n"
+                "tessera repair padded.safetensors fixed.safetensors\n"
                 "Copy a file without the bytes behind its last tensor, and with a header that readers accept\n",
     .run = run,
 };
