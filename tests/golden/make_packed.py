@@ -8,7 +8,7 @@ Made with torch 2.13.0, compressed-tensors 0.20.1, bitsandbytes 0.50.2 on a CPU.
   NAME/model.safetensors   the stored tensors        NAME/config.json   what transformers would store with them
   NAME.safetensors         NAME.weight as decompress(), dequantize() or dequantize_4bit() computes it, in the library's dtype
 
-The weights are random, and so are the shapes, of which few are multiples of a word. tests/interop/test_packed.py makes more of them."""
+The weights are random, and so are the shapes, of which few are multiples of a word. tests/interop/test_packed_numbers.py makes more of them."""
 import json
 import pathlib
 import sys

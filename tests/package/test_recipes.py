@@ -34,9 +34,10 @@ def source_tree(t):
 
 
 def test_the_conda_recipe_renders_builds_and_passes_its_tests(t):
-    """By rattler-build. No channel of conda packages is needed: requirements are rendered, then this machine's are used."""
+    """By rattler-build, which lets patchelf tell libtessera-live where libtessera is. No channel of conda packages is needed: requirements
+    are rendered, then this machine's are used."""
     out = check(os.path.join(TOOLS, "bin/python"), os.path.join(ROOT, "tests/package/conda_build.py"), os.path.join(PACKAGING, "conda/recipe.yaml"),
-                source_tree(t), t.at("out"), env={**os.environ, "HOME": t.scratch, "CMAKE_BUILD_PARALLEL_LEVEL": "2"})
+                source_tree(t), t.at("out"), env={**os.environ, "PATH": f"{os.path.join(TOOLS, 'bin')}:{os.environ['PATH']}", "HOME": t.scratch, "CMAKE_BUILD_PARALLEL_LEVEL": "2"})
     assert f"rendered: tessera-checkpoint {VERSION}\n" in out and re.search(f"built: tessera-checkpoint {VERSION} .*tessera-checkpoint-{VERSION}-.*[.]conda", out), out[-2000:]
 
 

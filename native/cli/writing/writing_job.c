@@ -163,7 +163,7 @@ static tsr_status append_text(void *ctx, const char *data, size_t size, tsr_erro
     return tsr_vec_append(ctx, data, size, err);
 }
 
-/* The target as its document, on one line. */
+/* The target as its document, on one line, where it was not given by --mesh and --placements. */
 static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err)
 {
     tsr_json json;
@@ -191,7 +191,7 @@ static tsr_status add_options(const cli_writing *w, tsr_str *text, tsr_error *er
     options->to = 0;
     if (!w->source.modules_text.data) options->modules = NULL; /* optim has it in its recipe */
     options->flat_params = NULL;
-    options->target = options->mesh = options->placements = options->storage = NULL;
+    options->target = options->storage = NULL; /* see add_target */
     TSR_TRY(tsr_request_list(&request, w->arena, &values, &count, err));
     for (size_t i = 0; i < count; i++) {
         const char *name = values[i].option->name;
@@ -218,5 +218,5 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
     TSR_TRY(add_line(w, text, "to", tsr_str_from(tsr_container_words[w->to]), err));
     if (w->file_name.size) TSR_TRY(add_line(w, text, "file", w->file_name, err));
     TSR_TRY(add_options(w, text, err));
-    return w->plan ? add_target(w, text, err) : TSR_OK;
+    return w->plan && !w->options->mesh ? add_target(w, text, err) : TSR_OK;
 }

@@ -389,7 +389,9 @@ static tsr_status begin(cli_writing *w, cli_start *b, const tsr_convert_options 
     if (status != TSR_OK || w->is_complete) return status;
     status = cli_agree(w->program, cli_speaks(w->program) ? cli_clear_around(w, b, err) : TSR_OK, err);
     if (status != TSR_OK) return status;
-    if (w->options->resume && !b->resumed) cli_warn(w->program, "nothing to resume for '%s'; starting over", w->destination);
+    /* A share continues what there is of it in any case. */
+    if (w->options->resume && !b->resumed && !w->part)
+        cli_warn(w->program, "nothing to resume for '%s'; starting over", w->destination);
     return share_start(w, b, err);
 }
 
