@@ -319,20 +319,23 @@ def test_a_scale_that_is_missing(t):
     need(all(got[k].dtype == v.dtype and torch.equal(got[k].float(), v.float()) for k, v in plain.items()) and len(got) == 7, "what has no scale")
 
 
-def test_other_quantizations_are_named(t):
-    """As GPTQ, AWQ and bitsandbytes store their numbers, and config.json says whose they are."""
+def test_quantized_weights_that_lack_something_are_named(t):
+    """Parts of what GPTQ, AWQ and bitsandbytes store, with and without the config.json that says whose they are."""
     folder, out = os.path.join(t.scratch, "model"), os.path.join(t.scratch, "out.safetensors")
     os.makedirs(folder)
     ints, halves = torch.arange(8, dtype=torch.int32).reshape(2, 4), torch.rand(1, 4).half()
-    for method, tensors in (("gptq", {"q.qweight": ints, "q.scales": halves}), ("awq", {"q.qweight": ints, "q.scales": halves}),
-                            ("bitsandbytes", {"q.weight": torch.ones(8, 1, dtype=torch.uint8), "q.weight.absmax": torch.rand(2)})):
+    unknown = ("'q.scales'", "quant_method, which config.json next to it would state, is not known")
+    for method, tensors, lacking, without in (("gptq", {"q.qweight": ints, "q.scales": halves}, ("is GPTQ", "no 'q.qzeros'"), unknown),
+                                              ("awq", {"q.qweight": ints, "q.scales": halves}, ("is AWQ", "no 'q.qzeros'"), unknown),
+                                              ("bitsandbytes", {"q.weight": torch.ones(8, 1, dtype=torch.uint8), "q.weight.absmax": torch.rand(2)},
+                                               ("'q.weight.absmax'", "no quant_state"), ("'q.weight.absmax'", "no quant_state"))):
         save_file({**tensors, "n.weight": torch.ones(2)}, os.path.join(folder, "model.safetensors"))
         write(folder, "config.json", {"quantization_config": {"quant_method": method}})
-        said = t.run("convert", folder, out, "--dequantize", status=2).stderr.decode()
-        need(f"quant_method of config.json is '{method}'" in said and not os.path.exists(out), said)
-        os.remove(os.path.join(folder, "config.json"))
-        said = t.run("convert", folder, out, "--dequantize", status=2).stderr.decode()
-        need("in a form that --dequantize does not support\n" in said and all(f"'{n}'" in said for n in tensors) and not os.path.exists(out), said)
+        for has_config, words in ((True, lacking), (False, without)):
+            if not has_config:
+                os.remove(os.path.join(folder, "config.json"))
+            said = t.run("convert", folder, out, "--dequantize", status=2).stderr.decode()
+            need(all(w in said for w in (f"'{next(iter(tensors))}'", *words)) and not os.path.exists(out), said)
 
 
 def blocks(x, s, rows, columns):
@@ -1007,7 +1010,8 @@ def test_a_plan_holds_its_map(t):
     mesh = ["--mesh", "dp=2", "--placements", "shard(0)", "--to", "dcp"]
     t.run("reshard", folder, os.path.join(t.scratch, "want"), *mesh, "--map", path)
     plan = t.json("plan", folder, *mesh, "--map", path, "--items", "--json")
-    need(json.loads(plan["source"]["map"]) == DEQUANTIZING and "inverse" not in plan["source"], "the map in the plan")
+    options = plan["request"]["options"]
+    need(json.loads(options["map"]) == DEQUANTIZING and "inverse" not in options, "the map in the plan")
     need({i["fqn"] for i in plan["items"]} == {r.replace("{layer}", str(n)).replace("{n}", "w") for r in ("layers.{layer}.gate_up", "row.w", "one.{n}", "x", "norm") for n in range(2)}, "names of items")
     need({i["file"] for i in plan["items"]} == {"model.safetensors", None}, "files of items")
     need("config.json" in {f["file"] for f in plan["source"]["files"]}, "config.json does not count")

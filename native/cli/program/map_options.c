@@ -22,11 +22,8 @@
 /* Loads the text of the map that --map names: a file or a built-in map. It lives in `arena`. */
 static tsr_status load_map(cli *program, const char *name, tsr_arena *arena, tsr_str *text, tsr_error *err)
 {
-    const tsr_str builtin = tsr_mapping_builtin(tsr_str_from(name));
-    if (builtin.size) {
-        *text = tsr_arena_str(arena, builtin, err); /* ends with a NUL, as the texts of options do */
-        return text->data ? TSR_OK : TSR_E_NOMEM;
-    }
+    *text = tsr_mapping_builtin(tsr_str_from(name));
+    if (text->size) return TSR_OK;
     if (!tsr_is_document(name) && access(name, R_OK) != 0)
         return tsr_mapping_unknown(tsr_str_from(name), err); /* opening a pipe twice would lose its text */
     return tsr_path_load(name, cli_host(program), arena, text, err);

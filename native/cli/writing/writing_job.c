@@ -47,7 +47,11 @@ tsr_status cli_options_with_texts(cli *program, const cli_session *session, cons
     TSR_TRY(cli_read_shards(program, &shards, err));
     *out = *options;
     out->source.shards = program->options.source.shards;
-    if (session->map_text.data) out->map = session->map_text.data;
+    if (session->map_text.data) {
+        out->map =
+            tsr_arena_str(session->arena, session->map_text, err).data; /* that of a built-in map has no NUL at its end */
+        if (!out->map) return TSR_E_NOMEM;
+    }
     if (session->modules_text.data) out->modules = session->modules_text.data;
     if (shards && shards->document.size) out->source.shards = shards->document.data;
     return TSR_OK;
