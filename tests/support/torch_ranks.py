@@ -1,4 +1,5 @@
 """Ranks of PyTorch for a test: processes with a gloo group of their own."""
+import gc
 import os
 import sys
 import tempfile
@@ -42,7 +43,13 @@ def repeat_notes(stderr):
 def ended(function, arguments, world, start_method, limit):
     """False: the ranks did not end by themselves, and were killed."""
     import torch.multiprocessing as mp
-    context = mp.start_processes(one_rank, (function, *arguments), nprocs=world, join=False, start_method=start_method)
+    # A forked rank must not destroy process groups that earlier tests left in cycles: the threads of gloo are only in the parent.
+    gc.collect()
+    gc.freeze()
+    try:
+        context = mp.start_processes(one_rank, (function, *arguments), nprocs=world, join=False, start_method=start_method)
+    finally:
+        gc.unfreeze()
     until = time.monotonic() + limit
     try:
         while time.monotonic() < until:
