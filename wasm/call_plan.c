@@ -57,12 +57,11 @@ static tsr_status describe_job(call *c, bool reshards, tsr_plan_job *job, tsr_er
         job->adapter.path = c->adapter->path;
         options.lora = c->adapter->path.data;
     }
-    const bool settings = options.map || options.dequantize || options.source.shards;
     tsr_status status = tsr_plan_request(c->checkpoint, &options, reshards, c->arena, &job->request, err);
     if (status != TSR_OK) return status;
-    status = tsr_plan_source_describe(tsr_checkpoint_catalog(source), settings, &c->host, c->arena, &job->source, err);
+    status = tsr_plan_source_describe(tsr_checkpoint_catalog(source), &options, &c->host, c->arena, &job->source, err);
     if (status != TSR_OK || !c->adapter) return status;
-    return tsr_plan_source_describe(tsr_checkpoint_catalog(c->adapter->checkpoint), settings, &c->host, c->arena,
+    return tsr_plan_source_describe(tsr_checkpoint_catalog(c->adapter->checkpoint), &options, &c->host, c->arena,
                                     &job->adapter, err);
 }
 

@@ -103,8 +103,8 @@ static tsr_status list_files(const tsr_catalog *catalog, bool settings, tsr_aren
     return TSR_OK;
 }
 
-tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, bool settings, const tsr_host *host, tsr_arena *arena,
-                                    tsr_plan_source *out, tsr_error *err)
+tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, const tsr_command_options *options, const tsr_host *host,
+                                    tsr_arena *arena, tsr_plan_source *out, tsr_error *err)
 {
     tsr_digest_algorithm algorithm = (tsr_digest_algorithm)0;
     tsr_digest digest;
@@ -117,6 +117,7 @@ tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, bool settings, c
     out->format = tsr_str_from(tsr_format_name(catalog->format));
     out->digest_algorithm = algorithm == TSR_DIGEST_SHA256 ? TSR_STR("sha256") : TSR_STR("xxh3");
     out->digest = (tsr_str){hex, 2 * digest.size};
+    const bool settings = options->map || options->dequantize || options->source.shards;
     return list_files(catalog, settings, arena, out, err);
 }
 

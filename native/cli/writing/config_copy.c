@@ -17,7 +17,7 @@ static tsr_status make_text(cli_writing *w, tsr_str from, tsr_str *out, tsr_erro
     tsr_status status = tsr_cast_parse(tsr_str_from(w->options->dtype), w->options->raw_cast, &changes.dtype, err);
     if (status == TSR_OK) status = tsr_config_rewrite(from, &changes, cli_host(w->program), &text, err);
     if (status != TSR_OK) tsr_error_context(err, "config.json");
-    if (status == TSR_OK) *out = tsr_arena_format(w->arena, err, "%.*s", (int)text.count, (const char *)text.items);
+    if (status == TSR_OK) *out = tsr_arena_str(w->arena, (tsr_str){text.items, text.count}, err);
     tsr_vec_free(&text);
     return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
 }

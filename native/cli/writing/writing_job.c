@@ -27,10 +27,8 @@ static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *
 tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_source *out,
                                tsr_error *err)
 {
-    const tsr_command_options *options = &program->options;
-    const bool settings = options->map || options->dequantize || options->source.shards;
     out->path = tsr_str_from(session->path);
-    tsr_status status = tsr_plan_source_describe(tsr_checkpoint_catalog(cli_source_checkpoint(session)), settings,
+    tsr_status status = tsr_plan_source_describe(tsr_checkpoint_catalog(cli_source_checkpoint(session)), &program->options,
                                                  cli_host(program), arena, out, err);
     for (uint64_t i = 0; i < out->file_count && status == TSR_OK; i++) {
         tsr_plan_file *file = &out->files[i];
@@ -162,11 +160,6 @@ static tsr_status add_hash(const cli_writing *w, tsr_str *text, const char *key,
     return add_line(w, text, key, tsr_str_from(tag + 1), err);
 }
 
-static tsr_status append_text(void *ctx, const char *data, size_t size, tsr_error *err)
-{
-    return tsr_vec_append(ctx, data, size, err);
-}
-
 /* The target as its document, on one line, where it was not given by --mesh and --placements. */
 static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err)
 {
@@ -174,7 +167,7 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
     tsr_mesh mesh;
     tsr_vec line = tsr_vec_of(cli_host(w->program)->allocator, 1);
     tsr_status status = tsr_mesh_parse(w->job.target.mesh, w->arena, &mesh, err);
-    tsr_json_start(&json, append_text, &line, 0, err);
+    tsr_json_start(&json, tsr_vec_write, &line, 0, err);
     if (status == TSR_OK) tsr_target_texts_write(&json, &w->job.target, &mesh);
     if (status == TSR_OK) status = tsr_json_finish(&json);
     /* without the newline that ends a document */

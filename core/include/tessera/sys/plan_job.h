@@ -44,11 +44,11 @@ typedef struct tsr_plan_source {
     uint64_t file_count;
 } tsr_plan_source;
 /* Fills in everything but `path` from a catalog; `modified` stays empty. The only file of a store is always listed, whatever it
- * contains, and with `settings`, config.json and params.json are, because numbers are read from them. A digest_algorithm that is
+ * contains, and config.json and params.json are where the options take numbers from them. A digest_algorithm that is
  * already set ("sha256", "xxh3") is used, because the plan of another build may have to be checked. In `arena`. TSR_E_UNSUPPORTED
  * if this build lacks that digest. */
-tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, bool settings, const tsr_host *host, tsr_arena *arena,
-                                    tsr_plan_source *out, tsr_error *err);
+tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, const tsr_command_options *options, const tsr_host *host,
+                                    tsr_arena *arena, tsr_plan_source *out, tsr_error *err);
 /* TSR_E_CHANGED if a checkpoint has changed since it was described for a plan; the message has the difference, found and expected. */
 tsr_status tsr_plan_source_check(const tsr_plan_source *planned, const tsr_plan_source *found, tsr_error *err);
 
