@@ -1,5 +1,4 @@
 /* Opens the checkpoint of a call again, with the layers of --map, --dequantize and so on over it. */
-#include "tessera/mapping.h"
 #include "tessera/sys/mapping.h"
 
 #include <stdlib.h>

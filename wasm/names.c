@@ -4,6 +4,7 @@
 #include "tessera/sys/canonical_names.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/host_calls.h"
 
 typedef struct names_request {
     tsr_host host;

@@ -6,6 +6,7 @@
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 
 tsr_host tessera_lent;
 tsr_status (*volatile tessera_read_shards)(tsr_str given, const tsr_host *host, tsr_arena *arena,

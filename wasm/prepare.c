@@ -2,6 +2,7 @@
 #include "handles.h"
 #include "platform/lent.h"
 #include "tessera/document_read.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
 
 /* Reads the value of --shards: a document, which begins with a brace, or the name of a built-in map. */

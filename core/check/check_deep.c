@@ -12,10 +12,12 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 

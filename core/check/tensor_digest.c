@@ -16,6 +16,7 @@
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/json.h"

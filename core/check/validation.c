@@ -2,6 +2,7 @@
 #include "formats/common/reader.h"
 #include "tessera/check.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 

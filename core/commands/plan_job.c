@@ -5,6 +5,7 @@
 #include "documents/storage_read.h"
 #include "documents/target_read.h"
 #include "tessera/glob.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
 

@@ -1,7 +1,7 @@
 /* --dequantize: multiplies quantized numbers by their scales in a layer below all others. What it could not multiply is
  * rejected after all layers are open. */
-#include "tessera/mapping.h"
 #include "tessera/sys/casts.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequantizing *out, tsr_error *err)

@@ -8,6 +8,7 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"

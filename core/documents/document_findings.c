@@ -1,6 +1,7 @@
 /* tessera.findings/1, and what it has in common with other documents: findings, types of entries, and digests. */
 #include "base/line.h"
 #include "documents/document_parts.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"

@@ -2,6 +2,7 @@
 #include "base/line.h"
 #include "codec/json.h"
 #include "tessera/document_read.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/shard_names.h"
 #include "tessera/sys/suggest.h"
 #include "tessera/sys/try.h"

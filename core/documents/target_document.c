@@ -5,6 +5,7 @@
 #include "base/line.h"
 #include "documents/target_read.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/sys/target_texts.h"
 #include "tessera/sys/try.h"

@@ -10,6 +10,7 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/module_tree.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

@@ -1,6 +1,7 @@
 /* A communicator with a single rank: it receives what it sends. */
 #include "tessera/comm.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/try.h"
 
 typedef struct self {

@@ -1,6 +1,7 @@
 /* An output in memory: one growing buffer per file. */
 #include "tessera/output.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 

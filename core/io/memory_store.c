@@ -3,6 +3,7 @@
 
 #include "tessera/store.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/try.h"
 
 typedef struct memory_store {

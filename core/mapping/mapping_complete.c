@@ -12,6 +12,7 @@
 #include "tessera/read.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

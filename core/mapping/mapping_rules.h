@@ -2,7 +2,7 @@
 #ifndef TSR_MAPPING_MAPPING_RULES_H
 #define TSR_MAPPING_MAPPING_RULES_H
 
-#include "tessera/mapping.h"
+#include "tessera/sys/mapping.h"
 
 #define TSR_NO_CAPTURE UINT32_MAX
 

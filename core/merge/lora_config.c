@@ -6,6 +6,7 @@
 #include "merge/lora_sum.h"
 #include "merge/merge_read.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/regex.h"
 #include "tessera/sys/try.h"
 

@@ -9,6 +9,7 @@
 #include "merge/merge_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/try.h"
 
 /* ---- dora ---- */

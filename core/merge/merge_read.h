@@ -4,6 +4,7 @@
 
 #include "tessera/compare.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/read_run.h"
 
 /* Reads a run of elements as `dtype` into `out`. `bytes` must have room for the run in its stored dtype. Adds what the cast

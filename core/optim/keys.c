@@ -8,6 +8,7 @@
 #include "tessera/sys/optim_tree.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 
 /* Maps old keys, as text, to new keys. */

@@ -8,6 +8,7 @@
 #include "tessera/compare.h"
 #include "tessera/optim.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/fsdp_optim.h"

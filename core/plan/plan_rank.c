@@ -8,9 +8,9 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
-#include "tessera/sys/holders.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/storage.h"
+#include "tessera/sys/target.h"
 #include "tessera/sys/try.h"
 
 /* ---- storage ---- */

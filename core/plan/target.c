@@ -1,11 +1,11 @@
 /* Applies the rules that give every tensor its placements. */
+#include "tessera/sys/target.h"
 #include "tessera/target.h"
 
 #include <stdlib.h>
 
 #include "plan/plan_sources.h"
 #include "tessera/sys/alloc.h"
-#include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/sys/try.h"

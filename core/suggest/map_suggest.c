@@ -1,8 +1,8 @@
 /* Chooses among the candidates, and writes the document. */
 #include "base/line.h"
 #include "suggest/map_suggest_parts.h"
-#include "tessera/mapping.h"
 #include "tessera/sys/compare_pair.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
 

@@ -10,6 +10,7 @@
 
 #include "formats/common/reader.h"
 #include "model/value_path.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"

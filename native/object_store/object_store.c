@@ -1,5 +1,6 @@
 /* See tessera/sys/object_store.h. */
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/memory_files.h"
 
 #include <assert.h>
 #include <inttypes.h>

@@ -5,6 +5,7 @@
 #include "tessera/document_read.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/path_choices.h"
@@ -113,17 +114,11 @@ tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *
     return status;
 }
 
-tsr_status tsr_paths_open(const char *const *paths, size_t count, const tsr_host *host, const tsr_open_options *options,
-                          tsr_checkpoint **out, tsr_error *err)
-{
-    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = host};
-    return tsr_paths_open_by(&opener, paths, count, options, out, err);
-}
-
 tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
                          tsr_error *err)
 {
-    return tsr_paths_open(&path, 1, host, options, out, err);
+    const tsr_store_opener opener = {.open = tsr_path_store_open_by, .host = host};
+    return tsr_paths_open_by(&opener, &path, 1, options, out, err);
 }
 
 tsr_status tsr_path_open_compared(const tsr_store_opener *opener, const char *path, const tsr_open_options *options,

@@ -8,6 +8,7 @@
  * (native/cli/writing/writing_work.c). */
 #include "publish/publication.h"
 #include "tessera/path.h"
+#include "tessera/sys/check_shared.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/folder.h"

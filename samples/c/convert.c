@@ -1,6 +1,6 @@
-/* Converts a checkpoint of any format: convert PATH DEST safetensors|torch|dcp [DTYPE]
+/* Converts a checkpoint of any format: convert PATH DEST safetensors|torch|dcp [DTYPE [TORCH]]
  *
- * With a DTYPE, such as bfloat16, floating-point tensors are cast to it. DEST must not exist yet, and appears when it is
+ * With a DTYPE, such as bfloat16, floating-point tensors are cast to it. With a TORCH version, such as 2.4, that one loads DEST. DEST must not exist yet, and appears when it is
  * complete. */
 #include <stdio.h>
 #include <string.h>
@@ -44,13 +44,17 @@ int main(int argc, char **argv)
     tsr_convert_options options = TSR_OPTIONS(tsr_convert_options);
     tsr_native_host native;
     tsr_error err = {0};
-    if (argc < 4 || argc > 5 || !container_of(argv[3], &options.to)) {
-        fprintf(stderr, "usage: convert PATH DEST safetensors|torch|dcp [DTYPE]\n");
+    if (argc < 4 || argc > 6 || !container_of(argv[3], &options.to)) {
+        fprintf(stderr, "usage: convert PATH DEST safetensors|torch|dcp [DTYPE [TORCH]]\n");
         return 2;
     }
-    if (argc == 5) options.dtype = tsr_dtype_from_name(tsr_str_from(argv[4]));
-    if (argc == 5 && options.dtype == TSR_DTYPE_NONE) {
+    if (argc > 4) options.dtype = tsr_dtype_from_name(tsr_str_from(argv[4]));
+    if (argc > 4 && options.dtype == TSR_DTYPE_NONE) {
         fprintf(stderr, "convert: '%s' is not a dtype\n", argv[4]);
+        return 2;
+    }
+    if (argc == 6 && tsr_torch_version_parse(tsr_str_from(argv[5]), &options.for_torch, &err) != TSR_OK) {
+        fprintf(stderr, "convert: %s\n", err.message);
         return 2;
     }
     tsr_native_host_open(&native, 0);

@@ -2,7 +2,7 @@
  *
  *   mpirun -n 4 save_from_ranks step-1000 1000
  *
- *   torch.distributed.checkpoint.load({"model": {"weight": torch.empty(10, 3)}, "step": 0}, checkpoint_id="step-1000") */
+ *   torch.distributed.checkpoint.load({"model": {"weight": torch.empty(10, 3)}, "step": 0, "note": ""}, checkpoint_id="step-1000") */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -26,7 +26,7 @@ static tsr_status fill(const tsr_tensor *weight, tsr_arena *arena, tsr_error *er
     return status;
 }
 
-/* {"model": {"weight": the rows of this rank}, "step": step} */
+/* {"model": {"weight": the rows of this rank}, "step": step, "note": "of N ranks"} */
 static tsr_status build(tsr_state_dict *state, const tsr_comm *comm, long step, tsr_error *err)
 {
     const uint64_t shape[] = {ROWS, COLUMNS}, mesh_shape[] = {comm->size};
@@ -42,8 +42,11 @@ static tsr_status build(tsr_state_dict *state, const tsr_comm *comm, long step, 
     if (status != TSR_OK) return status;
     const tsr_value *model = tsr_value_dict(arena, 1, "weight", weight), *number = tsr_value_int(arena, step, err);
     if (!model || !number) return TSR_E_NOMEM;
+    const tsr_value *note = tsr_value_str(arena, tsr_arena_format(arena, err, "of %u ranks", (unsigned)comm->size), err);
+    if (!note) return TSR_E_NOMEM;
     status = tsr_state_dict_put(state, TSR_STR("model"), model, err);
-    return status == TSR_OK ? tsr_state_dict_put(state, TSR_STR("step"), number, err) : status;
+    if (status == TSR_OK) status = tsr_state_dict_put(state, TSR_STR("step"), number, err);
+    return status == TSR_OK ? tsr_state_dict_put(state, TSR_STR("note"), note, err) : status;
 }
 
 static tsr_status save(const char *path, long step, tsr_comm *comm, tsr_error *err)

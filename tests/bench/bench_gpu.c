@@ -23,6 +23,7 @@
 #include "tessera/sys/gpu_kernels.h"
 #include "tessera/sys/gpu_pipe.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/read_run.h"
 
 #define NO_DEVICE 3
 #define SIMULATED ((size_t)1 << 30)

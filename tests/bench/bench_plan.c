@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "tessera/plan.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/storage.h"
 

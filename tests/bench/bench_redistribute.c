@@ -14,6 +14,7 @@
 #include "redistribute_bounds.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/redistribute.h"
 
 typedef struct matrix {

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "support/storage_model.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/plan_items.h"
 
 #define LATENCY   0.0005
 #define BANDWIDTH 1e9

@@ -10,6 +10,7 @@
 
 #include "tessera/comm_threads.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/redistribute.h"
 
 #define SIDE \

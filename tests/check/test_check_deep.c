@@ -8,6 +8,7 @@
 
 #include "support/made.h"
 #include "tessera/check.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/host_calls.h"
 

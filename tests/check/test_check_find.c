@@ -9,10 +9,10 @@
 
 #include <cmocka.h>
 
-#include "tessera/mapping.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/mapping.h"
 
 typedef struct tally {
     size_t chunks, with_crc, failures;

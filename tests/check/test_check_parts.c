@@ -12,6 +12,7 @@
 #include "tessera/check.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/finding_add.h"
 
 enum { MOST_PARTS = 7, MOST_PATH = 512 };

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "support/made.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/tally.h"
 
 enum { BINS = 20 };

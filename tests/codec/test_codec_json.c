@@ -11,6 +11,7 @@
 #include "codec/json.h"
 #include "codec/json_check.h"
 #include "support/failing_allocator.h"
+#include "tessera/sys/host_calls.h"
 
 static tsr_host host(void)
 {

@@ -8,6 +8,7 @@
 
 #include "support/failing_allocator.h"
 #include "support/pickle_render.h"
+#include "tessera/sys/host_calls.h"
 
 static tsr_host host_of(const tsr_allocator *allocator)
 {

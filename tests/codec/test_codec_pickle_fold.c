@@ -8,6 +8,7 @@
 
 #include "support/failing_allocator.h"
 #include "support/pickle_render.h"
+#include "tessera/sys/host_calls.h"
 
 /* A sink that folds m.P (built from a dict with 'v') into the int or record under 'v', and m.S (made of ints) into the sum
  * of the ints. These values are the numbers of the records. */

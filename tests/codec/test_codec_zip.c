@@ -13,6 +13,8 @@
 #include "support/faults.h"
 #include "support/zip_image.h"
 #include "support/zip_opening.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 static zip_image image;
 static unsigned reads;

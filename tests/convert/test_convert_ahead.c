@@ -12,6 +12,7 @@
 #include "tessera/convert.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/plan_items.h"
 #include "tessera/sys/store_read.h"
 

@@ -9,6 +9,8 @@
 #include "support/made.h"
 #include "tessera/compare.h"
 #include "tessera/convert.h"
+#include "tessera/sys/compare_pair.h"
+#include "tessera/sys/memory_files.h"
 
 typedef struct written {
     tsr_output *output;

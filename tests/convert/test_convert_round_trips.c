@@ -16,6 +16,8 @@
 #include "tessera/glob.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/compare_pair.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/plan_items.h"
 
 #define TENSORS 5u

@@ -5,6 +5,7 @@
 #include "cuda/on_devices.h"
 #include "support/random.h"
 #include "support/ranks.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/gpu_comm.h"
 #ifdef TSR_RANKS_MPI
 #include "tessera/comm_mpi.h"

@@ -4,6 +4,7 @@
 
 #include "cuda/on_devices.h"
 #include "support/failing_allocator.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/gpu_comm.h"
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_kernels.h"

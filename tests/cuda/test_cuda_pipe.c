@@ -15,6 +15,8 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/gpu_pipe.h"
+#include "tessera/sys/memory_files.h"
+#include "tessera/sys/read_run.h"
 
 static tsr_native_host native;
 

@@ -12,6 +12,7 @@
 #include "tessera/sys/box.h"
 #include "tessera/sys/gpu_comm.h"
 #include "tessera/sys/gpu_device.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/statedict.h"
 
 static tsr_gpu *gpu; /* the device of all ranks in this process */

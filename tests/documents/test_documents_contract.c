@@ -10,6 +10,7 @@
 #include "tessera/document_read.h"
 #include "tessera/glob.h"
 #include "tessera/sys/contract_rules.h"
+#include "tessera/sys/host_calls.h"
 
 static const tsr_host *host_of(const tsr_allocator *allocator)
 {

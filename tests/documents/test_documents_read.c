@@ -12,6 +12,7 @@
 #include "tessera/document_read.h"
 #include "tessera/modules.h"
 #include "tessera/sys/flat_params.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/plan_job.h"
 
 /* Functions that read a text, `ctx`. */

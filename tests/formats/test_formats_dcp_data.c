@@ -16,6 +16,8 @@
 #include "support/st_image.h"
 #include "support/torch_pickle.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 static zip_image image;
 

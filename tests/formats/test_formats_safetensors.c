@@ -11,6 +11,8 @@
 #include "formats/safetensors/safetensors.h"
 #include "support/faults.h"
 #include "support/st_image.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 typedef struct opened {
     tsr_host host;

@@ -11,6 +11,8 @@
 #include "formats/safetensors/safetensors_header.h"
 #include "support/failing_allocator.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 typedef struct sink {
     char bytes[8192];

@@ -10,6 +10,7 @@
 
 #include "support/faults.h"
 #include "support/sample.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/salvage.h"
 
 typedef struct salvaging {

@@ -12,6 +12,7 @@
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
 
 typedef struct opened {

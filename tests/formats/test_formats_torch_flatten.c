@@ -13,6 +13,8 @@
 #include "support/sample.h"
 #include "support/zip_image.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 static zip_image image;
 

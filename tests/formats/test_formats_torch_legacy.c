@@ -9,6 +9,8 @@
 #include "support/checkpoint_opening.h"
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 static zip_image image; /* used as a byte buffer; there is no zip archive here */
 

@@ -12,6 +12,7 @@
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/host_calls.h"
 
 static zip_image image;
 

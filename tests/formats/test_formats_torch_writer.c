@@ -10,6 +10,7 @@
 #include "formats/torch/torch_writer.h"
 #include "support/failing_allocator.h"
 
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/value_walk.h"
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000, 1u << 30};

@@ -9,6 +9,8 @@
 
 #include "codec/json.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/module_tree.h"
 #include "tessera/sys/params.h"
 
 typedef struct fixture {

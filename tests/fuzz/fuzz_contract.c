@@ -1,6 +1,7 @@
 /* Reads any bytes as a contract (a layout, a module tree, an index or a list of names). They must be accepted, or rejected
  * with a message; a contract cannot have more chunks than its text has bytes. */
 #include "tessera/document_read.h"
+#include "tessera/sys/host_calls.h"
 
 #include <stdlib.h>
 

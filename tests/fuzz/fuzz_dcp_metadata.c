@@ -5,6 +5,8 @@
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "codec/json.h"
+#include "tessera/sys/host_calls.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,9 +2,11 @@
  * whose tensors can all be read. A map that can be inverted must give back the model's own names and bytes. */
 #include <stdlib.h>
 
-#include "tessera/mapping.h"
 #include "tessera/read.h"
 #include "tessera/store.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/validate.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -3,6 +3,7 @@
 #include <assert.h>
 
 #include "tessera/fqn.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/params.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

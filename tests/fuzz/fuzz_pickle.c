@@ -3,6 +3,7 @@
 #include <assert.h>
 
 #include "codec/pickle.h"
+#include "tessera/sys/host_calls.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

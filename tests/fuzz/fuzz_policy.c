@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/policy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -6,6 +6,8 @@
 
 #include "formats/safetensors/safetensors.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,6 +2,8 @@
  * it. */
 #include <stdlib.h>
 
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/salvage.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -3,6 +3,9 @@
 #include <stdlib.h>
 
 #include "tessera/document_read.h"
+#include "tessera/sys/document.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/validate.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -7,6 +7,8 @@
 #include "../support/zip_image.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 

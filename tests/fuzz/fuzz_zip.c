@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "../support/zip_opening.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

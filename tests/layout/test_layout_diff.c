@@ -9,6 +9,7 @@
 
 #include "support/arena_job.h"
 #include "tessera/diff.h"
+#include "tessera/sys/host_calls.h"
 
 #define BOX(...) ((const uint64_t[]){__VA_ARGS__})
 #define TENSOR(name, type, dims, ...) \

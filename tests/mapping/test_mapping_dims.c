@@ -9,8 +9,10 @@
 
 #include <cmocka.h>
 
-#include "tessera/mapping.h"
 #include "tessera/store.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/memory_files.h"
 
 #define RULES \
     "\"rules\":[{\"from\":[\"q\"],\"to\":[\"Q\"],\"shape\":[\"heads\",\"hidden\"]}," \

@@ -11,6 +11,8 @@
 #include "support/ranks.h"
 #include "tessera/redistribute.h"
 #include "tessera/sys/box.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/redistribute.h"
 #include "tessera/sys/try.h"
 

@@ -17,6 +17,7 @@
 #include "support/sample.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/trees.h"

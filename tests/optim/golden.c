@@ -1,6 +1,7 @@
 /* See golden.h. */
 #include "golden.h"
 
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/value_walk.h"
 
 #include <math.h>

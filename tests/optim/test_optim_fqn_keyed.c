@@ -12,6 +12,7 @@
 #include "tessera/sys/optim_forms.h"
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
+#include "tessera/sys/value_walk.h"
 
 /* One case of the golden file with its module tree. */
 typedef struct scene {

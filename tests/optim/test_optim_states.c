@@ -10,6 +10,7 @@
 #include "support/failing_allocator.h"
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/optim_states.h"
 
 enum { MOST = 16, DEEP = 8 };

@@ -12,7 +12,10 @@
 #include "support/sample.h"
 #include "tessera/optim_convert.h"
 #include "tessera/sys/flat_params.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/optim_request.h"
+#include "tessera/sys/read_run.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/value_walk.h"
 

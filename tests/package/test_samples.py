@@ -14,7 +14,7 @@ from shell import check, made_once
 sys.path.insert(0, os.path.join(ROOT, "samples"))
 SOURCES = os.path.join(ROOT, "samples/c")
 DCP = os.path.join(SAMPLES, "dcp_fsdp2")
-PROGRAMS = ["list", "validate", "diff", "convert", "canonicalize", "optimizer", "reshard_mpi", "save_from_ranks"]
+PROGRAMS = ["list", "read", "validate", "diff", "convert", "canonicalize", "optimizer", "reshard_mpi", "save_from_ranks"]
 
 
 KEPT = tempfile.TemporaryDirectory(prefix="tessera-samples-")  # until the interpreter ends; tests run in several processes
@@ -75,6 +75,18 @@ def test_list_prints_what_pytorch_finds(t):
     assert run("list", status=2) == "usage: list PATH\n"
 
 
+def test_read_prints_the_first_elements(t):
+    for name, tensor in tensors(load_dcp(DCP)).items():
+        if tensor.dtype != torch.float32:
+            assert "is not a float32 tensor" in run("read", DCP, name, status=2)
+        else:
+            row = tensor if tensor.ndim == 0 else tensor[(0,) * (tensor.ndim - 1)][:8]
+            assert run("read", DCP, name) == " ".join(f"{x:g}" for x in row.flatten().tolist()) + "\n"
+    assert "there is no 'absent'" in run("read", DCP, "absent", status=2)
+    torch.save({"n": torch.arange(4)}, t.at("n.pt"))
+    assert "is not a float32 tensor" in run("read", t.at("n.pt"), "n", status=2)
+
+
 def test_validate_reports_damage_and_nothing_else(t):
     assert run("validate", os.path.join(SAMPLES, "dcp_small")) == ""
     assert re.search("^error: zip/crc: .*distcp", run("validate", os.path.join(SAMPLES, "broken_dcp_byte_flipped"), status=1), re.M)
@@ -106,7 +118,16 @@ def test_convert_writes_what_pytorch_reads(t):
     assert same(got["w"], load_torch(t.at("w.pt"))["w"].bfloat16()) and same(got["n"], torch.arange(4))
     assert "exists" in run("convert", t.at("w.pt"), t.at("w.safetensors"), "safetensors", status=2)
     assert "'float33' is not a dtype" in run("convert", t.at("w.pt"), t.at("x.pt"), "torch", "float33", status=2)
-    assert not os.path.exists(t.at("x.pt"))
+    assert "'2.0'" in run("convert", t.at("w.pt"), t.at("x"), "dcp", "float32", "2.0", status=2)
+    assert not os.path.exists(t.at("x.pt")) and not os.path.exists(t.at("x"))
+    metas = {}
+    for version in ("2.4", "2.15"):
+        run("convert", t.at("w.pt"), t.at(version), "dcp", "float32", version)
+        metas[version] = open(os.path.join(t.at(version), ".metadata"), "rb").read()
+        state = {"w": torch.empty(40, 3), "n": torch.empty(4, dtype=torch.int64)}
+        dcp.load(state, checkpoint_id=t.at(version), no_dist=True)
+        assert all(same(state[name], value) for name, value in load_torch(t.at("w.pt")).items())
+    assert metas["2.4"] != metas["2.15"]
 
 
 def test_reshard_mpi_writes_the_same_bytes_for_any_number_of_ranks(t):
@@ -166,7 +187,7 @@ def test_save_from_ranks_writes_what_pytorch_loads(t):
     want = torch.arange(10.0)[:, None] + torch.tensor([0.0, 1.0, 2.0]) / 10
     for ranks in (1, 4):
         run_ranks(ranks, "save_from_ranks", t.at(f"step{ranks}"), ranks * 1000)
-        state = {"model": {"weight": torch.empty(10, 3)}, "step": 0}
+        state = {"model": {"weight": torch.empty(10, 3)}, "step": 0, "note": ""}
         dcp.load(state, checkpoint_id=t.at(f"step{ranks}"), no_dist=True)
-        assert torch.equal(state["model"]["weight"], want) and state["step"] == ranks * 1000
+        assert torch.equal(state["model"]["weight"], want) and state["step"] == ranks * 1000 and state["note"] == f"of {ranks} ranks"
     assert "usage: save_from_ranks DEST STEP" in run_ranks(2, "save_from_ranks", status=2)

@@ -14,6 +14,7 @@
 #include "tessera/plan.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/plan_items.h"
 

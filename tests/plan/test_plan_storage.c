@@ -6,6 +6,8 @@
 #include <cmocka.h>
 
 #include "support/storage_model.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/plan_items.h"
 
 #define SERVERS 6u
 

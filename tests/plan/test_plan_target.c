@@ -8,8 +8,8 @@
 
 #include "support/failing_allocator.h"
 #include "tessera/glob.h"
-#include "tessera/sys/holders.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/target.h"
 #include "tessera/sys/target_fsdp1.h"
 #include "tessera/target.h"
 

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/validate.h"
 
 static uint64_t blocks, bytes_moved;

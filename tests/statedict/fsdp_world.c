@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "tessera/fqn.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/params.h"
 
 static void warn(void *ctx, const char *message)

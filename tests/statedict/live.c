@@ -1,6 +1,8 @@
 /* See live.h. */
 #include "live.h"
 
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/value_walk.h"
 

@@ -1,5 +1,6 @@
 /* See live_model.h. */
 #include "live_model.h"
+#include "tessera/sys/value_walk.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -13,6 +13,8 @@
 #include "support/failing_allocator.h"
 #include "tessera/device.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/host_calls.h"
 
 enum { BUFFER = 8192, TENSORS = 14, COPIES = 4096 };
 

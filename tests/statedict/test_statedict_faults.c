@@ -19,6 +19,7 @@
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 

@@ -11,6 +11,7 @@
 
 #include "tessera/sys/params.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/value_walk.h"
 
 static cJSON *golden;
 

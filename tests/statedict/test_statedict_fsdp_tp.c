@@ -11,6 +11,7 @@
 #include "live_units.h"
 
 #include "tessera/sys/params.h"
+#include "tessera/sys/value_walk.h"
 
 static cJSON *golden;
 

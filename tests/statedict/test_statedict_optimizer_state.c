@@ -13,6 +13,7 @@
 #include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/state_calls.h"
+#include "tessera/sys/value_walk.h"
 
 static cJSON *golden, *over_meshes;
 

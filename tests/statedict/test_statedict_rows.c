@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "live.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 

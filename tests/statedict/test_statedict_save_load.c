@@ -15,7 +15,9 @@
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/value_walk.h"
 
 enum { TENSORS = 6 };
 

@@ -15,6 +15,7 @@
 #include "tessera/optimizer_state.h"
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
+#include "tessera/sys/collectives.h"
 
 #define TRY(call) \
     do { \

@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/optim_read.h"
 
 /* What a rank received: one buffer per read. */

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/read_check.h"
 
 static const char *const samples[] = {"torch_plain", "dcp_fsdp2", "dcp_tp"};

@@ -11,6 +11,8 @@
 
 #include "support/zip_image.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/repeats.h"
 
 static zip_image image;

@@ -41,11 +41,11 @@ CORE = {
 # Module of core: its public headers.
 HEADERS = {
     "base": "api version str status memory host map findings json alloc vec visible suggest uri regex finding_add host_calls options number_text try little_endian",
-    "io": "store output comm store_read collectives guards",
+    "io": "store output comm store_read collectives guards memory_files",
     "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries nest optimizer_scalars stored_optimizers",
     "fqn": "glob fqn canonical_names name_choice params",
     "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
-    "plan": "target plan target_fsdp1 holders plan_items storage",
+    "plan": "target plan target_fsdp1 plan_items storage",
     "optim": "optim optim_forms optim_load optim_states optim_tree flat_params flat_index flat_keys fsdp_optim",
     "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
     "formats/safetensors": "salvaged_file",
@@ -67,7 +67,7 @@ HEADERS = {
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}
 # Module of core: public headers of modules below it that it may not include: names, layouts and optimizer state do no I/O.
-FILES = {"store", "store_read", "output", "guards"}
+FILES = {"store", "store_read", "output", "guards", "memory_files"}
 PURE = {"fqn": FILES, "optim": FILES, "layout": FILES, "plan": FILES}
 # System header: the modules of core that may include it. Core makes no OS call.
 SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}

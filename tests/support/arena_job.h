@@ -5,6 +5,7 @@
 
 #include "support/failing_allocator.h"
 #include "tessera/host.h"
+#include "tessera/sys/host_calls.h"
 
 typedef tsr_status (*arena_job)(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err);
 

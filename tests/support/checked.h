@@ -5,6 +5,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/read.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
 
 typedef struct checked {
     tsr_host host;

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "tessera/comm_threads.h"
+#include "tessera/sys/collectives.h"
 #ifdef TSR_RANKS_MPI
 #include "tessera/comm_mpi.h"
 #endif

@@ -6,6 +6,8 @@
 #include "formats/torch/torch_item.h"
 #include "support/faults.h"
 #include "support/zip_image.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/memory_files.h"
 
 typedef struct torch_opening {
     tsr_host host;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tessera/store.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/try.h"
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct piece {
     tsr_chunk chunk;

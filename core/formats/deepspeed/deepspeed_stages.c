@@ -13,6 +13,7 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 enum { RUNS = 4, RUN = 256 }; /* RUNS are compared per weight; RUN is the number of elements in each */
 

@@ -6,6 +6,7 @@
 #include "formats/common/expansion.h"
 #include "formats/megatron/megatron_state.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 /* Parses numbers separated by dots, up to the end of the text, and returns how many there are. -1 for any other text, or if
  * a number has a leading zero. */

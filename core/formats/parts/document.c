@@ -7,6 +7,7 @@
 #include "formats/torch/torch_build.h"
 #include "formats/torch/torch_verdict.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- JSON ---- */
 

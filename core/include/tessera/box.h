@@ -5,7 +5,7 @@
  *
  *     const uint64_t shape[] = {8, 6}, offsets[] = {6, 0}, sizes[] = {4, 6};
  *     const tsr_box tensor = {2, NULL, shape}, chunk = {2, offsets, sizes};
- *     printf("from row %llu of %llu on\n", (unsigned long long)tsr_box_offset(chunk, 0), (unsigned long long)tensor.sizes[0]); */
+ *     printf("from row %llu of %llu on\n", (unsigned long long)chunk.offsets[0], (unsigned long long)tensor.sizes[0]); */
 #ifndef TESSERA_BOX_H
 #define TESSERA_BOX_H
 
@@ -30,12 +30,6 @@ typedef struct tsr_box {
     const uint64_t *offsets;
     const uint64_t *sizes;
 } tsr_box;
-
-/* The offset of a box along `dim` (< ndim), in elements. Boxes without offsets begin at 0. */
-static inline uint64_t tsr_box_offset(tsr_box box, uint32_t dim)
-{
-    return box.offsets ? box.offsets[dim] : 0;
-}
 
 TSR_API_END
 

@@ -1,11 +1,11 @@
-/* Checks of a checkpoint as a whole, and of its values: digests, statistics, and every byte.
+/* Checks of a checkpoint as a whole, and digests of its values.
  *
  * Example:
  *
- *     tsr_digest digest;
- *     char text[65];
- *     status = tsr_tensor_digest(checkpoint, entry, TSR_DIGEST_SHA256, ring, &digest, &err);
- *     if (status == TSR_OK) printf("%s\n", tsr_digest_text(&digest, text)); */
+ *     tsr_validate_options options = TSR_OPTIONS(tsr_validate_options);
+ *     options.deep = true;
+ *     status = tsr_validate(checkpoint, &options, &err);
+ *     if (status == TSR_OK && tsr_findings_total(tsr_checkpoint_findings(checkpoint), TSR_ERROR) == 0) printf("sound\n"); */
 #ifndef TESSERA_CHECK_H
 #define TESSERA_CHECK_H
 
@@ -24,23 +24,6 @@ typedef struct tsr_digest {
  * Returns TSR_E_UNSUPPORTED when the host does not provide the algorithm. */
 tsr_status tsr_tensor_digest(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_digest_algorithm algorithm,
                              tsr_ring *ring, tsr_digest *out, tsr_error *err);
-
-/* Writes a digest to `out` in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
-const char *tsr_digest_text(const tsr_digest *digest, char *out);
-
-/* Statistics of a tensor. The real and imaginary parts of complex numbers count separately, so `count` is twice the number of
- * elements. min, max, mean and std are over the finite values (0 when there are none); std uses the divisor n − 1, as torch.std
- * does (0 for fewer than two values). NaNs and infinities are only counted. int64 and uint64 beyond 2^53 are rounded
- * (tsr_tensor_extremes has exact ones). */
-typedef struct tsr_stats {
-    uint64_t count;
-    uint64_t nan, inf, zero; /* zero: both signs */
-    double min, max, mean, std;
-} tsr_stats;
-
-/* Computes the statistics of a tensor. Returns TSR_E_UNSUPPORTED when its dtype is not numeric. */
-tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
-                            tsr_error *err);
 
 typedef struct tsr_validate_options {
     size_t size;

@@ -68,13 +68,7 @@ struct tsr_comm {
     tsr_comm_kept **kept;
 };
 
-/* A communicator of one rank. */
-tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_error *err);
-
 /* ---- made of the above; errors as theirs (tessera/sys/collectives.h has more of these) ---- */
-
-/* Returns when every rank has called it. */
-tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err);
 
 /* All ranks learn whether one of them failed: returns TSR_OK everywhere, or everywhere the status of the lowest rank that
  * failed, with its message behind "rank 3: " in `err` (once: of a failure that was agreed on before as it is). `mine` and `err`

@@ -1,13 +1,18 @@
-/* Equality of the values of two tensors, wherever and however sharded each of them is stored.
+/* Equality of the values of two checkpoints, wherever and however sharded each tensor is stored.
  *
  * Example:
  *
  *     const tsr_tolerance close_enough = {.atol = 1e-6, .rtol = 1e-5};
- *     tsr_difference difference;
- *     status = tsr_compare_tensors((tsr_stored_tensor){checkpoint, entry},
- *                                  (tsr_stored_tensor){other, tsr_checkpoint_entry(other, entry->fqn)}, &close_enough,
- *                                  ring, &difference, &err);
- *     if (status == TSR_OK) printf("%llu elements differ\n", (unsigned long long)difference.differing); */
+ *     tsr_value_comparison how = TSR_OPTIONS(tsr_value_comparison);
+ *     how.tolerance = &close_enough;
+ *     how.ring = ring;
+ *     tsr_diff diff;
+ *     const tsr_catalog_pair catalogs = {tsr_checkpoint_catalog(checkpoint), tsr_checkpoint_catalog(other)};
+ *     status = tsr_diff_catalogs(catalogs, NULL, host, arena, &diff, &err);
+ *     if (status == TSR_OK) {
+ *         tsr_difference *differences = tsr_arena_array(arena, (size_t)diff.pair_count, sizeof *differences, &err);
+ *         if (differences) status = tsr_diff_values(checkpoint, other, &diff, &how, differences, &err);
+ *     } */
 #ifndef TESSERA_COMPARE_H
 #define TESSERA_COMPARE_H
 
@@ -32,17 +37,6 @@ typedef struct tsr_difference {
     bool numeric;       /* max_abs was measured */
 } tsr_difference;
 
-/* A tensor and the checkpoint that it is in. */
-typedef struct tsr_stored_tensor {
-    tsr_checkpoint *checkpoint;
-    const tsr_entry *entry;
-} tsr_stored_tensor;
-
-/* Compares two entries of one dtype and shape (TSR_E_USAGE otherwise); each is read once, in tiles. The two checkpoints
- * may be the same. Errors as tsr_read_box, with the side ("a", "b") in the context. */
-tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const tsr_tolerance *tolerance, tsr_ring *ring,
-                               tsr_difference *out, tsr_error *err);
-
 /* How values are compared. */
 typedef struct tsr_value_comparison {
     size_t size; /* TSR_OPTIONS sets it */
@@ -53,7 +47,7 @@ typedef struct tsr_value_comparison {
 
 /* Compares the values of every comparable pair of `diff` and sets TSR_DIFF_VALUE where they differ. `differences` has one
  * element per pair, zeroed. `progress` counts the bytes of A's tensors; it stops the job with TSR_E_CANCELLED. Errors as
- * tsr_compare_tensors. */
+ * tsr_read_box, with the side ("a", "b") in the context. */
 tsr_status tsr_diff_values(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff *diff, const tsr_value_comparison *how,
                            tsr_difference *differences, tsr_error *err);
 

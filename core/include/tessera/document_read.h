@@ -1,5 +1,4 @@
-/* Readers for documents that people and scripts write: layouts to check against and maps of shards. (Module trees are read by
- * modules.h.) Thread rule: one arena, one thread.
+/* The reader of what people and scripts write down to check checkpoints against. (Module trees are read by modules.h.) Thread rule: one arena, one thread.
  *
  * Example:
  *
@@ -8,7 +7,9 @@
  *     if (status == TSR_OK) {
  *         contract.match = tsr_glob_match;
  *         contract.called = "the layout";
- *         status = tsr_validate_contract(catalog, &contract, host, findings, &err);
+ *         tsr_validate_options options = TSR_OPTIONS(tsr_validate_options);
+ *         options.layout = &contract;
+ *         status = tsr_validate(checkpoint, &options, &err);
  *     } */
 #ifndef TESSERA_DOCUMENT_READ_H
 #define TESSERA_DOCUMENT_READ_H
@@ -30,10 +31,6 @@ TSR_API_BEGIN
  *
  * Errors: TSR_E_FORMAT, TSR_E_LIMIT, TSR_E_NOMEM, with the byte or the place in the document. */
 tsr_status tsr_contract_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_contract *out, tsr_error *err);
-
-/* Reads a tessera.shards/1 document into a map (tessera/shards.h) that lives in `arena`. `out->name` is "the map" until the
- * caller sets a better one. Errors: TSR_E_FORMAT with the place in the document, TSR_E_LIMIT, TSR_E_NOMEM. */
-tsr_status tsr_shards_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_shards *out, tsr_error *err);
 
 TSR_API_END
 

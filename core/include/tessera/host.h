@@ -1,12 +1,12 @@
 /* Services that the surrounding program provides to the core: memory, limits, threads, and fast digests. A zeroed tsr_host with
- * `allocator = &tsr_allocator_libc` and `limits = tsr_limits_default()` works everywhere; the native library fills in ISA-L,
+ * `allocator = &tsr_allocator_libc` and `limits = tsr_limits_default()` (tessera/sys/host_calls.h) works everywhere; the native library fills in ISA-L,
  * libzstd, libcrypto and a thread pool (tessera/native_host.h). Borrowed by everything opened with it.
  *
  * Example:
  *
- *     tsr_host portable = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
- *     portable.limits.memory_bytes = (uint64_t)1 << 30;
- *     status = tsr_checkpoint_open(store, &portable, NULL, &checkpoint, &err); */
+ *     tsr_host careful = *host;
+ *     careful.limits.memory_bytes = (uint64_t)1 << 30;
+ *     status = tsr_checkpoint_open(store, &careful, NULL, &checkpoint, &err); */
 #ifndef TESSERA_HOST_H
 #define TESSERA_HOST_H
 
@@ -26,9 +26,6 @@ typedef struct tsr_limits {
 
 /* What an input of so many bytes adds to limits.expansion. */
 #define TSR_EXPANSION_PER_BYTE 64u
-
-/* Beyond what any real checkpoint needs, below what harms a machine; less where size_t has 32 bits. */
-tsr_limits tsr_limits_default(void);
 
 typedef enum tsr_digest_algorithm { TSR_DIGEST_SHA256 = 1, TSR_DIGEST_XXH3 = 2 } tsr_digest_algorithm;
 

@@ -19,16 +19,9 @@
  *
  * Example:
  *
- *     const uint64_t shape[] = {10, 4};
  *     tsr_mesh grid;
- *     tsr_placement *by_rows;
- *     tsr_shard shard;
- *     uint32_t count;
- *     status = tsr_mesh_parse(TSR_STR("dp=4"), arena, &grid, &err);
- *     if (status == TSR_OK) status = tsr_placements_parse(TSR_STR("shard(0)"), arena, &by_rows, &count, &err);
- *     if (status == TSR_OK) status = tsr_mesh_shard(&(tsr_sharding){&grid, by_rows, TSR_STRIDED_FSDP},
- *                                                   (tsr_shape){2, shape}, 3, arena, &shard, &err);
- *     if (status == TSR_OK) printf("rank 3 has %llu rows\n", (unsigned long long)shard.local_shape[0]); */
+ *     status = tsr_mesh_parse(TSR_STR("dp=4,tp=2"), arena, &grid, &err);
+ *     if (status == TSR_OK) printf("%u dims\n", (unsigned)grid.dim_count); */
 #ifndef TESSERA_MESH_H
 #define TESSERA_MESH_H
 
@@ -58,12 +51,6 @@ typedef struct tsr_placement {
 /* Parses a mesh such as "dp=4,tp=2", or "4,2" without names. The result lives in `arena`. Errors: TSR_E_USAGE, with the byte
  * position in `text`, for a syntax error, a size of 0, a repeated name, or too many dims or ranks. */
 tsr_status tsr_mesh_parse(tsr_str text, tsr_arena *arena, tsr_mesh *out, tsr_error *err);
-/* Parses placements such as "shard(0),replicate", separated by top-level commas. Each is replicate, partial, shard(d) or
- * strided_shard(d, f). The result lives in `arena`. Errors: TSR_E_USAGE, with the byte position in `text`. */
-tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
-
-/* The number of ranks of a mesh: the product of its sizes. */
-uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
 
 /* How a strided shard is split where sizes do not divide evenly. */
 typedef enum tsr_strided {
@@ -99,12 +86,6 @@ typedef struct tsr_shard {
     const tsr_shard_box *boxes;     /* in row-major order of the local tensor; none when it is empty */
     uint64_t box_count;
 } tsr_shard;
-
-/* Computes the shard of mesh rank `mesh_rank` (< tsr_mesh_ranks), in O(mesh dims × boxes). A `partial` placement has the
- * boxes of `replicate`, although its values are only summands. Errors: TSR_E_USAGE if a placement names a dim that the
- * tensor does not have; TSR_E_LIMIT for more than TSR_MAX_NDIM dims or too many boxes. */
-tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
-                          tsr_error *err);
 
 TSR_API_END
 

@@ -11,7 +11,7 @@
  *     tsr_modules *tree;
  *     status = tsr_modules_parse(text, host, arena, &document, &err);
  *     if (status == TSR_OK) status = tsr_modules_new(document.root, host, &tree, &err);
- *     if (status == TSR_OK) printf("%u dims\n", (unsigned)tsr_modules_find(tree, "fc.weight")->ndim);
+ *     if (status == TSR_OK) printf("the root has %zu children\n", document.root->child_count);
  *     if (status == TSR_OK) tsr_modules_free(tree); */
 #ifndef TESSERA_MODULES_H
 #define TESSERA_MODULES_H
@@ -103,14 +103,6 @@ typedef uint32_t tsr_module_ref;
  * not below its unit; TSR_E_LIMIT if limits.depth or limits.entries is exceeded; TSR_E_NOMEM. Messages name the path. */
 tsr_status tsr_modules_new(const tsr_module *root, const tsr_host *host, tsr_modules **out, tsr_error *err);
 void tsr_modules_free(tsr_modules *modules); /* accepts NULL */
-
-/* Finds a parameter or buffer by a name such as "fc.weight". The name is looked up with the components of wrappers in it
- * first, and then as a canonical one, as in state dicts. The result is part of the tree. Returns NULL if there is none, or if
- * it is an original that exists only inside a flat parameter. */
-const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
-/* Finds a module by a name such as "layers.0" in the same way; the root's name is "". For a wrapped module this is the
- * outermost wrapper, such as the FSDP1 unit. Returns TSR_NO_MODULE if there is none. */
-tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name);
 
 /* A list of canonical FQNs: those of one param group. */
 typedef struct tsr_name_list {

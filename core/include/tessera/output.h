@@ -46,13 +46,6 @@ struct tsr_output {
     uint32_t generation;
 };
 
-/* An output into memory, for tests and the browser. Files stay readable until close. */
-tsr_status tsr_output_to_memory(const tsr_allocator *allocator, tsr_output **out, tsr_error *err);
-/* The bytes of the file with this name, or {NULL, 0} if there is no such file. Borrowed until close or the next write. */
-tsr_str tsr_output_memory_file(const tsr_output *output, tsr_str name);
-uint32_t tsr_output_memory_count(const tsr_output *output);
-tsr_str tsr_output_memory_name(const tsr_output *output, uint32_t file);
-
 TSR_API_END
 
 #endif

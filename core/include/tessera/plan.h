@@ -10,12 +10,9 @@
  * Example:
  *
  *     tsr_target target;
- *     const tsr_read_item *items;
- *     uint64_t count;
  *     status = tsr_target_parse(TSR_STR("dp=4"), TSR_STR("shard(0)"), arena, &target, &err);
  *     if (status == TSR_OK) status = tsr_plan_new(catalog, &target, NULL, host, &plan, &err);
- *     if (status == TSR_OK) status = tsr_plan_rank(plan, 0, arena, &items, &count, &err);
- *     if (status == TSR_OK) printf("rank 0 reads %llu boxes\n", (unsigned long long)count);
+ *     if (status == TSR_OK) printf("%llu tensors are planned\n", (unsigned long long)tsr_plan_count(plan));
  *     tsr_plan_free(plan); */
 #ifndef TESSERA_PLAN_H
 #define TESSERA_PLAN_H
@@ -79,11 +76,6 @@ typedef struct tsr_read_item {
     const uint64_t *storage_offsets; /* in the chunk */
     const uint64_t *lengths;
 } tsr_read_item;
-
-/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets). With a storage they are sorted by
- * server first, and each rank begins at another server. They and their arrays live in `arena`. O(items × log items). */
-tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
-                         uint64_t *count, tsr_error *err);
 
 TSR_API_END
 

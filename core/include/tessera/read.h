@@ -44,11 +44,6 @@ typedef struct tsr_progress {
     void *ctx;
 } tsr_progress;
 
-/* Bytes of a tensor entry as these functions deliver it; the shape (`ndim` numbers, in the checkpoint's memory) that they
- * count in is the entry's own except for float4 of a safetensors container. TSR_E_UNSUPPORTED for entries without dense
- * elements. */
-tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err);
-
 /* Reads a box of a tensor, in elements, into `buffer`, whose size must be exactly that of the box. Reads little more than the
  * bytes of the box. Errors: TSR_E_USAGE (box beyond the tensor, wrong buffer size), TSR_E_FORMAT (elements that no chunk or
  * more than one chunk holds; damaged items), TSR_E_NOT_FOUND (missing data file), TSR_E_IO. Thread-safe. */

@@ -4,10 +4,8 @@
  *
  * Example:
  *
- *     const tsr_memory_file files[] = {{TSR_STR("model.safetensors"), text}};
- *     tsr_store *in_memory;
- *     status = tsr_store_from_memory(host->allocator, files, 1, &in_memory, &err);
- *     if (status == TSR_OK) status = tsr_checkpoint_open(in_memory, host, NULL, &checkpoint, &err); */
+ *     for (uint32_t i = 0; i < store->file_count; i++)
+ *         printf("%.*s: %llu bytes\n", TSR_STR_ARG(store->files[i].name), (unsigned long long)store->files[i].size); */
 #ifndef TESSERA_STORE_H
 #define TESSERA_STORE_H
 
@@ -85,15 +83,6 @@ struct tsr_store {
     const tsr_store_gap *gaps;
     uint32_t gap_count;
 };
-
-/* A store over memory, for tests, the browser and items that are themselves archives. Borrows the names and contents until it is
- * closed. Errors: TSR_E_NOMEM. */
-typedef struct tsr_memory_file {
-    tsr_str name;
-    tsr_str content;
-} tsr_memory_file;
-tsr_status tsr_store_from_memory(const tsr_allocator *allocator, const tsr_memory_file *files, uint32_t count,
-                                 tsr_store **out, tsr_error *err);
 
 TSR_API_END
 

@@ -53,34 +53,6 @@ typedef struct tsr_target {
  * Errors: TSR_E_USAGE, with the byte position in the text, and if there is not one placement per mesh dim. */
 tsr_status tsr_target_parse(tsr_str mesh, tsr_str placements, tsr_arena *arena, tsr_target *out, tsr_error *err);
 
-/* Makes the target that PyTorch's API of that name produces. It lives in `arena`.
- *
- *   fsdp2   mesh (dp)                 shard(0)
- *   hsdp    mesh (replicate, shard)   replicate, shard(0)
- *   ddp     mesh (dp)                 replicate
- *
- * Errors: TSR_E_USAGE if the mesh has a different number of dims. */
-typedef enum tsr_strategy { TSR_STRATEGY_FSDP2, TSR_STRATEGY_HSDP, TSR_STRATEGY_DDP } tsr_strategy;
-tsr_status tsr_target_strategy(tsr_strategy strategy, tsr_mesh mesh, tsr_arena *arena, tsr_target *out, tsr_error *err);
-
-/* Makes a target for tensor parallelism, alone on a mesh (tp) or combined with FSDP2 on a mesh (dp, tp). Each rule gives a
- * style to the modules that its GLOB matches:
- *
- *   COLUMN             linear: weight and bias are split on dim 0
- *   ROW                linear: the weight is split on dim 1, the bias is whole on every tp rank
- *   EMBEDDING_ROW      embedding: the weight is split on dim 0
- *   EMBEDDING_COLUMN   embedding: the weight is split on dim 1
- *
- * All other tensors are whole on every tp rank. With FSDP2, dim 0 is a strided shard where tp splits it too.
- * Source: torch.distributed.tensor.parallel ColwiseParallel, RowwiseParallel. */
-typedef enum tsr_tp_style { TSR_TP_COLUMN, TSR_TP_ROW, TSR_TP_EMBEDDING_ROW, TSR_TP_EMBEDDING_COLUMN } tsr_tp_style;
-typedef struct tsr_tp_rule {
-    tsr_str module; /* GLOB */
-    tsr_tp_style style;
-} tsr_tp_rule;
-tsr_status tsr_target_tensor_parallel(tsr_mesh mesh, const tsr_tp_rule *rules, uint32_t rule_count, tsr_arena *arena,
-                                      tsr_target *out, tsr_error *err);
-
 TSR_API_END
 
 #endif

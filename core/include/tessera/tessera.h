@@ -2,7 +2,7 @@
  * writes checkpoints by their paths, and tessera/native_host.h lends the core threads and fast checksums. The headers in
  * tessera/sys/ are what Tessera's own modules share. They are installed, but any release may change them.
  *
- * This program lists the tensors of a checkpoint. samples/c has it and seven more.
+ * This program lists the tensors of a checkpoint. samples/c has it and eight more.
  *
  * Example:
  *
@@ -57,7 +57,6 @@
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
 #include "tessera/host.h"
-#include "tessera/mapping.h"
 #include "tessera/memory.h"
 #include "tessera/mesh.h"
 #include "tessera/modules.h"

@@ -57,11 +57,6 @@ typedef struct tsr_contract {
     tsr_selection names; /* names that it does not keep do not count, on either side; with or without the prefix */
 } tsr_contract;
 
-/* Checks the catalog against a contract and adds findings: layout/missing-entry, layout/unexpected-entry, layout/kind,
- * layout/dtype, layout/shape, layout/chunks, and the note layout/prefix where a prefix explains nearly all of them. Chunks are compared as sets of boxes. tsr_check_digests compares the digests. */
-tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,
-                                 tsr_findings *findings, tsr_error *err);
-
 TSR_API_END
 
 #endif

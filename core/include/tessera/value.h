@@ -87,8 +87,6 @@ tsr_value *tsr_value_bool(tsr_arena *arena, bool boolean, tsr_error *err);
 tsr_value *tsr_value_int(tsr_arena *arena, int64_t integer, tsr_error *err);
 tsr_value *tsr_value_float(tsr_arena *arena, double real, tsr_error *err);
 tsr_value *tsr_value_str(tsr_arena *arena, tsr_str text, tsr_error *err);
-tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count,
-                           tsr_error *err);
 /* A DICT of `pairs` pairs, each a `const char *` key and a `const tsr_value *`, and a LIST or TUPLE of `count` values:
  *
  *     tsr_value_dict(arena, 2, "lr", tsr_value_float(arena, 0.1, err), "amsgrad", tsr_value_bool(arena, true, err))

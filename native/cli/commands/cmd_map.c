@@ -3,7 +3,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "tessera/mapping.h"
 #include "tessera/sys/map_suggest.h"
 #include "tessera/sys/mapping.h"
 

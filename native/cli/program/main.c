@@ -34,7 +34,7 @@ const tsr_command *cli_find_command(const cli *program, const char *name)
 static void put_version(void)
 {
     tsr_native_parts parts = tsr_native_parts_built();
-    printf("tessera %s\n", TSR_VERSION);
+    printf("tessera %s\n", tsr_version());
     printf("built with: crc32 %s, sha256 %s, xxh3 %s, zstd %s\n", parts.crc32, parts.sha256, parts.xxh3,
            parts.zstd ? parts.zstd : "none");
 }

@@ -21,7 +21,7 @@
  *
  *     status = tsr_mpi_start(&argc, &argv, &err);
  *     if (status == TSR_OK) status = tsr_comm_mpi_open(MPI_COMM_WORLD, NULL, &tsr_allocator_libc, &comm, &err);
- *     if (status == TSR_OK) status = tsr_comm_barrier(comm, &err);
+ *     if (status == TSR_OK) status = tsr_comm_agree(comm, TSR_OK, &err);
  *     if (comm) comm->close(comm);
  *     tsr_mpi_end(); */
 #ifndef TESSERA_COMM_MPI_H

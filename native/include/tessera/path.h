@@ -24,11 +24,7 @@ TSR_API_BEGIN
  * with tsr_checkpoint_close. */
 tsr_status tsr_path_open(const char *path, const tsr_host *host, const tsr_open_options *options, tsr_checkpoint **out,
                          tsr_error *err);
-/* The same for a checkpoint whose files are in several directories: those of `paths` count as one. A name that is in more than
- * one of them must have equal bytes in all. Errors: also TSR_E_USAGE for a path that is not a directory. */
-tsr_status tsr_paths_open(const char *const *paths, size_t count, const tsr_host *host, const tsr_open_options *options,
-                          tsr_checkpoint **out, tsr_error *err);
-/* Closes a checkpoint that one of these opened, and its store. Accepts NULL. */
+/* Closes a checkpoint that tsr_path_open opened, and its store. Accepts NULL. */
 void tsr_path_close(tsr_checkpoint *checkpoint);
 
 typedef struct tsr_path_write_options {

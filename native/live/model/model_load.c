@@ -8,6 +8,7 @@
 #include "tessera/sys/cast.h"
 #include "tessera/sys/redistribute.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/value_walk.h"
 
 typedef tsr_model_setting setting;
 

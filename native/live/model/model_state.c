@@ -1,5 +1,6 @@
 /* Gets a model's state dict under canonical names. */
 #include "tessera/sys/model_state.h"
+#include "tessera/sys/collectives.h"
 
 #include <inttypes.h>
 

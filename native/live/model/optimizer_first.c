@@ -3,6 +3,8 @@
 
 #include "live/model/optimizer_names.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/module_tree.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- optimizer names ---- */
 

@@ -12,6 +12,7 @@
 #include "tessera/sys/optim_forms.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- optimizer add ---- */
 

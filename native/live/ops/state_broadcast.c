@@ -9,6 +9,7 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- broadcast ---- */
 

@@ -1,5 +1,6 @@
 /* Converts the keys of parameters in optimizers' state dicts between numbers and names. See optim_keys.h. */
 #include "tessera/sys/optim_keys.h"
+#include "tessera/sys/module_tree.h"
 
 #include <stdlib.h>
 
@@ -8,6 +9,7 @@
 #include "tessera/sys/optim_tree.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- what an optimizer was created with ---- */
 

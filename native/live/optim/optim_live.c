@@ -8,6 +8,7 @@
 #include "tessera/sys/optim_live.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 typedef struct merging {
     tsr_tree state, groups;

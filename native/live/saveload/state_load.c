@@ -22,6 +22,7 @@
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
 #include "tessera/tensor.h"
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "tessera/sys/box.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"

@@ -12,6 +12,7 @@
 #include "on_devices.h"
 #include "support/random.h"
 #include "tessera/statedict.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/gpu_device.h"
 #include "tessera/sys/gpu_pipe.h"
 #include "tessera/sys/host_calls.h"

@@ -15,6 +15,7 @@
 #include "tessera/sys/optimizer_raw.h"
 #include "tessera/sys/params.h"
 #include "tessera/sys/statedict.h"
+#include "tessera/sys/value_walk.h"
 
 enum { MOST_RANKS = 16 };
 

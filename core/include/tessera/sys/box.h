@@ -14,6 +14,12 @@
 
 TSR_API_BEGIN
 
+/* The offset of a box along `dim` (< ndim), in elements. Boxes without offsets begin at 0. */
+static inline uint64_t tsr_box_offset(tsr_box box, uint32_t dim)
+{
+    return box.offsets ? box.offsets[dim] : 0;
+}
+
 /* Elements; false on overflow. A box with a zero size has none, whatever its other sizes. */
 bool tsr_box_volume(tsr_box box, uint64_t *elements);
 bool tsr_box_is_empty(tsr_box box);

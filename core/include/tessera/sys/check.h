@@ -13,6 +13,20 @@
 
 TSR_API_BEGIN
 
+/* Statistics of a tensor. The real and imaginary parts of complex numbers count separately, so `count` is twice the number of
+ * elements. min, max, mean and std are over the finite values (0 when there are none); std uses the divisor n − 1, as torch.std
+ * does (0 for fewer than two values). NaNs and infinities are only counted. int64 and uint64 beyond 2^53 are rounded
+ * (tsr_tensor_extremes has exact ones). */
+typedef struct tsr_stats {
+    uint64_t count;
+    uint64_t nan, inf, zero; /* zero: both signs */
+    double min, max, mean, std;
+} tsr_stats;
+
+/* Computes the statistics of a tensor. Returns TSR_E_UNSUPPORTED when its dtype is not numeric. */
+tsr_status tsr_tensor_stats(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_ring *ring, tsr_stats *out,
+                            tsr_error *err);
+
 typedef enum tsr_extremes_kind {
     TSR_EXTREMES_REAL, /* those of tsr_stats are exact */
     TSR_EXTREMES_SIGNED,

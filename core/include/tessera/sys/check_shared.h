@@ -68,6 +68,9 @@ tsr_status tsr_check_deep_part(tsr_checkpoint *checkpoint, tsr_check_part part, 
  * gathered, and copies that must be compared, are read here. Errors: also TSR_E_USAGE if `parts` is not complete. */
 tsr_status tsr_check_deep_join(tsr_checkpoint *checkpoint, tsr_str parts, size_t count, tsr_ring *ring, tsr_error *err);
 
+/* Writes a digest to `out` in hex, NUL-terminated; 65 bytes suffice. Returns `out`. */
+const char *tsr_digest_text(const tsr_digest *digest, char *out);
+
 TSR_API_END
 
 #endif

@@ -51,6 +51,12 @@ void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* accepts a zeroed one */
  * `value`; `what` (static text, the same everywhere) begins the message. The communicator stays good. */
 tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err);
 
+/* A communicator of one rank. */
+tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_error *err);
+
+/* Returns when every rank has called it. */
+tsr_status tsr_comm_barrier(tsr_comm *comm, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -1,4 +1,4 @@
-/* The values of one pair of a diff (tessera/compare.h).
+/* The values of two tensors, and of one pair of a diff (tessera/compare.h).
  *
  * Example:
  *
@@ -26,6 +26,17 @@ tsr_status tsr_diff_check_repeats(tsr_checkpoint *a, tsr_checkpoint *b, const ts
  * depth and expansion. */
 tsr_status tsr_compare_pair(tsr_checkpoint *a, tsr_checkpoint *b, tsr_diff_pair *pair, const tsr_value_comparison *how,
                             tsr_difference *out, tsr_error *err);
+
+/* A tensor and the checkpoint that it is in. */
+typedef struct tsr_stored_tensor {
+    tsr_checkpoint *checkpoint;
+    const tsr_entry *entry;
+} tsr_stored_tensor;
+
+/* Compares two entries of one dtype and shape (TSR_E_USAGE otherwise); each is read once, in tiles. The two checkpoints
+ * may be the same. Errors as tsr_read_box, with the side ("a", "b") in the context. */
+tsr_status tsr_compare_tensors(tsr_stored_tensor a, tsr_stored_tensor b, const tsr_tolerance *tolerance, tsr_ring *ring,
+                               tsr_difference *out, tsr_error *err);
 
 TSR_API_END
 

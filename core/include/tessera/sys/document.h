@@ -98,6 +98,10 @@ typedef struct tsr_conversion_document {
 } tsr_conversion_document;
 tsr_status tsr_document_conversion(const tsr_conversion_document *document, tsr_json *json);
 
+/* Reads a tessera.shards/1 document into a map (tessera/shards.h) that lives in `arena`. `out->name` is "the map" until the
+ * caller sets a better one. Errors: TSR_E_FORMAT with the place in the document, TSR_E_LIMIT, TSR_E_NOMEM. */
+tsr_status tsr_shards_read(tsr_str text, const tsr_host *host, tsr_arena *arena, tsr_shards *out, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -40,6 +40,9 @@ static inline uint32_t tsr_threads(const tsr_host *host)
 /* To be called before code that may not be loaded; the host's error ends the call. */
 tsr_status tsr_host_load(const tsr_host *host, tsr_error *err);
 
+/* Beyond what any real checkpoint needs, below what harms a machine; less where size_t has 32 bits. */
+tsr_limits tsr_limits_default(void);
+
 TSR_API_END
 
 #endif

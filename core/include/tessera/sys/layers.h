@@ -14,8 +14,8 @@
 #define TESSERA_SYS_LAYERS_H
 
 #include "tessera/checkpoint.h"
-#include "tessera/mapping.h"
 #include "tessera/sys/commands.h"
+#include "tessera/sys/mapping.h"
 
 TSR_API_BEGIN
 

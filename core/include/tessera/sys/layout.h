@@ -119,6 +119,19 @@ uint64_t tsr_mesh_rank_at(const tsr_mesh *mesh, const uint64_t *coordinate);
 tsr_str tsr_mesh_text(const tsr_mesh *mesh, tsr_arena *arena, tsr_error *err);
 tsr_str tsr_placements_text(const tsr_placement *placements, uint32_t count, tsr_arena *arena, tsr_error *err);
 
+/* Parses placements such as "shard(0),replicate", separated by top-level commas. Each is replicate, partial, shard(d) or
+ * strided_shard(d, f). The result lives in `arena`. Errors: TSR_E_USAGE, with the byte position in `text`. */
+tsr_status tsr_placements_parse(tsr_str text, tsr_arena *arena, tsr_placement **out, uint32_t *count, tsr_error *err);
+
+/* The number of ranks of a mesh: the product of its sizes. */
+uint64_t tsr_mesh_ranks(const tsr_mesh *mesh);
+
+/* Computes the shard of mesh rank `mesh_rank` (< tsr_mesh_ranks), in O(mesh dims × boxes). A `partial` placement has the
+ * boxes of `replicate`, although its values are only summands. Errors: TSR_E_USAGE if a placement names a dim that the
+ * tensor does not have; TSR_E_LIMIT for more than TSR_MAX_NDIM dims or too many boxes. */
+tsr_status tsr_mesh_shard(const tsr_sharding *how, tsr_shape shape, uint64_t mesh_rank, tsr_arena *arena, tsr_shard *out,
+                          tsr_error *err);
+
 TSR_API_END
 
 #endif

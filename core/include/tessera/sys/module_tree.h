@@ -49,6 +49,14 @@ const tsr_module *tsr_modules_at(const tsr_modules *modules, tsr_module_ref ref)
 tsr_status tsr_modules_write(const tsr_modules_document *document, const tsr_allocator *allocator, tsr_write_fn *write,
                              void *ctx, tsr_error *err);
 
+/* Finds a parameter or buffer by a name such as "fc.weight". The name is looked up with the components of wrappers in it
+ * first, and then as a canonical one, as in state dicts. The result is part of the tree. Returns NULL if there is none, or if
+ * it is an original that exists only inside a flat parameter. */
+const tsr_module_tensor *tsr_modules_find(const tsr_modules *modules, const char *name);
+/* Finds a module by a name such as "layers.0" in the same way; the root's name is "". For a wrapped module this is the
+ * outermost wrapper, such as the FSDP1 unit. Returns TSR_NO_MODULE if there is none. */
+tsr_module_ref tsr_modules_find_module(const tsr_modules *modules, const char *name);
+
 TSR_API_END
 
 #endif

@@ -75,6 +75,11 @@ typedef struct tsr_plan_totals {
 /* O(classes × ranks + shared shards × their holders); everything lives in `arena`. */
 tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err);
 
+/* All items of one rank, sorted by (file, byte_offset of the chunk, tensor, storage offsets). With a storage they are sorted by
+ * server first, and each rank begins at another server. They and their arrays live in `arena`. O(items × log items). */
+tsr_status tsr_plan_rank(const tsr_plan *plan, uint64_t dest_rank, tsr_arena *arena, const tsr_read_item **items,
+                         uint64_t *count, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -49,6 +49,11 @@ typedef struct tsr_streamed_box {
 tsr_status tsr_stream_boxes(tsr_checkpoint *checkpoint, const tsr_streamed_box *boxes, size_t count, tsr_ring *ring,
                             const tsr_tile_sink *sink, tsr_error *err);
 
+/* Bytes of a tensor entry as these functions deliver it; the shape (`ndim` numbers, in the checkpoint's memory) that they
+ * count in is the entry's own except for float4 of a safetensors container. TSR_E_UNSUPPORTED for entries without dense
+ * elements. */
+tsr_status tsr_tensor_bytes(const tsr_entry *entry, uint64_t *bytes, tsr_error *err);
+
 TSR_API_END
 
 #endif

@@ -17,6 +17,7 @@
 #define TESSERA_SYS_TALLY_H
 
 #include "tessera/check.h"
+#include "tessera/sys/check.h"
 
 TSR_API_BEGIN
 

@@ -44,13 +44,15 @@ static inline const tsr_value *tsr_value_attributes(const tsr_value *value)
 /* A new value of `kind`; the caller fills in the rest. NULL: no memory. */
 tsr_value *tsr_value_new(tsr_arena *arena, tsr_value_kind kind, tsr_error *err);
 
+/* A value with `count` items of `kind`; as the other constructors (tessera/value.h). `items` are borrowed. */
+tsr_value *tsr_value_items(tsr_arena *arena, tsr_value_kind kind, const tsr_value *const *items, size_t count,
+                           tsr_error *err);
 /* A tensor's leaf; as the other constructors (tessera/value.h). */
 tsr_value *tsr_value_tensor(tsr_arena *arena, const struct tsr_entry *entry, tsr_error *err); /* `entry` is borrowed */
 
 /* A value as one line of Python-like text, at most `capacity` - 1 bytes plus NUL; what does not fit ends in "…". Depth and
  * work are bounded by the capacity. Returns `out`. */
 const char *tsr_value_text(const tsr_value *value, char *out, size_t capacity);
-
 TSR_API_END
 
 #endif

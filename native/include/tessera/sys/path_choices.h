@@ -14,7 +14,9 @@
 
 TSR_API_BEGIN
 
-/* tsr_paths_open with the host and the system calls of `opener`, which must outlive the checkpoint. */
+/* As tsr_path_open, with the host and the system calls of `opener`, which must outlive the checkpoint, and for a checkpoint whose
+ * files may be in several directories: those of `paths` count as one. A name that is in more than one of them must have equal bytes in
+ * all. Errors: also TSR_E_USAGE for one of several paths that is not a directory. */
 tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *paths, size_t count,
                              const tsr_open_options *options, tsr_checkpoint **out, tsr_error *err);
 /* The store with the files of all `paths`, without opening a checkpoint. The caller closes it. */

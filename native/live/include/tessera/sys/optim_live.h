@@ -5,7 +5,7 @@
  *     const tsr_first_step first = {.algorithm = TSR_ADAM, .options = state};
  *     tsr_state_spec specs[TSR_STATE_SPECS];
  *     size_t count;
- *     status = tsr_optim_first_state(&first, tsr_modules_find(modules, "fc.weight"), specs, &count, &err);
+ *     status = tsr_optim_first_state(&first, &(tsr_module_tensor){.dtype = TSR_FLOAT32}, specs, &count, &err);
  *     if (status == TSR_OK) printf("%zu tensors\n", count); */
 #ifndef TESSERA_SYS_OPTIM_LIVE_H
 #define TESSERA_SYS_OPTIM_LIVE_H
