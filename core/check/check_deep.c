@@ -2,6 +2,8 @@
  * ranks or parts exchange (check_extents.c, check_extents.c). */
 #include "check/check_deep.h"
 
+#include <stdlib.h>
+
 #include "base/cursor.h"
 #include "check/check_share.h"
 #include "check/compare_copy.h"
@@ -20,6 +22,223 @@
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+
+/* ---- shares: dividing a check among ranks, and sending findings between the ranks of one program ---- */
+
+static tsr_status share_open(const tsr_store *store, tsr_comm *comm, const tsr_allocator *allocator, tsr_share *out,
+                             tsr_error *err)
+{
+    *out = (tsr_share){.comm = comm, .allocator = allocator, .file_count = store->file_count};
+    out->orders = tsr_vec_of(allocator, sizeof(uint64_t));
+    out->file_starts = tsr_alloc(allocator, store->file_count, sizeof *out->file_starts, err);
+    out->found = out->file_starts ? tsr_findings_new(allocator, 0, err) : NULL;
+    if (!out->found) return TSR_E_NOMEM;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        out->file_starts[f] = out->byte_total;
+        out->byte_total += store->files[f].size;
+    }
+    out->byte_step = out->byte_total / comm->size + 1;
+    return TSR_OK;
+}
+
+/* Borrows `comm`. `out` must be closed even if this fails. */
+static void share_close(tsr_share *share)
+{
+    if (!share->comm) return;
+    tsr_findings_free(share->found);
+    tsr_vec_free(&share->orders);
+    tsr_free(share->allocator, share->file_starts, share->file_count, sizeof *share->file_starts);
+    *share = (tsr_share){.comm = NULL};
+}
+
+uint32_t tsr_share_owner(const tsr_share *share, uint32_t file, uint64_t byte_offset)
+{
+    uint64_t at = file < share->file_count ? share->file_starts[file] : 0;
+    at = byte_offset < share->byte_total - at ? at + byte_offset : share->byte_total;
+    return (uint32_t)(at / share->byte_step);
+}
+
+/* The rank whose share contains `at`, if costs that add up to `total` are divided instead of bytes. */
+static uint32_t share_owner_of_cost(const tsr_share *share, uint64_t at, uint64_t total)
+{
+    return (uint32_t)(at / (total / share->comm->size + 1));
+}
+
+tsr_status tsr_share_agree(const tsr_share *share, tsr_status status, tsr_error *err)
+{
+    return share->comm->size == 1 ? status : tsr_comm_agree(share->comm, status, err);
+}
+
+/* ---- sending findings: all ranks run the same program, but parts of a check may come from anywhere ---- */
+
+tsr_status tsr_share_order(tsr_share *share, uint64_t order, tsr_error *err)
+{
+    while (share->orders.count < tsr_findings_count(share->found)) {
+        uint64_t *next = tsr_vec_push(&share->orders, err);
+        if (!next) return TSR_E_NOMEM;
+        *next = order;
+    }
+    return TSR_OK;
+}
+
+typedef struct totals {
+    uint64_t stored, unlisted[TSR_MAX_RULES][TSR_ERROR + 1];
+} totals;
+
+typedef struct packed {
+    uint64_t order;
+    uint64_t byte_offset;
+    uint32_t rule; /* index */
+    uint32_t level;
+    uint32_t message_size, file_size, fqn_size; /* sizes of the texts that follow, in this order */
+    uint32_t has_file, has_fqn, unused;
+} packed;
+
+static tsr_status append_str(tsr_vec *out, tsr_str s, tsr_error *err)
+{
+    return tsr_vec_append(out, s.data, s.size, err);
+}
+
+static tsr_status pack_one(const tsr_finding *f, uint64_t order, tsr_vec *out, tsr_error *err)
+{
+    size_t count;
+    const packed p = {.order = order,
+                      .byte_offset = f->byte_offset,
+                      .rule = (uint32_t)(f->rule - tsr_rules(&count)),
+                      .level = (uint32_t)f->level,
+                      .message_size = (uint32_t)f->message.size,
+                      .file_size = (uint32_t)f->file.size,
+                      .fqn_size = (uint32_t)f->fqn.size,
+                      .has_file = f->file.data != NULL,
+                      .has_fqn = f->fqn.data != NULL};
+    TSR_TRY(append_str(out, (tsr_str){(const char *)&p, sizeof p}, err));
+    TSR_TRY(append_str(out, f->message, err));
+    TSR_TRY(append_str(out, f->file, err));
+    return append_str(out, f->fqn, err);
+}
+
+tsr_status tsr_share_pack(const tsr_share *share, tsr_vec *out, tsr_error *err)
+{
+    const tsr_findings *found = share->found;
+    totals t = {.stored = tsr_findings_count(found)};
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    for (size_t r = 0; r < count; r++) {
+        for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+            t.unlisted[r][level] = tsr_findings_unlisted(found, &rules[r], (tsr_level)level);
+    }
+    TSR_TRY(append_str(out, (tsr_str){(const char *)&t, sizeof t}, err));
+    for (size_t i = 0; i < t.stored; i++)
+        TSR_TRY(pack_one(tsr_findings_at(found, i), ((const uint64_t *)share->orders.items)[i], out, err));
+    return TSR_OK;
+}
+
+/* A packed finding received from some rank. */
+typedef struct arrived {
+    packed head;
+    const char *text;
+    size_t sequence; /* order of arrival, which breaks ties */
+} arrived;
+
+static int by_order(const void *a, const void *b)
+{
+    const arrived *x = a, *y = b;
+    if (x->head.order != y->head.order) return x->head.order < y->head.order ? -1 : 1;
+    return x->sequence < y->sequence ? -1 : x->sequence > y->sequence;
+}
+
+/* Reads the next finding. False if it is not complete, or states what does not exist. */
+static bool take_finding(tsr_cursor *at, size_t rule_count, arrived *out)
+{
+    const uint8_t *head = tsr_cursor_take(at, sizeof out->head);
+    if (!head) return false;
+    memcpy(&out->head, head, sizeof out->head);
+    out->text = (const char *)tsr_cursor_take(at, out->head.message_size);
+    tsr_cursor_take(at, out->head.file_size);
+    tsr_cursor_take(at, out->head.fqn_size);
+    return !at->failed && out->head.rule < rule_count && out->head.level <= TSR_ERROR;
+}
+
+/* Unpacks one rank's findings and appends them to `list`. */
+static tsr_status list_arrived(tsr_str blob, tsr_vec *list, tsr_findings *findings, tsr_error *err)
+{
+    totals t = {0};
+    size_t count;
+    const tsr_rule *rules = tsr_rules(&count);
+    tsr_cursor at = tsr_cursor_on(blob);
+    const uint8_t *head = tsr_cursor_take(&at, sizeof t);
+    bool ok = head != NULL;
+    if (ok) memcpy(&t, head, sizeof t);
+    for (uint64_t i = 0; i < t.stored && ok; i++) {
+        arrived *a = tsr_vec_push(list, err);
+        if (!a) return TSR_E_NOMEM;
+        a->sequence = list->count;
+        ok = take_finding(&at, count, a);
+    }
+    TSR_FAIL_IF(!ok, err, TSR_E_USAGE, "these are not the results of a deep check");
+    for (size_t r = 0; r < count; r++) {
+        for (int level = TSR_NOTE; level <= TSR_ERROR; level++)
+            tsr_findings_count_more(findings, &rules[r], (tsr_level)level, t.unlisted[r][level]);
+    }
+    return TSR_OK;
+}
+
+static tsr_status add_arrived(const arrived *a, tsr_findings *findings, tsr_error *err)
+{
+    size_t count;
+    const packed *p = &a->head;
+    const char *file = a->text + p->message_size, *fqn = file + p->file_size;
+    const tsr_place place = {
+        {p->has_file ? file : NULL, p->file_size}, p->byte_offset, {p->has_fqn ? fqn : NULL, p->fqn_size}};
+    return tsr_finding_add_at(findings, (tsr_rated_rule){tsr_rules(&count)[p->rule].id, (tsr_level)p->level}, place, err,
+                              "%.*s", (int)p->message_size, a->text);
+}
+
+tsr_status tsr_share_add(const tsr_allocator *allocator, const tsr_str *sent, size_t count, tsr_findings *findings,
+                         tsr_error *err)
+{
+    tsr_vec list = tsr_vec_of(allocator, sizeof(arrived));
+    tsr_status status = TSR_OK;
+    for (size_t r = 0; r < count && status == TSR_OK; r++) status = list_arrived(sent[r], &list, findings, err);
+    if (list.count) qsort(list.items, list.count, sizeof(arrived), by_order);
+    for (size_t i = 0; i < list.count && status == TSR_OK; i++)
+        status = add_arrived((const arrived *)list.items + i, findings, err);
+    tsr_vec_free(&list);
+    return status;
+}
+
+static tsr_status exchange(tsr_share *share, tsr_vec *own, tsr_findings *findings, tsr_error *err)
+{
+    tsr_comm_blobs blobs = {0};
+    TSR_TRY(tsr_share_agree(share, tsr_share_pack(share, own, err), err));
+    TSR_TRY(
+        tsr_comm_gather_blobs((tsr_ranks){share->comm, share->allocator}, (tsr_str){own->items, own->count}, &blobs, err));
+    tsr_status status =
+        tsr_share_agree(share, tsr_share_add(share->allocator, blobs.blobs, blobs.count, findings, err), err);
+    tsr_comm_blobs_free(&blobs);
+    return status;
+}
+
+tsr_status tsr_share_merge(tsr_share *share, tsr_findings *findings, tsr_error *err)
+{
+    tsr_vec own = tsr_vec_of(share->allocator, 1);
+    tsr_status status = exchange(share, &own, findings, err);
+    tsr_vec_free(&own);
+    TSR_TRY(status);
+    tsr_findings *afresh = tsr_findings_new(share->allocator, 0, err);
+    status = tsr_share_agree(share, afresh ? TSR_OK : TSR_E_NOMEM, err);
+    if (status != TSR_OK) {
+        tsr_findings_free(afresh);
+        return status;
+    }
+    tsr_findings_free(share->found);
+    share->found = afresh;
+    share->orders.count = 0;
+    return TSR_OK;
+}
+
+/* ---- deep ---- */
 
 tsr_place tsr_deep_place(const tsr_deep *c, uint32_t file, uint64_t offset, tsr_str fqn)
 {
@@ -104,7 +323,7 @@ tsr_status tsr_deep_open(tsr_deep *c, tsr_comm *comm, tsr_error *err)
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
     const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
-    TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, err));
+    TSR_TRY(share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, err));
     c->tallies = tsr_alloc(allocator, count, sizeof *c->tallies, err);
     if (!c->tallies) return TSR_E_NOMEM;
     for (size_t i = 0; i < count; i++) c->tallies[i] = (tsr_deep_tally){{0}, false, false};
@@ -122,7 +341,7 @@ void tsr_deep_close(tsr_deep *c)
     const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
     tsr_free(tsr_checkpoint_host(c->checkpoint)->allocator, c->tallies, count, sizeof *c->tallies);
     tsr_vec_free(&c->partials);
-    tsr_share_close(&c->share);
+    share_close(&c->share);
 }
 
 /* ---- entries ---- */
@@ -273,7 +492,7 @@ tsr_status tsr_deep_entries(check *c, tsr_error *err)
     }
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         const uint64_t cost = cost_of(&catalog->entries[i], &c->tallies[i]);
-        const uint32_t owner = tsr_share_owner_of_cost(&c->share, at, total);
+        const uint32_t owner = share_owner_of_cost(&c->share, at, total);
         at = cost < total - at ? at + cost : total;
         if (owner != c->share.comm->rank) continue;
         TSR_TRY(check_entry(c, &catalog->entries[i], &c->tallies[i], err));
@@ -393,7 +612,7 @@ static tsr_status prepare(checker *c, const tsr_catalog *catalog, tsr_comm *comm
 {
     const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
     const tsr_catalog *expected = &c->contract->expected;
-    TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, c->err));
+    TSR_TRY(share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, c->err));
     c->index = tsr_map_new(allocator, (size_t)expected->entry_count, c->err);
     if (!c->index) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < expected->entry_count; i++)
@@ -414,7 +633,7 @@ static tsr_status take_own(checker *c, const tsr_catalog *catalog)
     if (!c->own) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++, at += cost) {
         cost = digests_cost_of(c, &catalog->entries[i]);
-        if (cost && tsr_share_owner_of_cost(&c->share, at, c->byte_total) == c->share.comm->rank)
+        if (cost && share_owner_of_cost(&c->share, at, c->byte_total) == c->share.comm->rank)
             c->own[c->own_count++] = &catalog->entries[i];
     }
     return TSR_OK;
@@ -458,7 +677,7 @@ tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contra
     const tsr_status status = check_shared(&c, comm);
     close_own(&c, tsr_checkpoint_catalog(checkpoint));
     tsr_map_free(c.index);
-    tsr_share_close(&c.share);
+    share_close(&c.share);
     return status;
 }
 

@@ -24,15 +24,8 @@ typedef struct tsr_share {
                                      * single rank would have found earlier */
 } tsr_share;
 
-/* Borrows `comm`. `out` must be closed even if this fails. */
-tsr_status tsr_share_open(const tsr_store *store, tsr_comm *comm, const tsr_allocator *allocator, tsr_share *out,
-                          tsr_error *err);
-void tsr_share_close(tsr_share *share); /* accepts a zeroed one */
-
 /* The rank whose share contains this byte. */
 uint32_t tsr_share_owner(const tsr_share *share, uint32_t file, uint64_t byte_offset);
-/* The rank whose share contains `at`, if costs that add up to `total` are divided instead of bytes. */
-uint32_t tsr_share_owner_of_cost(const tsr_share *share, uint64_t at, uint64_t total);
 
 /* Agrees on a common result of what each rank did on its own. */
 tsr_status tsr_share_agree(const tsr_share *share, tsr_status status, tsr_error *err);

@@ -1,7 +1,10 @@
 /* Makes a plan: gives every tensor its placements, its layout and its class. Each class is checked and indexed once. */
 #include "base/cursor.h"
+#include "layout/shard.h"
 #include "plan/plan_room.h"
 #include "plan/plan_sources.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/entries.h"
@@ -13,6 +16,353 @@
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
+
+/* ---- writes ---- */
+
+/* Chooses the rank that writes (or first reads) each distinct shard. Shards held by a single rank count toward its load from
+ * the start. Each shard that several ranks hold then goes to the least loaded of them, in order, so that only one number per
+ * rank is needed. */
+
+typedef struct assignment {
+    const tsr_plan *plan;
+    uint64_t *loads;          /* bits, by rank */
+    const tsr_layout *layout; /* the layout whose copies are listed */
+    tsr_vec copies;           /* of uint64_t: distance of each copy's rank from the first holder */
+} assignment;
+
+/* Counts the ranks that hold the shard whose lowest holder according to the layout is `first`. *lowest (may be NULL) is the
+ * lowest of them. */
+static uint64_t count_copies(const tsr_plan_class *c, uint64_t first, uint64_t *lowest)
+{
+    uint64_t copies = 0;
+    if (lowest) *lowest = first;
+    if (tsr_holders_are_all(&c->holders)) return c->layout->copies;
+    for (uint64_t k = c->layout->copies; k-- > 0;) {
+        const uint64_t holder = tsr_layout_copy(c->layout, first, k);
+        if (!tsr_holders_have(&c->holders, holder)) continue;
+        copies++;
+        if (lowest) *lowest = holder;
+    }
+    return copies;
+}
+
+/* Checks that every shard with elements is held by some rank. Fails with TSR_E_USAGE and the tensor's name
+ * otherwise. */
+static tsr_status plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_error *err)
+{
+    if (tsr_holders_are_all(&c->holders)) return TSR_OK;
+    for (uint64_t r = 0; r < ranks; r++) {
+        if (!tsr_layout_is_first(c->layout, r) || !tsr_layout_elements(c->layout, r)) continue;
+        TSR_FAIL_IF(!count_copies(c, r, NULL), err, TSR_E_USAGE,
+                    "the rule for '%.*s' leaves some of its elements without a rank: its placements assign them to rank "
+                    "%llu, which is not among the ranks or the stage of the rule",
+                    TSR_STR_ARG(c->sample->fqn), (unsigned long long)r);
+    }
+    return TSR_OK;
+}
+
+/* For a class with ranks that hold nothing: adds each shard with one holder to that rank's load. */
+static void load_alone_of(const assignment *a, const tsr_plan_class *c)
+{
+    for (uint64_t r = 0; r < a->plan->ranks; r++) {
+        uint64_t holder;
+        const uint64_t elements = tsr_layout_is_first(c->layout, r) ? tsr_layout_elements(c->layout, r) : 0;
+        if (elements && count_copies(c, r, &holder) == 1) a->loads[holder] += elements * c->element_bits;
+    }
+}
+
+static void load_alone(const assignment *a)
+{
+    for (size_t i = 0; i < a->plan->classes.count; i++) {
+        const tsr_plan_class *c = &tsr_plan_classes(a->plan)[i];
+        if (!tsr_holders_are_all(&c->holders)) load_alone_of(a, c);
+        if (c->layout->copies > 1 || !tsr_holders_are_all(&c->holders)) continue;
+        for (uint64_t r = 0; r < a->plan->ranks; r++) a->loads[r] += tsr_layout_elements(c->layout, r) * c->element_bits;
+    }
+}
+
+static tsr_status list_copies(assignment *a, const tsr_layout *layout, tsr_error *err)
+{
+    if (a->layout == layout) return TSR_OK;
+    a->copies.count = 0;
+    TSR_TRY(tsr_vec_reserve(&a->copies, layout->copies, err));
+    for (uint64_t k = 0; k < layout->copies; k++) {
+        /* Rank 0 is always a first holder. */
+        ((uint64_t *)a->copies.items)[a->copies.count++] = tsr_layout_copy(layout, 0, k);
+    }
+    a->layout = layout;
+    return TSR_OK;
+}
+
+static uint64_t least_loaded(const assignment *a, const tsr_holders *holders, uint64_t first)
+{
+    const uint64_t *behind = a->copies.items;
+    uint64_t best = UINT64_MAX;
+    for (size_t k = 0; k < a->copies.count; k++) {
+        uint64_t holder = first + behind[k];
+        if (!tsr_holders_are_all(holders) && !tsr_holders_have(holders, holder)) continue;
+        if (best == UINT64_MAX || a->loads[holder] < a->loads[best]) best = holder;
+    }
+    return best;
+}
+
+static tsr_status assign_tensor(assignment *a, uint64_t t, tsr_visit_shard *visit, void *ctx, tsr_error *err)
+{
+    const tsr_plan_tensor *tensor = &tsr_plan_tensors(a->plan)[t];
+    const tsr_plan_class *c = &tsr_plan_classes(a->plan)[tensor->class_number];
+    const tsr_layout *layout = c->layout;
+    TSR_TRY(list_copies(a, layout, err));
+    for (uint64_t r = 0; r < a->plan->ranks; r++) {
+        if (!tsr_layout_is_first(layout, r)) continue;
+        uint64_t elements = tsr_layout_elements(layout, r), owner = r;
+        if (elements == 0) continue;
+        if (layout->copies > 1) {
+            owner = least_loaded(a, &c->holders, r);
+            if (count_copies(c, r, NULL) > 1) a->loads[owner] += elements * tsr_plan_bits(tensor);
+        }
+        TSR_TRY(visit(ctx, t, r, owner, elements, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status plan_assign(const tsr_plan *plan, bool shared_only, tsr_visit_shard *visit, void *ctx, tsr_error *err)
+{
+    const tsr_allocator *allocator = plan->host->allocator;
+    assignment a = {.plan = plan, .loads = tsr_alloc(allocator, plan->ranks, sizeof *a.loads, err)};
+    a.copies = tsr_vec_of(allocator, sizeof(uint64_t));
+    tsr_status status = TSR_OK;
+    if (!a.loads) return TSR_E_NOMEM;
+    memset(a.loads, 0, plan->ranks * sizeof *a.loads);
+    load_alone(&a);
+    for (uint64_t t = 0; t < plan->tensors.count && status == TSR_OK; t++) {
+        const tsr_plan_class *c = &tsr_plan_classes(plan)[tsr_plan_tensors(plan)[t].class_number];
+        if (c->layout->copies > 1 || !shared_only) status = assign_tensor(&a, t, visit, ctx, err);
+    }
+    tsr_vec_free(&a.copies);
+    tsr_free(allocator, a.loads, plan->ranks, sizeof *a.loads);
+    return status;
+}
+
+typedef struct writing {
+    const tsr_plan *plan;
+    tsr_each_write *each;
+    void *ctx;
+    tsr_arena *arena; /* for the tensor being visited */
+    uint64_t next;    /* next tensor to visit; the ones before it are finished */
+} writing;
+
+static uint64_t first_holder(const tsr_plan_class *c)
+{
+    uint64_t rank = 0;
+    while (!tsr_holders_have(&c->holders, rank)) rank++;
+    return rank;
+}
+
+/* Tensors without elements have no shards to visit. Writes one box for each, the whole tensor, on the first rank that holds
+ * it. */
+static tsr_status write_empty(writing *w, uint64_t until, tsr_error *err)
+{
+    for (; w->next < until; w->next++) {
+        const tsr_plan_class *c = &tsr_plan_classes(w->plan)[tsr_plan_tensors(w->plan)[w->next].class_number];
+        const uint64_t zeros[TSR_MAX_NDIM] = {0};
+        const tsr_shard_box whole = {zeros, c->sample->shape, zeros};
+        const tsr_shard shard = {c->sample->ndim, c->sample->shape, zeros, &whole, 1};
+        if (c->elements == 0) TSR_TRY(w->each(w->ctx, w->next, first_holder(c), &shard, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status write_shard(void *ctx, uint64_t tensor, uint64_t first, uint64_t owner, uint64_t elements, tsr_error *err)
+{
+    writing *w = ctx;
+    tsr_shard shard;
+    (void)elements;
+    if (w->next <= tensor) {
+        TSR_TRY(write_empty(w, tensor, err));
+        w->next = tensor + 1;
+        tsr_arena_free(w->arena);
+        w->arena = tsr_arena_new(w->plan->host->allocator, 0, err);
+        if (!w->arena) return TSR_E_NOMEM;
+    }
+    TSR_TRY(tsr_layout_shard(tsr_plan_classes(w->plan)[tsr_plan_tensors(w->plan)[tensor].class_number].layout, first,
+                             w->arena, &shard, err));
+    return w->each(w->ctx, tensor, owner, &shard, err);
+}
+
+tsr_status tsr_plan_each_write(const tsr_plan *plan, tsr_each_write *each, void *ctx, tsr_error *err)
+{
+    writing w = {plan, each, ctx, NULL, 0};
+    tsr_status status = plan_assign(plan, false, write_shard, &w, err);
+    if (status == TSR_OK) status = write_empty(&w, plan->tensors.count, err);
+    tsr_arena_free(w.arena);
+    return status;
+}
+
+/* ---- totals ---- */
+
+/* Computes what a plan costs, class by class: counts the elements for one tensor and multiplies by the bits of all tensors
+ * of the class. */
+
+typedef struct chunk_reads {
+    uint64_t items;
+    uint64_t elements;
+} chunk_reads;
+
+/* The totals of the reads for one tensor of a class. */
+typedef struct class_reads {
+    chunk_reads *by_chunk; /* counts every distinct shard once */
+    uint64_t items;
+    uint64_t elements;
+    uint64_t span_elements;
+    uint64_t largest; /* elements of the largest item */
+} class_reads;
+
+/* The number of elements of the chunk from the first to the last element of a box. */
+static uint64_t span_of(const tsr_chunk *chunk, uint32_t ndim, const uint64_t *offsets, const uint64_t *sizes)
+{
+    tsr_box box = {ndim, chunk->offsets, chunk->sizes};
+    uint64_t last[TSR_MAX_NDIM];
+    for (uint32_t d = 0; d < ndim; d++) last[d] = offsets[d] + sizes[d] - 1;
+    return tsr_box_index(box, last) - tsr_box_index(box, offsets) + 1;
+}
+
+static void count_box(const tsr_plan_class *c, const tsr_shard_box *box, class_reads *reads)
+{
+    tsr_chunk_query query;
+    uint64_t chunk, offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], elements;
+    uint32_t ndim = c->sample->ndim;
+    tsr_chunk_query_start(&query, &c->index, (tsr_box){ndim, box->offsets, box->sizes});
+    while (tsr_chunk_query_next(&query, &chunk, offsets, sizes)) {
+        uint64_t runs = 1;
+        tsr_box_volume((tsr_box){ndim, NULL, sizes}, &elements);
+        if (c->layout->flat) {
+            const uint32_t split = tsr_flat_split(ndim, box->sizes, sizes, &runs);
+            for (uint32_t d = 0; d < split; d++) sizes[d] = 1;
+        }
+        reads->by_chunk[chunk].items += runs;
+        reads->by_chunk[chunk].elements += elements;
+        reads->items += runs;
+        reads->elements += elements;
+        reads->span_elements += runs * span_of(&c->sample->chunks[chunk], ndim, offsets, sizes);
+        if (elements / runs > reads->largest) reads->largest = elements / runs;
+    }
+}
+
+static tsr_status count_shard(const tsr_plan_class *c, uint64_t holder, const tsr_allocator *allocator, class_reads *reads,
+                              tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(allocator, 0, err);
+    tsr_shard shard;
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = tsr_layout_shard(c->layout, holder, arena, &shard, err);
+    for (uint64_t b = 0; status == TSR_OK && b < shard.box_count; b++) count_box(c, &shard.boxes[b], reads);
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status count_class(const tsr_plan *plan, const tsr_plan_class *c, tsr_rank_load *per_rank, tsr_arena *arena,
+                              class_reads *reads, tsr_error *err)
+{
+    reads->by_chunk = tsr_arena_array(arena, c->sample->chunk_count, sizeof *reads->by_chunk, err);
+    if (!reads->by_chunk) return TSR_E_NOMEM;
+    for (uint64_t r = 0; r < plan->ranks; r++) {
+        uint64_t elements = tsr_layout_elements(c->layout, r), bytes = elements * c->element_bits / 8;
+        if (tsr_holders_have(&c->holders, r)) per_rank[r].held += bytes;
+        if (c->layout->copies == 1) per_rank[r].read += bytes;
+        if (elements == 0 || !tsr_layout_is_first(c->layout, r)) continue;
+        TSR_TRY(count_shard(c, r, plan->host->allocator, reads, err));
+    }
+    return TSR_OK;
+}
+
+/* Adds up the reads per file, up to the highest file number that is read. */
+static tsr_status add_files(const tsr_plan *plan, const class_reads *reads, tsr_vec *files, tsr_error *err)
+{
+    for (uint64_t t = 0; t < plan->tensors.count; t++) {
+        const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[t];
+        const tsr_entry *entry = tensor->packed;
+        const chunk_reads *by_chunk = reads[tensor->class_number].by_chunk;
+        for (uint64_t i = 0; i < entry->chunk_count; i++) {
+            uint32_t file = tsr_plan_source(tensor, i)->file;
+            if (by_chunk[i].items == 0 || file == TSR_NO_FILE) continue;
+            while (files->count <= file) {
+                if (!tsr_vec_push(files, err)) return TSR_E_NOMEM;
+            }
+            tsr_file_load *load = (tsr_file_load *)files->items + file;
+            load->reads += by_chunk[i].items;
+            load->bytes += by_chunk[i].elements * tsr_plan_bits(tensor) / 8;
+        }
+    }
+    return TSR_OK;
+}
+
+typedef struct shared_reads {
+    const tsr_plan *plan;
+    tsr_rank_load *per_rank;
+} shared_reads;
+
+static tsr_status count_shared(void *ctx, uint64_t tensor, uint64_t first, uint64_t owner, uint64_t elements, tsr_error *err)
+{
+    const shared_reads *to = ctx;
+    (void)first;
+    (void)err;
+    to->per_rank[owner].read += elements * tsr_plan_bits(&tsr_plan_tensors(to->plan)[tensor]) / 8;
+    return TSR_OK;
+}
+
+static void sum_up(const tsr_plan *plan, const class_reads *reads, tsr_rank_load *per_rank, tsr_plan_totals *out)
+{
+    double held = 0;
+    for (uint64_t r = 0; r < plan->ranks; r++) {
+        per_rank[r].received = per_rank[r].held - per_rank[r].read;
+        if (per_rank[r].held > out->held_max) out->held_max = per_rank[r].held;
+        held += (double)per_rank[r].held;
+    }
+    for (size_t i = 0; i < plan->classes.count; i++) {
+        const tsr_plan_class *c = &tsr_plan_classes(plan)[i];
+        out->reads += reads[i].items * c->tensors;
+        out->bytes += reads[i].elements * c->element_bits / 8;
+        out->span_bytes += reads[i].span_elements * c->element_bits / 8;
+    }
+    for (uint64_t t = 0; t < plan->tensors.count; t++) {
+        const tsr_plan_tensor *tensor = &tsr_plan_tensors(plan)[t];
+        uint64_t bytes = reads[tensor->class_number].largest * tsr_plan_bits(tensor) / 8;
+        if (bytes > out->largest_read) out->largest_read = bytes;
+    }
+    out->imbalance = held > 0 ? (double)out->held_max * (double)plan->ranks / held : 0;
+    out->amplification = out->bytes ? (double)out->span_bytes / (double)out->bytes : 1;
+}
+
+static tsr_status count_all(const tsr_plan *plan, class_reads *reads, tsr_rank_load *per_rank, tsr_vec *files,
+                            tsr_arena *arena, tsr_error *err)
+{
+    shared_reads shared = {plan, per_rank};
+    for (size_t i = 0; i < plan->classes.count; i++) {
+        TSR_TRY(count_class(plan, &tsr_plan_classes(plan)[i], per_rank, arena, &reads[i], err));
+    }
+    TSR_TRY(plan_assign(plan, true, count_shared, &shared, err));
+    return add_files(plan, reads, files, err);
+}
+
+tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_plan_totals *out, tsr_error *err)
+{
+    class_reads *reads = tsr_arena_array(arena, plan->classes.count, sizeof *reads, err);
+    tsr_rank_load *per_rank = reads ? tsr_arena_array(arena, plan->ranks, sizeof *per_rank, err) : NULL;
+    if (!per_rank) return TSR_E_NOMEM;
+    tsr_vec files = tsr_vec_of(plan->host->allocator, sizeof(tsr_file_load));
+    *out = (tsr_plan_totals){.ranks = plan->ranks, .per_rank = per_rank, .classes = plan->classes.count};
+    tsr_status status = count_all(plan, reads, per_rank, &files, arena, err);
+    tsr_file_load *per_file = status == TSR_OK ? tsr_arena_array(arena, files.count, sizeof *per_file, err) : NULL;
+    if (per_file && files.count) memcpy(per_file, files.items, files.count * sizeof *per_file);
+    out->per_file = per_file;
+    out->file_count = (uint32_t)files.count;
+    tsr_vec_free(&files);
+    if (status != TSR_OK || !per_file) return status == TSR_OK ? TSR_E_NOMEM : status;
+    sum_up(plan, reads, per_rank, out);
+    return TSR_OK;
+}
+
+/* ---- plan ---- */
 
 typedef struct maker {
     tsr_plan *plan;
@@ -153,7 +503,7 @@ static tsr_status check_class(const maker *m, const tsr_plan_class *c, tsr_error
     TSR_FAIL_IF(cut && tsr_dtype_size(entry->dtype) == 0, err, TSR_E_UNSUPPORTED,
                 "'%.*s' is %s, whose elements are not byte-aligned, so it cannot be split", TSR_STR_ARG(entry->fqn),
                 tsr_dtype_describe(entry->dtype)->name);
-    return tsr_plan_check_holders(c, m->plan->ranks, err);
+    return plan_check_holders(c, m->plan->ranks, err);
 }
 
 static tsr_status add_class(maker *m, const tsr_entry *entry, const placing *place, tsr_error *err)

@@ -62,10 +62,6 @@ static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_
     return t->sources ? t->sources[i] : &t->entry->chunks[i];
 }
 
-/* plan_writes.c: checks that every shard with elements is held by some rank. Fails with TSR_E_USAGE and the tensor's name
- * otherwise. */
-tsr_status tsr_plan_check_holders(const tsr_plan_class *c, uint64_t ranks, tsr_error *err);
-
 /* Calls `visit` for every distinct shard that has elements (with shared_only, only if it has several holders), with the rank
  * that owns it according to tsr_plan_each_write. */
 typedef tsr_status tsr_visit_shard(void *ctx, uint64_t tensor, uint64_t first_holder, uint64_t owner, uint64_t elements,

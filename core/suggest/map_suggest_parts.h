@@ -64,12 +64,6 @@ tsr_status tsr_candidates_find(const tsr_vec *a, const tsr_vec *b, bool values, 
 /* Adds the pairs of open families of one tensor each, of which one may have more rows than the other. */
 tsr_status tsr_candidates_find_rows(const tsr_vec *a, const tsr_vec *b, tsr_vec *out, tsr_error *err);
 
-/* map_suggest_rule.c: the candidate as a rule of a map, one JSON object. */
-tsr_status tsr_candidate_rule(const tsr_map_candidate *candidate, const char *about, tsr_arena *arena, tsr_str *out,
-                              tsr_error *err);
-/* The family's name with captures. */
-tsr_str tsr_family_pattern(const tsr_name_family *family, const char *const *captures, tsr_arena *arena, tsr_error *err);
-
 extern const char *const tsr_captures[TSR_MOST_NUMBERS];
 
 /* map_suggest.c: a tensor and its parts, which are concatenated along `dim`; or, with more than one run, cut into that many
@@ -92,9 +86,6 @@ typedef struct tsr_fused_rule {
     bool folded, turned, splits; /* splits: from the whole to its parts; otherwise from the parts to the whole */
     const char *about;
 } tsr_fused_rule;
-/* Returns the rule without its `parts` and `sizes`. If memory runs out, the data of its `whole` is NULL. */
-tsr_fused_rule tsr_fused_rule_of(const tsr_fused *f, bool splits, tsr_arena *arena, tsr_error *err);
-tsr_status tsr_fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, tsr_str *out, tsr_error *err);
 typedef struct tsr_fused_search {
     tsr_checkpoint *of_whole, *of_parts;
     const tsr_vec *parts; /* of tsr_name_family; those that are decided are ignored */

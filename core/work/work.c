@@ -1,10 +1,16 @@
-/* Makes a work: the container's writer lays everything out, and the stages' blits are divided into units. */
+/* Makes a work: the container's writer lays everything out, and the stages' blits are divided into units. Processes units in
+ * batches, and finishes the output. */
+#include <stdlib.h>
+
 #include "check/compare_copy.h"
 #include "convert/reshard_to.h"
 #include "tessera/read.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/entries.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"
@@ -14,6 +20,7 @@
 #include "work/lanes.h"
 #include "work/unit_servers.h"
 #include "work/work_parts.h"
+#include "write/blit.h"
 #include "write/object_json.h"
 
 /* ---- lanes ---- */
@@ -234,7 +241,8 @@ static tsr_status check_copies(const tsr_work *work, tsr_error *err)
     return status;
 }
 
-tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
+/* Lays out a stage in `arena`, and orders its blits. */
+static tsr_status work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(work->job.checkpoint);
     TSR_TRY(work->writer.stage(work->writer.ctx, number, arena, out, err));
@@ -246,7 +254,7 @@ static tsr_status cut_stage(tsr_work *work, uint32_t number, tsr_error *err)
     tsr_stage stage;
     tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    tsr_status status = tsr_work_stage(work, number, arena, &stage, err);
+    tsr_status status = work_stage(work, number, arena, &stage, err);
     const size_t before = work->units.count;
     if (status == TSR_OK) status = tsr_units_cut(&stage, number, work->unit_bytes, &work->units, err);
     const size_t count = work->units.count - before;
@@ -321,9 +329,9 @@ uint64_t tsr_work_units(const tsr_work *work)
     return work->units.count;
 }
 
-/* A unit belongs to the part that contains the beginning of the unit's weight, if the parts divide the sum of all weights
+/* The units of a part, [*first, *end). A unit belongs to the part that contains the beginning of the unit's weight, if the parts divide the sum of all weights
  * evenly. */
-void tsr_work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end)
+static void work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end)
 {
     const uint64_t each = work->weight / parts, more = work->weight % parts;
     const uint64_t from = part * each + (part < more ? part : more);
@@ -340,7 +348,7 @@ uint64_t tsr_work_left(const tsr_work *work, uint64_t part, uint64_t parts)
 {
     size_t first, end;
     uint64_t left = 0;
-    tsr_work_part(work, part, parts, &first, &end);
+    work_part(work, part, parts, &first, &end);
     for (size_t u = first; u < end; u++) left += !tsr_work_unit(work, u)->done;
     return left;
 }
@@ -363,4 +371,563 @@ tsr_status tsr_work_open(tsr_work *work, tsr_output *output, tsr_error *err)
         if (c->file_sizes[f]) TSR_TRY(output->create(output, c->files[f], c->file_sizes[f], &work->numbers[f], err));
     }
     return TSR_OK;
+}
+
+/* ---- run ---- */
+
+/* Processes units in batches, and finishes the output. */
+
+typedef struct tsr_source_sums tsr_source_sums;
+
+/* ---- source sums ---- */
+
+/* Checks whether the bytes that were written match the CRCs stated in the source's archives. Nothing is read again: the CRCs
+ * of a tensor's pieces, computed while they were written, are combined in row-major order, and so are the CRCs that the
+ * source states for its chunks.
+ *
+ *   written   [ piece of rank 0      ][ piece of rank 1      ][ rank 2 ]   joined: CRC of the tensor's bytes
+ *   stated    [ chunk ][ chunk ][ chunk ][ chunk ][ chunk ][ chunk ]       joined: the same, or the source is damaged
+ *
+ * Skips tensors that were cast, that are not split by rows in the source or the destination, or that have a chunk without a
+ * stated CRC. */
+
+#define LOOKED_FOR_AT_ONCE 1024u
+
+/* A CRC of the first bytes of a tensor, in row-major order. */
+typedef struct sum {
+    uint64_t bytes;
+    uint32_t crc;
+    bool complete; /* it covers all bytes */
+} sum;
+
+/* A part of a tensor that is a contiguous run of its rows. */
+typedef struct run {
+    uint64_t first; /* index of its first byte */
+    uint64_t bytes;
+    const tsr_chunk *chunk;
+} run;
+
+struct tsr_source_sums {
+    tsr_checkpoint *checkpoint;
+    const tsr_catalog *catalog;
+    tsr_ahead *ahead;
+    sum *written; /* per entry: what was written so far */
+};
+
+static void source_sums_free(tsr_source_sums *sums);
+
+/* `ahead` has what is already known about the chunks, or is NULL. */
+static tsr_status source_sums_new(tsr_checkpoint *checkpoint, tsr_ahead *ahead, tsr_source_sums **out, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    tsr_source_sums *sums = tsr_alloc(allocator, 1, sizeof *sums, err);
+    if (!sums) return TSR_E_NOMEM;
+    *sums =
+        (tsr_source_sums){checkpoint, catalog, ahead, tsr_alloc(allocator, (size_t)catalog->entry_count, sizeof(sum), err)};
+    if (!sums->written) {
+        source_sums_free(sums);
+        return TSR_E_NOMEM;
+    }
+    memset(sums->written, 0, (size_t)catalog->entry_count * sizeof(sum));
+    *out = sums;
+    return TSR_OK;
+}
+
+/* Accepts NULL. */
+static void source_sums_free(tsr_source_sums *sums)
+{
+    if (!sums) return;
+    const tsr_allocator *allocator = tsr_checkpoint_host(sums->checkpoint)->allocator;
+    tsr_free(allocator, sums->written, (size_t)sums->catalog->entry_count, sizeof(sum));
+    tsr_free(allocator, sums, 1, sizeof *sums);
+}
+
+static void join(sum *s, const run *r, uint32_t crc, uint64_t all)
+{
+    if (r->bytes == 0 || s->complete) return;
+    if (r->first == 0) *s = (sum){r->bytes, crc, false};
+    else if (r->first == s->bytes) *s = (sum){s->bytes + r->bytes, tsr_crc32_join(s->crc, crc, r->bytes), false};
+    s->complete = s->bytes == all;
+}
+
+static int by_first(const void *a, const void *b)
+{
+    const run *x = a, *y = b;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+/* The entry's chunks as runs in order. *count is 0 if one of them is not a run. */
+static tsr_status sort_chunks(const tsr_entry *entry, tsr_arena *arena, run **out, uint64_t *count, tsr_error *err)
+{
+    const tsr_box whole = {entry->ndim, NULL, entry->shape};
+    *count = 0;
+    *out = tsr_arena_array(arena, (size_t)entry->chunk_count, sizeof **out, err);
+    if (!*out) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        const tsr_chunk *chunk = &entry->chunks[i];
+        (*out)[i].chunk = chunk;
+        const tsr_box box = {entry->ndim, chunk->offsets, chunk->sizes};
+        if (!tsr_find_run(entry->dtype, whole, box, &(*out)[i].first, &(*out)[i].bytes)) return TSR_OK;
+    }
+    *count = entry->chunk_count;
+    if (*count) qsort(*out, (size_t)*count, sizeof **out, by_first);
+    return TSR_OK;
+}
+
+/* The CRC of a whole tensor according to the source; not complete if the source does not state it. */
+static tsr_status stated_sum(const tsr_source_sums *sums, const tsr_entry *entry, uint64_t all, tsr_arena *arena, sum *out,
+                             tsr_error *err)
+{
+    run *runs;
+    uint64_t count;
+    tsr_stated_crc stated = {.is_stated = true};
+    *out = (sum){0};
+    TSR_TRY(sort_chunks(entry, arena, &runs, &count, err));
+    for (uint64_t i = 0; i < count && stated.is_stated; i++) {
+        if (runs[i].bytes == 0) continue;
+        const tsr_found *known = tsr_ahead_find(sums->ahead, runs[i].chunk);
+        if (known) stated = known->crc;
+        else TSR_TRY(tsr_checkpoint_crc(sums->checkpoint, entry, runs[i].chunk, arena, &stated, err));
+        if (stated.is_stated) join(out, &runs[i], stated.crc32, all);
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_entry(const tsr_source_sums *sums, const tsr_entry *entry, const sum *written, tsr_error *err)
+{
+    sum stated;
+    tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(sums->checkpoint)->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    const tsr_status status = stated_sum(sums, entry, written->bytes, arena, &stated, err);
+    tsr_arena_free(arena);
+    TSR_TRY(status);
+    TSR_FAIL_IF(stated.complete && stated.crc != written->crc, err, TSR_E_FORMAT,
+                "'%.*s' is damaged in the source: its bytes have CRC-32 %08x, but had %08x when they were saved; tessera "
+                "validate --deep shows where, and --ignore-crc accepts the bytes as they are",
+                TSR_STR_ARG(entry->fqn), (unsigned)written->crc, (unsigned)stated.crc);
+    return TSR_OK;
+}
+
+/* Finds which bytes of which tensor a blit writes. *found is false if they are not a contiguous run. */
+static tsr_status find_bytes(const tsr_blit *blit, const tsr_entry **entry, run *out, uint64_t *all, bool *found,
+                             tsr_error *err)
+{
+    tsr_packed packed;
+    *entry = blit->rows.entry ? blit->rows.entry : blit->entry;
+    TSR_TRY(tsr_gather_pack(*entry, &packed, err));
+    const tsr_box whole = {packed.ndim, NULL, packed.shape},
+                  box = {packed.ndim, blit->offsets, blit->sizes ? blit->sizes : packed.shape};
+    *out = (run){.first = blit->rows.byte_first, .bytes = blit->byte_length};
+    *found = (blit->rows.entry || tsr_find_run(packed.dtype, whole, box, &out->first, &out->bytes)) &&
+             tsr_dtype_bytes(packed.dtype, packed.elements, all);
+    return TSR_OK;
+}
+
+static tsr_status add_blit(tsr_source_sums *sums, const tsr_blit *blit, tsr_error *err)
+{
+    const tsr_entry *entry;
+    run r;
+    uint64_t all;
+    bool found;
+    if (blit->literal || blit->dtype != blit->entry->dtype) return TSR_OK;
+    TSR_TRY(find_bytes(blit, &entry, &r, &all, &found, err));
+    if (!found) return TSR_OK;
+    const bool listed = tsr_catalog_has(sums->catalog, entry);
+    /* Or a whole storage, which is not listed. */
+    sum own = {0}, *written = listed ? &sums->written[entry - sums->catalog->entries] : &own;
+    join(written, &r, blit->crc, all);
+    return own.complete ? check_entry(sums, entry, &own, err) : TSR_OK;
+}
+
+/* Adds blits that were written, with their CRCs. A tensor's pieces only count if they are added in the order of their
+ * rows. */
+static tsr_status source_sums_add(tsr_source_sums *sums, const tsr_blit *blits, size_t count, tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) TSR_TRY(add_blit(sums, &blits[i], err));
+    return TSR_OK;
+}
+
+/* Looks up the stated CRCs of complete entries from *end on in one batch, which is large enough to keep the threads busy.
+ * Moves *end after those entries. */
+static tsr_status look_ahead(const tsr_source_sums *sums, uint64_t *end, tsr_error *err)
+{
+    TSR_TRY(tsr_ahead_make_room(sums->ahead, err));
+    while (*end < sums->catalog->entry_count && tsr_ahead_waiting(sums->ahead) < LOOKED_FOR_AT_ONCE) {
+        const tsr_entry *entry = &sums->catalog->entries[*end];
+        if (sums->written[(*end)++].complete) TSR_TRY(tsr_ahead_want(sums->ahead, entry, NULL, err));
+    }
+    tsr_ahead_seek(sums->ahead);
+    return TSR_OK;
+}
+
+/* Fails with TSR_E_FORMAT for a tensor whose CRCs differ. */
+static tsr_status source_sums_check(const tsr_source_sums *sums, tsr_error *err)
+{
+    for (uint64_t i = 0, end = 0; i < sums->catalog->entry_count; i++) {
+        if (i == end) TSR_TRY(look_ahead(sums, &end, err));
+        if (sums->written[i].complete) TSR_TRY(check_entry(sums, &sums->catalog->entries[i], &sums->written[i], err));
+    }
+    return TSR_OK;
+}
+
+/* ---- run ---- */
+
+#ifndef TSR_BATCH_UNITS     /* tests use small ones */
+#define TSR_BATCH_UNITS 64u /* between two entries in the journal: a few seconds of work */
+#endif
+
+#define LANES_A_THREAD 2u /* so that enough lanes are left when one ends early */
+
+/* ---- units ---- */
+
+/* Units of one stage that are being processed: a few from each lane. */
+typedef struct batch {
+    tsr_work *work;
+    tsr_unit *const *units; /* the units to which the lanes' indexes refer */
+    tsr_sink sink;
+    const tsr_stage *stage;
+    const tsr_lane *lanes;
+    size_t lane_count;
+    tsr_unit_blits of;
+} batch;
+
+/* A run over a part, and its progress. */
+typedef struct running {
+    tsr_work *work;
+    tsr_storage_reader part;
+    tsr_unit **units; /* units of the part, in the order in which they are processed */
+    tsr_ring *ring;
+    const tsr_work_journal *journal;
+    tsr_progress progress;
+    uint64_t byte_done, byte_total;
+    size_t units_left;
+    tsr_stage stage; /* the stage that is laid out */
+    size_t most_lanes;
+    tsr_lane *lanes; /* the lanes' remaining units, and the batch: most_lanes each */
+    tsr_lane *taken;
+} running;
+
+static bool step(void *ctx, uint64_t byte_done, uint64_t byte_total)
+{
+    const running *r = ctx;
+    const tsr_progress *outer = r->work->job.options->progress;
+    (void)byte_total;
+    return !outer || !outer->step || outer->step(outer->ctx, r->byte_done + byte_done, r->byte_total);
+}
+
+static bool is_whole(const batch *b, size_t i)
+{
+    return b->of.blits[i].byte_length == b->stage->blits[b->of.owners[i]].byte_length;
+}
+
+static tsr_status blit_done(void *ctx, size_t i, tsr_error *err)
+{
+    const batch *b = ctx;
+    if (!is_whole(b, i)) return TSR_OK; /* what follows a divided blit is written at the end */
+    b->stage->blits[b->of.owners[i]].crc = b->of.blits[i].crc;
+    return b->stage->behind ? b->stage->behind(b->stage, b->of.owners[i], &b->sink, err) : TSR_OK;
+}
+
+/* Adds what casts lost in blit `i` of the unit: while it was written, and while layers below it computed its elements. */
+static void keep_losses(const batch *b, tsr_unit *unit, uint32_t i, const tsr_blit *blit)
+{
+    tsr_checkpoint *checkpoint = b->work->job.checkpoint;
+    const bool listed = !blit->literal && tsr_catalog_has(tsr_checkpoint_catalog(checkpoint), blit->entry);
+    const tsr_entry *entry = blit->entry;
+    tsr_cast_losses losses = blit->losses;
+    if (!blit->literal && !listed) entry = tsr_checkpoint_entry(checkpoint, entry->fqn); /* a shard stands for its tensor */
+    if (!blit->literal && entry) tsr_checkpoint_take_losses(checkpoint, entry, &losses);
+    if (losses.zeros && !unit->losses.zeros) unit->first_zero = i;
+    if (losses.overflows && !unit->losses.overflows) unit->first_overflow = i;
+    tsr_cast_losses_add(&unit->losses, losses);
+}
+
+static void keep_sums(const batch *b)
+{
+    size_t at = 0;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end; u++) {
+            tsr_unit *unit = b->units[u];
+            for (uint32_t i = 0; i < unit->count; i++, at++) {
+                unit->crcs[i] = b->of.blits[at].crc;
+                keep_losses(b, unit, i, &b->of.blits[at]);
+            }
+            unit->done = true;
+        }
+    }
+}
+
+static tsr_status write_batch(running *r, batch *b, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_work *work = r->work;
+    const tsr_lanes lanes = {.units = b->units, .unit_bytes = work->unit_bytes, .lanes = b->lanes, .count = b->lane_count};
+    TSR_TRY(tsr_units_blits(b->stage, &lanes, arena, &b->of, err));
+    for (size_t i = 0; i < b->of.count; i++) b->of.blits[i].file = work->numbers[b->of.blits[i].file];
+    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
+                                .output = work->output,
+                                .ring = r->ring,
+                                .ahead = work->ahead,
+                                .blits = b->of.blits,
+                                .count = b->of.count,
+                                .lane_ends = b->of.ends,
+                                .lane_count = b->lane_count,
+                                .crc = work->crc,
+                                .progress = &r->progress,
+                                .done = blit_done,
+                                .ctx = b};
+    TSR_TRY(tsr_blits_write(&blits, err));
+    keep_sums(b);
+    return TSR_OK;
+}
+
+static tsr_status append_records(const running *r, const batch *b, tsr_error *err)
+{
+    tsr_output *output = r->work->output;
+    tsr_vec records = tsr_vec_of(r->work->host->allocator, 1);
+    tsr_status status = output->sync ? output->sync(output, err) : TSR_OK;
+    for (size_t l = 0; l < b->lane_count; l++) {
+        for (size_t u = b->lanes[l].first; u < b->lanes[l].end && status == TSR_OK; u++)
+            status = tsr_work_put_record(r->work, (size_t)(b->units[u] - tsr_work_unit(r->work, 0)), &records, err);
+    }
+    if (status == TSR_OK) status = r->journal->append(r->journal->ctx, (tsr_str){records.items, records.count}, err);
+    tsr_vec_free(&records);
+    return status;
+}
+
+static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
+{
+    batch b = {.work = r->work,
+               .units = r->units,
+               .sink = {r->work->output, r->work->numbers},
+               .stage = &r->stage,
+               .lanes = r->taken,
+               .lane_count = lane_count};
+    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = write_batch(r, &b, arena, err);
+    tsr_arena_free(arena);
+    for (size_t l = 0; l < lane_count; l++) {
+        r->units_left -= b.lanes[l].end - b.lanes[l].first;
+        for (size_t u = b.lanes[l].first; u < b.lanes[l].end; u++) r->byte_done += r->units[u]->bytes;
+    }
+    const bool wanted = r->journal && (r->units_left || !r->journal->finishes);
+    return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
+}
+
+/* Processes the units in the run's lanes, batch by batch. */
+static tsr_status run_lanes(running *r, size_t count, tsr_error *err)
+{
+    const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
+    for (;;) {
+        size_t taken = 0;
+        for (size_t l = 0; l < count; l++) {
+            r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
+            taken += r->taken[taken].first < r->taken[taken].end;
+        }
+        if (!taken) return TSR_OK;
+        TSR_TRY(run_batch(r, taken, err));
+    }
+}
+
+/* Whether units are ordered by server. A single process accesses one server after the other in any order. */
+static bool goes_by_server(const running *r)
+{
+    return r->work->options.storage && r->part.readers > 1;
+}
+
+/* Processes units [first, end) of the run, which belong to one stage. */
+static tsr_status run_stage(running *r, size_t first, size_t end, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    tsr_status status = work_stage(r->work, r->units[first]->stage, arena, &r->stage, err);
+    if (status == TSR_OK && goes_by_server(r))
+        status = tsr_units_order(r->work, &r->stage, r->part, r->units + first, end - first, err);
+    while (first < end && status == TSR_OK) {
+        const size_t count = tsr_lanes_cut(&r->stage, r->units, first, end, r->most_lanes, r->lanes);
+        first = r->lanes[count - 1].end;
+        status = run_lanes(r, count, err);
+    }
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status run_units(running *r, size_t count, tsr_error *err)
+{
+    for (size_t u = 0; u < count; u++) {
+        const tsr_unit *unit = r->units[u];
+        r->byte_total += unit->done ? 0 : unit->bytes;
+        r->units_left += !unit->done;
+    }
+    for (size_t u = 0; u < count;) {
+        size_t to = u;
+        bool left = false;
+        for (; to < count && r->units[to]->stage == r->units[u]->stage; to++) left |= !r->units[to]->done;
+        if (left) TSR_TRY(run_stage(r, u, to, err));
+        u = to;
+    }
+    return TSR_OK;
+}
+
+/* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
+static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *err)
+{
+    const tsr_allocator *allocator = r->work->host->allocator;
+    TSR_TRY(tsr_ring_new(r->work->host, r->work->job.options->max_memory, &r->ring, err));
+    r->lanes = tsr_alloc(allocator, 2 * r->most_lanes, sizeof *r->lanes, err);
+    r->units = r->lanes ? tsr_alloc(allocator, count ? count : 1, sizeof *r->units, err) : NULL;
+    if (!r->units) return TSR_E_NOMEM;
+    r->taken = r->lanes + r->most_lanes;
+    for (size_t u = 0; u < count; u++) r->units[u] = tsr_work_unit(r->work, first + u);
+    return TSR_OK;
+}
+
+static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_lane *range, const tsr_work_journal *journal,
+                            tsr_error *err)
+{
+    const tsr_allocator *allocator = work->host->allocator;
+    const uint32_t threads = work->host->threads;
+    const size_t count = range->end - range->first;
+    running r = {.work = work, .part = part, .journal = journal};
+    r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: lanes.h */
+    r.progress = (tsr_progress){step, &r};
+    tsr_status status = open_run(&r, range->first, count, err);
+    if (status == TSR_OK) status = run_units(&r, count, err);
+    tsr_free(allocator, r.units, count ? count : 1, sizeof *r.units);
+    tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
+    tsr_ring_free(r.ring);
+    return status;
+}
+
+tsr_status tsr_work_run(tsr_work *work, uint64_t part, uint64_t parts, const tsr_work_journal *journal, tsr_error *err)
+{
+    tsr_lane range;
+    TSR_FAIL_IF(part >= parts, err, TSR_E_USAGE, "there is no part %llu of %llu", (unsigned long long)part,
+                (unsigned long long)parts);
+    work_part(work, part, parts, &range.first, &range.end);
+    return run_range(work, (tsr_storage_reader){part, parts}, &range, journal, err);
+}
+
+/* Assigns each file to the part in which its first unit begins, if the parts divide the sum of all weights evenly. */
+static void choose_owners(const tsr_work *work, uint64_t parts, uint64_t *owners)
+{
+    const uint64_t each = work->weight / parts + 1;
+    uint64_t at = 0;
+    for (uint32_t f = 0; f < work->conversion.file_count; f++) owners[f] = parts;
+    for (size_t u = 0; u < work->units.count; u++) {
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        if (owners[unit->file] == parts) owners[unit->file] = at / each;
+        at += tsr_unit_weight(unit);
+    }
+}
+
+tsr_status tsr_work_run_files(tsr_work *work, uint64_t part, uint64_t parts, tsr_error *err)
+{
+    const size_t count = work->units.count;
+    uint64_t *owners = tsr_arena_array(work->job.arena, work->conversion.file_count, sizeof *owners, err);
+    bool *were_done = tsr_arena_array(work->job.arena, count, sizeof *were_done, err);
+    if (!owners || !were_done) return TSR_E_NOMEM;
+    choose_owners(work, parts, owners);
+    for (size_t u = 0; u < count; u++) { /* units of other parts are skipped as if they were done */
+        tsr_unit *unit = tsr_work_unit(work, u);
+        were_done[u] = unit->done;
+        unit->done |= owners[unit->file] != part;
+    }
+    const tsr_status status = run_range(work, (tsr_storage_reader){0, 1}, &(tsr_lane){0, count}, NULL, err);
+    for (size_t u = 0; u < count; u++) {
+        tsr_unit *unit = tsr_work_unit(work, u);
+        if (owners[unit->file] != part) unit->done = were_done[u];
+    }
+    return status;
+}
+
+/* ---- finishing ---- */
+
+static void join_sums(const tsr_stage *stage, const tsr_unit *unit)
+{
+    tsr_blit *blit = tsr_stage_blit(stage, unit->first);
+    if (unit->is_tile) {
+        blit->crc = unit->tile ? tsr_crc32_join(blit->crc, unit->crcs[0], unit->bytes) : unit->crcs[0];
+        return;
+    }
+    for (uint32_t i = 0; i < unit->count; i++) tsr_stage_blit(stage, unit->first + i)->crc = unit->crcs[i];
+}
+
+static tsr_status add_lost(tsr_work *work, tsr_lost_values *to, uint64_t count, const tsr_blit *blit, tsr_error *err)
+{
+    if (count && !to->count)
+        *to = (tsr_lost_values){.fqn = tsr_arena_str(work->job.arena, blit->entry->fqn, err), .dtype = blit->dtype};
+    to->count += count;
+    return !count || to->fqn.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+static tsr_status add_losses(tsr_work *work, const tsr_stage *stage, const tsr_unit *unit, tsr_error *err)
+{
+    const tsr_blit *zero = tsr_stage_blit(stage, unit->first + unit->first_zero),
+                   *overflow = tsr_stage_blit(stage, unit->first + unit->first_overflow);
+    TSR_TRY(add_lost(work, &work->conversion.zeros, unit->losses.zeros, zero, err));
+    return add_lost(work, &work->conversion.overflows, unit->losses.overflows, overflow, err);
+}
+
+static tsr_status finish_stage(tsr_work *work, const tsr_stage *stage, size_t first, size_t end, tsr_error *err)
+{
+    const tsr_sink sink = {work->output, work->numbers};
+    for (size_t u = first; u < end; u++) {
+        join_sums(stage, tsr_work_unit(work, u));
+        TSR_TRY(add_losses(work, stage, tsr_work_unit(work, u), err));
+    }
+    for (size_t u = first; u < end && stage->behind; u++) {
+        const tsr_unit *unit = tsr_work_unit(work, u);
+        if (unit->is_tile && unit->tile == 0) TSR_TRY(stage->behind(stage, stage->order.numbers[unit->first], &sink, err));
+    }
+    return stage->rest ? stage->rest(stage, &sink, err) : TSR_OK;
+}
+
+static tsr_status finish_stages(tsr_work *work, tsr_source_sums *sums, tsr_error *err)
+{
+    size_t first = 0, end;
+    work->conversion.zeros = work->conversion.overflows = (tsr_lost_values){.count = 0};
+    for (uint32_t s = 0; s < work->writer.stage_count; s++, first = end) {
+        for (end = first; end < work->units.count && tsr_work_unit(work, end)->stage == s;) end++;
+        tsr_stage stage;
+        tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
+        if (!arena) return TSR_E_NOMEM;
+        tsr_status status = work_stage(work, s, arena, &stage, err);
+        if (status == TSR_OK) status = finish_stage(work, &stage, first, end, err);
+        if (status == TSR_OK && sums) status = source_sums_add(sums, stage.blits, stage.count, err);
+        tsr_arena_free(arena);
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+/* Finishes all stages, and checks what they read. */
+static tsr_status finish_checked(tsr_work *work, tsr_error *err)
+{
+    tsr_source_sums *sums = NULL;
+    tsr_checkpoint *source = work->job.checkpoint;
+    if (work->job.options->ignore_crc || !tsr_checkpoint_has_crcs(source)) return finish_stages(work, NULL, err);
+    TSR_TRY(source_sums_new(source, work->ahead, &sums, err));
+    tsr_status status = finish_stages(work, sums, err);
+    if (status == TSR_OK) status = source_sums_check(sums, err);
+    source_sums_free(sums);
+    return status;
+}
+
+tsr_status tsr_work_surround(tsr_work *work, tsr_error *err)
+{
+    return finish_stages(work, NULL, err);
+}
+
+tsr_status tsr_work_finish(tsr_work *work, tsr_error *err)
+{
+    const uint64_t left = tsr_work_left(work, 0, 1);
+    TSR_FAIL_IF(left, err, TSR_E_USAGE, "%llu of %zu units of work are not done", (unsigned long long)left,
+                work->units.count);
+    TSR_TRY(finish_checked(work, err));
+    const uint32_t marker = work->writer.marker;
+    work->conversion.marker = marker < work->conversion.file_count ? work->numbers[marker] : TSR_NO_FILE;
+    if (!work->writer.finish) return TSR_OK;
+    return work->writer.finish(work->writer.ctx, work->output, &work->conversion.marker, err);
 }

@@ -29,10 +29,6 @@ static inline tsr_unit *tsr_work_unit(const tsr_work *work, size_t i)
     return (tsr_unit *)work->units.items + i;
 }
 
-/* Lays out a stage in `arena`, and orders its blits. */
-tsr_status tsr_work_stage(const tsr_work *work, uint32_t number, tsr_arena *arena, tsr_stage *out, tsr_error *err);
-/* The units of a part: [*first, *end). */
-void tsr_work_part(const tsr_work *work, uint64_t part, uint64_t parts, size_t *first, size_t *end);
 /* Appends the record of a unit. */
 tsr_status tsr_work_put_record(const tsr_work *work, size_t unit, tsr_vec *out, tsr_error *err);
 

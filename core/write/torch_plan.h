@@ -52,7 +52,4 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const ts
 /* Makes a laid-out plan a stage with one file, and sets `file` of its blits. */
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file);
 
-/* Creates the file, writes the whole archive into it, and sets the file's number and size. */
-tsr_status tsr_torch_plan_write(tsr_torch_plan *plan, tsr_tree_file *file, tsr_error *err);
-
 #endif

@@ -1,12 +1,399 @@
-/* The rows of the training frameworks, what recognizes their directories, and what only one of them needs. */
+/* Directories that training loops write, opened by their framework's row: its own files are mounted as parts, and what is missing or
+ * left out is reported. The rows, what recognizes the directories, and what only one framework needs. */
 #include "codec/json.h"
+#include "formats/common/file_names.h"
+#include "formats/common/incomplete.h"
 #include "formats/common/majority.h"
 #include "formats/common/marker.h"
 #include "formats/common/shown_names.h"
-#include "formats/folders/folders.h"
+#include "formats/parts/mount.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
+
+/* How the files of a part are read. */
+typedef enum tsr_source_form {
+    TSR_SOURCE_FILE,   /* a file, or an index */
+    TSR_SOURCE_DCP,    /* a directory */
+    TSR_SOURCE_NAMED,  /* a directory; the names in the first one begin with the part's name already */
+    TSR_SOURCE_ROOT,   /* the DCP whose .metadata this is; its names are those of the whole checkpoint */
+    TSR_SOURCE_EACH,   /* a part of its own for every number, "PART_N" */
+    TSR_SOURCE_RANKS,  /* one part; what rank N has is below "rank_N" */
+    TSR_SOURCE_JOINED, /* one part: the files of all ranks are one checkpoint */
+    TSR_SOURCE_JSON,   /* documents without tensors */
+    TSR_SOURCE_PICKLE
+} tsr_source_form;
+
+/* In a pattern, '*' is a number. '#' and '~' are the number of a part that there may be several of: for the first one, '#' is 0, and
+ * '~' is nothing; for the others, '~' is "_N". */
+typedef struct tsr_source {
+    tsr_source_form form;
+    const char *pattern;
+} tsr_source;
+
+/* A part of a framework's directory. It is optional, as far as no other field says that it is required. */
+typedef struct tsr_part_row {
+    const char *part;    /* its name; the next ones are called "PART_1", … if a pattern has '#' or '~' */
+    tsr_source from[12]; /* the first that is there counts; ends without a pattern */
+    /* A name to ask a server for that cannot list its files: the next one of the part, if none was found; for TSR_SOURCE_EACH, the file
+     * that the others are counted after, so that they are only asked for if it is there. */
+    const char *next;
+    /* The part must be there where this file is, and why; or NULL. */
+    const char *required_with, *required_because;
+    /* Mounts what no source can describe; and then there are none. */
+    tsr_status (*mounts)(tsr_checkpoint *checkpoint, tsr_error *err);
+} tsr_part_row;
+
+/* Names to ask a server for: if one of `with` is there (NULL: always), and none of `without`. All lists end with NULL. */
+typedef struct tsr_implied_row {
+    const char *const *with, *const *without, *const *names;
+} tsr_implied_row;
+
+typedef struct tsr_framework {
+    tsr_format format;
+    const tsr_implied_row *implied; /* ends without names; or NULL */
+    const tsr_part_row *parts[2];   /* in this order; each ends with a row of nothing; the second may be NULL */
+    /* What is reported if it looks like a checkpoint and is not among the parts. */
+    enum { TSR_LEFT_IGNORED, TSR_LEFT_FILES, TSR_LEFT_ALL } left;
+} tsr_framework;
+
+/* For functions of rows: */
+
+/* Reports files that are missing for ranks below `ranks`; their names are BEFORE, the rank, and AFTER. */
+typedef struct tsr_ranks_check {
+    tsr_str before, after;
+    uint64_t ranks;
+    bool by_rank; /* the message counts ranks, instead of files */
+    bool placed;  /* the finding names the first missing file as its place */
+    bool implies; /* a server is asked for them */
+} tsr_ranks_check;
+
+/* ---- folders ---- */
+
+/* Opens the directory of a training framework by the framework's row: mounts its parts, and reports what is missing and what is left
+ * out. */
+
+enum { MOST_RANKS = 1 << 20, MOST_NUMBERED = 1024 };
+
+typedef struct mounting {
+    tsr_checkpoint *checkpoint;
+    bool in_directories; /* a part was found in a directory, so the next ones are asked for there */
+    tsr_error *err;
+} mounting;
+
+/* ---- patterns ---- */
+
+/* The name that a pattern stands for, for the part with this number; '*' stays. {NULL, 0} without memory. */
+static tsr_str name_for(const mounting *m, const char *pattern, unsigned number)
+{
+    const size_t head = strcspn(pattern, "#~");
+    if (!pattern[head]) return tsr_str_from(pattern);
+    if (!number)
+        return tsr_arena_format(m->checkpoint->arena, m->err, "%.*s%s%s", (int)head, pattern,
+                                pattern[head] == '#' ? "0" : "", pattern + head + 1);
+    return tsr_arena_format(m->checkpoint->arena, m->err, "%.*s%s%u%s", (int)head, pattern, pattern[head] == '#' ? "" : "_",
+                            number, pattern + head + 1);
+}
+
+static bool is_repeated(const char *pattern)
+{
+    return pattern[strcspn(pattern, "#~")];
+}
+
+/* The texts before and after the number in a name with '*'. */
+static void split(tsr_str name, tsr_str *before, tsr_str *after)
+{
+    const char *star = memchr(name.data, '*', name.size);
+    *before = (tsr_str){name.data, (size_t)(star - name.data)};
+    *after = (tsr_str){star + 1, name.size - before->size - 1};
+}
+
+/* ---- ranks ---- */
+
+/* The rank that a file of accelerate belongs to by its name, "pytorch_model_fsdp_rank1.bin" or "optimizer_0_rank1.bin"; otherwise
+ * TSR_NO_NUMBER. */
+static uint64_t accelerate_rank_of(tsr_str name)
+{
+    const tsr_str mark = TSR_STR("_rank");
+    const bool is_accelerates =
+        tsr_str_starts(name, TSR_STR("pytorch_model_fsdp_")) || tsr_str_starts(name, TSR_STR("optimizer_"));
+    for (size_t at = name.size; is_accelerates && at > mark.size; at--)
+        if (memcmp(name.data + at - mark.size, mark.data, mark.size) == 0)
+            return tsr_number_in((tsr_str){name.data + at, name.size - at}, (tsr_str){"", 0}, TSR_STR(".bin"));
+    return TSR_NO_NUMBER;
+}
+
+/* One more than the highest rank that any file of the directory belongs to. All files that are one per rank show how many ranks
+ * there were. */
+static uint64_t count_ranks(const tsr_store *store)
+{
+    uint64_t count = 0;
+    for (uint32_t f = 0; f < store->file_count; f++) {
+        const tsr_str name = store->files[f].name;
+        const uint64_t ranks[] = {tsr_number_in(name, TSR_STR("random_states_"), TSR_STR(".pkl")),
+                                  tsr_number_in(name, TSR_STR("rng_state_"), TSR_STR(".pth")), accelerate_rank_of(name)};
+        for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++)
+            if (ranks[i] < MOST_RANKS && ranks[i] >= count) count = ranks[i] + 1;
+    }
+    return count;
+}
+
+static tsr_status check_ranks(tsr_checkpoint *checkpoint, const tsr_numbered_files *files, const tsr_ranks_check *check,
+                              tsr_error *err)
+{
+    tsr_shown_names names = {.used = 0};
+    tsr_str first = {NULL, 0};
+    uint64_t missing = check->ranks;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < files->count; i++)
+        missing -= files->items[i].number < check->ranks && (i == 0 || files->items[i].number != files->items[i - 1].number);
+    if (!missing) return TSR_OK;
+    for (uint64_t rank = 0; rank < check->ranks && (check->implies || names.count < TSR_NAMES_SHOWN); rank++) {
+        while (at < files->count && files->items[at].number < rank) at++;
+        if (at < files->count && files->items[at].number == rank) continue;
+        const tsr_str name = tsr_arena_format(checkpoint->arena, err, "%.*s%llu%.*s", TSR_STR_ARG(check->before),
+                                              (unsigned long long)rank, TSR_STR_ARG(check->after));
+        if (!name.data) return TSR_E_NOMEM;
+        if (!first.data) first = name;
+        if (check->implies) TSR_TRY(tsr_checkpoint_implies(checkpoint, name, err));
+        if (names.count < TSR_NAMES_SHOWN) tsr_shown_names_add(&names, name);
+    }
+    names.count = missing;
+    if (!check->placed) first = (tsr_str){NULL, 0};
+    if (!check->by_rank) return tsr_report_missing_files(checkpoint, first, &names, check->ranks, err);
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err,
+        "the files of %llu of %llu ranks are missing: %s%s; copy them from where the checkpoint was written",
+        (unsigned long long)missing, (unsigned long long)check->ranks, names.text, tsr_shown_names_rest(&names));
+    return message.data ? tsr_checkpoint_is_incomplete(checkpoint, first, message, err) : TSR_E_NOMEM;
+}
+
+/* Begins the part `name`, and mounts the files of all ranks as one checkpoint, or each below "rank_N". */
+static tsr_status mount_ranks(tsr_checkpoint *checkpoint, tsr_str name, tsr_source_form form,
+                              const tsr_numbered_files *ranks, tsr_error *err)
+{
+    TSR_TRY(tsr_part_begin(checkpoint, name, false, err));
+    if (form == TSR_SOURCE_JOINED) {
+        uint32_t *numbers = tsr_arena_array(checkpoint->arena, ranks->count, sizeof *numbers, err);
+        if (!numbers) return TSR_E_NOMEM;
+        for (uint32_t i = 0; i < ranks->count; i++) numbers[i] = ranks->items[i].file;
+        const tsr_form joined = {&tsr_reader_torch_ranks, numbers, ranks->count};
+        const bool one = ranks->count == 1;
+        const tsr_mount_place place = {.file = one ? numbers[0] : TSR_NO_FILE, .form = one ? NULL : &joined};
+        return tsr_part_mount(checkpoint, &place, err);
+    }
+    for (uint32_t i = 0; i < ranks->count; i++) {
+        const tsr_str below =
+            tsr_arena_format(checkpoint->arena, err, "rank_%llu", (unsigned long long)ranks->items[i].number);
+        if (!below.data) return TSR_E_NOMEM;
+        TSR_TRY(tsr_part_mount(checkpoint, &(tsr_mount_place){.below = below, .file = ranks->items[i].file}, err));
+    }
+    return TSR_OK;
+}
+
+/* ---- parts ---- */
+
+static tsr_status mount_file(const mounting *m, tsr_str part, uint32_t file)
+{
+    TSR_TRY(tsr_part_begin(m->checkpoint, part, false, m->err));
+    return tsr_part_mount(m->checkpoint, &(tsr_mount_place){.file = file}, m->err);
+}
+
+static tsr_status mount_root(const mounting *m, tsr_str part, uint32_t file)
+{
+    uint32_t *metadata = TSR_ARENA_NEW(m->checkpoint->arena, uint32_t, m->err);
+    if (!metadata) return TSR_E_NOMEM;
+    *metadata = file;
+    const tsr_form form = {&tsr_reader_dcp, metadata, 1};
+    TSR_TRY(tsr_part_begin(m->checkpoint, part, true, m->err));
+    return tsr_part_mount(m->checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .form = &form}, m->err);
+}
+
+/* Mounts the files of a pattern with '*'. */
+static tsr_status mount_numbered(const mounting *m, tsr_source_form form, tsr_str name, tsr_str part, bool *found)
+{
+    tsr_checkpoint *checkpoint = m->checkpoint;
+    tsr_numbered_files files;
+    tsr_ranks_check check = {.by_rank = true, .placed = true};
+    split(name, &check.before, &check.after);
+    TSR_TRY(tsr_list_numbered(checkpoint, check.before, check.after, &files, m->err));
+    *found = files.count > 0;
+    if (!*found) return TSR_OK;
+    if (form != TSR_SOURCE_EACH) {
+        TSR_TRY(mount_ranks(checkpoint, part, form, &files, m->err));
+        check.ranks = count_ranks(checkpoint->store);
+        return ((const tsr_mounts *)checkpoint->state)->skipped ? TSR_OK : check_ranks(checkpoint, &files, &check, m->err);
+    }
+    for (uint32_t i = 0; i < files.count; i++) {
+        const tsr_str own = tsr_arena_format(checkpoint->arena, m->err, "%.*s_%llu", TSR_STR_ARG(part),
+                                             (unsigned long long)files.items[i].number);
+        if (!own.data) return TSR_E_NOMEM;
+        TSR_TRY(mount_file(m, own, files.items[i].file));
+    }
+    return TSR_OK;
+}
+
+/* Mounts the part with this number from one of its sources, if that is there. */
+static tsr_status mount_source(mounting *m, const tsr_source *from, unsigned number, tsr_str part, bool *found)
+{
+    tsr_checkpoint *checkpoint = m->checkpoint;
+    const tsr_str name = name_for(m, from->pattern, number);
+    *found = false;
+    if (!name.data) return TSR_E_NOMEM;
+    if (from->form == TSR_SOURCE_DCP || from->form == TSR_SOURCE_NAMED) {
+        *found = tsr_has_directory(checkpoint->store, name.data);
+        if (!*found) return TSR_OK;
+        m->in_directories = true;
+        TSR_TRY(tsr_part_begin(checkpoint, part, from->form == TSR_SOURCE_NAMED && !number, m->err));
+        return tsr_part_mount(checkpoint, &(tsr_mount_place){.file = TSR_NO_FILE, .directory = name}, m->err);
+    }
+    if (from->form == TSR_SOURCE_EACH || from->form == TSR_SOURCE_RANKS || from->form == TSR_SOURCE_JOINED)
+        return mount_numbered(m, from->form, name, part, found);
+    const uint32_t file = tsr_store_find(checkpoint->store, name);
+    *found = file != TSR_NO_FILE;
+    if (!*found) return TSR_OK;
+    if (from->form == TSR_SOURCE_FILE) return mount_file(m, part, file);
+    if (from->form == TSR_SOURCE_ROOT) return mount_root(m, part, file);
+    TSR_TRY(tsr_part_begin(checkpoint, part, false, m->err));
+    return tsr_part_mount_value(checkpoint, file, from->form == TSR_SOURCE_JSON ? TSR_FORMAT_JSON : TSR_FORMAT_PICKLE,
+                                m->err);
+}
+
+static tsr_status imply_name(const mounting *m, tsr_str name)
+{
+    return name.data ? tsr_checkpoint_implies(m->checkpoint, name, m->err) : TSR_E_NOMEM;
+}
+
+/* Records further numbers of files that are there: after a first one without a number, the next one. Otherwise as many as there are
+ * files, so the files of many ranks are found in a few rounds, each of which doubles their number. */
+static tsr_status imply_numbers(const mounting *m, const tsr_part_row *row, const tsr_source *from)
+{
+    tsr_str before, after;
+    tsr_numbered_files files;
+    split(tsr_str_from(from->pattern), &before, &after);
+    TSR_TRY(tsr_list_numbered(m->checkpoint, before, after, &files, m->err));
+    const uint64_t last = files.count ? files.items[files.count - 1].number : 0;
+    uint64_t next = files.count, end = 2 * next;
+    if (row->next) {
+        if (!tsr_has_file(m->checkpoint->store, row->next)) return TSR_OK;
+        next = last + 1;
+        end = next + 1;
+    } else if (last >= files.count) {
+        return TSR_OK;
+    }
+    for (; next < end; next++)
+        TSR_TRY(imply_name(m, tsr_arena_format(m->checkpoint->arena, m->err, "%.*s%llu%.*s", TSR_STR_ARG(before),
+                                               (unsigned long long)next, TSR_STR_ARG(after))));
+    return TSR_OK;
+}
+
+/* Mounts a part and those that are numbered after it, and records the name of the first that was not found. */
+static tsr_status mount_row(mounting *m, const tsr_part_row *row)
+{
+    const char *next = row->next;
+    bool repeated = false, found = true;
+    unsigned number = 0;
+    if (row->mounts) return row->mounts(m->checkpoint, m->err);
+    for (const tsr_source *from = row->from; from->pattern; from++) {
+        repeated = repeated || is_repeated(from->pattern);
+        if (from->form == TSR_SOURCE_RANKS || from->form == TSR_SOURCE_EACH) TSR_TRY(imply_numbers(m, row, from));
+    }
+    for (; found && number < MOST_NUMBERED && (repeated || number == 0); number++) {
+        const tsr_str part =
+            number ? tsr_arena_format(m->checkpoint->arena, m->err, "%s_%u", row->part, number) : tsr_str_from(row->part);
+        if (!part.data) return TSR_E_NOMEM;
+        found = false;
+        for (const tsr_source *from = row->from; from->pattern && !found; from++) {
+            if (number && !is_repeated(from->pattern)) continue;
+            TSR_TRY(mount_source(m, from, number, part, &found));
+            if (found && from->form == TSR_SOURCE_FILE) next = from->pattern;
+        }
+    }
+    if (!repeated || found) return TSR_OK;
+    if (!m->in_directories) return next ? imply_name(m, name_for(m, next, number - 1)) : TSR_OK;
+    const tsr_str directory = name_for(m, row->from[0].pattern, number - 1);
+    if (!directory.data) return TSR_E_NOMEM;
+    return imply_name(m, tsr_arena_format(m->checkpoint->arena, m->err, "%.*s/.metadata", TSR_STR_ARG(directory)));
+}
+
+/* ---- what is left out ---- */
+
+static bool is_checkpoint_file(tsr_str path)
+{
+    static const char *const endings[] = {".safetensors", ".bin", ".pt", ".pth", ".pkl", ".ckpt", ".distcp", ".index.json"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (tsr_str_ends(path, tsr_str_from(endings[i]))) return true;
+    return false;
+}
+
+/* The directory of a path, up to and including the first slash; empty for a file of the root. */
+static tsr_str directory_of(tsr_str path)
+{
+    const char *slash = memchr(path.data, '/', path.size);
+    return (tsr_str){path.data, slash ? (size_t)(slash + 1 - path.data) : 0};
+}
+
+/* Reports what looks like a checkpoint and was not mounted, unless a part was requested: files of the root, and unless `only_files`
+ * directories of which no file is in use. */
+static tsr_status report_left(tsr_checkpoint *checkpoint, bool only_files, tsr_error *err)
+{
+    const tsr_mounts *mounts = checkpoint->state;
+    const tsr_store *store = checkpoint->store;
+    const uint32_t *files = mounts->files.items;
+    tsr_shown_names names = {.used = 0};
+    /* What DeepSpeed's "latest" names is reported already. */
+    if (checkpoint->options.part.data || tsr_has_file(store, "latest")) return TSR_OK;
+    bool *used = tsr_arena_array(checkpoint->arena, store->file_count, sizeof *used, err);
+    if (!used) return TSR_E_NOMEM;
+    memset(used, 0, store->file_count * sizeof *used);
+    for (size_t i = 0; i < mounts->files.count; i++) used[files[i]] = true;
+    for (uint32_t f = 0, end; f < store->file_count; f = end) {
+        const tsr_str directory = directory_of(store->files[f].name);
+        bool in_use = used[f], is_checkpoint = is_checkpoint_file(store->files[f].name);
+        for (end = f + 1; directory.size && end < store->file_count && tsr_str_starts(store->files[end].name, directory);
+             end++) {
+            in_use = in_use || used[end];
+            is_checkpoint = is_checkpoint || is_checkpoint_file(store->files[end].name);
+        }
+        if (is_checkpoint && !in_use && !(only_files && directory.size))
+            tsr_shown_names_add(&names, directory.size ? directory : store->files[f].name);
+    }
+    if (!names.count) return TSR_OK;
+    return tsr_finding_add(checkpoint->findings, "parts/left-out", (tsr_place){{NULL, 0}, TSR_NO_POSITION, {NULL, 0}}, err,
+                           "%s%s %s not among the parts; open %s by its path", names.text, tsr_shown_names_rest(&names),
+                           names.count == 1 ? "is" : "are", names.count == 1 ? "it" : "each of them");
+}
+
+/* ---- the whole directory ---- */
+
+static tsr_status check_required(tsr_checkpoint *checkpoint, const tsr_part_row *row, tsr_error *err)
+{
+    const char *file = row->from[0].pattern;
+    const tsr_store *store = checkpoint->store;
+    if (!row->required_with || !tsr_has_file(store, row->required_with) || tsr_has_file(store, file)) return TSR_OK;
+    return tsr_checkpoint_is_incomplete(checkpoint, tsr_str_from(file), tsr_str_from(row->required_because), err);
+}
+
+/* Mounts the parts of a framework's directory by its row (tsr_mounts_fill). */
+static tsr_status framework_mount(tsr_checkpoint *checkpoint, const tsr_framework *of, tsr_error *err)
+{
+    mounting m = {.checkpoint = checkpoint, .err = err};
+    for (const tsr_implied_row *row = of->implied; row && row->names; row++) {
+        const bool with = !row->with || tsr_has_any(checkpoint->store, row->with),
+                   without = row->without && tsr_has_any(checkpoint->store, row->without);
+        for (const char *const *name = row->names; *name && with && !without; name++)
+            TSR_TRY(tsr_checkpoint_implies(checkpoint, tsr_str_from(*name), err));
+    }
+    for (size_t i = 0; i < 2; i++)
+        for (const tsr_part_row *row = of->parts[i]; row && (row->part || row->mounts); row++) TSR_TRY(mount_row(&m, row));
+    if (of->left) TSR_TRY(report_left(checkpoint, of->left == TSR_LEFT_FILES, err));
+    for (size_t i = 0; i < 2; i++)
+        for (const tsr_part_row *row = of->parts[i]; row && (row->part || row->mounts); row++)
+            TSR_TRY(check_required(checkpoint, row, err));
+    return TSR_OK;
+}
+
+/* ---- frameworks ---- */
 
 static tsr_status open_framework(tsr_checkpoint *checkpoint, tsr_error *err);
 #define READER(name, id) \
@@ -146,7 +533,7 @@ static bool has_fsdp_files(const tsr_store *store)
          state = tsr_has_file(store, "optimizer.bin") || tsr_has_file(store, "trainer_state.json");
     for (uint32_t f = 0; f < store->file_count; f++) {
         const tsr_str name = store->files[f].name;
-        const bool of_rank = tsr_accelerate_rank_of(name) != TSR_NO_NUMBER,
+        const bool of_rank = accelerate_rank_of(name) != TSR_NO_NUMBER,
                    is_model = tsr_str_starts(name, TSR_STR("pytorch_model_fsdp"));
         model = model || (of_rank && is_model);
         state = state || (of_rank && !is_model) || tsr_str_starts(name, TSR_STR("optimizer_0/"));
@@ -304,7 +691,7 @@ static const tsr_part_row lightning_parts[] = {
 /* ---- verl's FSDP checkpoints: model, optimizer and other state, each as one torch.save file per rank. The name of every file states
  * the number of ranks. Source of the names: verl/utils/checkpoint/fsdp_checkpoint_manager.py ---- */
 
-enum { MOST_RANKS = 1 << 20 };
+enum { FRAMEWORKS_MOST_RANKS = 1 << 20 };
 
 typedef struct kind {
     const char *part;
@@ -321,7 +708,7 @@ static uint64_t world_of(tsr_str name, tsr_str before)
     uint64_t world = 0;
     size_t at = before.size;
     if (!tsr_str_starts(name, before)) return 0;
-    for (; at < name.size && name.data[at] >= '0' && name.data[at] <= '9' && world < MOST_RANKS; at++)
+    for (; at < name.size && name.data[at] >= '0' && name.data[at] <= '9' && world < FRAMEWORKS_MOST_RANKS; at++)
         world = world * 10 + (uint64_t)(name.data[at] - '0');
     const tsr_str rest = {name.data + at, name.size - at};
     return tsr_str_starts(rest, TSR_STR("_rank_")) && tsr_str_ends(rest, TSR_STR(".pt")) ? world : 0;
@@ -360,7 +747,7 @@ static tsr_status stated_world(tsr_checkpoint *checkpoint, uint64_t *world, tsr_
     tsr_bytes_free(&text);
     if (status != TSR_OK) return status == TSR_E_NOMEM ? tsr_fail(err, status, "%s", why.message) : TSR_OK;
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(root, "world_size");
-    if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= MOST_RANKS)
+    if (cJSON_IsNumber(stated) && stated->valuedouble >= 1 && stated->valuedouble <= FRAMEWORKS_MOST_RANKS)
         *world = (uint64_t)stated->valuedouble;
     cJSON_Delete(root);
     return TSR_OK;
@@ -413,8 +800,8 @@ static tsr_status mount_kind(tsr_checkpoint *checkpoint, const kind *k, uint64_t
     const tsr_ranks_check check = {
         .before = before, .after = TSR_STR(".pt"), .ranks = world, .placed = true, .implies = true};
     TSR_TRY(tsr_list_numbered(checkpoint, check.before, check.after, &files, err));
-    TSR_TRY(tsr_check_ranks(checkpoint, &files, &check, err));
-    return files.count ? tsr_mount_ranks(checkpoint, tsr_str_from(k->part), k->form, &files, err) : TSR_OK;
+    TSR_TRY(check_ranks(checkpoint, &files, &check, err));
+    return files.count ? mount_ranks(checkpoint, tsr_str_from(k->part), k->form, &files, err) : TSR_OK;
 }
 
 static tsr_status mount_verl(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -460,8 +847,8 @@ static tsr_status mount_item(tsr_checkpoint *checkpoint, tsr_str item, tsr_error
     TSR_TRY(tsr_list_numbered(checkpoint, check.before, check.after, &files, err));
     if (!files.count) return TSR_OK;
     check.ranks = files.items[files.count - 1].number + 1; /* every rank below the highest one wrote the item, too */
-    TSR_TRY(tsr_check_ranks(checkpoint, &files, &check, err));
-    return tsr_mount_ranks(checkpoint, item, TSR_SOURCE_JOINED, &files, err);
+    TSR_TRY(check_ranks(checkpoint, &files, &check, err));
+    return mount_ranks(checkpoint, item, TSR_SOURCE_JOINED, &files, err);
 }
 
 static bool is_earlier(const tsr_store *store, uint32_t before, tsr_str item)
@@ -577,7 +964,7 @@ static tsr_status mount(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_framework *of = frameworks;
     while (of->format != checkpoint->catalog.format) of++;
-    return tsr_framework_mount(checkpoint, of, err);
+    return framework_mount(checkpoint, of, err);
 }
 
 static tsr_status open_framework(tsr_checkpoint *checkpoint, tsr_error *err)

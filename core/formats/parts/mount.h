@@ -56,12 +56,6 @@ tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *pla
  * torch.save file. */
 tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_format format, tsr_error *err);
 
-/* document.c: the value of a JSON document, as Python's json.loads returns it: NaN and Infinity are numbers, and 1.0 is
- * not an integer. Lives in the checkpoint's arena. Errors name the file. */
-tsr_status tsr_json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
-/* The same for a file that is a pickle. Calls that loading it would make are findings. */
-tsr_status tsr_pickle_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err);
-
 /* The functions in the table of a reader that mounts checkpoints. */
 tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);

@@ -17,11 +17,5 @@ typedef struct tsr_shards_stages {
 tsr_status tsr_shards_stages_of(tsr_str pattern, tsr_arena *arena, tsr_shards_stages *out, tsr_error *err);
 /* Sets the first layer of each stage by adding up `layers`, which must be set. Allocates in `arena`. */
 tsr_status tsr_shards_stages_number(tsr_shards_stages *stages, tsr_arena *arena, tsr_error *err);
-/* Finds the number of a layer in a name. Returns false if the name is not in a layer. */
-bool tsr_shards_layer_of(const tsr_shards_stages *stages, tsr_str name, tsr_str *digits, uint64_t *layer);
-/* Renames an entry (name and path) to what it is called in the whole model. Fails with TSR_E_FORMAT for a layer that its
- * stage does not have. */
-tsr_status tsr_shards_rename(const tsr_shards_stages *stages, uint32_t stage, tsr_arena *arena, tsr_entry *entry,
-                             tsr_error *err);
 
 #endif

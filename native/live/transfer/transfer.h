@@ -97,14 +97,6 @@ typedef struct tsr_route {
     bool direct; /* where one end is shared memory, the rank of the other copies; without nodes only */
 } tsr_route;
 
-/* Finds all. Both ends of a link find it by themselves, from the same layouts and in the same order. All ranks
- * give the same route. */
-tsr_status tsr_links_find(const tsr_comm *comm, tsr_transfer_list transfers, const tsr_route *route, const tsr_host *host,
-                          tsr_links *out, tsr_error *err);
-/* Which sides lie in shared memory: equal on ranks that may find links with `direct`; 0: none. */
-uint64_t tsr_links_shared(const tsr_comm *comm, tsr_transfer_list transfers);
-void tsr_links_free(tsr_links *links);
-
 /* ---- window ---- */
 
 /* Streams between processes of one machine through shared memory. A copy in and a copy out of a slot are quicker than a kernel
