@@ -31,11 +31,15 @@ typedef struct tsr_computed {
      * entry of the source. */
     const tsr_entry *input;
     const tsr_entry *scale;             /* for SCALED, MXFP4 and NVFP4 */
+    const tsr_entry *zero;              /* SCALED: what is subtracted from numbers, in the layout of scales; or NULL */
+    tsr_dtype computed_in;              /* SCALED: differences and products are rounded to it first; NONE: to `dtype` */
+    bool rounds_scales;                 /* so are scales, of MXFP4 too */
+    bool tiled;                         /* scales are stored in tiles of 128 rows and 4 columns, as cuBLAS has them */
     const tsr_entry *tensor_scale;      /* NVFP4: the scale of the scales, or NULL */
     uint64_t tensor_elements;           /* how many elements share one number of tensor_scale */
     bool divides;                       /* scales are divided by tensor_scale, not multiplied */
     uint64_t rows, columns;             /* SCALED: the last two sizes of the input */
-    uint64_t scale_rows, scale_columns; /* the last two sizes of the scale */
+    uint64_t scale_rows, scale_columns; /* the last two sizes of the scale; the columns also of tiled ones */
     uint64_t block_rows, block_columns; /* how many rows and columns of the input share one scale */
     uint8_t constant[16];               /* a single element */
 } tsr_computed;
@@ -83,6 +87,7 @@ typedef struct tsr_mapped {
     const char *step; /* what computes elements without a rule, such as "quantize" */
     void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
     tsr_tied tied;
+    bool drops_flattened; /* the metadata of torchao's weights (TSR_FLATTENED_NAMES) does not hold any more */
     /* For users: what the map leaves out, a name that an inverse guessed, and the like. Its data is NULL if there is nothing
      * to say. */
     tsr_str note;
@@ -142,7 +147,7 @@ tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_
                              tsr_error *err);
 /* The scales that a run of elements needs, in float32. `first` is the index of the first one. */
 typedef struct tsr_scales_read {
-    float *values;
+    float *values, *zeros; /* zeros is NULL if there are none */
     uint64_t first;
     size_t count, itemsize;
 } tsr_scales_read;
@@ -181,9 +186,16 @@ typedef struct tsr_scaling {
     const tsr_entry *tensor_scale; /* NVFP4: NULL, or a float32 tensor with one number, or one per expert, by which scales
                                     * are multiplied */
     bool divides;                  /* scales are divided by tensor_scale instead */
+    /* As in tsr_computed. `affine`: numbers are int8, uint8 or int32. */
+    bool affine, rounds_scales, tiled;
+    const tsr_entry *zero;
+    const tsr_entry *stored_scale; /* is read for the scale, whose entry only has its shape; NULL: the scale itself */
+    tsr_dtype computed_in;
 } tsr_scaling;
 /* Whether numbers of this dtype are multiplied by scales: float8 and int8. */
 bool tsr_mapped_is_scalable(tsr_dtype dtype);
+/* Whether this is an integer that may be a number or a zero point: int8, uint8, int32 or int64. */
+bool tsr_mapped_is_integer(tsr_dtype dtype);
 /* Whether the entry has pairs of E2M1 numbers in int8, with one E8M0 exponent per 32 numbers. This is how transformers' FP8
  * checkpoints store experts in FP4. */
 bool tsr_mapped_is_packed_mxfp4(const tsr_entry *entry, const tsr_entry *scales);
@@ -197,12 +209,16 @@ typedef struct tsr_dequantize_refusal {
     tsr_error why;
     struct tsr_dequantize_refusal *next;
 } tsr_dequantize_refusal;
+/* The key of the metadata of safetensors files in which torchao lists the weights that it flattened. Their names are keys, too. */
+#define TSR_FLATTENED_NAMES "tensor_names"
 typedef struct tsr_dequantized {
-    bool found; /* whether there are scaled numbers that can be multiplied */
+    bool found;       /* whether there are scaled numbers that can be multiplied */
+    bool unflattened; /* whether some are torchao's, so that the metadata of their files does not hold any more */
     tsr_dequantize_refusal *refused, **end;
     bool *used; /* by entry of the catalog; NULL until tsr_mapping_check_dequantized was called */
 } tsr_dequantized;
-tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err);
+/* `given`: `dtype` also holds for weights that state a dtype of their own. */
+tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, bool given, tsr_error *err);
 
 /* mapping_config.c: loads config.json, or params.json, into m->config, which stays NULL if there is neither. Errors of
  * reading and parsing. */

@@ -15,8 +15,10 @@ typedef struct finder {
     tsr_mapped *m;
     tsr_scaling scaling; /* what all entries have in common */
     tsr_dequantized *done;
+    bool given;        /* scaling.dtype also holds for weights that state a dtype of their own */
     bool is_quantized; /* config.json says that weights are quantized */
     bool *is_packed;   /* by entry: it is a part of a packed weight */
+    tsr_map *pairs;    /* the metadata of safetensors files by its keys, if torchao wrote it; or NULL */
     tsr_vec *text;     /* for names */
     tsr_error *err;
 } finder;
@@ -35,16 +37,16 @@ static tsr_status refuse_zero_point(const finder *f, const tsr_entry *entry, con
                     TSR_STR_ARG(entry->fqn), TSR_STR_ARG(zero->fqn));
 }
 
-/* torchao's own form in safetensors states the meaning of the numbers in the file's metadata, which is not read here. */
+/* torchao's own form in safetensors states the meaning of the numbers in the file's metadata. This is one without. */
 static tsr_status refuse_flattened(const finder *f, const tsr_entry *entry)
 {
     const tsr_entry *scale;
     TSR_TRY(find_sibling(f, entry->fqn, "_qdata", "_scale", &scale));
-    TSR_FAIL_IF(scale && entry->kind == TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED,
-                "'%.*s' and '%.*s' are a tensor of torchao flattened for safetensors, which --dequantize does not support; "
-                "load it with torchao's "
-                "unflatten_tensor_state_dict",
-                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));
+    TSR_FAIL_IF(
+        scale && entry->kind == TSR_ENTRY_TENSOR, f->err, TSR_E_UNSUPPORTED,
+        "'%.*s' and '%.*s' are a tensor of torchao flattened for safetensors, but the file's metadata does not say of "
+        "which class; use the file that torchao wrote",
+        TSR_STR_ARG(entry->fqn), TSR_STR_ARG(scale->fqn));
     return TSR_OK;
 }
 
@@ -185,19 +187,48 @@ static tsr_status is_used_scale(const finder *f, const tsr_entry *entry, bool *i
     return TSR_OK;
 }
 
+static tsr_status add_subclass(finder *f, const tsr_scaling *how, const tsr_subclass_parts *parts, uint64_t order)
+{
+    TSR_TRY(add_row(f, how, parts->data, parts->scale, order));
+    if (!parts->has_input_scale) return TSR_OK;
+    return tsr_mapped_add_note(
+        f->m,
+        tsr_arena_format(f->m->own->arena, f->err,
+                         "the layer of '%.*s' also multiplies its inputs by a scale of their own, which no weight contains",
+                         TSR_STR_ARG(parts->data->fqn)),
+        f->err);
+}
+
 static tsr_status multiply_entry(finder *f, const tsr_entry *entry, uint64_t order)
 {
-    tsr_subclass_parts parts = {.object = entry};
+    tsr_subclass_parts parts;
     const tsr_entry *scale;
     tsr_scaling how;
     bool is_scale;
     TSR_TRY(find_scaling(f, entry, &how, &scale));
     if (scale) return add_row(f, &how, entry, scale, order);
-    TSR_TRY(tsr_subclass_find(f->m, &parts, &how, f->err));
-    if (parts.data) return add_row(f, &how, parts.data, parts.scale, order);
+    how = f->scaling;
+    TSR_TRY(tsr_subclass_find(f->m, entry, f->given, &parts, &how, f->err));
+    if (parts.data) return add_subclass(f, &how, &parts, order);
     TSR_TRY(refuse_flattened(f, entry));
     TSR_TRY(is_used_scale(f, entry, &is_scale));
     return is_scale ? TSR_OK : tsr_mapped_keep(f->m, entry, order, f->err);
+}
+
+/* Adds the weight of torchao that several tensors of a safetensors file are. */
+static tsr_status unflatten_entry(finder *f, const tsr_entry *entry, uint64_t order)
+{
+    tsr_subclass_parts parts;
+    tsr_scaling how = f->scaling;
+    TSR_TRY(tsr_subclass_find_flattened(f->m, entry, f->pairs, f->given, &parts, &how, f->err));
+    if (!parts.data) return TSR_OK;
+    TSR_TRY(add_subclass(f, &how, &parts, order));
+    tsr_mapped_row *row = (tsr_mapped_row *)f->m->rows.items + f->m->rows.count - 1;
+    row->sources = parts.members;
+    row->source_count = parts.member_count;
+    for (uint32_t i = 0; i < parts.member_count; i++) f->is_packed[parts.members[i] - f->m->source->catalog.entries] = true;
+    f->done->unflattened = true;
+    return TSR_OK;
 }
 
 /* Adds the weight that packed numbers and their companions are, which are not entries of their own then. */
@@ -206,6 +237,10 @@ static tsr_status unpack_entry(finder *f, const tsr_entry *entry, uint64_t order
     const tsr_packed_weight *packed;
     uint32_t file;
     const tsr_entry *first = f->m->source->catalog.entries;
+    if (f->is_packed[order]) return TSR_OK;
+    const size_t rows = f->m->rows.count;
+    TSR_TRY(unflatten_entry(f, entry, order));
+    if (f->m->rows.count > rows) return TSR_OK;
     TSR_TRY(tsr_packed_find(f->m, entry, f->scaling.dtype, &packed, f->err));
     if (!packed) return TSR_OK;
     tsr_entry *like = TSR_ARENA_NEW(f->m->own->arena, tsr_entry, f->err);
@@ -303,9 +338,25 @@ static tsr_status find_unscaled(finder *f, tsr_map *scaled)
     return TSR_OK;
 }
 
+/* Indexes the metadata of files that torchao flattened weights into. */
+static tsr_status index_metadata(finder *f)
+{
+    const tsr_catalog *catalog = &f->m->source->catalog;
+    bool flattened = false;
+    for (size_t i = 0; i < catalog->metadata_count && !flattened; i++)
+        flattened = tsr_str_equal(catalog->metadata[i].key, TSR_STR(TSR_FLATTENED_NAMES));
+    if (!flattened || catalog->metadata_count >= UINT32_MAX) return TSR_OK;
+    f->pairs = tsr_map_new(f->m->own->host->allocator, catalog->metadata_count, f->err);
+    if (!f->pairs) return TSR_E_NOMEM;
+    for (size_t i = 0; i < catalog->metadata_count; i++)
+        TSR_TRY(tsr_map_put(f->pairs, catalog->metadata[i].key, (uint32_t)i, NULL, NULL, f->err));
+    return TSR_OK;
+}
+
 static tsr_status find_all(finder *f)
 {
     const tsr_catalog *catalog = &f->m->source->catalog;
+    TSR_TRY(index_metadata(f));
     f->is_packed = tsr_arena_array(f->m->own->arena, (size_t)catalog->entry_count, sizeof *f->is_packed, f->err);
     if (!f->is_packed) return TSR_E_NOMEM;
     for (uint64_t i = 0; i < catalog->entry_count; i++) TSR_TRY(add_entry(f, &catalog->entries[i], i, unpack_entry));
@@ -318,11 +369,11 @@ static tsr_status find_all(finder *f)
     return tsr_mapped_add_note(f->m, TSR_STR(TSR_NOTE_UNQUANTIZED), f->err);
 }
 
-tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
+tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, bool given, tsr_error *err)
 {
     tsr_dequantized *done = TSR_ARENA_NEW(m->own->arena, tsr_dequantized, err);
     tsr_vec text = tsr_vec_of(m->own->host->allocator, 1);
-    finder f = {.m = m, .scaling.dtype = dtype, .done = done, .text = &text, .err = err};
+    finder f = {.m = m, .scaling.dtype = dtype, .given = given, .done = done, .text = &text, .err = err};
     if (!done) return TSR_E_NOMEM;
     *done = (tsr_dequantized){.end = &done->refused};
     m->ctx = done;
@@ -331,6 +382,7 @@ tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, tsr_error *err)
     TSR_TRY(tsr_mapped_block(m, f.scaling.block, err));
     TSR_TRY(tsr_mapped_is_quantized(m, &f.is_quantized, err));
     const tsr_status status = find_all(&f);
+    tsr_map_free(f.pairs);
     tsr_vec_free(&text);
     return status;
 }

@@ -1,8 +1,6 @@
 /* Finds out how the shape of a scale fits that of its numbers: by tensor, row, group or block, MXFP4 or NVFP4. */
 #include "mapping/mapped.h"
 #include "mapping/mapping_companions.h"
-#include "mapping/mapping_subclass.h"
-#include "stream/gather.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 
@@ -10,6 +8,11 @@ bool tsr_mapped_is_scalable(tsr_dtype dtype)
 {
     return dtype == TSR_FLOAT8_E4M3FN || dtype == TSR_FLOAT8_E4M3FNUZ || dtype == TSR_FLOAT8_E5M2 ||
            dtype == TSR_FLOAT8_E5M2FNUZ || dtype == TSR_INT8;
+}
+
+bool tsr_mapped_is_integer(tsr_dtype dtype)
+{
+    return dtype == TSR_INT8 || dtype == TSR_UINT8 || dtype == TSR_INT32 || dtype == TSR_INT64;
 }
 
 /* Whether a scale may have this dtype: anything that can be cast to float32, and uint8, in which MXFP8 checkpoints store the
@@ -115,9 +118,9 @@ static tsr_status add_file(tsr_mapped *m, const tsr_computed *file, tsr_mapped_t
 static tsr_status multiply(const tsr_scaling *how, tsr_computed *file, tsr_mapped_tensor *out, tsr_error *err)
 {
     const tsr_entry *entry = file->input, *scale = file->scale;
-    TSR_FAIL_IF(!tsr_mapped_is_scalable(entry->dtype), err, TSR_E_FORMAT,
-                "'%.*s' is %s, but only float8 and int8 numbers are multiplied by a scale", TSR_STR_ARG(entry->fqn),
-                tsr_dtype_describe(entry->dtype)->name);
+    TSR_FAIL_IF(how->affine ? !tsr_mapped_is_integer(entry->dtype) : !tsr_mapped_is_scalable(entry->dtype), err,
+                TSR_E_FORMAT, "'%.*s' is %s, but only float8 and int8 numbers are multiplied by a scale",
+                TSR_STR_ARG(entry->fqn), tsr_dtype_describe(entry->dtype)->name);
     TSR_FAIL_IF(!mapped_is_scale(scale->dtype), err, TSR_E_FORMAT, "'%.*s' is %s, which cannot be a scale",
                 TSR_STR_ARG(scale->fqn), tsr_dtype_describe(scale->dtype)->name);
     if (!set_blocks(how, entry, scale, file) || !follows_scheme(how, file)) return misfit(entry, scale, err);
@@ -208,11 +211,20 @@ static tsr_status choose(tsr_mapped *m, const tsr_scaling *how, tsr_computed *fi
 tsr_status tsr_mapped_multiply(tsr_mapped *m, const tsr_scaling *how, const tsr_entry *entry, const tsr_entry *scale,
                                tsr_mapped_tensor *out, tsr_error *err)
 {
-    tsr_computed file = {.kind = TSR_COMPUTED_SCALED, .dtype = how->dtype, .input = entry, .scale = scale};
+    tsr_computed file = {.kind = TSR_COMPUTED_SCALED,
+                         .dtype = how->dtype,
+                         .input = entry,
+                         .scale = scale,
+                         .zero = how->zero,
+                         .computed_in = how->computed_in,
+                         .tiled = how->tiled,
+                         .rounds_scales = how->rounds_scales};
     TSR_TRY(choose(m, how, &file, out, err));
+    if (file.tiled) file.scale_columns = scale->shape[scale->ndim - 1];
     TSR_TRY(borrow(m, entry, &file.input, err));
-    TSR_TRY(borrow(m, scale, &file.scale, err));
+    TSR_TRY(borrow(m, how->stored_scale ? how->stored_scale : scale, &file.scale, err));
     if (file.tensor_scale) TSR_TRY(borrow(m, file.tensor_scale, &file.tensor_scale, err));
+    if (file.zero) TSR_TRY(borrow(m, file.zero, &file.zero, err));
     return add_file(m, &file, out, err);
 }
 
@@ -309,95 +321,5 @@ tsr_status tsr_companion_data(const tsr_checkpoint *checkpoint, const tsr_entry 
     *out = NULL;
     TSR_TRY(tsr_companion_named(checkpoint, scale->fqn, companion->scale, companion->data, text, out, err));
     if (*out && !is_pair(*out, scale, companion)) *out = NULL;
-    return TSR_OK;
-}
-
-/* ---- subclass ---- */
-
-/* Reads weights that torchao quantized: objects that hold their numbers as `qdata` and their scales as `scale`. */
-
-enum { DEEPEST = 8 };
-
-static const tsr_value *item_of(const tsr_value *dict, const char *key)
-{
-    const tsr_str wanted = tsr_str_from(key);
-    for (size_t i = 0; dict->kind == TSR_VALUE_DICT && i + 1 < dict->count; i += 2) {
-        const tsr_value *name = dict->items[i];
-        if (name->kind == TSR_VALUE_STR && tsr_str_equal(name->text, wanted)) return dict->items[i + 1];
-    }
-    return NULL;
-}
-
-/* Finds the dict with `qdata` and `scale` among the arguments of the object, or inside them. Returns NULL if there is
- * none. */
-static const tsr_value *find_parts(const tsr_value *value, unsigned depth)
-{
-    const tsr_value *found = NULL;
-    if (depth == DEEPEST) return NULL;
-    const tsr_value *data = item_of(value, "qdata"), *scale = item_of(value, "scale");
-    if (data && scale && data->kind == TSR_VALUE_TENSOR && scale->kind == TSR_VALUE_TENSOR) return value;
-    const bool nested = value->kind == TSR_VALUE_OBJECT || value->kind == TSR_VALUE_DICT || value->kind == TSR_VALUE_TUPLE;
-    for (size_t i = 0; nested && i < value->count && !found; i++) found = find_parts(value->items[i], depth + 1);
-    return found;
-}
-
-static tsr_status refuse(const tsr_entry *entry, const char *why, tsr_error *err)
-{
-    return tsr_fail(err, TSR_E_UNSUPPORTED,
-                    "'%.*s' is a %.*s%s, which --dequantize does not support; call its dequantize() in torchao",
-                    TSR_STR_ARG(entry->fqn), TSR_STR_ARG(entry->type), why);
-}
-
-static bool is_class(const tsr_entry *entry, const char *name)
-{
-    return tsr_str_ends(entry->type, tsr_str_from(name));
-}
-
-static bool is_true(const tsr_value *value)
-{
-    return value && value->kind == TSR_VALUE_BOOL && value->as.boolean;
-}
-
-/* Makes an entry with the object's name from one of its tensors; *out is NULL if the value is not a tensor. */
-static tsr_status take_tensor(tsr_mapped *m, tsr_str fqn, const tsr_value *value, const tsr_entry **out, tsr_error *err)
-{
-    tsr_arena *arena = m->own->arena;
-    *out = NULL;
-    if (!value || value->kind != TSR_VALUE_TENSOR) return TSR_OK;
-    const tsr_entry *readable = tsr_gather_readable(m->source, arena, value->as.tensor, err);
-    tsr_entry *copy = readable ? TSR_ARENA_NEW(arena, tsr_entry, err) : NULL;
-    if (!copy) return TSR_E_NOMEM;
-    *copy = *readable;
-    copy->fqn = fqn;
-    *out = copy;
-    return TSR_OK;
-}
-
-/* Whether the shape of the numbers is that of the object, with `pack` numbers in each element of the last dim. Packed
- * numbers that were transposed have another shape. */
-static bool has_shape(const tsr_entry *object, const tsr_entry *data, uint64_t pack)
-{
-    if (data->ndim != object->ndim || !data->ndim) return false;
-    const uint32_t last = data->ndim - 1;
-    return memcmp(data->shape, object->shape, last * sizeof *data->shape) == 0 && data->shape[last] <= UINT64_MAX / pack &&
-           data->shape[last] * pack == object->shape[last];
-}
-
-tsr_status tsr_subclass_find(tsr_mapped *m, tsr_subclass_parts *parts, tsr_scaling *how, tsr_error *err)
-{
-    const tsr_entry *entry = parts->object;
-    parts->data = parts->scale = NULL;
-    const tsr_value *dict = entry->kind == TSR_ENTRY_OPAQUE && entry->value ? find_parts(entry->value, 0) : NULL;
-    if (!dict) return TSR_OK;
-    const bool nvfp4 = is_class(entry, ".NVFP4Tensor");
-    if (!nvfp4 && !is_class(entry, ".Float8Tensor") && !is_class(entry, ".MXTensor")) return refuse(entry, "", err);
-    if (is_true(item_of(dict, "is_swizzled_scales"))) return refuse(entry, " with swizzled scales", err);
-    TSR_TRY(take_tensor(m, entry->fqn, item_of(dict, "qdata"), &parts->data, err));
-    TSR_TRY(take_tensor(m, entry->fqn, item_of(dict, "scale"), &parts->scale, err));
-    how->scheme = nvfp4 ? TSR_SCALES_NVFP4 : TSR_SCALES_FITTING;
-    if (nvfp4) TSR_TRY(take_tensor(m, entry->fqn, item_of(dict, "per_tensor_scale"), &how->tensor_scale, err));
-    if (nvfp4 && !has_shape(entry, parts->data, 2)) return refuse(entry, " that is transposed", err);
-    if (!nvfp4 && !tsr_mapped_is_scalable(parts->data->dtype)) return refuse(entry, " of packed numbers", err);
-    if (!nvfp4 && !has_shape(entry, parts->data, 1)) return refuse(entry, " whose numbers have another shape", err);
     return TSR_OK;
 }

@@ -43,6 +43,23 @@ static tsr_status refuse_twice(const tsr_mapped *m, const tsr_mapped_row *second
                     TSR_STR_ARG(second->sources[0]->fqn));
 }
 
+/* Leaves the pairs out in which torchao states the classes of weights, which they do not have any more. */
+static tsr_status drop_flattened(tsr_mapped *m, tsr_error *err)
+{
+    tsr_catalog *own = &m->own->catalog;
+    tsr_text_pair *kept = tsr_arena_array(m->own->arena, own->metadata_count, sizeof *kept, err);
+    size_t count = 0;
+    if (!kept) return TSR_E_NOMEM;
+    for (size_t i = 0; i < own->metadata_count; i++) {
+        const tsr_text_pair *pair = &own->metadata[i];
+        if (!tsr_str_equal(pair->key, TSR_STR(TSR_FLATTENED_NAMES)) && !tsr_str_starts(pair->value, TSR_STR("{\"_type\"")))
+            kept[count++] = *pair;
+    }
+    own->metadata = kept;
+    own->metadata_count = count;
+    return TSR_OK;
+}
+
 static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
 {
     tsr_checkpoint *own = m->own;
@@ -62,6 +79,7 @@ static tsr_status fill_catalog(tsr_mapped *m, tsr_error *err)
                                  .metadata_count = m->source->catalog.metadata_count,
                                  .differing_keys = m->source->catalog.differing_keys,
                                  .differing_count = m->source->catalog.differing_count};
+    if (m->drops_flattened) TSR_TRY(drop_flattened(m, err));
     tsr_str *names = tsr_arena_array(own->arena, own->store->file_count, sizeof *names, err);
     if (!names) return TSR_E_NOMEM;
     for (uint32_t f = 0; f < own->store->file_count; f++) names[f] = own->store->files[f].name;
@@ -167,8 +185,11 @@ tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rul
 static tsr_status fill_by_scales(tsr_mapped *m, void *ctx, tsr_error *err)
 {
     tsr_dtype *dtype = ctx;
-    if (*dtype == TSR_DTYPE_NONE) *dtype = tsr_mapped_product_dtype(m);
-    return tsr_mapped_dequantize(m, *dtype, err);
+    const bool given = *dtype != TSR_DTYPE_NONE;
+    if (!given) *dtype = tsr_mapped_product_dtype(m);
+    TSR_TRY(tsr_mapped_dequantize(m, *dtype, given, err));
+    m->drops_flattened = ((tsr_dequantized *)m->ctx)->unflattened;
+    return TSR_OK;
 }
 
 tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out,

@@ -7,6 +7,23 @@
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/try.h"
 
+enum { NUMBERS = 256 };
+
+/* Integers as float32, which holds all of them that numbers and zero points are; those beyond 2^24 are rounded. */
+static void integers_to_floats(tsr_dtype dtype, const uint8_t *bytes, size_t count, float *out)
+{
+    for (size_t i = 0; i < count; i++) {
+        int32_t word;
+        int64_t wide;
+        switch (dtype) {
+        case TSR_INT8: out[i] = (float)(int8_t)bytes[i]; break;
+        case TSR_UINT8: out[i] = (float)bytes[i]; break;
+        case TSR_INT32: memcpy(&word, bytes + i * sizeof word, sizeof word), out[i] = (float)word; break;
+        default: memcpy(&wide, bytes + i * sizeof wide, sizeof wide), out[i] = (float)wide; break;
+        }
+    }
+}
+
 /* Reads a run of an entry's elements as float32. `bytes` must have room for them as they are stored. */
 static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_run *run, uint8_t *bytes, float *out,
                               tsr_error *err)
@@ -14,11 +31,87 @@ static tsr_status read_floats(tsr_mapped *m, const tsr_entry *entry, const tsr_r
     const bool floats = entry->dtype == TSR_FLOAT32;
     const size_t count = (size_t)run->count;
     TSR_TRY(tsr_read_run(m->own, entry, run, floats ? (uint8_t *)out : bytes, count * tsr_dtype_size(entry->dtype), err));
-    if (entry->dtype == TSR_INT8)
-        for (size_t i = 0; i < count; i++) out[i] = (float)(int8_t)bytes[i];
-    else if (!floats)
-        tsr_cast(entry->dtype == TSR_UINT8 ? TSR_FLOAT8_E8M0FNU : entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
+    if (floats) return TSR_OK;
+    if (tsr_mapped_is_integer(entry->dtype)) integers_to_floats(entry->dtype, bytes, count, out);
+    else tsr_cast(entry->dtype, TSR_FLOAT32, bytes, count, (uint8_t *)out);
     return TSR_OK;
+}
+
+enum { TILE_ROWS = 128, TILE_COLUMNS = 4, TILE_BYTES = TILE_ROWS * TILE_COLUMNS };
+
+/* Where a scale is in its tile: rows 0, 32, 64 and 96 are next to each other, then 1, 33, 65 and 97, and so on. */
+static size_t place_in_tile(uint64_t row, uint64_t column)
+{
+    return (size_t)(row % 32 * 16 + row % TILE_ROWS / 32 * TILE_COLUMNS + column % TILE_COLUMNS);
+}
+
+/* Reads a run of scales of one byte out of their tiles, which follow each other row by row. */
+static tsr_status read_tiles(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *out, tsr_error *err)
+{
+    const uint64_t columns = file->scale_columns, width = (columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    uint64_t row = run->first / columns, column = run->first % columns;
+    const uint64_t last = run->first + run->count - 1, last_row = last / columns;
+    uint64_t low = row / TILE_ROWS * width, high = (last_row / TILE_ROWS + 1) * width;
+    if (row == last_row) high = low + last % columns / TILE_COLUMNS + 1, low += column / TILE_COLUMNS;
+    const tsr_run tiles = {.first = low * TILE_BYTES, .count = (high - low) * TILE_BYTES};
+    uint8_t *bytes = tsr_alloc(m->own->host->allocator, (size_t)tiles.count, 1, err);
+    if (!bytes) return TSR_E_NOMEM;
+    const tsr_status status = tsr_read_run(m->own, file->scale, &tiles, bytes, (size_t)tiles.count, err);
+    for (size_t i = 0; i < run->count && status == TSR_OK; i++) {
+        const uint64_t tile = row / TILE_ROWS * width + column / TILE_COLUMNS - low;
+        out[i] = bytes[tile * TILE_BYTES + place_in_tile(row, column)];
+        if (++column == columns) column = 0, row++;
+    }
+    tsr_free(m->own->host->allocator, bytes, (size_t)tiles.count, 1);
+    return status;
+}
+
+/* Reads scales as they are stored, in their own order. */
+static tsr_status read_stored_scales(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *out,
+                                     tsr_error *err)
+{
+    if (file->tiled) return read_tiles(m, file, run, out, err);
+    return tsr_read_run(m->own, file->scale, run, out, (size_t)run->count * tsr_dtype_size(file->scale->dtype), err);
+}
+
+/* Reads scales. Those in uint8 are the exponents of E8M0. */
+static tsr_status read_scales(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, uint8_t *bytes, float *out,
+                              tsr_error *err)
+{
+    const tsr_dtype stored = file->scale->dtype, dtype = stored == TSR_UINT8 ? TSR_FLOAT8_E8M0FNU : stored;
+    if (tsr_dtype_size(stored) != 1) return read_floats(m, file->scale, run, bytes, out, err);
+    TSR_TRY(read_stored_scales(m, file, run, bytes, err));
+    tsr_cast(dtype, TSR_FLOAT32, bytes, (size_t)run->count, (uint8_t *)out);
+    return TSR_OK;
+}
+
+/* Rounds to the numbers that a dtype has. */
+static void round_to(tsr_dtype dtype, float *values, size_t count)
+{
+    uint8_t narrow[NUMBERS * sizeof(float)];
+    if (dtype == TSR_FLOAT32) return;
+    for (size_t i = 0, n; i < count; i += n) {
+        n = count - i < NUMBERS ? count - i : NUMBERS;
+        tsr_cast(TSR_FLOAT32, dtype, (const uint8_t *)(values + i), n, narrow);
+        tsr_cast(dtype, TSR_FLOAT32, narrow, n, (uint8_t *)(values + i));
+    }
+}
+
+/* The dtype of differences and products in the library. */
+static tsr_dtype computed_in(const tsr_computed *file)
+{
+    return file->computed_in == TSR_DTYPE_NONE ? file->dtype : file->computed_in;
+}
+
+/* (number - zero) · scale; `zero` is NULL if there is none. */
+static void multiply_numbers(const tsr_computed *file, float *values, size_t count, const float *zero, float scale)
+{
+    const bool exact = file->zero && file->zero->dtype == TSR_INT8 && file->input->dtype == TSR_INT8;
+    if (zero)
+        for (size_t i = 0; i < count; i++) values[i] -= *zero;
+    if (zero && !exact) round_to(computed_in(file), values, count);
+    for (size_t i = 0; i < count; i++) values[i] *= scale;
+    if (computed_in(file) != file->dtype) round_to(computed_in(file), values, count);
 }
 
 /* Returns the index of the scale of an element; scales are numbered row by row. `row` counts the rows of all matrices. */
@@ -28,27 +121,49 @@ static uint64_t scale_at(const tsr_computed *file, uint64_t row, uint64_t column
     return (matrix * file->scale_rows + inside / file->block_rows) * file->scale_columns + column / file->block_columns;
 }
 
-/* Multiplies elements of one row, from `column` on, by the scales of their blocks. `scales` begins with the scale of the
- * first element. */
-static void multiply_row(const tsr_computed *file, uint64_t column, size_t count, const float *scales, float *out)
+/* Multiplies elements of one row, from `column` on, by the scales of their blocks. `scales` and `zeros`, which may be NULL,
+ * begin with those of the first element. */
+static void multiply_row(const tsr_computed *file, uint64_t column, size_t count, const float *scales, const float *zeros,
+                         float *out)
 {
-    for (size_t i = 0, next; i < count; i = next, scales++) {
+    const bool plain = !zeros && computed_in(file) == file->dtype;
+    for (size_t i = 0, next, block = 0; i < count; i = next, block++) {
         const uint64_t left = file->block_columns - (column + i) % file->block_columns;
-        const float scale = *scales;
-        for (next = left < count - i ? i + (size_t)left : count; i < next; i++) out[i] *= scale;
+        const float scale = scales[block];
+        next = left < count - i ? i + (size_t)left : count;
+        if (!plain) multiply_numbers(file, out + i, next - i, zeros ? &zeros[block] : NULL, scale);
+        else
+            for (; i < next; i++) out[i] *= scale;
     }
 }
 
-static void multiply(const tsr_computed *file, const tsr_run *run, const float *scales, uint64_t first_scale, float *out)
+static void multiply(const tsr_computed *file, const tsr_run *run, const tsr_scales_read *scales, float *out)
 {
     uint64_t row = run->first / file->columns, column = run->first % file->columns;
     for (uint64_t done = 0, count; done < run->count; done += count, row++, column = 0) {
         count = run->count - done < file->columns - column ? run->count - done : file->columns - column;
-        multiply_row(file, column, (size_t)count, scales + (scale_at(file, row, column) - first_scale), out + done);
+        const uint64_t at = scale_at(file, row, column) - scales->first;
+        const float *zeros = scales->zeros ? scales->zeros + at : NULL;
+        multiply_row(file, column, (size_t)count, scales->values + at, zeros, out + done);
     }
 }
 
 static void scales_close(const tsr_mapped *m, const tsr_scales_read *scales);
+
+/* Reads scales and zeros into memory for both as float32, and for either as it is stored, which is at most 8 bytes each. */
+static tsr_status scales_read(tsr_mapped *m, const tsr_computed *file, const tsr_run *needed, tsr_scales_read *out,
+                              tsr_error *err)
+{
+    float *zeros = out->values + out->count;
+    uint8_t *stored = (uint8_t *)(zeros + out->count);
+    TSR_TRY(read_scales(m, file, needed, stored, out->values, err));
+    if (file->rounds_scales) round_to(computed_in(file), out->values, out->count);
+    if (!file->zero) return TSR_OK;
+    TSR_TRY(read_floats(m, file->zero, needed, stored, zeros, err));
+    round_to(computed_in(file), zeros, out->count);
+    out->zeros = zeros;
+    return TSR_OK;
+}
 
 static tsr_status scales_open(tsr_mapped *m, const tsr_computed *file, const tsr_run *run, tsr_scales_read *out,
                               tsr_error *err)
@@ -60,11 +175,10 @@ static tsr_status scales_open(tsr_mapped *m, const tsr_computed *file, const tsr
     const uint64_t high = scale_at(file, end_row, begin_row == end_row ? last % columns : columns - 1);
     const tsr_run needed = {.first = low, .count = high - low + 1};
     const tsr_allocator *allocator = m->own->host->allocator;
-    *out = (tsr_scales_read){
-        .first = low, .count = (size_t)needed.count, .itemsize = tsr_dtype_size(file->scale->dtype) + sizeof(float)};
+    *out = (tsr_scales_read){.first = low, .count = (size_t)needed.count, .itemsize = 2 * sizeof(float) + sizeof(int64_t)};
     out->values = tsr_alloc(allocator, out->count, out->itemsize, err);
     if (!out->values) return TSR_E_NOMEM;
-    const tsr_status status = read_floats(m, file->scale, &needed, (uint8_t *)(out->values + out->count), out->values, err);
+    const tsr_status status = scales_read(m, file, &needed, out, err);
     if (status != TSR_OK) scales_close(m, out);
     return status;
 }
@@ -80,7 +194,7 @@ static tsr_status read_scaled(tsr_mapped *m, const tsr_computed *file, const tsr
     tsr_scales_read scales;
     TSR_TRY(read_floats(m, file->input, run, input, out, err));
     TSR_TRY(scales_open(m, file, run, &scales, err));
-    multiply(file, run, scales.values, scales.first, out);
+    multiply(file, run, &scales, out);
     scales_close(m, &scales);
     return TSR_OK;
 }
@@ -138,6 +252,7 @@ static tsr_status cast_scales(tsr_mapped *m, const tsr_computed *file, uint64_t 
 {
     const tsr_dtype dtype = file->kind == TSR_COMPUTED_MXFP4 ? TSR_FLOAT8_E8M0FNU : TSR_FLOAT8_E4M3FN;
     tsr_cast(dtype, TSR_FLOAT32, (const uint8_t *)stored.data, stored.size, (uint8_t *)out);
+    if (file->rounds_scales) round_to(computed_in(file), out, stored.size);
     if (!file->tensor_scale) return TSR_OK;
     const tsr_run one = {.first = first / file->tensor_elements, .count = 1};
     float factor;
@@ -164,7 +279,7 @@ static tsr_status read_stored(tsr_mapped *m, const tsr_computed *file, const tsr
                         .first = run->first,
                         .end = end,
                         .group = group};
-    TSR_TRY(tsr_read_run(m->own, file->scale, &groups, stored, group_count, err));
+    TSR_TRY(read_stored_scales(m, file, &groups, stored, err));
     return tsr_read_run(m->own, file->input, &pairs, bytes, (size_t)pairs.count, err);
 }
 
@@ -329,7 +444,6 @@ tsr_status tsr_mapped_scaled(tsr_mapped *m, const tsr_computed *file, const tsr_
  * A table is made when its scale is first needed, by the same conversions that would be made of each element. */
 
 enum {
-    NUMBERS = 256,
     USES = 4,             /* of each product at least, on average */
     MOST_BYTES = 1 << 20, /* of all tables: they are read out of the second-level cache */
 };
@@ -362,7 +476,7 @@ static size_t table_bytes(const tsr_computed *file)
 bool tsr_products_pay(const tsr_computed *file, uint64_t elements)
 {
     const uint32_t itemsize = tsr_dtype_size(file->dtype);
-    if (!elements || file->kind != TSR_COMPUTED_SCALED) return false;
+    if (!elements || file->kind != TSR_COMPUTED_SCALED || tsr_dtype_size(file->input->dtype) != 1) return false;
     if (itemsize != sizeof(uint16_t) && itemsize != sizeof(float)) return false;
     if (file->scale_columns > MOST_BYTES / table_bytes(file)) return false;
     const uint64_t width = least(file->block_columns, file->columns), rows = elements / file->columns;
@@ -374,8 +488,7 @@ static void fill_numbers(tsr_products *p)
 {
     uint8_t codes[NUMBERS];
     for (unsigned i = 0; i < NUMBERS; i++) codes[i] = (uint8_t)i;
-    if (p->file->input->dtype == TSR_INT8)
-        for (unsigned i = 0; i < NUMBERS; i++) p->numbers[i] = (float)(int8_t)codes[i];
+    if (tsr_mapped_is_integer(p->file->input->dtype)) integers_to_floats(p->file->input->dtype, codes, NUMBERS, p->numbers);
     else tsr_cast(p->file->input->dtype, TSR_FLOAT32, codes, NUMBERS, (uint8_t *)p->numbers);
 }
 
@@ -402,14 +515,15 @@ void tsr_products_close(tsr_products *p)
     if (p) tsr_free(p->allocator, p, 1, sizeof *p + p->size);
 }
 
-/* Where the products of the scale in a column of scales are, which is `scale`. */
-static const uint8_t *table_of(tsr_products *p, size_t column, float scale)
+/* Where the products of the scale in a column of scales are, which is `scale`, as its zero is `zero`. */
+static const uint8_t *table_of(tsr_products *p, size_t column, const float *zero, float scale)
 {
     uint8_t *table = p->tables + column * table_bytes(p->file);
     if (p->made[column]) return table;
     float exact[NUMBERS];
     tsr_cast_losses losses = {.zeros = 0};
-    for (unsigned i = 0; i < NUMBERS; i++) exact[i] = p->numbers[i] * scale;
+    memcpy(exact, p->numbers, sizeof exact);
+    multiply_numbers(p->file, exact, NUMBERS, zero, scale);
     if (p->file->dtype == TSR_FLOAT32) memcpy(table, exact, sizeof exact);
     else tsr_cast(TSR_FLOAT32, p->file->dtype, (const uint8_t *)exact, NUMBERS, table);
     tsr_count_losses(&p->range, (const uint8_t *)exact, NUMBERS, &losses);
@@ -419,12 +533,13 @@ static const uint8_t *table_of(tsr_products *p, size_t column, float scale)
 }
 
 /* Counts what the products of these codes lose, for a scale with which some do. */
-static void products_count_losses(const tsr_products *p, float scale, const uint8_t *codes, size_t count)
+static void products_count_losses(const tsr_products *p, const float *zero, float scale, const uint8_t *codes, size_t count)
 {
     for (size_t i = 0; i < count; i += NUMBERS) {
         float exact[NUMBERS];
         const size_t n = (size_t)least(count - i, NUMBERS);
-        for (size_t k = 0; k < n; k++) exact[k] = p->numbers[codes[i + k]] * scale;
+        for (size_t k = 0; k < n; k++) exact[k] = p->numbers[codes[i + k]];
+        multiply_numbers(p->file, exact, n, zero, scale);
         tsr_count_losses(&p->range, (const uint8_t *)exact, n, p->losses);
     }
 }
@@ -451,16 +566,17 @@ static void products_look_up(uint32_t itemsize, const uint8_t *table, const uint
     for (size_t i = 0; i < count; i++) memcpy(out + i * sizeof(float), table + codes[i] * sizeof(float), sizeof(float));
 }
 
-/* Elements of one row, from `column` on. `scales`: those of the row, from that of the first element on. */
-static void look_up_row(tsr_products *p, uint64_t column, size_t count, const float *scales, const uint8_t *codes,
-                        uint8_t *out)
+/* Elements of one row, from `column` on. `scales` and `zeros`: those of the row, from that of the first element on. */
+static void look_up_row(tsr_products *p, uint64_t column, size_t count, const float *scales, const float *zeros,
+                        const uint8_t *codes, uint8_t *out)
 {
     const uint64_t width = p->file->block_columns;
     const uint32_t itemsize = tsr_dtype_size(p->file->dtype);
     size_t block = (size_t)(column / width), left = (size_t)least(width - column % width, count);
     for (size_t done = 0; done < count; left = (size_t)least(width, count - done), block++, scales++) {
-        products_look_up(itemsize, table_of(p, block, *scales), codes + done, left, out + done * itemsize);
-        if (p->lossy[block]) products_count_losses(p, *scales, codes + done, left);
+        products_look_up(itemsize, table_of(p, block, zeros, *scales), codes + done, left, out + done * itemsize);
+        if (p->lossy[block]) products_count_losses(p, zeros, *scales, codes + done, left);
+        if (zeros) zeros++;
         done += left;
     }
 }
@@ -474,7 +590,8 @@ static void look_up_run(tsr_products *p, const tsr_run *run, const tsr_scales_re
         count = least(run->count - done, file->columns - column);
         if (p->row != scale_row) memset(p->made, 0, (size_t)file->scale_columns);
         p->row = scale_row;
-        look_up_row(p, column, (size_t)count, scales->values + (at - scales->first), p->input + done,
+        look_up_row(p, column, (size_t)count, scales->values + (at - scales->first),
+                    scales->zeros ? scales->zeros + (at - scales->first) : NULL, p->input + done,
                     out + done * tsr_dtype_size(file->dtype));
     }
 }

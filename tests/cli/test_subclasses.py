@@ -81,12 +81,41 @@ def test_subclasses_are_dequantized_as_torchao_does(t):
 
 
 @test
+def test_integers_of_torchao_are_dequantized_bit_for_bit(t):
+    """In the dtype of each weight, or in another one. DCP does not take the class of intx."""
+    for wanted, more in (("integers-own.pt", ()), ("integers-float32.pt", ("--dtype", "float32"))):
+        for source in ("integers.pt", "integers_dcp", "integers.safetensors"):
+            out = t.at(f"{wanted} {source}.safetensors")
+            t.run("convert", os.path.join(GOLDEN, source), out, "--dequantize", *more)
+            found = t.json("diff", os.path.join(GOLDEN, wanted), out, "--values", "--json", status=(0, 1))
+            left = [r for r in found["removed"] if source != "integers_dcp" or r.rpartition(".")[2] not in ("int4", "between")]
+            need(not left and not found["added"] and not found["changed"], f"{source}: {found}")
+            need(not t.json("inspect", out, "--json")["metadata"], source)
+            little = t.at(f"little {wanted} {source}")
+            t.run("convert", os.path.join(GOLDEN, source), little, "--to", "safetensors", "--dequantize", *more, "--max-mem", "64KiB")
+            t.run("diff", little, out, "--values")
+
+
+@test
+def test_what_torchao_wrote_until_0_16_is_dequantized(t):
+    source, out = os.path.join(GOLDEN, "affine.pt"), t.at("affine.safetensors")
+    message = t.run("convert", source, out, "--dequantize", status=2).stderr.decode()
+    need("'refused' is a torchao.dtypes.uintx.uintx_layout.UintxAQTTensorImpl in an AffineQuantizedTensor" in message, message)
+    t.run("convert", source, out, "--dequantize", "--exclude", "refused")
+    t.run("diff", out, os.path.join(GOLDEN, "affine-own.pt"), "--values")
+    rows = {e["fqn"]: e for e in t.json("inspect", source, "--json")["entries"]}
+    inner = [(i["name"], i["dtype"], i["shape"]) for i in rows["both"]["inner"]]
+    need(inner == [("original_weight_tensor.tensor_impl.int_data", "int8", [8, 32]), ("original_weight_tensor.tensor_impl.scale", "float16", [8])], inner)
+
+
+@test
 def test_subclasses_that_are_not_dequantized_are_named(t):
-    for name, why in (("int8", "Int8Tensor"), ("swizzled", "NVFP4Tensor with swizzled scales"), ("mxfp4", "MXTensor of packed numbers"),
-                      ("transposed", "NVFP4Tensor that is transposed")):
+    for file, name, why, reads in (("refused-transposed.pt", "transposed", "NVFP4Tensor that is transposed", "dequantize()"),
+                                   ("refused-int4.pt", "int4", "torchao.quantization.Int4Tensor", "only multiplies"),
+                                   ("nf4.pt", "weight", "NF4Tensor", "get_original_weight()")):
         for to in ("safetensors", "torch", "dcp"):
-            message = t.run("convert", os.path.join(GOLDEN, f"refused-{name}.pt"), t.at("no"), "--to", to, "--dequantize", status=2).stderr.decode()
-            need(f"'{name}' is a " in message and why in message and "torchao" in message, message)
+            message = t.run("convert", os.path.join(GOLDEN, file), t.at("no"), "--to", to, "--dequantize", status=2).stderr.decode()
+            need(f"'{name}' is a " in message and why in message and reads in message, message)
             need(not os.path.exists(t.at("no")), name)
     message = t.run("convert", os.path.join(GOLDEN, "refused.safetensors"), t.at("no"), "--to", "dcp", "--dequantize", status=2).stderr.decode()
     need("'layer._weight_qdata' and 'layer._weight_scale' are a tensor of torchao" in message and not os.path.exists(t.at("no")), message)
@@ -94,22 +123,21 @@ def test_subclasses_that_are_not_dequantized_are_named(t):
 
 @test
 def test_a_subclass_that_is_not_dequantized_refuses_only_where_it_is_selected(t):
-    """'second' in the file is an Int8Tensor of torchao, next to two that can be dequantized."""
+    """'refused' in the file is of a class that packs bits, next to weights that can be dequantized."""
     def mapped(name, *first):
         with open(t.at(name), "w") as f:
             json.dump({"schema": "tessera.map/1", "rules": [*first, {"from": ["{rest...}"], "to": ["m.{rest...}"]}]}, f)
         return t.at(name)
-    renamed, dropped = mapped("renamed.json"), mapped("dropped.json", {"from": ["second"], "to": []})
-    for source in ("model.pt", "dcp"):
-        path = os.path.join(GOLDEN, source)
-        for more in ((), ("--map", renamed), ("--exclude", "first"), ("--include", "second")):
-            message = t.run("convert", path, t.at("no"), "--to", "dcp", "--dequantize", *more, status=2).stderr.decode()
-            need("'second' is a torchao.quantization.Int8Tensor" in message and not os.path.exists(t.at("no")), message)
-        for prefix, more in (("", ("--exclude", "second")), ("m.", ("--map", dropped)), ("m.", ("--map", renamed, "--exclude", "m.second"))):
-            out = t.at(f"{source} {len(more)} {prefix}.safetensors")
-            t.run("convert", path, out, "--dequantize", *more)
-            rows = {e["fqn"]: (e["dtype"], e["shape"]) for e in t.json("inspect", out, "--json")["entries"]}
-            need(set(rows) == {prefix + n for n in ("first", "large", "bias", "norm")} and rows[prefix + "first"] == ("bfloat16", [16, 32]), f"{more}: {rows}")
+    renamed, dropped = mapped("renamed.json"), mapped("dropped.json", {"from": ["refused"], "to": []})
+    path = os.path.join(GOLDEN, "affine.pt")
+    for more in ((), ("--map", renamed), ("--exclude", "row"), ("--include", "refused")):
+        message = t.run("convert", path, t.at("no"), "--to", "dcp", "--dequantize", *more, status=2).stderr.decode()
+        need("'refused' is a torchao.dtypes." in message and not os.path.exists(t.at("no")), message)
+    for prefix, more in (("", ("--exclude", "refused")), ("m.", ("--map", dropped)), ("m.", ("--map", renamed, "--exclude", "m.refused"))):
+        out = t.at(f"{len(more)} {prefix}.safetensors")
+        t.run("convert", path, out, "--dequantize", *more)
+        rows = {e["fqn"]: (e["dtype"], e["shape"]) for e in t.json("inspect", out, "--json")["entries"]}
+        need(set(rows) == {prefix + n for n in ("row", "row32", "group", "both", "int4", "intx")} and rows[prefix + "row"] == ("bfloat16", [8, 32]), f"{more}: {rows}")
 
 
 SHARDED = os.path.join(os.path.dirname(GOLDEN), "torchao_sharded")  # tests/golden/make_torchao_sharded.py

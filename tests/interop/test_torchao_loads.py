@@ -1,4 +1,5 @@
-"""State of torchao's 8-bit optimizer, trained here, through every conversion between torch.save and DCP, loaded by torchao.
+"""State of torchao's 8-bit optimizer, trained here, through every conversion between torch.save and DCP, loaded by torchao; and random
+weights of every class that --dequantize reads, against what torchao's own dequantize() makes of them.
 
 TESSERA_TORCHAO names a folder with torchao (pip install --no-deps --target DIR torchao). Without it the test is skipped."""
 import os
@@ -43,6 +44,41 @@ for path in sys.argv[2:]:
             assert same(t, found), f"{path}: {k} {name} is {type(found)}"
     assert any(hasattr(t, "__tensor_flatten__") for s in wanted["optim"]["state"].values() for t in s.values())
 """
+QUANTIZE = """
+import random, sys, torch, torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torchao.prototype.mx_formats.mx_tensor import MXTensor
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+from torchao.quantization import Float8Tensor, Int8Tensor, IntxUnpackedToInt8Tensor, MappingType
+from torchao.quantization.granularity import PerAxis, PerBlock, PerGroup, PerRow, PerTensor
+seed, folder = int(sys.argv[1]), sys.argv[2]
+rng = random.Random(seed)
+torch.manual_seed(seed)
+state = {}
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for i in range(12):
+        rows, columns = rng.choice((2, 5, 16, 130, 256)), 32 * rng.choice((1, 2, 5, 33))
+        x = (torch.randn(rows, columns) * 10 ** rng.uniform(-3, 2) + rng.uniform(-1, 1)).to(dtype)
+        kind = rng.choice((MappingType.SYMMETRIC, MappingType.ASYMMETRIC))
+        by = rng.choice((PerRow(), PerTensor(), PerGroup(16), PerAxis(1), PerBlock([rows, 16]), PerBlock([1, columns])))
+        state[f"{dtype} {i}.int8"] = Int8Tensor.from_hp(x, by, mapping_type=kind)
+        state[f"{dtype} {i}.intx"] = IntxUnpackedToInt8Tensor.from_hp(x, (1, rng.choice((8, 32, columns))), getattr(torch, f"int{rng.randint(1, 8)}"), mapping_type=kind)
+        state[f"{dtype} {i}.float8"] = Float8Tensor.from_hp(x, granularity=rng.choice((PerRow(), PerTensor())), float8_dtype=rng.choice((torch.float8_e4m3fn, torch.float8_e5m2)))
+        if dtype != torch.float16:
+            tiled = rng.random() < 0.5
+            state[f"{dtype} {i}.mx"] = MXTensor.to_mx(x, rng.choice((torch.float8_e4m3fn, torch.float8_e5m2, torch.float4_e2m1fn_x2)), 32, is_swizzled_scales=tiled)
+            whole = per_tensor_amax_to_scale(x.abs().max()) if rng.random() < 0.5 else None
+            state[f"{dtype} {i}.nvfp4"] = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=whole, is_swizzled_scales=tiled)
+torch.save(state, folder + "/weights.pt")
+dcp.save({n: x for n, x in state.items() if not n.endswith("intx")}, checkpoint_id=folder + "/dcp", no_dist=True)
+tensors, metadata = flatten_tensor_state_dict(state)
+save_file(tensors, folder + "/weights.safetensors", metadata=metadata)
+for name, dtype in (("own", None), ("float32", torch.float32)):
+    plain = {n: x.dequantize(dtype) if dtype and not n.endswith("intx") else x.dequantize().to(dtype or x.dtype) for n, x in state.items()}
+    torch.save(plain, f"{folder}/{name}.pt")
+    torch.save({n: x for n, x in plain.items() if not n.endswith("intx")}, f"{folder}/dcp of {name}.pt")
+"""
 
 
 def python(folder, script, *paths):
@@ -63,3 +99,18 @@ def test_the_8_bit_optimizer_of_torchao(t):
         t.run("convert", at(source), at(f"of {source}"), "--to", "dcp")
     t.run("diff", at("run.pt"), at("dcp"), "--values")
     python(folder, LOAD, at("run.pt"), *(at(f"of {s}{e}") for s in ("run.pt", "dcp") for e in ("", ".pt")))
+
+
+def test_weights_of_torchao_are_what_its_dequantize_returns(t):
+    folder = os.environ.get("TESSERA_TORCHAO", "")
+    if not os.path.isdir(os.path.join(folder, "torchao")):
+        raise Skip("TESSERA_TORCHAO names no folder with torchao")
+    at = lambda name: os.path.join(t.scratch, name)
+    seed = str(int.from_bytes(os.urandom(4), "little"))
+    print("seed", seed)
+    python(folder, QUANTIZE, seed, t.scratch)
+    for wanted, more in (("own.pt", ()), ("float32.pt", ("--dtype", "float32"))):
+        for source, kept in (("weights.pt", ""), ("weights.safetensors", ""), ("dcp", "dcp of ")):  # DCP does not take the class of intx
+            out = at(f"{wanted} of {source}.safetensors")
+            t.run("convert", at(source), out, "--dequantize", *more)
+            t.run("diff", at(kept + wanted), out, "--values")
