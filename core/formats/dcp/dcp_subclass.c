@@ -3,7 +3,10 @@
  *
  * Listing opens no items of tensors except those whose length shows that they are not plain. What surrounds the elements of
  * a plain tensor has one of a few lengths, which depend on the version of PyTorch. A length that turned out to belong to a
- * plain tensor is not examined again. */
+ * plain tensor is not examined again.
+ *
+ * The items of a few small matrices have such a length by chance: what a quantized tensor lacks in elements, its longer pickle adds.
+ * So small matrices are examined whatever their length, if there are few, or if the checkpoint has tensor subclasses. */
 #include "formats/common/expansion.h"
 #include "formats/common/subclass_chunks.h"
 #include "formats/dcp/dcp_state.h"
@@ -14,12 +17,14 @@
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 
-enum { STEP = 64, LENGTHS = 64 }; /* bytes; what exceeds their product is always examined */
+enum { STEP = 64, LENGTHS = 64 };                 /* bytes; what exceeds their product is always examined */
+enum { SMALL_BYTES = 64 * 1024, FEW_SMALL = 64 }; /* of a matrix; how many of them are examined in any checkpoint */
 
 typedef struct search {
     tsr_checkpoint *checkpoint;
     bool plain[LENGTHS]; /* by the length of what surrounds the elements, in steps */
     tsr_map *seen;
+    bool found; /* any */
     tsr_error *err;
 } search;
 
@@ -29,17 +34,23 @@ static void open_lengths(search *s)
     for (size_t i = 0; i < LENGTHS; i++) s->plain[i] = (i >= 16 && i < 20) || (i >= 22 && i < 26);
 }
 
+/* The bytes that the elements of a tensor's first chunk have, if its item can be examined. */
+static bool can_examine(const search *s, const tsr_entry *entry, uint64_t *bytes)
+{
+    const tsr_chunk *chunk = entry->chunks;
+    const tsr_entry stored = {.dtype = entry->dtype, .ndim = entry->ndim, .shape = entry->chunk_count ? chunk->sizes : NULL};
+    if (entry->kind != TSR_ENTRY_TENSOR || !entry->chunk_count || chunk->view || !tsr_entry_bytes(&stored, bytes))
+        return false;
+    return chunk->file != TSR_NO_FILE && tsr_dcp_transform_of(tsr_dcp_state_of(s->checkpoint), chunk) == TSR_DCP_PLAIN;
+}
+
 /* Whether the item of a tensor must be examined. *length is the length of what surrounds the elements, in steps. */
 static bool is_odd(const search *s, const tsr_entry *entry, size_t *length)
 {
     uint64_t bytes;
     const tsr_chunk *chunk = entry->chunks;
-    const tsr_entry stored = {.dtype = entry->dtype, .ndim = entry->ndim, .shape = entry->chunk_count ? chunk->sizes : NULL};
     *length = LENGTHS;
-    if (entry->kind != TSR_ENTRY_TENSOR || !entry->chunk_count || chunk->view || !tsr_entry_bytes(&stored, &bytes))
-        return false;
-    if (chunk->file == TSR_NO_FILE || tsr_dcp_transform_of(tsr_dcp_state_of(s->checkpoint), chunk) != TSR_DCP_PLAIN)
-        return false;
+    if (!can_examine(s, entry, &bytes)) return false;
     const uint64_t around = chunk->byte_length >= bytes ? (chunk->byte_length - bytes) / STEP : LENGTHS;
     if (around < LENGTHS) *length = (size_t)around;
     return around >= LENGTHS || !s->plain[around];
@@ -83,6 +94,7 @@ static tsr_status look_into(search *s, tsr_entry *entry, size_t length)
     if (!chunks || !pieces) return TSR_E_NOMEM;
     memcpy(chunks, entry->chunks, (size_t)count * sizeof *chunks);
     pieces[0] = own.value;
+    s->found = true;
     entry->kind = TSR_ENTRY_OPAQUE;
     entry->type = own.type;
     entry->is_sharded = count > 1;
@@ -100,6 +112,25 @@ static tsr_status look_into(search *s, tsr_entry *entry, size_t length)
     return tsr_entry_set_pieces(entry, chunks, pieces, count, checkpoint->arena, s->err);
 }
 
+/* Whether the length of the item may be that of a plain tensor by chance. */
+static bool may_collide(const search *s, const tsr_entry *entry)
+{
+    uint64_t bytes;
+    size_t length;
+    return entry->ndim >= 2 && can_examine(s, entry, &bytes) && bytes <= SMALL_BYTES && !is_odd(s, entry, &length);
+}
+
+/* Examines small matrices whose items have the length of plain tensors. */
+static tsr_status look_into_small(search *s, tsr_entry *entries, uint64_t count)
+{
+    uint64_t small = 0;
+    for (uint64_t i = 0; i < count && !s->found && small <= FEW_SMALL; i++) small += may_collide(s, &entries[i]);
+    if (!s->found && small > FEW_SMALL) return TSR_OK;
+    for (uint64_t i = 0; i < count; i++)
+        if (may_collide(s, &entries[i])) TSR_TRY(look_into(s, &entries[i], LENGTHS));
+    return TSR_OK;
+}
+
 tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
 {
     search s = {.checkpoint = checkpoint, .err = err};
@@ -111,6 +142,7 @@ tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entrie
         size_t length;
         if (is_odd(&s, &entries[i], &length)) status = look_into(&s, &entries[i], length);
     }
+    if (status == TSR_OK) status = look_into_small(&s, entries, count);
     tsr_map_free(s.seen);
     return status;
 }
