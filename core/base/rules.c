@@ -187,8 +187,8 @@ static const tsr_rule rules[] = {
     {"pickle/unloadable", TSR_ERROR, "PyTorch cannot load the pickle",
      "torch.load(weights_only=False) raises an exception at this place. The file was damaged, or changed by something other "
      "than torch.save. Tessera shows whatever can be read."},
-    {"repair/lost", TSR_ERROR, "an item that another checkpoint of the job has is missing from the data files",
-     "Its bytes are gone. Restore the data file from a copy. The remaining items can still be loaded."},
+    {"repair/lost", TSR_ERROR, "an item that another checkpoint of the job has, or a tensor that the file names, is missing",
+     "Its bytes are gone. Restore the file from a copy. What is left can still be loaded."},
     {"repair/no-item", TSR_ERROR, "a data file ends with an incomplete item",
      "The file was truncated or overwritten. Restore it from a copy."},
     {"repair/unlike", TSR_ERROR, "the items of a data file do not match those of the other checkpoint",

@@ -18,6 +18,7 @@
 #include "base/cursor.h"
 #include "codec/zip_window.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/number_text.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
@@ -584,6 +585,210 @@ tsr_status tsr_zip_open(tsr_zip_window *window, const tsr_host *host, tsr_arena 
     TSR_TRY(read_directory(window, host, &end, arena, out, err));
     TSR_TRY(index_names(out, arena, err));
     TSR_TRY(read_locals(window, end.directory_offset, out, arena, err));
+    find_top(out);
+    out->crc_absent = crc_absent(out);
+    return TSR_OK;
+}
+
+/* ---- salvage ---- */
+
+enum { SALVAGE_STEP = 1 << 20, DESCRIPTOR_LEAST = 16, DESCRIPTOR_LONG = 24 };
+
+typedef struct salvage {
+    tsr_zip_window *window;
+    const tsr_host *host;
+    tsr_arena *arena;
+    tsr_vec members;
+    uint8_t *buffer; /* SALVAGE_STEP */
+    uint64_t at;     /* where the next member begins, counted from the archive's beginning */
+    tsr_error *err;
+} salvage;
+
+/* A member that a local header describes. */
+typedef struct described {
+    tsr_zip_member member;
+    uint64_t begin, end; /* of its data */
+    uint64_t next;       /* where the next header is */
+    bool whole;
+} described;
+
+static tsr_status sum_data(const salvage *s, uint64_t begin, uint64_t end, uint32_t *crc)
+{
+    const tsr_range *in = &s->window->archive;
+    *crc = 0;
+    for (uint64_t at = begin, size; at < end; at += size) {
+        size = end - at < SALVAGE_STEP ? end - at : SALVAGE_STEP;
+        TSR_TRY(tsr_store_read(in->store, in->file, in->byte_offset + at, s->buffer, (size_t)size, s->err));
+        *crc = tsr_crc32(s->host, *crc, s->buffer, (size_t)size);
+    }
+    return TSR_OK;
+}
+
+/* Sets *is to whether a header begins at `at`, of which the archive may have lost the end, or the archive ends there. */
+static tsr_status is_next(const salvage *s, uint64_t at, bool *is)
+{
+    static const uint8_t local[] = {'P', 'K', 3, 4}, central[] = {'P', 'K', 1, 2};
+    const uint64_t length = s->window->archive.byte_length;
+    const size_t left = at > length ? 0 : length - at < sizeof local ? (size_t)(length - at) : sizeof local;
+    const uint8_t *p;
+    *is = at == length;
+    if (!left) return TSR_OK;
+    TSR_TRY(zip_window_need(s->window, at, left, AHEAD_READ, &p, s->err));
+    *is = memcmp(p, local, left) == 0 || memcmp(p, central, left) == 0;
+    return TSR_OK;
+}
+
+/* The size of the descriptor at `p`, of which `left` bytes are there, if it states `size` bytes; otherwise 0. */
+static unsigned descriptor_of(const uint8_t *p, uint64_t left, uint64_t size, unsigned longest)
+{
+    if (left >= DESCRIPTOR_LONG && longest >= DESCRIPTOR_LONG && tsr_load_le(p + 8, 8) == size &&
+        tsr_load_le(p + 16, 8) == size)
+        return DESCRIPTOR_LONG;
+    if (left >= DESCRIPTOR_LEAST && tsr_load_le(p + 8, 4) == size && tsr_load_le(p + 12, 4) == size) return DESCRIPTOR_LEAST;
+    return 0;
+}
+
+/* Whether the descriptor at `p` ends the data [d->begin, at), after which the next header follows. */
+static tsr_status try_descriptor(const salvage *s, const uint8_t *p, uint64_t at, described *d, bool *ends)
+{
+    const uint64_t left = s->window->archive.byte_length - at;
+    unsigned size = descriptor_of(p, left, at - d->begin, DESCRIPTOR_LONG);
+    *ends = false;
+    if (!size) return TSR_OK;
+    TSR_TRY(is_next(s, at + size, ends));
+    if (!*ends && size == DESCRIPTOR_LONG && (size = descriptor_of(p, left, at - d->begin, DESCRIPTOR_LEAST)))
+        TSR_TRY(is_next(s, at + size, ends));
+    if (!*ends) return TSR_OK;
+    d->member.crc32 = (uint32_t)tsr_load_le(p + 4, 4);
+    d->end = at;
+    d->next = at + size;
+    return TSR_OK;
+}
+
+/* Looks for the descriptor that ends the data of a member whose header states no size. The bytes of a tensor may look like one,
+ * but not one that states their number and is followed by a header. */
+static tsr_status find_end(const salvage *s, described *d, bool *found)
+{
+    const tsr_range *in = &s->window->archive;
+    *found = false;
+    for (uint64_t at = d->begin, size; at < in->byte_length && !*found; at += size - (DESCRIPTOR_LONG - 1)) {
+        size = in->byte_length - at < SALVAGE_STEP ? in->byte_length - at : SALVAGE_STEP;
+        TSR_TRY(tsr_store_read(in->store, in->file, in->byte_offset + at, s->buffer, (size_t)size, s->err));
+        for (size_t i = 0; i + DESCRIPTOR_LEAST <= size && !*found; i++) {
+            const uint8_t *p = memchr(s->buffer + i, 'P', (size_t)size - i);
+            if (!p || (i = (size_t)(p - s->buffer)) + DESCRIPTOR_LEAST > size) break;
+            if (tsr_load_le(p, 4) == DESCRIPTOR_SIGNATURE) TSR_TRY(try_descriptor(s, p, at + i, d, found));
+        }
+        if (size < SALVAGE_STEP) break;
+    }
+    return TSR_OK;
+}
+
+/* The sizes that a local header states: 0 and *later if a descriptor has them. */
+static bool stated_size(const uint8_t *p, tsr_cursor extra, uint64_t *size, bool *later)
+{
+    uint64_t packed;
+    tsr_cursor wide = {NULL, 0, 0, false};
+    zip64_extra(extra, &wide);
+    if (!zip_widen((uint32_t)tsr_load_le(p + 22, 4), &wide, size) ||
+        !zip_widen((uint32_t)tsr_load_le(p + 18, 4), &wide, &packed))
+        return false;
+    *later = (tsr_load_le(p + 6, 2) & TSR_ZIP_FLAG_DESCRIPTOR) && *size == 0;
+    return *size == packed;
+}
+
+/* Finds the end of a member's data, and whether they are whole; *found is false if the archive ends before them. */
+static tsr_status measure(const salvage *s, const uint8_t *p, tsr_cursor extra, described *d, bool *found)
+{
+    const uint64_t length = s->window->archive.byte_length;
+    uint64_t size;
+    uint32_t crc;
+    bool later;
+    *found = stated_size(p, extra, &size, &later);
+    if (!*found) return TSR_OK;
+    d->member.crc32 = (uint32_t)tsr_load_le(p + 14, 4);
+    if (later) {
+        TSR_TRY(find_end(s, d, found));
+    } else {
+        *found = size <= length - d->begin;
+        d->end = d->next = d->begin + size;
+    }
+    if (!*found) return TSR_OK;
+    if (!later && d->member.flags & TSR_ZIP_FLAG_DESCRIPTOR && length - d->end >= DESCRIPTOR_LONG) {
+        const uint8_t *q;
+        bool ends;
+        TSR_TRY(zip_window_need(s->window, d->end, DESCRIPTOR_LONG, AHEAD_READ, &q, s->err));
+        if (tsr_load_le(q, 4) == DESCRIPTOR_SIGNATURE) TSR_TRY(try_descriptor(s, q, d->end, d, &ends));
+    }
+    TSR_TRY(sum_data(s, d->begin, d->end, &crc));
+    d->whole = d->member.crc32 == 0 || d->member.crc32 == crc;
+    return TSR_OK;
+}
+
+/* Reads the member at s->at; *found is false if there is none that has an end. */
+static tsr_status salvage_member(salvage *s, bool *found)
+{
+    const tsr_range *in = &s->window->archive;
+    const uint64_t left = in->byte_length - s->at;
+    const uint8_t *p;
+    described d = {.member.header_offset = in->byte_offset + s->at};
+    *found = false;
+    if (left < TSR_ZIP_LOCAL_SIZE) return TSR_OK;
+    TSR_TRY(zip_window_need(s->window, s->at, TSR_ZIP_LOCAL_SIZE, AHEAD_READ, &p, s->err));
+    const size_t name_size = (size_t)tsr_load_le(p + 26, 2), extra_size = (size_t)tsr_load_le(p + 28, 2);
+    const size_t head = TSR_ZIP_LOCAL_SIZE + name_size + extra_size;
+    if (tsr_load_le(p, 4) != TSR_ZIP_LOCAL_SIGNATURE || head > left) return TSR_OK;
+    TSR_TRY(zip_window_need(s->window, s->at, head, AHEAD_READ, &p, s->err));
+    uint8_t *kept = tsr_arena_array(s->arena, head, 1, s->err); /* reading the data moves the window */
+    if (!kept) return TSR_E_NOMEM;
+    memcpy(kept, p, head);
+    d.member.name = (tsr_str){(const char *)kept + TSR_ZIP_LOCAL_SIZE, name_size};
+    d.member.flags = (uint16_t)tsr_load_le(kept + 6, 2);
+    TSR_TRY(check_name(d.member.name, d.member.header_offset, s->err));
+    TSR_FAIL_AT(d.member.flags & FLAGS_ENCRYPTED || tsr_load_le(kept + 8, 2) != 0, s->err, TSR_E_UNSUPPORTED,
+                d.member.header_offset, "zip: member '%.*s' is encrypted or compressed", TSR_STR_ARG(d.member.name));
+    d.begin = s->at + head;
+    TSR_TRY(measure(s, kept, (tsr_cursor){kept + TSR_ZIP_LOCAL_SIZE + name_size, extra_size, 0, false}, &d, found));
+    if (!*found) return TSR_OK;
+    s->at = d.next;
+    if (!d.whole) return TSR_OK;
+    d.member.byte_offset = in->byte_offset + d.begin;
+    d.member.size = d.end - d.begin;
+    tsr_zip_member *added = tsr_vec_push(&s->members, s->err);
+    if (!added) return TSR_E_NOMEM;
+    *added = d.member;
+    return TSR_OK;
+}
+
+static tsr_status salvage_members(salvage *s, tsr_zip *out)
+{
+    bool found = true;
+    s->buffer = tsr_arena_array(s->arena, SALVAGE_STEP, 1, s->err);
+    if (!s->buffer) return TSR_E_NOMEM;
+    while (found) TSR_TRY(salvage_member(s, &found));
+    tsr_zip_member *members = tsr_arena_array(s->arena, s->members.count, sizeof *members, s->err);
+    if (!members) return TSR_E_NOMEM;
+    TSR_FAIL_AT(!s->members.count || s->members.count >= UINT32_MAX, s->err, TSR_E_FORMAT, out->byte_offset,
+                "zip: no member of the archive is whole");
+    memcpy(members, s->members.items, s->members.count * sizeof *members);
+    out->members = members;
+    out->count = (uint32_t)s->members.count;
+    return TSR_OK;
+}
+
+tsr_status tsr_zip_salvage(tsr_zip_window *window, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err)
+{
+    const tsr_range *in = &window->archive;
+    salvage s = {.window = window,
+                 .host = host,
+                 .arena = arena,
+                 .members = tsr_vec_of(host->allocator, sizeof(tsr_zip_member)),
+                 .err = err};
+    *out = (tsr_zip){.file = in->file, .byte_offset = in->byte_offset, .size = in->byte_length};
+    const tsr_status status = salvage_members(&s, out);
+    tsr_vec_free(&s.members);
+    TSR_TRY(status);
+    TSR_TRY(index_names(out, arena, err));
     find_top(out);
     out->crc_absent = crc_absent(out);
     return TSR_OK;

@@ -37,6 +37,10 @@ typedef struct tsr_zip {
  * the file; TSR_E_LIMIT for a central directory larger than limits.metadata_bytes; TSR_E_IO; TSR_E_NOMEM. Thread-safe for
  * different windows and arenas. */
 tsr_status tsr_zip_open(tsr_zip_window *window, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err);
+/* The same for an archive that has lost its end, and with it the directory: finds the members that are whole, one after the other,
+ * by their local headers and data descriptors. A member counts as whole if its bytes have the CRC-32 that is stated of them,
+ * or if none is stated (0). Reads all bytes. Errors: TSR_E_FORMAT if no member is whole; otherwise as tsr_zip_open. */
+tsr_status tsr_zip_salvage(tsr_zip_window *window, const tsr_host *host, tsr_arena *arena, tsr_zip *out, tsr_error *err);
 /* Finds the member <top>/<name>; returns NULL if there is none. O(log n). */
 const tsr_zip_member *tsr_zip_find(const tsr_zip *zip, tsr_str name);
 /* Whether the bytes begin with the signature of a local header, as every archive with members does. */

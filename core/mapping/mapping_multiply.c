@@ -10,11 +10,6 @@ bool tsr_mapped_is_scalable(tsr_dtype dtype)
            dtype == TSR_FLOAT8_E5M2FNUZ || dtype == TSR_INT8;
 }
 
-bool tsr_mapped_is_integer(tsr_dtype dtype)
-{
-    return dtype == TSR_INT8 || dtype == TSR_UINT8 || dtype == TSR_INT32 || dtype == TSR_INT64;
-}
-
 /* Whether a scale may have this dtype: anything that can be cast to float32, and uint8, in which MXFP8 checkpoints store the
  * exponents of E8M0. */
 static bool mapped_is_scale(tsr_dtype dtype)

@@ -9,6 +9,11 @@
 
 enum { NUMBERS = 256 };
 
+bool tsr_mapped_is_integer(tsr_dtype dtype)
+{
+    return dtype == TSR_INT8 || dtype == TSR_UINT8 || dtype == TSR_INT32 || dtype == TSR_INT64;
+}
+
 /* Integers as float32, which holds all of them that numbers and zero points are; those beyond 2^24 are rounded. */
 static void integers_to_floats(tsr_dtype dtype, const uint8_t *bytes, size_t count, float *out)
 {

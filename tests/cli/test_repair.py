@@ -2,6 +2,7 @@
 import os
 import shutil
 import struct
+import zipfile
 
 from harness import need, sample, test
 from test_plans import killed
@@ -85,7 +86,7 @@ def test_repair_refuses(t):
     path = sample("dcp_fsdp2")[0]
     need(b"nothing to repair" in t.run("repair", path, t.at("x"), status=2).stderr, "a sound one")
     need(b"nothing to repair" in t.run("repair", sample("safetensors_model")[0], t.at("x"), status=2).stderr, "a sound safetensors file")
-    need(b"in the format torch-zip" in t.run("repair", sample("torch_alignment")[0], t.at("x"), status=2).stderr, "another form")
+    need(b"whole checkpoint in the format torch-zip" in t.run("repair", sample("torch_alignment")[0], t.at("x"), status=2).stderr, "another form")
     os.mkdir(t.at("empty"))
     need(b".distcp" in t.run("repair", t.at("empty"), t.at("x"), status=2).stderr, "an empty folder")
     _, lost = without_metadata(t, "dcp_small")
@@ -106,3 +107,60 @@ def test_what_a_killed_repair_left_is_removed_by_the_next(t):
     need(sorted(os.listdir(t.folder)) == ["lost", "new", "whole"], os.listdir(t.folder))
     with open(t.at("new"), "rb") as a, open(t.at("whole"), "rb") as b:
         need(a.read() == b.read(), "another file than an undisturbed run writes")
+
+
+def cut_at(t, path, length):
+    with open(path, "rb") as f, open(t.at("cut.pt"), "wb") as out:
+        out.write(f.read(length))
+    return t.at("cut.pt")
+
+
+def repaired(t, path, name):
+    """What `repair` says, and that it left out what it calls lost, changed nothing, and invented nothing."""
+    doc = t.json("repair", t.at("cut.pt"), t.at(name), "--json", status=(0, 1))
+    lost = {f["fqn"] for f in doc["report"]["findings"]}
+    need({f["rule"] for f in doc["report"]["findings"]} <= {"repair/lost"} and doc["lost"] == len(lost), doc)
+    found = t.json("diff", path, t.at(name), "--values", "--json", status=(0, 1))
+    need({e if isinstance(e, str) else e["fqn"] for e in found["removed"]} == lost and not found["added"] and not found["changed"], found)
+    t.run("validate", t.at(name), "--deep", "--rule", "optim/*=note")  # parts of an optimizer's state may be lost
+    return lost
+
+
+@test
+def test_repair_keeps_what_is_whole_of_a_truncated_torch_file(t):
+    for sample_name in ("torch_views", "torch_dtypes", "torch_train_state", "torch_crc_off"):
+        path = sample(sample_name)[0]
+        with zipfile.ZipFile(path) as z:
+            headers = sorted(i.header_offset for i in z.infolist()) + [z.start_dir]
+            needed = max(i.header_offset for i in z.infolist() if "/data/" not in i.filename and "version" not in i.filename and "/.data/" not in i.filename)
+        rows = t.json("inspect", path, "--json")["entries"]
+        ends = {}  # of the members that hold an entry's bytes
+        for row in rows:
+            places = [c["byte_offset"] for c in row.get("chunks", []) if c["byte_length"]]
+            ends[row["fqn"]] = max((min(h for h in headers if h > place) for place in places), default=0)
+        start = min(h for h in headers if h > needed)
+        for i, cut in enumerate(sorted({start, *(h + (0, 1, -1, 40)[n % 4] for n, h in enumerate(headers) if h > start)})):
+            cut_at(t, path, cut)
+            if not [n for n, end in ends.items() if end <= cut]:
+                continue
+            lost = repaired(t, path, f"{sample_name}-{i}.pt")
+            opaque = {r["fqn"] for r in rows if r["kind"] == "opaque"}
+            need(lost - opaque == {n for n, end in ends.items() if end > cut} - opaque, f"{sample_name} cut at {cut}: {lost}")
+
+
+@test
+def test_repair_of_a_torch_file_without_its_pickle_or_with_flipped_bytes(t):
+    path = sample("torch_train_state")[0]
+    cut_at(t, path, 100)
+    message = t.run("repair", t.at("cut.pt"), t.at("no.pt"), status=2).stderr.decode()
+    need("whole" in message and not os.path.exists(t.at("no.pt")), message)
+    with zipfile.ZipFile(path) as z:
+        first = [i for i in z.infolist() if "/data/" in i.filename and i.file_size][0]
+        end = z.start_dir
+    with open(path, "rb") as f:
+        data = bytearray(f.read(end - 1))
+    row = next(e for e in t.json("inspect", path, "--json")["entries"] if any(c["byte_length"] and c["byte_offset"] > first.header_offset for c in e.get("chunks", [])))
+    data[row["chunks"][0]["byte_offset"]] ^= 1
+    with open(t.at("cut.pt"), "wb") as f:
+        f.write(data)
+    need(row["fqn"] in repaired(t, path, "flipped.pt"), "bytes with another CRC-32 were kept")

@@ -16,6 +16,7 @@
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/value_walk.h"
 
 /* ---- item ---- */
 
@@ -106,7 +107,7 @@ static tsr_status judge_alignment(const tsr_torch_build *build, const tsr_zip_wi
                            "the member '.storage_alignment' is not a decimal number; PyTorch refuses the archive");
 }
 
-static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, tsr_error *err)
+static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, bool salvage, tsr_error *err)
 {
     tsr_torch_storage *storages = build->storages.items;
     for (size_t i = 0; i < build->storages.count; i++) {
@@ -114,6 +115,8 @@ static tsr_status locate_storages(tsr_torch_build *build, const tsr_zip *zip, ts
         tsr_str name = tsr_arena_format(build->arena, err, "data/%.*s", TSR_STR_ARG(storages[i].key));
         if (!name.data) return TSR_E_NOMEM;
         const tsr_zip_member *member = tsr_zip_find(zip, name);
+        storages[i].lost = salvage && (!member || member->size != storages[i].byte_length);
+        if (storages[i].lost) continue;
         TSR_FAIL_AT(!member, err, TSR_E_FORMAT, zip->byte_offset,
                     "torch: the archive has no '%.*s' for a storage of %llu bytes", TSR_STR_ARG(name),
                     (unsigned long long)storages[i].byte_length);
@@ -143,11 +146,12 @@ static bool storages_unsummed(const tsr_zip *zip)
     return bytes && !zip->crc_absent;
 }
 
-static tsr_status build_values(tsr_torch_build *build, const tsr_zip *zip, bool big, tsr_torch_item *out, tsr_error *err)
+static tsr_status build_values(tsr_torch_build *build, const tsr_zip *zip, bool big, bool salvage, tsr_torch_item *out,
+                               tsr_error *err)
 {
     TSR_TRY(tsr_torch_build_open(build, err));
     TSR_TRY(tsr_torch_values(build, tsr_pickle_root(build->pickle), &out->root, err));
-    TSR_TRY(locate_storages(build, zip, err));
+    TSR_TRY(locate_storages(build, zip, salvage, err));
     out->storage_count = (uint32_t)build->storages.count;
     out->storages_unsummed = storages_unsummed(zip);
     out->rank_known = build->rank.known;
@@ -165,16 +169,17 @@ static tsr_status find_pickle(const tsr_zip *zip, const tsr_zip_member **out, ts
     return TSR_OK;
 }
 
-static tsr_status open_item(tsr_zip_window *window, tsr_torch_build *build, tsr_torch_item *out, tsr_error *err)
+static tsr_status open_item(tsr_zip_window *window, tsr_torch_build *build, bool salvage, tsr_torch_item *out,
+                            tsr_error *err)
 {
     const tsr_host *host = build->host;
     const tsr_zip *zip = &out->zip;
     const tsr_zip_member *member;
     tsr_str bytes;
     bool big;
-    TSR_TRY(tsr_zip_open(window, host, build->arena, &out->zip, err));
+    TSR_TRY((salvage ? tsr_zip_salvage : tsr_zip_open)(window, host, build->arena, &out->zip, err));
     TSR_TRY(find_pickle(zip, &member, err));
-    TSR_TRY(judge_version(build, window, zip, err));
+    if (!salvage) TSR_TRY(judge_version(build, window, zip, err)); /* it is at the end */
     TSR_TRY(judge_alignment(build, window, zip, err));
     TSR_TRY(read_byte_order(window, zip, &big, err));
     TSR_TRY(read_member(window, build, member, &bytes, err));
@@ -190,7 +195,7 @@ static tsr_status open_item(tsr_zip_window *window, tsr_torch_build *build, tsr_
         return status;
     }
     build->pickle = pickle;
-    status = build_values(build, zip, big, out, err);
+    status = build_values(build, zip, big, salvage, out, err);
     if (status == TSR_OK) status = tsr_torch_verdict_on_end(build, consumed, bytes.size, err);
     tsr_torch_build_close(build);
     tsr_pickle_free(pickle);
@@ -210,7 +215,7 @@ tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *hos
                              .zstd = from->zstd};
     *out = (tsr_torch_item){0};
     tsr_zip_window window = tsr_zip_window_of(from->range, host->allocator);
-    const tsr_status status = open_item(&window, &build, out, err);
+    const tsr_status status = open_item(&window, &build, from->salvage, out, err);
     tsr_zip_window_free(&window);
     TSR_TRY(status);
     const bool absent = out->zip.crc_absent;
@@ -310,6 +315,11 @@ static tsr_status locate_storage(tsr_checkpoint *checkpoint, tsr_torch_build *bu
 {
     uint8_t head[8];
     uint64_t size = checkpoint->store->files[build->file].size, left = size - *at;
+    if (checkpoint->options.salvage && (left < sizeof head || storage->byte_length > left - sizeof head)) {
+        storage->lost = true;
+        *at = size; /* and so are all that follow */
+        return TSR_OK;
+    }
     TSR_FAIL_AT(left < sizeof head, err, TSR_E_FORMAT, *at, "torch: the file ends before storage '%.*s'",
                 TSR_STR_ARG(storage->key));
     TSR_TRY(tsr_store_read(checkpoint->store, build->file, *at, head, sizeof head, err));
@@ -346,7 +356,7 @@ static tsr_status legacy_locate_storages(tsr_checkpoint *checkpoint, tsr_torch_b
     *end = at;
     const tsr_torch_storage *storages = build->storages.items;
     for (size_t i = 0; i < build->storages.count; i++)
-        TSR_FAIL_AT(!storages[i].byte_offset && !storages[i].meta, err, TSR_E_FORMAT, p->at[KEYS],
+        TSR_FAIL_AT(!storages[i].byte_offset && !storages[i].meta && !storages[i].lost, err, TSR_E_FORMAT, p->at[KEYS],
                     "torch: storage '%.*s' is not in the file", TSR_STR_ARG(storages[i].key));
     return TSR_OK;
 }
@@ -439,7 +449,10 @@ static tsr_status open_zip(tsr_checkpoint *checkpoint, uint32_t file, tsr_torch_
                            tsr_vec *runs, tsr_error *err)
 {
     tsr_torch_item item;
-    const tsr_torch_source from = {tsr_whole_file(checkpoint->store, file), rank.hinted, rank.hint, NULL};
+    const tsr_torch_source from = {.range = tsr_whole_file(checkpoint->store, file),
+                                   .has_rank = rank.hinted,
+                                   .rank = rank.hint,
+                                   .salvage = checkpoint->options.salvage};
     tsr_status status = tsr_torch_item_open(&from, checkpoint->host, checkpoint->arena, checkpoint->findings, &item, err);
     if (status != TSR_OK) return status;
     TSR_FAIL_IF(foreign_root(item.root), err, TSR_E_UNSUPPORTED,
@@ -744,6 +757,69 @@ static tsr_status note_slices(tsr_checkpoint *checkpoint, const tsr_torch_flat *
     return status;
 }
 
+/* ---- what is lost ---- */
+
+enum { LOST_DEPTH = 64, LOST_NODES = 1 << 20 };
+
+/* Its data is NULL if memory runs out. */
+static tsr_str shape_text(const tsr_entry *entry, tsr_arena *arena, tsr_error *err)
+{
+    tsr_str text = TSR_STR("[");
+    for (uint32_t d = 0; d < entry->ndim && text.data; d++)
+        text = tsr_arena_format(arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(text), d ? ", " : "", entry->shape[d]);
+    return text.data ? tsr_arena_format(arena, err, "%.*s]", TSR_STR_ARG(text)) : text;
+}
+
+static bool lacks_bytes(const tsr_entry *entry)
+{
+    for (uint64_t i = 0; i < entry->chunk_count; i++)
+        if (entry->chunks[i].file == TSR_NO_FILE) return true;
+    return false;
+}
+
+/* Whether a tensor inside the value is lost. What is too large to be walked through counts as lost. */
+static bool holds_lost(const tsr_value *value, unsigned depth, unsigned *nodes)
+{
+    if (depth == LOST_DEPTH || *nodes == 0) return true;
+    --*nodes;
+    if (value->kind == TSR_VALUE_TENSOR) return lacks_bytes(value->as.tensor);
+    const tsr_value *attributes = tsr_value_attributes(value);
+    if (attributes && holds_lost(attributes, depth + 1, nodes)) return true;
+    for (size_t i = 0; i < value->count; i++)
+        if (holds_lost(value->items[i], depth + 1, nodes)) return true;
+    return false;
+}
+
+/* Leaves the entries out whose bytes are lost, and names them. */
+static tsr_status leave_out_lost(tsr_checkpoint *checkpoint, tsr_torch_flat *flat, tsr_error *err)
+{
+    const tsr_str file = checkpoint->store->files[checkpoint->files[0]].name;
+    uint64_t kept = 0, mapping = 0;
+    for (uint64_t i = 0; i < flat->entry_count; i++) {
+        tsr_entry *entry = &flat->entries[i];
+        unsigned nodes = LOST_NODES;
+        for (; mapping < flat->mapping_count && flat->mappings[mapping].entries_before <= i; mapping++)
+            flat->mappings[mapping].entries_before = kept;
+        if (!lacks_bytes(entry) && !(entry->value && holds_lost(entry->value, 0, &nodes))) {
+            flat->entries[kept++] = *entry;
+            continue;
+        }
+        const tsr_place place = {file, TSR_NO_POSITION, entry->fqn};
+        const tsr_str shape = shape_text(entry, checkpoint->arena, err);
+        if (!shape.data) return TSR_E_NOMEM;
+        TSR_TRY(entry->kind == TSR_ENTRY_TENSOR
+                    ? tsr_finding_add(checkpoint->findings, "repair/lost", place, err,
+                                      "the bytes of '%.*s', %s %.*s, are lost", TSR_STR_ARG(entry->fqn),
+                                      tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(shape))
+                    : tsr_finding_add(checkpoint->findings, "repair/lost", place, err,
+                                      "'%.*s', a %.*s, holds tensors whose bytes are lost", TSR_STR_ARG(entry->fqn),
+                                      TSR_STR_ARG(entry->type)));
+    }
+    for (; mapping < flat->mapping_count; mapping++) flat->mappings[mapping].entries_before = kept;
+    flat->entry_count = kept;
+    return TSR_OK;
+}
+
 static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_torch_file file;
@@ -754,6 +830,7 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     tsr_vec_free(&runs);
     if (status == TSR_OK)
         status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, err);
+    if (status == TSR_OK && checkpoint->options.salvage) status = leave_out_lost(checkpoint, &flat, err);
     if (status == TSR_OK) status = note_slices(checkpoint, &flat, file.storage_count, err);
     if (status != TSR_OK) return status;
     checkpoint->catalog.entries = flat.entries;

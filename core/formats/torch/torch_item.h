@@ -20,6 +20,7 @@ typedef struct tsr_torch_source {
      * counts the decompressed bytes, with the file number of the stream. The chunk of every tensor is the stream, and its
      * view describes the tensor's place in the decompressed bytes. */
     const tsr_chunk *zstd;
+    bool salvage; /* the archive has lost its end: chunks of storages that are not whole get the file TSR_NO_FILE */
 } tsr_torch_source;
 
 typedef struct tsr_torch_item {

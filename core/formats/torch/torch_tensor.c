@@ -311,6 +311,11 @@ tsr_status tsr_torch_place(tsr_torch_build *build, bool swap, tsr_error *err)
     placed_chunk *placed = build->chunks.items;
     for (size_t i = 0; i < build->chunks.count; i++) {
         placed_chunk *p = &placed[i];
+        if (storages[p->storage].lost && p->chunk->byte_length) {
+            p->chunk->file = TSR_NO_FILE;
+            p->chunk->view = NULL;
+            continue;
+        }
         p->chunk->byte_offset += storages[p->storage].byte_offset;
         bool swapped = swap && tsr_dtype_describe(p->dtype)->swap_bytes > 1;
         if (swapped || build->zstd) TSR_TRY(need_view(build, p, err));

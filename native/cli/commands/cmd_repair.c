@@ -1,5 +1,5 @@
-/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible; and copies a safetensors file
- * without what makes it unreadable. */
+/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible; copies a safetensors file
+ * without what makes it unreadable; and writes what is whole of a truncated torch.save file. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -13,12 +13,14 @@
 #include "publish/publication.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/finding_add.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/salvage.h"
 #include "tessera/sys/salvaged_file.h"
 #include "tessera/sys/steps.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/validate.h"
 
 #define JOB TSR_STR("repaired metadata\n")
@@ -35,7 +37,9 @@ typedef struct repair {
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_salvage salvage;
-    tsr_salvaged_file found; /* in a damaged safetensors file; without a store for a DCP */
+    tsr_salvaged_file found; /* in a damaged safetensors file; without a store for others */
+    bool is_torch;           /* a single torch.save file */
+    uint64_t kept, lost;     /* its entries that are whole, and the others */
 } repair;
 
 /* With --part: opens the directory of the part, which has its own .metadata. */
@@ -68,7 +72,8 @@ static tsr_status refuse_sound(const repair *r, tsr_error *err)
                            "there is nothing to repair: .metadata is present and agrees with the data files");
     else if (status == TSR_OK && catalog->format != TSR_FORMAT_DCP)
         status = tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                           "only a DCP or a single safetensors file can be repaired; this is a checkpoint in the format %s",
+                           "only a DCP, a single safetensors file or a truncated torch.save file can be repaired; this is a "
+                           "whole checkpoint in the format %s",
                            tsr_format_name(catalog->format));
     tsr_checkpoint_close(checkpoint);
     return status;
@@ -239,6 +244,61 @@ static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
     return status == TSR_OK ? tsr_folder_store_unchanged(r->files.store, err) : status;
 }
 
+/* Sets *is to whether PATH is a single file that begins as those of torch.save do. */
+static tsr_status begins_as_torch(const repair *r, bool *is, tsr_error *err)
+{
+    static const char zip[] = "PK\3\4", legacy[] = "\x80\2\x8a\x0al\xfc\x9c\x46"; /* the other one is a pickled number */
+    const tsr_store *store = r->store;
+    const uint32_t file = store->primary != TSR_NO_FILE ? store->primary : store->file_count == 1 ? 0 : TSR_NO_FILE;
+    char head[8];
+    *is = false;
+    if (file == TSR_NO_FILE || store->files[file].size < sizeof head) return TSR_OK;
+    if (tsr_str_ends(store->files[file].name, TSR_STR(".distcp"))) return TSR_OK;
+    const tsr_status status = tsr_store_read(r->store, file, 0, head, sizeof head, err);
+    *is = status == TSR_OK && (memcmp(head, zip, 4) == 0 || memcmp(head, legacy, sizeof head) == 0);
+    return status;
+}
+
+/* Keeps the findings about what is lost. */
+static tsr_status take_lost(repair *r, const cli_session *source, tsr_error *err)
+{
+    tsr_findings *found = tsr_checkpoint_findings(source->checkpoint);
+    r->kept = source->catalog->entry_count;
+    for (size_t i = 0; i < tsr_findings_count(found); i++) {
+        const tsr_finding *f = tsr_findings_at(found, i);
+        if (strcmp(f->rule->id, "repair/lost") != 0) continue;
+        if (!r->lost++) r->lost += tsr_findings_unlisted(found, f->rule, f->level);
+        const tsr_place place = {f->file, f->byte_offset, f->fqn};
+        const tsr_status status = tsr_finding_add(r->findings, "repair/lost", place, err, "%.*s", TSR_STR_ARG(f->message));
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+/* Converts what is whole of a truncated torch.save file to another one. */
+static tsr_status write_torch(repair *r, tsr_error *err)
+{
+    tsr_command_options options = *r->arguments;
+    options.json = false; /* the document is that of repair */
+    options.to = TSR_TO_TORCH + 1;
+    cli_writing w = {.program = r->program,
+                     .options = &options,
+                     .what = "repairing",
+                     .destination = r->dest,
+                     .salvages = true,
+                     .arena = r->arena};
+    if (options.like) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a torch.save file");
+    tsr_status status = cli_open_conversion(&w, r->path, err);
+    if (status == TSR_OK) status = take_lost(r, &w.source, err);
+    if (status == TSR_OK && !r->kept)
+        status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "all %llu entries of the file are lost",
+                           (unsigned long long)r->lost);
+    if (status == TSR_OK) status = cli_write(&w, err);
+    cli_writing_close(&w);
+    cli_close(&w.source);
+    return status;
+}
+
 static tsr_status write_dcp(repair *r, tsr_error *err)
 {
     tsr_status status = salvage(r, err);
@@ -263,6 +323,12 @@ static void put_text(const repair *r)
         put_found(r);
         return;
     }
+    if (r->is_torch) {
+        cli_put(stdout, tsr_str_from(r->dest));
+        printf(": %s; %s lost\n", cli_plural(r->kept, "name").text, cli_number(r->lost).text);
+        cli_put_findings(&r->program->out, NULL, r->findings, 20);
+        return;
+    }
     printf("%s in %s: %s named", cli_plural(s->items, "item").text, cli_plural(s->files, "data file").text,
            cli_number(s->items - s->unnamed).text);
     if (s->lost) printf(", %s lost", cli_number(s->lost).text);
@@ -284,8 +350,10 @@ static tsr_status put_json(const repair *r, tsr_error *err)
     } counts[] = {{"files", r->salvage.files},
                   {"items", r->salvage.items},
                   {"unnamed", r->salvage.unnamed},
-                  {"lost", r->salvage.lost},
-                  {"entries", r->found.store ? r->found.entries : r->salvage.entry_count},
+                  {"lost", r->is_torch ? r->lost : r->salvage.lost},
+                  {"entries", r->found.store ? r->found.entries
+                              : r->is_torch  ? r->kept
+                                             : r->salvage.entry_count},
                   {"trailing_bytes", r->found.trailing},
                   {"header_nuls", r->found.header_nuls}};
     const size_t used = sizeof counts / sizeof *counts - (r->found.store ? 0 : 2);
@@ -312,12 +380,15 @@ static int run(cli *program, const tsr_command_options *arguments)
     if (status == TSR_OK) status = enter_part(&r, &err);
     const uint32_t safetensors = status == TSR_OK ? safetensors_file(&r) : TSR_NO_FILE;
     if (status == TSR_OK && safetensors == TSR_NO_FILE) status = refuse_sound(&r, &err);
-    if (status == TSR_OK && r.arguments->like) status = cli_open_apart(program, at = r.arguments->like, NULL, &r.like, &err);
+    if (status == TSR_OK && safetensors == TSR_NO_FILE) status = begins_as_torch(&r, &r.is_torch, &err);
+    if (status == TSR_OK && r.arguments->like && !r.is_torch)
+        status = cli_open_apart(program, at = r.arguments->like, NULL, &r.like, &err);
     if (status == TSR_OK) {
         at = r.path;
         r.arena = tsr_arena_new(host->allocator, (size_t)host->limits.memory_bytes, &err);
         r.findings = r.arena ? tsr_findings_new(host->allocator, 0, &err) : NULL;
         status = !r.findings                  ? TSR_E_NOMEM
+                 : r.is_torch                 ? write_torch(&r, &err)
                  : safetensors == TSR_NO_FILE ? write_dcp(&r, &err)
                                               : write_safetensors(&r, safetensors, &err);
     }
@@ -340,6 +411,8 @@ const cli_command cli_repair = {
                 "tessera repair step-1000/ found.metadata\n"
                 "Rebuild it without names: each item is named after its file and number, and the exit status is 1\n"
                 "tessera repair padded.safetensors fixed.safetensors\n"
-                "Copy a file without the bytes behind its last tensor, and with a header that readers accept\n",
+                "Copy a file without the bytes behind its last tensor, and with a header that readers accept\n"
+                "tessera repair truncated.pt whole.pt\n"
+                "Write what is whole of a torch.save file that has lost its end, and list what is lost\n",
     .run = run,
 };

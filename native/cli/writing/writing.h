@@ -35,7 +35,8 @@ typedef struct cli_writing {
     uint32_t generation;  /* of the output, once it is decided */
     bool joins;           /* the files of an earlier run or another part are continued */
     bool is_exec;
-    bool finish; /* all parts must be done: write what surrounds their units, and publish */
+    bool salvages; /* the source is a torch.save file that has lost its end (tsr_open_options.salvage) */
+    bool finish;   /* all parts must be done: write what surrounds their units, and publish */
     tsr_arena *arena;
     const char *against;         /* path of what the result must fit; NULL: none */
     const char *plan_path;       /* of exec; NULL: none */

@@ -49,8 +49,9 @@ tsr_status tsr_mapping_invert(const tsr_mapping_rules *rules, tsr_arena *arena, 
 tsr_status tsr_mapping_open(tsr_checkpoint *source, const tsr_mapping_rules *rules, tsr_checkpoint **out, tsr_error *err);
 
 /* Opens the checkpoint with quantized tensors multiplied by their scales; the scales are left out. Supported are float8 and
- * int8 scaled by tensor, row, group or block, MXFP4, and NVFP4 as ModelOpt and compressed-tensors store it. Products are
- * computed in float32 and rounded once to `dtype`. TSR_DTYPE_NONE means the dtype that config.json states, or bfloat16 if
+ * int8 scaled by tensor, row, group or block, MXFP4, NVFP4 as ModelOpt and compressed-tensors store it, packed numbers
+ * (mapping/mapping_packed.h), and torchao's weights. Products are computed as the library does that wrote them, and rounded
+ * to `dtype`. TSR_DTYPE_NONE means the dtype that a weight of torchao states, for others that of config.json, or bfloat16 if
  * it states none. `*used` receives the dtype. All other tensors are unchanged, and so are quantized tensors that cannot be
  * multiplied: call tsr_mapping_check_dequantized before reading any data. In all other respects as tsr_mapping_open. */
 tsr_status tsr_mapping_dequantize(tsr_checkpoint *source, tsr_dtype dtype, tsr_dtype *used, tsr_checkpoint **out,
