@@ -1,7 +1,8 @@
 /* Reads torch.save files. The first byte decides whether the rest is a whole file, the pickle of a zip archive, or the
  * pickle of the legacy form. A sound file is built around a pickle, so that the input reaches the code that reads the
  * pickle. What opens must have tensors whose chunks are inside the file and inside their shape, unique names, and the same
- * values when it is opened again. Values that JSON can hold are written as JSON. */
+ * values when it is opened again. Values that JSON can hold are written as JSON. All of this also holds for what is whole of a
+ * file that has lost its end. */
 #include <stdlib.h>
 
 #include "../support/zip_image.h"
@@ -88,6 +89,18 @@ static void check(tsr_checkpoint *checkpoint, tsr_checkpoint *again)
     tsr_checkpoint_extents(checkpoint, check_extent, (void *)catalog, NULL);
 }
 
+static void open_twice(tsr_store *store, const tsr_host *host, bool salvage)
+{
+    const tsr_open_options options = {.size = sizeof options, .salvage = salvage};
+    tsr_checkpoint *checkpoint, *again;
+    tsr_error err = {0};
+    if (tsr_checkpoint_open(store, host, &options, &checkpoint, &err) != TSR_OK) return;
+    if (tsr_checkpoint_open(store, host, &options, &again, &err) != TSR_OK) abort();
+    check(checkpoint, again);
+    tsr_checkpoint_close(again);
+    tsr_checkpoint_close(checkpoint);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default()};
@@ -100,15 +113,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] % 4 == 1 || data[0] % 4 == 2) bytes = (tsr_str){(const char *)image.bytes, image.size};
     tsr_memory_file file = {TSR_STR("x.pt"), bytes};
     tsr_store *store;
-    tsr_checkpoint *checkpoint, *again;
-    tsr_error err = {0};
     if (tsr_store_from_memory(host.allocator, &file, 1, &store, NULL) != TSR_OK) return 0;
-    if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) == TSR_OK) {
-        if (tsr_checkpoint_open(store, &host, NULL, &again, &err) != TSR_OK) abort();
-        check(checkpoint, again);
-        tsr_checkpoint_close(again);
-        tsr_checkpoint_close(checkpoint);
-    }
+    open_twice(store, &host, false);
+    open_twice(store, &host, true);
     store->close(store);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* Reads any bytes as a zip archive. The members of an accepted archive must be inside the archive, must not overlap, and
+/* Reads any bytes as a zip archive, and as one that has lost its end. The members of an accepted archive must be inside the archive, must not overlap, and
  * must have distinct names. */
 #include <stdlib.h>
 
@@ -34,6 +34,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     tsr_arena *arena = tsr_arena_new(host.allocator, 0, NULL);
     tsr_zip zip;
     if (arena && zip_opened((tsr_range){store, 0, 0, size}, &host, arena, &zip, &err) == TSR_OK) check(&zip);
+    tsr_zip_window window = tsr_zip_window_of((tsr_range){store, 0, 0, size}, host.allocator);
+    if (arena && tsr_zip_salvage(&window, &host, arena, &zip, &err) == TSR_OK) check(&zip);
+    tsr_zip_window_free(&window);
     tsr_arena_free(arena);
     store->close(store);
     return 0;
