@@ -672,7 +672,7 @@ def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool 
 def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None, part: str | None = None, step: str | int | None = None,
            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), threads: int | None = None,
            io_depth: int | None = None) -> dict[str, Any]:
-    """Rebuild a lost or damaged .metadata, or copy a safetensors file without bytes that do not belong in it. Return what `tessera repair`
+    """Rebuild a lost or damaged .metadata, or write what is whole of a damaged safetensors or torch.save file. Return what `tessera repair`
     prints as JSON, as a dict.
 
     like: Take names and shards from a sound checkpoint of the same job, such as the previous step
