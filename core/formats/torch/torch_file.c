@@ -14,6 +14,7 @@
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
@@ -790,8 +791,7 @@ static bool holds_lost(const tsr_value *value, unsigned depth, unsigned *nodes)
     return false;
 }
 
-/* Leaves the entries out whose bytes are lost, and names them. */
-static tsr_status leave_out_lost(tsr_checkpoint *checkpoint, tsr_torch_flat *flat, tsr_error *err)
+tsr_status tsr_torch_leave_out_lost(tsr_checkpoint *checkpoint, tsr_torch_flat *flat, tsr_error *err)
 {
     const tsr_str file = checkpoint->store->files[checkpoint->files[0]].name;
     uint64_t kept = 0, mapping = 0;
@@ -824,13 +824,14 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_torch_file file;
     tsr_torch_flat flat;
+    if (checkpoint->options.salvage) TSR_TRY(tsr_host_load(checkpoint->host, err));
     tsr_vec runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run));
     tsr_status status = tsr_torch_file_open(checkpoint, checkpoint->files[0], (tsr_torch_rank){0}, &file, &runs, err);
     if (status == TSR_OK) status = tsr_torch_keep_runs(checkpoint, &runs, err);
     tsr_vec_free(&runs);
     if (status == TSR_OK)
         status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, err);
-    if (status == TSR_OK && checkpoint->options.salvage) status = leave_out_lost(checkpoint, &flat, err);
+    if (status == TSR_OK && checkpoint->options.salvage) status = tsr_torch_leave_out_lost(checkpoint, &flat, err);
     if (status == TSR_OK) status = note_slices(checkpoint, &flat, file.storage_count, err);
     if (status != TSR_OK) return status;
     checkpoint->catalog.entries = flat.entries;

@@ -24,6 +24,11 @@ typedef struct tsr_torch_flat {
 tsr_status tsr_torch_flatten(const tsr_value *root, const tsr_host *host, uint64_t *room, tsr_arena *arena,
                              tsr_torch_flat *out, tsr_error *err);
 
+/* torch_file.c: leaves out the entries of a file that has lost its end whose bytes are lost: those with a chunk in TSR_NO_FILE.
+ * Each becomes a finding. */
+struct tsr_checkpoint;
+tsr_status tsr_torch_leave_out_lost(struct tsr_checkpoint *checkpoint, tsr_torch_flat *flat, tsr_error *err);
+
 enum { TSR_TORCH_KEY = 256 };
 
 /* torch_inner.c: fills in the kind, value and type of a leaf that is not a dense tensor and, for a tensor of another kind, its
