@@ -128,7 +128,7 @@ def repaired(t, path, name):
 
 @test
 def test_repair_keeps_what_is_whole_of_a_truncated_torch_file(t):
-    for sample_name in ("torch_views", "torch_dtypes", "torch_train_state", "torch_crc_off"):
+    for sample_name in ("torch_views", "torch_train_state", "torch_crc_off"):
         path = sample(sample_name)[0]
         with zipfile.ZipFile(path) as z:
             headers = sorted(i.header_offset for i in z.infolist()) + [z.start_dir]
@@ -139,7 +139,7 @@ def test_repair_keeps_what_is_whole_of_a_truncated_torch_file(t):
             places = [c["byte_offset"] for c in row.get("chunks", []) if c["byte_length"]]
             ends[row["fqn"]] = max((min(h for h in headers if h > place) for place in places), default=0)
         start = min(h for h in headers if h > needed)
-        for i, cut in enumerate(sorted({start, *(h + (0, 1, -1, 40)[n % 4] for n, h in enumerate(headers) if h > start)})):
+        for i, cut in enumerate(sorted({start, *(h + (0, 1, -1, 40)[n % 4] for n, h in enumerate(headers[:-1]) if h > start and n % 3 == 0), headers[-1]})):
             cut_at(t, path, cut)
             if not [n for n, end in ends.items() if end <= cut]:
                 continue

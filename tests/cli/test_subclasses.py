@@ -90,7 +90,8 @@ def test_integers_of_torchao_are_dequantized_bit_for_bit(t):
             found = t.json("diff", os.path.join(GOLDEN, wanted), out, "--values", "--json", status=(0, 1))
             left = [r for r in found["removed"] if source != "integers_dcp" or r.rpartition(".")[2] not in ("int4", "between")]
             need(not left and not found["added"] and not found["changed"], f"{source}: {found}")
-            need(not t.json("inspect", out, "--json")["metadata"], source)
+            kept = set(t.json("inspect", out, "--json")["metadata"])  # not what torchao states of weights that are none any more
+            need(kept <= {"format", "tessera.crc32"}, f"{source}: {kept}")
             little = t.at(f"little {wanted} {source}")
             t.run("convert", os.path.join(GOLDEN, source), little, "--to", "safetensors", "--dequantize", *more, "--max-mem", "64KiB")
             t.run("diff", little, out, "--values")
