@@ -131,11 +131,18 @@ static tsr_status compare(const tsr_entry *entry, uint32_t crc, uint32_t stated,
                      TSR_STR_ARG(entry->fqn), (unsigned)crc, (unsigned)stated);
 }
 
-/* Keeps the sum of bytes of a chunk, or compares it if they are the whole chunk. */
+/* Keeps the sum of bytes of a chunk, or compares it if they are the whole chunk. Bytes that follow those of the sum before are added to it, so
+ * that reading in order needs no memory. */
 static tsr_status keep(tsr_vec *sums, const summed *sum, tsr_error *err)
 {
     if (!sum->size) return TSR_OK;
     if (sum->stated.is_stated && sum->size == sum->whole) return compare(sum->entry, sum->crc, sum->stated.crc32, err);
+    summed *before = sums->count ? (summed *)sums->items + sums->count - 1 : NULL;
+    if (before && before->chunk == sum->chunk && before->at + before->size == sum->at) {
+        before->crc = tsr_crc32_join(before->crc, sum->crc, sum->size);
+        before->size += sum->size;
+        return TSR_OK;
+    }
     summed *kept = tsr_vec_push(sums, err);
     if (!kept) return TSR_E_NOMEM;
     *kept = *sum;

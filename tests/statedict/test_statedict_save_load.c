@@ -15,8 +15,10 @@
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/value_walk.h"
 
 enum { TENSORS = 6 };
@@ -393,6 +395,139 @@ static void test_statedict_save_load__memory_is_bounded(void **state)
     live_run(2, within_bounds, path);
 }
 
+/* ---- damage ---- */
+
+typedef struct damaged {
+    const char *path, *name;
+    tsr_load_options load;
+    bool on_device;
+    tsr_status status;
+} damaged;
+
+/* Rank 0 loads the tensor whole; the other ranks load nothing. */
+static tsr_status load_damaged(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const damaged *d = arg;
+    const tsr_host host = live_host(NULL);
+    const uint64_t shape[] = {11, 6};
+    tsr_tensor tensor = tsr_tensor_whole(TSR_FLOAT32, 2, shape, NULL);
+    tsr_state_dict *dict, *out;
+    const tsr_value *value;
+    live_device device;
+    tsr_error found = {0};
+    live_device_open(&device);
+    if (d->on_device) tensor.device = &device.base;
+    TSR_TRY(tsr_state_dict_new(&host, &dict, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    TSR_TRY(tsr_state_dict_allocate(dict, &tensor, &value, err));
+    if (comm->rank == 0) TSR_TRY(tsr_state_dict_put(dict, tsr_str_from(d->name), value, err));
+    const tsr_status status = tsr_state_dict_load(d->path, tsr_state_dict_root(dict), comm, &d->load, out, &found);
+    tsr_state_dict_free(out);
+    tsr_state_dict_free(dict);
+    if (status != d->status ||
+        (status != TSR_OK && (!strstr(found.message, "is damaged") || !strstr(found.message, "rank 0: "))))
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%s' (device %d, buffer %zu): status %d: %s", d->path,
+                         d->on_device, d->load.buffer_bytes, status, found.message);
+    return TSR_OK;
+}
+
+typedef struct flip {
+    const char *path;
+    long at;
+} flip;
+
+/* Rank 0 changes a bit of a file. */
+static tsr_status flip_bit(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const flip *f = arg;
+    if (comm->rank == 0) {
+        FILE *file = fopen(f->path, "r+b");
+        NEED(file && fseek(file, f->at, SEEK_SET) == 0);
+        const int byte = fgetc(file);
+        NEED(fseek(file, f->at, SEEK_SET) == 0 && fputc(byte ^ 4, file) == (byte ^ 4) && fclose(file) == 0);
+    }
+    return tsr_comm_barrier(comm, err);
+}
+
+static tsr_status run_command(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    if (comm->rank == 0) NEED(system(arg) == 0);
+    return tsr_comm_barrier(comm, err);
+}
+
+/* Where the last element of the tensor is, and in which file of the checkpoint. */
+static long last_element(const char *path, const char *name, char *file, size_t size)
+{
+    const tsr_host host = live_host(NULL);
+    tsr_store *store;
+    tsr_checkpoint *checkpoint;
+    tsr_view view;
+    tsr_error err = {0};
+    tsr_arena *arena = tsr_arena_new(host.allocator, 0, &err);
+    assert_int_equal(tsr_folder_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
+    if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
+    const tsr_entry *entry = tsr_checkpoint_entry(checkpoint, tsr_str_from(name));
+    const tsr_chunk *chunk = &entry->chunks[entry->chunk_count - 1];
+    assert_int_equal(tsr_checkpoint_locate(checkpoint, entry, chunk, arena, &view, &err), TSR_OK);
+    snprintf(file, size, "%s%s%.*s", path, store->file_count > 1 ? "/" : "",
+             store->file_count > 1 ? (int)store->files[view.file].name.size : 0, store->files[view.file].name.data);
+    const long at = (long)(view.byte_offset + chunk->sizes[0] * chunk->sizes[1] * 4 - 1);
+    tsr_arena_free(arena);
+    tsr_checkpoint_close(checkpoint);
+    store->close(store);
+    return at;
+}
+
+/* A safetensors file as Tessera writes it, with its checksum. */
+static tsr_status put_safetensors(void *path, tsr_comm *comm, tsr_error *err)
+{
+    if (comm->rank > 0) return tsr_comm_barrier(comm, err);
+    static const char header[] = "{\"w\":{\"dtype\":\"F32\",\"shape\":[11,6],\"data_offsets\":[0,264]},"
+                                 "\"__metadata__\":{\"tessera.crc32\":\"00000000\"}} ";
+    char digits[9];
+    uint8_t bytes[8 + sizeof header - 1 + 264] = {sizeof header - 1};
+    memcpy(bytes + 8, header, sizeof header - 1);
+    for (size_t i = 8 + sizeof header - 1; i < sizeof bytes; i++) bytes[i] = (uint8_t)(i * 7);
+    snprintf(digits, sizeof digits, "%08x", (unsigned)tsr_crc32(NULL, 0, bytes, sizeof bytes));
+    memcpy(bytes + 8 + sizeof header - 1 - 12, digits, 8);
+    FILE *file = fopen(path, "wb");
+    NEED(file && fwrite(bytes, 1, sizeof bytes, file) == sizeof bytes && fclose(file) == 0);
+    return tsr_comm_barrier(comm, err);
+}
+
+static void check_damage(const char *path, const char *name)
+{
+    char file[600];
+    flip last = {file, last_element(path, name, file, sizeof file)};
+    for (int round = 0; round < 2; round++) {
+        for (int how = 0; how < 8; how++) {
+            damaged d = {.path = path, .name = name, .on_device = how & 1};
+            d.load.buffer_bytes = how & 2 ? 128 : 0; /* in many pieces */
+            d.load.ignore_crc = how & 4;
+            d.status = round && !d.load.ignore_crc ? TSR_E_FORMAT : TSR_OK;
+            live_run(2, load_damaged, &d);
+        }
+        live_run(2, flip_bit, &last);
+    }
+}
+
+static void test_statedict_save_load__damage_is_noticed(void **state)
+{
+    (void)state;
+    static const char *const forms[][2] = {{"dcp_fsdp2", "model.emb.weight"}, {"torch_plain/model.pt", "emb.weight"}};
+    char path[500], command[2000];
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/damaged-%zu", ranks_scratch(), i);
+        snprintf(command, sizeof command, "cp -r '%s/samples/checkpoints/%s' '%s'", TSR_TEST_DATA, forms[i][0], path);
+        live_run(2, run_command, command);
+        check_damage(path, forms[i][1]);
+        live_run(1, settle_folder, path);
+    }
+    snprintf(path, sizeof path, "%s/damaged.safetensors", ranks_scratch());
+    live_run(2, put_safetensors, path);
+    check_damage(path, "w");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +538,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_save_load__misfits_are_told_to_all),
         cmocka_unit_test(test_statedict_save_load__failures_leave_nothing),
         cmocka_unit_test(test_statedict_save_load__memory_is_bounded),
+        cmocka_unit_test(test_statedict_save_load__damage_is_noticed),
     };
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));

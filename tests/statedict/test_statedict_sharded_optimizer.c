@@ -107,8 +107,10 @@ static tsr_status load_and_compare(const job *j, const cJSON *one, tsr_comm *com
     TSR_TRY(tsr_state_dict_new(&host, &model, err));
     TSR_TRY(tsr_state_dict_new(&host, &out, err));
     TSR_TRY(make_model(model, record, data, err));
-    const tsr_optimizer_target to = {
-        out, j->on_device ? &device.base : NULL, j->on_device ? 128 : 0, {keep_warning, &warning}};
+    const tsr_optimizer_target to = {.out = out,
+                                     .device = j->on_device ? &device.base : NULL,
+                                     .buffer_bytes = j->on_device ? 128 : 0,
+                                     .warnings = {keep_warning, &warning}};
     const bool by_hand = strcmp(live_get(one, "saved")->valuestring, "by_hand") == 0;
     const bool refused = cJSON_GetObjectItem(record, "error") != NULL;
     tsr_error own = {0};

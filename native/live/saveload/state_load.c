@@ -18,6 +18,7 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/read_check.h"
 #include "tessera/sys/sharded_optimizer.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
@@ -31,7 +32,8 @@ typedef struct tsr_piece_reader {
     const tsr_host *host;
     tsr_store *store;
     tsr_checkpoint *checkpoint;
-    tsr_halves halves; /* the buffer for all other memory */
+    tsr_read_check *check; /* NULL: the bytes are not compared with the CRCs that the checkpoint states */
+    tsr_halves halves;     /* the buffer for all other memory */
 } tsr_piece_reader;
 
 /* ---- flat ---- */
@@ -249,8 +251,8 @@ static tsr_status halves_filled(tsr_halves *halves, tsr_error *err)
 
 /* Opens the checkpoint at `path`. `buffer_bytes` 0: 16 MiB. Borrows `host` until close, which must also be called after a
  * failure. Errors: those of opening a checkpoint. */
-static tsr_status piece_reader_open(tsr_piece_reader *r, const char *path, size_t buffer_bytes, const tsr_host *host,
-                                    tsr_error *err)
+static tsr_status piece_reader_open(tsr_piece_reader *r, const char *path, size_t buffer_bytes, bool ignore_crc,
+                                    const tsr_host *host, tsr_error *err)
 {
     *r = (tsr_piece_reader){.host = host};
     if (buffer_bytes == 0) buffer_bytes = BUFFER_BYTES_DEFAULT;
@@ -258,13 +260,16 @@ static tsr_status piece_reader_open(tsr_piece_reader *r, const char *path, size_
     r->halves = (tsr_halves){.memory = tsr_alloc(host->allocator, buffer_bytes, 1, err), .bytes = buffer_bytes};
     if (!r->halves.memory) return TSR_E_NOMEM;
     TSR_TRY(tsr_path_store_open(host, path, &r->store, err));
-    return tsr_checkpoint_open(r->store, host, NULL, &r->checkpoint, err);
+    TSR_TRY(tsr_checkpoint_open(r->store, host, NULL, &r->checkpoint, err));
+    return ignore_crc ? TSR_OK : tsr_read_check_new(r->checkpoint, 1, &r->check, err);
 }
 
-/* Waits for all copies, and checks that the files have not changed since they were opened. */
+/* Waits for all copies, compares what was read in several pieces with its CRC, and checks that the files have not changed since they were
+ * opened. */
 static tsr_status piece_reader_end(tsr_piece_reader *r, tsr_error *err)
 {
     TSR_TRY(tsr_halves_end(&r->halves, err));
+    if (r->check) TSR_TRY(tsr_read_check_end(r->check, err));
     return tsr_folder_store_unchanged(r->store, err);
 }
 
@@ -272,6 +277,7 @@ static void piece_reader_close(tsr_piece_reader *r)
 {
     if (!r->host) return;
     tsr_halves_end(&r->halves, NULL);
+    tsr_read_check_free(r->check);
     tsr_checkpoint_close(r->checkpoint);
     if (r->store) r->store->close(r->store);
     tsr_free(r->host->allocator, r->halves.memory, r->halves.bytes, 1);
@@ -300,6 +306,13 @@ static bool next_tile(const tsr_piece *piece, uint32_t ndim, const uint64_t *siz
     return false;
 }
 
+static tsr_status read_box(const tsr_piece_reader *r, const tsr_entry *entry, tsr_box box, void *buffer, size_t bytes,
+                           tsr_error *err)
+{
+    return r->check ? tsr_read_box_checked(r->check, 0, entry, box, buffer, bytes, err)
+                    : tsr_read_box(r->checkpoint, entry, box, buffer, bytes, err);
+}
+
 static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const tsr_tensor *tensor, const tsr_piece *piece,
                             tsr_box tile, tsr_error *err)
 {
@@ -320,11 +333,10 @@ static tsr_status read_tile(tsr_piece_reader *r, const tsr_entry *entry, const t
     link.bytes = elements * link.itemsize;
     tsr_stream stream = tsr_stream_of(&link, 1);
     uint8_t *there = tsr_stream_peek(&stream, false, link.bytes);
-    if (there)
-        return tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, tile.sizes}, there, (size_t)link.bytes,
-                            err);
+    const tsr_box box = {entry->ndim, offsets, tile.sizes};
+    if (there) return read_box(r, entry, box, there, (size_t)link.bytes, err);
     uint8_t *taken = tensor->device ? halves_take(&r->halves, (size_t)link.bytes) : r->halves.memory;
-    TSR_TRY(tsr_read_box(r->checkpoint, entry, (tsr_box){entry->ndim, offsets, tile.sizes}, taken, (size_t)link.bytes, err));
+    TSR_TRY(read_box(r, entry, box, taken, (size_t)link.bytes, err));
     if (tensor->device) TSR_TRY(halves_filled(&r->halves, err));
     return tsr_stream_unpack(&stream, taken, NULL, link.bytes, err);
 }
@@ -552,7 +564,7 @@ static tsr_status load(loading *l, const char *path, const tsr_value *state, tsr
     }
     l->values = tsr_arena_array(l->arena, l->flat.count, sizeof *l->values, err);
     if (!l->values) return TSR_E_NOMEM;
-    TSR_TRY(piece_reader_open(&l->reader, path, l->options.buffer_bytes, host, err));
+    TSR_TRY(piece_reader_open(&l->reader, path, l->options.buffer_bytes, l->options.ignore_crc, host, err));
     for (size_t i = 0; i < l->flat.count; i++) TSR_TRY(load_entry(l, i, err));
     TSR_TRY(piece_reader_end(&l->reader, err));
     TSR_TRY(rebuild(l, state, &root, err));
@@ -742,7 +754,7 @@ static tsr_status make_plan(optimizer_loading *l, const char *path, tsr_str key,
 {
     const tsr_host *host = tsr_state_dict_host(l->to->out);
     TSR_TRY(tsr_state_dict_layout_2d(model_state, l->arena, &l->layout, err));
-    TSR_TRY(piece_reader_open(&l->reader, path, l->to->buffer_bytes, host, err));
+    TSR_TRY(piece_reader_open(&l->reader, path, l->to->buffer_bytes, l->to->ignore_crc, host, err));
     const tsr_comm *data = l->layout.group ? l->layout.group : l->comm;
     const tsr_optim_mesh mesh = {data->rank, data->size, l->layout.group != NULL, l->layout.slices, l->layout.count};
     return tsr_optim_load(tsr_checkpoint_catalog(l->reader.checkpoint), key, &mesh, l->arena, &l->plan, err);

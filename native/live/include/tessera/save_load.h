@@ -48,12 +48,18 @@ typedef struct tsr_load_options {
     /* Size of the buffer for boxes that are not contiguous or are on a device, for which it is page-locked; 0: 16 MiB. */
     size_t buffer_bytes;
     tsr_warnings warnings;
+    bool ignore_crc; /* do not compare the bytes read with the CRCs that the checkpoint states */
 } tsr_load_options;
 
 /* Fills the tensors of `state`, of any distribution, with this rank's boxes of the checkpoint at `path`, which any number of
  * ranks may have saved. Meta tensors get memory in `out`. The result has the same structure; values that are not tensors are
  * the checkpoint's. Entries that are not in `state` are ignored, as in DCP. Warns about these, and about names that
  * allow_missing leaves unchanged. Shapes and dtypes must be the same; otherwise the call fails with TSR_E_USAGE and names both.
+ *
+ * What a rank reads whole is compared with the CRC-32 that the checkpoint states of it: chunks of a DCP, storages of a torch file,
+ * safetensors files with tessera.crc32. Damage is TSR_E_FORMAT with the name; tensors that were read until then are filled. Without a CRC,
+ * in compressed items, and of chunks that the rank needs only a part of, nothing is compared.
+ *
  * Other errors: TSR_E_NOT_FOUND for missing names, those of opening and reading. `options` may be NULL. */
 tsr_status tsr_state_dict_load(const char *path, const tsr_value *state, tsr_comm *comm, const tsr_load_options *options,
                                tsr_state_dict *out, tsr_error *err);

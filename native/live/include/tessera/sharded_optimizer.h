@@ -24,6 +24,7 @@ typedef struct tsr_optimizer_target {
     tsr_device *device;  /* of all its tensors; NULL: the host */
     size_t buffer_bytes; /* size of the buffer for staging tensors to a device; 0: 16 MiB */
     tsr_warnings warnings;
+    bool ignore_crc; /* do not compare the bytes read with the CRCs that the checkpoint states; see tsr_state_dict_load */
 } tsr_optimizer_target;
 
 /* Loads the optimizer state under `key` from the checkpoint at `path`, in any form and saved by any number of ranks:
