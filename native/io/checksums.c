@@ -97,9 +97,7 @@ bool tsr_checksum_text(tsr_checksum_kind kind, const void *data, size_t size, ch
     if (kind == TSR_CHECKSUM_MD5) {
         if (!md5_of(data, size, bytes)) return false;
     } else {
-        const uint64_t crc = kind == TSR_CHECKSUM_CRC32
-                                 ? (tsr_native_crc32 ? tsr_native_crc32(0, data, size) : tsr_crc32(NULL, 0, data, size))
-                                 : crc_of(kind, data, size);
+        const uint64_t crc = kind == TSR_CHECKSUM_CRC32 ? tsr_native_crc32(0, data, size) : crc_of(kind, data, size);
         for (size_t i = 0; i < count; i++) bytes[i] = (uint8_t)(crc >> (8 * (count - 1 - i)));
     }
     tsr_base64(bytes, count, out);

@@ -1,5 +1,7 @@
 /* Thin adapters over the optional libraries. */
 #include "io/digests.h"
+
+#include "io/crc32_fold.h"
 #include "tessera/sys/host_calls.h"
 
 #if defined(TSR_HAVE_ISAL)
@@ -30,6 +32,8 @@
 #include <zstd.h>
 #endif
 
+/* ---- CRC-32 ---- */
+
 #if defined(TSR_HAVE_ISAL)
 #if defined(__x86_64__)
 /* ISA-L returns without clearing the upper halves of the vector registers. Until they are cleared, SSE code is five times
@@ -40,7 +44,7 @@ __attribute__((target("avx"))) static void clear_upper_halves(void)
 }
 #endif
 
-static uint32_t crc32_isal(uint32_t crc, const void *data, size_t size)
+static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 {
     const uint32_t result = crc32_gzip_refl(crc, data, size);
 #if defined(__x86_64__)
@@ -48,22 +52,19 @@ static uint32_t crc32_isal(uint32_t crc, const void *data, size_t size)
 #endif
     return result;
 }
-uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_isal;
 #elif defined(TSR_HAVE_LIBDEFLATE)
-static uint32_t crc32_libdeflate(uint32_t crc, const void *data, size_t size)
+static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 {
     return libdeflate_crc32(crc, data, size);
 }
-uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_libdeflate;
 #elif defined(TSR_HAVE_ZLIB)
-static uint32_t crc32_zlib(uint32_t crc, const void *data, size_t size)
+static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 {
     return (uint32_t)crc32_z(crc, data, size);
 }
-uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_zlib;
 #elif defined(__AARCH64EL__)
 /* ARMv8 has instructions for exactly this polynomial. Only the first processors of that architecture lack them. */
-__attribute__((target("+crc"))) static uint32_t crc32_arm(uint32_t crc, const void *data, size_t size)
+__attribute__((target("+crc"))) static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 {
     const uint8_t *p = data;
     if (!(getauxval(AT_HWCAP) & HWCAP_CRC32)) return tsr_crc32(NULL, crc, data, size);
@@ -76,10 +77,22 @@ __attribute__((target("+crc"))) static uint32_t crc32_arm(uint32_t crc, const vo
     for (; size; p++, size--) crc = __crc32b(crc, *p);
     return ~crc;
 }
-uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = crc32_arm;
 #else
-uint32_t (*const tsr_native_crc32)(uint32_t, const void *, size_t) = NULL;
+static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
+{
+    return tsr_crc32(NULL, crc, data, size);
+}
 #endif
+
+uint32_t tsr_native_crc32(uint32_t crc, const void *data, size_t size)
+{
+    uint8_t folded[TSR_FOLDED];
+    if (size < TSR_FOLD_BLOCK || !tsr_crc32_can_fold()) return crc32_library(crc, data, size);
+    const size_t done = tsr_crc32_fold(crc, data, size, folded);
+    return crc32_library(crc32_library(UINT32_MAX, folded, sizeof folded), (const uint8_t *)data + done, size - done);
+}
+
+/* ---- digests ---- */
 
 #if defined(TSR_HAVE_CRYPTO)
 static void *start_of(const EVP_MD *kind)

@@ -5,7 +5,8 @@
 
 #include "tessera/host.h"
 
-extern uint32_t (*const tsr_native_crc32)(uint32_t crc, const void *data, size_t size);
+/* As tsr_crc32, by instructions of the processor where it has them. */
+uint32_t tsr_native_crc32(uint32_t crc, const void *data, size_t size);
 extern const tsr_digest_ops *const tsr_native_sha256;
 /* Object stores report it for parts; `start` returns NULL if the system forbids MD5. */
 extern const tsr_digest_ops *const tsr_native_md5;

@@ -25,6 +25,15 @@ static void test_native_host__crc32_agrees_with_the_portable_one(void **state)
     uint32_t head = tsr_crc32(&native.host, 0, "1234", 4);
     assert_int_equal(tsr_crc32(&native.host, head, "56789", 5), 0xCBF43926);
     assert_int_equal(tsr_crc32(NULL, 0, "123456789", 9), 0xCBF43926);
+    /* Of every size and alignment, since long runs are summed in blocks. */
+    static uint8_t data[9000];
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)(i * i * 2654435761u >> 11);
+    for (size_t size = 0; size < 1100; size++) {
+        const size_t at = size % 67;
+        const uint32_t crc = (uint32_t)(size * 2654435761u);
+        assert_int_equal(tsr_crc32(&native.host, crc, data + at, size), tsr_crc32(NULL, crc, data + at, size));
+        assert_int_equal(tsr_crc32(&native.host, crc, data + at, 7 * size), tsr_crc32(NULL, crc, data + at, 7 * size));
+    }
     tsr_native_host_close(&native);
 }
 
