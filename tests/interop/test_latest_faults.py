@@ -1,6 +1,7 @@
 """Faults are injected into the newest checkpoint of a run, and `tessera latest` must answer with what the framework's own loader accepts: the
 directories of eight frameworks, killed while they were saved, cut, emptied, lost, flipped, with blocks that never reached the disk, and while
-they are being written. With TSR_TEST_FULL there are 1,500 faults for each.
+they are being written. After every third fault `tessera prune --keep 1` runs, which must leave what `latest` answered and every newer step as it
+is. With TSR_TEST_FULL there are 1,500 faults for each.
 
 The loader of a framework that is not installed is what it calls: torch.load, safetensors, json, or PyTorch's reader of DCPs, for each file that
 it opens. Classes that are not installed are read as objects without meaning."""
@@ -217,6 +218,37 @@ def restore(loader, path):
         put(os.path.join(path, name), data)
 
 
+def everything(path):
+    files = sorted(os.path.join(at, name) for at, _, names in os.walk(path) for name in names)
+    return {file: open(file, "rb").read() for file in files}
+
+
+def prune(t, run, *options):
+    """Removes all steps but one, as if nothing had been written for a while."""
+    for at, _, names in os.walk(run):
+        for name in (*names, "."):
+            os.utime(os.path.join(at, name), (1e9, 1e9))
+    p = subprocess.run([t.path, "prune", run, "--keep", "1", *options], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    return p.returncode, p.stderr.decode()
+
+
+def check_prune(t, loader, run, steps, found, options):
+    """What is wrong after a prune of a run in which `found` is the newest step that loads; "" if nothing is."""
+    newer = {step: everything(step) for step in steps[:steps.index(found)]}
+    status, said = prune(t, run, *options)
+    needed = [name for name in loader.files if not loader.matches(name, loader.ignored)]
+    left = [step for step in steps if any(os.path.exists(os.path.join(step, name)) for name in needed)]
+    if status != 0 or found not in left:
+        return f"prune exits with {status} and leaves {left}: {said}"
+    if found != steps[0] and loader.verdict(found) != "equal":
+        return f"prune damaged {found}: {said}"
+    if any(everything(step) != files for step, files in newer.items()):
+        return f"prune changed a step newer than {found}: {said}"
+    if any(step in left for step in steps[steps.index(found) + 1:]) or answer(t, run, *options)[0] != found:
+        return f"prune leaves {left}, and the answer is {answer(t, run, *options)[0]}: {said}"
+    return ""
+
+
 def check_faults(t, framework):
     rng = random.Random(f"{framework} 44")
     loader, run, steps, last = run_of(t, framework)
@@ -229,6 +261,12 @@ def check_faults(t, framework):
         accepted = {"refused": steps[1:2], "equal": steps[:2] if deep else steps[:1]}.get(verdict, steps[:2])
         if found not in accepted or said.count("passed over") != (found != steps[0]) * os.path.isdir(steps[0]):
             bad.append(f"case {case}: {done}: the loader's verdict is '{verdict}', and the answer {os.path.basename(found)}: {said}")
+        elif case % 3 == 0:
+            wrong = check_prune(t, loader, run, steps, found, ["--deep"] if deep else [])
+            if wrong:
+                bad.append(f"case {case}: {done}: {wrong}")
+            for step in steps[1:]:
+                restore(loader, step)
         restore(loader, steps[0])
     assert not bad, f"{framework}: {len(bad)} of {CASES}:\n" + "\n".join(bad[:12])
 
