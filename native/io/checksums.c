@@ -7,9 +7,9 @@
 #include "io/digests.h"
 #include "tessera/sys/host_calls.h"
 
-/* Both polynomials with reflected bits. A CRC of 32 bits is computed as one of 64 bits whose upper half is zero. */
+/* The polynomials with reflected bits. A CRC of 32 bits is computed as one of 64 bits whose upper half is zero. */
 static const uint64_t polynomials[TSR_CHECKSUM_KINDS] = {
-    [TSR_CHECKSUM_CRC32C] = 0x82f63b78, [TSR_CHECKSUM_CRC64] = 0x9a6c9329ac4bc9b5};
+    [TSR_CHECKSUM_CRC32] = 0xedb88320, [TSR_CHECKSUM_CRC32C] = 0x82f63b78, [TSR_CHECKSUM_CRC64] = 0x9a6c9329ac4bc9b5};
 /* tables[k][n][b]: what byte b adds when n more bytes follow it. */
 static uint64_t tables[TSR_CHECKSUM_KINDS][8][256];
 
@@ -89,17 +89,48 @@ static bool md5_of(const void *data, size_t size, uint8_t out[16])
     return true;
 }
 
+uint64_t tsr_checksum_of(tsr_checksum_kind kind, const void *data, size_t size)
+{
+    return kind == TSR_CHECKSUM_CRC32 ? tsr_native_crc32(0, data, size) : crc_of(kind, data, size);
+}
+
+/* The product of two polynomials modulo that of the kind, with reflected bits: `one` is x^0. */
+static uint64_t times(tsr_checksum_kind kind, uint64_t one, uint64_t a, uint64_t b)
+{
+    uint64_t product = 0;
+    for (; one; one >>= 1) {
+        if (a & one) product ^= b;
+        b = (b >> 1) ^ (b & 1 ? polynomials[kind] : 0);
+    }
+    return product;
+}
+
+/* As tsr_crc32_join. */
+uint64_t tsr_checksum_join(tsr_checksum_kind kind, uint64_t a, uint64_t b, uint64_t size_b)
+{
+    const uint64_t one = kind == TSR_CHECKSUM_CRC64 ? UINT64_C(1) << 63 : UINT64_C(1) << 31;
+    for (uint64_t power = one >> 8; size_b; size_b >>= 1, power = times(kind, one, power, power)) /* x^8 at first */
+        if (size_b & 1) a = times(kind, one, power, a);
+    return a ^ b;
+}
+
+void tsr_checksum_spell(tsr_checksum_kind kind, uint64_t sum, char out[TSR_CHECKSUM_TEXT])
+{
+    uint8_t bytes[8];
+    const size_t count = bytes_of(kind);
+    for (size_t i = 0; i < count; i++) bytes[i] = (uint8_t)(sum >> (8 * (count - 1 - i)));
+    tsr_base64(bytes, count, out);
+}
+
 bool tsr_checksum_text(tsr_checksum_kind kind, const void *data, size_t size, char out[TSR_CHECKSUM_TEXT])
 {
     uint8_t bytes[16];
-    const size_t count = bytes_of(kind);
     out[0] = '\0';
-    if (kind == TSR_CHECKSUM_MD5) {
-        if (!md5_of(data, size, bytes)) return false;
-    } else {
-        const uint64_t crc = kind == TSR_CHECKSUM_CRC32 ? tsr_native_crc32(0, data, size) : crc_of(kind, data, size);
-        for (size_t i = 0; i < count; i++) bytes[i] = (uint8_t)(crc >> (8 * (count - 1 - i)));
+    if (kind != TSR_CHECKSUM_MD5) {
+        tsr_checksum_spell(kind, tsr_checksum_of(kind, data, size), out);
+        return true;
     }
-    tsr_base64(bytes, count, out);
+    if (!md5_of(data, size, bytes)) return false;
+    tsr_base64(bytes, sizeof bytes, out);
     return true;
 }

@@ -22,6 +22,10 @@ enum { TSR_CHECKSUM_TEXT = 28 };
 
 /* Writes the checksum of the bytes as Base64 of its big-endian bytes. False if this build or this system does not have it. Thread-safe. */
 bool tsr_checksum_text(tsr_checksum_kind kind, const void *data, size_t size, char out[TSR_CHECKSUM_TEXT]);
+/* The same in steps, for the kinds that are CRCs: that of bytes, that of bytes which `size_b` bytes follow, and its text. */
+uint64_t tsr_checksum_of(tsr_checksum_kind kind, const void *data, size_t size);
+uint64_t tsr_checksum_join(tsr_checksum_kind kind, uint64_t a, uint64_t b, uint64_t size_b);
+void tsr_checksum_spell(tsr_checksum_kind kind, uint64_t sum, char out[TSR_CHECKSUM_TEXT]);
 /* The number of characters of such a text. */
 size_t tsr_checksum_text_size(tsr_checksum_kind kind);
 const char *tsr_checksum_name(tsr_checksum_kind kind); /* "CRC-32", for messages */

@@ -129,7 +129,9 @@ static tsr_status add_checksum_header(tsr_exchange *x, const tsr_header *header,
 
 static size_t kind_of(const tsr_request *r)
 {
-    return r->is_ranged ? TSR_CHECKSUM_READS : r->body_size ? TSR_CHECKSUM_BODIES : TSR_CHECKSUM_BEGINNINGS;
+    return r->is_ranged || (r->method && strcmp(r->method, "HEAD") == 0) ? TSR_CHECKSUM_READS
+           : r->body_size                                                ? TSR_CHECKSUM_BODIES
+                                                                         : TSR_CHECKSUM_BEGINNINGS;
 }
 
 static tsr_status add_checksums(const tsr_service *service, tsr_exchange *x, tsr_error *err)

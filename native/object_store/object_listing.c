@@ -3,8 +3,9 @@
 
 #include "object_store/encoding.h"
 
-const tsr_listing_form tsr_listing_of_s3 = {"ListBucketResult",      "Contents", "Key",          "Size", "ETag",
-                                            "NextContinuationToken", NULL,       "LastModified", NULL};
+const tsr_listing_form tsr_listing_of_s3 = {
+    "ListBucketResult", "Contents",         "Key", "Size", "ETag", "NextContinuationToken", NULL,
+    "LastModified",     "ChecksumAlgorithm"};
 const tsr_listing_form tsr_listing_of_azure = {
     "EnumerationResults", "Blob", "Name", "Content-Length", "Etag", "NextMarker", NULL, "Last-Modified", NULL};
 const tsr_listing_form tsr_listing_of_uploads = {"ListMultipartUploadsResult", "Upload",      "Key", NULL, "UploadId",

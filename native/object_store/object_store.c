@@ -12,6 +12,7 @@
 #include "io/locked.h"
 #include "io/thread_guards.h"
 #include "object_store/exchange.h"
+#include "object_store/object_sums.h"
 #include "object_store/service.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
@@ -285,7 +286,7 @@ static tsr_status read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, 
 
 /* ---- object store ---- */
 
-enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64 };
+enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64, DAMAGE_TEXT = 256 };
 
 typedef struct object_file {
     tsr_str name; /* relative to the root */
@@ -306,6 +307,10 @@ typedef struct object_store {
     tsr_block_cache *cache;
     tsr_read_ahead *ahead;
     tsr_guards *guards;
+    tsr_object_sums *sums;
+    pthread_mutex_t lock;      /* for `damaged` */
+    const tsr_object *damaged; /* arrived whole with another checksum than the server states; NULL: none */
+    char damage[DAMAGE_TEXT];  /* how */
 } object_store;
 
 /* ---- reading ---- */
@@ -337,6 +342,75 @@ static tsr_status check_answer(const object_store *store, const tsr_object *obje
     return TSR_OK;
 }
 
+/* ---- checksums of objects that arrive in ranges ---- */
+
+/* The kind of the checksum that the server can state of a whole object; TSR_CHECKSUM_KINDS: none that ranges can be joined to. Google states it
+ * in every answer, S3 only in one that is about the whole object. */
+static tsr_checksum_kind sum_kind_of(const tsr_service *service, const tsr_object *object,
+                                     const tsr_stated_checksums *stated)
+{
+    static const struct {
+        const char *name;
+        tsr_checksum_kind kind;
+    } of_s3[] = {{"CRC32", TSR_CHECKSUM_CRC32}, {"CRC32C", TSR_CHECKSUM_CRC32C}, {"CRC64NVME", TSR_CHECKSUM_CRC64}};
+    for (tsr_checksum_kind kind = 0; kind < TSR_CHECKSUM_MD5; kind++)
+        if (!service->checks_whole_only && stated->of_object[kind][0]) return kind;
+    for (size_t i = 0; i < sizeof of_s3 / sizeof *of_s3; i++)
+        if (tsr_str_equal(object->checksum, tsr_str_from(of_s3[i].name))) return of_s3[i].kind;
+    return TSR_CHECKSUM_KINDS;
+}
+
+/* Asks S3 for the checksum of an object; it does not state it with ranges. Empty if there is none, or one composed of those of parts. */
+static tsr_status ask_for_sum(object_store *store, const tsr_object *object, tsr_checksum_kind kind, char *out,
+                              tsr_error *err)
+{
+    const tsr_request request = {.method = "HEAD", .key = object->key, .checksums = {store->service->checksum_request}};
+    tsr_exchange x = {0};
+    const tsr_status status = tsr_exchange_perform(store->service, &request, &x, 1, err);
+    const tsr_http_answer *answer = &x.transfer.answer;
+    const bool is_same = tsr_str_equal(tsr_version_text(tsr_str_from(answer->version)), object->version);
+    out[0] = '\0';
+    if (status == TSR_OK && answer->status == 200 && is_same)
+        memcpy(out, answer->checksums.of_object[kind], TSR_CHECKSUM_TEXT);
+    tsr_exchange_end(&x);
+    return status;
+}
+
+static tsr_status check_damage(object_store *store, const tsr_object *object, tsr_error *err)
+{
+    pthread_mutex_lock(&store->lock);
+    const bool is_damaged = store->damaged == object;
+    pthread_mutex_unlock(&store->lock);
+    return is_damaged ? tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s",
+                                  tsr_shown_key_of(store->service, object->key).text, store->damage)
+                      : TSR_OK;
+}
+
+/* Compares an object with its checksum when the last of its ranges has arrived. Which of them is damaged is not known then, so that the read
+ * fails, and so does every later read of the object. */
+static tsr_status sum_up(object_store *store, const tsr_object *object, const tsr_exchange *x, tsr_error *err)
+{
+    const tsr_http_transfer *t = &x->transfer;
+    const tsr_checksum_kind kind = sum_kind_of(store->service, object, &t->answer.checksums);
+    char sum[TSR_CHECKSUM_TEXT], stated[TSR_CHECKSUM_TEXT];
+    bool whole;
+    if (!store->service->compares_checksums || kind == TSR_CHECKSUM_KINDS || t->capacity == object->size) return TSR_OK;
+    TSR_TRY(check_damage(store, object, err));
+    TSR_TRY(tsr_object_sums_add(store->sums, object, kind, x->request->offset, t->buffer, t->capacity, &whole, sum, err));
+    if (!whole) return TSR_OK;
+    if (store->service->checks_whole_only) TSR_TRY(ask_for_sum(store, object, kind, stated, err));
+    else memcpy(stated, t->answer.checksums.of_object[kind], sizeof stated);
+    if (!stated[0] || strcmp(sum, stated) == 0) return TSR_OK;
+    pthread_mutex_lock(&store->lock);
+    if (!store->damaged)
+        snprintf(store->damage, sizeof store->damage,
+                 "the bytes that arrived have the %s %s, and the server states %s of the whole object; read it again",
+                 tsr_checksum_name(kind), sum, stated);
+    if (!store->damaged) store->damaged = object;
+    pthread_mutex_unlock(&store->lock);
+    return check_damage(store, object, err);
+}
+
 typedef struct part_range {
     const tsr_object *object;
     uint64_t offset;
@@ -363,6 +437,7 @@ static tsr_status fetch_parts(object_store *store, part_range range, char *buffe
     tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, err);
     for (size_t i = 0; i < count; i++) {
         if (status == TSR_OK) status = check_answer(store, object, &exchanges[i], err);
+        if (status == TSR_OK) status = sum_up(store, object, &exchanges[i], err);
         tsr_exchange_end(&exchanges[i]);
     }
     tsr_free(store->allocator, exchanges, MOST_PARTS, sizeof *exchanges);
@@ -427,8 +502,9 @@ static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
         const tsr_status status = tsr_exchange_perform(store->service, requests, exchanges, count, &unused);
         for (size_t i = 0; i < count; i++) {
             tsr_error why = {0};
-            runs[i].is_fetched =
-                status == TSR_OK && check_answer(store, store->files[runs[i].file].object, &exchanges[i], &why) == TSR_OK;
+            const tsr_object *object = store->files[runs[i].file].object;
+            runs[i].is_fetched = status == TSR_OK && check_answer(store, object, &exchanges[i], &why) == TSR_OK &&
+                                 sum_up(store, object, &exchanges[i], &why) == TSR_OK;
             tsr_exchange_end(&exchanges[i]);
         }
     }
@@ -609,6 +685,8 @@ static void object_close(tsr_store *base)
 {
     object_store *store = (object_store *)base;
     tsr_guards_free(store->guards);
+    tsr_object_sums_free(store->sums);
+    pthread_mutex_destroy(&store->lock);
     tsr_block_cache_free(store->cache);
     read_ahead_free(store->ahead);
     tsr_free(store->allocator, store->files, store->room, sizeof *store->files);
@@ -659,7 +737,9 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
                                      .neighbor = object_neighbor,
                                      .prefetch = object_prefetch},
                             .allocator = host->allocator};
+    pthread_mutex_init(&store->lock, NULL);
     tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
+    if (status == TSR_OK) status = tsr_object_sums_new(host->allocator, &store->sums, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, store_fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);

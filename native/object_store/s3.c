@@ -113,6 +113,15 @@ static bool relocate(tsr_service *base, const char *region)
 
 /* ---- listing ---- */
 
+/* Unlike a listing, the answer does not say which checksum the object has. It is taken for CRC-32, that of most SDKs and of Tessera. */
+static tsr_status stat_object(tsr_service *base, tsr_str key, tsr_object_list *out, tsr_error *err)
+{
+    TSR_TRY(tsr_service_stat_by_range(base, key, out, err));
+    tsr_object *object = (tsr_object *)out->items.items + out->items.count - 1;
+    if (base->checksum == TSR_CHECKSUM_CRC32) object->checksum = TSR_STR("CRC32");
+    return TSR_OK;
+}
+
 static tsr_status list_page(tsr_service *base, tsr_str prefix, bool flat, tsr_object_list *out, tsr_str *next,
                             tsr_error *err)
 {
@@ -224,7 +233,7 @@ tsr_status tsr_s3_open(const tsr_allocator *allocator, const tsr_location *locat
                               .states_versions = true,
                               .prepare = prepare,
                               .list_page = list_page,
-                              .stat = tsr_service_stat_by_range,
+                              .stat = stat_object,
                               .relocate = relocate,
                               .uploading = &tsr_uploading_by_s3,
                               .release = release};

@@ -64,7 +64,9 @@ typedef struct tsr_object {
     uint64_t size;    /* in bytes */
     tsr_str version;  /* ETag or generation, without quotation marks; empty: not known */
     int64_t modified; /* in a listing: seconds since 1970 on the server's clock; 0: not stated */
-    tsr_str checksum; /* of a part of an upload to S3: its CRC-32 in Base64; empty: not stated */
+    /* Of a part of an upload to S3: its CRC-32 in Base64. Of an object in S3: the algorithm of the checksum that the server can state of it
+     * ("CRC64NVME"). Empty: not known. */
+    tsr_str checksum;
 } tsr_object;
 
 /* Objects in the order in which the service lists them. `arena` holds their texts. */

@@ -30,6 +30,22 @@ static void test_check_values(void **state)
     if (tsr_native_md5) is_sum(TSR_CHECKSUM_MD5, "abc", 3, "kAFQmDzST7DWlj99KOF/cg=="); /* RFC 1321, A.5 */
 }
 
+/* What arrives in two pieces, wherever they meet, has the checksum of the whole. */
+static void test_joined_pieces(void **state)
+{
+    static const char *const whole[] = {"y/Q5Jg==", "4waSgw==", "rosUhgp5mIg="};
+    char text[TSR_CHECKSUM_TEXT];
+    (void)state;
+    for (tsr_checksum_kind kind = 0; kind < TSR_CHECKSUM_MD5; kind++) {
+        for (size_t cut = 0; cut <= 9; cut++) {
+            const uint64_t a = tsr_checksum_of(kind, "123456789", cut),
+                           b = tsr_checksum_of(kind, "123456789" + cut, 9 - cut);
+            tsr_checksum_spell(kind, tsr_checksum_join(kind, a, b, 9 - cut), text);
+            assert_string_equal(text, whole[kind]);
+        }
+    }
+}
+
 static void take(tsr_http_answer *answer, const char *line)
 {
     tsr_answer_header(answer, line, strlen(line));
@@ -58,6 +74,7 @@ static void test_stated_checksums(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_values), cmocka_unit_test(test_stated_checksums)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_values), cmocka_unit_test(test_joined_pieces),
+                                       cmocka_unit_test(test_stated_checksums)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

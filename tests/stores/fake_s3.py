@@ -208,6 +208,7 @@ class Handler(http_serving.Handler):
         more = start + s.page < len(keys)
         items = "".join(f"<Contents><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><ETag>{escape(etag(s.objects[k]))}</ETag>"
                         f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(s.modified(k)))}</LastModified>"
+                        f"{'<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>' if s.summed.get(k) is s.objects[k] else ''}"
                         f"<Size>{len(s.objects[k])}</Size><Owner><ID>x</ID></Owner></Contents>" for k in page)
         token = f"<NextContinuationToken>t/+{start + s.page}</NextContinuationToken>" if more else ""
         return self.answer(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{items}'

@@ -1,4 +1,8 @@
 """Checksums in requests and answers: a byte that is damaged on its way, in either direction, is noticed."""
+import os
+import re
+import shutil
+import subprocess
 import threading
 
 import boto3
@@ -7,7 +11,7 @@ import http_serving
 import proxy
 import servers
 from checks import need, test
-from fake_s3 import serving
+from fake_s3 import etag, serving
 from harness import sample
 from test_gcs import TOKEN
 from test_s3 import files_below
@@ -116,6 +120,95 @@ def test_request_checksums_refuse_damaged_answers_of_moto(t):
         damage.left = 1
         p = t.run("diff", source, f"s3://{BUCKET}/{LARGE}", "--values", status=1, env={**env, "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"})
         need(damage.left == 0 and b"arrived" not in p.stderr, "the answer is compared although that is switched off")
+
+
+class Flip:
+    """Changes a bit of one answer that has a range of an object, and counts the requests for its checksum."""
+
+    def __init__(self, at):
+        self.at, self.ranges, self.heads, self.lock = at, 0, 0, threading.Lock()
+
+    def __call__(self, handler, key, count):
+        m = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        if not key.endswith(LARGE) or (handler.command == "GET" and not m):
+            return False
+        with self.lock:
+            self.heads += handler.command == "HEAD"
+            if handler.command != "GET" or m[1] == m[2]:
+                return False
+            self.ranges += 1
+            flips = self.at is not None and self.ranges == self.at
+        data = handler.server.objects[key]
+        if flips:
+            data = data[:int(m[2])] + bytes([data[int(m[2])] ^ 1]) + data[int(m[2]) + 1:]
+        handler.give(data, ETag=etag(handler.server.objects[key]))
+        return True
+
+
+def reads_in_ranges(t, url, env, flip):
+    """No request is for the whole object, but all of its bytes are read, and summed up. A damaged byte may be one that is read again by another
+    request and not used; then the result is right."""
+    for command, made in ((("cp", url, t.at("copied")), "copied"), (("convert", url, t.at("made.pt"), "--to", "torch"), "made.pt"),
+                          (("validate", "--deep", url), None)):
+        total, right, noticed = 0, None, 0
+        for before in (None, 0, 1, 2, 5):  # which range is damaged, from the end: the first ones may be read only to recognize the file
+            flip.at, flip.ranges, flip.heads = total - before if total else None, 0, 0
+            p = subprocess.run([t.path, *command], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, env={**os.environ, **env})
+            need(p.returncode in (0, 2), f"{command}: {p.returncode} {p.stderr}")
+            result = p.stdout + b"".join(data for _, data in sorted(files_below(t.at(made)).items())) if made and p.returncode == 0 else p.stdout
+            if before is None:
+                total, right = flip.ranges, result
+                need(p.returncode == 0 and total >= 10, f"{command}: {total} ranges: {p.stderr}")
+            elif p.returncode == 0:
+                need(result == right, f"{command}, range {flip.at} of {total}: damage was not noticed")
+            else:
+                noticed += 1
+                need(b"of the whole object" in p.stderr + p.stdout and url.encode() in p.stderr + p.stdout, f"{command}, range {flip.at} of {total}: {p.stderr}")
+            if made and os.path.isdir(t.at(made)):
+                shutil.rmtree(t.at(made))
+            elif made and os.path.exists(t.at(made)):
+                os.remove(t.at(made))
+        need(noticed >= 2, f"{command}: only {noticed} damaged ranges were noticed")
+
+
+@test
+def test_request_checksums_of_objects_that_arrive_in_ranges_from_s3(t):
+    source = large_file(t)
+    data = files_below(source)["large.safetensors"]
+    for key in (LARGE, f"run/{LARGE}"):
+        flip = Flip(None)
+        with serving({key: data}, flip) as s:
+            s.summed[key] = s.objects[key]
+            reads_in_ranges(t, f"s3://b/{key.rpartition('/')[0] or key}", s.env(), flip)
+            need(flip.heads == 1, f"{flip.heads} requests for one checksum")
+            flip.heads = 0
+            t.run("inspect", f"s3://b/{key}", env=s.env())
+            need(flip.heads == 0, "a checksum is asked for although most of the object is not read")
+            flip.at, flip.ranges = 2, 0
+            t.run("validate", "--deep", f"s3://b/{key}", env=s.env(AWS_RESPONSE_CHECKSUM_VALIDATION="when_required"))
+            need(flip.heads == 0, "a checksum is asked for although that is switched off")
+
+
+@test
+def test_request_checksums_of_objects_that_arrive_in_ranges_from_google(t):
+    source = large_file(t)
+    data = files_below(source)["large.safetensors"]
+    server = google({LARGE: data})
+    between_ranges = Flip(None)
+
+    def flips(handler, body, up):
+        m = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        if up or handler.command != "GET" or not m or "alt=media" not in handler.path or len(body) < 2:
+            return body
+        with between_ranges.lock:
+            between_ranges.ranges += 1
+            if between_ranges.ranges != between_ranges.at:
+                return body
+        return body[:-1] + bytes([body[-1] ^ 1])
+
+    with http_serving.running(server) as s, proxy.before(s.url) as between:
+        between.damages = flips
+        reads_in_ranges(t, f"gs://b/{LARGE}", {"GOOGLE_OAUTH_ACCESS_TOKEN": TOKEN, "STORAGE_EMULATOR_HOST": between.url}, between_ranges)
 
 
 @test
