@@ -295,6 +295,7 @@ enum {
     ZIP64_END_SIZE = 56,
     ZIP64_LOCATOR_SIZE = 20,
     FLAGS_ENCRYPTED = 0x2041, /* encrypted, strong encryption, masked headers */
+    IS_DIRECTORY = 0x10,      /* in the external attributes, as DOS has it */
     WHOLE_READ = 64 * 1024,   /* archives up to this size are read completely */
     TAIL_READ = 16 * 1024,    /* includes the end records and the central directory of most checkpoints */
     AHEAD_READ = 4 * 1024     /* a local header and the padding after it, which aligns the member's data */
@@ -405,6 +406,9 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
                 "zip: member '%.*s' is stored uncompressed, but has %llu bytes compressed and %llu uncompressed",
                 TSR_STR_ARG(out->name), (unsigned long long)packed, (unsigned long long)out->size);
     TSR_FAIL_AT(tsr_load_le(p + 34, 2) != 0, err, TSR_E_UNSUPPORTED, position, "zip: the archive spans several disks");
+    TSR_FAIL_AT(out->size && (tsr_load_le(p + 38, 4) & IS_DIRECTORY), err, TSR_E_FORMAT, position,
+                "zip: member '%.*s' is marked as a directory, so PyTorch reads none of its %llu bytes",
+                TSR_STR_ARG(out->name), (unsigned long long)out->size);
     TSR_FAIL_AT(!tsr_add_u64(out->header_offset, base, &out->header_offset), err, TSR_E_FORMAT, position,
                 "zip: member '%.*s' begins beyond the end of the archive", TSR_STR_ARG(out->name));
     return TSR_OK;

@@ -218,6 +218,8 @@ static const poke pokes[] = {
     {CENTRAL_1, ZIP_CENTRAL_FLAGS, 2, 0x2000, TSR_E_UNSUPPORTED, CENTRAL_1, "encrypted"},
     {LOCAL_1, ZIP_LOCAL_FLAGS, 2, 0x0001, TSR_E_FORMAT, LOCAL_1, "disagree on flags"},
     {CENTRAL_1, ZIP_CENTRAL_DISK, 2, 1, TSR_E_UNSUPPORTED, CENTRAL_1, "several disks"},
+    {CENTRAL_1, ZIP_CENTRAL_EXTERNAL, 4, 0x10, TSR_E_FORMAT, CENTRAL_1,
+     "marked as a directory, so PyTorch reads none of its 10"},
     {CENTRAL_1, ZIP_CENTRAL_SIZE, 4, 11, TSR_E_FORMAT, CENTRAL_1, "10 bytes compressed and 11 uncompressed"},
     {CENTRAL_1, ZIP_CENTRAL_SIZE, 4, UINT32_MAX, TSR_E_FORMAT, CENTRAL_1, "lacks its zip64 sizes"},
     {CENTRAL_1, ZIP_CENTRAL_PACKED, 4, UINT32_MAX, TSR_E_FORMAT, CENTRAL_1, "lacks its zip64 sizes"},
