@@ -100,10 +100,11 @@ def test_a_rank_without_its_file_is_named(t):
 
 
 @test
-def test_the_first_of_several_models_is_missed(t):
-    shutil.copytree(golden("accelerate")[0], t.at("run"), ignore=lambda _, names: ["model.safetensors"])
-    found = t.json("validate", t.at("run"), "--json", status=1)["findings"]
-    need([f["file"] for f in found if f["rule"] == "parts/incomplete-save"] == ["model.safetensors"], found)
+def test_the_first_of_several_models_and_optimizers_is_missed(t):
+    for name in ("model.safetensors", "optimizer.bin"):
+        shutil.copytree(golden("accelerate")[0], t.at(name), ignore=lambda _, names: [name])
+        found = t.json("validate", t.at(name), "--json", status=1)["findings"]
+        need([f["file"] for f in found if f["rule"] == "parts/incomplete-save"] == [name], found)
 
 
 @test

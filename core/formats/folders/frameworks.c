@@ -586,22 +586,29 @@ const tsr_directory tsr_directory_accelerate_fsdp = {
 const tsr_directory tsr_directory_accelerate = {
     .reader = &tsr_reader_accelerate, .requires = accelerate_files, .has_no_marker = true};
 
-/* The first model has no number. A program may have accelerate save its models in another way, but then all of them. */
-static tsr_status check_first_model(tsr_checkpoint *checkpoint, tsr_error *err)
+/* The first model and the first optimizer have no number. A program may have accelerate save its models in another way, but then all of
+ * them. */
+static tsr_status check_first(tsr_checkpoint *checkpoint, tsr_error *err)
 {
-    static const char *const first[] = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                                        "pytorch_model.bin.index.json", NULL};
-    static const char *const second[] = {"model_1.safetensors", "model_1.safetensors.index.json", "pytorch_model_1.bin",
-                                         "pytorch_model_1.bin.index.json", NULL};
-    if (checkpoint->options.part.data || tsr_has_any(checkpoint->store, first)) return TSR_OK;
-    for (size_t i = 0; second[i]; i++)
-        if (tsr_has_file(checkpoint->store, second[i]))
-            return tsr_checkpoint_is_incomplete(
-                checkpoint, tsr_str_from(first[i]),
-                tsr_arena_format(checkpoint->arena, err,
-                                 "'%s' is missing next to '%s', which is the second model: it was removed or not copied",
-                                 first[i], second[i]),
-                err);
+    static const struct {
+        const char *what, *first[5], *second[5];
+    } rows[] = {
+        {"model",
+         {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"},
+         {"model_1.safetensors", "model_1.safetensors.index.json", "pytorch_model_1.bin", "pytorch_model_1.bin.index.json"}},
+        {"optimizer", {"optimizer.bin"}, {"optimizer_1.bin"}}};
+    if (checkpoint->options.part.data) return TSR_OK;
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+        if (tsr_has_any(checkpoint->store, rows[r].first)) continue;
+        for (size_t i = 0; rows[r].second[i]; i++)
+            if (tsr_has_file(checkpoint->store, rows[r].second[i]))
+                return tsr_checkpoint_is_incomplete(
+                    checkpoint, tsr_str_from(rows[r].first[i]),
+                    tsr_arena_format(checkpoint->arena, err,
+                                     "'%s' is missing next to '%s', which is the second %s: it was removed or not copied",
+                                     rows[r].first[i], rows[r].second[i], rows[r].what),
+                    err);
+    }
     return TSR_OK;
 }
 
@@ -611,7 +618,7 @@ static tsr_status check_first_model(tsr_checkpoint *checkpoint, tsr_error *err)
  *   pytorch_model_fsdp_0_rank1.bin                  the same with one file per rank
  *   pytorch_model_fsdp_rank1.bin, …_1_rank1.bin     LOCAL_STATE_DICT, with optimizers in DCPs */
 static const tsr_part_row accelerate_parts[] = {
-    {.mounts = check_first_model},
+    {.mounts = check_first},
     {.part = "model",
      .from = {{TSR_SOURCE_NAMED, "pytorch_model_fsdp_#"},
               {TSR_SOURCE_FILE, "model~.safetensors"},
