@@ -73,7 +73,8 @@ static const tsr_rule rules[] = {
     {"file/unreadable", TSR_ERROR, "bytes of the checkpoint cannot be read or make no sense",
      "A data file is missing, truncated or on failing storage, or an item is damaged. Restore the file from a copy."},
     {"index/absent", TSR_NOTE, "several safetensors files without an index are read as one checkpoint",
-     "Without model.safetensors.index.json, a lost file goes unnoticed."},
+     "Without model.safetensors.index.json, a lost file goes unnoticed. Next to transformers' config.json it is an error, since "
+     "transformers does not load such files."},
     {"index/extra-key", TSR_WARNING, "a tensor is in a file but not in the index",
      "Readers that follow the index will not see it. Rewrite the index, or remove the tensor."},
     {"index/key-in-two-files", TSR_WARNING, "a tensor is in more than one file",

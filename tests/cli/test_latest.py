@@ -169,6 +169,20 @@ def test_latest_passes_over_a_universal_checkpoint_without_its_model_states(t):
 
 
 @test
+def test_latest_passes_over_shards_of_transformers_without_their_index(t):
+    """from_pretrained does not load them, and the index is written last. Without config.json another program wrote them."""
+    run = copies(t, os.path.dirname(sample("safetensors_index")[0]), "step-9", "step-10")
+    os.remove(t.at("run", "step-10", "model.safetensors.index.json"))
+    need(answer(t, run) == "step-10", "shards of another program, which are all there")
+    with open(t.at("run", "step-10", "config.json"), "w") as f:
+        f.write('{"model_type": "llama"}')
+    found = t.json("validate", t.at("run", "step-10"), "--json", status=1)["findings"]
+    need([(f["rule"], f["level"]) for f in found] == [("index/absent", "error")], found)
+    need(answer(t, run) == "step-9", "shards without the index of transformers")
+    t.run("diff", t.at("run", "step-10"), t.at("run", "step-9"), "--values")
+
+
+@test
 def test_latest_of_several_runs(t):
     source = sample("dcp_small")[0]
     copies(t, source, "a/checkpoints/step-10", "a/checkpoints/step-20", "b/checkpoints/step-15")

@@ -33,8 +33,7 @@ TRAINER_WRITES = ("config.json", "generation_config.json", "model.safetensors", 
 # cannot notice, and what it writes last, in this order.
 FRAMEWORKS = {
     "dcp": (f"{SAMPLES}/dcp_fsdp2", "step_{}", (), (), (".metadata",)),
-    # Shards that are all there are read without their index, which transformers needs.
-    "transformers": (f"{SAMPLES}/safetensors_index", "step-{}", (), ("model.safetensors.index.json",), ("model.safetensors.index.json",)),
+    "transformers": (f"{SAMPLES}/safetensors_index", "step-{}", ("config.json",), (), ("model.safetensors.index.json",)),
     "torchtitan": (f"{SAMPLES}/dcp_tp_fsdp2", "step-{}", (), (), (".metadata",)),
     "trainer": (f"{SAMPLES}/hf_trainer/checkpoint-4", "checkpoint-{}", ("generation_config.json", "training_args.bin", "config.json"),
                 ("trainer_state.json", "rng_state.pth", "scheduler.pt", "optimizer.pt"), TRAINER_WRITES),
@@ -207,6 +206,9 @@ def answer(t, run, *options):
 def run_of(t, framework):
     """Makes a run with three whole steps. Returns (loader, its path, the paths of the steps, newest first, what is written last)."""
     whole, name, ignored, optional, last = FRAMEWORKS[framework]
+    if framework == "transformers":  # its save_pretrained writes this first
+        whole = shutil.copytree(whole, t.at("transformers-whole"))
+        put(os.path.join(whole, "config.json"), b'{"model_type": "llama"}')
     steps = [t.at(framework, name.format(step)) for step in (100, 10, 9)]
     for step in steps:
         shutil.copytree(whole, step)

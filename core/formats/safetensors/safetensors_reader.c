@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "formats/common/end_sum.h"
+#include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/metadata.h"
 #include "formats/common/rank_entries.h"
@@ -327,6 +328,22 @@ static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetenso
     return TSR_OK;
 }
 
+/* save_pretrained writes config.json first and the index last, and from_pretrained loads no shards without it. Other programs do. */
+static tsr_status report_absent_index(tsr_checkpoint *checkpoint, uint32_t count, tsr_error *err)
+{
+    const tsr_store *store = checkpoint->store;
+    const tsr_str name = store->files[checkpoint->files[0]].name;
+    const bool of_transformers = tsr_str_starts(name, TSR_STR("model-00001-of-")) && tsr_has_file(store, "config.json");
+    if (!of_transformers)
+        return tsr_finding_add(checkpoint->findings, "index/absent", TSR_NOWHERE, err,
+                               "%u safetensors files without an index are read as one checkpoint", (unsigned)count);
+    return tsr_finding_add_at(
+        checkpoint->findings, (tsr_rated_rule){"index/absent", TSR_ERROR}, TSR_NOWHERE, err,
+        "'model.safetensors.index.json' is missing next to 'config.json' and %u files of a model: transformers writes it last and does "
+        "not load them without it, so the save was interrupted, or the file was not copied",
+        (unsigned)count);
+}
+
 static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_safetensors *opened;
@@ -343,8 +360,7 @@ static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
     if (status == TSR_OK) status = tsr_safetensors_keep_metadata(checkpoint, opened, count, err);
     tsr_safetensors_close_all(checkpoint, opened, count);
     if (status == TSR_OK && count > 1 && !checkpoint->catalog.part_count)
-        status = tsr_finding_add(checkpoint->findings, "index/absent", TSR_NOWHERE, err,
-                                 "%u safetensors files without an index are read as one checkpoint", (unsigned)count);
+        status = report_absent_index(checkpoint, count, err);
     return status;
 }
 
