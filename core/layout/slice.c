@@ -61,11 +61,9 @@ static tsr_status parse_part(tsr_str part, uint32_t dim, uint64_t size, tsr_span
     if (!colon) {
         if (!parse_number(part, &from)) goto bad;
         uint64_t at = from < 0 ? size + (uint64_t)from : (uint64_t)from;
-        if (at >= size) {
-            const tsr_str given = trim(part);
-            return tsr_fail(err, TSR_E_USAGE, "index %.*s of dim %u is beyond its size %" PRIu64, TSR_STR_ARG(given), dim,
+        if (at >= size)
+            return tsr_fail(err, TSR_E_USAGE, "index %.*s of dim %u is beyond its size %" PRIu64, TSR_STR_ARG(part), dim,
                             size);
-        }
         *out = (tsr_span){at, 1};
         return TSR_OK;
     }
@@ -101,7 +99,7 @@ static tsr_status parse_parts(tsr_str inside, tsr_box tensor, tsr_slice *out, ts
     for (size_t at = 0, number = 0; number < parts; number++) {
         const char *comma = memchr(inside.data + at, ',', inside.size - at);
         const size_t end = comma ? (size_t)(comma - inside.data) : inside.size;
-        const tsr_str part = {inside.data + at, end - at};
+        const tsr_str part = trim((tsr_str){inside.data + at, end - at});
         at = end + 1;
         if (tsr_str_equal(part, TSR_STR("...")) && !filled) {
             filled = true;

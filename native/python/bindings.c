@@ -26,6 +26,8 @@
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/read_check.h"
 #include "tessera/sys/read_run.h"
+#include "tessera/sys/scaled.h"
+#include "tessera/sys/slice.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/tiling.h"
 #include "tessera/sys/try.h"
@@ -529,6 +531,44 @@ tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr
     tsr_vec_free(&pieces);
     free(r.errors);
     free(r.failed);
+    return status;
+}
+
+/* ---- slices and casts ---- */
+
+EXPORT tsr_status tsr_python_slice(const char *text, size_t size, uint32_t ndim, const uint64_t *shape, tsr_slice *out,
+                                   tsr_error *err);
+EXPORT tsr_status tsr_python_check_cast(session *s, const uint64_t *indices, size_t count, const char *dtype,
+                                        tsr_error *err);
+
+/* Reads what is inside the brackets of FQN[SLICE]; `text` may be NULL. tsr_slice is mirrored in _library.py. */
+tsr_status tsr_python_slice(const char *text, size_t size, uint32_t ndim, const uint64_t *shape, tsr_slice *out,
+                            tsr_error *err)
+{
+    return tsr_slice_parse((tsr_str){text, size}, ndim, shape, out, err);
+}
+
+typedef struct cast {
+    const session *session;
+    bool *chosen; /* by the indices of the entries */
+} cast;
+
+static bool is_chosen(const void *ctx, tsr_str fqn)
+{
+    const cast *of = ctx;
+    const tsr_entry *entry = tsr_checkpoint_entry(of->session->checkpoint, fqn);
+    return entry && of->chosen[entry - tsr_checkpoint_catalog(of->session->checkpoint)->entries];
+}
+
+/* Refuses a cast of these entries that would separate quantized numbers from their scales. */
+tsr_status tsr_python_check_cast(session *s, const uint64_t *indices, size_t count, const char *dtype, tsr_error *err)
+{
+    cast of = {s, calloc(tsr_checkpoint_catalog(s->checkpoint)->entry_count + 1, sizeof(bool))};
+    const tsr_arithmetic what = {.selection = {is_chosen, &of}, .dtype = tsr_dtype_from_name(tsr_str_from(dtype))};
+    if (!of.chosen) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    for (size_t i = 0; i < count; i++) of.chosen[indices[i]] = true;
+    const tsr_status status = tsr_check_arithmetic(s->checkpoint, &what, err);
+    free(of.chosen);
     return status;
 }
 

@@ -174,7 +174,7 @@ def test_get_reads_what_indexing_gives(t):
     assert tessera.get(t.at("x.pt"), "v[0]").tolist() == [1.0] * 3  # a name comes before a slice
     assert tessera.get(t.at("x.pt"), "step") == 7 and tessera.get(t.at("x.pt"), "zero").tolist() == 2.5
     assert bytes(tessera.get(t.at("x.pt"), "half[1:2]")) == tensor.to(torch.bfloat16)[1:2].view(torch.uint8).numpy().tobytes()
-    for wrong, reason in (("w[4]", "dim of 4"), ("w[0,0,0,0]", "3 dims"), ("w[x]", "neither"), ("no", "no 'no'")):
+    for wrong, reason in (("w[4]", "beyond its size 4"), ("w[0,0,0,0]", "3 dimensions"), ("w[x]", "'x' is not an index of dim 0"), ("no", "no 'no'")):
         fails(tessera.TesseraError, lambda: tessera.get(t.at("x.pt"), wrong), reason)
 
 

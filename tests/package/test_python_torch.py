@@ -154,6 +154,10 @@ def test_dtype_casts_floating_point_tensors_as_pytorch_does(t):
 
 
 def test_dtype_does_not_cast_numbers_without_their_scale(t):
+    torch.save({"a.weight": torch.arange(4, dtype=torch.int8), "a.weight_scale": torch.ones(1)}, t.at("int8.pt"))
+    fails(tessera.TesseraError, lambda: tessera.torch.load(t.at("int8.pt"), dtype="bfloat16"), "'a.weight'", "'a.weight_scale'", "dequantize")
+    torch.save({"a.weight": torch.randn(4).to(torch.float8_e4m3fn), "a.scale_of_something": torch.ones(1)}, t.at("no.pt"))
+    assert tessera.torch.load(t.at("no.pt"), dtype="bfloat16")["a.weight"].dtype == torch.bfloat16, "a name that merely contains 'scale' is not a scale"
     for n, (name, scale) in enumerate((("a.weight", "a.weight_scale_inv"), ("a.weight", "a.scale"), ("w", "w_scale"), ("a.weight", "a.qscale_weight"), ("weight", "weight_scale_2"))):
         torch.save({name: torch.randn(4).to(torch.float8_e4m3fn), scale: torch.ones(1), "b.bias": torch.ones(2)}, t.at(f"c{n}.pt"))
         fails(tessera.TesseraError, lambda: tessera.torch.load(t.at(f"c{n}.pt"), dtype="bfloat16"), f"'{name}'", f"'{scale}'", "dequantize")
@@ -601,12 +605,16 @@ def objects():
     import collections
     import datetime
     import fractions
+    import ipaddress
     import pathlib
+    import re
+    import time
     import numpy
     yield from (frozenset([1, frozenset()]), bytearray(b"\xffa"), b"\xffa", {1}, collections.deque([1, 2], 3), slice(1, 2), range(3))
     yield from (collections.defaultdict(list, {"a": [1]}), collections.defaultdict(None, {"a": 1}), collections.Counter("aab"),
                 collections.OrderedDict(b=1, a=2))
     yield from (numpy.float32(1.5), numpy.bool_(True), numpy.dtype("float32"), numpy.random.default_rng(3).bit_generator.state)
+    yield from (..., torch.strided, torch.sparse_coo, re.compile("a+", re.IGNORECASE), time.gmtime(5), ipaddress.ip_address("10.0.0.1"), ipaddress.ip_network("fe80::/16"))
     yield from (datetime.date(2020, 1, 2), fractions.Fraction(1, 3), pathlib.PurePosixPath("a/b"), 1 + 2j, 2**100, torch.Size([1, 2]),
                 torch.float32, torch.device("cpu"))
 

@@ -11,7 +11,7 @@ from typing import AbstractSet, Any, Literal, Sequence, Union
 from ._checkpoint import Checkpoint
 from ._choices import Choices, Document, StrPath, encoded, text, text_of, tolerance, whole_number
 from ._html import SHOWN
-from ._library import TesseraError, in_python, run_command, warn
+from ._library import TesseraError, in_python, run_command, slice_of, warn
 from ._options import OPTIONS
 
 CheckpointOrPath = Union[StrPath, Checkpoint]
@@ -267,30 +267,6 @@ def findings(command, operands, options, on_progress, progress):
 # ---- get ----
 
 
-def _slice_of(inside, entry):
-    """Reads the text between the brackets of FQN[SLICE]: numbers, a:b and "...". Returns offsets, sizes and the shape of the result."""
-    parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
-    if "..." in parts:
-        at = parts.index("...")
-        parts[at:at + 1] = [":"] * (len(entry.shape) - len(parts) + 1)
-    if len(parts) > len(entry.shape):
-        raise TesseraError(f"'{entry.name}' has {len(entry.shape)} dims, not {len(parts)}", "usage")
-    offsets, sizes, shape = [], [], []
-    for part, n in zip(parts + [":"] * (len(entry.shape) - len(parts)), entry.shape):
-        begin, colon, end = part.partition(":")
-        try:
-            chosen = slice(*(int(number) if number.strip() else None for number in (begin, end))) if colon else int(part)
-        except ValueError:
-            raise TesseraError(f"'{part}' in [{inside}] is neither a number, nor a:b, nor '...'", "usage") from None
-        if isinstance(chosen, int) and not -n <= chosen < n:
-            raise TesseraError(f"{chosen} in [{inside}] is outside a dim of {n} of '{entry.name}'", "usage")
-        start, stop, _ = (chosen if colon else slice(chosen % n, chosen % n + 1)).indices(n)
-        offsets.append(start)
-        sizes.append(max(0, stop - start))
-        shape += [sizes[-1]] if colon else []
-    return offsets, sizes, shape
-
-
 def get(_command, operands, options):
     path, name = operands
     if isinstance(path, Checkpoint):
@@ -313,7 +289,7 @@ def _get(checkpoint, name):
             raise TesseraError(f"{checkpoint.path}: '{name}' is {entry.type}, which JSON cannot hold; tessera.open(…)[{name!r}].save() gives it to torch.load",
                                "unsupported")
         return found[0]["value"]
-    offsets, sizes, shape = _slice_of(inside or "", entry) if entry.kind == "tensor" else (None, None, None)
+    offsets, sizes, shape = slice_of(inside, entry) if entry.kind == "tensor" else (None, None, None)
     view = entry.read(offsets, sizes)
     if view.format == "B" and entry.dtype != "uint8" or not view.nbytes:
         return view

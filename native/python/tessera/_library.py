@@ -71,6 +71,10 @@ class _ReadItem(ctypes.Structure):
                 ("bytes", ctypes.c_uint64)]
 
 
+class _TextSlice(ctypes.Structure):
+    _fields_ = [("offsets", ctypes.c_uint64 * MAX_NDIM), ("sizes", ctypes.c_uint64 * MAX_NDIM), ("shape", ctypes.c_uint64 * MAX_NDIM), ("ndim", ctypes.c_uint32)]
+
+
 class _Slice(ctypes.Structure):
     _fields_ = [("fqn", _Str), ("ndim", ctypes.c_uint32), ("offsets", ctypes.c_void_p), ("sizes", ctypes.c_void_p), ("shape", ctypes.c_void_p)]
 
@@ -155,6 +159,8 @@ _plan_count = _function("plan_count", ctypes.c_size_t, _p)
 _planned = _function("planned", None, _p, ctypes.c_size_t, _p)
 _planned_path_item = _function("planned_path_item", None, _p, ctypes.c_size_t, _u32, _p)
 _run_command = _function("call", _int, _p, _p)
+_parse_slice = _function("slice", _int, _char, ctypes.c_size_t, _u32, _p, _p, _p)
+_check_cast = _function("check_cast", _int, _p, _p, ctypes.c_size_t, _char, _p)
 
 
 _ALL_OPTIONS = {name: kind for options in OPTIONS.values() for name, kind in options.items()}
@@ -189,6 +195,14 @@ def matches(glob, name):
     """Whether a GLOB of the command line matches a name."""
     glob, name = encoded(glob), encoded(name)
     return bool(_matches(glob, len(glob), name, len(name)))
+
+
+def slice_of(inside, entry):
+    """Reads the text between the brackets of FQN[SLICE], or None. Returns offsets, sizes and the shape of the result."""
+    text, ndim, found, err = None if inside is None else encoded(inside), len(entry.shape), _TextSlice(), _Error()
+    if _parse_slice(text, 0 if text is None else len(text), ndim, (_u64 * max(1, ndim))(*entry.shape), ctypes.byref(found), ctypes.byref(err)) != 0:
+        _raise(err, f"'{entry.name}'")
+    return list(found.offsets[:ndim]), list(found.sizes[:ndim]), list(found.shape[:found.ndim])
 
 
 def warn(message):
@@ -505,6 +519,12 @@ class Session:
             _raise(err, self.path)
         if "://" in str(self.path):
             warn_of_stores()
+
+    def check_cast(self, indices, dtype):
+        """Raises TesseraError if a cast of these entries would change numbers or scales of a quantized tensor."""
+        err = _Error()
+        if self._do(_check_cast, (_u64 * max(1, len(indices)))(*indices), len(indices), dtype.encode(), ctypes.byref(err)) != 0:
+            _raise(err, self.path)
 
     def is_plain(self, index):
         return bool(self._do(_is_plain, index))

@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-import re
 from collections.abc import Iterable
 from typing import Any, Sequence
 
@@ -114,13 +113,12 @@ def _floating(dtype):
     return found
 
 
-def _scale_of(checkpoint, entry):
-    """Returns the name of a tensor that scales a tensor of few bits, or None."""
-    if not entry.dtype.startswith(("float8_", "float6_", "float4_")):
-        return None
-    parent = entry.name.rpartition(".")[0]
-    siblings = (name for name in checkpoint if name != entry.name and (name.startswith(entry.name) or name.rpartition(".")[0] == parent))
-    return next((name for name in siblings if re.search("scale|scaling", name[len(parent):])), None)
+def _check_cast(checkpoint, entries, dtype):
+    """Refuses a cast that would separate quantized numbers from their scales."""
+    try:
+        checkpoint._session.check_cast([checkpoint[entry.name]._index for entry in entries], _name_of(dtype))
+    except TesseraError as e:
+        raise TesseraError(f"{str(e).partition('; pass ')[0]}; leave out dtype, or load a copy that tessera.convert(…, dequantize=True) has made", e.status) from None
 
 
 def _loaded_dtype(checkpoint, entry, dtype):
@@ -129,10 +127,6 @@ def _loaded_dtype(checkpoint, entry, dtype):
     is_step = not entry.shape and entry.name.rpartition(".")[2] == "step"
     if dtype in (None, stored) or not stored.is_floating_point or is_step:
         return stored
-    scale = _scale_of(checkpoint, entry)
-    if scale:
-        raise TesseraError(f"{checkpoint.path}: '{entry.name}' ({entry.dtype}) is scaled by '{scale}', so it is not cast to dtype={_name_of(dtype)}; leave out dtype, "
-                           "or load a copy that tessera.convert(…, dequantize=True) has made", "unsupported")
     _, failure = attempt(lambda: torch.empty(1, dtype=dtype).copy_(torch.zeros(1, dtype=torch.uint8).expand(stored.itemsize).contiguous().view(stored)))
     if failure:
         raise TesseraError(f"{checkpoint.path}: '{entry.name}' is {entry.dtype}, which PyTorch does not cast to {_name_of(dtype)}", "unsupported")
@@ -167,6 +161,8 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     checkpoint, found, own = _open(path, choices, lambda of: _selected(of, names, prefix))
     with checkpoint, own or contextlib.nullcontext():
         entries = _tensors_of(checkpoint, [own[name] if own is not None and name in own and _is_whole(own[name]) else checkpoint[name] for name in found])
+        if cast is not None:
+            _check_cast(checkpoint, entries, cast)
         loaded = {entry.name[len(prefix):]: torch.empty(entry.shape, dtype=_loaded_dtype(checkpoint, entry, cast), device=device) for entry in entries}
         _read([checkpoint, own], verify, [(entry, (0,) * len(entry.shape), tensor) for entry, tensor in zip(entries, loaded.values())])
     return loaded
