@@ -106,13 +106,29 @@ bool tsr_torch_is_plain(const tsr_value *value)
     return value->kind != TSR_VALUE_OBJECT && value->kind != TSR_VALUE_GLOBAL;
 }
 
+static bool is_layout(tsr_str name)
+{
+    static const char *const layouts[] = {"torch.strided",    "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
+                                          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
+        if (tsr_str_equal(name, tsr_str_from(layouts[i]))) return true;
+    return false;
+}
+
+/* A name that is a value by itself. */
+static bool is_constant(tsr_str name)
+{
+    return is_layout(name) || tsr_str_equal(name, TSR_STR("builtins.Ellipsis")) ||
+           tsr_str_equal(name, TSR_STR("__builtin__.Ellipsis"));
+}
+
 /* A class of Python, numpy or PyTorch that the reader lists. */
 static bool is_known_class(tsr_str dotted)
 {
-    static const char *const packages[] = {"_io.",      "argparse.", "array.",      "builtins.",   "collections.",
-                                           "copyreg.",  "datetime.", "decimal.",    "exceptions.", "fractions.",
-                                           "numpy.",    "pathlib.",  "torch.",      "types.",      "uuid.",
-                                           "UserDict.", "UserList.", "UserString.", "zoneinfo."};
+    static const char *const packages[] = {
+        "_io.",        "argparse.",  "array.",     "builtins.",  "collections.", "copyreg.",  "datetime.",   "decimal.",
+        "exceptions.", "fractions.", "ipaddress.", "itertools.", "numpy.",       "pathlib.",  "random.",     "re.",
+        "time.",       "torch.",     "types.",     "uuid.",      "UserDict.",    "UserList.", "UserString.", "zoneinfo."};
     tsr_str module, name;
     if (!torch_split_name(dotted, &module, &name)) return false;
     bool known = false;
@@ -125,7 +141,7 @@ static bool is_known_class(tsr_str dotted)
 static bool is_data_node(const tsr_value *value)
 {
     switch (value->kind) {
-    case TSR_VALUE_GLOBAL: return is_known_class(value->text);
+    case TSR_VALUE_GLOBAL: return is_constant(value->text) || is_known_class(value->text);
     case TSR_VALUE_OBJECT: return is_known_class(value->text) && (!value->called || torch_may_be_called(value));
     case TSR_VALUE_DICT: return value->variant != TSR_VARIANT_DEFAULTDICT || torch_is_plain_factory(value->text);
     default: return true;
@@ -336,15 +352,6 @@ static void put_complex(tsr_pickler *p, double re, double im)
     tsr_pickler_float(p, im);
     tsr_pickler_tuple(p, 2);
     tsr_pickler_reduce(p);
-}
-
-static bool is_layout(tsr_str name)
-{
-    static const char *const layouts[] = {"torch.strided",    "torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc",
-                                          "torch.sparse_bsr", "torch.sparse_bsc", "torch._mkldnn",    "torch.jagged"};
-    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
-        if (tsr_str_equal(name, tsr_str_from(layouts[i]))) return true;
-    return false;
 }
 
 /* As torch.layout pickles itself: the weights_only loader takes no layout by its own name. */
