@@ -1,8 +1,11 @@
 /* Checkpoints that Python writes to object stores. Every rank sends its own file, and hands over what is needed to complete
  * its upload. One process takes all of that over and publishes. Closing removes what was not published. */
 #include <ctype.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "io/digests.h"
 #include "session.h"
 #include "tessera/output.h"
 #include "tessera/sys/json.h"
@@ -32,6 +35,8 @@ EXPORT tsr_status tsr_python_saving_put_note(saving *s, const char *name, const 
 EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err);
+EXPORT uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size);
+EXPORT int tsr_python_exchange(const char *a, const char *b);
 
 /* ---- an open output ---- */
 
@@ -168,4 +173,17 @@ static bool is_of_a_save(tsr_str name)
 tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err)
 {
     return tsr_object_output_give_up(s->output, is_of_a_save, err);
+}
+
+/* ---- for files that Python writes into directories ---- */
+
+uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size)
+{
+    return tsr_native_crc32(crc, data, size);
+}
+
+/* Exchanges two directories. Returns 0, or -1 if the file system cannot do it. */
+int tsr_python_exchange(const char *a, const char *b)
+{
+    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
 }

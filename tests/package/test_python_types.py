@@ -25,6 +25,7 @@ bias: object = tessera.torch.load("run", ["**.bias"], prefix="model.", map={"sch
 names: list[str] = missing + unexpected
 reader = tessera.torch.StorageReader("run", step=3)
 writer = tessera.torch.StorageWriter("run", overwrite=True, thread_count=2, single_file_per_rank=False, sync_files=False)
+writer = tessera.torch.StorageWriter("run", form="safetensors", fqn_to_index_mapping={"w": 1}, save_distributed=True, enable_consolidation=True)
 error: tessera.Error = tessera.TesseraError("", "i/o", 3)
 """
 WRONG = [  # a line, and what is wrong with it
@@ -35,6 +36,7 @@ WRONG = [  # a line, and what is wrong with it
     ("tessera.torch.load_into({}, 'run', shards=3)", '"shards"'),
     ("tessera.torch.load('run', inverse='yes')", '"inverse"'),
     ("tessera.torch.StorageWriter('run', thread_count='2')", '"thread_count"'),
+    ("tessera.torch.StorageWriter('run', form='pt')", '"form"'),
     ("tessera.check('run')[0].rul", '"rul"'),
     ("tessera.report('run', 'xml')", '"report"'),
     ("tessera.open('run')['w'].shap", '"shap"'),

@@ -11,7 +11,7 @@ import os
 import pickle
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Sequence
+from typing import Any, Literal, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -113,16 +113,15 @@ def _start_copy(tensor):
     return host, copied
 
 
-def _end_copy(tensor, copied):
+def _end_copy(tensor, copied, as_stored):
     if copied is not None:
         copied.synchronize()
-    # torch.save writes the whole storage: of a view only its own elements are wanted.
-    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
+    return tensor.clone() if as_stored and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size() else tensor
 
 
-def _in_host_memory(items, planner, ahead):
+def _in_host_memory(items, planner, ahead, as_stored=True):
     """Yields (item, tensor or BytesIO). While the caller writes one of them, the next ones of about `ahead` bytes are copied from their CUDA
-    device."""
+    device. as_stored: for torch.save, which writes the whole storage of a tensor: one that is only a view is copied."""
     started, waiting = collections.deque(), 0  # bytes of those behind the first
     for item in items:
         data, size, is_copied = planner.resolve_data(item), 0, False
@@ -133,14 +132,14 @@ def _in_host_memory(items, planner, ahead):
         waiting += size if started else 0
         started.append((item, data, size))
         while started and (waiting >= ahead or not is_copied):  # what is in host memory need not wait
-            yield _ended(*started.popleft()[:2])
+            yield _ended(*started.popleft()[:2], as_stored)
             waiting -= started[0][2] if started else 0
     for item, data, _ in started:
-        yield _ended(item, data)
+        yield _ended(item, data, as_stored)
 
 
-def _ended(item, data):
-    return item, data if item.type == WriteItemType.BYTE_IO else _end_copy(*data)
+def _ended(item, data, as_stored):
+    return item, data if item.type == WriteItemType.BYTE_IO else _end_copy(*data, as_stored)
 
 
 class _Results(list):
@@ -239,12 +238,20 @@ class StorageWriter(_StorageWriter, _Stager):
     Without overwrite, an existing checkpoint is a FileExistsError on every rank before anything is written. If one rank fails, the save
     fails on all ranks and changes nothing. The next save removes what a killed one left.
 
+    form="safetensors" writes what PyTorch's HuggingFaceStorageWriter writes, and takes its options by name: whole tensors in files named
+    model-*.safetensors with an index, which are joined if several ranks have saved them; with save_distributed files of each rank's shards instead,
+    and with enable_consolidation both, the shards in `sharded`. fqn_to_index_mapping: the number of each tensor's file, from 1.
+    thread_count: files that a rank writes at the same time. thread_count_consolidation: files that are joined at the same time. checksums:
+    a CRC-32 of each file. The state dict may hold only tensors, and path is a directory that all ranks share.
+
     With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its files, and then `__RANK.metadata`. These
     appear, replace those of the last save, or fail, rank by rank."""
 
     def __init__(self, path: StrPath, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
                  per_thread_copy_ahead: int = 10_000_000, cache_staged_state_dict: bool = False, overwrite: bool = False,
-                 _extensions: Sequence[Any] | None = None, serialization_format: Any = "torch_save", *, checksums: bool = True) -> None:
+                 _extensions: Sequence[Any] | None = None, serialization_format: Any = "torch_save", *, checksums: bool = True,
+                 form: Literal["dcp", "safetensors"] = "dcp", fqn_to_index_mapping: Mapping[str, int] | None = None, save_distributed: bool = False,
+                 enable_consolidation: bool = False, thread_count_consolidation: int = 1) -> None:
         _StorageWriter.__init__(self)
         if BlockingAsyncStager:
             BlockingAsyncStager.__init__(self, cache_staged_state_dict=cache_staged_state_dict)
@@ -255,12 +262,27 @@ class StorageWriter(_StorageWriter, _Stager):
         self.overwrite, self.checksums, self.serialization_format = overwrite, checksums, serialization_format
         if getattr(serialization_format, "value", serialization_format) != "torch_save":
             raise TesseraError(f"serialization_format={serialization_format} is not supported: PyTorch's FileSystemReader cannot read what "
-                               "FileSystemWriter makes of it. Leave it out, and convert the checkpoint with tessera.convert(…, to=\"safetensors\")",
-                               "unsupported")
+                               "FileSystemWriter makes of it. Pass form=\"safetensors\" instead", "unsupported")
         if _extensions and not StreamTransforms:
             raise TesseraError(f"_extensions is not supported by PyTorch {torch.__version__}, whose metadata has no field for it; PyTorch 2.7 has", "unsupported")
         self.transforms = StreamTransforms(_extensions) if _extensions else None
+        self.fqn_to_index_mapping = dict(fqn_to_index_mapping) if fqn_to_index_mapping is not None else None
+        self.save_distributed, self.enable_consolidation = save_distributed, enable_consolidation
+        self.thread_count_consolidation = _number("thread_count_consolidation", thread_count_consolidation, 1)
+        self.form = form
+        if form == "safetensors" and type(self) is StorageWriter:
+            from ._save_safetensors import SafetensorsWriter
+            self.__class__ = SafetensorsWriter
+        self._check_options()
         self.reset(os.fspath(path))
+
+    def _check_options(self):
+        if self.form != "dcp":
+            raise ValueError(f'form is "dcp" or, of StorageWriter itself, "safetensors", not {self.form!r}')
+        given = {"fqn_to_index_mapping": self.fqn_to_index_mapping is not None, "save_distributed": self.save_distributed,
+                 "enable_consolidation": self.enable_consolidation, "thread_count_consolidation": self.thread_count_consolidation != 1}
+        if any(given.values()):
+            raise ValueError(f'{next(name for name, is_given in given.items() if is_given)} needs form="safetensors"')
 
     def stage(self, state_dict):
         if self.cache_staged_state_dict and self.state_dict_cache is None and not torch.cuda.is_available():
