@@ -22,6 +22,8 @@ def yaml(path):
 def test_all_files_follow_their_services_schemas(t):
     tool = os.path.join(TOOLS, "bin/check-jsonschema")
     check(tool, "--builtin-schema", "vendor.github-actions", GITHUB)
+    for workflow in ("bucket.yml", "drift.yml"):
+        check(tool, "--builtin-schema", "vendor.github-workflows", os.path.join(os.path.dirname(GITHUB), workflow))
     check(tool, "--builtin-schema", "vendor.gitlab-ci", GITLAB)
     check(os.path.join(TOOLS, "bin/pre-commit"), "validate-manifest", os.path.join(ROOT, ".pre-commit-hooks.yaml"), env={**os.environ, "HOME": t.scratch})
 
@@ -280,3 +282,78 @@ def test_the_example_configuration_of_pre_commit_has_a_layout_per_checkpoint(t):
     shutil.copytree(os.path.join(SAMPLES, "dcp_tp"), p.at("checkpoints/base"))
     out = p.run(status=1)
     assert re.search(r"layout of checkpoints/base\.+Failed", out) and not re.search(r"layout of checkpoints/tuned\.+(Failed|Passed)", out) and "layout/" in out, out
+
+
+def git(*command, cwd):
+    return check("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always", *command, cwd=cwd)
+
+
+def compares_with_base(t, checkpoint, allowed="false"):
+    """Runs the last step of drift.yml in a pull request that has this checkpoint. Returns its status and output."""
+    origin, clone = t.at("origin"), t.at("clone")
+    for folder in (origin, clone):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(GOOD, os.path.join(origin, "checkpoints/newest"))
+    git("init", "-q", cwd=origin)
+    git("add", "-A", cwd=origin)
+    git("commit", "-qm", "base", cwd=origin)
+    git("clone", "-q", origin, clone, cwd=t.scratch)
+    shutil.rmtree(os.path.join(clone, "checkpoints/newest"))
+    shutil.copytree(checkpoint, os.path.join(clone, "checkpoints/newest"))
+    step = yaml(os.path.join(os.path.dirname(GITHUB), "drift.yml"))["jobs"]["drift"]["steps"][-1]
+    assert set(step["env"]) == {"BASE", "LAYOUT_CHANGES"} and "${{" not in step["run"], "expressions reach a script as variables only"
+    shutil.rmtree(t.at("runner"), ignore_errors=True)
+    os.mkdir(t.at("runner"))
+    p = subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=clone, capture_output=True, text=True,
+                       env={"PATH": f"{os.path.dirname(t.path)}:/usr/bin:/bin", "HOME": t.scratch, "RUNNER_TEMP": t.at("runner"), "BASE": "main", "LAYOUT_CHANGES": allowed})
+    return p.returncode, p.stdout + p.stderr
+
+
+def test_the_workflow_refuses_a_drifted_checkpoint(t):
+    status, out = compares_with_base(t, GOOD)
+    assert status == 0, out
+    other = os.path.join(SAMPLES, "dcp_v2_15_fsdp2")  # a tensor less and one more
+    status, out = compares_with_base(t, other)
+    assert status == 1 and "::" in out and "plain" in out, (status, out)
+    assert compares_with_base(t, other, "true")[0] == 0
+
+
+# ---- samples/launcher ----
+
+LAUNCHER = os.path.join(ROOT, "samples/launcher/train")
+TRAINS = """
+echo "from '$RESUME'" >>log
+n=$(wc -l <log)
+[ "$n" != "$1" ] || kill -9 $$
+if [ "$n" -le "$2" ]; then cp -r "$GOOD" "run/step-$n"; fi
+[ "$n" -ge "$3" ] || exit 7
+"""
+
+
+def launch(t, *arguments, run="run", **env):
+    for name in ("run", "log"):
+        shutil.rmtree(t.at(name), ignore_errors=True) if name == "run" else open(t.at(name), "w").close()
+    os.mkdir(t.at("run"))
+    p = subprocess.run([LAUNCHER, run, "bash", "-c", TRAINS, "train", *map(str, arguments)], cwd=t.scratch, capture_output=True, text=True, timeout=120,
+                       env={"PATH": f"{os.path.dirname(t.path)}:/usr/bin:/bin", "GOOD": GOOD, **env})
+    with open(t.at("log")) as f:
+        return p.returncode, f.read().split("\n")[:-1], p.stderr
+
+
+def test_the_launcher_resumes_from_the_newest_checkpoint_that_would_load(t):
+    status, log, said = launch(t, 2, 4, 5)  # it is killed in its second run, and saves in the others
+    assert status == 0 and log == ["from ''", "from 'run/step-1'", "from 'run/step-1'", "from 'run/step-3'", "from 'run/step-4'"], (log, said)
+    status, log, said = launch(t, 0, 2, 99, RESTARTS="2")  # saves twice, then crashes without a newer checkpoint
+    assert status == 7 and log == ["from ''", "from 'run/step-1'"] + ["from 'run/step-2'"] * 3, (log, said)
+    status, log, said = launch(t, 0, 0, 1, run="unmounted")
+    assert status == 2 and log == [] and "'unmounted'" in said
+
+
+def test_the_launcher_passes_a_signal_on_and_ends(t):
+    os.mkdir(t.at("run"))
+    program = "trap 'echo saved >saved; exit 0' TERM; echo >ready; while true; do sleep 0.1; done"
+    p = subprocess.Popen([LAUNCHER, "run", "bash", "-c", program], cwd=t.scratch, env={"PATH": f"{os.path.dirname(t.path)}:/usr/bin:/bin"})
+    while not os.path.exists(t.at("ready")):
+        assert p.poll() is None
+    p.terminate()
+    assert p.wait(60) == 143 and os.path.exists(t.at("saved"))
