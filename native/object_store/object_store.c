@@ -88,9 +88,14 @@ static bool is_within(const char *inner, const char *outer)
     return strncmp(inner, outer, size) == 0 && (inner[size] == '\0' || inner[size] == '/');
 }
 
-bool tsr_urls_overlap(const char *a, const char *b)
+tsr_status tsr_urls_refuse_overlap(const char *const *sources, size_t count, const char *destination, tsr_error *err)
 {
-    return is_within(a, b) || is_within(b, a);
+    for (size_t i = 0; i < count; i++) {
+        if (!is_within(sources[i], destination) && !is_within(destination, sources[i])) continue;
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
+                         destination, sources[i]);
+    }
+    return TSR_OK;
 }
 
 tsr_status tsr_path_must_be_local(const char *path, tsr_error *err)

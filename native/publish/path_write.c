@@ -4,8 +4,7 @@
  *   rank 0 creates the files, the others open them ──▶ each rank does its share of the units and syncs
  *   records of what is done ──▶ rank 0 writes headers, index or .metadata, and publishes
  *
- * The command line does the same with journals, so that an interrupted run can be resumed
- * (native/cli/writing/writing_work.c). */
+ * The command line does the same as a job (job.h), which can be resumed. */
 #include "publish/publication.h"
 #include "tessera/path.h"
 #include "tessera/sys/check_shared.h"

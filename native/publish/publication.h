@@ -1,6 +1,6 @@
 /* Publishes an output that is written in one run, by one process or by rank 0 of several. Keeps the journal next to the
- * output, removes what killed runs left, and records the last steps. Commands that can be resumed keep their own journals
- * (native/cli/writing/writing_work.c). */
+ * output, removes what killed runs left, and records the last steps. Conversions, which can be resumed, are jobs
+ * (job.h). */
 #ifndef TSR_NATIVE_PUBLICATION_H
 #define TSR_NATIVE_PUBLICATION_H
 

@@ -390,7 +390,7 @@ static tsr_status choose_place(copying *c, tsr_error *err)
 
 static tsr_status check_destination(copying *c, tsr_error *err)
 {
-    if (c->is_remote) return cli_refuse_overlap((tsr_texts){&c->from, 1}, c->to, err);
+    if (c->is_remote) return tsr_urls_refuse_overlap(&c->from, 1, c->to, err);
     const tsr_status status = tsr_path_must_be_local(c->to, err);
     if (status != TSR_OK) return status;
     if (!c->arguments->overwrite && access(c->to, F_OK) == 0) return refuse_existing(c, err);

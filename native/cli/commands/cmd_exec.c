@@ -39,11 +39,11 @@ static tsr_status read_plan(execution *e, tsr_error *err)
     const tsr_command_options given = program->options;
     const char *path = program->operands.items[0];
     tsr_status status = cli_load_file(program, path, &e->store, &e->document, err);
-    if (status == TSR_OK) status = tsr_plan_job_read(e->document.data, cli_host(program), w->arena, &w->job, err);
-    if (status == TSR_OK) program->options = w->job.request.options;
+    if (status == TSR_OK) status = tsr_plan_job_read(e->document.data, cli_host(program), w->arena, &w->plan_job, err);
+    if (status == TSR_OK) program->options = w->plan_job.request.options;
     tsr_options_override(program->command, &given, &program->options);
-    if (status == TSR_OK && w->job.target.mesh.size)
-        status = tsr_target_from_texts(&w->job.target, tsr_glob_match, w->arena, &e->target, err);
+    if (status == TSR_OK && w->plan_job.target.mesh.size)
+        status = tsr_target_from_texts(&w->plan_job.target, tsr_glob_match, w->arena, &e->target, err);
     if (status != TSR_OK) tsr_error_context(err, "%s", path);
     return status;
 }
@@ -51,7 +51,7 @@ static tsr_status read_plan(execution *e, tsr_error *err)
 /* A plan contains the URL of its source without secrets. */
 static tsr_status find_source(const execution *e, const char *given, const char **path, tsr_error *err)
 {
-    *path = given ? given : cli_hide_secrets(e->program, e->writing.job.source.path.data);
+    *path = given ? given : cli_hide_secrets(e->program, e->writing.plan_job.source.path.data);
     if (given || !tsr_is_url(*path) || !strstr(*path, "***")) return TSR_OK;
     return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION,
                      "the plan does not contain the secrets of its source's URL '%s'; pass the full URL with --source",
@@ -71,10 +71,11 @@ static tsr_status open_source(execution *e, tsr_error *err)
     const char *path;
     tsr_status status = find_source(e, w->options->source_path, &path, err);
     if (status != TSR_OK) return status;
-    status =
-        w->job.target.mesh.size ? cli_open_reshard(w, path, &e->target, &e->plan, err) : cli_open_conversion(w, path, err);
-    if (status == TSR_OK) status = check_source(e, &w->job.source, &w->source, err);
-    if (status == TSR_OK && w->job.adapter.path.size) status = check_source(e, &w->job.adapter, w->source.others, err);
+    status = w->plan_job.target.mesh.size ? cli_open_reshard(w, path, &e->target, &e->plan, err)
+                                          : cli_open_conversion(w, path, err);
+    if (status == TSR_OK) status = check_source(e, &w->plan_job.source, &w->source, err);
+    if (status == TSR_OK && w->plan_job.adapter.path.size)
+        status = check_source(e, &w->plan_job.adapter, w->source.others, err);
     return status;
 }
 

@@ -125,8 +125,8 @@ static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_
     w->source.recipe = recipe_of(j, w->arena, err);
     status = w->source.recipe.data ? cli_choose_container(w, 1 + TSR_TO_DCP, 0, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_write(w, err);
-    j->output.files_written = w->conversion.file_count;
-    for (uint32_t i = 0; i < w->conversion.file_count; i++) j->output.bytes_written += w->conversion.file_sizes[i];
+    j->output.files_written = w->job.conversion.file_count;
+    for (uint32_t i = 0; i < w->job.conversion.file_count; i++) j->output.bytes_written += w->job.conversion.file_sizes[i];
     return status;
 }
 

@@ -6,8 +6,8 @@
 
 static tsr_status prepare(cli_writing *w, tsr_target *target, tsr_plan **plan, tsr_error *err)
 {
-    tsr_status status = cli_read_target(w->program, w->options, w->arena, &w->job.target, target, err);
-    if (status == TSR_OK) status = cli_read_storage(w->program, w->options->storage, w->arena, &w->job.storage, err);
+    tsr_status status = cli_read_target(w->program, w->options, w->arena, &w->plan_job.target, target, err);
+    if (status == TSR_OK) status = cli_read_storage(w->program, w->options->storage, w->arena, &w->plan_job.storage, err);
     return status == TSR_OK ? cli_open_reshard(w, w->program->operands.items[0], target, plan, err) : status;
 }
 

@@ -44,16 +44,6 @@ tsr_status cli_list_sources(const cli *program, const char *path, const cli_sess
     return TSR_OK;
 }
 
-tsr_status cli_refuse_overlap(tsr_texts sources, const char *destination, tsr_error *err)
-{
-    for (size_t i = 0; i < sources.count; i++) {
-        if (!tsr_urls_overlap(sources.items[i], destination)) continue;
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the destination '%s' is, contains or is inside the source '%s'",
-                         destination, sources.items[i]);
-    }
-    return TSR_OK;
-}
-
 static tsr_store_opener opener_of(cli *program)
 {
     return (tsr_store_opener){

@@ -56,8 +56,6 @@ void cli_close(cli_session *session);
 /* All paths that a command reads: PATH, those of --also, and the session's other checkpoints (NULL: none). */
 tsr_status cli_list_sources(const cli *program, const char *path, const cli_session *session, tsr_arena *arena,
                             tsr_texts *out, tsr_error *err);
-/* TSR_E_USAGE if a destination in an object store is, contains or is inside one of the sources. */
-tsr_status cli_refuse_overlap(tsr_texts sources, const char *destination, tsr_error *err);
 /* TSR_E_CHANGED if a file of the source, or of the other checkpoints, has changed since it was opened. */
 tsr_status cli_unchanged(const cli_session *session, tsr_error *err);
 

@@ -109,7 +109,7 @@ static tsr_status open_remote(cli_optim_output *o, tsr_texts sources, const tsr_
                                                .resume = o->resume,
                                                .names = count ? names : &single,
                                                .name_count = count ? count : 1};
-    TSR_TRY(cli_refuse_overlap(sources, o->destination, err));
+    TSR_TRY(tsr_urls_refuse_overlap(sources.items, sources.count, o->destination, err));
     const tsr_status status = tsr_object_output_open(cli_host(o->program), o->destination, &options, &o->output, err);
     if (status != TSR_OK) return status;
     cli_note_other_parts(o->program, o->output, o->destination);

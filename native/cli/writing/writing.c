@@ -1,17 +1,95 @@
-/* Writes a checkpoint in this order: decide what is replaced, refuse what cannot be done, write under temporary names, check
- * that the source did not change, publish. */
+/* From the options of a writing command to its job (publish/job.h). */
 #include "cli/writing/writing.h"
 
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "cli/program/map_options.h"
 #include "cli/program/shards_option.h"
 #include "cli/program/target_options.h"
-#include "cli/writing/writing_parts.h"
 #include "io/clock.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"
+
+/* ---- container ---- */
+
+/* Decides which files DEST will consist of. */
+
+bool cli_container_of_name(const char *path, tsr_container *out)
+{
+    static const struct {
+        const char *suffix;
+        tsr_container to;
+    } suffixes[] = {
+        {".safetensors", TSR_TO_SAFETENSORS}, {".pt", TSR_TO_TORCH}, {".pth", TSR_TO_TORCH}, {".bin", TSR_TO_TORCH}};
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        if (!tsr_str_ends(tsr_str_from(path), tsr_str_from(suffixes[i].suffix))) continue;
+        *out = suffixes[i].to;
+        return true;
+    }
+    return false;
+}
+
+static bool ends_in_slash(const char *path)
+{
+    return tsr_str_ends(tsr_str_from(path), TSR_STR("/"));
+}
+
+/* --max-shard-size means safetensors where the extension of DEST does not mean anything else. */
+static tsr_status infer(cli_writing *w, uint64_t max_shard_size, tsr_error *err)
+{
+    w->to = TSR_TO_SAFETENSORS;
+    if (!cli_container_of_name(w->destination, &w->to) && !max_shard_size)
+        return tsr_raise(
+            err, TSR_E_USAGE, TSR_NO_POSITION,
+            "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",
+            w->destination);
+    return TSR_OK;
+}
+
+tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_size, tsr_error *err)
+{
+    const tsr_status status = to ? TSR_OK : infer(w, max_shard_size, err);
+    if (status != TSR_OK) return status;
+    if (to) w->to = (tsr_container)(to - 1);
+    if (max_shard_size && w->to != TSR_TO_SAFETENSORS)
+        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--max-shard-size can only be used with --to safetensors");
+    if (w->to == TSR_TO_DEEPSPEED_UNIVERSAL && w->options->overwrite)
+        return tsr_raise(
+            err, TSR_E_USAGE, TSR_NO_POSITION,
+            "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
+            w->destination);
+    w->max_shard_size = max_shard_size;
+    w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
+    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL || w->to == TSR_TO_RANKS;
+    if (!w->is_folder && ends_in_slash(w->destination)) {
+        w->file_name = tsr_str_from(tsr_file_of(w->to));
+        w->is_folder = true;
+    }
+    return TSR_OK;
+}
+
+/* A checkpoint with parts becomes a directory of safetensors files, one per part, unless DEST is the name of one file. */
+void cli_choose_parts(cli_writing *w)
+{
+    const bool one_file = tsr_str_ends(tsr_str_from(w->destination), TSR_STR(".safetensors"));
+    if (w->to != TSR_TO_SAFETENSORS || w->max_shard_size || one_file || !w->source.catalog->part_count) return;
+    w->per_part = w->is_folder = true;
+    w->file_name = (tsr_str){NULL, 0};
+}
+
+tsr_status cli_place_file(const char *destination, tsr_str name, tsr_arena *arena, cli_file_place *out, tsr_error *err)
+{
+    struct stat info;
+    *out = (cli_file_place){destination, TSR_STR("")};
+    if (!ends_in_slash(destination)) return TSR_OK;
+    if (!tsr_is_url(destination) && stat(destination, &info) != 0) {
+        out->name = name;
+        return TSR_OK;
+    }
+    out->path = tsr_arena_format(arena, err, "%s%.*s", destination, TSR_STR_ARG(name)).data;
+    return out->path ? TSR_OK : TSR_E_NOMEM;
+}
 
 /* ---- source ---- */
 
@@ -46,8 +124,8 @@ tsr_status cli_open_reshard(cli_writing *w, const char *path, const tsr_target *
     w->is_folder = true;
     w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = (void *)(uintptr_t)&w->options->selection};
-    status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->job.target, target, &options}, cli_host(w->program),
-                                w->arena, plan, err);
+    status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->plan_job.target, target, &options},
+                                cli_host(w->program), w->arena, plan, err);
     w->plan = *plan;
     return status;
 }
@@ -56,10 +134,11 @@ tsr_status cli_open_reshard(cli_writing *w, const char *path, const tsr_target *
 
 static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr_convert_options *out, tsr_error *err)
 {
-    const bool has_storage = w->plan && w->job.storage.servers;
+    const bool has_storage = w->plan && w->plan_job.storage.servers;
     tsr_status status = tsr_conversion_options(w->options, w->to, w->arena, out, err);
     if (status == TSR_OK && has_storage)
-        status = tsr_storage_of(&w->job.storage, w->source.catalog->store, cli_host(w->program), w->arena, &w->storage, err);
+        status =
+            tsr_storage_of(&w->plan_job.storage, w->source.catalog->store, cli_host(w->program), w->arena, &w->storage, err);
     out->max_shard_size = w->max_shard_size;
     out->per_part = w->per_part;
     out->shards = w->shards;
@@ -76,7 +155,7 @@ static tsr_status check_names(cli_writing *w, tsr_error *err)
 {
     tsr_name_choice choice;
     tsr_status status =
-        tsr_choice_of(w->source.catalog, w->options, w->plan ? &w->job.target : NULL, w->arena, &choice, err);
+        tsr_choice_of(w->source.catalog, w->options, w->plan ? &w->plan_job.target : NULL, w->arena, &choice, err);
     if (status == TSR_OK) status = tsr_name_choice_check(&choice, w->arena, err);
     return status == TSR_OK && !w->is_exec ? cli_warn_name_choice(w->program, &choice, w->arena, &w->warnings, err) : status;
 }
@@ -87,33 +166,104 @@ static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr
     tsr_convert_options look = *options;
     if (!w->options->dry_run && !w->against) return TSR_OK;
     look.dry_run = true;
-    const tsr_status status = tsr_convert(w->source.checkpoint, NULL, &look, w->arena, &w->conversion, err);
+    const tsr_status status = tsr_convert(w->source.checkpoint, NULL, &look, w->arena, &w->job.conversion, err);
     return status == TSR_OK && w->against ? cli_check_against(w, err) : status;
 }
 
-/* For --dry-run: refuses the destination where the run itself would. */
-static tsr_status check_destination(cli_writing *w, tsr_error *err)
+/* ---- the job ---- */
+
+static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
 {
-    if (!cli_speaks(w->program)) return TSR_OK;
-    tsr_status status = cli_decide_replacement(w, NULL, 0, err);
-    const tsr_folder_output_options options = {.is_folder = w->is_folder,
-                                               .overwrite = w->options->overwrite,
-                                               .swap = w->replacement.swap,
-                                               .sources = w->sources.items,
-                                               .source_count = w->sources.count};
-    if (status == TSR_OK && !tsr_is_url(w->destination))
-        status = tsr_folder_output_check(cli_host(w->program)->allocator, w->destination, &options, err);
-    return status == TSR_OK ? cli_note_kept(w, err) : status;
+    return cli_describe_work(ctx, text, err);
 }
 
-static tsr_status dry_run(cli_writing *w, const tsr_convert_options *options, tsr_error *err)
+static tsr_status list_inputs(void *ctx, tsr_inputs *inputs, tsr_error *err)
 {
-    tsr_error why = {0};
-    const tsr_conversion planned = w->conversion;
-    const tsr_status status = w->options->resume ? cli_find_completed(w, options, &why, err) : TSR_OK;
-    if (status != TSR_OK || w->is_complete) return status;
-    w->conversion = planned;
-    return cli_agree(w->program, check_destination(w, err), err);
+    const cli_writing *w = ctx;
+    tsr_status status = tsr_inputs_add(inputs, w->source.store, cli_source_checkpoint(&w->source), err);
+    for (size_t i = 0; i < w->source.other_count && status == TSR_OK; i++)
+        status = tsr_inputs_add(inputs, w->source.others[i].store, cli_source_checkpoint(&w->source.others[i]), err);
+    const tsr_command_options *o = w->options;
+    const char *const documents[] = {w->plan_path, w->against,       o->target,  o->map,
+                                     o->storage,   o->source.shards, o->modules, o->flat_params};
+    for (size_t i = 0; i < sizeof documents / sizeof *documents && status == TSR_OK; i++)
+        status = tsr_inputs_add_path(inputs, documents[i], err);
+    return status;
+}
+
+static tsr_status unchanged(void *ctx, tsr_error *err)
+{
+    const cli_writing *w = ctx;
+    return cli_unchanged(&w->source, err);
+}
+
+static tsr_status warn_of(void *ctx, tsr_str text, bool lasts, tsr_error *err)
+{
+    cli_writing *w = ctx;
+    cli_warn(w->program, "%.*s", TSR_STR_ARG(text));
+    return lasts ? cli_keep_warning(w, text, err) : TSR_OK;
+}
+
+static void guard(void *ctx, bool (*remove)(void *state), void *state)
+{
+    cli_writing *w = ctx;
+    w->cleanup = (cli_cleanup){.remove = remove, .ctx = state};
+    cli_cleanup_add(&w->cleanup);
+}
+
+static void unguard(void *ctx)
+{
+    cli_writing *w = ctx;
+    cli_cleanup_drop(&w->cleanup);
+}
+
+static void hold(void *ctx)
+{
+    (void)ctx;
+    cli_signals_hold();
+}
+
+static void release(void *ctx)
+{
+    (void)ctx;
+    cli_signals_release();
+}
+
+static tsr_job_extent extent_of(const cli_writing *w)
+{
+    if (!w->is_exec) return TSR_JOB_WHOLE;
+    if (w->part) return w->finish ? TSR_JOB_SHARE_AND_FINISH : TSR_JOB_SHARE;
+    return w->finish ? TSR_JOB_FINISH : TSR_JOB_REST;
+}
+
+/* What publish/job.h needs to know of the command. */
+static void make_job(cli_writing *w, const tsr_convert_options *options)
+{
+    const tsr_conversion planned = w->job.conversion;
+    w->job = (tsr_job){.environment = {w->program->ranks, warn_of, guard, unguard, hold, release, w},
+                       .host = cli_host(w->program),
+                       .arena = w->arena,
+                       .destination = w->destination,
+                       .is_folder = w->is_folder,
+                       .file_name = w->file_name,
+                       .marker = w->marker,
+                       .source = w->source.checkpoint,
+                       .options = options,
+                       .has_holes = tsr_folder_store_has_holes(w->source.store),
+                       .sources = w->sources.items,
+                       .source_count = w->sources.count,
+                       .replaces = w->options->overwrite,
+                       .resumes = w->options->resume,
+                       .discards_parts = w->options->discard_parts,
+                       .is_trusting = w->options->no_verify,
+                       .extent = extent_of(w),
+                       .part = w->part,
+                       .parts = w->parts,
+                       .describe = describe,
+                       .list_inputs = list_inputs,
+                       .unchanged = unchanged,
+                       .ctx = w,
+                       .conversion = planned};
 }
 
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)
@@ -124,10 +274,9 @@ static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_er
     if (status == TSR_OK) status = make_options(w, progress, &options, err);
     if (status == TSR_OK) status = decide(w, &options, err);
     status = cli_agree(w->program, status, err);
-    if (status == TSR_OK && w->options->dry_run) return dry_run(w, &options, err);
     if (status != TSR_OK) return status;
-    if (tsr_is_object_url(w->destination)) return cli_agree(w->program, cli_carry_out_remote(w, &options, err), err);
-    return cli_carry_out(w, &options, err);
+    make_job(w, &options);
+    return w->options->dry_run ? tsr_job_check(&w->job, err) : tsr_job_run(&w->job, err);
 }
 
 tsr_status cli_write(cli_writing *w, tsr_error *err)
@@ -145,10 +294,5 @@ tsr_status cli_write(cli_writing *w, tsr_error *err)
 
 void cli_writing_close(cli_writing *w)
 {
-    if (w->output) w->output->close(w->output);
-    if (w->sidecar) w->sidecar->close(w->sidecar);
-    tsr_work_free(w->work);
-    tsr_journal_close(w->journal);
-    tsr_journals_close(&w->journals);
     tsr_vec_free(&w->warnings);
 }

@@ -6,7 +6,8 @@
 #include "cli/program/term.h"
 #include "cli/writing/resumed.h"
 #include "cli/writing/source.h"
-#include "cli/writing/writing_parts.h"
+#include "cli/writing/writing.h"
+#include "publish/journal.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/path_store.h"
@@ -79,14 +80,8 @@ void cli_report_resumed(const cli *program, const tsr_object_resumed *r)
 
 void cli_note_other_parts(const cli *program, const tsr_output *output, const char *destination)
 {
-    tsr_str first;
-    const size_t count = tsr_object_output_other_parts(output, &first);
-    if (!count) return;
-    cli_warn(
-        program,
-        "'%s' has unfinished parts of another plan ('%.*s'%s%s%s); they are kept; --discard-parts of exec, convert or reshard removes them",
-        destination, TSR_STR_ARG(first), count > 1 ? " and " : "", count > 1 ? cli_number(count - 1).text : "",
-        count > 1 ? " more" : "");
+    char text[2048];
+    if (tsr_job_other_parts(output, destination, text, sizeof text)) cli_warn(program, "%s", text);
 }
 
 void cli_report_continued(const tsr_object_resumed *r)
@@ -166,9 +161,9 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
     tsr_json json;
     tsr_mesh mesh;
     tsr_vec line = tsr_vec_of(cli_host(w->program)->allocator, 1);
-    tsr_status status = tsr_mesh_parse(w->job.target.mesh, w->arena, &mesh, err);
+    tsr_status status = tsr_mesh_parse(w->plan_job.target.mesh, w->arena, &mesh, err);
     tsr_json_start(&json, tsr_vec_write, &line, 0, err);
-    if (status == TSR_OK) tsr_target_texts_write(&json, &w->job.target, &mesh);
+    if (status == TSR_OK) tsr_target_texts_write(&json, &w->plan_job.target, &mesh);
     if (status == TSR_OK) status = tsr_json_finish(&json);
     /* without the newline that ends a document */
     if (status == TSR_OK) status = add_line(w, text, "target", (tsr_str){line.items, line.count - 1}, err);
@@ -181,7 +176,7 @@ static tsr_status add_options(const cli_writing *w, tsr_str *text, tsr_error *er
 {
     const tsr_option_value *values;
     size_t count;
-    const tsr_command *command = w->is_exec ? w->job.request.command : w->program->command;
+    const tsr_command *command = w->is_exec ? w->plan_job.request.command : w->program->command;
     tsr_command_request request = {.command = command};
     tsr_command_options *options = &request.options;
     TSR_TRY(cli_options_with_texts(w->program, &w->source, w->options, options, err));
@@ -206,10 +201,10 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
     *text = TSR_STR(TSR_JOURNAL_MAGIC);
     TSR_TRY(add_line(w, text, "tessera", TSR_STR(TSR_VERSION), err));
-    TSR_TRY(add_source(w, &w->source, &w->job.source, text, err));
+    TSR_TRY(add_source(w, &w->source, &w->plan_job.source, text, err));
     if (w->source.recipe.data) TSR_TRY(add_line(w, text, "recipe", w->source.recipe, err));
     for (size_t i = 0; i < w->source.other_count; i++) {
-        tsr_plan_source other = {.digest_algorithm = w->job.source.digest_algorithm};
+        tsr_plan_source other = {.digest_algorithm = w->plan_job.source.digest_algorithm};
         TSR_TRY(add_source(w, &w->source.others[i], &other, text, err));
     }
     TSR_TRY(add_line(w, text, "to", tsr_str_from(tsr_container_words[w->to]), err));

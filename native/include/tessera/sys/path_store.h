@@ -33,8 +33,8 @@ tsr_status tsr_path_store_open_by(const tsr_store_opener *opener, const char *pa
 const char *tsr_path_store_version(const tsr_store *store, uint32_t file);
 /* The files that the store does not list because their names are like those of unfinished outputs. */
 tsr_hidden_names tsr_path_store_hidden(const tsr_store *store);
-/* Whether one of two URLs is equal to or below the other, judged by their text. */
-bool tsr_urls_overlap(const char *a, const char *b);
+/* TSR_E_USAGE if a destination in an object store is, contains or is inside one of the sources, judged by their text. */
+tsr_status tsr_urls_refuse_overlap(const char *const *sources, size_t count, const char *destination, tsr_error *err);
 /* TSR_E_UNSUPPORTED if `path` is a URL although only files of this machine can be written. */
 tsr_status tsr_path_must_be_local(const char *path, tsr_error *err);
 

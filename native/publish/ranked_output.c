@@ -1,5 +1,5 @@
 /* See ranked_output.h. */
-#include "cli/writing/ranked_output.h"
+#include "publish/ranked_output.h"
 
 #include <string.h>
 
@@ -14,7 +14,7 @@ typedef struct kept_bytes {
 
 static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
 {
-    cli_ranked_output *o = (cli_ranked_output *)base;
+    tsr_ranked_output *o = (tsr_ranked_output *)base;
     char *added = tsr_vec_push(&o->written, err);
     if (!added) return TSR_E_NOMEM;
     *added = 0;
@@ -22,7 +22,7 @@ static tsr_status create(tsr_output *base, tsr_str name, uint64_t size, uint32_t
 }
 
 /* Writes those of the bytes that belong to this rank's own files. */
-static tsr_status write_own(cli_ranked_output *o, const char *bytes, size_t size, tsr_error *err)
+static tsr_status write_own(tsr_ranked_output *o, const char *bytes, size_t size, tsr_error *err)
 {
     const char *own = o->written.items;
     tsr_status status = TSR_OK;
@@ -39,7 +39,7 @@ static tsr_status write_own(cli_ranked_output *o, const char *bytes, size_t size
 
 /* One round: distributes what rank 0 has kept to all ranks. *size is 0 after the last round. A rank that cannot write still
  * takes part in the following rounds; *written is its own status. */
-static tsr_status hand_out(cli_ranked_output *o, size_t *size, tsr_status *written, tsr_error *err)
+static tsr_status hand_out(tsr_ranked_output *o, size_t *size, tsr_status *written, tsr_error *err)
 {
     const tsr_ranks ranks = {o->ranks, o->allocator};
     void *bytes = NULL;
@@ -51,11 +51,11 @@ static tsr_status hand_out(cli_ranked_output *o, size_t *size, tsr_status *writt
     return TSR_OK;
 }
 
-static tsr_status keep(cli_ranked_output *o, kept_bytes head, const void *data, tsr_error *err)
+static tsr_status keep(tsr_ranked_output *o, kept_bytes head, const void *data, tsr_error *err)
 {
     size_t size;
     tsr_status status = TSR_OK, written = TSR_OK;
-    if (o->kept.count && o->kept.count + sizeof head + head.size > CLI_MOST_KEPT) status = hand_out(o, &size, &written, err);
+    if (o->kept.count && o->kept.count + sizeof head + head.size > TSR_MOST_KEPT) status = hand_out(o, &size, &written, err);
     if (status == TSR_OK) status = written;
     if (status == TSR_OK) status = tsr_text_add(&o->kept, (tsr_str){(const char *)&head, sizeof head}, err);
     return status == TSR_OK ? tsr_text_add(&o->kept, (tsr_str){data, (size_t)head.size}, err) : status;
@@ -63,7 +63,7 @@ static tsr_status keep(cli_ranked_output *o, kept_bytes head, const void *data, 
 
 static tsr_status write_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size, tsr_error *err)
 {
-    cli_ranked_output *o = (cli_ranked_output *)base;
+    tsr_ranked_output *o = (tsr_ranked_output *)base;
     if (o->keeps && file < o->count) return keep(o, (kept_bytes){offset, size, file}, data, err);
     if (file < o->written.count) __atomic_store_n((char *)o->written.items + file, 1, __ATOMIC_RELAXED);
     return o->inner->write_at(o->inner, file, offset, data, size, err);
@@ -71,14 +71,14 @@ static tsr_status write_at(tsr_output *base, uint32_t file, uint64_t offset, con
 
 static tsr_status sync(tsr_output *base, tsr_error *err)
 {
-    cli_ranked_output *o = (cli_ranked_output *)base;
+    tsr_ranked_output *o = (tsr_ranked_output *)base;
     return o->inner->sync(o->inner, err);
 }
 
-void cli_ranked_output_open(tsr_output *inner, tsr_comm *ranks, const tsr_allocator *allocator, cli_ranked_output *out)
+void tsr_ranked_output_open(tsr_output *inner, tsr_comm *ranks, const tsr_allocator *allocator, tsr_ranked_output *out)
 {
     *out =
-        (cli_ranked_output){.base = {.create = create, .write_at = write_at, .sync = sync, .generation = inner->generation},
+        (tsr_ranked_output){.base = {.create = create, .write_at = write_at, .sync = sync, .generation = inner->generation},
                             .inner = inner,
                             .ranks = ranks,
                             .allocator = allocator,
@@ -86,7 +86,7 @@ void cli_ranked_output_open(tsr_output *inner, tsr_comm *ranks, const tsr_alloca
                             .kept = tsr_vec_of(allocator, 1)};
 }
 
-void cli_ranked_output_free(cli_ranked_output *o)
+void tsr_ranked_output_free(tsr_ranked_output *o)
 {
     if (!o->inner) return;
     tsr_vec_free(&o->written);
@@ -94,7 +94,7 @@ void cli_ranked_output_free(cli_ranked_output *o)
 }
 
 /* Sets `written` to 1 for the files that belong to this rank. */
-static tsr_status divide(cli_ranked_output *o, const tsr_comm_blobs *all, tsr_error *err)
+static tsr_status divide(tsr_ranked_output *o, const tsr_comm_blobs *all, tsr_error *err)
 {
     char *own = o->written.items;
     for (uint32_t f = 0; f < o->count; f++) {
@@ -107,7 +107,7 @@ static tsr_status divide(cli_ranked_output *o, const tsr_comm_blobs *all, tsr_er
     return TSR_OK;
 }
 
-tsr_status cli_ranked_output_divide(cli_ranked_output *o, tsr_error *err)
+tsr_status tsr_ranked_output_divide(tsr_ranked_output *o, tsr_error *err)
 {
     tsr_comm_blobs all = {0};
     o->count = (uint32_t)o->written.count;
@@ -119,7 +119,7 @@ tsr_status cli_ranked_output_divide(cli_ranked_output *o, tsr_error *err)
     return tsr_comm_agree(o->ranks, status, err);
 }
 
-tsr_status cli_ranked_output_hand_out(cli_ranked_output *o, tsr_status status, tsr_error *err)
+tsr_status tsr_ranked_output_hand_out(tsr_ranked_output *o, tsr_status status, tsr_error *err)
 {
     size_t size = 0;
     tsr_status round = TSR_OK;
@@ -131,7 +131,7 @@ tsr_status cli_ranked_output_hand_out(cli_ranked_output *o, tsr_status status, t
 }
 
 /* Publishes the markers: first those of the other ranks, then those of rank 0. */
-static tsr_status make_markers(cli_ranked_output *o, uint32_t marker, tsr_error *err)
+static tsr_status make_markers(tsr_ranked_output *o, uint32_t marker, tsr_error *err)
 {
     const bool leads = o->ranks->rank == 0;
     const tsr_status status =
@@ -140,7 +140,7 @@ static tsr_status make_markers(cli_ranked_output *o, uint32_t marker, tsr_error 
     return tsr_comm_agree(o->ranks, leads ? tsr_object_output_step(o->inner, TSR_OBJECT_MARKER, marker, err) : TSR_OK, err);
 }
 
-tsr_status cli_ranked_output_publish(cli_ranked_output *o, uint32_t marker, tsr_error *err)
+tsr_status tsr_ranked_output_publish(tsr_ranked_output *o, uint32_t marker, tsr_error *err)
 {
     const bool leads = o->ranks->rank == 0;
     tsr_status status = o->ranks->broadcast(o->ranks, &marker, sizeof marker, 0, err);
@@ -158,7 +158,7 @@ tsr_status cli_ranked_output_publish(cli_ranked_output *o, uint32_t marker, tsr_
                             : status;
 }
 
-tsr_status cli_ranked_output_resumed(cli_ranked_output *o, tsr_object_resumed *out, tsr_error *err)
+tsr_status tsr_ranked_output_resumed(tsr_ranked_output *o, tsr_object_resumed *out, tsr_error *err)
 {
     const tsr_object_resumed own = tsr_object_output_resumed(o->inner);
     tsr_comm_blobs all = {0};

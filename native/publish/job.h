@@ -1,0 +1,100 @@
+/* Writes a checkpoint to a destination, from the decision what is replaced to the publication:
+ *
+ *   begin     finds what earlier runs of the job left, and whether one of them has completed it
+ *   open      decides what is replaced, refuses what cannot be, and creates the output under temporary names
+ *   run       takes over what is done, and does the rest of what this run is for
+ *   publish   writes what surrounds the units, and gives the output its names
+ *   end       closes everything; after a failure, removes what nobody can continue
+ *
+ * A destination on this machine has journals (job_folder.c), one in an object store has unfinished uploads and notes
+ * (job_objects.c). Nothing here prints: messages go to the environment.
+ *
+ * Example:
+ *
+ *     tsr_job job = {.host = host, .arena = arena, .destination = "model.safetensors", .source = checkpoint, ...};
+ *     status = tsr_job_run(&job, &err);
+ *     if (status == TSR_OK && !job.is_complete) printf("%u files\n", (unsigned)job.conversion.file_count); */
+#ifndef TSR_NATIVE_JOB_H
+#define TSR_NATIVE_JOB_H
+
+#include "publish/replacement.h"
+#include "tessera/comm.h"
+#include "tessera/sys/object_output.h"
+
+/* How much of a job one run does. */
+typedef enum tsr_job_extent {
+    TSR_JOB_WHOLE,           /* all of it. What runs of other jobs left next to the destination is removed */
+    TSR_JOB_SHARE,           /* one of `parts` shares, which may run anywhere at any time. Publishes nothing */
+    TSR_JOB_REST,            /* everything that no share has done, and the publication */
+    TSR_JOB_FINISH,          /* the publication of what shares have done; refused if one of them is missing */
+    TSR_JOB_SHARE_AND_FINISH /* a share, then TSR_JOB_FINISH */
+} tsr_job_extent;
+
+/* What a job needs from its caller. Every function may be NULL. */
+typedef struct tsr_job_environment {
+    tsr_comm *ranks; /* NULL: this process works alone. Otherwise the calls are collective */
+    /* Receives a warning. `lasts`: it is about what is written, so it belongs into the report of the job, too. */
+    tsr_status (*warn)(void *ctx, tsr_str text, bool lasts, tsr_error *err);
+    /* From `guard` to `unguard`, a signal that ends the program must first call `remove`, which removes what is unfinished and
+     * returns whether something is left that a later run can continue. It may be called by another thread. */
+    void (*guard)(void *ctx, bool (*remove)(void *state), void *state);
+    void (*unguard)(void *ctx); /* also without guard before it */
+    void (*hold)(void *ctx);    /* from here to `release` such a signal waits */
+    void (*release)(void *ctx);
+    void *ctx;
+} tsr_job_environment;
+
+typedef struct tsr_job {
+    tsr_job_environment environment;
+    const tsr_host *host;
+    tsr_arena *arena;        /* has the results */
+    const char *destination; /* a path, or the URL of an object store */
+    bool is_folder;          /* it becomes a directory; otherwise one file */
+    tsr_str file_name;       /* of a single file in the directory; empty: not one */
+    const char *marker;      /* as tsr_marker_of, or TSR_INDEX_MARKER; NULL: the format has none */
+    tsr_checkpoint *source;
+    const tsr_convert_options *options;
+    bool has_holes;             /* the source's files have holes, and so will the new ones */
+    const char *const *sources; /* paths that are read; the destination must not be one of them, or in one */
+    size_t source_count;
+    bool replaces; /* a checkpoint at the destination is replaced */
+    /* What an interrupted run of the job has done is continued, and what this one does is kept if it fails. A destination that is
+     * already complete is a success. */
+    bool resumes;
+    bool discards_parts; /* unfinished shares of other jobs are removed, too */
+    bool is_trusting;    /* what other runs wrote is not checked again */
+    tsr_job_extent extent;
+    uint64_t part, parts; /* the share, counted from 1 */
+    /* Describes the job in lines of text: two jobs with the same lines write the same bytes. The first line is TSR_JOURNAL_MAGIC. */
+    tsr_status (*describe)(void *ctx, tsr_str *text, tsr_error *err);
+    /* Adds all files that are read; none of them is replaced. */
+    tsr_status (*list_inputs)(void *ctx, tsr_inputs *inputs, tsr_error *err);
+    /* TSR_E_CHANGED if the source has changed since it was opened. */
+    tsr_status (*unchanged)(void *ctx, tsr_error *err);
+    void *ctx;
+
+    /* Results. `conversion` is also set if the run fails after its plan was made. */
+    tsr_conversion conversion;
+    bool is_complete;           /* an earlier run has written the destination; this one wrote nothing */
+    bool published;             /* the destination has all of the output */
+    bool is_planned;            /* the counts are known: */
+    uint64_t units;             /* of the whole job */
+    uint64_t units_left;        /* not done by anybody yet */
+    uint64_t units_found;       /* done by earlier runs and other processes */
+    tsr_object_resumed resumed; /* what was continued in an object store, or is complete at any destination */
+} tsr_job;
+
+/* Does what job->extent says. Errors, the same on all ranks: those of tsr_work_new and of the source; TSR_E_EXISTS if there is
+ * something at the destination, or another process is writing there; TSR_E_UNSUPPORTED if it cannot be replaced; TSR_E_CHANGED if the
+ * source changed, or an interrupted run was of another job; TSR_E_USAGE if shares are missing, or the source would be overwritten;
+ * TSR_E_IO; TSR_E_NOMEM. */
+tsr_status tsr_job_run(tsr_job *job, tsr_error *err);
+/* Refuses the destination where tsr_job_run would, and warns of the files that stay there; with `resumes`, finds out whether it is
+ * complete. Writes nothing. */
+tsr_status tsr_job_check(tsr_job *job, tsr_error *err);
+
+/* Writes a warning to `text` if unfinished shares of other plans stay at a destination in an object store. Returns false if there are
+ * none. */
+bool tsr_job_other_parts(const tsr_output *output, const char *destination, char *text, size_t size);
+
+#endif

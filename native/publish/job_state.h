@@ -1,0 +1,96 @@
+/* The state of a running job. It is shared by its course (job.c), what it does on this machine (job_folder.c) and in an object store
+ * (job_objects.c), and what both do (job_state.c). */
+#ifndef TSR_NATIVE_JOB_STATE_H
+#define TSR_NATIVE_JOB_STATE_H
+
+#include "publish/job.h"
+#include "publish/journal.h"
+#include "publish/ranked_output.h"
+#include "tessera/sys/work.h"
+
+/* How a run begins: from scratch, or with what an earlier run of the same job, or another part of it, has done. */
+typedef struct job_start {
+    tsr_str text; /* the text of this job */
+    tsr_leftover *found;
+    size_t count;
+    uint32_t generation;    /* of the files that were begun earlier */
+    bool resumed;           /* there are journals of this job */
+    bool has_records;       /* these journals record units that are done */
+    bool publishing;        /* the earlier run had begun to publish */
+    bool note_lost;         /* the record of that publication was lost in a power failure */
+    bool has_output;        /* there is an unpublished output next to the destination */
+    bool complete;          /* the output was published: nothing is left to do */
+    const tsr_str *written; /* names in the destination that the earlier run has created */
+    size_t written_count;
+} job_start;
+
+typedef struct job_backend job_backend;
+
+typedef struct job_state {
+    tsr_job *job;
+    const job_backend *backend;
+    tsr_comm *ranks;
+    bool is_first;        /* the only process, or rank 0, which decides for all */
+    bool is_shared;       /* shares of the job may run anywhere at any time */
+    uint64_t part, parts; /* the share, counted from 1; 0 of 0: all that is left */
+    bool finish;          /* all parts must be done: write what surrounds their units, and publish */
+    tsr_convert_options options;
+    tsr_work *work;
+    uint32_t generation;         /* of the output, once it is decided */
+    tsr_replacement replacement; /* set on the first rank; `swap` on all */
+    tsr_output *output, *sidecar;
+    bool compares; /* `output` compares the destination with what would be written (publish/completed.h) */
+    char tag[TSR_JOURNAL_TAG_SIZE + 1];
+    /* job_folder.c */
+    job_start start;
+    tsr_journals journals;
+    tsr_journal *journal;
+    bool joins; /* the files of an earlier run or another part are continued */
+    /* job_objects.c */
+    tsr_str notes; /* the common beginning of the names of its parts' notes */
+    tsr_ranked_output ranked;
+    struct part_output *taken; /* the output of a share, or of what takes them over */
+} job_state;
+
+/* What differs between destinations: the steps of job.h. A step may set job->is_complete or job->published, after which only `end`
+ * follows. All are collective. */
+struct job_backend {
+    tsr_status (*begin)(job_state *s, tsr_error *err);
+    tsr_status (*open)(job_state *s, tsr_error *err);
+    tsr_status (*run)(job_state *s, tsr_error *err);
+    tsr_status (*publish)(job_state *s, tsr_error *err);
+    void (*end)(job_state *s, tsr_status status); /* also after a failure of `open` or a later step */
+};
+extern const job_backend tsr_job_folder, tsr_job_objects;
+
+/* Agrees with the other ranks on a common status. */
+tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err);
+void tsr_job_guard(job_state *s, bool (*remove)(void *state));
+void tsr_job_unguard(const job_state *s);
+void tsr_job_hold(const job_state *s);
+void tsr_job_release(const job_state *s);
+/* Warns of a thing that happens during the run. */
+__attribute__((format(printf, 2, 3))) void tsr_job_warn(const job_state *s, const char *format, ...);
+
+/* Decides what happens to the destination's files. `written` are names that an unfinished run of the same job has created there. */
+tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, tsr_error *err);
+/* Refuses new files that have the name of a file that stays, and warns which files stay. The second only warns. */
+tsr_status tsr_job_check_names(job_state *s, tsr_error *err);
+tsr_status tsr_job_note_kept(job_state *s, tsr_error *err);
+/* Lists the files that the job will create. */
+tsr_status tsr_job_list_files(job_state *s, const tsr_str **files, size_t *count, tsr_error *err);
+/* Makes the plan of the work for s->generation. */
+tsr_status tsr_job_plan(job_state *s, tsr_error *err);
+/* Writes the sidecar, in the directory or next to the single file. */
+tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err);
+/* Compares the destination, if it exists, with all that the job would write. If it is the same, sets job->is_complete, s->work and
+ * job->conversion; otherwise *why is the error that refuses it. */
+tsr_status tsr_job_find_completed(job_state *s, tsr_error *why, tsr_error *err);
+void tsr_job_close_outputs(job_state *s);
+/* Tells all ranks which units each of them has done. */
+tsr_status tsr_job_exchange_records(const job_state *s, tsr_error *err);
+/* TSR_E_USAGE that lists which of the parts 1 to `parts` are not done. */
+tsr_status tsr_job_refuse_missing(const job_state *s, uint64_t parts, bool (*is_missing)(const void *ctx, uint64_t part),
+                                  const void *ctx, tsr_error *err);
+
+#endif
