@@ -229,6 +229,12 @@ static int posix_lock(const tsr_sys *sys, int fd)
     return flock(fd, LOCK_EX | LOCK_NB);
 }
 
+static int posix_share(const tsr_sys *sys, int fd)
+{
+    (void)sys;
+    return flock(fd, LOCK_SH | LOCK_NB);
+}
+
 const tsr_sys tsr_sys_posix = {
     .open_at = posix_open_at,
     .close = posix_close,
@@ -249,6 +255,7 @@ const tsr_sys tsr_sys_posix = {
     .link = posix_link,
     .rename_new = posix_rename_new,
     .lock = posix_lock,
+    .share = posix_share,
     .unlink = posix_unlink,
 };
 

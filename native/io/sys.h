@@ -38,6 +38,8 @@ struct tsr_sys {
     int (*rename_new)(const tsr_sys *sys, int folder, const char *from, int to_folder, const char *to);
     /* Takes an advisory lock that is released with the descriptor. EWOULDBLOCK if another process holds it. */
     int (*lock)(const tsr_sys *sys, int fd);
+    /* The same, together with other processes that share it, but with none that has it alone. */
+    int (*share)(const tsr_sys *sys, int fd);
     int (*unlink)(const tsr_sys *sys, int folder, const char *name, bool is_folder);
 };
 

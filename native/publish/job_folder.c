@@ -49,22 +49,14 @@ static tsr_status refuse_other(const job_state *s, tsr_str theirs, tsr_str ours,
                      s->job->destination, had.data ? "had" : "did not have", TSR_STR_ARG(differing));
 }
 
-/* Handles everything that was found under one other tag: [l, l + count). */
-static tsr_status clear_one(job_state *s, const tsr_leftover *l, size_t count, tsr_error *err)
+/* Handles everything that was found under one other tag. */
+static tsr_status clear_one(job_state *s, const tsr_leftover *l, const tsr_left_job *left, tsr_error *err)
 {
-    const tsr_leftover *run = NULL; /* the journal of a run that has ended, of one process or of ranks */
-    bool busy = false, any = false;
-    uint64_t parts = 0; /* the number of parts of a plan; further parts may be written at any time */
-    for (size_t i = 0; i < count; i++) {
-        busy |= l[i].busy;
-        any |= l[i].part || l[i].publishing;
-        if (l[i].by_ranks || l[i].parts == 1) run = l[i].text.size || !run ? &l[i] : run;
-        else if (l[i].parts > parts) parts = l[i].parts;
-    }
-    if (busy && parts && s->job->discards_parts)
+    const uint64_t parts = left->parts;
+    if (left->is_busy && parts && s->job->discards_parts)
         tsr_job_warn(s, "parts of another plan for '%s' are being written by another process; they are kept",
                      s->job->destination);
-    if (busy || !any || (s->is_shared && !parts)) return TSR_OK; /* without a journal, nothing shows whose it is */
+    if (left->is_busy || !left->has_journal || (s->is_shared && !parts)) return TSR_OK;
     if (parts && !s->job->discards_parts) {
         tsr_job_warn(s,
                      "'%s' has an unfinished job of %" PRIu64
@@ -73,8 +65,8 @@ static tsr_status clear_one(job_state *s, const tsr_leftover *l, size_t count, t
                      s->job->destination, parts, s->journals.name, l->tag);
         return TSR_OK;
     }
-    if (!parts && s->job->resumes && run && run->text.size && !s->start.resumed)
-        return refuse_other(s, run->text, s->start.text, err);
+    if (!parts && s->job->resumes && left->run && left->run->text.size && !s->start.resumed)
+        return refuse_other(s, left->run->text, s->start.text, err);
     tsr_job_warn(s, "removing the remains of an interrupted run for '%s'", s->job->destination);
     return tsr_journals_discard(&s->journals, l->tag, err);
 }
@@ -84,9 +76,10 @@ static tsr_status clear_other(job_state *s, tsr_error *err)
 {
     const bool clears = !s->is_shared || s->job->discards_parts;
     tsr_status status = TSR_OK;
-    for (size_t i = 0, end; i < s->start.count && status == TSR_OK && clears; i = end) {
-        for (end = i + 1; end < s->start.count && strcmp(s->start.found[end].tag, s->start.found[i].tag) == 0;) end++;
-        if (!is_own(s, &s->start.found[i])) status = clear_one(s, &s->start.found[i], end - i, err);
+    for (size_t i = 0, size; i < s->start.count && status == TSR_OK && clears; i += size) {
+        const tsr_left_job left = tsr_journals_group(s->start.found + i, s->start.count - i);
+        size = left.size;
+        if (!is_own(s, &s->start.found[i])) status = clear_one(s, &s->start.found[i], &left, err);
     }
     return status;
 }
@@ -442,7 +435,11 @@ static tsr_status plan_work(job_state *s, tsr_error *err)
 static tsr_status hold_destination(job_state *s, tsr_error *err)
 {
     if (!s->job->replaces || (s->part && !s->finish)) return TSR_OK;
-    return tsr_journals_hold(&s->journals, err);
+    uint64_t cleared;
+    const tsr_status status = tsr_journals_hold(&s->journals, s->job->destination, &cleared, err);
+    if (status == TSR_OK && cleared)
+        tsr_job_warn(s, "removed the remains of an interrupted save in '%s'", s->job->destination);
+    return status;
 }
 
 /* Begins the journal before the output, because an output without a journal belongs to nobody. */

@@ -52,9 +52,10 @@ static tsr_status plan(tsr_joint_output *j, tsr_error *err)
 static tsr_status choose_place(tsr_joint_output *j, tsr_error *err)
 {
     tsr_joint_job *job = j->job;
+    uint64_t cleared;
     /* Uses libc's allocator, so that files can be removed even if the caller's allocator has run out of memory. */
     TSR_TRY(tsr_publication_open(&tsr_allocator_libc, job->path, job->line, &j->publication, err));
-    if (job->overwrite) TSR_TRY(tsr_journals_hold(&j->publication.journals, err));
+    if (job->overwrite) TSR_TRY(tsr_journals_hold(&j->publication.journals, job->path, &cleared, err));
     TSR_TRY(decide_replacement(j, err));
     job->has_stray = j->replacement.has_stray;
     if (job->is_folder && job->overwrite) TSR_TRY(tsr_folder_next_generation(NULL, job->path, &job->generation, err));

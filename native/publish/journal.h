@@ -61,9 +61,10 @@ static inline const int *tsr_journals_parent(const tsr_journals *journals)
 {
     return journals->sys ? &journals->folder : NULL;
 }
-/* Keeps other jobs from replacing an existing directory until the journals are closed, so that decisions about its files
- * remain valid until they are replaced. TSR_E_EXISTS if another process holds it for more than a second. */
-tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err);
+/* saves.c: keeps other jobs from replacing or writing an existing directory until the journals are closed, so that decisions about its
+ * files remain valid until they are replaced. Then removes what killed saves in place (saves.h) left in it; *cleared is their number.
+ * `path` is that of the directory. TSR_E_EXISTS if another process holds it for more than a second. */
+tsr_status tsr_journals_hold(tsr_journals *journals, const char *path, uint64_t *cleared, tsr_error *err);
 
 /* A journal, a record of a publication or an unpublished output that was found. */
 typedef struct tsr_leftover {
@@ -80,6 +81,16 @@ typedef struct tsr_leftover {
 /* Lists all of them by tag and part, in `arena`. Ignores links, files of other users and other contents. */
 tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr_leftover **out, size_t *count,
                              tsr_error *err);
+/* What was found under one tag. */
+typedef struct tsr_left_job {
+    size_t size;             /* how many leftovers */
+    bool is_busy;            /* a process is writing one of them */
+    bool has_journal;        /* or a record; without one, nothing shows whose they are */
+    uint64_t parts;          /* the number of parts of a plan, of which more may be written at any time; 0: not of a plan */
+    const tsr_leftover *run; /* the journal of a run, of one process or of ranks; or NULL */
+} tsr_left_job;
+/* Sums up the leftovers that have the tag of the first one. They must be in the order of tsr_journals_list. */
+tsr_left_job tsr_journals_group(const tsr_leftover *found, size_t count);
 /* Removes an unpublished output, as far as the journals of its tag list it, and these journals. If the tag has the record of
  * a publication, completes the publication if its switch was done, and undoes it otherwise. Files that are missing are not
  * an error; files that are not listed stay. */

@@ -152,8 +152,6 @@ void tsr_publication_close(tsr_publication *p)
 
 /* ---- leftovers ---- */
 
-#define HOLD_TRIES 100 /* 10 ms apart: one second */
-
 static const char note[] = ".publishing";
 
 /* ---- the place ---- */
@@ -180,37 +178,6 @@ tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator,
     memcpy(out->name, place.name, sizeof place.name);
     out->folder = out->sys->open_at(out->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
     return out->folder >= 0 ? check_parent(out, place.parent, err) : tsr_sys_raise(err, "open the directory", place.parent);
-}
-
-/* Locks the directory that has the destination's name now. Sets *again if another job has locked it, or has replaced it in
- * the meantime. */
-static void try_to_hold(tsr_journals *j, bool *again)
-{
-    struct stat locked, named;
-    const tsr_sys *sys = j->sys;
-    const int fd = tsr_sys_open(sys, j->folder, j->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-    *again = false;
-    if (fd < 0) return; /* there is no old checkpoint about which two jobs could decide differently */
-    /* Other errors: the file system has no locks. */
-    const bool taken = sys->lock(sys, fd) != 0 && (errno == EWOULDBLOCK || errno == EINTR);
-    const bool same = sys->stat(sys, fd, &locked) == 0 && sys->link_stat_at(sys, j->folder, j->name, &named) == 0 &&
-                      tsr_is_one_file(&locked, &named);
-    *again = taken || !same;
-    if (*again) sys->close(sys, fd);
-    else j->held = fd;
-}
-
-tsr_status tsr_journals_hold(tsr_journals *journals, tsr_error *err)
-{
-    bool again = true;
-    for (unsigned tries = 0; tries < HOLD_TRIES; tries++) {
-        try_to_hold(journals, &again);
-        if (!again) return TSR_OK;
-        nanosleep(&(struct timespec){0, 10000000}, NULL);
-    }
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "another process is replacing '%s'; wait until it has finished, or write to another directory",
-                     journals->name);
 }
 
 void tsr_journals_close(tsr_journals *journals)
@@ -363,6 +330,18 @@ tsr_status tsr_journals_list(const tsr_journals *journals, tsr_arena *arena, tsr
     if (status == TSR_OK && l.found.count) memcpy(*out, l.found.items, l.found.count * sizeof **out);
     tsr_vec_free(&l.found);
     return status;
+}
+
+tsr_left_job tsr_journals_group(const tsr_leftover *found, size_t count)
+{
+    tsr_left_job job = {0};
+    for (const tsr_leftover *l = found; job.size < count && strcmp(l->tag, found->tag) == 0; l++, job.size++) {
+        job.is_busy |= l->busy;
+        job.has_journal |= l->part || l->publishing;
+        if (l->by_ranks || l->parts == 1) job.run = l->text.size || !job.run ? l : job.run;
+        else if (l->parts > job.parts) job.parts = l->parts;
+    }
+    return job;
 }
 
 bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation)

@@ -1,11 +1,14 @@
-/* Checkpoints that Python writes to object stores. Every rank sends its own file, and hands over what is needed to complete
- * its upload. One process takes all of that over and publishes. Closing removes what was not published. */
+/* Checkpoints that Python writes, to directories (publish/saves.h) and to object stores. There every rank sends its own file, and hands
+ * over what is needed to complete its upload. One process takes all of that over and publishes. Closing removes what was not
+ * published. */
 #include <ctype.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "io/digests.h"
+#include "publish/saves.h"
 #include "session.h"
 #include "tessera/output.h"
 #include "tessera/sys/json.h"
@@ -186,4 +189,88 @@ uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size)
 int tsr_python_exchange(const char *a, const char *b)
 {
     return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
+}
+
+/* ---- directories ---- */
+
+EXPORT tsr_save *tsr_python_save_open(const char *path, int64_t rank, int durable, tsr_write_fn *warn, tsr_error *err);
+EXPORT tsr_status tsr_python_save_begin(tsr_save *save, const char *marker, const char *names, size_t size, tsr_error *err);
+EXPORT tsr_status tsr_python_save_unchanged(const tsr_save *save, tsr_error *err);
+EXPORT tsr_status tsr_python_save_record(const tsr_save *save, const char *token, const char *names, size_t size,
+                                         tsr_error *err);
+EXPORT tsr_status tsr_python_save_end(const tsr_save *save, const char *token, const char *names, size_t size,
+                                      tsr_error *err);
+EXPORT void tsr_python_save_close(tsr_save *save);
+EXPORT tsr_status tsr_python_save_journal(const char *directory, const char *token, const char *names, size_t size,
+                                          int durable, tsr_error *err);
+
+static void warn(void *ctx, const char *text)
+{
+    tsr_error ignored = {0};
+    (*(tsr_write_fn **)ctx)(NULL, text, strlen(text), &ignored);
+}
+
+/* `warn` is called before this returns, with one warning at a time. */
+tsr_save *tsr_python_save_open(const char *path, int64_t rank, int durable, tsr_write_fn *write, tsr_error *err)
+{
+    const tsr_save_request options = {.path = path, .rank = rank, .is_durable = durable, .warn = warn, .ctx = &write};
+    tsr_save *save = NULL;
+    return tsr_save_open(&options, &save, err) == TSR_OK ? save : NULL;
+}
+
+/* Splits names each of which ends with a NUL. The caller frees the result. */
+static tsr_str *split(const char *names, size_t size, size_t *count, tsr_error *err)
+{
+    tsr_str *list = malloc((size + 1) * sizeof *list); /* a name has at least its NUL */
+    *count = 0;
+    if (!list) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    for (size_t at = 0; list && at < size; at += list[(*count)++].size + 1) list[*count] = tsr_str_from(names + at);
+    return list;
+}
+
+tsr_status tsr_python_save_begin(tsr_save *save, const char *marker, const char *names, size_t size, tsr_error *err)
+{
+    size_t count;
+    tsr_str *list = split(names, size, &count, err);
+    const tsr_status status = list ? tsr_save_begin(save, marker, list, count, err) : TSR_E_NOMEM;
+    free(list);
+    return status;
+}
+
+tsr_status tsr_python_save_unchanged(const tsr_save *save, tsr_error *err)
+{
+    return tsr_save_unchanged(save, err);
+}
+
+tsr_status tsr_python_save_record(const tsr_save *save, const char *token, const char *names, size_t size, tsr_error *err)
+{
+    size_t count;
+    tsr_str *list = split(names, size, &count, err);
+    const tsr_status status = list ? tsr_save_record(save, token, list, count, err) : TSR_E_NOMEM;
+    free(list);
+    return status;
+}
+
+tsr_status tsr_python_save_end(const tsr_save *save, const char *token, const char *names, size_t size, tsr_error *err)
+{
+    size_t count;
+    tsr_str *list = split(names, size, &count, err);
+    const tsr_status status = list ? tsr_save_end(save, token, list, count, err) : TSR_E_NOMEM;
+    free(list);
+    return status;
+}
+
+void tsr_python_save_close(tsr_save *save)
+{
+    tsr_save_close(save);
+}
+
+tsr_status tsr_python_save_journal(const char *directory, const char *token, const char *names, size_t size, int durable,
+                                   tsr_error *err)
+{
+    size_t count;
+    tsr_str *list = split(names, size, &count, err);
+    const tsr_status status = list ? tsr_save_journal(NULL, directory, token, list, count, durable, err) : TSR_E_NOMEM;
+    free(list);
+    return status;
 }

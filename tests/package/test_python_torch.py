@@ -18,7 +18,7 @@ from harness import SAMPLES, sample_names, sample_path
 from safetensors.torch import save_file
 from shell import check
 from test_python import INSTALLED, tessera
-from tessera import _slots
+from tessera import _save_directory, _slots
 from tessera._slots import dtype_of
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
@@ -462,6 +462,10 @@ def markers(path):
     return sorted(name for name in os.listdir(path) if not name.endswith(".distcp"))
 
 
+def journal(*names):
+    return "tessera.journal/3\na save of ranks in place\ngeneration 0\n" + "".join(f"file {name}\n" for name in names)
+
+
 def test_a_rank_that_saves_on_its_own_replaces_only_what_is_its_own(t):
     path = t.at("alone")
     save_alone(path, 1)
@@ -473,13 +477,13 @@ def test_a_rank_that_saves_on_its_own_replaces_only_what_is_its_own(t):
     whole = t.at("whole")
     save(whole, 1)
     fails(FileExistsError, lambda: save_alone(whole, 2, overwrite=True), "another form", ".metadata")
-    foreign = {".tessera-save-00000001aaaaaaaa.json": '{"files": ["__1_00000001aaaaaaaa.distcp"]}', "__1_00000001aaaaaaaa.distcp": "rank 1 is writing this",
+    foreign = {".tessera-save-00000001aaaaaaaa.journal": journal("__1_00000001aaaaaaaa.distcp"), "__1_00000001aaaaaaaa.distcp": "rank 1 is writing this",
                ".tessera-save-1.lock": "", "mine.distcp": "not Tessera's"}
     for name, text in foreign.items():
         with open(os.path.join(path, name), "w") as f:
             f.write(text)
-    with open(os.path.join(path, ".tessera-save-00000000aaaaaaaa.json"), "w") as f:  # what a killed save of this rank left
-        f.write('{"files": ["__0_00000000aaaaaaaa.distcp", "mine.distcp"]}')
+    with open(os.path.join(path, ".tessera-save-00000000aaaaaaaa.journal"), "w") as f:  # what a killed save of this rank left
+        f.write(journal("__0_00000000aaaaaaaa.distcp", "mine.distcp"))
     with open(os.path.join(path, "__0_00000000aaaaaaaa.distcp"), "w") as f:
         f.write("half")
     save_alone(path, 3, overwrite=True)
@@ -573,6 +577,7 @@ def test_a_marker_that_appears_is_kept_whatever_links_do(t):
 
 
 CHANGES_FILES = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir")
+CALLS_OF_C = ("_open_save", "_begin_save", "_unchanged", "_record", "_end_save", "_close_save", "_write_journal")  # each changes files, too
 
 
 def killed_at(number, path, overwrite):
@@ -595,6 +600,8 @@ def killed_at(number, path, overwrite):
     try:
         for name in CHANGES_FILES:
             setattr(os, name, counted(name, getattr(os, name)))
+        for name in CALLS_OF_C:
+            setattr(_save_directory, name, counted(name, getattr(_save_directory, name)))
         save(path, 2, overwrite=overwrite)
         os._exit(0)
     finally:
@@ -683,27 +690,29 @@ def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint(t):
         assert seen == {1 if overwrite else None, 2} and number > 10, (seen, number)
 
 
-def planted_journal(path, *replaces):
-    """What a checkpoint from somebody else may contain: a journal of a save that seems to have been killed after it was published."""
-    import hashlib
-    import json
-    with open(os.path.join(path, ".metadata"), "rb") as f:
-        marker = hashlib.sha256(f.read()).hexdigest()
-    with open(os.path.join(path, ".tessera-save-0123456789abcdef.json"), "w") as f:
-        json.dump({"files": [], "replaces": replaces[0] if len(replaces) == 1 and isinstance(replaces[0], dict) else list(replaces), "marker": marker}, f)
+def planted_files(path, names, identity):
+    """What a checkpoint from somebody else may contain: the record and the journal of a save that seems to have been killed after it was
+    published."""
+    info = os.stat(os.path.join(path, ".metadata"))
+    marker = f"{info.st_dev} {info.st_ino} {info.st_size} {info.st_mtime_ns // 10**9} {info.st_mtime_ns % 10**9}"
+    with open(os.path.join(path, ".tessera-save-0123456789abcdef.publishing"), "w") as f:
+        f.write(f"tessera.publishing/2\ninto .metadata\nbeside {os.stat(os.path.dirname(path)).st_dev}\nidentity {marker}\n")
+        f.write("".join(f"old {identity} {name}\n" for name in names) + "\n")
+    with open(os.path.join(path, ".tessera-save-0123456789abcdef.journal"), "w") as f:
+        f.write(journal(*names))
 
 
-def test_a_journal_in_a_checkpoint_of_somebody_else_removes_nothing(t):
+def test_what_is_planted_in_a_checkpoint_of_somebody_else_removes_nothing(t):
     path, outside, beside = t.at("theirs"), t.at("outside.txt"), t.at("theirs/notes.txt")
-    names = (outside, "../outside.txt", "notes.txt", "./notes.txt")
-    for replaces in (names, ({name: [1, 4, 0] for name in names},), ({name: None for name in names},)):
-        save(path, 1, overwrite=True)
-        for name in (outside, beside):
-            with open(name, "w") as f:
-                f.write("mine")
-        planted_journal(path, *replaces)
-        save(path, 2, overwrite=True)
-        assert step_of(path) == 2 and os.path.exists(outside) and os.path.exists(beside), os.listdir(t.at("."))
+    for names in ((outside, "../outside.txt", "notes.txt", "./notes.txt"), ("notes.txt",)):
+        for identity in ("1 1 4 0 0", "0 0 0 0 0"):
+            save(path, 1, overwrite=True)
+            for name in (outside, beside):
+                with open(name, "w") as f:
+                    f.write("mine")
+            planted_files(path, names, identity)
+            save(path, 2, overwrite=True)
+            assert step_of(path) == 2 and os.path.exists(outside) and os.path.exists(beside), os.listdir(t.at("."))
 
 
 def test_what_another_program_saves_meanwhile_is_not_replaced(t):

@@ -89,7 +89,7 @@ OUTSIDE = {
     "native/live/model": {"native/io", *(f"native/live/{m}" for m in ("tensor", "transfer", "ops", "fsdp"))},
     "native/live/cuda": {"native/io"},
     "native/view": {"native/io"},
-    "native/python": {"native/io", "native/cli/program"}, # its functions run the commands
+    "native/python": {"native/io", "native/publish", "native/cli/program"}, # its functions run the commands
     "native/cli/program": {"native/io"},
     "native/cli/text": {"native/cli/program"},
     "native/cli/writing": {"native/io", "native/publish", "native/cli/program", "native/cli/text"},

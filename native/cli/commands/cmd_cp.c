@@ -255,7 +255,9 @@ static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
 static tsr_status replace_directory(copying *c, tsr_error *err)
 {
     if (!c->arguments->overwrite) return TSR_OK;
-    tsr_status status = tsr_journals_hold(&c->publication.journals, err);
+    uint64_t cleared;
+    tsr_status status = tsr_journals_hold(&c->publication.journals, c->to, &cleared, err);
+    if (status == TSR_OK && cleared) cli_warn(c->program, "removed the remains of an interrupted save in '%s'", c->to);
     if (status == TSR_OK) status = decide_replacement(c, err);
     if (status == TSR_OK) status = refuse_subdirectories(c, err);
     c->replacement.swap = is_directory(c) && c->replacement.exists;

@@ -150,10 +150,14 @@ static tsr_status prepare(cli_optim_output *o, tsr_error *err)
     const tsr_allocator *allocator = cli_host(o->program)->allocator;
     const tsr_str *names;
     size_t count;
+    uint64_t cleared = 0;
     tsr_status status = list_names(o, &names, &count, err);
     if (status == TSR_OK && !o->is_remote)
         status = tsr_publication_open(allocator, o->destination, JOB, &o->publication, err);
-    if (status == TSR_OK && o->overwrite && !o->is_remote) status = tsr_journals_hold(&o->publication.journals, err);
+    if (status == TSR_OK && o->overwrite && !o->is_remote)
+        status = tsr_journals_hold(&o->publication.journals, o->destination, &cleared, err);
+    if (status == TSR_OK && cleared)
+        cli_warn(o->program, "removed the remains of an interrupted save in '%s'", o->destination);
     if (status == TSR_OK) status = decide_replacement(o, names, count, err);
     return status == TSR_OK ? open_output(o, names, count, err) : status;
 }

@@ -4,25 +4,31 @@ Every rank writes one file or several with unique names, after it has listed the
 disk, the coordinator writes `.metadata` under a temporary name, syncs it, and renames it. At every moment the directory therefore contains the
 old checkpoint or the new one. The files that the old one lists are removed afterwards.
 
-    __R_TOKEN.distcp          a rank's file; TOKEN is random. __R_N_TOKEN.distcp if it has several
-    .tessera-save-TOKEN.json  its journal: what a later save may remove if this one is killed
-    .tessera-save.lock        held by the coordinator while it saves
+    __R_TOKEN.distcp     a rank's file; TOKEN is random. __R_N_TOKEN.distcp if it has several
+    .tessera-save-…      locks, journals and records (native/publish/saves.h), through which saves and the commands of `tessera` know
+                         of each other: they do not write to a directory at the same time, and remove what the other left when killed
 
-A rank that saves on its own is its own coordinator: its marker is `__R.metadata`, and its lock `.tessera-save-R.lock`."""
+A rank that saves on its own is its own coordinator, with the marker `__R.metadata`."""
 import contextlib
+import ctypes
 import errno
-import fcntl
-import hashlib
-import json
 import os
 import stat
 import threading
 import time
 
-from ._library import TesseraError
-from ._save_place import JOURNAL, MOST_JOURNAL_BYTES, TO_REPLACE, Place, name_of_journal, names_of_files, token_of
+from ._library import _Error, _WRITE, TesseraError, _char, _function, _int, _p, _raise, warn
+from ._save_place import TO_REPLACE, Place, names_of_files, token_of
 
-_locks = {}  # path of the lock → _Lock; a thread that saves there again reuses its lock
+_open_save = _function("save_open", _p, _char, ctypes.c_int64, _int, _WRITE, _p)
+_begin_save = _function("save_begin", _int, _p, _char, _char, ctypes.c_size_t, _p)
+_unchanged = _function("save_unchanged", _int, _p, _p)
+_record = _function("save_record", _int, _p, _char, _char, ctypes.c_size_t, _p)
+_end_save = _function("save_end", _int, _p, _char, _char, ctypes.c_size_t, _p)
+_close_save = _function("save_close", None, _p)
+_write_journal = _function("save_journal", _int, _char, _char, _char, ctypes.c_size_t, _int, _p)
+
+_locks = {}  # (path, rank) → _Lock of a coordinator
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}  # of file systems without hard links
 _LAST_SECONDS = 2  # that a thread whose save has failed may take to end
 
@@ -94,17 +100,41 @@ def _identity(path):
     return [info.st_ino, info.st_size, info.st_mtime_ns]
 
 
-def _digest_of(path):
-    with open(path, "rb") as f:
-        return hashlib.sha256(f.read()).hexdigest()
+def _names(names):
+    """Returns names as C takes them."""
+    return b"".join(os.fsencode(name) + b"\0" for name in names)
+
+
+def _do(function, path, *arguments):
+    err = _Error()
+    if function(*arguments, ctypes.byref(err)) != 0:
+        _raise(err, path)
+
+
+def name_of_journal(token):
+    return f".tessera-save-{token}.journal"
+
+
+def name_of_record(token):
+    return f".tessera-save-{token}.publishing"
 
 
 class _Lock:
     """Of a coordinator. PyTorch does not tell a writer that another rank has failed, so the lock may still be there when the save is over:
     a thread does one save at a time, and what it began earlier has ended when it begins another one, or when it has ended itself."""
 
-    def __init__(self, fd):
-        self._fd, self._thread = fd, threading.current_thread()
+    def __init__(self, path, rank, is_durable):
+        said, err = [], _Error()
+
+        def write(_ctx, data, size, _err):
+            said.append(ctypes.string_at(data, size).decode("utf-8", "replace"))
+            return 0
+        self._thread = threading.current_thread()
+        self.save = _open_save(os.fsencode(path), -1 if rank is None else rank, is_durable, _WRITE(write), ctypes.byref(err))
+        if not self.save:
+            _raise(err, path)
+        for text in said:
+            warn(text)
 
     def is_over(self):
         until = time.monotonic() + _LAST_SECONDS
@@ -115,7 +145,8 @@ class _Lock:
         return True
 
     def close(self):
-        os.close(self._fd)
+        save, self.save = self.save, None
+        _close_save(save)
 
 
 class _File:
@@ -159,7 +190,8 @@ class _Files(list):
         self._directory, self._journal = directory, directory.at(name_of_journal(token))
         os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
         try:
-            _write_new(self._journal, json.dumps({"files": [file.name for file in self]}).encode(), directory.sync_files)
+            names = _names(file.name for file in self)
+            _do(_write_journal, directory.path, os.fsencode(directory.path), token.encode(), names, len(names), directory.sync_files)
         except BaseException:
             directory.remove_made()
             raise
@@ -175,7 +207,6 @@ class _Files(list):
 
 
 class Directory(Place):
-    _found = {}  # the coordinator's: identities of the marker and of the files that are replaced, when the save began
     _made = ()  # directories that did not exist when the save began, the lowest first; of a failed save, the last rank removes them
 
     def remove_made(self):
@@ -203,8 +234,8 @@ class Directory(Place):
         self._lock()
         try:  # an old checkpoint whose metadata cannot be read is not replaced
             self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(self.marker)) else set()
-            self._found = {name: _identity(self.at(name)) for name in sorted(self._replaced | {self.marker})}
-            self._clean()
+            names = _names(sorted(self._replaced))
+            _do(_begin_save, self.path, self._save(), self.marker.encode(), names, len(names))
         except BaseException:
             self.release()
             raise
@@ -215,51 +246,32 @@ class Directory(Place):
 
     def publish(self, data, files):
         """files: the names of all ranks' files."""
-        token = self.new_token()
-        marker, journal = f".tessera-save-{token}.metadata", name_of_journal(token)
-        replaced = {name: then for name, then in self._found.items() if name != self.marker and name not in files}
-        written = False
+        token, names = self.new_token(), _names(files)
+        marker, written = f".tessera-save-{token}.metadata", False
         try:
-            _write_new(self.at(journal), json.dumps({"files": [marker], "replaces": replaced, "marker": hashlib.sha256(data).hexdigest()}).encode(),
-                       self.sync_files)
             _write_new(self.at(marker), data, self.sync_files)
+            _do(_record, self.path, self._save(), token.encode(), names, len(names))
             written = True
             self.sync()
             if self.overwrite:
-                self._refuse_changed()
+                _do(_unchanged, self.path, self._save())
                 os.rename(self.at(marker), self.at(self.marker))
             else:
                 self._rename_new(marker)
         except Exception:
             if not (written and self._has_its_name(marker)):
-                for name in (marker, *files, *(name_of_journal(token_of(name)) for name in files), journal):
+                for name in (marker, *files, *(name_of_journal(token_of(name)) for name in files), name_of_record(token)):
                     _remove(self.at(name))
             raise
         self._made = ()
         _remove(self.at(marker))
         self.sync()
-        for name, then in replaced.items():
-            self._remove_replaced(name, then)
-        for name in files:
-            _remove(self.at(name_of_journal(token_of(name))))
-        _remove(self.at(journal))
-        self.sync()
+        _do(_end_save, self.path, self._save(), token.encode(), names, len(names))
 
     def _has_its_name(self, marker):
         """Whether the marker is published, which is possible even if the call that did it failed, for example on NFS."""
         there = _identity(self.at(marker))
         return there is None or there == _identity(self.at(self.marker))
-
-    def _refuse_changed(self):
-        """Raises TesseraError if another program has saved here since the save began."""
-        for name, then in self._found.items():
-            if _identity(self.at(name)) not in (None, then):
-                raise TesseraError(f"{self.path}: another program has written '{name}' during the save, so nothing was published", "changed")
-
-    def _remove_replaced(self, name, then):
-        """Removes a file only if it has this identity. A planted journal could name any file, but its author cannot know the identity."""
-        if then and _identity(self.at(name)) == then:
-            _remove(self.at(name))
 
     def _rename_new(self, marker):
         """Gives the marker its name unless another checkpoint has appeared there."""
@@ -279,79 +291,22 @@ class Directory(Place):
 
     # ---- one save at a time ----
 
-    def _lock_path(self):
-        return os.path.join(os.path.realpath(self.path), ".tessera-save.lock" if self.rank is None else f".tessera-save-{self.rank}.lock")
+    def _key(self):
+        return os.path.realpath(self.path), self.rank
+
+    def _save(self):
+        return _locks[self._key()].save
 
     def _lock(self):
-        key = self._lock_path()
+        key = self._key()
         if key in _locks:
             if not _locks[key].is_over():
                 raise TesseraError(f"{self.path}: another thread is saving to this directory", "exists")
             _locks.pop(key).close()
-        while True:
-            fd = os.open(key, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                raise TesseraError(f"{self.path}: another process is saving to this directory", "exists") from None
-            except OSError:  # a file system without locks
-                pass
-            try:
-                if os.path.samestat(os.fstat(fd), os.lstat(key)):
-                    break
-            except FileNotFoundError:
-                pass  # its last holder removed it meanwhile
-            os.close(fd)
-        _locks[key] = _Lock(fd)
+        _locks[key] = _Lock(self.path, self.rank, self.sync_files)
 
     def release(self):
-        lock = _locks.pop(self._lock_path(), None)
+        lock = _locks.pop(self._key(), None)
         if lock:
-            _remove(self._lock_path())
             lock.close()
         self.remove_made()
-
-    # ---- what interrupted saves left ----
-
-    def _journals(self):
-        """Yields (token, document) of the journals that saves of this user left."""
-        for name in sorted(os.listdir(self.path)):
-            match = JOURNAL.fullmatch(name)
-            if not match or not self.may_clean(match[1]):
-                continue
-            info = os.lstat(self.at(name))
-            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_size > MOST_JOURNAL_BYTES:
-                continue
-            try:
-                with open(self.at(name), "rb") as f:
-                    document = json.load(f)
-            except ValueError:
-                document = {}  # killed while it was written: nothing had been created yet
-            if isinstance(document, dict):
-                yield match[1], document
-
-    def _left_by(self, token, document):
-        """Returns the names that an interrupted save may have created."""
-        return [name for name in document.get("files", []) if isinstance(name, str) and token in name and "/" not in name]
-
-    def _replaced_by(self, document):
-        """Returns (name, identity) of the files that an interrupted save was to replace, if its marker is in place."""
-        replaces = document.get("replaces")
-        published = document.get("marker") and os.path.lexists(self.at(self.marker)) and _digest_of(self.at(self.marker)) == document["marker"]
-        return [(name, then) for name, then in replaces.items() if "/" not in name] if published and isinstance(replaces, dict) else []
-
-    def _clean(self):
-        """Removes what interrupted saves left, except the files of the checkpoint that is there. Every file that no journal lists stays."""
-        journals = list(self._journals())
-        if not journals:
-            return
-        for token, document in journals:
-            for name in self._left_by(token, document):
-                if name not in self._replaced:
-                    _remove(self.at(name))
-            for name, then in self._replaced_by(document):
-                if name not in self._replaced:
-                    self._remove_replaced(name, then)
-            _remove(self.at(name_of_journal(token)))
-        self.sync()

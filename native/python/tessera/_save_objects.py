@@ -10,13 +10,19 @@ checkpoint lists are removed afterwards.
 
 A rank that saves on its own is its own coordinator, with the marker `__R.metadata`."""
 import json
+import re
 import weakref
 
 from ._library import TesseraError, warn
-from ._save_place import JOURNAL, TO_REPLACE, Place, name_of_journal, names_of_files
+from ._save_place import TO_REPLACE, Place, names_of_files
 from ._saving import PUBLISHES, REPLACES, SENDS, Saving
 
 SCHEMES = ("s3://", "gs://", "az://")
+_JOURNAL = re.compile(r"\.tessera-save-([0-9a-f]{16})\.json")
+
+
+def _name_of_journal(token):
+    return f".tessera-save-{token}.json"
 
 
 def _may_be_data(name):
@@ -101,7 +107,7 @@ class Objects(Place):
 
     def publish(self, data, files):
         """files: the results of `finish`, by the names of all ranks' files."""
-        journal = name_of_journal(self.new_token())
+        journal = _name_of_journal(self.new_token())
         replaced = sorted(self._replaced - set(files) - {self.marker})
         self._lead.put_note(journal, json.dumps({"files": sorted(files), "replaces": replaced}).encode())
         try:
@@ -153,9 +159,9 @@ class Objects(Place):
 
     def _clean(self, names):
         """Removes what interrupted saves left, except the files of the checkpoint that is there. Every object that no journal lists stays."""
-        for match in filter(None, map(JOURNAL.fullmatch, names)):
+        for match in filter(None, map(_JOURNAL.fullmatch, names)):
             journal = match[0]
-            if not self.may_clean(match[1]):
+            if self.rank is not None and not match[1].startswith(f"{self.rank:08x}"):
                 continue
             left = self._left_by(journal)
             if left is None:

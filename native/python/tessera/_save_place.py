@@ -7,8 +7,6 @@ from ._library import FOR_NAMES
 
 MARKER = ".metadata"
 RANK_MARKER = re.compile(r"__(\d+)\.metadata")
-JOURNAL = re.compile(r"\.tessera-save-([0-9a-f]{16})\.json")
-MOST_JOURNAL_BYTES = 64 << 20
 TO_REPLACE = "; StorageWriter(…, overwrite=True) replaces it"
 
 
@@ -20,10 +18,6 @@ def names_of_files(number, token, count):
 def token_of(name):
     """Returns the token in the name of a rank's file."""
     return name.rpartition("_")[2].removesuffix(".distcp")
-
-
-def name_of_journal(token):
-    return f".tessera-save-{token}.json"
 
 
 class Place:
@@ -51,9 +45,6 @@ class Place:
         """Returns random text that makes a name unique. That of a rank on its own begins with its number, by which its next save
         distinguishes what a killed one left from what the other ranks are writing."""
         return secrets.token_hex(8) if self.rank is None else f"{self.rank:08x}{secrets.token_hex(4)}"
-
-    def may_clean(self, token):
-        return self.rank is None or token.startswith(f"{self.rank:08x}")
 
     def keep_while(self, results, files):
         """What has been written of this rank's files may be given up when `results` are freed. Files in a directory stay, and are listed in

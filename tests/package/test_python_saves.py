@@ -1,0 +1,162 @@
+"""Saves by tessera.torch.StorageWriter into directories, and runs of the program: each is safe from the other, and removes what the other left
+when it was killed."""
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import warnings
+
+import http_serving
+import torch
+from safetensors.torch import load_file, save_file
+from test_python_torch import Held, fails, killed_at, save, save_alone, state_of, step_of
+from test_python import tessera
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+BYTES = 4 << 20
+
+
+class Held_back(http_serving.Handler):
+    """Gives a file, but not the bytes of its tensors before they may be read."""
+
+    def do_GET(self):
+        asked = self.headers.get("Range", "")
+        if self.command == "GET" and asked and int(asked.removeprefix("bytes=").partition("-")[0]) > 0:
+            self.server.may_read.wait(60)
+        self.give(self.server.data)
+
+
+@contextlib.contextmanager
+def stuck(t, destination, *options):
+    """A run of the program that has begun to write to `destination` and does not get further. Yields its process and the event that lets it
+    continue."""
+    path = t.at("source.safetensors")
+    tensors = {f"w{n}": torch.arange(BYTES // 4 + n) for n in range(3)}
+    save_file(tensors, path)
+    with open(path, "rb") as f:
+        data = f.read()
+    server = http_serving.Server(Held_back)
+    server.data, server.may_read = data, threading.Event()
+    with http_serving.running(server):
+        p = subprocess.Popen([t.path, "convert", f"{server.url}/source.safetensors", destination, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            until = time.monotonic() + 60
+            while not beside(destination):
+                assert p.poll() is None and time.monotonic() < until, p.stderr.read()
+                time.sleep(0.01)
+            yield p, server.may_read
+        finally:
+            server.may_read.set()
+            p.kill()
+            p.communicate()
+
+
+def beside(destination):
+    """What the program has next to a destination before it is published."""
+    folder, name = os.path.split(destination)
+    return [n for n in os.listdir(folder) if n.startswith(f".{name}.tessera-")]
+
+
+def hidden(path):
+    return sorted(n for n in os.listdir(path) if ".tessera-" in n)
+
+
+def test_a_run_does_not_replace_what_is_being_saved(t):
+    other = t.at("other")
+    save(other, 7)
+    for together in (True, False):
+        path, planner = t.at(f"saved{together}"), Held()
+        (save if together else save_alone)(path, 1)
+
+        def again():
+            writer = tessera.torch.StorageWriter(path, overwrite=True)
+            dcp.save(state_of(2), storage_writer=writer, planner=planner, no_dist=True, use_collectives=together)
+        thread = threading.Thread(target=again)
+        thread.start()
+        assert planner.began.wait(60)
+        try:
+            p = t.run("convert", other, path, "--to", "dcp", "--overwrite", status=2)
+            assert f"another process is replacing 'saved{together}'" in p.stderr.decode(), p.stderr
+        finally:
+            planner.may_end.set()
+            thread.join()
+        assert hidden(path) == [] and len(os.listdir(path)) == 2, os.listdir(path)
+        if together:
+            assert step_of(path) == 2
+            t.run("convert", other, path, "--to", "dcp", "--overwrite")
+            assert step_of(path) == 7 and len(os.listdir(path)) == 2, os.listdir(path)
+
+
+def test_a_save_does_not_replace_what_a_run_is_replacing(t):
+    path = t.at("replaced")
+    save(path, 1)
+    with stuck(t, path, "--to", "dcp", "--overwrite") as (p, may_read):
+        fails(CheckpointException, lambda: save(path, 2, overwrite=True), "another process is replacing 'replaced'")
+        assert step_of(path) == 1
+        may_read.set()
+        _, said = p.communicate(timeout=60)
+        assert p.returncode == 0, said
+    loaded = tessera.torch.load(path)
+    assert torch.equal(loaded["w2"], torch.arange(BYTES // 4 + 2)) and hidden(path) == []
+
+
+def test_a_run_removes_what_a_killed_save_left(t):
+    number, ended, said = 0, True, set()
+    other = t.at("other")
+    save(other, 7)
+    while ended:
+        number += 1
+        path = t.at(f"killed{number}")
+        save(path, 1)
+        with open(os.path.join(path, "notes.txt"), "w") as f:
+            f.write("a user's file")
+        ended = killed_at(number, path, True)
+        p = t.run("convert", other, path, "--to", "dcp", "--overwrite")
+        said.add(b"removed the remains of an interrupted save" in p.stderr)
+        assert step_of(path) == 7 and {n for n in os.listdir(path) if not n.endswith((".distcp", ".lock"))} == {".metadata", "notes.txt"}, os.listdir(path)
+        assert len([n for n in os.listdir(path) if n.endswith(".distcp")]) == 1, os.listdir(path)
+    assert said == {True, False} and number > 10, (said, number)
+
+
+def test_a_save_removes_what_a_killed_run_left(t):
+    for is_there, options in ((False, ()), (True, ("--overwrite",))):
+        path = t.at(f"of_run{is_there}")
+        if is_there:
+            save(path, 1)
+        with stuck(t, path, "--to", "dcp", *options) as (p, _):
+            p.send_signal(signal.SIGKILL)
+            p.wait()
+        assert beside(path), "nothing was left"
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            save(path, 2, overwrite=True)
+        assert any("removing the remains of an interrupted run" in str(w.message) for w in said), [str(w.message) for w in said]
+        assert beside(path) == [] and hidden(path) == [] and step_of(path) == 2
+        assert len(os.listdir(path)) == 2, os.listdir(path)
+
+
+def test_a_save_keeps_the_shares_of_a_plan_and_names_them(t):
+    source, plan, path = t.at("shared.safetensors"), t.at("plan.json"), t.at("shared")
+    save_file({"a": torch.arange(1000.), "b": torch.arange(500.)}, source)
+    with open(plan, "w") as f:
+        f.write(t.run("plan", source, "--mesh", "dp=2", "--placements", "shard(0)", "--json").stdout.decode())
+    t.run("exec", plan, path, "--share", "1/2")
+    left = beside(path)
+    assert left
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        save(path, 1)
+    assert any("unfinished job of 2 parts" in str(w.message) for w in said) and beside(path) == left and step_of(path) == 1
+
+
+def test_a_converted_file_is_whole(t):
+    """The source of these tests, without the server that holds it back."""
+    path = t.at("whole.safetensors")
+    with stuck(t, path) as (p, may_read):
+        may_read.set()
+        _, said = p.communicate(timeout=60)
+        assert p.returncode == 0, said
+    assert torch.equal(load_file(path)["w1"], torch.arange(BYTES // 4 + 1))
