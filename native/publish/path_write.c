@@ -1,170 +1,195 @@
-/* Writes a checkpoint to a path, by one process or by ranks that share the work:
- *
- *   rank 0 decides what is replaced and chooses temporary names ──▶ all ranks make the same plan of the work
- *   rank 0 creates the files, the others open them ──▶ each rank does its share of the units and syncs
- *   records of what is done ──▶ rank 0 writes headers, index or .metadata, and publishes
- *
- * The command line does the same as a job (job.h), which can be resumed. */
+/* Writes a checkpoint to a path or a URL, by one process or by ranks that share the work, as a job (job.h). */
+#include "publish/job.h"
+#include "publish/job_text.h"
 #include "publish/publication.h"
 #include "tessera/path.h"
 #include "tessera/sys/check_shared.h"
+#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/document.h"
+#include "tessera/sys/conversion_options.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/joint_output.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/plan_items.h"
 #include "tessera/sys/plan_job.h"
 #include "tessera/sys/trees.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 #include "tessera/sys/write_tree.h"
-
-#define JOB TSR_STR("a checkpoint that a program writes\n")
+#include "tessera/version.h"
 
 typedef struct writing {
     tsr_checkpoint *checkpoint;
-    const tsr_path_write_options *options;
-    tsr_comm *comm;
+    tsr_convert_options convert;
     tsr_arena *arena;
-    const char *marker; /* NULL: the format has none */
-    tsr_work *work;
-    tsr_joint_output *joint;
 } writing;
 
-/* ---- the output ---- */
+/* ---- what is written ---- */
 
-/* Lists the names that will be created. */
-static tsr_status list_names(writing *w, const tsr_str **out, size_t *count, tsr_error *err)
+/* All numbers that decide where which bytes of tensors go. What surrounds the tensors is written by the run that publishes. */
+typedef struct numbers {
+    tsr_vec bytes;
+    tsr_error *err;
+} numbers;
+
+static tsr_status put_number(numbers *n, uint64_t number)
 {
-    const tsr_conversion *c = tsr_work_conversion(w->work);
-    const char *beside = tsr_beside_marker(w->marker);
-    tsr_str *names = tsr_arena_array(w->arena, (size_t)c->file_count + 2, sizeof *names, err);
-    *out = names;
-    *count = 0;
-    if (!names) return TSR_E_NOMEM;
-    for (uint32_t f = 0; f < c->file_count; f++)
-        if (c->files[f].size) names[(*count)++] = c->files[f];
-    if (beside) names[(*count)++] = tsr_str_from(beside);
-    if (w->marker) names[(*count)++] = tsr_str_from(w->marker);
+    return tsr_vec_append(&n->bytes, &number, sizeof number, n->err);
+}
+
+static tsr_status put_text(numbers *n, tsr_str text)
+{
+    TSR_TRY(put_number(n, text.size));
+    return tsr_vec_append(&n->bytes, text.data, text.size, n->err);
+}
+
+static tsr_status put_shard(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
+{
+    numbers *n = ctx;
+    (void)err;
+    TSR_TRY(put_number(n, tensor));
+    TSR_TRY(put_number(n, owner));
+    for (uint64_t b = 0; b < shard->box_count; b++) {
+        for (uint32_t d = 0; d < shard->ndim; d++) {
+            TSR_TRY(put_number(n, shard->boxes[b].offsets[d]));
+            TSR_TRY(put_number(n, shard->boxes[b].sizes[d]));
+        }
+    }
     return TSR_OK;
 }
 
-/* Data files that stay must not be taken for the new ones. Only an index distinguishes them, and every generation after the
- * first has one. */
-static tsr_status plan_work(void *ctx, tsr_joint_job *job, tsr_error *err)
+static tsr_status put_conversion(numbers *n, const tsr_conversion *c)
 {
-    writing *w = ctx;
-    if (job->generation == 0 && job->has_stray && job->is_folder && job->overwrite) job->generation = 1;
-    TSR_TRY(tsr_work_new(w->checkpoint, w->options->convert, job->generation, w->arena, &w->work, err));
-    return list_names(w, &job->names, &job->name_count, err);
+    for (uint32_t f = 0; f < c->file_count; f++) {
+        TSR_TRY(put_text(n, c->files[f]));
+        TSR_TRY(put_number(n, c->file_sizes[f]));
+    }
+    for (uint64_t r = 0; r < c->row_count; r++) {
+        const tsr_converted *row = &c->rows[r];
+        const uint64_t facts[] = {row->dtype, row->bytes, row->file, row->written, row->cast};
+        TSR_TRY(put_text(n, row->name));
+        for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) TSR_TRY(put_number(n, facts[i]));
+    }
+    return TSR_OK;
 }
 
-static tsr_status open_work(void *ctx, tsr_output *output, tsr_error *err)
+/* The layout of the output: a plan of the conversion, made as a dry run, has the effects of all options. What cannot be planned has none;
+ * the run itself reports why. */
+static tsr_status put_layout(writing *w, numbers *n, tsr_error *err)
 {
-    writing *w = ctx;
-    return tsr_work_open(w->work, output, err);
-}
-
-/* Ranks that opened different checkpoints would write different bytes into the same files. */
-static tsr_status check_same_source(writing *w, tsr_error *err)
-{
-    tsr_digest_algorithm algorithm = (tsr_digest_algorithm)0;
-    tsr_digest digest;
-    char text[65];
-    if (w->comm->size == 1) return TSR_OK;
-    const tsr_status status = tsr_catalog_digest(tsr_checkpoint_catalog(w->checkpoint), tsr_checkpoint_host(w->checkpoint),
-                                                 &algorithm, &digest, err);
-    TSR_TRY(tsr_comm_agree(w->comm, status, err));
-    return tsr_comm_same(w->comm, tsr_str_from(tsr_digest_text(&digest, text)), "the source as the ranks see it", err);
-}
-
-/* ---- the work ---- */
-
-static tsr_status run_share(writing *w, tsr_error *err)
-{
-    TSR_TRY(tsr_work_run(w->work, w->comm->rank, w->comm->size, NULL, err));
-    tsr_output *output = tsr_joint_output_files(w->joint);
-    return w->comm->size > 1 ? output->sync(output, err) : TSR_OK; /* publishing syncs what this process wrote */
-}
-
-static tsr_status collect_records(writing *w, tsr_error *err)
-{
-    tsr_comm_blobs all = {0};
-    tsr_vec own = tsr_vec_of(tsr_checkpoint_host(w->checkpoint)->allocator, 1);
-    if (w->comm->size == 1) return TSR_OK;
-    tsr_status status = tsr_comm_agree(w->comm, tsr_work_records(w->work, &own, err), err);
-    if (status == TSR_OK)
-        status = tsr_comm_gather_blobs((tsr_ranks){w->comm, own.allocator}, (tsr_str){own.items, own.count}, &all, err);
-    for (uint32_t r = 0; r < all.count && status == TSR_OK && w->comm->rank == 0; r++)
-        status = tsr_work_take(w->work, all.blobs[r], NULL, err);
-    tsr_comm_blobs_free(&all);
-    tsr_vec_free(&own);
+    tsr_convert_options look = w->convert;
+    tsr_work *work = NULL;
+    tsr_error why = {0};
+    look.dry_run = true;
+    tsr_status status = tsr_work_new(w->checkpoint, &look, 0, w->arena, &work, &why);
+    if (status == TSR_E_NOMEM) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (status != TSR_OK) return TSR_OK;
+    status = put_conversion(n, tsr_work_conversion(work));
+    if (status == TSR_OK && look.plan) status = tsr_plan_each_write(look.plan, put_shard, n, err);
+    tsr_work_free(work);
     return status;
 }
 
-static tsr_status write_all(writing *w, tsr_joint_job *job, tsr_error *err)
+static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
 {
-    const bool first = w->comm->rank == 0;
-    TSR_TRY(check_same_source(w, err));
-    TSR_TRY(tsr_joint_output_open(job, &w->joint, err));
-    TSR_TRY(tsr_comm_agree(w->comm, run_share(w, err), err));
-    tsr_status status = collect_records(w, err);
-    if (status == TSR_OK && first) status = tsr_work_finish(w->work, err);
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(tsr_checkpoint_store(w->checkpoint), err);
-    TSR_TRY(tsr_comm_agree(w->comm, status, err));
-    if (first) status = tsr_joint_output_publish(w->joint, tsr_work_conversion(w->work)->marker, err);
-    return tsr_comm_agree(w->comm, status, err);
+    writing *w = ctx;
+    tsr_file_id id;
+    tsr_plan_source source = {0};
+    const tsr_host *host = tsr_checkpoint_host(w->checkpoint);
+    tsr_store *store = tsr_checkpoint_store(w->checkpoint);
+    const bool is_remote = store->file_count && !tsr_folder_store_identify(store, 0, &id);
+    const uint64_t flags = (uint64_t)w->convert.raw_cast << 1 | w->convert.no_checksums;
+    numbers n = {tsr_vec_of(host->allocator, 1), err};
+    *text = TSR_STR(TSR_JOURNAL_MAGIC);
+    TSR_TRY(tsr_job_add_line(w->arena, text, "tessera", TSR_STR(TSR_VERSION), err));
+    TSR_TRY(tsr_plan_source_describe(tsr_checkpoint_catalog(w->checkpoint), &(tsr_command_options){0}, host, w->arena,
+                                     &source, err));
+    TSR_TRY(tsr_job_date_source(store, is_remote, &source, w->arena, err));
+    TSR_TRY(tsr_job_add_source(w->arena, text, &source, err));
+    TSR_TRY(tsr_job_add_line(w->arena, text, "to", tsr_str_from(tsr_container_words[w->convert.to]), err));
+    tsr_status status = put_number(&n, flags);
+    if (status == TSR_OK) status = put_layout(w, &n, err);
+    if (status == TSR_OK) status = tsr_job_add_hash(w->arena, text, "layout", (tsr_str){n.bytes.items, n.bytes.count}, err);
+    tsr_vec_free(&n.bytes);
+    return status;
 }
 
-static const char *marker_of(const tsr_path_write_options *options)
+static tsr_status list_inputs(void *ctx, tsr_inputs *inputs, tsr_error *err)
 {
-    const bool is_indexed = options->convert->to == TSR_TO_SAFETENSORS && options->convert->max_shard_size;
-    return !options->convert->plan && is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(options->convert->to);
+    const writing *w = ctx;
+    return tsr_inputs_add(inputs, tsr_checkpoint_store(w->checkpoint), w->checkpoint, err);
+}
+
+static tsr_status unchanged(void *ctx, tsr_error *err)
+{
+    const writing *w = ctx;
+    return tsr_folder_store_unchanged(tsr_checkpoint_store(w->checkpoint), err);
+}
+
+/* ---- the job ---- */
+
+static const char *marker_of(const tsr_convert_options *convert)
+{
+    const bool is_indexed = convert->to == TSR_TO_SAFETENSORS && convert->max_shard_size;
+    return !convert->plan && is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(convert->to);
+}
+
+/* For convert.dry_run. */
+static tsr_status look(writing *w, tsr_conversion *out, tsr_error *err)
+{
+    tsr_work *work = NULL;
+    const tsr_status status = tsr_work_new(w->checkpoint, &w->convert, 0, w->arena, &work, err);
+    if (status == TSR_OK) *out = *tsr_work_conversion(work);
+    tsr_work_free(work);
+    return status;
 }
 
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
     tsr_path_write_options own;
-    tsr_convert_options convert;
+    writing w = {.checkpoint = checkpoint, .arena = arena};
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_path_write_options, err));
     TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert is required");
-    TSR_TRY(TSR_OPTIONS_COPY(&convert, own.convert, tsr_convert_options, err));
-    own.convert = &convert;
-    const tsr_container to = convert.to;
-    writing w = {.checkpoint = checkpoint, .options = &own, .arena = arena, .comm = own.comm, .marker = marker_of(&own)};
-    tsr_joint_job job = {.host = tsr_checkpoint_host(checkpoint),
-                         .path = path,
-                         .line = JOB,
-                         .is_folder = w.marker || convert.plan || convert.per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL ||
-                                      to == TSR_TO_RANKS,
-                         .overwrite = own.overwrite,
-                         .marker = w.marker,
-                         .source = checkpoint,
-                         .plan = plan_work,
-                         .create = open_work,
-                         .ctx = &w};
-    tsr_comm *self = NULL;
+    TSR_TRY(TSR_OPTIONS_COPY(&w.convert, own.convert, tsr_convert_options, err));
+    const tsr_convert_options *convert = &w.convert;
+    tsr_comm *ranks = own.comm && own.comm->size > 1 ? own.comm : NULL;
+    tsr_job job = {.environment = {.ranks = ranks},
+                   .host = tsr_checkpoint_host(checkpoint),
+                   .arena = arena,
+                   .destination = path,
+                   .marker = marker_of(convert),
+                   .source = checkpoint,
+                   .options = convert,
+                   .has_holes = tsr_folder_store_has_holes(tsr_checkpoint_store(checkpoint)),
+                   .replaces = own.overwrite,
+                   .resumes = own.resume,
+                   .describe = describe,
+                   .list_inputs = list_inputs,
+                   .unchanged = unchanged,
+                   .ctx = &w};
+    job.is_folder = job.marker || convert->plan || convert->per_part || convert->to == TSR_TO_DEEPSPEED_UNIVERSAL ||
+                    convert->to == TSR_TO_RANKS;
     if (!job.is_folder && tsr_str_ends(tsr_str_from(path), TSR_STR("/"))) {
-        convert.file_name = job.file_name = tsr_str_from(tsr_file_of(to));
+        w.convert.file_name = job.file_name = tsr_str_from(tsr_file_of(convert->to));
         job.is_folder = true;
     }
-    if (!w.comm) TSR_TRY(tsr_comm_self(tsr_checkpoint_host(checkpoint)->allocator, &self, err));
-    if (self) w.comm = self;
-    job.comm = w.comm;
-    const tsr_status status =
-        own.convert->dry_run ? tsr_comm_agree(w.comm, plan_work(&w, &job, err), err) : write_all(&w, &job, err);
-    if (status == TSR_OK && out) *out = *tsr_work_conversion(w.work);
-    tsr_joint_output_close(w.joint, status);
-    tsr_work_free(w.work);
-    if (self) self->close(self);
+    tsr_status status;
+    if (convert->dry_run) {
+        status = look(&w, &job.conversion, err);
+        if (ranks) status = tsr_comm_agree(ranks, status, err);
+    } else {
+        status = tsr_job_run(&job, err);
+    }
+    if (status == TSR_OK && out) *out = job.conversion;
     return status;
 }
 
 /* ---- path tree ---- */
 
 /* Value trees by path: loads a checkpoint as one tree, and writes a tree as torch.save would. */
+
+#define JOB TSR_STR("a checkpoint that a program writes\n")
 
 static tsr_status write_file(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, uint32_t *number,
                              tsr_error *err)

@@ -32,6 +32,7 @@ typedef struct job {
     bool overwrite;
     const char *other_sample; /* what the last rank opens instead of `sample` */
     const char *name;         /* name of the destination; NULL: out */
+    bool resume, stops;       /* `stops`: the write is cancelled as soon as it has begun */
 } job;
 
 /* ---- files ---- */
@@ -101,12 +102,20 @@ static void remove_all(const char *path)
 
 /* ---- jobs ---- */
 
+static bool stop(void *ctx, uint64_t byte_done, uint64_t byte_total)
+{
+    (void)ctx, (void)byte_done, (void)byte_total;
+    return false;
+}
+
 static tsr_status write_with(const job *j, tsr_comm *comm, tsr_checkpoint *checkpoint, const char *to, tsr_arena *arena,
                              tsr_error *err)
 {
     tsr_convert_options convert = {.to = j->to, .max_shard_size = j->max_shard_size};
-    tsr_path_write_options options = {.convert = &convert, .overwrite = j->overwrite, .comm = comm};
+    const tsr_progress stopping = {.step = stop};
+    tsr_path_write_options options = {.convert = &convert, .overwrite = j->overwrite, .comm = comm, .resume = j->resume};
     tsr_conversion done;
+    if (j->stops) convert.progress = &stopping;
     tsr_target target;
     tsr_plan *plan = NULL;
     if (j->mesh) {
@@ -294,6 +303,50 @@ static void test_native_path__a_failed_write_leaves_nothing(void **state)
     }
 }
 
+/* The inode of the only file of the scratch directory that is not published yet and is not a journal, or 0. */
+static ino_t unpublished(int *count)
+{
+    struct dirent **names;
+    ino_t found = 0;
+    *count = scandir(ranks_scratch(), &names, is_listed, alphasort);
+    for (int i = 0; i < *count; i++) {
+        const char *tag = strstr(names[i]->d_name, ".tessera-w");
+        if (tag && !strchr(tag + 1, '.')) found = names[i]->d_ino;
+        free(names[i]);
+    }
+    free(names);
+    return found;
+}
+
+static void test_native_path__an_interrupted_write_is_resumed(void **state)
+{
+    (void)state;
+    const job whole = {.sample = "safetensors_model", .to = TSR_TO_SAFETENSORS, .resume = true};
+    job stopped = whole, other = whole, again = whole;
+    struct stat info;
+    tsr_error err = {0}, changed = {0}, exists = {0};
+    int count, files;
+    stopped.stops = true;
+    other.to = TSR_TO_TORCH;
+    again.resume = false;
+    assert_int_equal(carry_out(&whole, NULL, place("fresh"), NULL), TSR_OK);
+    const uint32_t fresh = sum_of(place("fresh"), &files);
+    assert_int_equal(unlink(place("fresh")), 0);
+    assert_int_equal(carry_out(&stopped, NULL, place("resumed"), &err), TSR_E_CANCELLED);
+    const ino_t begun = unpublished(&count);
+    assert_true(begun && count == 2); /* and its journal */
+    assert_int_equal(carry_out(&other, NULL, place("resumed"), &changed), TSR_E_CHANGED);
+    assert_non_null(strstr(changed.message, "cannot resume"));
+    assert_int_equal(carry_out(&whole, NULL, place("resumed"), NULL), TSR_OK);
+    assert_int_equal(stat(place("resumed"), &info), 0);
+    assert_int_equal(info.st_ino, begun);
+    assert_int_equal(sum_of(place("resumed"), &files), fresh);
+    assert_true(!unpublished(&count) && count == 1);
+    assert_int_equal(carry_out(&whole, NULL, place("resumed"), NULL), TSR_OK); /* it is complete */
+    assert_int_equal(carry_out(&again, NULL, place("resumed"), &exists), TSR_E_EXISTS);
+    assert_int_equal(unlink(place("resumed")), 0);
+}
+
 static void test_native_path__what_is_not_there_is_named(void **state)
 {
     (void)state;
@@ -370,6 +423,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_native_path__an_existing_destination_stays_unless_it_is_overwritten),
         cmocka_unit_test(test_native_path__ranks_that_opened_different_checkpoints_are_refused),
         cmocka_unit_test(test_native_path__a_failed_write_leaves_nothing),
+        cmocka_unit_test(test_native_path__an_interrupted_write_is_resumed),
         cmocka_unit_test(test_native_path__a_tree_is_written_as_it_was_read),
         cmocka_unit_test(test_native_path__a_document_is_loaded_whole),
         cmocka_unit_test(test_native_path__what_is_not_there_is_named),

@@ -123,6 +123,23 @@ def overwrite_all(t, place):
 
 
 @test
+def test_write_by_a_program_of_the_library(t):
+    """samples/c/convert.c calls tsr_path_write. It is built next to `tessera`."""
+    program, source = os.path.join(os.path.dirname(t.path), "convert"), large_file(t)
+    with bucket(servers.moto) as (place, _):
+        run = lambda *args: subprocess.run([program, *args], capture_output=True, text=True, timeout=120, env={**os.environ, **place.env})
+        for form in ("safetensors", "dcp"):
+            local, key = t.at(f"library.{form}"), f"library/{form}"
+            for to in (local, f"{place.url}/{key}"):
+                p = run(source, to, form)
+                need(p.returncode == 0, p.stderr)
+            need(place.below(key) == {os.path.basename(key): open(local, "rb").read()} if form == "safetensors" else place.below(key) == files_below(local), form)
+            before = place.read("")
+            p = run(source, f"{place.url}/{key}", form)
+            need(p.returncode and "exists" in p.stderr and place.read("") == before, p)
+
+
+@test
 def test_write_over_what_is_there_on_moto(t):
     with bucket(servers.moto) as (place, _):
         overwrite_all(t, place)

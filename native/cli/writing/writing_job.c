@@ -7,23 +7,11 @@
 #include "cli/writing/resumed.h"
 #include "cli/writing/source.h"
 #include "cli/writing/writing.h"
-#include "publish/journal.h"
-#include "tessera/sys/folder.h"
-#include "tessera/sys/host_calls.h"
-#include "tessera/sys/path_store.h"
+#include "publish/job_text.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
 /* ---- source ---- */
-
-/* The modification time of a file, or the version that a server reports. */
-static tsr_str version_of(const cli_session *session, uint32_t file, tsr_arena *arena, tsr_error *err)
-{
-    int64_t seconds, nanoseconds;
-    if (session->is_remote) return tsr_arena_str(arena, tsr_str_from(tsr_path_store_version(session->store, file)), err);
-    tsr_folder_store_modified(session->store, file, &seconds, &nanoseconds);
-    return tsr_arena_format(arena, err, "%" PRId64 ".%09" PRId64, seconds, nanoseconds);
-}
 
 tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_source *out,
                                tsr_error *err)
@@ -31,12 +19,7 @@ tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_are
     out->path = tsr_str_from(session->path);
     tsr_status status = tsr_plan_source_describe(tsr_checkpoint_catalog(cli_source_checkpoint(session)), &program->options,
                                                  cli_host(program), arena, out, err);
-    for (uint64_t i = 0; i < out->file_count && status == TSR_OK; i++) {
-        tsr_plan_file *file = &out->files[i];
-        file->modified = version_of(session, tsr_store_find(session->store, file->name), arena, err);
-        if (!file->modified.data) status = TSR_E_NOMEM;
-    }
-    return status;
+    return status == TSR_OK ? tsr_job_date_source(session->store, session->is_remote, out, arena, err) : status;
 }
 
 tsr_status cli_options_with_texts(cli *program, const cli_session *session, const tsr_command_options *options,
@@ -114,45 +97,11 @@ void cli_put_resumed(tsr_json *json, const tsr_object_resumed *r)
 
 /* ---- job ---- */
 
-static tsr_status add_line(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
-{
-    *text = tsr_arena_format(w->arena, err, "%.*s%s %.*s\n", TSR_STR_ARG(*text), key, TSR_STR_ARG(value));
-    return text->data ? TSR_OK : TSR_E_NOMEM;
-}
-
-/* A checksum of the names, sizes and modification times of the source's files. */
-static tsr_str files_sum(const cli_writing *w, const tsr_plan_source *source, tsr_error *err)
-{
-    uint32_t sum = 0;
-    char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    for (uint64_t i = 0; i < source->file_count; i++) {
-        const tsr_plan_file *file = &source->files[i];
-        sum = tsr_crc32(NULL, sum, file->name.data, file->name.size);
-        sum = tsr_crc32(NULL, sum, &file->bytes, sizeof file->bytes);
-        sum = tsr_crc32(NULL, sum, file->modified.data, file->modified.size);
-    }
-    tsr_journal_tag((tsr_str){(const char *)&sum, sizeof sum}, tag);
-    return tsr_arena_format(w->arena, err, "%" PRIu64 " with sizes and times %s", source->file_count, tag + 1);
-}
-
-/* Describes a checkpoint that is read, but not where it is: it may be moved between two runs. */
 static tsr_status add_source(cli_writing *w, const cli_session *session, tsr_plan_source *source, tsr_str *text,
                              tsr_error *err)
 {
     TSR_TRY(cli_describe_source(w->program, session, w->arena, source, err));
-    const tsr_str sum = files_sum(w, source, err);
-    if (!sum.data) return TSR_E_NOMEM;
-    TSR_TRY(add_line(w, text, "source", source->format, err));
-    TSR_TRY(add_line(w, text, "metadata", source->digest, err));
-    return add_line(w, text, "files", sum, err);
-}
-
-/* A document takes the place of its text: this many characters of its hash. */
-static tsr_status add_hash(const cli_writing *w, tsr_str *text, const char *key, tsr_str value, tsr_error *err)
-{
-    char tag[TSR_JOURNAL_TAG_SIZE + 1];
-    tsr_journal_tag(value, tag);
-    return add_line(w, text, key, tsr_str_from(tag + 1), err);
+    return tsr_job_add_source(w->arena, text, source, err);
 }
 
 /* The target as its document, on one line, where it was not given by --mesh and --placements. */
@@ -166,7 +115,7 @@ static tsr_status add_target(const cli_writing *w, tsr_str *text, tsr_error *err
     if (status == TSR_OK) tsr_target_texts_write(&json, &w->plan_job.target, &mesh);
     if (status == TSR_OK) status = tsr_json_finish(&json);
     /* without the newline that ends a document */
-    if (status == TSR_OK) status = add_line(w, text, "target", (tsr_str){line.items, line.count - 1}, err);
+    if (status == TSR_OK) status = tsr_job_add_line(w->arena, text, "target", (tsr_str){line.items, line.count - 1}, err);
     tsr_vec_free(&line);
     return status;
 }
@@ -190,8 +139,8 @@ static tsr_status add_options(const cli_writing *w, tsr_str *text, tsr_error *er
         const tsr_str value = tsr_str_from(values[i].text ? values[i].text : "");
         const bool is_document = values[i].option->type == TSR_OPTION_DOCUMENT;
         if (values[i].option->role == TSR_OPTION_OF_SOURCE) continue;
-        if (is_document && tsr_is_document(values[i].text)) TSR_TRY(add_hash(w, text, name, value, err));
-        else TSR_TRY(add_line(w, text, name, value, err));
+        if (is_document && tsr_is_document(values[i].text)) TSR_TRY(tsr_job_add_hash(w->arena, text, name, value, err));
+        else TSR_TRY(tsr_job_add_line(w->arena, text, name, value, err));
     }
     return TSR_OK;
 }
@@ -200,15 +149,15 @@ static tsr_status add_options(const cli_writing *w, tsr_str *text, tsr_error *er
 tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
 {
     *text = TSR_STR(TSR_JOURNAL_MAGIC);
-    TSR_TRY(add_line(w, text, "tessera", TSR_STR(TSR_VERSION), err));
+    TSR_TRY(tsr_job_add_line(w->arena, text, "tessera", TSR_STR(TSR_VERSION), err));
     TSR_TRY(add_source(w, &w->source, &w->plan_job.source, text, err));
-    if (w->source.recipe.data) TSR_TRY(add_line(w, text, "recipe", w->source.recipe, err));
+    if (w->source.recipe.data) TSR_TRY(tsr_job_add_line(w->arena, text, "recipe", w->source.recipe, err));
     for (size_t i = 0; i < w->source.other_count; i++) {
         tsr_plan_source other = {.digest_algorithm = w->plan_job.source.digest_algorithm};
         TSR_TRY(add_source(w, &w->source.others[i], &other, text, err));
     }
-    TSR_TRY(add_line(w, text, "to", tsr_str_from(tsr_container_words[w->to]), err));
-    if (w->file_name.size) TSR_TRY(add_line(w, text, "file", w->file_name, err));
+    TSR_TRY(tsr_job_add_line(w->arena, text, "to", tsr_str_from(tsr_container_words[w->to]), err));
+    if (w->file_name.size) TSR_TRY(tsr_job_add_line(w->arena, text, "file", w->file_name, err));
     TSR_TRY(add_options(w, text, err));
     return w->plan && !w->options->mesh ? add_target(w, text, err) : TSR_OK;
 }

@@ -32,14 +32,18 @@ typedef struct tsr_path_write_options {
     const tsr_convert_options *convert; /* the format to write (`to`), and everything else that tsr_convert can do */
     bool overwrite;                     /* replace the checkpoint at the destination; files that it does not list stay */
     tsr_comm *comm;                     /* NULL: this process works alone. Otherwise its ranks share the work */
+    /* Continue what an interrupted write of the same checkpoint with the same options has done, and keep what this one has done if it
+     * fails. If the destination is already complete, that is a success. */
+    bool resume;
 } tsr_path_write_options;
 
-/* Writes a checkpoint to `path`, completely or not at all: a single file, or a directory for DCP, for a reshard, and for
- * safetensors with a max_shard_size. A path that ends in '/' is a directory, in which a single file is model.safetensors or
- * pytorch_model.bin. Nothing is visible under that name before everything is on disk, and a failed run
+/* Writes a checkpoint to `path`, which may be the URL of an object store (s3://, gs://, az://), completely or not at all: a single
+ * file, or a directory for DCP, for a reshard, and for safetensors with a max_shard_size. A path that ends in '/' is a directory, in
+ * which a single file is model.safetensors or pytorch_model.bin. Nothing is visible under that name before everything is on disk, and a
+ * failed run
  * leaves an earlier checkpoint as it was. The bytes do not depend on the number of ranks or threads. `out` (may be NULL)
- * receives what was written; it lives in `arena` and borrows the checkpoint. With TSR_OBJECTS_SIDECAR the caller writes
- * out->sidecar.
+ * receives what was written; it lives in `arena` and borrows the checkpoint. What TSR_OBJECTS_SIDECAR makes is written to
+ * objects.json in a directory, and to PATH.objects.json next to a single file; not next to a single object of a store.
  *
  * With a `comm` the call is collective: every rank has opened the same checkpoint, passes the same options, and sees the
  * same file system at `path`; all of them return the same status.
