@@ -50,7 +50,7 @@ static int posix_open_at(const tsr_sys *sys, int folder, const char *name, int f
     return end_naming(openat(folder, name, flags | O_CLOEXEC, (mode_t)mode));
 }
 
-static int posix_close(const tsr_sys *sys, int fd)
+static int posix_close_fd(const tsr_sys *sys, int fd)
 {
     (void)sys;
     return close(fd);
@@ -237,7 +237,7 @@ static int posix_share(const tsr_sys *sys, int fd)
 
 const tsr_sys tsr_sys_posix = {
     .open_at = posix_open_at,
-    .close = posix_close,
+    .close = posix_close_fd,
     .stat_at = posix_stat_at,
     .link_stat_at = posix_link_stat_at,
     .stat = posix_stat,
@@ -259,6 +259,15 @@ const tsr_sys tsr_sys_posix = {
     .unlink = posix_unlink,
 };
 
+const char *tsr_sys_reason(int code, char *text, size_t size)
+{
+#if defined(__GLIBC__)
+    return strerror_r(code, text, size);
+#else
+    return strerror_r(code, text, size) == 0 ? text : "unknown error";
+#endif
+}
+
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)
 {
     int code = errno;
@@ -267,7 +276,8 @@ tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name)
                         : code == EEXIST    ? TSR_E_EXISTS
                         : code == ECANCELED ? TSR_E_CANCELLED
                                             : TSR_E_IO;
-    return tsr_raise(err, status, TSR_NO_POSITION, "cannot %s '%s': %s", what, name, strerror_r(code, text, sizeof text));
+    return tsr_raise(err, status, TSR_NO_POSITION, "cannot %s '%s': %s", what, name,
+                     tsr_sys_reason(code, text, sizeof text));
 }
 
 int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode)

@@ -65,6 +65,8 @@ void tsr_sys_stop_naming(void);
 int tsr_sys_open(const tsr_sys *sys, int folder, const char *name, int flags, unsigned mode);
 tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error *err);
 
+/* The system's words for a value of errno. `text` may be used for them. Thread-safe. */
+const char *tsr_sys_reason(int code, char *text, size_t size);
 /* Raises TSR_E_IO (TSR_E_NOT_FOUND for ENOENT, TSR_E_EXISTS for EEXIST, TSR_E_CANCELLED for ECANCELED): "cannot <what> '<name>': <errno's text>". */
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name);
 
