@@ -114,21 +114,28 @@ static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_err
         output->name, name, output->name);
 }
 
-/* Whether two names are in the same mount. Names cannot be linked or exchanged between two mounts, even of the same file
- * system. */
-static bool is_one_mount(const struct statx *a, const struct statx *b)
+/* Whether the old and the new directory are in the same mount. Names cannot be linked or exchanged between two mounts, even of the
+ * same file system. Where the system does not tell mounts apart, those of two devices are. */
+static bool is_one_mount(const folder_output *output)
 {
-    const bool known = a->stx_mask & b->stx_mask & STATX_MNT_ID;
-    return known ? a->stx_mnt_id == b->stx_mnt_id
-                 : a->stx_dev_major == b->stx_dev_major && a->stx_dev_minor == b->stx_dev_minor;
+#if defined(STATX_MNT_ID)
+    struct statx old, new;
+    if (statx(output->parent, output->name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &old) != 0 ||
+        statx(output->work, "", AT_EMPTY_PATH, STATX_MNT_ID, &new) != 0)
+        return true;
+    return old.stx_mask & new.stx_mask &STATX_MNT_ID
+               ? old.stx_mnt_id == new.stx_mnt_id
+               : old.stx_dev_major == new.stx_dev_major &&old.stx_dev_minor == new.stx_dev_minor;
+#else
+    struct stat old, new;
+    return output->sys->link_stat_at(output->sys, output->parent, output->name, &old) != 0 ||
+           output->sys->stat(output->sys, output->work, &new) != 0 || old.st_dev == new.st_dev;
+#endif
 }
 
 static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
 {
-    struct statx old, new;
-    const bool known = statx(output->parent, output->name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &old) == 0 &&
-                       statx(output->work, "", AT_EMPTY_PATH, STATX_MNT_ID, &new) == 0;
-    if (!known || is_one_mount(&old, &new)) return TSR_OK;
+    if (is_one_mount(output)) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
                      "passing --overwrite, or write to a new directory in it",
@@ -181,7 +188,7 @@ static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *e
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' in '%s' does not belong to the checkpoint there and cannot be kept when the directory is replaced as a "
         "whole: the system refuses to give it a second name (%s); move it away, or write to another directory",
-        name, output->name, strerror_r(errno, why, sizeof why));
+        name, output->name, tsr_sys_reason(errno, why, sizeof why));
 }
 
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err)
