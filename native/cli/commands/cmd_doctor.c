@@ -10,8 +10,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#if defined(__linux__)
 #include <linux/fs.h>
 #include <linux/magic.h>
+#endif
 
 #include "cli/commands/commands.h"
 #include "cli/program/launch.h"
@@ -189,6 +191,7 @@ static void tell_cuda(facts *f)
     for (uint32_t i = 0; i < runtime.devices; i++) tell_gpu(f, i);
 }
 
+#if defined(__linux__)
 static const char *file_system_name(long magic)
 {
     switch ((unsigned long)magic) {
@@ -207,13 +210,8 @@ static const char *file_system_name(long magic)
 }
 
 /* Tries each operation on unnamed files, which vanish when their descriptors are closed. */
-static tsr_status tell_file_system(facts *f, const char *folder, tsr_error *err)
+static void tell_operations(facts *f, const char *folder)
 {
-    struct statfs info;
-    tell(f, "files", "folder", folder);
-    if (statfs(folder, &info) != 0) return tsr_sys_raise(err, "look at", folder);
-    tell(f, "files", "file_system", file_system_name((long)info.f_type));
-    tell_number(f, "files", "free_bytes", (uint64_t)info.f_bavail * (uint64_t)info.f_bsize);
     int from = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600), to = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (from >= 0 && to >= 0) {
         static const char block[65536];
@@ -227,6 +225,28 @@ static tsr_status tell_file_system(facts *f, const char *folder, tsr_error *err)
     }
     if (from >= 0) close(from);
     if (to >= 0) close(to);
+}
+#else
+static const char *file_system_name(long magic)
+{
+    (void)magic;
+    return "other";
+}
+
+static void tell_operations(facts *f, const char *folder)
+{
+    tell_yes(f, "files", "writable", access(folder, W_OK) == 0);
+}
+#endif
+
+static tsr_status tell_file_system(facts *f, const char *folder, tsr_error *err)
+{
+    struct statfs info;
+    tell(f, "files", "folder", folder);
+    if (statfs(folder, &info) != 0) return tsr_sys_raise(err, "look at", folder);
+    tell(f, "files", "file_system", file_system_name((long)info.f_type));
+    tell_number(f, "files", "free_bytes", (uint64_t)info.f_bavail * (uint64_t)info.f_bsize);
+    tell_operations(f, folder);
     return TSR_OK;
 }
 
