@@ -58,6 +58,17 @@ static void *worker(void *ctx)
     return NULL;
 }
 
+static void *return_at_once(void *arg)
+{
+    return arg;
+}
+
+bool tsr_threads_exist(void)
+{
+    pthread_t thread;
+    return pthread_create(&thread, NULL, return_at_once, NULL) == 0 && pthread_join(thread, NULL) == 0;
+}
+
 static void init_locks(tsr_pool *pool)
 {
     pthread_mutex_init(&pool->lock, NULL);

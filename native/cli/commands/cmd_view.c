@@ -6,6 +6,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
+#include "io/thread_pool.h"
 #include "tessera/path.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -136,6 +137,9 @@ static int run(cli *program, const tsr_command_options *arguments)
     view_server *server = NULL;
     view_settings view = {
         .pages = arguments->pages ? arguments->pages : pages, .side_count = count, .port = (uint16_t)arguments->port};
+    if (!tsr_threads_exist())
+        return cli_fail(program, "view needs a server, which this program cannot start, because it has one thread; open the "
+                                 "checkpoint in the viewer's page, or install the program for this system");
     if (arguments->port > UINT16_MAX)
         return cli_fail(program, "--port expects a port number up to %u", (unsigned)UINT16_MAX);
     if (arguments->pages && !has_index(arguments->pages))

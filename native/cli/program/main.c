@@ -1,4 +1,5 @@
 /* Code that `tessera` and `tessera-mpi` share: finds the command, parses its arguments by the table of options and runs it. */
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include "cli/program/shards_option.h"
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
+#include "io/thread_pool.h"
 
 #include "tessera/sys/native_host.h"
 #include "tessera/sys/object_store.h"
@@ -60,6 +62,9 @@ static bool begin(cli *program)
 
 static int run(cli *program)
 {
+    if (program->options.threads > 1 && !tsr_threads_exist())
+        return cli_fail(program, "--threads %" PRIu64 ": this program has one thread; leave the option out",
+                        program->options.threads);
     return cli_command_of(program->command)->run(program, &program->options);
 }
 
