@@ -57,6 +57,13 @@ static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 {
     return libdeflate_crc32(crc, data, size);
 }
+#elif defined(TSR_CRC32)
+uint32_t TSR_CRC32(uint32_t crc, const void *data, size_t size); /* a function of the program that this is linked into */
+
+static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
+{
+    return TSR_CRC32(crc, data, size);
+}
 #elif defined(TSR_HAVE_ZLIB)
 static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 {

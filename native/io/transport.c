@@ -436,11 +436,15 @@ void tsr_http_transfer_clear(tsr_http_transfer *transfer)
     (void)transfer;
 }
 
+/* Why, where no package helps. */
+#if !defined(TSR_WITHOUT_CURL)
+#define TSR_WITHOUT_CURL "it was built without libcurl (Debian: libcurl4-openssl-dev)"
+#endif
+
 tsr_status tsr_transport_open(const tsr_allocator *allocator, unsigned depth, tsr_transport **out, tsr_error *err)
 {
     (void)allocator, (void)depth, (void)out;
-    return tsr_raise(err, TSR_E_NOT_BUILT, TSR_NO_POSITION,
-                     "this build cannot read URLs: it was built without libcurl (Debian: libcurl4-openssl-dev)");
+    return tsr_raise(err, TSR_E_NOT_BUILT, TSR_NO_POSITION, "this build cannot read URLs: " TSR_WITHOUT_CURL);
 }
 
 void tsr_transport_close(tsr_transport *transport)
