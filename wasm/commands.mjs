@@ -1,5 +1,5 @@
-/** Writes commands.js and commands.d.ts: the options of calls with their types, made from the table of all commands and options
- *  (core/commands/table.c).
+/** Writes commands.js and commands.d.ts, the options of calls with their types, and program/values.js, those of the command line; made
+ *  from the table of all commands and options (core/commands/table.c).
  *  Usage: commands.mjs TESSERA [--check]   TESSERA: the native program; --check: only compare */
 import fs from "node:fs";
 import { spawnSync } from "node:child_process";
@@ -73,6 +73,10 @@ function commentOf(text) {
   return `  /** ${lines.join("\n   *  ")} */\n`;
 }
 
+/** What follows each option on the command line: nothing (flag), a path or another text. Documents and checkpoints are paths, and these texts. */
+const PATHS = new Set(["also", "output", "pages", "source", "step"]), PATH_TYPES = new Set(["document", "checkpoint", "model"]);
+const valueOf = ({ name, type }) => (type === "flag" ? "flag" : PATH_TYPES.has(type) || PATHS.has(name) ? "path" : "text");
+
 const typeName = (call) => `${call[0].toUpperCase()}${call.slice(1)}Options`;
 const calls = callsOf(), made = "Made by wasm/commands.mjs from the table in core/commands.";
 
@@ -80,6 +84,10 @@ const files = {
   "commands.js": `/** The options of calls, with their types. ${made} */
 export const OPTIONS = {
 ${calls.map(([call, options]) => `  ${call}: { ${options.map(({ name, kind }) => `${name}: "${kind}"`).join(", ")} },\n`).join("")}};
+`,
+  "program/values.js": `/** What follows the options of each command. ${made} */
+export const VALUES = {
+${commands.map(({ name, options }) => `  ${name}: { ${[...options, ...global].map((option) => `"--${option.name}": "${valueOf(option)}"`).join(", ")} },\n`).join("")}};
 `,
   "commands.d.ts": `/* ${made} */
 import type { Checkpoint, DocumentOrText } from "./tessera.js";
