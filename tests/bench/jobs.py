@@ -511,4 +511,36 @@ def p27(bench):
                "≤ 1.5 × the browser's fastest read and write, ≤ 200 MiB")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}
+def node_program(bench):
+    """The command line for Node, as its package has it."""
+    there, remove = bench.fresh("node_program")
+    root = os.path.join(HERE, "..", "..")
+    remove()
+    shutil.copytree(os.path.join(root, "wasm", "program"), there)
+    shutil.copy(os.path.join(root, "build", "node", "bin", "program.wasm"), there)
+    with open(os.path.join(there, "package.json"), "w") as f:
+        f.write('{"type": "module"}')
+    return ["node", os.path.join(there, "main.js")]
+
+
+def npx(bench, name, what, *words):
+    if not os.path.exists(os.path.join(HERE, "..", "..", "build", "node", "bin", "program.wasm")):
+        return "wasm/build has not made build/node/bin/program.wasm"
+    d = rows_of_eight(bench)
+    out, remove = bench.fresh("out.safetensors")
+    words = [{"IN": d, "OUT": out}.get(word, word) for word in words]
+    return Job(name, what, mib(d),
+               [Side("npx tessera-checkpoint", [*node_program(bench), *words], remove),
+                Side("tessera, one thread", [bench.tessera, *words, "--threads", "1"], remove),
+                Side("tessera", [bench.tessera, *words], remove)], "none")
+
+
+def npx_deep(bench):
+    return npx(bench, "NPX", "Node: check every byte", "validate", "IN", "--deep", "--quiet")
+
+
+def npx_convert(bench):
+    return npx(bench, "NPXb", "Node: convert a DCP to one safetensors file", "convert", "IN", "OUT", "--objects", "drop", "--quiet")
+
+
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}

@@ -57,7 +57,8 @@ def check_outside(path):
             yield f"{path.relative_to(ROOT)}: {name} is for programs with live state dicts (native/live)"
         if kind == "<" or name.startswith("tessera/"):
             continue
-        target = f"{module.partition('/')[0]}/{name.rpartition('/')[0]}" if "/" in name else module
+        where = "native" if (ROOT / "native" / name).exists() else module.partition("/")[0]
+        target = f"{where}/{name.rpartition('/')[0]}" if "/" in name else module
         if public:
             yield f"{path.relative_to(ROOT)}: a public header includes the private {name}"
         elif (ROOT / "core" / name).exists() and not (ROOT / "native" / name).exists():

@@ -96,6 +96,7 @@ OUTSIDE = {
     "native/cli/commands": {"native/io", "native/publish", "native/view", "native/cli/program", "native/cli/text",
                             "native/cli/writing"},
     "wasm/platform": set(),
+    "wasm/program": {"native/cli/program"},
     "wasm": {"wasm/platform"},
 }
 NATIVE_HEADERS = ROOT / "native/include/tessera"  # public too: what needs an operating system, on top of core's

@@ -71,7 +71,7 @@ const touch = (directory, names, seconds) => names.forEach((name) => fs.utimesSy
 // ---- every sample ----
 
 for (const name of fs.readdirSync(samples).filter((entry) => !/\.expect\.json$|README/.test(entry))) {
-  named(`sample ${name}`, () => both([["inspect", at(name), "--json"], ["validate", "--deep", at(name), "--format", "json"], ["validate", at(name)]]));
+  named(`sample ${name}`, () => both([["validate", "--deep", at(name), "--format", "json"], ...(name.startsWith("broken") ? [] : [["inspect", at(name), "--json"]])]));
 }
 
 // ---- every command ----
