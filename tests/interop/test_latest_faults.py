@@ -349,7 +349,7 @@ def test_a_save_at_the_same_time_is_never_the_answer_before_it_is_whole(t):
             writer.start()
             before = len(written)
             found, said = answer(t, run)
-            after = len(written)
+            after = min(len(written) + 1, len(order))  # the next file may be whole already, although the writer has not said so
             stop.set()
             writer.join()
             assert found in steps[:2] and (found == steps[1] or was_whole(loader, t.at("states"), order, before, after)), f"{framework}: {found}: {said}"
