@@ -401,7 +401,8 @@ static tsr_status sum_up(object_store *store, const tsr_object *object, const ts
     bool whole;
     if (!store->service->compares_checksums || kind == TSR_CHECKSUM_KINDS || t->capacity == object->size) return TSR_OK;
     TSR_TRY(check_damage(store, object, err));
-    TSR_TRY(tsr_object_sums_add(store->sums, object, kind, x->request->offset, t->buffer, t->capacity, &whole, sum, err));
+    const tsr_arrived bytes = {object, kind, x->request->offset, t->buffer, t->capacity};
+    TSR_TRY(tsr_object_sums_add(store->sums, &bytes, &whole, sum, err));
     if (!whole) return TSR_OK;
     if (store->service->checks_whole_only) TSR_TRY(ask_for_sum(store, object, kind, stated, err));
     else memcpy(stated, t->answer.checksums.of_object[kind], sizeof stated);

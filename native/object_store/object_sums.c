@@ -86,12 +86,11 @@ static tsr_status insert(tsr_vec *pieces, tsr_checksum_kind kind, size_t *i, pie
     return TSR_OK;
 }
 
-static tsr_status add(object_sum *one, tsr_checksum_kind kind, uint64_t offset, const uint8_t *data, size_t size,
-                      tsr_error *err)
+static tsr_status add(object_sum *one, const tsr_arrived *bytes, tsr_error *err)
 {
-    const uint64_t end = offset + size;
+    const uint64_t end = bytes->offset + bytes->size;
     size_t i = 0;
-    for (uint64_t at = offset; at < end;) {
+    for (uint64_t at = bytes->offset; at < end;) {
         const piece *p = (const piece *)one->pieces.items + i;
         if (i < one->pieces.count && p->end <= at) {
             i++;
@@ -99,24 +98,26 @@ static tsr_status add(object_sum *one, tsr_checksum_kind kind, uint64_t offset, 
             at = p->end;
         } else {
             const uint64_t until = i < one->pieces.count && p->begin < end ? p->begin : end;
-            const piece added = {at, until, tsr_checksum_of(kind, data + (at - offset), (size_t)(until - at))};
-            TSR_TRY(insert(&one->pieces, kind, &i, added, err));
+            const uint8_t *data = (const uint8_t *)bytes->data + (at - bytes->offset);
+            const piece added = {at, until, tsr_checksum_of(bytes->kind, data, (size_t)(until - at))};
+            TSR_TRY(insert(&one->pieces, bytes->kind, &i, added, err));
         }
     }
     return TSR_OK;
 }
 
-tsr_status tsr_object_sums_add(tsr_object_sums *sums, const tsr_object *object, tsr_checksum_kind kind, uint64_t offset,
-                               const void *data, size_t size, bool *whole, char sum[TSR_CHECKSUM_TEXT], tsr_error *err)
+tsr_status tsr_object_sums_add(tsr_object_sums *sums, const tsr_arrived *bytes, bool *whole, char sum[TSR_CHECKSUM_TEXT],
+                               tsr_error *err)
 {
+    const uint64_t size = bytes->object->size;
     pthread_mutex_lock(&sums->lock);
-    object_sum *one = find(sums, object, err);
+    object_sum *one = find(sums, bytes->object, err);
     const piece *first = one ? one->pieces.items : NULL;
-    const bool was_whole = one && one->pieces.count && first->begin == 0 && first->end == object->size;
-    const tsr_status status = !one ? TSR_E_NOMEM : was_whole ? TSR_OK : add(one, kind, offset, data, size, err);
+    const bool was_whole = one && one->pieces.count && first->begin == 0 && first->end == size;
+    const tsr_status status = !one ? TSR_E_NOMEM : was_whole ? TSR_OK : add(one, bytes, err);
     first = one ? one->pieces.items : NULL;
-    *whole = status == TSR_OK && !was_whole && one->pieces.count && first->begin == 0 && first->end == object->size;
-    if (*whole) tsr_checksum_spell(kind, first->sum, sum);
+    *whole = status == TSR_OK && !was_whole && one->pieces.count && first->begin == 0 && first->end == size;
+    if (*whole) tsr_checksum_spell(bytes->kind, first->sum, sum);
     pthread_mutex_unlock(&sums->lock);
     return status;
 }
