@@ -314,7 +314,7 @@ typedef struct object_store {
     tsr_guards *guards;
     tsr_object_sums *sums;
     pthread_mutex_t lock;      /* for `damaged` */
-    const tsr_object *damaged; /* arrived whole with another checksum than the server states; NULL: none */
+    const tsr_object *damaged; /* the first that arrived whole with another checksum than the server states; NULL: none */
     char damage[DAMAGE_TEXT];  /* how */
 } object_store;
 
@@ -407,14 +407,15 @@ static tsr_status sum_up(object_store *store, const tsr_object *object, const ts
     if (store->service->checks_whole_only) TSR_TRY(ask_for_sum(store, object, kind, stated, err));
     else memcpy(stated, t->answer.checksums.of_object[kind], sizeof stated);
     if (!stated[0] || strcmp(sum, stated) == 0) return TSR_OK;
+    char damage[DAMAGE_TEXT];
+    snprintf(damage, sizeof damage,
+             "the bytes that arrived have the %s %s, and the server states %s of the whole object; read it again",
+             tsr_checksum_name(kind), sum, stated);
     pthread_mutex_lock(&store->lock);
-    if (!store->damaged)
-        snprintf(store->damage, sizeof store->damage,
-                 "the bytes that arrived have the %s %s, and the server states %s of the whole object; read it again",
-                 tsr_checksum_name(kind), sum, stated);
+    if (!store->damaged) memcpy(store->damage, damage, sizeof damage);
     if (!store->damaged) store->damaged = object;
     pthread_mutex_unlock(&store->lock);
-    return check_damage(store, object, err);
+    return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "%s: %s", tsr_shown_key_of(store->service, object->key).text, damage);
 }
 
 typedef struct part_range {
