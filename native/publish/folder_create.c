@@ -156,7 +156,8 @@ tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err
     const output_file *files = output->files.items;
     const tsr_status moved = tsr_output_refuse_moved(output, err);
     if (moved != TSR_OK) return moved;
-    if (output->mode == OUTPUT_NEW_FOLDER || !output->options.overwrite) return TSR_OK; /* the rename replaces nothing */
+    if (output->mode == OUTPUT_NEW_FOLDER || output->options.existing == TSR_EXISTING_REFUSED)
+        return TSR_OK; /* the rename replaces nothing */
     if (output->mode == OUTPUT_FILE && output->files.count && files[0].is_final) return TSR_OK;
     tsr_status status = refuse_changed_destination(output, err);
     for (size_t i = 0; output->obsolete && i < output->options.obsolete_count && status == TSR_OK; i++)
@@ -263,7 +264,7 @@ static int open_shared(folder_output *output, output_file *file)
         file->is_final = fd >= 0;
         if (file->is_final) file->temporary = file->name;
     }
-    if (fd < 0 && errno == ENOENT && !output->options.whole) fd = create_file(output, file);
+    if (fd < 0 && errno == ENOENT && output->options.begun != TSR_BEGUN_WHOLE) fd = create_file(output, file);
     /* Another process has just created it. */
     return fd < 0 && errno == EEXIST ? output_open_file(output, file->temporary) : fd;
 }
@@ -304,14 +305,14 @@ static tsr_status join_temporary(folder_output *output, output_file *file, uint6
     struct stat info;
     file->temporary = temporary_name(output, file, err);
     if (!file->temporary) return TSR_E_NOMEM;
-    file->fd = output->options.join ? open_shared(output, file) : create_file(output, file);
+    file->fd = output->options.begun != TSR_BEGUN_REFUSED ? open_shared(output, file) : create_file(output, file);
     if (file->fd < 0 && (errno == EEXIST || errno == ELOOP)) return tsr_output_refuse_foreign(output, file->temporary, err);
-    if (file->fd < 0 && errno == ENOENT && output->options.whole) return refuse_gone(file, err);
+    if (file->fd < 0 && errno == ENOENT && output->options.begun == TSR_BEGUN_WHOLE) return refuse_gone(file, err);
     if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
     if (!is_of_job(output, file)) return tsr_output_refuse_foreign(output, file->temporary, err);
     if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
     if ((uint64_t)info.st_size == size) return TSR_OK;
-    if (output->options.whole) return refuse_size(file, size, (uint64_t)info.st_size, err);
+    if (output->options.begun == TSR_BEGUN_WHOLE) return refuse_size(file, size, (uint64_t)info.st_size, err);
     output->begins = true;
     if ((uint64_t)info.st_size > size && output->sys->truncate(output->sys, file->fd, size) != 0)
         return tsr_sys_raise(err, "size", file->name);

@@ -39,7 +39,8 @@ uint64_t tsr_folder_output_take_sum(tsr_output *base, uint32_t file)
 
 void tsr_folder_output_has_all(tsr_output *output)
 {
-    ((folder_output *)output)->options.whole = false;
+    tsr_begun *begun = &((folder_output *)output)->options.begun;
+    if (*begun == TSR_BEGUN_WHOLE) *begun = TSR_BEGUN_JOINED;
 }
 
 void tsr_folder_output_drop(tsr_output *output)
@@ -85,7 +86,7 @@ static tsr_status refuse_sources(const folder_output *output, const char *path, 
 static tsr_status refuse_dead_link(const folder_output *output, const char *path, tsr_error *err)
 {
     struct stat info;
-    const bool replaces = output->mode == OUTPUT_FILE && output->options.overwrite;
+    const bool replaces = output->mode == OUTPUT_FILE && output->options.existing != TSR_EXISTING_REFUSED;
     if (replaces || output->sys->link_stat_at(output->sys, output->parent, output->name, &info) != 0) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists: it is a symbolic link with a missing target; remove the link", path);
@@ -104,13 +105,13 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     if (sys->link_stat_at(sys, output->parent, output->name, &found) == 0) output->found = tsr_identity_of(&found);
     tsr_status status = refuse_sources(output, path, parent, exists ? &info : NULL, err);
     if (status != TSR_OK) return status;
-    output->mode = !folder                ? OUTPUT_FILE
-                   : !exists              ? OUTPUT_NEW_FOLDER
-                   : output->options.swap ? OUTPUT_SWAP_FOLDER
-                                          : OUTPUT_INTO_FOLDER;
+    output->mode = !folder                                            ? OUTPUT_FILE
+                   : !exists                                          ? OUTPUT_NEW_FOLDER
+                   : output->options.existing == TSR_EXISTING_SWAPPED ? OUTPUT_SWAP_FOLDER
+                                                                      : OUTPUT_INTO_FOLDER;
     output->exists = exists;
     if (!exists) return refuse_dead_link(output, path, err);
-    if (output->options.absent)
+    if (output->options.existing == TSR_EXISTING_ABSENT)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                          "the destination '%s' exists now, but was not there a moment ago: another process is writing it",
                          path);
@@ -130,7 +131,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
                          "the destination '%s' exists and is a file, but a directory would be written; choose another name",
                          path);
     }
-    if (!output->options.overwrite) {
+    if (output->options.existing == TSR_EXISTING_REFUSED) {
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces %s", path,
                          folder ? "the checkpoint in it, and keeps its other files" : "it");
     }
@@ -149,7 +150,7 @@ static tsr_status make_folder(folder_output *output, const char **folder, bool *
         *folder = tsr_arena_format(output->arena, err, ".%s.tessera-%s", stem, output->tag).data;
         if (!*folder) return TSR_E_NOMEM;
         *made = sys->make_folder(sys, output->parent, *folder, output->exists ? TSR_PRIVATE_FOLDER : 0777) == 0;
-        if (*made || (errno == EEXIST && output->options.join)) break;
+        if (*made || (errno == EEXIST && output->options.begun != TSR_BEGUN_REFUSED)) break;
         if (errno == EEXIST && output->options.tag) return tsr_output_refuse_foreign(output, *folder, err);
         if (errno != EEXIST || tries == TSR_MAX_TRIES) return tsr_sys_raise(err, "create", *folder);
         tsr_output_next_tag(output);

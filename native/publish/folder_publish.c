@@ -371,8 +371,8 @@ static tsr_status rename_file(folder_output *output, output_file *file, bool rep
 static tsr_status publish_file(folder_output *output, tsr_error *err)
 {
     if (output->files.count == 0) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "nothing was written");
-    tsr_status status =
-        rename_file(output, tsr_output_file(output, 0), output->options.overwrite && output->found.inode, err);
+    tsr_status status = rename_file(output, tsr_output_file(output, 0),
+                                    output->options.existing != TSR_EXISTING_REFUSED && output->found.inode, err);
     if (status != TSR_OK) return status;
     output->published = true;
     return tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -404,7 +404,8 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
 /* Files that other programs put into the new directory must not become part of the checkpoint. */
 static tsr_status refuse_strangers(folder_output *output, tsr_error *err)
 {
-    return output->options.join ? output_each_in(output, output->temporary, refuse_stranger, err) : TSR_OK;
+    return output->options.begun != TSR_BEGUN_REFUSED ? output_each_in(output, output->temporary, refuse_stranger, err)
+                                                      : TSR_OK;
 }
 
 static tsr_status publish_new_folder(folder_output *output, tsr_error *err)

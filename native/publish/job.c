@@ -62,8 +62,7 @@ static tsr_status check_destination(job_state *s, tsr_error *err)
     const tsr_job *job = s->job;
     TSR_TRY(tsr_job_decide(s, NULL, 0, err));
     const tsr_folder_output_options options = {.is_folder = job->is_folder,
-                                               .overwrite = job->replaces,
-                                               .swap = s->replacement.swap,
+                                               .existing = tsr_replacement_mode(&s->replacement, job->replaces, false),
                                                .sources = job->sources,
                                                .source_count = job->source_count};
     if (!tsr_is_url(job->destination))

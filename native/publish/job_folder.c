@@ -338,17 +338,16 @@ static tsr_status open_output(job_state *s, bool join, tsr_error *err)
 {
     const tsr_folder_output_options options = {
         .is_folder = s->job->is_folder,
-        .overwrite = s->job->replaces,
-        .absent = s->job->is_folder && s->job->replaces && s->is_first && !s->replacement.exists,
+        .existing = tsr_replacement_mode(&s->replacement, s->job->replaces, s->job->is_folder && s->is_first),
         .tag = s->tag,
-        .join = join,
         /* Rank 0 has created all files. If they are missing, it is removing them, and they must not be created again. */
-        .whole = join && !s->start.publishing && ((s->is_shared && s->start.has_records) || !s->is_first),
+        .begun = !join                                                                              ? TSR_BEGUN_REFUSED
+                 : !s->start.publishing && ((s->is_shared && s->start.has_records) || !s->is_first) ? TSR_BEGUN_WHOLE
+                                                                                                    : TSR_BEGUN_JOINED,
         .sums = true,
         .keep = true,
         .publishing = s->start.publishing,
         .chosen = true,
-        .swap = s->replacement.swap,
         .generation = s->start.generation,
         .holes = s->job->has_holes,
         .sources = s->job->sources,

@@ -192,8 +192,10 @@ tsr_status tsr_job_plan(job_state *s, tsr_error *err)
 
 static tsr_status open_sidecar(job_state *s, const char *path, tsr_error *err)
 {
-    const tsr_folder_output_options options = {
-        .overwrite = s->job->replaces, .tag = s->tag, .join = s->joins, .parent = tsr_journals_parent(&s->journals)};
+    const tsr_folder_output_options options = {.existing = s->job->replaces ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
+                                               .tag = s->tag,
+                                               .begun = s->joins ? TSR_BEGUN_JOINED : TSR_BEGUN_REFUSED,
+                                               .parent = tsr_journals_parent(&s->journals)};
     if (!s->compares) return tsr_folder_output_open(NULL, s->job->host->allocator, path, &options, &s->sidecar, err);
     return tsr_completed_open(s->job->host, path, &s->sidecar, err);
 }

@@ -28,20 +28,15 @@ struct tsr_joint_output {
 static tsr_status decide_replacement(tsr_joint_output *j, tsr_error *err)
 {
     const tsr_joint_job *job = j->job;
-    tsr_inputs inputs = tsr_inputs_of(&tsr_allocator_libc);
-    const tsr_replacement_request request = {.host = job->host,
-                                             .path = job->path,
-                                             .is_folder = job->is_folder,
-                                             .overwrite = job->overwrite,
-                                             .marker = job->marker,
-                                             .file_name = job->file_name,
-                                             .inputs = &inputs};
-    tsr_status status = TSR_OK;
-    if (job->overwrite && job->source) status = tsr_inputs_add(&inputs, tsr_checkpoint_store(job->source), job->source, err);
-    if (status == TSR_OK) status = tsr_replacement_decide(&request, j->arena, &j->replacement, err);
-    if (status == TSR_OK) status = tsr_replacement_check_readers(&request, &j->replacement, err);
-    tsr_inputs_free(&inputs);
-    return status;
+    const tsr_replacement_request request = {
+        .host = job->host,
+        .path = job->path,
+        .is_folder = true,
+        .overwrite = job->overwrite,
+        .marker = job->marker,
+    };
+    TSR_TRY(tsr_replacement_decide(&request, j->arena, &j->replacement, err));
+    return tsr_replacement_check_readers(&request, &j->replacement, err);
 }
 
 static tsr_status plan(tsr_joint_output *j, tsr_error *err)
@@ -57,10 +52,9 @@ static tsr_status choose_place(tsr_joint_output *j, tsr_error *err)
     TSR_TRY(tsr_publication_open(&tsr_allocator_libc, job->path, job->line, &j->publication, err));
     if (job->overwrite) TSR_TRY(tsr_journals_hold(&j->publication.journals, job->path, &cleared, err));
     TSR_TRY(decide_replacement(j, err));
-    job->has_stray = j->replacement.has_stray;
-    if (job->is_folder && job->overwrite) TSR_TRY(tsr_folder_next_generation(NULL, job->path, &job->generation, err));
+    if (job->overwrite) TSR_TRY(tsr_folder_next_generation(NULL, job->path, &job->generation, err));
     TSR_TRY(plan(j, err));
-    for (size_t i = 0; i < job->name_count && job->is_folder; i++)
+    for (size_t i = 0; i < job->name_count; i++)
         TSR_TRY(tsr_replacement_check_name(&j->replacement, job->path, job->names[i], err));
     TSR_TRY(tsr_publication_begin(&j->publication, job->line, job->generation, job->names, job->name_count, err));
     memcpy(j->place.tag, j->publication.tag, sizeof j->place.tag);
@@ -74,17 +68,13 @@ static tsr_status open_output(tsr_joint_output *j, tsr_error *err)
 {
     const tsr_joint_job *job = j->job;
     const bool first = job->comm->rank == 0;
-    const tsr_folder_output_options options = {.is_folder = job->is_folder,
-                                               .overwrite = job->overwrite,
-                                               .absent = job->is_folder && job->overwrite && first && !j->replacement.exists,
+    const tsr_folder_output_options options = {.is_folder = true,
+                                               .existing = tsr_replacement_mode(&j->replacement, job->overwrite, first),
                                                .tag = j->place.tag,
-                                               .join = !first,
+                                               .begun = first ? TSR_BEGUN_REFUSED : TSR_BEGUN_JOINED,
                                                .keep = !first,
                                                .chosen = true,
                                                .generation = j->place.generation,
-                                               .holes = job->source &&
-                                                        tsr_folder_store_has_holes(tsr_checkpoint_store(job->source)),
-                                               .swap = j->place.swap,
                                                .obsolete = j->replacement.obsolete,
                                                .obsolete_count = j->replacement.obsolete_count,
                                                .parent = tsr_journals_parent(&j->publication.journals)};
@@ -100,6 +90,7 @@ static tsr_status open_all(tsr_joint_output *j, tsr_error *err)
     TSR_TRY(tsr_comm_agree(comm, first ? choose_place(j, err) : TSR_OK, err));
     TSR_TRY(comm->broadcast(comm, &j->place, sizeof j->place, 0, err));
     j->job->generation = j->place.generation;
+    j->replacement.swap = j->place.swap;
     TSR_TRY(tsr_comm_agree(comm, first ? open_output(j, err) : plan(j, err), err));
     return tsr_comm_agree(comm, first ? TSR_OK : open_output(j, err), err);
 }

@@ -67,6 +67,14 @@ typedef struct tsr_replacement {
     size_t kept_count;
 } tsr_replacement;
 
+/* `notices`: this process has looked, and creates the output of a directory. */
+static inline tsr_existing tsr_replacement_mode(const tsr_replacement *replacement, bool overwrite, bool notices)
+{
+    if (!overwrite) return TSR_EXISTING_REFUSED;
+    if (replacement->swap) return TSR_EXISTING_SWAPPED;
+    return notices && !replacement->exists ? TSR_EXISTING_ABSENT : TSR_EXISTING_REPLACED;
+}
+
 /* Reads what is at the destination and decides. Without `overwrite`, does not look into an existing destination, because
  * tsr_folder_output_open refuses it. Errors: TSR_E_USAGE if a file being read would be replaced, or the source is in the
  * destination; TSR_E_UNSUPPORTED if the old metadata cannot be read, or if a file that stays would be taken for part of the

@@ -31,8 +31,10 @@ static tsr_status put(tsr_output *output, const char *name, char fill, size_t si
 static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count,
                        char fill, tsr_error *err)
 {
-    const tsr_folder_output_options options = {
-        .is_folder = true, .overwrite = overwrite, .obsolete = obsolete, .obsolete_count = obsolete_count};
+    const tsr_folder_output_options options = {.is_folder = true,
+                                               .existing = overwrite ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
+                                               .obsolete = obsolete,
+                                               .obsolete_count = obsolete_count};
     static const char *const names[2][2] = {{"__0_0.distcp", "__1_0.distcp"}, {"__0_1.distcp", "__1_1.distcp"}};
     tsr_output *output;
     uint32_t file, marker;
@@ -176,7 +178,7 @@ static void test_native_folder_output__one_file_is_replaced_by_its_rename(void *
         faulty.writes_only = true;
         faulty.fail_at = n;
         faulty.error = EIO;
-        const tsr_folder_output_options options = {.overwrite = true};
+        const tsr_folder_output_options options = {.existing = TSR_EXISTING_REPLACED};
         tsr_error err = {0};
         tsr_output *output;
         uint32_t file;
@@ -225,7 +227,7 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
             assert_int_equal(
                 tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), &options, &outputs[i], NULL), TSR_OK);
             assert_int_equal(outputs[i]->create(outputs[i], name, 8, &files[i], NULL), TSR_OK);
-            options.join = true;
+            options.begun = TSR_BEGUN_JOINED;
         }
         assert_int_equal(outputs[1]->write_at(outputs[1], files[1], 4, "EFGH", 4, NULL), TSR_OK);
         assert_int_equal(outputs[0]->write_at(outputs[0], files[0], 0, "ABCD", 4, NULL), TSR_OK);
@@ -294,7 +296,7 @@ static void test_native_folder_output__destinations_in_the_source_are_refused(vo
         snprintf(source, sizeof source, "%s", scratch_path(cases[i].source));
         const char *const sources[] = {"elsewhere", source};
         const tsr_folder_output_options options = {
-            .is_folder = cases[i].is_folder, .overwrite = true, .sources = sources, .source_count = 2};
+            .is_folder = cases[i].is_folder, .existing = TSR_EXISTING_REPLACED, .sources = sources, .source_count = 2};
         tsr_error err = {0};
         tsr_output *output;
         assert_int_equal(
@@ -343,10 +345,19 @@ static tsr_status replace_while(const tsr_folder_output_options *options, void (
     uint32_t file, marker = TSR_NO_FILE;
     const bool folder = options->is_folder;
     assert_int_equal(tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("out"), options, &output, err), TSR_OK);
-    assert_int_equal(put(output, !folder ? "" : options->swap ? "data" : "data1", 'n', 9, &file, err), TSR_OK);
+    assert_int_equal(put(output,
+                         !folder                                     ? ""
+                         : options->existing == TSR_EXISTING_SWAPPED ? "data"
+                                                                     : "data1",
+                         'n', 9, &file, err),
+                     TSR_OK);
     if (folder) assert_int_equal(put(output, ".metadata", 'n', 9, &marker, err), TSR_OK);
     meanwhile();
-    const tsr_status status = output->publish(output, !folder ? file : options->swap ? TSR_NO_FILE : marker, err);
+    const tsr_status status = output->publish(output,
+                                              !folder                                     ? file
+                                              : options->existing == TSR_EXISTING_SWAPPED ? TSR_NO_FILE
+                                                                                          : marker,
+                                              err);
     output->close(output);
     return status;
 }
@@ -394,8 +405,10 @@ static void test_native_folder_output__what_another_program_saved_is_not_replace
     static void (*const acts[])(void) = {save_data, save_marker, move_away, move_away_and_begin_another};
     for (int a = 0; a < 4; a++) {
         for (int swap = 0; swap < 2; swap++) {
-            const tsr_folder_output_options options = {
-                .is_folder = true, .overwrite = true, .swap = swap, .obsolete = obsolete, .obsolete_count = 2};
+            const tsr_folder_output_options options = {.is_folder = true,
+                                                       .existing = swap ? TSR_EXISTING_SWAPPED : TSR_EXISTING_REPLACED,
+                                                       .obsolete = obsolete,
+                                                       .obsolete_count = 2};
             tsr_error err = {0};
             char text[16];
             start_with(true, true);
@@ -413,7 +426,7 @@ static void test_native_folder_output__what_another_program_saved_is_not_replace
 static void test_native_folder_output__a_marker_that_appears_is_not_replaced(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.is_folder = true, .overwrite = true};
+    const tsr_folder_output_options options = {.is_folder = true, .existing = TSR_EXISTING_REPLACED};
     tsr_error err = {0};
     char text[16];
     start_with(true, false);
@@ -436,7 +449,7 @@ static void remove_file(void)
 static void test_native_folder_output__a_file_that_another_program_wrote_is_not_replaced(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.overwrite = true};
+    const tsr_folder_output_options options = {.existing = TSR_EXISTING_REPLACED};
     char text[16];
     for (int existed = 0; existed < 2; existed++) {
         tsr_error err = {0};

@@ -27,7 +27,7 @@ static tsr_status open_swapped(const tsr_sys *sys, tsr_output **out, tsr_error *
 {
     static const tsr_str obsolete[] = {{"data", 4}};
     const tsr_folder_output_options options = {
-        .is_folder = true, .overwrite = true, .tag = "w0", .swap = true, .obsolete = obsolete, .obsolete_count = 1};
+        .is_folder = true, .existing = TSR_EXISTING_SWAPPED, .tag = "w0", .obsolete = obsolete, .obsolete_count = 1};
     return tsr_folder_output_open(sys, &tsr_allocator_libc, scratch_path("out"), &options, out, err);
 }
 
@@ -84,7 +84,7 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
 static tsr_status open_again(bool publishing, tsr_error *err)
 {
     const tsr_folder_output_options options = {
-        .overwrite = true, .tag = "w0", .join = true, .publishing = publishing, .keep = true};
+        .existing = TSR_EXISTING_REPLACED, .tag = "w0", .begun = TSR_BEGUN_JOINED, .publishing = publishing, .keep = true};
     tsr_output *output;
     uint32_t file;
     tsr_status status = tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("one"), &options, &output, err);

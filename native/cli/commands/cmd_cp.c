@@ -294,13 +294,11 @@ static tsr_status open_output(copying *c, tsr_error *err)
     if (status == TSR_OK) status = begin_journal(c, err);
     if (status == TSR_OK) status = open_log(c, err);
     const tsr_folder_output_options options = {.is_folder = is_directory(c),
-                                               .overwrite = c->arguments->overwrite,
-                                               .absent = is_directory(c) && c->arguments->overwrite && !r->exists,
-                                               .swap = r->swap,
+                                               .existing = tsr_replacement_mode(r, c->arguments->overwrite, is_directory(c)),
                                                .obsolete = r->obsolete,
                                                .obsolete_count = r->obsolete_count,
                                                .tag = c->publication.tag,
-                                               .join = c->publication.continues,
+                                               .begun = c->publication.continues ? TSR_BEGUN_JOINED : TSR_BEGUN_REFUSED,
                                                .keep = c->arguments->resume,
                                                .sums = !c->arguments->no_verify || c->arguments->resume,
                                                .holes = !c->publication.continues && tsr_folder_store_has_holes(c->store),

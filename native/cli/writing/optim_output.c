@@ -126,12 +126,10 @@ static tsr_status open_output(cli_optim_output *o, const tsr_str *names, size_t 
     TSR_TRY(cli_list_sources(o->program, o->source, NULL, o->arena, &sources, err));
     if (o->is_remote) return open_remote(o, sources, names, count, err);
     const tsr_folder_output_options options = {.is_folder = is_folder,
-                                               .overwrite = o->overwrite,
-                                               .absent = is_folder && o->overwrite && !o->replacement.exists,
+                                               .existing = tsr_replacement_mode(&o->replacement, o->overwrite, is_folder),
                                                .sources = sources.items,
                                                .source_count = sources.count,
                                                .tag = o->publication.tag,
-                                               .swap = o->replacement.swap,
                                                .obsolete = o->replacement.obsolete,
                                                .obsolete_count = o->replacement.obsolete_count,
                                                .parent = tsr_journals_parent(&o->publication.journals)};

@@ -629,7 +629,6 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
                          .host = host,
                          .path = path,
                          .line = TSR_STR("a state dict of several ranks\n"),
-                         .is_folder = true,
                          .overwrite = s.options.overwrite,
                          .marker = MARKER.data,
                          .plan = name_files,

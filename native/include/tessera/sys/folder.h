@@ -77,19 +77,32 @@ bool tsr_folder_store_identify(const tsr_store *store, uint32_t file, tsr_file_i
 tsr_status tsr_folder_store_take_fd(tsr_store *store, uint32_t file, int *fd, tsr_error *err);
 void tsr_folder_store_give_fd(tsr_store *store, uint32_t file);
 
+/* What happens to an existing destination. */
+typedef enum tsr_existing {
+    TSR_EXISTING_REFUSED, /* there must not be one */
+    TSR_EXISTING_REPLACED,
+    TSR_EXISTING_ABSENT, /* it may be replaced, but there was none when that was checked: one that has appeared since is not */
+    /* A folder is replaced whose new files keep the names of the old ones, and that has no marker: the new folder is made
+     * next to the old one and exchanged with it. Before that, other files get a second name in the new folder; afterwards
+     * the old folder is removed. */
+    TSR_EXISTING_SWAPPED
+} tsr_existing;
+/* Which unpublished files with the tag there may be already. */
+typedef enum tsr_begun {
+    TSR_BEGUN_REFUSED, /* none: they are an error */
+    TSR_BEGUN_JOINED,  /* those of another process of the same job, or of an earlier run of it: they are opened */
+    TSR_BEGUN_WHOLE    /* all of them, in their full size, because records mention them */
+} tsr_begun;
+
 typedef struct tsr_folder_output_options {
     bool is_folder; /* the destination is a folder of files; otherwise one file, created under the name "" */
-    bool overwrite; /* an existing destination is replaced */
-    bool absent;    /* the destination did not exist when that was checked: one that has appeared since is not replaced */
+    tsr_existing existing;
     /* NULL: temporary names are private to this process. Otherwise a word (letters, digits, '-') that they contain. With the
-     * same tag several processes, or a later one, write to the same unpublished files: with `join`, `create` opens existing
-     * files. All processes must create the files in the same order. */
+     * same tag several processes, or a later one, write to the same unpublished files, which `create` opens as `begun` says.
+     * All processes must create the files in the same order. */
     const char *tag;
-    /* With a tag: existing files with its names were made by another process of the same job, or by an earlier run of it,
-     * and are opened. Without `join` they are an error. */
-    bool join;
-    bool whole; /* with `join`: files that do not exist in their full size are refused, because records mention them */
-    bool sums;  /* with a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_folder_output_verify */
+    tsr_begun begun; /* with a tag */
+    bool sums; /* with a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_folder_output_verify */
     bool publishing; /* with a tag: an earlier run ended while renaming, so files may already have their final names */
     bool keep;       /* close keeps unpublished files, for other processes with the same tag */
     bool chosen;     /* `generation` is given; otherwise the next one is taken (tsr_folder_next_generation) */
@@ -99,10 +112,6 @@ typedef struct tsr_folder_output_options {
     bool holes;
     const char *const *sources; /* paths that are read: a destination that is one of them, or inside one, is refused */
     size_t source_count;
-    /* When replacing a folder whose new files keep the names of the old ones, and that has no marker: the new folder is made
-     * next to the old one and exchanged with it. Before that, other files get a second name in the new folder; afterwards
-     * the old folder is removed. */
-    bool swap;
     /* When replacing a folder: names in it that belong to the old checkpoint, removed once the new one is in place. Other
      * files of the folder are never touched. */
     const tsr_str *obsolete;
@@ -150,7 +159,7 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 /* With a tag: whether all files created so far existed before, in their full size. Only then can records of their contents
  * be trusted. */
 bool tsr_folder_output_continues(const tsr_output *output);
-/* With `whole`: tells the output that all files that records mention have been opened; files created from now on are new. */
+/* With TSR_BEGUN_WHOLE: tells the output that all files that records mention have been opened; files created from now on are new. */
 void tsr_folder_output_has_all(tsr_output *output);
 /* With `keep`: makes `close` remove unpublished files after all. */
 void tsr_folder_output_drop(tsr_output *output);

@@ -1,4 +1,4 @@
-/* A directory or a file that the ranks of a communicator write together: rank 0 decides what is replaced, creates the files under
+/* A directory that the ranks of a communicator write together: rank 0 decides what is replaced, creates the files under
  * temporary names and publishes them, and the others open the same files.
  *
  *     rank 0    decide ──▶ plan ──▶ journal ──▶ create ──▶ …                    ──▶ publish
@@ -8,7 +8,7 @@
  *
  * Example:
  *
- *     tsr_joint_job job = {.comm = comm, .host = host, .path = "step-1000", .is_folder = true, .line = text};
+ *     tsr_joint_job job = {.comm = comm, .host = host, .path = "step-1000", .line = text};
  *     tsr_joint_output *joint = NULL;
  *     status = tsr_joint_output_open(&job, &joint, &err);
  *     if (status == TSR_OK) printf("generation %u\n", (unsigned)job.generation);
@@ -16,8 +16,8 @@
 #ifndef TESSERA_SYS_JOINT_OUTPUT_H
 #define TESSERA_SYS_JOINT_OUTPUT_H
 
-#include "tessera/checkpoint.h"
 #include "tessera/comm.h"
+#include "tessera/host.h"
 #include "tessera/output.h"
 
 TSR_API_BEGIN
@@ -28,11 +28,8 @@ typedef struct tsr_joint_job {
     const tsr_host *host;
     const char *path;
     tsr_str line; /* what the journal calls the job: one line, including its newline */
-    bool is_folder;
     bool overwrite;
-    const char *marker;     /* the file that makes the output complete; NULL: the format has none */
-    tsr_str file_name;      /* of a single file in the directory, which replaces any file of this name; empty: not one */
-    tsr_checkpoint *source; /* what is read, and must not be replaced; NULL: nothing on disk */
+    const char *marker; /* the file that makes the output complete; NULL: the format has none */
 
     /* Plans the output of a generation (tsr_output.generation), before anything is created. On rank 0 it may choose a later
      * generation than job->generation, which the other ranks then find there. May be NULL. */
@@ -43,7 +40,6 @@ typedef struct tsr_joint_job {
 
     /* Set by tsr_joint_output_open before it calls `plan`: */
     uint32_t generation;
-    bool has_stray; /* rank 0: a file that stays holds tensors */
     /* Set by `plan`: the names that will be created, which show in the journal that they belong to this job. */
     const tsr_str *names;
     size_t name_count;
