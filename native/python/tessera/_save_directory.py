@@ -133,8 +133,12 @@ class _Lock:
         self.save = _open_save(os.fsencode(path), -1 if rank is None else rank, is_durable, _WRITE(write), ctypes.byref(err))
         if not self.save:
             _raise(err, path)
-        for text in said:
-            warn(text)
+        try:
+            for text in said:
+                warn(text)
+        except BaseException:  # warnings may be errors
+            self.close()
+            raise
 
     def is_over(self):
         until = time.monotonic() + _LAST_SECONDS
