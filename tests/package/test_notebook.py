@@ -63,7 +63,7 @@ def test_the_notebook_shows_what_is_committed(t):
     assert [cell["source"] for cell in cells] == [cell["source"] for cell in committed]
     assert shown(cells) == shown(committed)
     seen = [output for cell in shown(cells) for output in cell]
-    assert sum(output["picture"] for output in seen) == 2 and sum("<details" in str(output.get("text/html")) for output in seen) == 1
+    assert sum(output["picture"] for output in seen) == 2 and any("<details" in str(output.get("text/html")) for output in seen)
     assert any("valid: True" in str(output.get("text")) for output in seen), seen
 
 
