@@ -5,7 +5,7 @@ import path from "node:path";
 import { samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, test } from "./harness.mjs";
-import { goTo } from "./views.mjs";
+import { fromMenu, goTo } from "./views.mjs";
 
 const LINKED = "safetensors_index/model-00001-of-00003.safetensors", TITLE = path.basename(LINKED);
 
@@ -165,14 +165,14 @@ async function testAddress(page, url, drop) {
     }
   });
   await test("a URL that was typed is in the address, and is taken out when the checkpoint is closed", async () => {
-    await page.getByRole("button", { name: "Open another" }).click();
+    await fromMenu(page, "Open another");
     await page.getByLabel(/^URL/).fill(LINKED);
     await page.getByRole("button", { name: "Open URL" }).click();
     await titleOf(page, TITLE);
     await page.waitForURL((u) => u.searchParams.get("url") === `${url}${LINKED}`);
     await page.reload();
     await titleOf(page, TITLE);
-    await page.getByRole("button", { name: "Open another" }).click();
+    await fromMenu(page, "Open another");
     await page.waitForURL((u) => !u.searchParams.has("url"));
     await page.goBack();
     await page.waitForURL((u) => !u.searchParams.has("url"));

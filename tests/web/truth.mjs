@@ -136,7 +136,7 @@ async function testFew(page, scratch) {
     await page.locator(".window .row").first().click();
     await page.getByText("1 chunk in 1 file: it covers every element.").waitFor();
     check(/1 parameter(?!s)/.test(await page.locator(".chips").textContent()), await page.locator(".chips").textContent());
-    await page.getByRole("navigation", { name: "Actions" }).getByRole("button", { name: "Names" }).click();
+    await goTo(page, "Names");
     await page.getByText("The name is canonical already.").waitFor();
     await open(page, small(scratch, "twins", { a: [1, 2], b: [1, 2], c: [3] }));
     await goTo(page, "Files");

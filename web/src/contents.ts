@@ -43,12 +43,13 @@ export function leavesOf(checkpoint: Listed, most = MOST_SORTED): Leaf[] | undef
   }
 }
 
-/** Returns the names that a filter keeps. */
-export function namesMatching(checkpoint: Listed, text: string): string[] {
-  const outline = checkpoint.outline();
+/** Returns the names that a filter keeps, or the first of them. */
+export function namesMatching(checkpoint: Listed, text: string, most = Infinity): string[] {
+  const outline = checkpoint.outline(), names: string[] = [];
   try {
     outline.filter(text);
-    return [...entryRows(outline)].map(({ fqn }) => fqn);
+    for (const { fqn } of entryRows(outline)) if (names.push(fqn) >= most) break;
+    return names;
   } finally {
     outline.close();
   }

@@ -3,17 +3,18 @@ import { openingServed } from "./collect";
 import { isElsewhere, mayReadOthers } from "./elsewhere";
 import { Model } from "./model";
 import { keepPage } from "./offline";
-import { linkOf, nameInAddress } from "./route";
+import { entryOf, hashOf, linkOf, nameInAddress, viewOf, wholeUrl, type View } from "./route";
 import "./style.css";
 import { App } from "./views/app";
 import { ModelContext } from "./views/hooks";
 
-const model = new Model(), show = (view: string) => { location.hash = view; };
+const model = new Model(), show = (view: View) => { location.hash = hashOf(view, undefined); };
 
 /** Opens the checkpoint that the page's address names. The strict page may not read other sites, so it passes such a link on
  *  to the page that may. */
 async function openLink(): Promise<void> {
-  const { url, entry, tab } = linkOf(location.search);
+  const { url: named, entry, tab } = linkOf(location.search), shown = entryOf(location.hash);
+  const url = named === undefined ? undefined : wholeUrl(named);
   if (url === undefined) return void model.openServed(openingServed, () => show("compare"));
   if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
   await model.open(async (signal, tell) => {
@@ -21,16 +22,16 @@ async function openLink(): Promise<void> {
     return { ...await openingOfRemote(await resolveUrl(url, signal), signal, tell), link: url };
   });
   if (model.opened && tab) show(tab);
-  if (model.opened && entry !== undefined) await model.reveal(entry);
+  if (model.opened && (entry ?? shown) !== undefined) await model.reveal(entry ?? shown ?? "");
 }
 
 let wasOpen = false;
 /** A link stays in the address while it is being opened, and if that fails. Entries of the history may name what was open
  *  before. */
 function keepAddress(): void {
-  const { opening, opened } = model;
-  wasOpen ||= opened !== undefined;
-  if (wasOpen) nameInAddress(opened && (opening?.link ?? opening?.url));
+  const { opening, opened, selected } = model, isOwn = selected !== undefined && selected.map.map === undefined && selected.compared?.mark !== "only-b";
+  wasOpen ||= opened !== undefined && viewOf(location.hash) !== "start";
+  if (wasOpen) nameInAddress(opened && (opening?.link ?? opening?.url), isOwn ? selected.fqn : undefined);
 }
 
 model.subscribe(keepAddress);

@@ -320,6 +320,8 @@ export interface Requests {
   layout: { takes: { chunks: boolean }; gives: string };
   /** Canonical names, judged by text. */
   names: { takes: OfA; gives: FqnDocument };
+  /** The first names that a filter keeps. */
+  find: { takes: { text: string; count: number }; gives: readonly string[] };
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: OfA & { entry: number }; gives: Detail };
   slice: { takes: OfA & { entry: number; fqn: string; slice: string | undefined }; gives: Elements };

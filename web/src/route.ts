@@ -1,13 +1,25 @@
-/** Keeps what is shown in the address: the part after "#" names the view, and the query names the URL of the checkpoint that
- *  is open. A link may also name an entry and a tab. The names of local files and entries are never put into the address
- *  automatically. */
-export const TABS = ["contents", "files", "optimizer", "problems", "compare"] as const;
+/** Keeps what is shown in the address. The part after "#" names the view and the chosen entry; browsers send it to no server.
+ *  The query names the URL of the checkpoint that is open, without its query and password, which may be secrets. The history
+ *  of the tab keeps the whole URL, so a reload opens it again. A link may name an entry and a tab in its query. */
+export const TABS = ["contents", "problems", "files", "optimizer", "names", "compare", "convert", "reshard"] as const;
 export type Tab = (typeof TABS)[number];
-/** Views that the header's actions open, and the start page. */
-export type View = Tab | "convert" | "reshard" | "load" | "names" | "share" | "start";
-const VIEWS: readonly View[] = [...TABS, "convert", "reshard", "load", "names", "share", "start"];
+/** The tabs, what the menu opens, and the start page. */
+export type View = Tab | "load" | "share" | "start";
+const VIEWS: readonly View[] = [...TABS, "load", "share", "start"];
 
-export const viewOf = (hash: string): View => VIEWS.find((v) => `#${v}` === hash) ?? "start";
+export const viewOf = (hash: string): View => VIEWS.find((v) => hash === `#${v}` || hash.startsWith(`#${v}/`)) ?? "start";
+
+/** The entry that the address names. */
+export function entryOf(hash: string): string | undefined {
+  const [, text] = /^#[a-z]+\/(.+)$/.exec(hash) ?? [];
+  try {
+    return text === undefined ? undefined : decodeURIComponent(text);
+  } catch {
+    return undefined;
+  }
+}
+
+export const hashOf = (view: View, entry: string | undefined): string => view === "start" ? "" : `#${view}${entry === undefined ? "" : `/${encodeURIComponent(entry)}`}`;
 
 export interface Link { readonly url: string | undefined; readonly entry: string | undefined; readonly tab: View | undefined }
 
@@ -24,9 +36,24 @@ export function linkText(page: string, { url, entry, tab }: Link): string {
   return link.href;
 }
 
-/** Puts the URL of the open checkpoint into the address, or removes the URL from it, so that a reload does not open another
- *  checkpoint. */
-export function nameInAddress(url: string | undefined): void {
-  if (linkOf(location.search).url === url) return;
-  history.replaceState(history.state, "", linkText(location.href, { url, entry: undefined, tab: undefined }) + location.hash);
+/** Returns a URL without the parts that may be secret: its user, password, query and fragment. */
+export const publicUrl = (url: string): string => url.replace(/[?#].*$/s, "").replace(/^([a-z][a-z\d+.-]*:\/\/)[^/]*@/i, "$1");
+
+interface Kept { readonly whole?: string }
+const kept = (): Kept => typeof history.state === "object" && history.state !== null ? history.state as Kept : {};
+
+/** Returns the URL that the address names, as it was opened. */
+export function wholeUrl(url: string): string {
+  const { whole } = kept();
+  return whole !== undefined && publicUrl(whole) === url ? whole : url;
+}
+
+/** Puts the URL of the open checkpoint and the chosen entry into the address, or removes them from it, so that a reload does
+ *  not open another checkpoint. */
+export function nameInAddress(url: string | undefined, entry: string | undefined): void {
+  const shown = url === undefined ? undefined : publicUrl(url), hash = hashOf(viewOf(location.hash), entry), { whole, ...state } = kept();
+  const isSecret = url !== undefined && url !== shown;
+  if (linkOf(location.search).url === shown && location.hash === hash && (whole !== undefined) === isSecret) return;
+  const address = linkOf(location.search).url === shown ? location.href.replace(/#.*$/s, "") : linkText(location.href, { url: shown, entry: undefined, tab: undefined });
+  history.replaceState(isSecret ? { ...state, whole: url } : Object.keys(state).length ? state : null, "", address + hash);
 }

@@ -257,6 +257,7 @@ const handlers: Handlers = {
     return 0;
   },
   arrange: ({ outline, text, sort }) => listOf(outline).arrange(text, sort),
+  find: ({ text, count }) => namesMatching(opened("a").checkpoint, text, count),
   reveal({ outline, fqn }) {
     const entry = opened("a").checkpoint.find(fqn), list = listOf(outline);
     const row = entry === undefined ? undefined : list.reveal(entry);

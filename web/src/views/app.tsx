@@ -1,6 +1,6 @@
 /** The page: the start page, or the opened checkpoint with its header, tabs, list and detail. */
 import type { ComponentType, JSX } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { filesOfDrop, handlesOfDrop, openingOf } from "../collect";
 import type { Job, Model } from "../model";
 import { TABS, viewOf, type Tab, type View } from "../route";
@@ -14,11 +14,10 @@ import { Later } from "./later";
 import { Bar, TroubleBox } from "./parts";
 import { Problems, problemCount } from "./problems";
 import { Start } from "./start";
-import { Theme } from "./theme";
 
 function Tabs({ view, go }: { view: View; go: (view: View) => void }): JSX.Element {
   const model = useModel(), { errors, warnings } = problemCount(model);
-  const names: Record<Tab, string> = { contents: "Contents", files: "Files", optimizer: "Optimizer", problems: `Problems (${exactText(errors + warnings)})`, compare: "Compare" };
+  const count = errors + warnings, names: Record<Tab, string> = { contents: "Contents", problems: "Problems", files: "Files", optimizer: "Optimizer", names: "Names", compare: "Compare", convert: "Convert", reshard: "Reshard" };
   const at = TABS.indexOf(view as Tab);
   const key = (e: KeyboardEvent) => {
     const by = e.key === "ArrowRight" ? 1 : e.key === "ArrowLeft" ? -1 : 0;
@@ -28,7 +27,7 @@ function Tabs({ view, go }: { view: View; go: (view: View) => void }): JSX.Eleme
   return (
     <div class="tabs" role="tablist" aria-label="Views" onKeyDown={key}>
       {TABS.map((t) => <button key={t} id={`tab-${t}`} type="button" role="tab" aria-selected={t === view} aria-controls="panel" tabIndex={t === view || (at < 0 && t === "contents") ? 0 : -1} onClick={() => go(t)}
-        class={t === "problems" && errors ? "has-errors" : ""}>{names[t]}</button>)}
+        >{names[t]}{t === "problems" && count > 0 && <span class={errors ? "count bad" : "count"}> {exactText(count)}</span>}</button>)}
     </div>
   );
 }
@@ -45,19 +44,45 @@ const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
 
 const loadFiles = async () => (await import("./files")).Files;
 
+/** Views that need the whole width. */
+const WIDE: readonly View[] = ["convert", "reshard"];
+const SHARE = "side", LEAST = 20, MOST = 75, FIRST = 42;
+const savedShare = (): number => { try { return Number(localStorage.getItem(SHARE)) || FIRST; } catch { return FIRST; } };
+
+/** The border between the list and the entry. It moves with the pointer and with the arrow keys. */
+function Divider(): JSX.Element {
+  const [share, setShare] = useState(savedShare), box = useRef<HTMLDivElement>(null);
+  const set = (to: number) => {
+    const next = Math.round(Math.max(LEAST, Math.min(MOST, to)));
+    setShare(next);
+    try { localStorage.setItem(SHARE, String(next)); } catch { /* It is then valid only until the page is closed. */ }
+  };
+  useEffect(() => { box.current?.parentElement?.style.setProperty("--side", `${share}%`); }, [share]);
+  const move = (e: PointerEvent) => {
+    const room = box.current?.parentElement?.getBoundingClientRect();
+    if (room && box.current?.hasPointerCapture(e.pointerId)) set((room.right - e.clientX) / room.width * 100);
+  };
+  const key = (e: KeyboardEvent) => {
+    const by = e.key === "ArrowLeft" ? 2 : e.key === "ArrowRight" ? -2 : 0;
+    if (by) { e.preventDefault(); set(share + by); }
+  };
+  return <div ref={box} class="divider" role="separator" aria-orientation="vertical" aria-label="Width of the entry" aria-valuenow={share} aria-valuemin={LEAST} aria-valuemax={MOST} tabIndex={0} onKeyDown={key}
+    onPointerDown={(e) => e.currentTarget.setPointerCapture(e.pointerId)} onPointerMove={move} onDblClick={() => set(FIRST)} />;
+}
+
 function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Element {
   const model = useModel();
   const show = (fqn: string) => { void model.reveal(fqn); };
   const showFile = (term: string) => { go("contents"); void model.lists.filter("all", term); };
-  const isTab = (TABS as readonly string[]).includes(view);
+  const isTab = (TABS as readonly string[]).includes(view), hasSide = view === "contents" || (model.selected !== undefined && !WIDE.includes(view));
   return (
-    <div id="panel" {...(isTab ? { role: "tabpanel", "aria-labelledby": `tab-${view}` } : {})} class={model.selected ? "panel chosen" : "panel"}>
+    <div id="panel" {...(isTab ? { role: "tabpanel", "aria-labelledby": `tab-${view}` } : {})} class={model.selected && hasSide ? "panel chosen" : "panel"}>
       {view === "contents" && <Listing />}
       {view === "files" && <Later load={loadFiles} showFile={showFile} show={show} />}
       {view === "problems" && <Problems show={show} />}
       {view === "compare" && <Compare />}
       {LATER[view] && <Later key={view} load={LATER[view]} />}
-      <SidePane go={go} />
+      {hasSide && <><Divider /><SidePane go={go} /></>}
     </div>
   );
 }
@@ -73,10 +98,16 @@ function JobBar({ job }: { job: Job }): JSX.Element {
   );
 }
 
-function useShortcuts(model: Model): void {
+const loadPalette = async () => (await import("./palette")).Palette;
+const loadShortcuts = async () => (await import("./palette")).Shortcuts;
+
+function useShortcuts(model: Model, ask: (what: "palette" | "shortcuts") => void): void {
   useEffect(() => {
     const hear = (e: KeyboardEvent) => {
-      const inText = e.target instanceof HTMLInputElement;
+      const inText = e.target instanceof HTMLInputElement || e.target instanceof HTMLTextAreaElement || e.target instanceof HTMLSelectElement;
+      if (document.querySelector("dialog[open]")) return;
+      if (e.key === "k" && (e.ctrlKey || e.metaKey)) { e.preventDefault(); ask("palette"); }
+      if (e.key === "?" && !inText) { e.preventDefault(); ask("shortcuts"); }
       if (e.key === "Escape" && !inText && model.selected) closeEntry(model);
       if (e.key === "/" && !inText) {
         const input = document.querySelector<HTMLInputElement>(".filter input");
@@ -113,15 +144,15 @@ export function App(): JSX.Element {
   const model = useModel(), [asked, go] = useView(), { opened } = model;
   const view = opened && !model.choice ? asked : "start";
   const { isOver, handlers } = useDrop(model, view);
-  useShortcuts(model);
-  useEffect(() => { if (opened && viewOf(location.hash) === "start") go("contents"); }, [opened]); // `asked` may not have the tab of a link yet
+  const [isAsking, setAsked] = useState<"palette" | "shortcuts">();
+  useShortcuts(model, setAsked);
+  useEffect(() => {
+    if (!opened) return;
+    if (viewOf(location.hash) === "start") go("contents"); // `asked` may not have the tab of a link yet
+  }, [opened]);
   return (
     <div class={`page${isOver ? " over" : ""}`} {...handlers}>
-      <header class="top">
-        <button type="button" class="brand" onClick={() => { model.close(); go("start"); }}>Tessera</button>
-        {opened && view !== "start" ? <Header view={view} go={go} /> : <span class="space" />}
-        <Theme />
-      </header>
+      <Header isShown={opened !== undefined && view !== "start"} go={go} ask={setAsked} />
       {model.jobs.map((job, i) => <JobBar key={i} job={job} />)}
       {model.trouble && <TroubleBox trouble={model.trouble} onClose={() => model.dismiss()} {...(model.opening ? { again: () => void model.openAgain() } : {})} />}
       <main>
@@ -129,6 +160,8 @@ export function App(): JSX.Element {
           : model.opening && !opened && !model.trouble ? <p class="fine" role="status">Opening {visible(model.opening.title)} …</p>
           : <Start {...(opened ? { back: () => { model.dropChoice(); if (asked === "start") go("contents"); } } : {})} />}
       </main>
+      {isAsking === "shortcuts" && <Later load={loadShortcuts} close={() => setAsked(undefined)} />}
+      {isAsking === "palette" && opened && <Later load={loadPalette} go={go} close={() => setAsked(undefined)} ask={setAsked} />}
     </div>
   );
 }

@@ -1,7 +1,7 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useReducer, useState } from "preact/hooks";
 import type { Model } from "../model";
-import { viewOf, type View } from "../route";
+import { entryOf, hashOf, viewOf, type View } from "../route";
 
 export const ModelContext = createContext<Model | undefined>(undefined);
 
@@ -22,7 +22,7 @@ export function useView(): [View, (view: View) => void] {
     addEventListener("popstate", hear); // no hashchange is fired if the query changes as well
     return () => removeEventListener("popstate", hear);
   }, []);
-  return [view, (to) => { if (to !== viewOf(location.hash)) location.hash = to === "start" ? "" : to; setView(to); }];
+  return [view, (to) => { if (to !== viewOf(location.hash)) location.hash = hashOf(to, entryOf(location.hash)); setView(to); }];
 }
 
 const NARROW = "(max-width: 640px)";

@@ -19,5 +19,5 @@ export function Theme(): JSX.Element {
     try { localStorage.setItem("theme", theme); } catch { /* The choice is then valid only until the page is closed. */ }
     setDark(!isDark);
   };
-  return <button type="button" onClick={flip} aria-label={isDark ? "Light colours" : "Dark colours"}>{isDark ? "☀" : "☾"}</button>;
+  return <button type="button" class="ghost icon" onClick={flip} aria-label={isDark ? "Light colours" : "Dark colours"}><svg viewBox="0 0 16 16" aria-hidden="true"><path d={isDark ? "M8 1v2M8 13v2M1 8h2M13 8h2M3 3l1.4 1.4M11.6 11.6 13 13M3 13l1.4-1.4M11.6 4.4 13 3M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6z" : "M13.5 10A6 6 0 0 1 6 2.5a6 6 0 1 0 7.5 7.5z"} /></svg></button>;
 }

@@ -10,7 +10,7 @@ import { useModel, useNarrow } from "./hooks";
 import { LevelMark } from "./parts";
 import { COLUMNS, type Column } from "./tree_columns";
 
-const HEAD = 30, WIDE_HEIGHT = 30, NARROW_HEIGHT = 48;
+const HEAD = 28, WIDE_HEIGHT = 28, NARROW_HEIGHT = 48;
 const LIMIT = 12_000_000;
 
 /** This row is drawn while the real one is fetched. It has the same cells, so that filling them changes only texts. */

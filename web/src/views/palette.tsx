@@ -1,0 +1,68 @@
+/** The list of commands and entries (Ctrl K), and the list of keys (?). This script is fetched on demand. */
+import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { TABS, type View } from "../route";
+import { visible } from "../text";
+import { useModel } from "./hooks";
+
+function Dialog({ label, close, children }: { label: string; close: () => void; children: ComponentChildren }): JSX.Element {
+  const box = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    const { current } = box, before = document.activeElement;
+    current?.showModal();
+    return () => { current?.close(); if (before instanceof HTMLElement) before.focus(); };
+  }, []);
+  return <dialog ref={box} aria-label={label} onCancel={(e) => { e.preventDefault(); close(); }} onClick={(e) => { if (e.target === box.current) close(); }}>{children}</dialog>;
+}
+
+const KEYS: readonly (readonly [string, string])[] = [
+  ["Ctrl K", "Go to an entry or a view"], ["?", "Show these shortcuts"], ["/", "Filter the entries"], ["Esc", "Close the entry"],
+  ["↑ ↓", "Move, and show the entry if one is open"], ["→ ←", "Open or close a group, or go to its first child or its parent"], ["Enter", "Show the entry, or open the group"], ["a – z", "Go to the next name that begins so"],
+  ["*", "Open everything below a group"], ["u", "Fold or unfold layers that are alike"], ["Home End", "Go to the first or last row"],
+];
+
+export function Shortcuts({ close }: { close: () => void }): JSX.Element {
+  return (
+    <Dialog label="Shortcuts" close={close}>
+      <header><h2>Shortcuts</h2><button type="button" class="ghost small" aria-label="Close" onClick={close}>✕</button></header>
+      <dl class="keys">{KEYS.map(([keys, text]) => <div key={keys}><dt>{keys.split(" ").map((k) => k === "–" ? " – " : <kbd key={k}>{k}</kbd>)}</dt><dd>{text}</dd></div>)}</dl>
+    </Dialog>
+  );
+}
+
+const MOST = 50, VIEWS: Readonly<Record<string, string>> = { load: "Would it load?", share: "Share" };
+interface Command { readonly label: string; readonly kind: string; readonly act: () => void }
+
+export function Palette({ go, close, ask }: { go: (view: View) => void; close: () => void; ask: (what: "shortcuts") => void }): JSX.Element {
+  const model = useModel(), [text, setText] = useState(""), [at, setAt] = useState(0), [names, setNames] = useState<readonly string[]>([]), latest = useRef("");
+  const list = useRef<HTMLUListElement>(null);
+  const find = async (typed: string) => {
+    latest.current = typed;
+    setText(typed);
+    setAt(0);
+    const found = typed.trim() ? await model.client.call("find", { text: typed, count: MOST }).catch(() => []) : [];
+    if (latest.current === typed) setNames(found);
+  };
+  const commands: Command[] = [
+    ...[...TABS, "load" as const, "share" as const].map((view): Command => ({ label: VIEWS[view] ?? `${view.charAt(0).toUpperCase()}${view.slice(1)}`, kind: "View", act: () => go(view) })),
+    { label: "Shortcuts", kind: "Help", act: () => ask("shortcuts") },
+    { label: "Open another", kind: "Checkpoint", act: () => { model.close(); go("start"); } },
+  ].filter(({ label }) => label.toLowerCase().includes(text.trim().toLowerCase()));
+  const all = [...commands, ...names.map((fqn): Command => ({ label: visible(fqn), kind: "Entry", act: () => { go("contents"); void model.reveal(fqn); } }))];
+  const run = (command: Command | undefined) => { if (command) { close(); command.act(); } };
+  useEffect(() => { list.current?.children[at]?.scrollIntoView({ block: "nearest" }); }, [at]);
+  const key = (e: KeyboardEvent) => {
+    const by = e.key === "ArrowDown" ? 1 : e.key === "ArrowUp" ? -1 : 0;
+    if (by && all.length) { e.preventDefault(); setAt((at + by + all.length) % all.length); }
+    if (e.key === "Enter") { e.preventDefault(); run(all[at]); }
+  };
+  return (
+    <Dialog label="Go to" close={close}>
+      <input type="search" role="combobox" aria-label="Go to" aria-expanded={true} aria-controls="commands" aria-activedescendant={all.length ? `command-${at}` : undefined} value={text} placeholder="Go to an entry or a view" spellcheck={false} autocomplete="off" autofocus onInput={(e) => void find(e.currentTarget.value)} onKeyDown={key} />
+      <ul ref={list} id="commands" class="commands" role="listbox" aria-label="Entries and views">
+        {all.map((c, i) => <li key={`${c.kind} ${c.label}`} id={`command-${i}`} role="option" aria-selected={i === at} onClick={() => run(c)} onPointerMove={() => setAt(i)}><span class="label">{c.label}</span><span class="quiet">{c.kind}</span></li>)}
+      </ul>
+      {all.length === 0 && <p class="quiet" role="status">Nothing matches.</p>}
+    </Dialog>
+  );
+}
