@@ -58,9 +58,9 @@ export class ComparisonTree {
   act(node: number, act: Act): number { return this.#tree.act(node, act); }
   reveal(entry: number): number | undefined { return this.#tree.reveal(entry); }
 
-  arrange(text: string, sort: Sort): { kept: number; rows: number; totals: Totals; isSorted: true } {
+  arrange(text: string, sort: Sort): { kept: number; rows: number; totals: Totals } {
     this.#tree = this.#treeOf(text, sort);
-    return { kept: this.#tree.totals.entries, rows: this.count, totals: this.#tree.totals, isSorted: true };
+    return { kept: this.#tree.totals.entries, rows: this.count, totals: this.#tree.totals };
   }
 
   #treeOf(text: string, sort: Sort): EntryTree {

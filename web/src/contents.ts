@@ -3,10 +3,15 @@
 import type { EntryRow, MappedCheckpoint, Outline } from "../../wasm/tessera.js";
 import { elementsOf, EntryTree, OWN_ORDER, type Leaf, type Sort, type Totals } from "./entry_tree";
 import { isDense, type Act, type Detail, type Row } from "./protocol";
+import { shardingOf } from "./shardmap";
+import { objectText } from "./text";
 
 const ROWS = 4096;
-/** If there are more entries, they stay in their own order, and groups have no totals while a filter is set. */
+/** If there are more entries, two checkpoints cannot be compared here, and groups have no totals while a filter is set. */
 export const MOST_SORTED = 200_000;
+/** If there are more entries, they are shown as the module's outline until they are sorted: listing them all would delay the
+ *  first rows. */
+const MOST_LISTED = 20_000;
 /** A filter that keeps every entry, so that all entries become rows and none is folded. */
 const EVERYTHING = "kind:";
 
@@ -19,6 +24,20 @@ function ownRow<T extends Row>(row: T, checkpoint: Listed): T {
   if (!row.group || entry === undefined) return row;
   const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] };
   return isDense(detail) ? { ...row, dtypes: [detail.dtype], elements: elementsOf(detail.shape), bytes: detail.bytes } : { ...row, dtypes: [], elements: 0, bytes: 0 };
+}
+
+const MOST_VALUE = 60, MOST_READ = 4096, MOST_BOXES = 64;
+
+/** Adds to the row of an entry what its other columns show: the value of an object, and how a tensor is divided. */
+function describedRow(row: Row, checkpoint: Listed): Row {
+  if (row.entry === undefined || (row.kind === "tensor" && row.chunks < 2)) return row;
+  const document = checkpoint.document("entry", { entry: row.entry });
+  if (row.kind === "tensor") {
+    const { entries: [detail] } = JSON.parse(document) as { entries: Detail[] };
+    return isDense(detail) ? { ...row, sharding: shardingOf(detail.shape, detail.chunks, MOST_BOXES) } : row;
+  }
+  const text = document.length <= MOST_READ ? objectText(document)?.replace(/\s+/g, " ") : undefined;
+  return text === undefined ? row : { ...row, value: text.length > MOST_VALUE ? `${text.slice(0, MOST_VALUE - 1)}…` : text };
 }
 
 const leafOf = ({ entry, fqn, kind, shape, dtypes, elements, bytes, chunks, level }: EntryRow): Leaf =>
@@ -55,26 +74,30 @@ export function namesMatching(checkpoint: Listed, text: string, most = Infinity)
   }
 }
 
-interface Arranged { readonly kept: number; readonly rows: number; readonly totals: Totals | undefined; readonly isSorted: boolean }
+interface Arranged { readonly kept: number; readonly rows: number; readonly totals: Totals | undefined }
 
 export class Contents {
   #tree: EntryTree | undefined;
 
-  constructor(readonly outline: Outline, private readonly checkpoint: Listed) {}
+  constructor(readonly outline: Outline, private readonly checkpoint: Listed) {
+    this.arrange("", OWN_ORDER);
+  }
 
   get #source(): Outline | EntryTree { return this.#tree ?? this.outline; }
   get count(): number { return this.#source.count; }
-  rows(first: number, count: number): Row[] { return this.#tree?.rows(first, count) ?? this.outline.rows(first, count).map((row) => ownRow<Row>(row, this.checkpoint)); }
+  rows(first: number, count: number): Row[] {
+    const rows = this.#tree?.rows(first, count) ?? this.outline.rows(first, count).map((row) => ownRow<Row>(row, this.checkpoint));
+    return rows.map((row) => describedRow(row, this.checkpoint));
+  }
   act(node: number, act: Act): number { return this.#source.act(node, act); }
   reveal(entry: number): number | undefined { return this.#source.reveal(entry); }
 
   arrange(text: string, sort: Sort): Arranged {
-    const isPlain = text.trim() === "", isOwnOrder = sort.key === OWN_ORDER.key && !sort.descending;
+    const isPlain = text.trim() === "", isOwnOrder = sort.key === OWN_ORDER.key;
     this.#tree = undefined;
-    const kept = this.outline.filter(isPlain && !isOwnOrder ? EVERYTHING : text);
-    const isListed = kept <= MOST_SORTED && !(isPlain && isOwnOrder);
-    if (isListed) this.#tree = new EntryTree(entriesOf(this.outline, this.checkpoint), sort, !isPlain);
+    const kept = this.outline.filter(isPlain ? EVERYTHING : text);
+    if (!isOwnOrder || kept <= (isPlain ? MOST_LISTED : MOST_SORTED)) this.#tree = new EntryTree(entriesOf(this.outline, this.checkpoint), sort, !isPlain);
     else if (isPlain) this.outline.filter("");
-    return { kept, rows: this.count, totals: this.#tree?.totals, isSorted: isOwnOrder || isListed };
+    return { kept, rows: this.count, totals: this.#tree?.totals };
   }
 }

@@ -41,3 +41,8 @@ export function faultOf(text: string, dtypes: readonly string[] | undefined): st
   }
   return undefined;
 }
+
+/** Returns the texts that names contain because of a filter: its words and the longest part of each glob. */
+export function wordsOf(text: string): string[] {
+  return termsOf(text).filter((t) => !/^[-<>]|^[a-z]+:/.test(t)).map((t) => t.split(/[*?[\]]+/).reduce((a, b) => b.length > a.length ? b : a, "").replace(/^\.|\.$/g, "")).filter(Boolean);
+}

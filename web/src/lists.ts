@@ -15,8 +15,6 @@ export interface Listing {
   /** The number of entries that the filter keeps; undefined without a filter. */
   kept: number | undefined;
   totals: Totals | undefined;
-  /** False if there are too many entries to sort. */
-  isSorted: boolean;
   trouble: Trouble | undefined;
   cursor: number;
   /** A row to scroll to. */
@@ -27,7 +25,7 @@ export interface Listing {
   generation: number;
 }
 
-const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_ORDER, kept: undefined, totals: undefined, isSorted: true, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
+const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_ORDER, kept: undefined, totals: undefined, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
 
 export class Lists {
   readonly #of: Record<OutlineName, Listing> = { all: newListing(0), compare: newListing(0) };
@@ -121,10 +119,16 @@ export class Lists {
     return this.track(outline, this.#arrange(outline));
   }
 
-  /** Sorts by a column; the same column again reverses the order. Sizes and shards begin with the largest. */
+  /** Sorts by a column. The same column again reverses the order, and a third time returns to the stored order. Amounts begin
+   *  with the largest. */
   sortBy(outline: OutlineName, key: SortKey): Promise<void> {
-    const { sort } = this.#of[outline], first = key === "size" || key === "shards" || key === "shape";
-    this.#of[outline].sort = { key, descending: sort.key === key ? !sort.descending : first };
+    const { sort } = this.#of[outline], first = !["name", "dtype", "other"].includes(key);
+    this.#of[outline].sort = sort.key !== key ? { key, descending: first } : sort.descending === first ? { key, descending: !first } : OWN_ORDER;
+    return this.track(outline, this.#arrange(outline));
+  }
+
+  storedOrder(outline: OutlineName): Promise<void> {
+    this.#of[outline].sort = OWN_ORDER;
     return this.track(outline, this.#arrange(outline));
   }
 
@@ -143,7 +147,6 @@ export class Lists {
       if (!isLast()) return;
       listing.kept = filter.trim() ? arranged.kept : undefined;
       listing.totals = arranged.totals;
-      listing.isSorted = arranged.isSorted;
     } catch (e) {
       if (isLast()) listing.trouble = troubleOf(e);
     }

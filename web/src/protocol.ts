@@ -31,8 +31,12 @@ interface More {
   readonly differing?: number;
   /** Its numbers include only what the filter keeps. */
   readonly isTotal?: boolean;
+  /** The name of the last row that a folded one stands for. */
+  readonly last?: string | undefined;
 }
-export type Row = ModuleRow & More & { readonly chunks?: number };
+/** How a tensor is divided: in words, and its first chunks as boxes (left, top, width, height) between 0 and 1. */
+export interface Sharding { readonly text: string; readonly boxes: readonly (readonly number[])[] }
+export type Row = ModuleRow & More & { readonly chunks?: number; readonly sharding?: Sharding; readonly value?: string };
 export type Act = "open" | "close" | "fold" | "unfold" | "open-all" | "close-all";
 
 /** A dropped file, or one at a URL. */
@@ -309,7 +313,7 @@ export interface Requests {
   act: { takes: { outline: OutlineName; node: number; act: Act }; gives: number };
   parent: { takes: { outline: OutlineName; row: number }; gives: number };
   /** Filters and sorts. `totals` are those of what the filter keeps; if undefined, rows of groups have no totals. */
-  arrange: { takes: { outline: OutlineName; text: string; sort: Sort }; gives: { kept: number; rows: number; totals: Totals | undefined; isSorted: boolean } };
+  arrange: { takes: { outline: OutlineName; text: string; sort: Sort }; gives: { kept: number; rows: number; totals: Totals | undefined } };
   /** The largest tensors, or null if there are too many entries. */
   largest: { takes: { count: number }; gives: readonly { readonly fqn: string; readonly bytes: number }[] | null };
   fileMetadata: { takes: Record<string, never>; gives: readonly FileMetadata[] };

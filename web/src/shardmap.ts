@@ -1,6 +1,6 @@
 /** Counts in how many chunks each element of a tensor is, along two of its dimensions. The borders of all chunks divide the
  *  plane into cells. A cell is full if the chunks over it contain the whole extent of all dimensions that are not shown. */
-import type { Chunk, TensorDetail } from "./protocol";
+import type { Chunk, Sharding, TensorDetail } from "./protocol";
 import { exactText, plural } from "./text";
 
 export interface Box { readonly x: number; readonly y: number; readonly width: number; readonly height: number }
@@ -84,4 +84,15 @@ export function shardMap(shape: readonly number[], chunks: readonly Chunk[]): Sh
   const weights = chunks.map((c) => shape.reduce((w, size, d) => d === down || d === across ? w : w * (c.sizes[d] ?? 0) / size, 1));
   const { gaps, overlaps, isCounted } = cellsOf(boxes, weights, columns, rows);
   return { dims, columns, rows, chunks: boxes, gaps, overlaps, isExact: isCounted && weights.every((w) => w === 1) };
+}
+
+/** Says how a tensor is divided: "2 on dim 0", or "4 chunks" if they are not a grid. */
+export function shardingOf(shape: readonly number[], chunks: readonly Chunk[], mostBoxes: number): Sharding {
+  const cuts = shape.map((_, d) => new Set(chunks.map((c) => c.offsets[d])).size), grid = cuts.reduce((n, c) => n * c, 1);
+  const cut = cuts.flatMap((n, d) => n > 1 ? [`${exactText(n)} on dim ${d}`] : []), isGrid = grid === chunks.length && cut.length > 0;
+  const [down, across] = dimsOf(shape, chunks), rows = Math.max(1, span(shape, down, 1)), columns = Math.max(1, span(shape, across, 1));
+  return {
+    text: isGrid ? cut.join(", ") : plural(chunks.length, "chunk"),
+    boxes: chunks.slice(0, mostBoxes).map((c) => [span(c.offsets, across, 0) / columns, span(c.offsets, down, 0) / rows, span(c.sizes, across, 1) / columns, span(c.sizes, down, 1) / rows]),
+  };
 }

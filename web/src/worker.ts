@@ -235,11 +235,10 @@ const handlers: Handlers = {
   },
   async describe() {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
-    const all = checkpoint.outline();
-    lists.all = new Contents(all, checkpoint);
-    const findings = findingsOf(t, a.found), overview = overviewOf(a);
+    const all = checkpoint.outline(), findings = findingsOf(t, a.found), overview = overviewOf(a);
     markEntries(a, overview, findings.list, all);
-    return { overview, findings, isMetadataOnly: isMetadataOnly(overview), amounts: ownAmounts(amountsOf(checkpoint.outline()), overview), rows: all.count };
+    lists.all = new Contents(all, checkpoint); // its rows have the marks
+    return { overview, findings, isMetadataOnly: isMetadataOnly(overview), amounts: ownAmounts(amountsOf(checkpoint.outline()), overview), rows: lists.all.count };
   },
   close({ side }) {
     closeSide(side);

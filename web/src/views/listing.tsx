@@ -1,8 +1,9 @@
 /** The Contents view: the search field, the filter chips with the totals of the matching entries, and the tree. */
 import type { JSX } from "preact";
+import { OWN_ORDER } from "../entry_tree";
 import { termsOf, toggled } from "../filter";
 import type { OutlineName } from "../protocol";
-import { amountText, bytesText, plural } from "../text";
+import { amountText, bytesText, exactText, plural } from "../text";
 import { useModel } from "./hooks";
 import { Tree } from "./tree";
 
@@ -26,9 +27,9 @@ export function FilterLine({ outline, chips, placeholder }: { outline: OutlineNa
         onInput={(e) => void model.lists.filter(outline, e.currentTarget.value)} />
       <div class="chip-line" role="group" aria-label="Show only">
         {chips.map(({ term, label }) => <button key={term} type="button" class="chip" aria-pressed={terms.includes(term)} onClick={() => void model.lists.filter(outline, toggled(listing.filter, term))}>{label}</button>)}
+        <button type="button" class="chip" aria-pressed={listing.sort.key === OWN_ORDER.key} title="The order in which the checkpoint stores its entries" onClick={() => void model.lists.storedOrder(outline)}>Stored order</button>
         <span class="quiet" role="status">{listing.trouble ? <span class="bad">{listing.trouble.message}</span> : totalsText(outline, model)}</span>
       </div>
-      {!listing.isSorted && <p class="quiet">There are too many entries to sort; they stay in their own order.</p>}
     </div>
   );
 }
@@ -39,7 +40,7 @@ export function Listing(): JSX.Element | null {
   const objects = overview.objects + overview.opaque;
   const chips: ChipTerm[] = [
     ...(model.parts ?? []).map(({ name }) => ({ term: `${name}.**`, label: name })),
-    ...(objects && overview.tensors ? [{ term: "kind:tensor", label: plural(overview.tensors, "tensor") }, ...(overview.objects ? [{ term: "kind:object", label: plural(overview.objects, "object") }] : []), ...(overview.opaque ? [{ term: "kind:opaque", label: `${overview.opaque} opaque` }] : [])] : []),
+    ...(objects && overview.tensors ? [{ term: "kind:tensor", label: plural(overview.tensors, "tensor") }, ...(overview.objects ? [{ term: "kind:object", label: plural(overview.objects, "object") }] : []), ...(overview.opaque ? [{ term: "kind:opaque", label: `${exactText(overview.opaque)} opaque` }] : [])] : []),
     ...(overview.dtypes.length > 1 ? [...overview.dtypes].sort((a, b) => b.bytes - a.bytes).slice(0, MOST_DTYPES).map(({ name }) => ({ term: `dtype:${name}`, label: name })) : []),
   ];
   return (

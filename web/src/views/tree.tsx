@@ -5,10 +5,11 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
 import type { Act, OutlineName, Row } from "../protocol";
-import { plural, visible } from "../text";
+import { wordsOf } from "../filter";
+import { exactText, plural, visible } from "../text";
 import { useModel, useNarrow } from "./hooks";
 import { LevelMark } from "./parts";
-import { COLUMNS, type Column } from "./tree_columns";
+import { columnsOf, type Column } from "./tree_columns";
 
 const HEAD = 28, WIDE_HEIGHT = 28, NARROW_HEIGHT = 48;
 const LIMIT = 12_000_000;
@@ -18,7 +19,13 @@ const BLANK: Row = { node: 0, name: "…", depth: 1, group: false, open: false, 
 
 function nameOf(row: Row): string {
   if (!row.folded) return visible(row.name);
-  return `${visible(row.name)} … ${Number(row.name) + row.run - 1}`;
+  return `${visible(row.name)} … ${row.last ?? Number(row.name) + row.run - 1}`;
+}
+
+/** A name with the words of the filter marked. */
+function NameText({ name, words }: { name: string; words: readonly string[] }): JSX.Element {
+  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")), parts = escaped.length ? name.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [name];
+  return <span class="text" title={name}>{parts.map((part, i) => i % 2 ? <mark key={i}>{part}</mark> : part)}</span>;
 }
 
 /** A tag with the format and the number of files of a part of the checkpoint. */
@@ -27,42 +34,45 @@ function PartTag({ name }: { name: string }): JSX.Element | null {
   return part ? <span class="tag part" title={`Part ${visible(name)}`}>{part.format} · {plural(part.files, "file")}</span> : null;
 }
 
-function Cells({ row, outline, toggle }: { row: Row; outline: OutlineName; toggle: () => void }): JSX.Element {
+function Cells({ row, outline, columns, words, toggle }: { row: Row; outline: OutlineName; columns: readonly Column[]; words: readonly string[]; toggle: () => void }): JSX.Element {
   const model = useModel();
   return (
     <>
       <div role="gridcell" class="name">
         <span class={row.group ? "twist" : "twist none"} aria-hidden="true" onClick={(e) => { e.stopPropagation(); toggle(); }}>{row.group ? (row.open ? "▾" : "▸") : ""}</span>
-        <span class="text">{nameOf(row)}</span>
-        {row.depth === 1 && <PartTag name={row.name} />}
-        {row.run > 0 && <span class="tag">{row.run} alike</span>}
+        <NameText name={nameOf(row)} words={words} />
+        {row.depth === 1 && outline === "all" && <PartTag name={row.name} />}
+        {row.run > 0 && <span class="tag">{exactText(row.run)} alike</span>}
         {row.odd && <span class="tag odd">unlike its siblings</span>}
         {row.level && <LevelMark level={row.level} />}
       </div>
-      {COLUMNS[outline].map((c) => <div key={c.name} role="gridcell" class={c.className}>{c.cell(row, model)}</div>)}
+      {columns.map((c) => <div key={c.name} role="gridcell" class={c.className}>{c.cell(row, model)}</div>)}
     </>
   );
 }
 
-function Head({ outline }: { outline: OutlineName }): JSX.Element {
+function Head({ outline, columns }: { outline: OutlineName; columns: readonly Column[] }): JSX.Element {
   const model = useModel(), { sort } = model.lists.get(outline);
   const header = (name: string, className: string, key: SortKey | undefined) => (
     <div key={name} role="columnheader" class={className} {...(key ? { "aria-sort": sort.key !== key ? "none" as const : sort.descending ? "descending" as const : "ascending" as const } : {})}>
       {key ? <button type="button" class="sort" tabIndex={-1} onClick={() => void model.lists.sortBy(outline, key)}>{name}<span aria-hidden="true">{sort.key === key ? (sort.descending ? " ▾" : " ▴") : ""}</span></button> : name}
     </div>
   );
-  return <div role="row" class="head row" aria-rowindex={1}>{header("Name", "name", "name")}{COLUMNS[outline].map((c: Column) => header(c.name, c.className, c.sort))}</div>;
+  return <div role="row" class="head row" aria-rowindex={1}>{header("Name", "name", "name")}{columns.map((c) => header(c.name, c.className, c.sort))}</div>;
 }
 
 type KeyActions = Readonly<Record<string, () => Promise<void>>>;
 
 /** What each key does. An action acts on the rows that the earlier keys left, because a fast typist is ahead of the
  *  worker. */
-function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: Row) => void): KeyActions {
+function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: Row) => void, isNarrow: boolean): KeyActions {
   const listing = () => model.lists.get(outline);
   const moveTo = (where: (at: number) => number) => async () => {
     await model.lists.settled(outline);
     model.lists.setCursor(outline, where(listing().cursor));
+    if (!model.selected || isNarrow) return;
+    const row = await model.lists.rowAt(outline, listing().cursor); // an entry that is shown follows the cursor
+    if (row?.entry !== undefined) choose(row);
   };
   const onRow = (body: (row: Row, at: number) => unknown) => async () => {
     const at = listing().cursor, row = await model.lists.rowAt(outline, at);
@@ -80,10 +90,21 @@ function keysOf(model: Model, outline: OutlineName, page: number, choose: (row: 
   };
 }
 
+const MOST_SEARCHED = 4096, TYPING_MS = 800;
+
+/** Goes to the next row whose name begins with what was typed. */
+async function goToName(model: Model, outline: OutlineName, typed: string): Promise<void> {
+  const { cursor, count } = model.lists.get(outline), from = typed.length > 1 ? cursor : cursor + 1;
+  for (let i = 0; i < Math.min(count, MOST_SEARCHED); i++) {
+    const at = (from + i) % count, row = await model.lists.rowAt(outline, at);
+    if (row?.name.toLowerCase().startsWith(typed.toLowerCase())) return model.lists.setCursor(outline, at);
+  }
+}
+
 export function Tree({ outline, label }: { outline: OutlineName; label: string }): JSX.Element {
   const model = useModel();
-  const listing = model.lists.get(outline);
-  const HEIGHT = useNarrow() ? NARROW_HEIGHT : WIDE_HEIGHT;
+  const listing = model.lists.get(outline), columns = columnsOf(outline, model), words = wordsOf(listing.filter).map(visible);
+  const isNarrow = useNarrow(), HEIGHT = isNarrow ? NARROW_HEIGHT : WIDE_HEIGHT;
   const box = useRef<HTMLDivElement>(null);
   const typed = useRef(Promise.resolve());
   const [top, setTop] = useState(0); // in pixels, as if all rows had their full height
@@ -126,9 +147,17 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
     else if (row.compared?.mark !== "only-b") void model.choose(row.entry, row.fqn, row.compared);
     else model.chooseOther(row.entry, row.fqn, row.compared);
   };
+  const word = useRef({ text: "", at: 0 });
   const onKey = (e: KeyboardEvent) => {
-    const act = keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose)[e.key];
-    if (!act || e.ctrlKey || e.metaKey || e.altKey) return;
+    if (e.target !== box.current || e.ctrlKey || e.metaKey || e.altKey) return;
+    const isWord = word.current.text !== "" && e.timeStamp - word.current.at < TYPING_MS && e.key.length === 1 && e.key !== " ";
+    let act = isWord ? undefined : keysOf(model, outline, Math.max(1, Math.floor(height / HEIGHT) - 2), choose, isNarrow)[e.key];
+    if (!act && /^[\p{L}\p{N}_]$/u.test(e.key)) {
+      word.current = { text: isWord ? word.current.text + e.key : e.key, at: e.timeStamp };
+      const { text } = word.current;
+      act = () => goToName(model, outline, text);
+    }
+    if (!act) return;
     e.preventDefault();
     typed.current = typed.current.then(act).catch(() => undefined); // The page on which the key was typed has been closed.
   };
@@ -144,17 +173,17 @@ export function Tree({ outline, label }: { outline: OutlineName; label: string }
         class={`row${i === listing.cursor ? " cursor" : ""}${selected ? " selected" : ""}${row?.group ? " group" : ""}`}
         style={{ transform: `translateY(${i * HEIGHT - top}px)`, "--depth": String(row?.depth ?? 1) }}
         onClick={() => { model.lists.setCursor(outline, i); if (row) choose(row); }}>
-        <Cells row={row ?? BLANK} outline={outline} toggle={() => { if (row) void toggle(row); }} />
+        <Cells row={row ?? BLANK} outline={outline} columns={columns} words={words} toggle={() => { if (row) void toggle(row); }} />
       </div>);
   }
   const folded = model.lists.row(outline, listing.cursor);
   return (
     <div class="grid-frame">
-      {folded && folded.run > 0 && <p class="hint"><button type="button" class="small" onClick={() => void model.lists.act(outline, folded.node, folded.folded ? "unfold" : "fold")}>{folded.folded ? `Show all ${folded.run} alike` : `Fold ${folded.run} alike`} <kbd>u</kbd></button></p>}
-      <div ref={box} class="grid" role="treegrid" aria-label={label} aria-rowcount={listing.count + 1} aria-colcount={COLUMNS[outline].length + 1} tabIndex={0}
+      {folded && folded.run > 0 && <p class="hint"><button type="button" class="small" onClick={() => void model.lists.act(outline, folded.node, folded.folded ? "unfold" : "fold")}>{folded.folded ? `Show all ${exactText(folded.run)} alike` : `Fold ${exactText(folded.run)} alike`} <kbd>u</kbd></button></p>}
+      <div ref={box} class="grid" role="treegrid" aria-label={label} aria-rowcount={listing.count + 1} aria-colcount={columns.length + 1} tabIndex={0}
         aria-activedescendant={listing.cursor >= first && listing.cursor < last ? `${outline}-${listing.cursor}` : undefined}
         onKeyDown={onKey} onScroll={(e) => setTop(Math.min(e.currentTarget.scrollTop * scale, most))}>
-        <Head outline={outline} />
+        <Head outline={outline} columns={columns} />
         <div class="window" role="presentation" style={{ height: `${Math.max(0, height - HEAD)}px` }}>{rows}</div>
         <div role="presentation" style={{ height: `${Math.max(0, shown - height)}px` }} />
       </div>

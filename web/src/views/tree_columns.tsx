@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
-import type { Compared, DiffSide, Mark, OutlineName, Real, Row } from "../protocol";
+import type { Compared, DiffSide, Mark, OutlineName, Real, Row, Sharding } from "../protocol";
 import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
 
 export interface Column {
@@ -25,11 +25,18 @@ function Size({ row, model }: { row: Row; model: Model }): JSX.Element | null {
   return <><span class="bar" aria-hidden="true"><span style={{ width: `${all ? Math.min(100, bytes / all * 100) : 0}%` }} /></span>{bytesText(bytes)}</>;
 }
 
+const THUMB_WIDTH = 40, THUMB_HEIGHT = 14;
+
+/** How a tensor is divided: a small map of its chunks, and the same in words. */
+function ShardingCell({ sharding: { text, boxes } }: { sharding: Sharding }): JSX.Element {
+  return <><svg class="thumb" viewBox={`0 0 ${THUMB_WIDTH} ${THUMB_HEIGHT}`} aria-hidden="true">{boxes.map(([x = 0, y = 0, w = 0, h = 0], i) => <rect key={i} class="chunk" style={{ "--t": `${boxes.length > 1 ? i / (boxes.length - 1) * 100 : 40}%` }} x={x * THUMB_WIDTH} y={y * THUMB_HEIGHT} width={w * THUMB_WIDTH} height={h * THUMB_HEIGHT} />)}</svg><span title={text}>{text}</span></>;
+}
+
 const CONTENTS: readonly Column[] = [
-  { name: "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : "") : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
+  { name: "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : row.value === undefined ? "" : <span class="value" title={visible(row.value)}>{visible(row.value)}</span>) : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
   { name: "dtype", className: "dtype", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? `${row.dtypes.join(", ")} ${row.dtypes.length ? "per rank" : row.kind}`.trim() : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ") },
   { name: "Size", className: "number size", sort: "size", cell: (row, model) => <Size row={row} model={model} /> },
-  { name: "Shards", className: "number shards", sort: "shards", cell: (row) => row.entry !== undefined && row.kind === "tensor" ? exactText(row.chunks ?? 0) : "" },
+  { name: "Sharding", className: "shards", sort: "shards", cell: (row) => row.sharding ? <ShardingCell sharding={row.sharding} /> : "" },
 ];
 
 const MARKS: Readonly<Record<Mark, readonly [string, string]>> = {
@@ -62,10 +69,15 @@ function Delta({ row }: { row: Row }): JSX.Element | null {
 }
 
 const COMPARE: readonly Column[] = [
-  { name: "Change", className: "change", cell: (row) => <Change row={row} /> },
+  { name: "Change", className: "change", sort: "change", cell: (row) => <Change row={row} /> },
   { name: "A", className: "side", sort: "dtype", cell: (row) => row.compared ? visible(sideText(row.compared.a)) : "" },
-  { name: "B", className: "side", cell: (row) => row.compared ? visible(sideText(row.compared.b)) : "" },
-  { name: "Largest |A − B|", className: "number size", cell: (row) => <Delta row={row} /> },
+  { name: "B", className: "side", sort: "other", cell: (row) => row.compared ? visible(sideText(row.compared.b)) : "" },
+  { name: "Largest |A − B|", className: "number size", sort: "delta", cell: (row) => <Delta row={row} /> },
 ];
 
-export const COLUMNS: Readonly<Record<OutlineName, readonly Column[]>> = { all: CONTENTS, compare: COMPARE };
+/** A checkpoint in which no tensor is divided has no column for that. */
+export function columnsOf(outline: OutlineName, model: Model): readonly Column[] {
+  if (outline === "compare") return COMPARE;
+  const overview = model.opened?.overview, chunks = overview?.files.reduce((sum, f) => sum + f.chunks, 0) ?? 0;
+  return chunks > (overview?.tensors ?? 0) ? CONTENTS : CONTENTS.slice(0, -1);
+}
