@@ -8,8 +8,24 @@ function halfOf(bits: number, exponentBits: number): number {
   return exponent ? sign * 2 ** (exponent - bias) * (1 + mantissa / 2 ** mantissaBits) : sign * 2 ** (1 - bias) * mantissa / 2 ** mantissaBits;
 }
 
-/** Returns one number per element. Returns undefined for dtypes that are not drawn: complex ones, and those smaller than 16
- *  bits except bool and integers. */
+/** The 8-bit floats: bits of the exponent, its bias, and whether there are infinities. */
+const BYTES: Readonly<Record<string, readonly [number, number, boolean]>> = { float8_e5m2: [5, 15, true], float8_e4m3fn: [4, 7, false] };
+
+function byteOf(bits: number, [exponentBits, bias, hasInfinity]: readonly [number, number, boolean]): number {
+  const mantissaBits = 7 - exponentBits, mantissa = bits & (2 ** mantissaBits - 1), exponent = (bits & 0x7f) >> mantissaBits, sign = bits & 0x80 ? -1 : 1;
+  if (hasInfinity && exponent === 2 ** exponentBits - 1) return mantissa ? NaN : sign * Infinity;
+  if (!hasInfinity && (bits & 0x7f) === 0x7f) return NaN;
+  return exponent ? sign * 2 ** (exponent - bias) * (1 + mantissa / 2 ** mantissaBits) : sign * 2 ** (1 - bias) * mantissa / 2 ** mantissaBits;
+}
+
+/** Real and imaginary parts, one after the other. */
+function partsOf({ dtype, buffer }: Elements): ArrayLike<number> | undefined {
+  if (dtype === "complex64") return new Float32Array(buffer);
+  if (dtype === "complex128") return new Float64Array(buffer);
+  return dtype === "complex32" ? Float32Array.from(new Uint16Array(buffer), (b) => halfOf(b, 5)) : undefined;
+}
+
+/** Returns one number per element. Returns undefined for dtypes that are not drawn: complex ones, and those smaller than a byte. */
 export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | undefined {
   switch (dtype) {
     case "float64": return new Float64Array(buffer);
@@ -24,7 +40,10 @@ export function numbersOf({ dtype, buffer }: Elements): ArrayLike<number> | unde
     case "uint16": return new Uint16Array(buffer);
     case "int8": return new Int8Array(buffer);
     case "uint8": case "bool": return new Uint8Array(buffer);
-    default: return undefined;
+    default: {
+      const form = BYTES[dtype];
+      return form && Float32Array.from(new Uint8Array(buffer), (b) => byteOf(b, form));
+    }
   }
 }
 
@@ -36,9 +55,35 @@ export function textsOf(elements: Elements): string[] | undefined {
   if (dtype === "int64") return Array.from(new BigInt64Array(buffer), String);
   if (dtype === "uint64") return Array.from(new BigUint64Array(buffer), String);
   if (dtype === "bool") return Array.from(new Uint8Array(buffer), (b) => b ? "True" : "False");
-  const numbers = numbersOf(elements);
-  const isWide = dtype === "float64" || !dtype.includes("float");
-  return numbers && Array.from(numbers, (n) => !Number.isFinite(n) ? PYTHON[String(n)] ?? "" : isWide ? String(n) : String(Number(n.toPrecision(dtype === "float32" ? 9 : 5))));
+  const parts = partsOf(elements), numbers = parts ?? numbersOf(elements);
+  const digits = dtype === "float32" || dtype === "complex64" ? 9 : dtype === "float64" || dtype === "complex128" || !/float|complex/.test(dtype) ? undefined : 5;
+  const texts = numbers && Array.from(numbers, (n) => !Number.isFinite(n) ? PYTHON[String(n)] ?? "" : digits ? String(Number(n.toPrecision(digits))) : String(n));
+  if (!parts || !texts) return texts;
+  return Array.from({ length: texts.length / 2 }, (_, i) => { const im = texts[2 * i + 1] ?? ""; return `${texts[2 * i]}${/^-/.test(im) ? "" : "+"}${im}j`; });
+}
+
+/** A number with four significant digits, for tables. Integers, and what is short already, stay as they are. */
+export function shortText(exact: string): string {
+  return /^[-+]?\d+$/.test(exact) ? exact : exact.replace(/-?\d+(\.\d+)?(e[-+]?\d+)?/g, (text) => {
+    const short = Number(text).toPrecision(4), plain = String(Number(short));
+    return plain.length <= text.length ? plain : text;
+  });
+}
+
+export interface Statistics { readonly min: number; readonly max: number; readonly mean: number; readonly std: number; readonly zeros: number; readonly nan: number; readonly inf: number }
+
+/** Returns statistics of the finite numbers, and how many are not finite. `std` divides by their number. */
+export function statisticsOf(numbers: ArrayLike<number>): Statistics | undefined {
+  let min = Infinity, max = -Infinity, sum = 0, count = 0, zeros = 0, nan = 0, inf = 0, squares = 0;
+  for (let i = 0; i < numbers.length; i++) {
+    const n = numbers[i] ?? 0;
+    if (Number.isNaN(n)) nan++;
+    else if (!Number.isFinite(n)) inf++;
+    else { min = Math.min(min, n); max = Math.max(max, n); sum += n; count++; zeros += n === 0 ? 1 : 0; }
+  }
+  const mean = sum / count;
+  for (let i = 0; i < numbers.length; i++) { const n = numbers[i] ?? 0; if (Number.isFinite(n)) squares += (n - mean) ** 2; }
+  return numbers.length ? { min, max, mean, std: Math.sqrt(squares / count), zeros, nan, inf } : undefined;
 }
 
 const DESCR: Readonly<Record<string, string>> = {

@@ -8,11 +8,11 @@ import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
 import { NO_MAP, type MapChoice } from "./map_choice";
 import type { FileMetadata } from "./file_metadata";
-import { isDense, type Compared, type Detail, type DiffOptions, type Findings, type FqnDocument, type Opened, type Opening, type Optimizer, type Part, type Plan, type PlanRequest, type Requests, type Scan, type Side, type Tally, type Trouble, type Twins } from "./protocol";
+import { isDense, type About, type Compared, type Detail, type DiffOptions, type Findings, type FqnDocument, type Opened, type Opening, type Optimizer, type Part, type Plan, type PlanRequest, type Requests, type Scan, type Side, type Tally, type Trouble, type Twins } from "./protocol";
 import { Saving } from "./saving";
 import { START, type TargetForm } from "./target";
 import type { Elements } from "./elements";
-import { elementsOfSlice, MOST_SLICE } from "./slice";
+import { elementsOfSlice, firstSlice, MOST_SLICE } from "./slice";
 import { exactText } from "./text";
 import { troubleOf } from "./trouble";
 
@@ -22,6 +22,9 @@ const PLANNING = "Planning";
 const WHOLE: ReadonlySet<string> = new Set(["dcp", "dcp-safetensors", "safetensors", "safetensors-index", "torch-zip", "torch-legacy", "torch-ranks", "torch-index", "json", "pickle"]);
 const DOCUMENT = ". To check a checkpoint against a layout or a module tree, open the checkpoint, choose “Would it load?” and drop the document there.";
 const MANY_RANKS = 4096, MOST_LARGEST = 8;
+/** The largest tensors of which the first values are read without asking: of files, and of URLs. Items may be compressed, so
+ *  a slice of them can cost as much as all of it. */
+const MOST_AHEAD = 64 << 20, MOST_REMOTE = 64 << 10;
 
 /** `cancel` is undefined if the job cannot be cancelled. */
 export interface Job { readonly title: string; progress: Progress | undefined; readonly cancel: (() => void) | undefined }
@@ -35,6 +38,8 @@ export interface Selected {
   detail: Detail | undefined;
   /** A slice of its values. */
   elements: Elements | undefined;
+  /** The slice that `elements` are; undefined for all of the tensor. */
+  slice: string | undefined;
   tally: Tally | undefined;
   /** Whether its values are being counted. */
   isCounting: boolean;
@@ -72,7 +77,7 @@ export class Model {
   isDeep = false;
   trouble: Trouble | undefined;
   selected: Selected | undefined;
-  largest: Requests["largest"]["gives"] | undefined;
+  about: Requests["about"]["gives"] | undefined;
   fileMetadata: readonly FileMetadata[] | undefined;
   naming: Naming | undefined;
   optimizers: readonly Optimizer[] | undefined;
@@ -100,11 +105,16 @@ export class Model {
   #aside = new Map<string, Client[]>();
   #attempt: Attempt | undefined;
   #plans = 0;
+  /** Whether statistics were asked for, so that the next entry shows them, too. */
+  #wantsTally = false;
   #listeners = new Set<() => void>();
   #queued = false;
 
   /** The worker that has the open checkpoint. */
   get client(): Client { return this.#client; }
+
+  /** The largest tensors; null if there are too many to list, and undefined until they are known. */
+  get largest(): About["largest"] | null | undefined { return this.about === null ? null : this.about?.largest; }
 
   subscribe(listener: () => void): () => void {
     this.#listeners.add(listener);
@@ -288,7 +298,7 @@ export class Model {
     this.bytesRead = next?.bytes ?? 0;
     this.jobs = [];
     this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
-    this.optimizers = this.preview = this.twins = this.scan = this.largest = this.fileMetadata = this.naming = undefined;
+    this.optimizers = this.preview = this.twins = this.scan = this.about = this.fileMetadata = this.naming = undefined;
     this.target = START;
     this.mapChoice = NO_MAP;
     this.parts = this.convertForm = undefined;
@@ -318,6 +328,17 @@ export class Model {
       selected.trouble = troubleOf(e);
     }
     this.changed();
+    if (this.selected === selected) void this.#readAhead(selected);
+  }
+
+  /** Reads the first values, and statistics if they were asked for before, where that is little. */
+  async #readAhead(selected: Selected): Promise<void> {
+    const { detail, map } = selected, { opening, opened } = this;
+    if (!isDense(detail) || map.map !== undefined || !opening || !opened) return;
+    const absent = new Set(opened.overview.absent), isRemote = opening.files.some((f) => "url" in f);
+    if (detail.chunks.some((c) => c.file === null || absent.has(c.file)) || detail.bytes > (isRemote ? MOST_REMOTE : MOST_AHEAD)) return;
+    await this.readSlice(firstSlice(detail.shape), false);
+    if (this.selected === selected && this.#wantsTally && !isRemote) await this.tally();
   }
 
   /** Chooses an entry that only B has. */
@@ -351,7 +372,8 @@ export class Model {
     await this.choose(found.entry, fqn);
   }
 
-  async readSlice(slice: string): Promise<void> {
+  /** Errors of what was not asked for are not shown. */
+  async readSlice(slice: string, isAsked = true): Promise<void> {
     const { selected } = this;
     if (!selected || !isDense(selected.detail)) return;
     const { fqn, detail: { shape } } = selected, count = elementsOfSlice(slice, shape);
@@ -359,14 +381,15 @@ export class Model {
       : { message: `the slice has ${exactText(count)} elements; at most ${exactText(MOST_SLICE)} are shown here`, status: "page" };
     this.changed();
     if (selected.valuesTrouble) return;
-    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: slice.trim() || undefined, map: selected.map }), (t) => { selected.valuesTrouble = t; });
-    selected.elements = elements ?? selected.elements;
+    const elements = await this.run("Reading values", undefined, () => this.#client.call("slice", { entry: selected.entry, fqn, slice: slice.trim() || undefined, map: selected.map }), (t) => { if (isAsked) selected.valuesTrouble = t; });
+    if (elements) { selected.elements = elements; selected.slice = slice; }
     this.changed();
   }
 
   async tally(): Promise<void> {
     const selected = this.selected;
     if (!selected || selected.isCounting) return;
+    this.#wantsTally = true;
     selected.tallyTrouble = undefined;
     selected.isCounting = true;
     let cancel: () => void = () => undefined;
@@ -398,11 +421,11 @@ export class Model {
 
   /** Loads what the overview shows besides the totals. */
   async loadOverview(): Promise<void> {
-    const [largest, metadata] = await Promise.all([
-      this.run("Looking for the largest tensors", undefined, () => this.#client.call("largest", { count: MOST_LARGEST }), this.hear),
+    const [about, metadata] = await Promise.all([
+      this.run("Reading the names", undefined, () => this.#client.call("about", { count: MOST_LARGEST }), this.hear),
       this.run("Reading file metadata", undefined, () => this.#client.call("fileMetadata", {}), this.hear),
     ]);
-    this.largest = largest ?? null;
+    this.about = about ?? null;
     this.fileMetadata = metadata ?? [];
     this.changed();
   }
@@ -445,6 +468,6 @@ async function remember(title: string, handles: Promise<readonly FileSystemHandl
 }
 
 const unread = (entry: number, fqn: string, compared: Compared | undefined, map: DiffOptions["map"] = {}): Selected =>
-  ({ entry, fqn, compared, map, detail: undefined, elements: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
+  ({ entry, fqn, compared, map, detail: undefined, elements: undefined, slice: undefined, tally: undefined, isCounting: false, trouble: undefined, valuesTrouble: undefined, tallyTrouble: undefined });
 
 export const sizeOf = (opening: Opening | undefined): number => opening?.files.reduce((sum, f) => sum + f.size, 0) ?? 0;

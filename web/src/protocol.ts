@@ -233,6 +233,18 @@ export interface Optimizer {
 /** Param groups, or parameters, with the same hyper-parameters. */
 export interface ParamGroup { readonly members: readonly string[]; readonly values: Readonly<Record<string, string>> }
 
+/** What the overview says of a checkpoint, judged by names. */
+export interface About {
+  readonly largest: readonly { readonly fqn: string; readonly bytes: number }[];
+  /** The top modules of the model, without optimizer state. */
+  readonly modules: readonly { readonly name: string; readonly elements: number; readonly isGroup: boolean }[];
+  readonly layers?: { readonly name: string; readonly count: number };
+  /** Objects such as "step", and the learning rates of param groups, as Python writes them. */
+  readonly steps: readonly { readonly name: string; readonly value: string }[];
+  readonly rates: readonly string[];
+  readonly mesh?: string;
+}
+
 /** Tensors whose values should be looked at. */
 export interface Scan {
   readonly suspects: readonly { readonly fqn: string; readonly nan: number; readonly inf: number; readonly is: "all zero" | "constant" | undefined }[];
@@ -314,8 +326,8 @@ export interface Requests {
   parent: { takes: { outline: OutlineName; row: number }; gives: number };
   /** Filters and sorts. `totals` are those of what the filter keeps; if undefined, rows of groups have no totals. */
   arrange: { takes: { outline: OutlineName; text: string; sort: Sort }; gives: { kept: number; rows: number; totals: Totals | undefined } };
-  /** The largest tensors, or null if there are too many entries. */
-  largest: { takes: { count: number }; gives: readonly { readonly fqn: string; readonly bytes: number }[] | null };
+  /** What the overview says besides the totals, or null if there are too many entries. `count`: of the largest tensors. */
+  about: { takes: { count: number }; gives: About | null };
   fileMetadata: { takes: Record<string, never>; gives: readonly FileMetadata[] };
   parts: { takes: Record<string, never>; gives: readonly Part[] };
   /** `allow` is the value of `tessera validate --allow`. */

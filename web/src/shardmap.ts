@@ -86,13 +86,13 @@ export function shardMap(shape: readonly number[], chunks: readonly Chunk[]): Sh
   return { dims, columns, rows, chunks: boxes, gaps, overlaps, isExact: isCounted && weights.every((w) => w === 1) };
 }
 
-/** Says how a tensor is divided: "2 on dim 0", or "4 chunks" if they are not a grid. */
+/** Says how a tensor is divided: "2 on dim 0", "2 × 4 on dims 0, 1", or "4 chunks" if they are not a grid. */
 export function shardingOf(shape: readonly number[], chunks: readonly Chunk[], mostBoxes: number): Sharding {
   const cuts = shape.map((_, d) => new Set(chunks.map((c) => c.offsets[d])).size), grid = cuts.reduce((n, c) => n * c, 1);
-  const cut = cuts.flatMap((n, d) => n > 1 ? [`${exactText(n)} on dim ${d}`] : []), isGrid = grid === chunks.length && cut.length > 0;
+  const dims = cuts.flatMap((n, d) => n > 1 ? [d] : []), isGrid = grid === chunks.length && dims.length > 0;
   const [down, across] = dimsOf(shape, chunks), rows = Math.max(1, span(shape, down, 1)), columns = Math.max(1, span(shape, across, 1));
   return {
-    text: isGrid ? cut.join(", ") : plural(chunks.length, "chunk"),
+    text: isGrid ? `${dims.map((d) => exactText(cuts[d] ?? 0)).join(" × ")} on ${dims.length === 1 ? "dim" : "dims"} ${dims.join(", ")}` : plural(chunks.length, "chunk"),
     boxes: chunks.slice(0, mostBoxes).map((c) => [span(c.offsets, across, 0) / columns, span(c.offsets, down, 0) / rows, span(c.sizes, across, 1) / columns, span(c.sizes, down, 1) / rows]),
   };
 }

@@ -9,6 +9,10 @@ export interface Amounts {
 }
 
 const OPTIMIZER = /^(optim|optimizer|opt)(_?states?|s)?(_?\d+)?$/i;
+
+/** Whether an entry is optimizer state, judged by the first two parts of its name. */
+export const isOptimizerName = (fqn: string): boolean => fqn.split(".").slice(0, 2).some((part) => OPTIMIZER.test(part));
+
 const PLAIN: ReadonlySet<string> = new Set(["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]);
 /** Of batch normalization. */
 const BUFFERS: ReadonlySet<string> = new Set(["running_mean", "running_var"]);

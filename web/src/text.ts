@@ -34,6 +34,9 @@ export function visible(name: string): string {
   }) || "(empty name)";
 }
 
+/** A long name without its middle. */
+export const shortName = (name: string, most = 72): string => name.length <= most ? name : `${name.slice(0, Math.ceil(most / 2) - 1)}…${name.slice(name.length - Math.floor(most / 2))}`;
+
 const PYTHON: Readonly<Record<string, string>> = { null: "None", true: "True", false: "False" };
 const quoted = (json: string): string => `'${json.slice(1, -1).replace(/\\.|'/g, (c) => c === '\\"' ? '"' : c === "'" ? "\\'" : c)}'`;
 

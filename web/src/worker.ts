@@ -1,6 +1,7 @@
 /** The worker that owns the module. Requests are answered one after the other, except the tally, which lets other requests
  *  in between its steps and can be cancelled. Other long work is done in a worker that can be ended. */
 import { Tessera, TesseraError, type Checkpoint, type InspectDocument, type MapOptions, type MappedCheckpoint, type Outline } from "../../wasm/tessera.js";
+import { aboutOf } from "./about";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
 import { Contents, leavesOf, MOST_SORTED, namesMatching } from "./contents";
@@ -262,9 +263,9 @@ const handlers: Handlers = {
     const row = entry === undefined ? undefined : list.reveal(entry);
     return row === undefined || entry === undefined ? null : { row, entry, rows: list.count };
   },
-  largest({ count }) {
-    const leaves = leavesOf(opened("a").checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
-    return leaves ? leaves.filter((l) => l.kind === "tensor").sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })) : null;
+  about({ count }) {
+    const { checkpoint } = opened("a"), leaves = leavesOf(checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
+    return leaves ? aboutOf(checkpoint, leaves, count) : null;
   },
   fileMetadata() {
     const { checkpoint, opening } = opened("a"), hasEntries = lists.all !== undefined && lists.all.outline.count > 0; // the document of any entry has the texts

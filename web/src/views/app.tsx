@@ -79,7 +79,7 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
     <div id="panel" {...(isTab ? { role: "tabpanel", "aria-labelledby": `tab-${view}` } : {})} class={model.selected && hasSide ? "panel chosen" : "panel"}>
       {view === "contents" && <Listing />}
       {view === "files" && <Later load={loadFiles} showFile={showFile} show={show} />}
-      {view === "problems" && <Problems show={show} />}
+      {view === "problems" && <Problems show={show} go={go} />}
       {view === "compare" && <Compare />}
       {LATER[view] && <Later key={view} load={LATER[view]} />}
       {hasSide && <><Divider /><SidePane go={go} /></>}

@@ -16,9 +16,9 @@ function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: stri
   const leaves = treemap<Leaf>().size([WIDTH, height]).padding(2).round(true)(root).leaves();
   return (
     <svg class="treemap" viewBox={`0 0 ${WIDTH} ${height}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
-      {leaves.map(({ data: { file }, x0, y0, x1, y1 }, i) => file && (
+      {leaves.map(({ data: { file }, x0, y0, x1, y1 }) => file && (
         <g key={file.name} onClick={() => show(file.name)}>
-          <rect class={`file c${i % 8}${file.absent || file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
+          <rect class={`file${file.absent || file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
           {x1 - x0 > 90 && y1 - y0 > 24 && <text x={x0 + 8} y={y0 + 20}>{visible(file.name).slice(0, Math.floor((x1 - x0 - 12) / 8))}</text>}
         </g>
       ))}

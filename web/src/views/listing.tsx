@@ -23,11 +23,11 @@ export function FilterLine({ outline, chips, placeholder }: { outline: OutlineNa
   const model = useModel(), listing = model.lists.get(outline), terms = termsOf(listing.filter);
   return (
     <div class="filter">
+      {listing.sort.key === OWN_ORDER.key ? <span class="order quiet">In stored order</span> : <button type="button" class="order small ghost" title="Show the entries in the order in which the checkpoint stores them" onClick={() => void model.lists.storedOrder(outline)}>Stored order</button>}
       <input type="search" aria-label="Filter" id={`filter-${outline}`} value={listing.filter} spellcheck={false} autocomplete="off" placeholder={placeholder}
         onInput={(e) => void model.lists.filter(outline, e.currentTarget.value)} />
       <div class="chip-line" role="group" aria-label="Show only">
         {chips.map(({ term, label }) => <button key={term} type="button" class="chip" aria-pressed={terms.includes(term)} onClick={() => void model.lists.filter(outline, toggled(listing.filter, term))}>{label}</button>)}
-        <button type="button" class="chip" aria-pressed={listing.sort.key === OWN_ORDER.key} title="The order in which the checkpoint stores its entries" onClick={() => void model.lists.storedOrder(outline)}>Stored order</button>
         <span class="quiet" role="status">{listing.trouble ? <span class="bad">{listing.trouble.message}</span> : totalsText(outline, model)}</span>
       </div>
     </div>

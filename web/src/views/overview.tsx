@@ -1,16 +1,17 @@
 /** The right side of the page until an entry is chosen: where the bytes are, and what is worth looking at. */
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import { rankOf } from "../ranks";
 import type { View } from "../route";
-import { bytesText, exactText, plural, visible } from "../text";
+import { bytesText, countText, exactText, plural, shortName, visible } from "../text";
 import { useModel } from "./hooks";
 import { Facts, LevelMark } from "./parts";
 
-const MOST_BARS = 8;
-interface Amount { readonly name: string; readonly bytes: number; readonly show?: () => void }
+const MOST_BARS = 8, MOST_RATES = 4;
+/** `bytes` may be another amount, if `text` writes it. */
+interface Amount { readonly name: string; readonly bytes: number; readonly show?: (() => void) | undefined }
 
-function Bars({ title, list }: { title: string; list: readonly Amount[] }): JSX.Element | null {
+function Bars({ title, list, text = bytesText }: { title: string; list: readonly Amount[]; text?: (amount: number) => string }): JSX.Element | null {
   const sorted = [...list].sort((a, b) => b.bytes - a.bytes), most = Math.max(1, sorted[0]?.bytes ?? 0), rest = sorted.slice(MOST_BARS);
   if (list.length === 0) return null;
   return (
@@ -18,9 +19,9 @@ function Bars({ title, list }: { title: string; list: readonly Amount[] }): JSX.
       <h3>{title}</h3>
       <ul class="bars">
         {sorted.slice(0, MOST_BARS).map(({ name, bytes, show }) => (
-          <li key={name}><span class="label">{show ? <button type="button" class="link" onClick={show}>{visible(name)}</button> : visible(name)}</span><span class="bar" aria-hidden="true"><span style={{ width: `${bytes / most * 100}%` }} /></span><span class="amount">{bytesText(bytes)}</span></li>
+          <li key={name}><span class="label">{show ? <button type="button" class="link" title={name} onClick={show}>{shortName(visible(name))}</button> : shortName(visible(name))}</span><span class="bar" aria-hidden="true"><span style={{ width: `${bytes / most * 100}%` }} /></span><span class="amount">{text(bytes)}</span></li>
         ))}
-        {rest.length > 0 && <li class="quiet"><span class="label">{exactText(rest.length)} more</span><span /><span class="amount">{bytesText(rest.reduce((sum, r) => sum + r.bytes, 0))}</span></li>}
+        {rest.length > 0 && <li class="quiet"><span class="label">{exactText(rest.length)} more</span><span /><span class="amount">{text(rest.reduce((sum, r) => sum + r.bytes, 0))}</span></li>}
       </ul>
     </section>
   );
@@ -32,7 +33,7 @@ function byRank(files: readonly { readonly name: string; readonly used: number }
     const rank = rankOf(name);
     if (rank !== undefined && used) ranks.set(rank, (ranks.get(rank) ?? 0) + used);
   }
-  return ranks.size > 1 ? [...ranks].map(([rank, bytes]) => ({ name: `rank ${rank}`, bytes })) : [];
+  return ranks.size > 1 ? [...ranks].sort(([a], [b]) => a - b).map(([rank, bytes]) => ({ name: `rank ${rank}`, bytes })) : [];
 }
 
 function TopProblems({ go }: { go: (view: View) => void }): JSX.Element | null {
@@ -46,6 +47,34 @@ function TopProblems({ go }: { go: (view: View) => void }): JSX.Element | null {
       <p><button type="button" class="small" onClick={() => go("problems")}>Show all problems</button></p>
     </section>
   );
+}
+
+/** Whether tensors hold NaN or infinite values, as far as that is known. */
+function ValuesFact(): JSX.Element {
+  const model = useModel(), { scan, opened, findings } = model;
+  const found = new Set([...scan?.suspects.filter((s) => s.nan || s.inf).map((s) => s.fqn) ?? [], ...findings?.list.filter((f) => f.rule === "values/nan").map((f) => f.fqn) ?? []]).size + (findings?.unlisted["values/nan"] ?? 0);
+  if (found) return <span class="bad">{plural(found, "tensor")} with NaN or infinite values</span>;
+  if (scan?.skipped.length) return <>none found; {plural(scan.skipped.length, "tensor")} could not be scanned</>;
+  if (scan || model.isDeep) return <>no NaN, no infinite values</>;
+  if (opened?.isMetadataOnly || opened?.overview.absent.length) return <>unknown: data files are absent</>;
+  return <>not scanned <button type="button" class="small" onClick={() => void model.scanValues()}>Scan (reads {bytesText(opened?.overview.bytes ?? 0)})</button></>;
+}
+
+function Summary(): JSX.Element | null {
+  const { opened, about } = useModel();
+  if (!opened) return null;
+  const { overview, amounts: { optimizer, parameters } } = opened, others = overview.bytes - optimizer.bytes - (parameters?.bytes ?? 0);
+  const facts: [string, ComponentChildren][] = [];
+  if (parameters && parameters.elements > 0) facts.push(["parameters", `${countText(parameters.elements)}, ${bytesText(parameters.bytes)}`]);
+  if (!parameters && overview.elements > 0) facts.push(["elements", `${countText(overview.elements)}, ${bytesText(overview.bytes)}`]);
+  if (optimizer.bytes > 0) facts.push(["optimizer state", bytesText(optimizer.bytes)]);
+  if (parameters && others > 0) facts.push(["other tensors", bytesText(others)]);
+  if (about?.layers) facts.push(["layers", <>{exactText(about.layers.count)} <span class="quiet">in {shortName(visible(about.layers.name))}</span></>]);
+  for (const { name, value } of about?.steps ?? []) facts.push([visible(name), value]);
+  if (about?.rates.length) facts.push(["learning rate", about.rates.slice(0, MOST_RATES).join(", ") + (about.rates.length > MOST_RATES ? " …" : "")]);
+  if (about?.mesh) facts.push(["mesh", visible(about.mesh)]);
+  if (overview.tensors > 0) facts.push(["values", <ValuesFact />]);
+  return facts.length ? <section aria-label="Summary"><Facts facts={facts} /></section> : null;
 }
 
 function Metadata(): JSX.Element | null {
@@ -65,20 +94,22 @@ function Metadata(): JSX.Element | null {
 }
 
 export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element | null {
-  const model = useModel(), overview = model.opened?.overview;
-  useEffect(() => { if (model.opened && model.largest === undefined) void model.loadOverview(); }, [model.opened]);
+  const model = useModel(), { opened, about } = model, overview = opened?.overview;
+  useEffect(() => { if (model.opened && model.about === undefined) void model.loadOverview(); }, [model.opened]);
   if (!overview) return null;
-  const files = overview.files.filter((f) => f.chunks > 0), entries = overview.tensors + overview.objects + overview.opaque;
+  const files = overview.files.filter((f) => f.chunks > 0), ranks = byRank(files), entries = overview.tensors + overview.objects + overview.opaque;
   return (
     <>
       <h2>Overview</h2>
       <p class="quiet">{plural(overview.tensors, "tensor")}{overview.per_rank > 0 && ` (${exactText(overview.per_rank)} of them ${overview.per_rank === 1 ? "differs" : "differ"} from rank to rank)`} in {plural(files.length || overview.files.length, "file")}{overview.objects > 0 && `, ${plural(overview.objects, "object")}`}{overview.opaque > 0 && `, ${plural(overview.opaque, "opaque entry", "opaque entries")}`}.{entries > 0 && " Choose an entry to see how it is stored."}</p>
+      <Summary />
       <TopProblems go={go} />
-      <Bars title="Bytes by dtype" list={overview.dtypes} />
-      <Bars title="Bytes by rank" list={byRank(files)} />
-      <Bars title="Bytes by file" list={files.map((f) => ({ name: f.absent ? `${f.name} (absent)` : f.name, bytes: f.used }))} />
-      {model.largest && <Bars title="Largest tensors" list={model.largest.map(({ fqn, bytes }) => ({ name: fqn, bytes, show: () => { go("contents"); void model.reveal(fqn); } }))} />}
-      {model.largest === null && <p class="quiet">There are too many tensors to list the largest here; sort the tree by size.</p>}
+      {about && about.modules.length > 1 && <Bars title={opened?.amounts.parameters ? "Parameters by module" : "Elements by module"} text={countText} list={about.modules.map(({ name, elements, isGroup }) => ({ name, bytes: elements, show: () => { if (isGroup) void model.lists.filter("all", `${name}.**`); else void model.reveal(name); } }))} />}
+      {overview.dtypes.length > 1 && <Bars title="Bytes by dtype" list={overview.dtypes} />}
+      <Bars title="Bytes by rank" list={ranks} />
+      {files.length > 1 && files.length !== ranks.length && <Bars title="Bytes by file" list={files.map((f) => ({ name: f.absent ? `${f.name} (absent)` : f.name, bytes: f.used }))} />}
+      {about && about.largest.length > 1 && <Bars title="Largest tensors" list={about.largest.map(({ fqn, bytes }) => ({ name: fqn, bytes, show: () => { go("contents"); void model.reveal(fqn); } }))} />}
+      {about === null && <p class="quiet">There are too many tensors to list the largest here; sort the tree by size.</p>}
       <Metadata />
     </>
   );

@@ -4,11 +4,12 @@ import { useState } from "preact/hooks";
 import { saveText } from "../download";
 import type { Finding, Level } from "../protocol";
 import { sizeOf, type Model } from "../model";
+import type { View } from "../route";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Later } from "./later";
 import { LevelMark } from "./parts";
-import { ScanView } from "./scan";
+import { isBad, ScanView } from "./scan";
 
 const LEVELS: readonly Level[] = ["error", "warning", "note"];
 const FIRST = 8, MOST = 2000, MISSING = "dcp/missing-file";
@@ -30,7 +31,7 @@ const countOf = (group: Group, model: Model): number => model.opened?.isMetadata
 
 export function problemCount(model: Model): { errors: number; warnings: number; notes: number } {
   const of = (level: Level) => groupsOf(model).filter((g) => g.level === level).reduce((sum, g) => sum + countOf(g, model), 0);
-  return { errors: of("error"), warnings: of("warning"), notes: of("note") };
+  return { errors: of("error"), warnings: of("warning") + (model.scan?.suspects.filter(isBad).length ?? 0), notes: of("note") };
 }
 
 function Place({ finding: { message, file, byte_offset: at, fqn }, show }: { finding: Finding; show: (fqn: string) => void }): JSX.Element {
@@ -76,7 +77,7 @@ const REPORTS = [
   { title: "GitHub", format: "github", name: "findings.txt" },
 ] as const;
 
-export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element {
+export function Problems({ show, go }: { show: (fqn: string) => void; go: (view: View) => void }): JSX.Element {
   const model = useModel();
   const [hidden, setHidden] = useState<ReadonlySet<Level>>(new Set());
   const groups = groupsOf(model), counts = problemCount(model), { opened } = model;
@@ -87,16 +88,22 @@ export function Problems({ show }: { show: (fqn: string) => void }): JSX.Element
     if (text !== undefined) saveText(name, text);
   };
   const flip = (level: Level) => setHidden((h) => { const next = new Set(h); if (!next.delete(level)) next.add(level); return next; });
+  const found = LEVELS.filter((level) => number[level] > 0);
+  const state = model.scan && counts.warnings ? "Metadata, headers and sizes have no problems. Values do, as the scan below lists."
+    : model.isDeep ? "Every byte was checked. No problems were found."
+    : `Metadata, headers and sizes were checked. No problems were found. ${model.scan ? "The scan of values found no NaN and no infinite values." : "Values have not been read."}`;
   return (
     <section class="view" aria-label="Problems">
+      {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">Every byte was checked.</p>}
       <p class="buttons">
-        {LEVELS.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} disabled={number[level] === 0} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}
         {!opened?.isMetadataOnly && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
-        {groups.length > 0 && <button type="button" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
-        {groups.length > 0 && REPORTS.map((report) => <button key={report.format} type="button" onClick={() => void save(report)}>Export {report.title}</button>)}
+        {!opened?.isMetadataOnly && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}
+        <button type="button" onClick={() => go("load")}>Would it load?</button>
+        <span class="space" />
+        {groups.length > 0 && <button type="button" class="ghost" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
+        {groups.length > 0 && REPORTS.map((report) => <button key={report.format} type="button" class="ghost" onClick={() => void save(report)}>Export {report.title}</button>)}
       </p>
-      {groups.length === 0 && <p class="fine">{model.isDeep ? "Every byte was checked. No problems were found." : "Metadata, headers and sizes were checked. No problems were found. Values have not been read."}</p>}
-      {groups.length > 0 && model.isDeep && <p class="quiet">Every byte was checked.</p>}
+      {groups.length > 0 && <p class="chip-line" role="group" aria-label="Levels">{found.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}</p>}
       <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>
       {asks && <Later load={loadOpenAs} why="--part" />}
       <ScanView show={show} />

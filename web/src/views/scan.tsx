@@ -1,25 +1,27 @@
 /** Lists the tensors with NaN or infinite values and the tensors that are all zero or constant. */
 import type { JSX } from "preact";
-import { bytesText, exactText, plural, visible } from "../text";
+import type { Scan } from "../protocol";
+import { exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 
 const MOST = 500;
+type Suspect = Scan["suspects"][number];
+
+/** NaN and infinite values are a problem; tensors that are all zero or constant may be as they should be. */
+export const isBad = ({ nan, inf }: Suspect): boolean => nan > 0 || inf > 0;
 
 export function ScanView({ show }: { show: (fqn: string) => void }): JSX.Element | null {
-  const model = useModel(), { scan, opened } = model;
-  if (!opened || opened.isMetadataOnly) return null;
-  if (!scan) {
-    return <p class="buttons"><button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened.overview.bytes)})</button></p>;
-  }
-  const { suspects, scanned, skipped } = scan;
+  const { scan } = useModel();
+  if (!scan) return null;
+  const { scanned, skipped } = scan, bad = scan.suspects.filter(isBad), suspects = [...bad, ...scan.suspects.filter((s) => !isBad(s))], even = suspects.length - bad.length;
   return (
     <section aria-label="Values scan">
-      <h2>Values</h2>
-      <p class="fine" role="status">{plural(scanned, "tensor")} scanned: {suspects.length ? `${exactText(suspects.length)} with NaN, infinite, all-zero or constant values` : "none has NaN or infinite values, or is all zero or constant"}.</p>
+      <h2>Scan of values</h2>
+      <p class="fine" role="status">{plural(scanned, "tensor")} scanned: {bad.length ? <strong class="bad">{exactText(bad.length)} with NaN or infinite values</strong> : "no NaN, no infinite values"}{even > 0 && `, ${exactText(even)} all zero or constant`}.</p>
       {suspects.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Suspect tensors">
         <table class="wide">
           <thead><tr><th>Tensor</th><th class="number">NaN</th><th class="number">Infinite</th><th>Values</th></tr></thead>
-          <tbody>{suspects.slice(0, MOST).map((s) => <tr key={s.fqn}><td><button type="button" class="link" onClick={() => show(s.fqn)}>{visible(s.fqn)}</button></td><td class="number">{exactText(s.nan)}</td><td class="number">{exactText(s.inf)}</td><td>{s.is ?? ""}</td></tr>)}</tbody>
+          <tbody>{suspects.slice(0, MOST).map((s) => <tr key={s.fqn}><td><button type="button" class="link" onClick={() => show(s.fqn)}>{visible(s.fqn)}</button></td><td class={s.nan ? "number bad" : "number"}>{exactText(s.nan)}</td><td class={s.inf ? "number bad" : "number"}>{exactText(s.inf)}</td><td>{s.is ?? ""}</td></tr>)}</tbody>
         </table>
       </div>}
       {suspects.length > MOST && <p class="quiet">… and {exactText(suspects.length - MOST)} more.</p>}

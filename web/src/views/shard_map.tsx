@@ -1,38 +1,70 @@
-/** A tensor's chunks, drawn over its global shape. Elements in no chunk or in several chunks stand out. The table below says
- *  the same. */
+/** A tensor's chunks, drawn over its global shape, with the offsets of their borders and the ranks that hold them. Elements in no
+ *  chunk or in several chunks stand out. The legend and the table below say the same, and what the pointer is on is marked in
+ *  all three. */
 import type { JSX } from "preact";
-import type { TensorDetail } from "../protocol";
+import { useState } from "preact/hooks";
+import type { Chunk, TensorDetail } from "../protocol";
 import { rankOf } from "../ranks";
 import { coverageText, shardMap, type Box } from "../shardmap";
 import { useModel } from "./hooks";
 import { bytesText, exactText, plural, visible } from "../text";
 
 const FAULTS: readonly string[] = ["layout/hole", "layout/overlap", "layout/out-of-range"];
-const WIDTH = 360, MOST_DRAWN = 4096, MOST_LISTED = 200, MOST_NAMED = 16;
+const WIDTH = 480, LEFT = 44, TOP = 34, BOTTOM = 6, MOST_DRAWN = 4096, MOST_LISTED = 200, MOST_NAMED = 16, MOST_LINKED = 512;
+const LETTER = 6.6, LINE = 13, DARK_AT = 60;
 
 /** The module's name for what a map computes and no file has. */
 const isComputed = (file: string | null): boolean => /^\ufffdcomputed \d+$/.test(file ?? "");
 const fileText = (file: string | null): string => file === null ? "a file that is absent" : isComputed(file) ? "the result of the map" : visible(file);
 
-function colorsOf(detail: TensorDetail): Map<string | null, number> {
-  const colors = new Map<string | null, number>();
-  for (const { file } of detail.chunks) if (!colors.has(file)) colors.set(file, colors.size);
-  return colors;
+/** Places the files on one ramp of colour, by rank if their names state it: from 0 to 100 %. */
+function rampOf(detail: TensorDetail): Map<string | null, number> {
+  const files = [...new Set(detail.chunks.map((c) => c.file))].sort((a, b) => (rankOf(a ?? "") ?? Infinity) - (rankOf(b ?? "") ?? Infinity) || 0);
+  return new Map(files.map((file, i) => [file, files.length > 1 ? Math.round(i / (files.length - 1) * 1000) / 10 : 40]));
 }
+
+const ramp = (t: number, isAway: boolean): JSX.CSSProperties => ({ "--t": `${t}%`, ...(isAway ? { fill: "url(#away)" } : {}) }) as JSX.CSSProperties;
 
 const ranges = (offsets: readonly number[], sizes: readonly number[]) => offsets.map((o, d) => `${o}–${o + (sizes[d] ?? 0)}`).join(", ") || "all";
 
 /** The legend: which colour belongs to which rank and file. */
-function Legend({ colors, absent }: { colors: ReadonlyMap<string | null, number>; absent: ReadonlySet<string> }): JSX.Element {
-  const files = [...colors];
+function Legend({ colors, absent, over, point }: { colors: ReadonlyMap<string | null, number>; absent: ReadonlySet<string>; over: string | null | undefined; point: (file: string | null | undefined) => void }): JSX.Element {
+  const files = [...colors], isAway = (file: string | null) => file === null || absent.has(file);
   return (
-    <ul class="legend" aria-label="Ranks and files">
-      {files.slice(0, MOST_NAMED).map(([file, color]) => {
+    <ul class="legend" aria-label="Ranks and files" onPointerLeave={() => point(undefined)}>
+      {files.slice(0, MOST_NAMED).map(([file, t]) => {
         const rank = file === null ? undefined : rankOf(file);
-        return <li key={file}><svg viewBox="0 0 10 10" aria-hidden="true"><rect class={`chunk c${color % 8}${file === null || absent.has(file) ? " away" : ""}`} width="10" height="10" /></svg>{rank !== undefined && <strong>rank {rank} </strong>}<span class="quiet">{fileText(file)}{file !== null && absent.has(file) && " (absent)"}</span></li>;
+        return <li key={file} class={over === file ? "over" : ""} onPointerEnter={() => point(file)}><svg viewBox="0 0 10 10" aria-hidden="true"><rect class={`chunk${isAway(file) ? " away" : ""}`} style={ramp(t, isAway(file))} width="10" height="10" /></svg>{rank !== undefined && <strong>rank {rank} </strong>}<span class="quiet">{fileText(file)}{file !== null && absent.has(file) && " (absent)"}</span></li>;
       })}
       {files.length > MOST_NAMED && <li class="quiet">and {plural(files.length - MOST_NAMED, "more file", "more files")}</li>}
     </ul>
+  );
+}
+
+/** The offsets at which chunks begin or end along a dimension, as far as there is room for their texts. */
+function ticksOf(chunks: readonly Chunk[], dim: number, size: number, room: number, pixels: (text: string) => number): number[] {
+  const borders = new Set([0, size]);
+  for (const c of chunks.slice(0, MOST_DRAWN)) { borders.add(c.offsets[dim] ?? 0); borders.add((c.offsets[dim] ?? 0) + (c.sizes[dim] ?? 0)); }
+  const kept: number[] = [];
+  let free = -Infinity;
+  for (const at of [...borders].filter((b) => b <= size).sort((a, b) => a - b)) {
+    const half = pixels(String(at)) / 2, place = at / Math.max(1, size) * room;
+    if (place - half >= free) { kept.push(at); free = place + half + 4; }
+    else if (at === size) { kept[kept.length - 1] = at; }
+  }
+  return kept;
+}
+
+/** The dimensions, with their sizes and the offsets of the borders of chunks. */
+function Axes({ detail, dims: [down, across], height }: { detail: TensorDetail; dims: readonly [number, number]; height: number }): JSX.Element {
+  const { shape, chunks } = detail, columns = shape[across] ?? 1, rows = shape[down] ?? 1, text = (n: number) => String(n);
+  return (
+    <g class="axes" aria-hidden="true">
+      {across >= 0 && <><text x={WIDTH / 2} y={-20} text-anchor="middle" class="dim">dim {across} → {exactText(columns)}</text>
+        {ticksOf(chunks, across, columns, WIDTH, (t) => t.length * LETTER).map((at) => <g key={at}><line x1={at / Math.max(1, columns) * WIDTH} x2={at / Math.max(1, columns) * WIDTH} y1={-4} y2={0} /><text x={at / Math.max(1, columns) * WIDTH} y={-7} text-anchor={at === columns ? "end" : at === 0 ? "start" : "middle"}>{text(at)}</text></g>)}</>}
+      {down >= 0 && <><text x={-LEFT + 8} y={height / 2} transform={`rotate(-90 ${-LEFT + 8} ${height / 2})`} text-anchor="middle" class="dim">dim {down} → {exactText(rows)}</text>
+        {ticksOf(chunks, down, rows, height, () => LINE).map((at) => <g key={at}><line x1={-4} x2={0} y1={at / Math.max(1, rows) * height} y2={at / Math.max(1, rows) * height} /><text x={-6} y={at / Math.max(1, rows) * height + 3} text-anchor="end">{text(at)}</text></g>)}</>}
+    </g>
   );
 }
 
@@ -40,11 +72,13 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
   const map = shardMap(detail.shape, detail.chunks);
   // There is nothing to see except the one chunk.
   const isPlain = detail.chunks.length === 1 && map.gaps.length + map.overlaps.length === 0;
-  const height = map.dims[0] < 0 || isPlain ? 36 : Math.max(60, Math.min(260, WIDTH * map.rows / map.columns));
-  const colors = colorsOf(detail);
+  const height = isPlain ? 24 : map.dims[0] < 0 ? 36 : Math.max(72, Math.min(280, WIDTH * map.rows / map.columns));
+  const colors = rampOf(detail), isScalar = detail.shape.length === 0, isBare = isScalar || isPlain, left = map.dims[0] < 0 || isBare ? 1 : LEFT, top = isBare ? 1 : TOP;
+  const [over, setOver] = useState<string | null>(), [one, setOne] = useState<number>(), isLinked = detail.chunks.length <= MOST_LINKED;
+  const point = (file: string | null | undefined, chunk?: number) => { if (isLinked) { setOver(file); setOne(chunk); } };
   const [sx, sy] = [WIDTH / Math.max(1, map.columns), height / Math.max(1, map.rows)];
   const rect = (b: Box) => ({ x: b.x * sx, y: b.y * sy, width: Math.max(0.5, b.width * sx), height: Math.max(0.5, b.height * sy) });
-  const shownDims = detail.shape.length > 2 ? ` Shown are dimensions ${map.dims[0]} (down) and ${map.dims[1]} (across) of ${detail.shape.length}.` : "";
+  const shownDims = detail.shape.length > 2 && !isPlain ? ` Shown are dimensions ${map.dims[0]} (down) and ${map.dims[1]} (across) of ${detail.shape.length}.` : "";
   const model = useModel(), absent = new Set(model.opened?.overview.absent), isAway = ({ file }: { file: string | null }) => file === null || absent.has(file);
   const away = detail.chunks.filter(isAway).length, count = plural(detail.chunks.length, "chunk"), named = [...colors.keys()].filter((f) => f !== null && !isComputed(f)).length, computed = detail.chunks.filter(({ file }) => isComputed(file)).length;
   const isMapped = model.selected?.map.map !== undefined; // its findings are about the checkpoint's own entries
@@ -55,29 +89,38 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
     <section aria-label="Shard map">
       <h3>Shard map</h3>
       <p class="quiet">{count}{places}: {state}.{shownDims}</p>
-      <svg class="map" viewBox={`-1 -1 ${WIDTH + 2} ${height + 2}`} role="img" aria-label={`${count}${away ? `, ${exactText(away)} absent` : ""}; ${state}`}>
+      <svg class="map" viewBox={`${-left} ${-top} ${WIDTH + left + 1} ${height + top + BOTTOM}`} role="img" aria-label={`${count}${away ? `, ${exactText(away)} absent` : ""}; ${state}`} onPointerLeave={() => point(undefined)}>
         <defs>
           <pattern id="gap" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="gap-back" width="6" height="6" /><rect class="gap-line" width="3" height="6" /></pattern>
           <pattern id="twice" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(-45)"><rect class="twice-line" width="3" height="6" /></pattern>
+          <pattern id="away" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="away-line" width="1" height="5" /></pattern>
         </defs>
         <rect class="map-back" width={WIDTH} height={height} />
         {map.chunks.slice(0, MOST_DRAWN).map((b, i) => {
           const chunk = detail.chunks[i];
           if (!chunk || b.width === 0 || b.height === 0) return null;
-          return <rect key={i} {...rect(b)} class={`chunk c${(colors.get(chunk.file) ?? 0) % 8}${isAway(chunk) ? " away" : ""}`}><title>{`${ranges(chunk.offsets, chunk.sizes)} in ${fileText(chunk.file)}${chunk.file !== null && isAway(chunk) ? ", which is absent" : ""}`}</title></rect>;
+          const t = colors.get(chunk.file) ?? 0, isOver = one === i || (one === undefined && over !== undefined && over === chunk.file), place = rect(b), rank = chunk.file === null ? undefined : rankOf(chunk.file);
+          const hasRoom = rank !== undefined && place.width > LETTER * (String(rank).length + 1) && place.height > LINE;
+          return (
+            <g key={i} class={over === undefined || isOver ? "" : "faint"} onPointerEnter={() => point(chunk.file, i)}>
+              <rect {...place} class={`chunk${isAway(chunk) ? " away" : ""}${isOver ? " over" : ""}`} style={ramp(t, isAway(chunk))}><title>{`${ranges(chunk.offsets, chunk.sizes)} in ${fileText(chunk.file)}${chunk.file !== null && isAway(chunk) ? ", which is absent" : ""}`}</title></rect>
+              {hasRoom && <text class={isAway(chunk) ? "rank" : t < DARK_AT ? "rank on-0" : "rank on-1"} x={place.x + place.width / 2} y={place.y + place.height / 2 + 4} text-anchor="middle" aria-hidden="true">{rank}</text>}
+            </g>
+          );
         })}
         {map.gaps.map((b, i) => <rect key={`g${i}`} {...rect(b)} fill="url(#gap)" class="gap"><title>not in any chunk</title></rect>)}
         {map.overlaps.map((b, i) => <rect key={`o${i}`} {...rect(b)} fill="url(#twice)" class="twice"><title>in more than one chunk</title></rect>)}
+        {!isBare && <Axes detail={detail} dims={map.dims} height={height} />}
       </svg>
-      <Legend colors={colors} absent={absent} />
+      <Legend colors={colors} absent={absent} over={over} point={point} />
       {map.chunks.length > MOST_DRAWN && <p class="quiet">The first {exactText(MOST_DRAWN)} are drawn.</p>}
       <details>
         <summary>Chunks as a table</summary>
         <div class="scroll" tabIndex={0} role="region" aria-label="Chunks">
           <table>
             <thead><tr><th>Elements</th><th>File</th><th class="number">At byte</th><th class="number">Bytes</th></tr></thead>
-            <tbody>
-              {detail.chunks.slice(0, MOST_LISTED).map((c, i) => <tr key={i}><td>{ranges(c.offsets, c.sizes)}</td><td>{fileText(c.file)}{c.file !== null && absent.has(c.file) && <em> absent</em>}</td><td class="number">{exactText(c.byte_offset)}</td><td class="number">{bytesText(c.byte_length)}</td></tr>)}
+            <tbody onPointerLeave={() => point(undefined)}>
+              {detail.chunks.slice(0, MOST_LISTED).map((c, i) => <tr key={i} class={one === i || (one === undefined && over !== undefined && over === c.file) ? "over" : ""} onPointerEnter={() => point(c.file, i)}><td>{ranges(c.offsets, c.sizes)}</td><td>{fileText(c.file)}{c.file !== null && absent.has(c.file) && <em> absent</em>}</td><td class="number">{exactText(c.byte_offset)}</td><td class="number">{bytesText(c.byte_length)}</td></tr>)}
             </tbody>
           </table>
         </div>

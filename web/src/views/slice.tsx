@@ -2,12 +2,13 @@
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { saveBlob } from "../download";
-import { csvOf, npyOf, numbersOf, textsOf, type Elements } from "../elements";
+import { csvOf, npyOf, numbersOf, shortText, statisticsOf, textsOf, type Elements } from "../elements";
 import type { TensorDetail } from "../protocol";
-import { firstSlice } from "../slice";
-import { exactText, realText, shapeText } from "../text";
+import { alongOf, alongText, firstSlice, moved, type Along } from "../slice";
+import { quoted, sourceText, type CommandSource } from "../target";
+import { exactText, plural, realText, shapeText } from "../text";
 import { useModel } from "./hooks";
-import { TroubleBox } from "./parts";
+import { Copy, TroubleBox } from "./parts";
 
 const MOST_ROWS = 32, MOST_COLUMNS = 16, MOST_PIXELS = 512;
 type Rgb = readonly [number, number, number];
@@ -39,46 +40,95 @@ export function HeatMap({ elements, what = "values" }: { elements: Elements; wha
   if (!numbers || !width || !height) return null;
   return (
     <figure class="heat">
-      <canvas ref={canvas} width={width} height={height} role="img" aria-label={`Heat map of ${rows} × ${columns} ${what} from ${realText(-most)} to ${realText(most)}`} />
+      <canvas ref={canvas} width={width} height={height} role="img" aria-label={`Heat map of ${exactText(rows)} × ${exactText(columns)} ${what} from ${realText(-most)} to ${realText(most)}`} />
       <figcaption><span>{most > 0 && "−"}{realText(most)}</span><span class="scale" aria-hidden="true" /><span>{realText(most)}</span></figcaption>
       {(width < columns || height < rows) && <p class="quiet">The first {height} × {width} are drawn.</p>}
     </figure>
   );
 }
 
-function Grid({ elements }: { elements: Elements }): JSX.Element | null {
-  const texts = textsOf(elements), columns = Math.max(1, elements.shape.at(-1) ?? 1);
+/** The names of the rows and columns: their indices in the tensor. A row of more than two dimensions has several. */
+function indicesOf(elements: Elements, along: readonly Along[] | undefined): { readonly row: (r: number) => string; readonly column: (c: number) => string } {
+  const starts = along?.flatMap((a) => "at" in a ? [] : [a.from]) ?? elements.shape.map(() => 0), outer = elements.shape.slice(0, -1);
+  const row = (r: number): string => {
+    const at: number[] = [];
+    for (let d = outer.length - 1, rest = r; d >= 0; d--) { const size = outer[d] ?? 1; at.unshift(rest % size + (starts[d] ?? 0)); rest = Math.floor(rest / size); }
+    return at.join(",");
+  };
+  return { row, column: (c) => String(c + (starts[outer.length] ?? 0)) };
+}
+
+function Grid({ elements, along }: { elements: Elements; along: readonly Along[] | undefined }): JSX.Element | null {
+  const texts = textsOf(elements), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements, along), isScalar = elements.shape.length === 0;
   if (!texts) return <p class="quiet">Elements of {elements.dtype} cannot be shown one by one.</p>;
   if (texts.length === 0) return <p>The slice has no elements.</p>;
   const rows = Array.from({ length: Math.min(MOST_ROWS, Math.ceil(texts.length / columns)) }, (_, r) => texts.slice(r * columns, r * columns + Math.min(columns, MOST_COLUMNS)));
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Values">
-      <table class="values"><tbody>{rows.map((r, i) => <tr key={i}>{r.map((v, j) => <td key={j}>{v}</td>)}</tr>)}</tbody></table>
-      <p class="quiet">{texts.length > rows.length * (rows[0]?.length ?? 0) ? `The first ${rows.length} × ${rows[0]?.length ?? 0} of ` : ""}{shapeText(elements.shape)}: {exactText(texts.length)} {texts.length === 1 ? "value" : "values"}.</p>
+    <div class="scroll" tabIndex={0} role="region" aria-label="Table of values">
+      <table class="values">
+        {!isScalar && <thead><tr><td />{rows[0]?.map((_, c) => <th key={c} scope="col">{column(c)}</th>)}</tr></thead>}
+        <tbody>{rows.map((r, i) => <tr key={i}>{!isScalar && <th scope="row">{row(i)}</th>}{r.map((v, j) => <td key={j} class={/nan|inf/.test(v) ? "bad" : ""} title={v}>{shortText(v)}</td>)}</tr>)}</tbody>
+      </table>
+      <p class="quiet">{texts.length > rows.length * (rows[0]?.length ?? 0) ? `The first ${rows.length} × ${rows[0]?.length ?? 0} of ` : ""}{shapeText(elements.shape)}: {plural(texts.length, "value")}.</p>
+    </div>
+  );
+}
+
+/** Statistics of the values that were read. */
+function StatisticsLine({ elements, isWhole }: { elements: Elements; isWhole: boolean }): JSX.Element | null {
+  const numbers = elements.dtype === "bool" ? undefined : numbersOf(elements), s = numbers && numbers.length > 1 ? statisticsOf(numbers) : undefined;
+  if (!s) return null;
+  const isFinite = Number.isFinite(s.mean), short = (n: number) => shortText(String(n));
+  return (
+    <p class="statistics" role="status"><span class="quiet">{isWhole ? "All values:" : "These values:"}</span> {isFinite && <>min {short(s.min)} · max {short(s.max)} · mean {short(s.mean)} · std {short(s.std)}</>}
+      {s.zeros > 0 && ` · ${plural(s.zeros, "zero", "zeros")}`}{s.nan > 0 && <span class="bad"> · {exactText(s.nan)} NaN</span>}{s.inf > 0 && <span class="bad"> · {exactText(s.inf)} infinite</span>}</p>
+  );
+}
+
+/** Buttons that move the slice along each dimension of which it shows only a part. */
+function Steppers({ shape, along, go }: { shape: readonly number[]; along: readonly Along[]; go: (text: string) => void }): JSX.Element | null {
+  const dims = along.map((a, d) => ({ a, d })).filter(({ a, d }) => "at" in a ? (shape[d] ?? 0) > 1 : a.to - a.from < (shape[d] ?? 0));
+  if (dims.length === 0) return null;
+  const step = (d: number, by: 1 | -1) => go(alongText(moved(along, d, by, shape), shape));
+  return (
+    <div class="steppers" role="group" aria-label="Position">
+      {dims.map(({ a, d }) => <span key={d}><span class="quiet">dim {d}</span> <button type="button" class="small ghost" aria-label={`Back along dim ${d}`} disabled={("at" in a ? a.at : a.from) === 0} onClick={() => step(d, -1)}>‹</button>
+        <code>{"at" in a ? a.at : `${a.from}:${a.to}`}</code><span class="quiet"> of {shape[d]}</span><button type="button" class="small ghost" aria-label={`Forward along dim ${d}`} disabled={("at" in a ? a.at + 1 : a.to) >= (shape[d] ?? 0)} onClick={() => step(d, 1)}>›</button></span>)}
     </div>
   );
 }
 
 export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
-  const model = useModel(), { selected } = model, elements = selected?.elements;
-  const [text, setText] = useState(firstSlice(detail.shape));
-  const npy = elements && npyOf(elements), name = detail.fqn.replace(/[^\w.-]+/g, "_");
+  const model = useModel(), { selected, opening } = model, elements = selected?.elements, { shape } = detail;
+  const [text, setText] = useState(firstSlice(shape));
+  const along = selected?.slice === undefined ? undefined : alongOf(selected.slice, shape), npy = elements && npyOf(elements), name = detail.fqn.replace(/[^\w.-]+/g, "_");
+  const go = (to: string) => { setText(to); void model.readSlice(to); };
+  const isOwn = selected?.map.map === undefined, reference = `${detail.fqn}${shape.length && text.trim() ? `[${text.trim()}]` : ""}`;
   return (
     <>
       <form class="slice" onSubmit={(e) => { e.preventDefault(); void model.readSlice(text); }}>
-        {detail.shape.length > 0 && <label>Slice <input type="text" aria-label="Slice" value={text} spellcheck={false} onInput={(e) => setText(e.currentTarget.value)} /></label>}
+        {shape.length > 0 && <label>Slice <input type="text" aria-label="Slice" value={text} spellcheck={false} onInput={(e) => setText(e.currentTarget.value)} /></label>}
         <button type="submit">Show values</button>
       </form>
+      {along && elements && <Steppers shape={shape} along={along} go={go} />}
       {selected?.valuesTrouble && <TroubleBox trouble={selected.valuesTrouble} />}
       {elements && <>
-        <Grid elements={elements} />
+        <StatisticsLine elements={elements} isWhole={elements.shape.reduce((a, b) => a * b, 1) === shape.reduce((a, b) => a * b, 1)} />
+        <Grid elements={elements} along={along} />
         {elements.shape.length > 0 && <HeatMap elements={elements} />}
-        <p class="buttons">
-          {npy && <button type="button" onClick={() => saveBlob(`${name}.npy`, npy)}>Save .npy</button>}
-          {numbersOf(elements) && <button type="button" onClick={() => { const csv = csvOf(elements); if (csv) saveBlob(`${name}.csv`, csv); }}>Save CSV</button>}
-          {!npy && <span class="quiet">NumPy has no {elements.dtype}, so there is no .npy of it.</span>}
-        </p>
       </>}
+      <p class="buttons">
+        {npy && <button type="button" class="small" onClick={() => saveBlob(`${name}.npy`, npy)}>Save .npy</button>}
+        {elements && numbersOf(elements) && <button type="button" class="small" onClick={() => { const csv = csvOf(elements); if (csv) saveBlob(`${name}.csv`, csv); }}>Save CSV</button>}
+        {isOwn && opening && <><Copy text={`tessera get ${sourceText(opening)} ${quoted(reference)} --print`} what="as command" label="Copy as command" /><Copy text={pythonOf(opening, reference)} what="as Python" label="Copy as Python" /></>}
+        {elements && !npy && <span class="quiet">NumPy has no {elements.dtype}, so there is no .npy of it.</span>}
+      </p>
     </>
   );
+}
+
+/** Python's way to read the same values. */
+function pythonOf({ title, part, shards }: CommandSource, reference: string): string {
+  const more = [...(part === undefined ? [] : [`part=${JSON.stringify(part)}`]), ...(shards === undefined ? [] : [`shards=${JSON.stringify(shards.trimStart().startsWith("{") ? "shards.json" : shards)}`])];
+  return `import tessera\n\nvalues = tessera.get(${[JSON.stringify(title), JSON.stringify(reference), ...more].join(", ")})\n`;
 }

@@ -12,7 +12,7 @@ import { LevelMark } from "./parts";
 import { columnsOf, type Column } from "./tree_columns";
 
 const HEAD = 28, WIDE_HEIGHT = 28, NARROW_HEIGHT = 48;
-const LIMIT = 12_000_000;
+const LIMIT = 12_000_000, LONG = 24;
 
 /** This row is drawn while the real one is fetched. It has the same cells, so that filling them changes only texts. */
 const BLANK: Row = { node: 0, name: "…", depth: 1, group: false, open: false, run: 0, folded: false, odd: false, level: undefined, entries: 0, elements: 0, bytes: 0, dtypes: [] };
@@ -24,8 +24,10 @@ function nameOf(row: Row): string {
 
 /** A name with the words of the filter marked. */
 function NameText({ name, words }: { name: string; words: readonly string[] }): JSX.Element {
-  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")), parts = escaped.length ? name.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [name];
-  return <span class="text" title={name}>{parts.map((part, i) => i % 2 ? <mark key={i}>{part}</mark> : part)}</span>;
+  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  const marked = (text: string) => (escaped.length ? text.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [text]).map((part, i) => i % 2 ? <mark key={i}>{part}</mark> : part);
+  const cut = name.length > LONG ? name.lastIndexOf(".", name.length - 2) + 1 : 0; // the last part of a long name stays in sight
+  return <span class={cut ? "text long" : "text"} title={name}>{cut ? <><span class="lead">{marked(name.slice(0, cut))}</span><span class="tail">{marked(name.slice(cut))}</span></> : marked(name)}</span>;
 }
 
 /** A tag with the format and the number of files of a part of the checkpoint. */

@@ -36,10 +36,10 @@ export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
   return (
     <section aria-label="Values">
       <h3>Values</h3>
-      <SliceView detail={detail} />
-      <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>
+      <p class="buttons"><button type="button" class="small" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>
       {selected?.tallyTrouble && <TroubleBox trouble={selected.tallyTrouble} />}
       {selected?.tally && <TallyView tally={selected.tally} />}
+      <SliceView detail={detail} />
     </section>
   );
 }
