@@ -17,6 +17,7 @@ import { testLoading } from "./loading.mjs";
 import { testOpening } from "./opening.mjs";
 import { testOptimizer } from "./optimizer.mjs";
 import { testPackage } from "./package.mjs";
+import { testProduct } from "./product.mjs";
 import { testRaces } from "./races.mjs";
 import { testReading } from "./reading.mjs";
 import { testRemote } from "./remote.mjs";
@@ -30,7 +31,7 @@ import { testWaiting } from "./waiting.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testStatements, testWriting, testFields, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testSamples, testScale };
+const families = { testViews, testTruth, testStatements, testWriting, testFields, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testProduct, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

@@ -68,7 +68,7 @@ export function Header({ isShown, go, ask }: { isShown: boolean; go: (view: View
   const shortcuts: Item = { label: "Shortcuts", keys: "?", act: () => ask("shortcuts") };
   return (
     <header class="top">
-      <button type="button" class="brand ghost" onClick={leave}><svg viewBox="0 0 16 16" aria-hidden="true"><path d="M1 1h6v6H1zM9 1h6v4H9zM9 7h6v8H9zM1 9h6v6H1z" /></svg><span>Tessera</span></button>
+      <button type="button" class="brand ghost" aria-label="Tessera" onClick={leave}><svg viewBox="0 0 16 16" aria-hidden="true"><path d="M1 1h6v6H1zM9 1h6v4H9zM9 7h6v8H9zM1 9h6v6H1z" /></svg><span>Tessera</span></button>
       {isShown && model.opened && <><h1 title={title}>{title}</h1><p class="about" title={aboutText(model)}>{aboutText(model)}</p><Verdict go={go} /></>}
       <span class="space" />
       <Theme />

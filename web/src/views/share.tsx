@@ -1,7 +1,9 @@
 /** A link to what the page shows. Only a checkpoint that was opened from a URL has one. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
+import { isServed } from "../collect";
 import { linkText } from "../route";
+import { sourceText } from "../target";
 import { visible } from "../text";
 import { useModel } from "./hooks";
 import { Copy } from "./parts";
@@ -9,6 +11,10 @@ import { Copy } from "./parts";
 export function Share(): JSX.Element {
   const model = useModel(), url = model.opening?.url, { fqn, map } = model.selected ?? {}, entry = map?.map === undefined ? fqn : undefined; // a link names entries of the checkpoint itself
   const [withEntry, setWithEntry] = useState(true);
+  if (isServed()) {
+    const command = `tessera view ${model.opening ? sourceText(model.opening) : ""}`;
+    return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint is on the machine on which tessera view runs, so there is no link that others can open. The command shows it again there:</p><p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p></section>;
+  }
   if (url === undefined) {
     return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint was not opened from a URL, so there is no link to it. Nothing of it is sent anywhere. Open a checkpoint from a URL to get a link.</p></section>;
   }
