@@ -61,16 +61,23 @@ export const elementsOf = (shape: readonly number[]): number => shape.reduce((a,
 const byName = new Intl.Collator("en", { numeric: true }).compare;
 
 const MARKS: readonly Mark[] = ["match", "same", "renamed", "only-b", "only-a", "changed"];
-const largest = ({ leaf }: Node): number => { const most = leaf?.compared?.maxAbs; return most === undefined ? -1 : most === "nan" || most === 0 || most === "inf" ? Infinity : Number(most); };
-const other = ({ leaf }: Node): string => { const b = leaf?.compared?.b; return b ? `${b.dtype ?? b.kind} ${b.shape?.join() ?? ""}` : ""; };
+/** The entry of a row: of a group with one child, it is the child's. */
+function entryOf(node: Node): Leaf | undefined {
+  let at = node;
+  while (!at.leaf && at.order.length === 1 && at.order[0]) [at] = at.order as [Node];
+  return at.leaf;
+}
+const markOf = (node: Node): number => MARKS.indexOf(entryOf(node)?.compared?.mark ?? "match");
+const largest = (node: Node): number => { const most = entryOf(node)?.compared?.maxAbs; return most === undefined ? -1 : most === "nan" || most === 0 || most === "inf" ? Infinity : Number(most); };
+const other = (node: Node): string => { const b = entryOf(node)?.compared?.b; return b ? `${b.dtype ?? b.kind} ${b.shape?.join() ?? ""}` : ""; };
 
 const COMPARE: Record<SortKey, (a: Node, b: Node) => number> = {
   stored: () => 0,
-  change: (a, b) => a.differing - b.differing || MARKS.indexOf(a.leaf?.compared?.mark ?? "match") - MARKS.indexOf(b.leaf?.compared?.mark ?? "match"),
+  change: (a, b) => a.differing - b.differing || markOf(a) - markOf(b),
   other: (a, b) => byName(other(a), other(b)),
   delta: (a, b) => a.differing - b.differing || (largest(a) === largest(b) ? 0 : largest(a) - largest(b)),
   name: (a, b) => byName(a.name, b.name),
-  shape: (a, b) => elementsOf(a.leaf?.shape ?? [0]) - elementsOf(b.leaf?.shape ?? [0]),
+  shape: (a, b) => a.elements - b.elements,
   dtype: (a, b) => byName(a.dtypes.join(), b.dtypes.join()),
   size: (a, b) => a.bytes - b.bytes,
   shards: (a, b) => a.chunks - b.chunks,

@@ -8,7 +8,7 @@ import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
-const WIDTH = 960, HEIGHT = 300, LOW = 60, MOST = 400, MOST_NAMES = 12;
+const WIDTH = 960, HEIGHT = 220, LOW = 60, MOST = 400, MOST_NAMES = 12;
 
 function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: string) => void }): JSX.Element {
   const root = hierarchy<Leaf>({ children: files.map((file) => ({ file })) }, (n) => n.children).sum((n) => n.file?.size ?? 0).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));

@@ -11,8 +11,8 @@ const MOST_BARS = 8, MOST_RATES = 4;
 /** `bytes` may be another amount, if `text` writes it. */
 interface Amount { readonly name: string; readonly bytes: number; readonly show?: (() => void) | undefined }
 
-function Bars({ title, list, text = bytesText }: { title: string; list: readonly Amount[]; text?: (amount: number) => string }): JSX.Element | null {
-  const sorted = [...list].sort((a, b) => b.bytes - a.bytes), most = Math.max(1, sorted[0]?.bytes ?? 0), rest = sorted.slice(MOST_BARS);
+function Bars({ title, list, text = bytesText, isOrdered = false }: { title: string; list: readonly Amount[]; text?: (amount: number) => string; isOrdered?: boolean }): JSX.Element | null {
+  const sorted = isOrdered && list.length <= MOST_BARS ? list : [...list].sort((a, b) => b.bytes - a.bytes), most = Math.max(1, ...sorted.slice(0, MOST_BARS).map((a) => a.bytes)), rest = sorted.slice(MOST_BARS);
   if (list.length === 0) return null;
   return (
     <section aria-label={title}>
@@ -106,7 +106,7 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
       <TopProblems go={go} />
       {about && about.modules.length > 1 && <Bars title={opened?.amounts.parameters ? "Parameters by module" : "Elements by module"} text={countText} list={about.modules.map(({ name, elements, isGroup }) => ({ name, bytes: elements, show: () => { if (isGroup) void model.lists.filter("all", `${name}.**`); else void model.reveal(name); } }))} />}
       {overview.dtypes.length > 1 && <Bars title="Bytes by dtype" list={overview.dtypes} />}
-      <Bars title="Bytes by rank" list={ranks} />
+      <Bars title="Bytes by rank" list={ranks} isOrdered />
       {files.length > 1 && files.length !== ranks.length && <Bars title="Bytes by file" list={files.map((f) => ({ name: f.absent ? `${f.name} (absent)` : f.name, bytes: f.used }))} />}
       {about && about.largest.length > 1 && <Bars title="Largest tensors" list={about.largest.map(({ fqn, bytes }) => ({ name: fqn, bytes, show: () => { go("contents"); void model.reveal(fqn); } }))} />}
       {about === null && <p class="quiet">There are too many tensors to list the largest here; sort the tree by size.</p>}

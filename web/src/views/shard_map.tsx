@@ -10,7 +10,7 @@ import { useModel } from "./hooks";
 import { bytesText, exactText, plural, visible } from "../text";
 
 const FAULTS: readonly string[] = ["layout/hole", "layout/overlap", "layout/out-of-range"];
-const WIDTH = 480, LEFT = 44, TOP = 34, BOTTOM = 6, MOST_DRAWN = 4096, MOST_LISTED = 200, MOST_NAMED = 16, MOST_LINKED = 512;
+const WIDTH = 400, LEFT = 44, TOP = 34, BOTTOM = 6, MOST_DRAWN = 4096, MOST_LISTED = 200, MOST_NAMED = 16, MOST_LINKED = 512;
 const LETTER = 6.6, LINE = 13, DARK_AT = 60;
 
 /** The module's name for what a map computes and no file has. */
@@ -62,7 +62,7 @@ function Axes({ detail, dims: [down, across], height }: { detail: TensorDetail; 
     <g class="axes" aria-hidden="true">
       {across >= 0 && <><text x={WIDTH / 2} y={-20} text-anchor="middle" class="dim">dim {across} → {exactText(columns)}</text>
         {ticksOf(chunks, across, columns, WIDTH, (t) => t.length * LETTER).map((at) => <g key={at}><line x1={at / Math.max(1, columns) * WIDTH} x2={at / Math.max(1, columns) * WIDTH} y1={-4} y2={0} /><text x={at / Math.max(1, columns) * WIDTH} y={-7} text-anchor={at === columns ? "end" : at === 0 ? "start" : "middle"}>{text(at)}</text></g>)}</>}
-      {down >= 0 && <><text x={-LEFT + 8} y={height / 2} transform={`rotate(-90 ${-LEFT + 8} ${height / 2})`} text-anchor="middle" class="dim">dim {down} → {exactText(rows)}</text>
+      {down >= 0 && <><text x={-LEFT + 11} y={height / 2} transform={`rotate(-90 ${-LEFT + 11} ${height / 2})`} text-anchor="middle" class="dim">dim {down} → {exactText(rows)}</text>
         {ticksOf(chunks, down, rows, height, () => LINE).map((at) => <g key={at}><line x1={-4} x2={0} y1={at / Math.max(1, rows) * height} y2={at / Math.max(1, rows) * height} /><text x={-6} y={at / Math.max(1, rows) * height + 3} text-anchor="end">{text(at)}</text></g>)}</>}
     </g>
   );
