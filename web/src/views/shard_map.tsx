@@ -72,7 +72,7 @@ export function ShardMapView({ detail }: { detail: TensorDetail }): JSX.Element 
   const map = shardMap(detail.shape, detail.chunks);
   // There is nothing to see except the one chunk.
   const isPlain = detail.chunks.length === 1 && map.gaps.length + map.overlaps.length === 0;
-  const height = isPlain ? 24 : map.dims[0] < 0 ? 36 : Math.max(72, Math.min(280, WIDTH * map.rows / map.columns));
+  const height = isPlain ? 24 : map.dims[0] < 0 ? 36 : Math.max(72, Math.min(180, WIDTH * map.rows / map.columns));
   const colors = rampOf(detail), isScalar = detail.shape.length === 0, isBare = isScalar || isPlain, left = map.dims[0] < 0 || isBare ? 1 : LEFT, top = isBare ? 1 : TOP;
   const [over, setOver] = useState<string | null>(), [one, setOne] = useState<number>(), isLinked = detail.chunks.length <= MOST_LINKED;
   const point = (file: string | null | undefined, chunk?: number) => { if (isLinked) { setOver(file); setOne(chunk); } };

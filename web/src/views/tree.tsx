@@ -1,6 +1,6 @@
 /** A treegrid over any number of rows. Only the visible rows exist. Browsers limit the height of a page, so beyond LIMIT
  *  pixels the scroll bar is a scale: its position is a share of the rows, and the places of the rows are computed. */
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
@@ -22,12 +22,18 @@ function nameOf(row: Row): string {
   return `${visible(row.name)} … ${row.last ?? Number(row.name) + row.run - 1}`;
 }
 
-/** A name with the words of the filter marked. */
+/** A name with the words of the filter marked. The last part of a long name stays in sight. */
 function NameText({ name, words }: { name: string; words: readonly string[] }): JSX.Element {
-  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-  const marked = (text: string) => (escaped.length ? text.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [text]).map((part, i) => i % 2 ? <mark key={i}>{part}</mark> : part);
-  const cut = name.length > LONG ? name.lastIndexOf(".", name.length - 2) + 1 : 0; // the last part of a long name stays in sight
-  return <span class={cut ? "text long" : "text"} title={name}>{cut ? <><span class="lead">{marked(name.slice(0, cut))}</span><span class="tail">{marked(name.slice(cut))}</span></> : marked(name)}</span>;
+  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")), parts = escaped.length ? name.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [name];
+  const cut = name.length > LONG ? name.lastIndexOf(".", name.length - 2) + 1 : 0, lead: ComponentChildren[] = [], tail: ComponentChildren[] = [];
+  let at = 0;
+  parts.forEach((part, i) => {
+    const ofLead = Math.max(0, Math.min(part.length, cut - at)), show = (text: string) => i % 2 ? <mark>{text}</mark> : text;
+    if (ofLead) lead.push(show(part.slice(0, ofLead)));
+    if (ofLead < part.length) tail.push(show(part.slice(ofLead)));
+    at += part.length;
+  });
+  return <span class={cut ? "text long" : "text"} title={name}>{cut ? <><span class="lead">{lead}</span><span class="tail">{tail}</span></> : tail}</span>;
 }
 
 /** A tag with the format and the number of files of a part of the checkpoint. */
