@@ -53,7 +53,7 @@ async function testParts(page, made) {
       await page.getByLabel("Filter").fill(`${name}.**`);
       await page.locator(".filter [role=status]", { hasText: "match" }).waitFor();
       const row = page.locator(".window .row", { hasText: name }).first();
-      tags.push([await row.locator(".text").textContent(), await row.locator(".tag.part").textContent()]);
+      tags.push([(await row.locator(".text").textContent()).split(".")[0], await row.locator(".tag.part").textContent()]);
     }
     await page.getByLabel("Filter").fill("");
     const want = summary.parts.map((p) => [p.name, `${p.format} · ${p.files} file${p.files === 1 ? "" : "s"}`]);

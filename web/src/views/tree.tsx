@@ -15,10 +15,10 @@ const HEAD = 28, WIDE_HEIGHT = 28, NARROW_HEIGHT = 48;
 const LIMIT = 12_000_000, LONG = 24;
 
 /** This row is drawn while the real one is fetched. It has the same cells, so that filling them changes only texts. */
-const BLANK: Row = { node: 0, name: "…", depth: 1, group: false, open: false, run: 0, folded: false, odd: false, level: undefined, entries: 0, elements: 0, bytes: 0, dtypes: [] };
+const BLANK: Row = { node: 0, name: "", depth: 1, group: false, open: false, run: 0, folded: false, odd: false, level: undefined, entries: 0, elements: 0, bytes: 0, dtypes: [] };
 
 function nameOf(row: Row): string {
-  if (!row.folded) return visible(row.name);
+  if (!row.folded) return row === BLANK ? "" : visible(row.name);
   return `${visible(row.name)} … ${row.last ?? Number(row.name) + row.run - 1}`;
 }
 
@@ -38,7 +38,7 @@ function NameText({ name, words }: { name: string; words: readonly string[] }): 
 
 /** A tag with the format and the number of files of a part of the checkpoint. */
 function PartTag({ name }: { name: string }): JSX.Element | null {
-  const part = useModel().parts?.find((p) => p.name === name);
+  const part = useModel().parts?.find((p) => p.name === name || name.startsWith(`${p.name}.`)); // it may be joined with its only child
   return part ? <span class="tag part" title={`Part ${visible(name)}`}>{part.format} · {plural(part.files, "file")}</span> : null;
 }
 
