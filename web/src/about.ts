@@ -49,10 +49,11 @@ function layersOf(leaves: readonly Leaf[]): About["layers"] {
   return name && numbers && numbers.size > 1 ? { name: name.slice(1), count: numbers.size } : undefined;
 }
 
-export function aboutOf(checkpoint: Pick<MappedCheckpoint, "document">, leaves: readonly Leaf[], count: number): About {
+/** `readsObjects`: whether objects may be read for their values. */
+export function aboutOf(checkpoint: Pick<MappedCheckpoint, "document">, leaves: readonly Leaf[], count: number, readsObjects: boolean): About {
   const tensors = leaves.filter((l) => l.kind === "tensor"), model = tensors.filter((l) => !isOptimizerName(l.fqn));
   const textOf = ({ entry }: Leaf) => objectText(checkpoint.document("entry", { entry })) ?? "";
-  const objects = leaves.filter((l) => l.kind === "object"), named = (of: (name: string, depth: number) => boolean) => objects.filter(({ fqn }) => of(lastOf(fqn), fqn.split(".").length)).slice(0, MOST_READ);
+  const objects = readsObjects ? leaves.filter((l) => l.kind === "object") : [], named = (of: (name: string, depth: number) => boolean) => objects.filter(({ fqn }) => of(lastOf(fqn), fqn.split(".").length)).slice(0, MOST_READ);
   const steps = named((name, depth) => STEPS.has(name) && depth <= 2).map((leaf) => ({ name: leaf.fqn, value: textOf(leaf) })).filter(({ value }) => isNumber(value));
   const rates = [...new Set(named((name, depth) => name === "lr" && depth > 1).map(textOf).filter(isNumber))];
   const divided = tensors.find((l) => l.chunks > 1) ?? tensors[0], { entries: [detail] } = divided ? JSON.parse(checkpoint.document("entry", { entry: divided.entry })) as { entries: Detail[] } : { entries: [] };

@@ -28,9 +28,10 @@ function ownRow<T extends Row>(row: T, checkpoint: Listed): T {
 
 const MOST_VALUE = 60, MOST_READ = 4096, MOST_BOXES = 64;
 
-/** Adds to the row of an entry what its other columns show: the value of an object, and how a tensor is divided. */
-function describedRow(row: Row, checkpoint: Listed): Row {
-  if (row.entry === undefined || (row.kind === "tensor" && row.chunks < 2)) return row;
+/** Adds to the row of an entry what its other columns show: the value of an object, which may have to be read, and how a tensor
+ *  is divided. */
+function describedRow(row: Row, checkpoint: Listed, readsObjects: boolean): Row {
+  if (row.entry === undefined || (row.kind === "tensor" ? row.chunks < 2 : !readsObjects)) return row;
   const document = checkpoint.document("entry", { entry: row.entry });
   if (row.kind === "tensor") {
     const { entries: [detail] } = JSON.parse(document) as { entries: Detail[] };
@@ -79,7 +80,8 @@ interface Arranged { readonly kept: number; readonly rows: number; readonly tota
 export class Contents {
   #tree: EntryTree | undefined;
 
-  constructor(readonly outline: Outline, private readonly checkpoint: Listed) {
+  /** `readsObjects`: whether rows show values of objects. At a URL, each of them could be a request. */
+  constructor(readonly outline: Outline, private readonly checkpoint: Listed, private readonly readsObjects: boolean) {
     this.arrange("", OWN_ORDER);
   }
 
@@ -87,7 +89,7 @@ export class Contents {
   get count(): number { return this.#source.count; }
   rows(first: number, count: number): Row[] {
     const rows = this.#tree?.rows(first, count) ?? this.outline.rows(first, count).map((row) => ownRow<Row>(row, this.checkpoint));
-    return rows.map((row) => describedRow(row, this.checkpoint));
+    return rows.map((row) => describedRow(row, this.checkpoint, this.readsObjects));
   }
   act(node: number, act: Act): number { return this.#source.act(node, act); }
   reveal(entry: number): number | undefined { return this.#source.reveal(entry); }

@@ -238,7 +238,7 @@ const handlers: Handlers = {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
     const all = checkpoint.outline(), findings = findingsOf(t, a.found), overview = overviewOf(a);
     markEntries(a, overview, findings.list, all);
-    lists.all = new Contents(all, checkpoint); // its rows have the marks
+    lists.all = new Contents(all, checkpoint, !a.opening.files.some(isRemote)); // its rows have the marks
     return { overview, findings, isMetadataOnly: isMetadataOnly(overview), amounts: ownAmounts(amountsOf(checkpoint.outline()), overview), rows: lists.all.count };
   },
   close({ side }) {
@@ -264,8 +264,8 @@ const handlers: Handlers = {
     return row === undefined || entry === undefined ? null : { row, entry, rows: list.count };
   },
   about({ count }) {
-    const { checkpoint } = opened("a"), leaves = leavesOf(checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
-    return leaves ? aboutOf(checkpoint, leaves, count) : null;
+    const { checkpoint, opening } = opened("a"), leaves = leavesOf(checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
+    return leaves ? aboutOf(checkpoint, leaves, count, !opening.files.some(isRemote)) : null;
   },
   fileMetadata() {
     const { checkpoint, opening } = opened("a"), hasEntries = lists.all !== undefined && lists.all.outline.count > 0; // the document of any entry has the texts
