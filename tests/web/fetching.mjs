@@ -29,7 +29,7 @@ export async function testFetching({ page, broken }) {
   const view = (name) => page.locator(`section[aria-label='${name}']`), save = view("Save");
   try {
     const own = (name) => view(name).locator(":scope > .trouble"); // not that of the map
-    const VIEWS = [["Convert…", save.locator(".trouble"), save.locator(".asked")], ["Reshard…", own("Reshard"), save.locator("table")], ["Names", own("Names"), page.getByText("names are canonical already")]];
+    const VIEWS = [["Convert…", save.locator(".trouble"), save.locator("table")], ["Reshard…", own("Reshard"), save.locator("table")], ["Names", own("Names"), page.getByText("names are canonical already")]];
     for (const [name, message, done] of VIEWS) {
       await test(`${name} says that the second file is missing, and fetches it again`, async () => {
         await openWithout(page, server.url);

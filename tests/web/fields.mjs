@@ -7,7 +7,8 @@ import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
 import { check, skip, test } from "./harness.mjs";
-import { goTo } from "./views.mjs";
+import { load } from "./pure.mjs";
+import { goTo, showFields } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 const forms = (page) => page.locator("section[aria-label='Another form']");
@@ -110,7 +111,7 @@ async function testOptions(page, scratch) {
   if (!fs.existsSync(python)) return skip("fields for options", "there is no .local/venv");
   const p = spawnSync(python, ["-c", MAKE, scratch], { encoding: "utf8" });
   check(p.status === 0, p.stderr);
-  const field = (name) => page.locator("form.fields").getByLabel(name, { exact: true });
+  const field = (name) => page.locator("form.questions").getByLabel(name, { exact: true });
   const says = (text) => save(page).locator(".trouble", { hasText: text }).waitFor();
   const CASES = [
     ["scaled.safetensors", async () => {
@@ -128,6 +129,7 @@ async function testOptions(page, scratch) {
       await clearChosen(page);
       await lendPlaces(page);
       await open(page, path.join(scratch, file), "Convert…");
+      await showFields(page);
       await act();
       check((await command(page)).endsWith(options.map((o) => o.includes("*") ? `'${o}'` : o).join(" ")), await command(page));
       const native = path.join(scratch, `native-${file}`);
@@ -138,13 +140,17 @@ async function testOptions(page, scratch) {
   }
   await test("--no-quantize is named by its field where a weight has a scale already", async () => {
     await open(page, path.join(scratch, "float_with_scale.safetensors"), "Convert…");
+    await showFields(page);
     await field("Weights become").selectOption("fp8-block");
     await says("or leave it as it is with “But keep these as they are”");
   });
   await test("--allow-expansion has a field in Convert and Reshard", async () => {
     for (const view of ["Convert…", "Reshard…"]) {
       await open(page, path.join(scratch, "repeated.pt"), view);
-      if (view === "Convert…") await field("Form").selectOption("dcp");
+      if (view === "Convert…") {
+        await field("Form").selectOption("dcp");
+        await showFields(page);
+      }
       await says("leave it out, or use “Accept tensors that repeat stored elements very often”");
       await page.getByLabel("Accept tensors that repeat stored elements very often").check();
       await save(page).getByText("1.5 GiB of tensors").waitFor();
@@ -156,6 +162,7 @@ async function testOptions(page, scratch) {
     await clearChosen(page);
     await lendPlaces(page);
     await open(page, source, "Convert…");
+    await showFields(page);
     await field("Form").selectOption("dcp");
     await save(page).getByLabel("Name").fill("one");
     await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
@@ -168,15 +175,16 @@ async function testOptions(page, scratch) {
   return undefined;
 }
 
-async function testAsking(page, scratch) {
-  const asked = save(page).locator(".asked"), source = path.join(samples, "dcp_fsdp2"), chosen = page.getByLabel("Non-tensor objects");
-  await test("Convert asks what becomes of objects that safetensors cannot store, and refuses them only if told to", async () => {
+async function testObjects(page, scratch) {
+  const { bytesText } = await load("text.ts");
+  const source = path.join(samples, "dcp_fsdp2"), chosen = page.getByLabel("Non-tensor objects");
+  await test("objects that safetensors cannot store are refused only if told to", async () => {
     await open(page, source, "Convert…");
-    await asked.filter({ hasText: "is an object, which safetensors cannot store, likewise " }).waitFor();
-    check(await save(page).locator(".trouble").count() === 0, "it is an error, too");
+    await save(page).locator("table").waitFor();
+    check((await command(page)).endsWith(" --to safetensors --objects sidecar"), await command(page));
+    await showFields(page);
     await chosen.selectOption("refuse");
     await save(page).locator(".trouble", { hasText: "which safetensors cannot store" }).waitFor();
-    check(await asked.count() === 0, "it asks, too");
   });
   await test("a part without a name is not offered for a selection by names", async () => {
     await open(page, path.join(root, "tests/golden/megatron/layers"), "Convert…");
@@ -184,20 +192,39 @@ async function testAsking(page, scratch) {
     await parts.first().waitFor();
     check((await parts.allTextContents()).join() === "common", (await parts.allTextContents()).join());
   });
-  for (const [button, objects] of [["Leave them out", "drop"], ["Write them as JSON next to it", "sidecar"]]) {
-    await test(`the answer “${button}” is --objects ${objects}`, async () => {
-      const native = path.join(scratch, objects, "one.safetensors");
-      fs.mkdirSync(path.dirname(native));
+  const CASES = [
+    ["Everything", ["--objects", "sidecar"], undefined],
+    ["Weights only", ["--objects", "drop", "--include", "model.**"], undefined],
+    ["Weights for Hugging Face", ["--max-shard-size", "5GB", "--objects", "drop", "--prefix", "model."], { left: "Left out: every tensor that is not below model., and 14 objects." }],
+  ];
+  for (const [answer, options, said] of CASES) {
+    await test(`Convert: “${answer}” writes what ${options.join(" ")} writes, and says what it leaves out`, async () => {
+      const at = fs.mkdtempSync(path.join(scratch, "answer-")), isDirectory = options.includes("--max-shard-size"), native = path.join(at, isDirectory ? "one" : "one.safetensors");
       await clearChosen(page);
       await lendPlaces(page);
       await open(page, source, "Convert…");
-      await asked.getByRole("button", { name: button }).click();
-      check(await chosen.inputValue() === objects && (await command(page)).endsWith(`--objects ${objects}`), await command(page));
-      tessera("convert", source, native, "--objects", objects);
+      await save(page).locator("table").waitFor();
+      if (said) await page.getByRole("button", { name: answer }).click();
+      else await page.getByRole("radio", { name: answer }).check();
+      if (said) await save(page).getByText(said.left).waitFor();
+      const { summary } = JSON.parse(tessera("convert", source, native, ...options, "--json"));
       await written(page);
-      expectSame(new Map([...await chosenFiles(page)].map(([name, bytes]) => [path.basename(name), bytes])), filesBelow(path.dirname(native)));
+      const files = filesBelow(at), got = new Map([...await chosenFiles(page)].map(([name, bytes]) => [path.basename(name), bytes]));
+      expectSame(got, new Map([...files].map(([name, bytes]) => [path.basename(name), bytes])));
+      const listed = await page.locator(".written tbody tr").evaluateAll((rows) => rows.map((r) => [...r.children].map((c) => c.textContent)));
+      check(listed.length === files.size && listed.every(([name, size]) => [...files].some(([n, b]) => path.basename(n) === path.basename(name) && size === bytesText(b.length))), JSON.stringify(listed));
+      const text = await page.locator(".written p").first().textContent();
+      if (said) check((await page.locator(".written").textContent()).includes(said.left), await page.locator(".written").textContent());
+      else check(options.includes("drop") ? text.includes(`${summary.left_out} entries left out (`) : text.includes(`${summary.left_out} objects as JSON in `), text);
     });
   }
+  await test("Convert: no sample of a DCP ends in an error by default, unless the checkpoint itself is damaged", async () => {
+    for (const name of ["dcp_dtypes", "dcp_objects", "dcp_fsdp2_flat_optim", "dcp_tp_fsdp2", "dcp_rank_local", "lightning_dist"]) {
+      await open(page, path.join(samples, name), "Convert…");
+      await save(page).locator("table, .trouble").first().waitFor();
+      check(await save(page).locator(".trouble").count() === 0, `${name}: ${await save(page).locator(".trouble").allTextContents()}`);
+    }
+  });
 }
 
 async function testReshard(page, scratch) {
@@ -222,7 +249,7 @@ async function testOpenAgain(page) {
     await again.getByRole("button", { name: "Open again" }).click();
     await page.locator("section.view .trouble").waitFor({ state: "detached" });
   };
-  const nameOf = (row) => row.split(" | ")[0].replace(/^[▾▸]/, "");
+  const nameOf = (row) => row.replace(/^[▾▸]/, "").split(/ \| |\./)[0]; // a row may join the names of single children
   await test("where a message names --part, one part can be opened, and all of it again", async () => {
     const source = path.join(root, "tests/golden/deepspeed/zero0_bf16_twins");
     await open(page, source, /^Problems/);
@@ -261,7 +288,7 @@ async function testOpenAgain(page) {
     await goTo(page, "Contents");
     await page.locator('.window [role="row"]', { hasText: "output" }).first().waitFor();
     const rows = await rowsOf(page), at = rows.findIndex((r) => r.includes("output"));
-    check(rows[at + 1]?.startsWith(`weight | ${shape.join(" × ")} | `), JSON.stringify([shape, rows]));
+    check(rows[at]?.startsWith(`output.weight | ${shape.join(" × ")} | `), JSON.stringify([shape, rows]));
   });
   await test("what a form lacks is said in words of the page", async () => {
     await open(page, path.join(root, "tests/golden/deepspeed/zero1_pipeline_tp"), "Optimizer");
@@ -284,7 +311,7 @@ export async function testFields({ page, url, broken }) {
     await testTyping(page);
     await testDocuments(page, scratch);
     await testOptions(page, scratch);
-    await testAsking(page, scratch);
+    await testObjects(page, scratch);
     await testReshard(page, scratch);
     await testOpenAgain(page);
     await test("no field breaks the page", () => check(broken.length === 0, broken.join("; ")));

@@ -6,7 +6,7 @@ import path from "node:path";
 import { pick, root } from "./browser.mjs";
 import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
 import { check, test } from "./harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, showFields } from "./views.mjs";
 
 /** What is opened, and the form fields and options for its conversion. */
 const CASES = [
@@ -50,8 +50,9 @@ async function testConversion(page, scratch, target, [name, fields, options, out
     await lendPlaces(page);
     await open(page, target);
     await goTo(page, "Convert…");
+    await showFields(page);
     for (const [label, value] of Object.entries(fields)) {
-      const field = page.locator("form.fields").getByLabel(label, { exact: true });
+      const field = page.locator("form.questions").getByLabel(label, { exact: true });
       if (await field.evaluate((e) => e.tagName) === "SELECT") await field.selectOption(value);
       else await field.fill(value);
     }

@@ -51,7 +51,7 @@ async function testDrops(page, context, url) {
   await test("of several checkpoints dropped together, one is chosen", async () => {
     await page.goto(url);
     await page.locator(".samples button").first().waitFor();
-    await drop(["dcp_fsdp2", "dcp_hsdp"]);
+    await drop(["dcp_fsdp2", "dcp_hsdp", "safetensors_index"]);
     await page.getByRole("heading", { name: "Which one?" }).waitFor();
     await page.locator(".chooser button", { hasText: "dcp_hsdp" }).click();
     await page.locator(".window .row .text").first().waitFor();

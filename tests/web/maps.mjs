@@ -175,7 +175,7 @@ async function testCompare(page, { titan, hf, altered, few }) {
     check(shown.length > 10 && shown.every((v, i) => Math.fround(v) === all[30 + i]), `${shown} instead of ${all.subarray(30, 60)}`);
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await expectMax(page, all);
-    check(await page.locator(".map .chunk").count() === 10, "the chunks are not those of the map");
+    check(await page.locator("[aria-label='A of the comparison'] .map .chunk").count() === 10, "the chunks are not those of the map");
   });
   await test("Compare: an entry is the one that the map makes, where A has another one with its number", async () => {
     await compare(page, titan, few.made);

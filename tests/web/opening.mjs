@@ -128,6 +128,25 @@ async function lendDirectory(page, name) {
   }, [name, files]);
 }
 
+async function testWhole(page, scratch) {
+  await test("of files that do not open together, those that are whole are shown, and open alone", async () => {
+    const folder = path.join(scratch, "partly");
+    fs.mkdirSync(folder);
+    fs.copyFileSync(path.join(samples, "safetensors_index/model-00001-of-00003.safetensors"), path.join(folder, "good.safetensors"));
+    fs.copyFileSync(path.join(samples, "broken_safetensors_not_json/model.safetensors"), path.join(folder, "bad.safetensors"));
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, folder);
+    const whole = page.getByRole("region", { name: "What is whole" });
+    await whole.locator("li", { hasText: "good.safetensors" }).getByText("opens on its own: 3 tensors, 56 B").waitFor();
+    await whole.locator("li .failed", { hasText: "bad.safetensors" }).waitFor();
+    await page.locator(".trouble summary", { hasText: "Details" }).click();
+    await page.locator(".trouble details", { hasText: "Code: malformed. Byte " }).waitFor();
+    await whole.getByRole("button", { name: /^good/ }).click();
+    await page.locator(".window .row .text").first().waitFor();
+    check(await page.locator(".top h1").textContent() === "good.safetensors", await page.locator(".top h1").textContent());
+  });
+}
+
 async function testRecents(page, url) {
   const opened = async () => { await page.locator(".window .row .text").first().waitFor(); return page.locator(".top h1").textContent(); };
   await test("recent checkpoints survive a reload, each once, the latest first", async () => {
@@ -188,6 +207,7 @@ export async function testOpening({ page, url, broken }) {
       await testParts(page, scratch);
       await testDifferences(page, scratch);
     } else skip("parts and differences", "there is no .local/venv");
+    await testWhole(page, scratch);
     await testRecents(page, url);
     await test("no opening breaks the page", () => check(broken.length === 0, broken.join("; ")));
   } finally {

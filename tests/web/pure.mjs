@@ -102,7 +102,7 @@ export async function testPure() {
   });
   await test("texts of the core name a form's fields, and leave options without one as they are", async () => {
     const { convertFields, inFields, OPTIMIZER_FIELDS, RESHARD_FIELDS } = await load("field_names.ts");
-    const convert = (to, more = {}) => convertFields({ to, dtype: "", quantized: "", ...more });
+    const convert = (to, more = {}) => convertFields({ dtype: "", quantized: "", ...more }, to);
     const rows = [
       [convert("safetensors"), "'w' is an object, which safetensors cannot store (pass --objects drop or --objects sidecar)", "'w' is an object, which safetensors cannot store (use “Non-tensor objects: leave out” or “Non-tensor objects: write as JSON next to it”)"],
       [convert("dcp"), "which are not written; use ds_to_universal, or write --to dcp, torch or safetensors", "which are not written; use ds_to_universal, or write “Form: dcp, torch or safetensors”"],
@@ -111,7 +111,7 @@ export async function testPure() {
       [convert("safetensors"), "pass --max-shard-size SIZE", "use “Shards of at most”"],
       [convert("dcp", { quantized: "fp8-block" }), "pass --dequantize too, or leave it as it is with --no-quantize", "use “Weights become: dequantized” too, or leave it as it is with “But keep these as they are”"],
       [convert("dcp", { dtype: "float16" }), "would not apply; pass --raw-cast to cast the stored numbers as they are", "would not apply; use “Cast scaled numbers without their scales” to cast the stored numbers as they are"],
-      [convert("dcp"), "leave them out, or pass --allow-expansion; --for-torch", "leave them out, or use “Accept tensors that repeat stored elements very often”; --for-torch"],
+      [convert("dcp"), "leave them out, or pass --allow-expansion; --for-torch", "leave them out, or use “Accept tensors that repeat stored elements very often”; “For this version of PyTorch”"],
       [RESHARD_FIELDS, "validate --deep shows where, and --ignore-crc accepts the bytes as they are", "validate --deep shows where, and “Accept bytes that do not match their checksums” accepts the bytes as they are"],
       [RESHARD_FIELDS, "pass --shards MAP to join them (a tessera.shards/1 file, or vllm), or leave them out with --exclude (convert, reshard, plan, layout, manifest)", "use “Ranks are joined by” to join them (a tessera.shards/1 file, or vllm), or leave them out with “But not”"],
       [OPTIMIZER_FIELDS, "leave it out with --exclude (convert, reshard, plan, layout, manifest)", "leave it out with “But not” in Convert"],
@@ -120,6 +120,36 @@ export async function testPure() {
       [OPTIMIZER_FIELDS, "optim to-fqn needs --modules MODULES.json; see tessera help optim", "optim to-fqn needs “Choose the module tree”; see tessera help optim"],
     ];
     for (const [fields, text, want] of rows) check(inFields(text, fields) === want, inFields(text, fields));
+  });
+  await test("every option of convert in the table has a field, but for those that need another checkpoint", async () => {
+    const { convertFields } = await load("field_names.ts"), { OPTIONS } = await import(path.join(root, "wasm/commands.js"));
+    const fields = ["safetensors", "ranks"].flatMap((to) => convertFields({ dtype: "float16", quantized: "fp8-block", canonical: true }, to));
+    const lacking = Object.keys(OPTIONS.convert).filter((name) => !fields.includes(`--${name.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`));
+    check(lacking.sort().join() === "against,lora,onProgress,signal", lacking.join());
+  });
+  await test("the weights of a model are told from what is next to them", async () => {
+    const { optionsOf, HUGGING_FACE, CONVERT_START } = await load("convert_form.ts"), held = (prefix, others = [], objects = 0) => ({ objects, weights: { prefix, others }, isBeyondSafetensors: false });
+    const rows = [
+      [HUGGING_FACE, held("model.", [], 3), { to: "safetensors", maxShardSize: "5GB", objects: "drop", prefix: "model." }],
+      [HUGGING_FACE, held("", ["optim.**"]), { to: "safetensors", exclude: ["optim.**"], maxShardSize: "5GB" }],
+      [{ ...CONVERT_START, what: "weights" }, held("model."), { to: "safetensors", include: ["model.**"] }],
+      [{ ...CONVERT_START, names: "stripped" }, held("model.", [], 1), { to: "safetensors", rename: ["model.="], objects: "sidecar" }],
+      [{ ...CONVERT_START, include: "a.** b" }, held(""), { to: "safetensors" }], // it is not the answer
+      [{ ...CONVERT_START, what: "choose", include: "a.** b", to: "torch" }, held("", [], 1), { to: "torch", include: ["a.**", "b"] }],
+      [CONVERT_START, { ...held("", [], 1), isBeyondSafetensors: true }, { to: "torch" }],
+    ];
+    for (const [form, source, want] of rows) check(JSON.stringify(optionsOf(form, source)) === JSON.stringify(want), `${JSON.stringify(optionsOf(form, source))} instead of ${JSON.stringify(want)}`);
+  });
+  await test("layers, prefixes and casts of a comparison", async () => {
+    const { layerOf } = await load("layers.ts"), { castsOf, mapOfFit, prefixOf } = await load("fit.ts");
+    check(["model.layers.10.mlp.up.weight", "embed.weight", "norm", "h.0", "a.1.b.2.c"].map(layerOf).join() === "model.layers.10,embed,norm,h.0,a.1", "other layers");
+    const names = ["layers.0.w", "norm", "head"], put = (p, list) => list.map((name) => p + name);
+    check(JSON.stringify(prefixOf({ removed: put("model.", names), added: names })) === '{"side":"a","text":"model.","matches":3}', "not in A");
+    check(JSON.stringify(prefixOf({ removed: names, added: [...put("a.b.", names), "step"] })) === '{"side":"b","text":"a.b.","matches":3}', "not in B");
+    check(prefixOf({ removed: ["x.w", "y", "z"], added: ["w", "u", "v"] }) === undefined, "one of three names is offered");
+    const changed = [{ fqn: "w", what: ["dtype"], a: { dtype: "float32" }, b: { dtype: "bfloat16" } }, { fqn: "i", what: ["dtype"], a: { dtype: "int64" }, b: { dtype: "int32" } }, { fqn: "s", what: ["dtype", "shape"], a: { dtype: "float32" }, b: { dtype: "bfloat16" } }];
+    check(JSON.stringify(castsOf({ changed })) === '[{"fqn":"w","dtype":"bfloat16"}]', JSON.stringify(castsOf({ changed })));
+    check(mapOfFit({ casts: [] }).map === undefined, "a map of nothing");
   });
   await test("items that cannot be read are judged again with the second file of the module, whatever is said of them", async () => {
     const { openFiles } = await load("absent.ts");

@@ -334,7 +334,7 @@ async function testWork({ page, url, made, folder }) {
   await test("a conversion writes what the command writes", async () => {
     await open(page, url, made.sound);
     await goTo(page, "Convert…");
-    await page.locator("form.fields").getByLabel("Form", { exact: true }).selectOption("safetensors");
+    await page.locator("form.questions").getByLabel("Form", { exact: true }).selectOption("safetensors");
     await page.getByRole("button", { name: "Save…", exact: true }).and(page.locator(":enabled")).waitFor();
     const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save…", exact: true }).click()]);
     const expected = path.join(folder, "native.safetensors");

@@ -8,7 +8,7 @@ import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { native, takePickers } from "./files.mjs";
 import { check, skip, test } from "./harness.mjs";
 import { filter, open, verdict } from "./truth.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, showFields } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -175,7 +175,7 @@ async function testMapped(page, made, scratch) {
     await page.locator(".verdict-line", { hasText: "1 changed" }).waitFor();
     await choose(page, "new.x");
     await page.getByText("1 chunk, computed by the map: it covers every element.").waitFor();
-    check(await page.locator(".legend li").textContent() === "the result of the map", await page.locator(".legend li").textContent());
+    check(await page.locator("[aria-label=\"A of the comparison\"] .legend li").textContent() === "the result of the map", await page.locator("[aria-label=\"A of the comparison\"] .legend li").textContent());
   });
 }
 
@@ -323,6 +323,7 @@ async function testConversions(page, made, scratch) {
   const convert = async (target, choices) => {
     await open(page, path.join(made, target));
     await goTo(page, "Convert…");
+    await showFields(page);
     for (const [label, value] of Object.entries(choices)) await page.getByRole("combobox", { name: label, exact: true }).selectOption(value);
     await page.locator("section[aria-label=Save] table").waitFor();
     await takePickers(page);

@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
 import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, takePickers, tessera } from "./files.mjs";
 import { check, skip, test } from "./harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, showFields } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -46,8 +46,9 @@ const CONVERSIONS = [
 ];
 
 async function fill(page, fields) {
+  await showFields(page);
   for (const [label, value] of Object.entries(fields)) {
-    const field = page.locator("form.fields").getByLabel(label, { exact: true });
+    const field = page.locator("form.questions").getByLabel(label, { exact: true });
     if (await field.evaluate((e) => e.tagName) === "SELECT") await field.selectOption(value);
     else await field.fill(value);
   }
@@ -202,7 +203,9 @@ async function testRefusals(page) {
   await test("a refusal has the core's message next to the form, and nothing can be saved", async () => {
     await open(page, path.join(samples, "dcp_fsdp2"));
     await goTo(page, "Convert…");
-    await page.locator("section[aria-label=Save] .asked", { hasText: "which safetensors cannot" }).waitFor();
+    await showFields(page);
+    await page.getByLabel("Non-tensor objects").selectOption("refuse");
+    await page.locator("section[aria-label=Save] .trouble", { hasText: "which safetensors cannot" }).waitFor();
     check(await page.getByRole("button", { name: "Save…", exact: true }).isDisabled(), "it can be saved");
     await page.getByLabel("Form").selectOption("dcp");
     await page.getByLabel("Renames, one per line").fill("no equals sign");

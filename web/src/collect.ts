@@ -2,8 +2,8 @@
 import type { Progress } from "./client";
 import type { Opening, Source } from "./protocol";
 
-/** A directory that contains several checkpoints, one of which must be chosen. */
-export interface Choice { readonly title: string; readonly options: readonly Opening[] }
+/** Several checkpoints, one of which must be chosen. Two that were dropped or picked together are compared instead. */
+export interface Choice { readonly title: string; readonly options: readonly Opening[]; readonly isPair?: boolean }
 
 /** Returns the checkpoint for a caller that cannot offer a choice, and throws if there are several. */
 export function onlyOne(found: Opening | Choice): Opening {
@@ -60,9 +60,15 @@ export async function filesOfHandles(handles: readonly FileSystemHandle[]): Prom
   return found;
 }
 
-/** Returns handles of what was dropped, to remember them; none if the browser does not provide them. Must be called while
- *  the event is handled. */
+const REMEMBER = "tessera-remember-drops";
+export const remembersDrops = (): boolean => { try { return localStorage.getItem(REMEMBER) !== null; } catch { return false; } };
+export const rememberDrops = (isOn: boolean): void => { if (isOn) localStorage.setItem(REMEMBER, ""); else localStorage.removeItem(REMEMBER); };
+
+/** Returns handles of what was dropped, to remember them; none if the browser does not provide them or nobody wants that. For a
+ *  handle the browser may ask a question, or refuse a directory with a message that must be dismissed first. Must be called
+ *  while the event is handled. */
 export function handlesOfDrop(transfer: DataTransfer): Promise<readonly FileSystemHandle[]> {
+  if (!remembersDrops()) return Promise.resolve([]);
   const asked = [...transfer.items].filter((item) => item.kind === "file").map((item) => (item as DataTransferItem & { getAsFileSystemHandle?(): Promise<FileSystemHandle | null> }).getAsFileSystemHandle?.());
   return Promise.all(asked).then((handles) => handles.filter((h) => h !== undefined && h !== null), () => []);
 }
@@ -100,7 +106,40 @@ export function openingOf(found: readonly Found[]): Opening | Choice {
   }
   if (only === undefined) return { title: top, files: filesBelow(found, top) };
   const options = directories.map((d): Opening => ({ title: d, files: filesBelow(found, d) }));
-  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options };
+  return directories.length === 1 ? { title: only === top ? top : only, files: filesBelow(found, only) } : { title: isDirectory ? top : "What was dropped", options, ...(!isDirectory && options.length === 2 ? { isPair: true } : {}) };
+}
+
+const WEIGHTS = /\.(safetensors|pt|pth|bin|ckpt)$/, BESIDES = /optim|sched|scaler|rng|random|training_args/i, MOST_HEADER = 100 << 20;
+
+/** Returns the names in a safetensors file, or undefined if it is not one. */
+async function namesIn(file: File): Promise<string[] | undefined> {
+  try {
+    const length = Number(new DataView(await file.slice(0, 8).arrayBuffer()).getBigUint64(0, true));
+    return length > MOST_HEADER ? undefined : Object.keys(JSON.parse(await file.slice(8, 8 + length).text()) as object).filter((name) => name !== "__metadata__");
+  } catch {
+    return undefined;
+  }
+}
+
+/** Whether two files are two checkpoints. Shards of one have different names inside, and files of ranks have numbers. */
+async function areSeparate(a: File, b: File): Promise<boolean> {
+  if (![a, b].every(({ name }) => WEIGHTS.test(name) && !BESIDES.test(name))) return false;
+  const [x, y] = await Promise.all([namesIn(a), namesIn(b)]), ofB = new Set(y);
+  if (x && y) return x.some((name) => ofB.has(name));
+  const [p, q] = [a, b].map(({ name }) => name.replace(/\d+/g, "0"));
+  return p !== q || /(step|epoch|iter)[-_=]?0/i.test(p ?? "");
+}
+
+/** Returns what was dropped or picked: one checkpoint, or a choice. Two things that are a checkpoint each are a pair. */
+export async function checkpointsOf(found: readonly Found[]): Promise<Opening | Choice> {
+  const tops = [...new Set(found.map(({ path }) => path.split("/")[0] ?? ""))], groups = tops.map((top) => found.filter(({ path }) => path === top || path.startsWith(`${top}/`)));
+  const [a, b] = groups, [first] = a ?? [], [second] = b ?? [];
+  if (groups.length !== 2 || !a || !b || !first || !second) return openingOf(found);
+  const [isFileA, isFileB] = [first.path === tops[0], second.path === tops[1]];
+  if (!isFileA && !isFileB) return openingOf(found);
+  if (isFileA && isFileB ? !await areSeparate(first.file, second.file) : ![first, second].some(({ path }) => WEIGHTS.test(path) && !path.includes("/"))) return openingOf(found);
+  const options = groups.map(openingOf);
+  return options.every((option): option is Opening => !("options" in option)) ? { title: "What was dropped", options, isPair: true } : openingOf(found);
 }
 
 export interface Sample { readonly name: string; readonly title: string; readonly files: readonly { readonly name: string; readonly size: number }[] }

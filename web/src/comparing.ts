@@ -2,11 +2,13 @@
  *  immediately. Values are compared on demand, and the result is kept while other toggles change. */
 import { onlyOne, type Prepare } from "./collect";
 import { OWN_ORDER } from "./entry_tree";
+import { mapOfFit, type Fit } from "./fit";
 import { mapOptionsOf } from "./map_choice";
 import { sizeOf, type Model } from "./model";
-import type { Diff, DiffOptions, Opening, Trouble } from "./protocol";
+import type { Diff, DiffOptions, NonFinite, Opening, Tolerance, Trouble } from "./protocol";
+import { Series } from "./series";
 
-const COMPARING = "Comparing values";
+const COMPARING = "Comparing values", LOOKING = "Looking for NaN and infinity";
 const CANCELLED = new Error("cancelled");
 type Change = Diff["changed"][number];
 
@@ -14,7 +16,12 @@ export interface Comparison {
   readonly title: string;
   readonly opening: Opening;
   /** The map that is applied to A. */
-  readonly map: DiffOptions["map"];
+  map: DiffOptions["map"];
+  /** How names and dtypes of A are made those of B, unless a map was chosen. */
+  fit: Fit;
+  tolerance: Tolerance;
+  /** The pairs with NaN or infinity, once values were compared and these were looked for. */
+  nonFinite: readonly NonFinite[] | undefined;
   layout: boolean;
   canonical: boolean;
   /** Whether values are to be compared. */
@@ -25,6 +32,8 @@ export interface Comparison {
   /** Why the map does not fit A. */
   trouble: Trouble | undefined;
 }
+
+const EXACT: Tolerance = { atol: 0, rtol: 0 }, AS_IT_IS: Fit = { casts: [] };
 
 /** Combines a structural diff with a comparison of values. */
 function withValues(structure: Diff, values: Diff | undefined): Diff {
@@ -44,7 +53,10 @@ export class Comparing {
   /** The number of the latest diff that was requested. */
   #asked = 0;
 
-  constructor(private readonly model: Model) {}
+  /** More checkpoints, next to A and B. */
+  readonly series: Series;
+
+  constructor(private readonly model: Model) { this.series = new Series(model); }
 
   get bytes(): number { return sizeOf(this.model.opening) + sizeOf(this.comparison?.opening); }
 
@@ -60,16 +72,35 @@ export class Comparing {
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });
     if (!opening || signal.aborted) return;
-    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, nonFinite: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
   }
 
   /** Compares again if another map has been chosen for A. */
   async remap(): Promise<void> {
-    const { comparison, model } = this, map = mapOptionsOf(model.mapChoice);
+    const { comparison, model } = this, isChosen = model.mapChoice.name !== "", fit = isChosen ? AS_IT_IS : comparison?.fit ?? AS_IT_IS;
+    const map = isChosen ? mapOptionsOf(model.mapChoice) : mapOfFit(fit);
     if (!comparison || JSON.stringify(map) === JSON.stringify(comparison.map)) return;
-    model.endAside(COMPARING);
+    this.#endValues();
     if (model.selected?.compared) model.deselect(); // The numbers of entries are others now.
-    await this.#start({ ...comparison, map, valueDiff: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ ...comparison, map, fit, valueDiff: undefined, nonFinite: undefined, diff: undefined, trouble: undefined });
+  }
+
+  /** Makes A's names or dtypes those of B, or leaves them again. */
+  async setFit(fit: Fit): Promise<void> {
+    const { comparison } = this;
+    if (!comparison) return;
+    this.comparison = { ...comparison, fit };
+    await this.remap();
+  }
+
+  async setTolerance(tolerance: Tolerance): Promise<void> {
+    const { comparison, model } = this;
+    if (!comparison || (tolerance.atol === comparison.tolerance.atol && tolerance.rtol === comparison.tolerance.rtol)) return;
+    this.#endValues();
+    Object.assign(comparison, { tolerance, valueDiff: undefined, nonFinite: undefined, values: true });
+    model.changed();
+    await this.#update();
+    await this.#startValues(comparison);
   }
 
   async #start(comparison: Comparison): Promise<void> {
@@ -77,6 +108,10 @@ export class Comparing {
     this.model.lists.reset("compare", 0);
     await this.#update();
     await this.#startValues(comparison);
+  }
+
+  #endValues(): void {
+    [COMPARING, LOOKING].forEach((title) => this.model.endAside(title));
   }
 
   /** Returns what hears of errors. */
@@ -90,8 +125,8 @@ export class Comparing {
     comparison[what] = !comparison[what];
     comparison.trouble = undefined;
     if (what !== "layout") {
-      this.model.endAside(COMPARING);
-      comparison.valueDiff = undefined; // Other names are matched, or values are no longer wanted.
+      this.#endValues();
+      comparison.valueDiff = comparison.nonFinite = undefined; // Other names are matched, or values are no longer wanted.
     }
     this.model.changed();
     await this.#update();
@@ -101,9 +136,9 @@ export class Comparing {
   async #update(): Promise<void> {
     const { comparison, model } = this, asked = ++this.#asked;
     if (!comparison) return;
-    const { layout, canonical, map } = comparison;
+    const { layout, canonical, map, tolerance } = comparison;
     await model.run("Comparing", undefined, async () => {
-      const structure = await model.client.call("diff", { values: false, layout, canonical, map });
+      const structure = await model.client.call("diff", { values: false, layout, canonical, map, ...tolerance });
       if (this.#asked === asked) await this.#show(comparison, structure);
     }, this.#hearer(comparison));
   }
@@ -111,14 +146,24 @@ export class Comparing {
   /** Compares values if they are wanted, and if the map fits. */
   async #startValues(comparison: Comparison): Promise<void> {
     if (!comparison.values || !comparison.diff) return;
-    const { model } = this, { opening } = model, { canonical, map } = comparison;
+    const { model } = this, { opening } = model, { canonical, map, tolerance } = comparison;
     if (!opening) return;
-    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, map, openings: [opening, comparison.opening] }), this.#hearer(comparison));
-    if (this.comparison !== comparison || comparison.canonical !== canonical || !comparison.values) return;
+    const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, map, ...tolerance, openings: [opening, comparison.opening] }), this.#hearer(comparison));
+    if (this.comparison !== comparison || comparison.canonical !== canonical || comparison.tolerance !== tolerance || !comparison.values) return;
     if (values) comparison.valueDiff = values;
     else comparison.values = false; // It was cancelled, or it failed.
     model.changed();
     await this.#update();
+    if (values) await this.#lookForNaN(comparison, values);
+  }
+
+  /** Looks at the tensors whose values differ. The result of the comparison is shown before that. */
+  async #lookForNaN(comparison: Comparison, values: Diff): Promise<void> {
+    const { model } = this, { opening } = model, { map } = comparison;
+    const pairs = values.changed.filter(({ what, a }) => what.includes("value") && /float|complex/.test(a.dtype ?? "")).map(({ fqn, fqn_b: other = fqn }) => ({ fqn, other }));
+    const found = !opening || pairs.length === 0 ? [] : await model.runAside(LOOKING, { a: opening, b: comparison.opening }, undefined, (client) => client.call("nonFinite", { pairs, map }), () => undefined);
+    if (comparison.valueDiff === values) comparison.nonFinite = found;
+    model.changed();
   }
 
   async #show(comparison: Comparison, structure: Diff): Promise<void> {
@@ -136,7 +181,7 @@ export class Comparing {
   stop(): void {
     const { model } = this;
     this.reset();
-    model.endAside(COMPARING);
+    this.#endValues();
     if (model.opened) void model.client.call("close", { side: "b" }).catch(() => undefined);
     model.changed();
   }
@@ -145,6 +190,7 @@ export class Comparing {
     this.#ending.abort(CANCELLED);
     this.#ending = new AbortController();
     this.#asked++;
+    this.series.reset();
     this.comparison = undefined;
   }
 }

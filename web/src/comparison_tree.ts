@@ -25,10 +25,11 @@ function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
   const isSame: Mark = diff.summary.values_compared ? "same" : "match";
   const comparedOf = (leaf: Leaf): Compared => {
     const key = keyOf(leaf.fqn), change = changed.get(leaf.fqn) ?? changed.get(key), a = sideOf(leaf), name = renamed.get(leaf.fqn) ?? renamed.get(key);
-    if (change) return { mark: "changed", what: change.what, a: change.a, b: change.b, ...(change.differing === undefined ? {} : { differing: change.differing }), ...(change.max_abs === undefined ? {} : { maxAbs: change.max_abs }) };
+    const inB = change?.fqn_b ?? ofB.get(key)?.fqn, other = inB === undefined || inB === leaf.fqn ? {} : { other: inB };
+    if (change) return { mark: "changed", what: change.what, a: change.a, b: change.b, ...other, ...(change.differing === undefined ? {} : { differing: change.differing }), ...(change.max_abs === undefined ? {} : { maxAbs: change.max_abs }) };
     if (name) return { mark: "renamed", what: [], a, b: sideOf(ofB.get(name.b)), other: name.b, ...(name.differing === undefined ? {} : { differing: name.differing }) };
     if (removed.has(leaf.fqn) || removed.has(key)) return { mark: "only-a", what: [], a, b: undefined };
-    return { mark: leaf.kind === "object" ? "same" : isSame, what: [], a, b: sideOf(ofB.get(key)) }; // objects are always compared
+    return { mark: leaf.kind === "object" ? "same" : isSame, what: [], a, b: sideOf(ofB.get(key)), ...other }; // objects are always compared
   };
   const onlyB = b.filter((leaf) => (added.has(leaf.fqn) || added.has(keyOf(leaf.fqn))) && !taken.has(leaf.fqn) && !taken.has(keyOf(leaf.fqn)));
   return [

@@ -10,6 +10,10 @@ export interface Differences {
   readonly largest: number;
   /** The number of elements that differ as NaN, as infinity or in the sign of zero. */
   readonly apart: number;
+  /** The norm of A − B divided by the norm of B, and the cosine of A and B: of the elements that are finite in both. NaN without
+   *  a norm. */
+  readonly relative: number;
+  readonly cosine: number;
 }
 
 /** Whether the elements with this number have the same bytes. Only for equal dtypes. */
@@ -34,8 +38,10 @@ export function differencesOf(a: Elements, b: Elements): Differences {
   if (!x || !y) throw new Error(`elements of ${x ? b.dtype : a.dtype} cannot be subtracted here`);
   if (x.length !== y.length) throw new Error("A and B have other shapes here");
   const differences = new Float64Array(x.length), minus = subtraction(a, b, x, y), isSame = a.dtype === b.dtype ? sameBytes(a, b, x.length) : (i: number) => Object.is(x[i], y[i]);
-  let differing = 0, largest = 0, apart = 0;
+  let differing = 0, largest = 0, apart = 0, ofA = 0, ofB = 0, both = 0, ofDifference = 0;
   for (let i = 0; i < x.length; i++) {
+    const p = x[i] ?? NaN, q = y[i] ?? NaN;
+    if (Number.isFinite(p) && Number.isFinite(q)) [ofA, ofB, both, ofDifference] = [ofA + p * p, ofB + q * q, both + p * q, ofDifference + (p - q) ** 2];
     if (isSame(i)) continue;
     const d = minus(i), isNumber = Number.isFinite(d) && d !== 0;
     differing++;
@@ -43,5 +49,5 @@ export function differencesOf(a: Elements, b: Elements): Differences {
     else apart++;
     differences[i] = isNumber ? d : NaN;
   }
-  return { elements: { dtype: "float64", shape: a.shape, buffer: differences.buffer }, count: x.length, differing, largest, apart };
+  return { elements: { dtype: "float64", shape: a.shape, buffer: differences.buffer }, count: x.length, differing, largest, apart, relative: Math.sqrt(ofDifference / ofB), cosine: both / Math.sqrt(ofA * ofB) };
 }

@@ -1,6 +1,6 @@
 /** Errors and warnings of the core name options of the command. Where a form on the page has a field for an option, the text
  *  names the field instead. Pure. */
-import { FORMS, OBJECTS, type ConvertForm } from "./convert_form";
+import { FORMS, OBJECTS, type ConvertForm, type Form } from "./convert_form";
 import type { Trouble } from "./protocol";
 
 interface Field {
@@ -13,6 +13,8 @@ const TO: Field = { label: "Form", values: Object.fromEntries(FORMS.map(([to]) =
 
 /** Labels of fields. */
 export const EXCEPT = "But keep these as they are", RAW_CAST = "Cast scaled numbers without their scales", EXPANSION = "Accept tensors that repeat stored elements very often";
+export const CANONICAL = "Remove wrapper prefixes (module, _orig_mod, …) from all names first", MODULES = "tessera.modules/1: takes the model's names from there, not from the text of the names alone.";
+export const PREFIX = "Only names with this prefix, without it", FOR_TORCH = "For this version of PyTorch", MEMORY = "Memory for buffers", WORLD_SIZE = "Number of ranks", CHECKSUMS = "Write no checksums";
 export const IGNORE_CRC = "Accept bytes that do not match their checksums", PART = "Only the part", SHARDS = "Ranks are joined by";
 
 const FIELDS: Readonly<Record<string, Field>> = {
@@ -25,6 +27,12 @@ const FIELDS: Readonly<Record<string, Field>> = {
   "--dequantize": { label: "Weights become: dequantized" },
   "--no-quantize": { label: EXCEPT },
   "--raw-cast": { label: RAW_CAST },
+  "--canonical": { label: CANONICAL },
+  "--prefix": { label: PREFIX },
+  "--for-torch": { label: FOR_TORCH },
+  "--max-mem": { label: MEMORY },
+  "--world-size": { label: WORLD_SIZE },
+  "--no-checksums": { label: CHECKSUMS },
   "--allow-expansion": { label: EXPANSION },
   "--ignore-crc": { label: IGNORE_CRC },
   "--part": { label: PART, values: { module: "module" } },
@@ -39,8 +47,9 @@ const FIELDS: Readonly<Record<string, Field>> = {
 
 const OF_MAP = ["--map", "--inverse"], OF_SOURCE = ["--part", "--shards"], OF_WRITING = ["--include", "--exclude", "--to", "--allow-expansion", "--ignore-crc", ...OF_MAP, ...OF_SOURCE];
 /** The options for which each form has a field. */
-export const convertFields = ({ to, dtype, quantized }: ConvertForm): readonly string[] => [
-  ...OF_WRITING, "--rename", "--dtype", "--objects", "--quantize", "--dequantize",
+export const convertFields = ({ dtype, quantized, canonical }: ConvertForm, to: Form): readonly string[] => [
+  ...OF_WRITING, "--rename", "--dtype", "--objects", "--quantize", "--dequantize", "--canonical", "--prefix", "--for-torch", "--max-mem", "--no-checksums",
+  ...(canonical ? ["--modules"] : []), ...(to === "ranks" ? ["--world-size"] : []),
   ...(to === "safetensors" ? ["--max-shard-size"] : []), ...(dtype ? ["--raw-cast"] : []), ...(quantized === "fp8-block" ? ["--no-quantize"] : []),
 ];
 export const RESHARD_FIELDS: readonly string[] = OF_WRITING;

@@ -3,7 +3,7 @@
 import { Client, Failure, type Progress } from "./client";
 import type { Choice, Prepare, Served } from "./collect";
 import { Comparing } from "./comparing";
-import type { ConvertForm } from "./convert_form";
+import type { ConvertForm, Weights } from "./convert_form";
 import { Lists } from "./lists";
 import { LoadCheck } from "./load_check";
 import { NO_MAP, type MapChoice } from "./map_choice";
@@ -84,6 +84,8 @@ export class Model {
   /** The parts of a checkpoint that is made of parts; empty for others. */
   parts: readonly Part[] | undefined;
   convertForm: ConvertForm | undefined;
+  /** Where the weights are, once Convert asked for it. */
+  weights: Weights | undefined;
   /** The built-in maps, once they were asked for. */
   maps: readonly string[] | undefined;
   mapChoice: MapChoice = NO_MAP;
@@ -212,18 +214,30 @@ export class Model {
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
-      const isChoice = "options" in prepared;
-      if (isChoice) this.choice = prepared;
-      else if (!isNext) this.opening = prepared;
+      const [first, second] = "options" in prepared && prepared.isPair ? prepared.options : [];
+      if ("options" in prepared && !first) this.choice = prepared;
+      const one = first ?? ("options" in prepared ? undefined : prepared);
+      if (one && !isNext) this.opening = one;
       this.changed();
-      const described = isChoice ? undefined : await this.#describe(client, prepared, signal);
-      if (handles) void remember(prepared.title, handles); // what could not be opened is not offered again
-      return described;
+      const described = one && await this.#describe(client, one, signal);
+      if (handles && !second) void remember(prepared.title, handles); // what could not be opened is not offered again
+      return described && [...described, second] as const;
     }, (trouble) => { if (!signal.aborted) this.hear(/ JSON document/.test(trouble.message) ? { ...trouble, message: trouble.message + DOCUMENT } : trouble); });
     if (isNext && this.#attempt !== attempt) return;
     if (isNext && found) this.close(attempt);
     else if (isNext) this.#endAttempt();
-    if (found) this.#take(...found);
+    if (!found) return;
+    const [opening, opened, other] = found;
+    this.#take(opening, opened);
+    if (other) void this.compareWith(other);
+  }
+
+  /** Shows the comparison of the open checkpoint with another one. */
+  async compareWith(...others: readonly Opening[]): Promise<void> {
+    location.hash = "compare";
+    const [first, ...more] = others;
+    if (first) await this.comparing.with(async () => first);
+    for (const one of more) await this.comparing.series.add(async () => one);
   }
 
   /** Starts another worker if a checkpoint is open. */
@@ -301,7 +315,7 @@ export class Model {
     this.optimizers = this.preview = this.twins = this.scan = this.about = this.fileMetadata = this.naming = undefined;
     this.target = START;
     this.mapChoice = NO_MAP;
-    this.parts = this.convertForm = undefined;
+    this.parts = this.convertForm = this.weights = undefined;
     this.loadCheck.reset();
     this.converting.reset();
     this.resharding.reset();
@@ -433,6 +447,11 @@ export class Model {
   async loadParts(): Promise<void> {
     if (this.parts || WHOLE.has(this.opened?.overview.format ?? "")) return;
     this.parts = await this.run("Looking for parts", undefined, () => this.#client.call("parts", {}), this.hear);
+    this.changed();
+  }
+
+  async loadWeights(): Promise<void> {
+    this.weights ??= await this.run("Looking for the weights", undefined, () => this.#client.call("weights", {}), this.hear);
     this.changed();
   }
 

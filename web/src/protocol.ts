@@ -1,5 +1,6 @@
 /** The messages between the page and its worker. */
 import type { ConversionResult, ConvertOptions, FqnDocument, Level, MapOptions, Names, OptimizerOptions, ReportFormat, ReshardOptions, Row as ModuleRow, RunOptions } from "../../wasm/tessera.js";
+import type { Weights } from "./convert_form";
 import type { Elements } from "./elements";
 import type { Sort, Totals } from "./entry_tree";
 import type { FileMetadata } from "./file_metadata";
@@ -177,6 +178,8 @@ export interface Diff {
   readonly removed: readonly string[];
   readonly changed: readonly {
     readonly fqn: string;
+    /** Its name in B, if it has another one there. */
+    readonly fqn_b?: string;
     readonly what: readonly string[];
     readonly a: DiffSide;
     readonly b: DiffSide;
@@ -194,6 +197,11 @@ export interface Diff {
   };
   readonly summary: { readonly same: number; readonly changed: number; readonly values_compared: boolean };
 }
+
+/** How many values of a pair of tensors are NaN or infinite, in A and in B. */
+export interface NonFinite { readonly fqn: string; readonly a: { readonly nan: number; readonly inf: number }; readonly b: { readonly nan: number; readonly inf: number } }
+/** Of each tensor of numbers: its finite values, and the number of the others. */
+export type Statistics = readonly { readonly fqn: string; readonly count: number; readonly mean: number; readonly std: number; readonly bad: number }[];
 
 export type PlanRequest = { readonly target: string } & Names & MapOptions;
 
@@ -313,7 +321,9 @@ export interface Opened {
 
 /** The map that is applied to A; no members: none. Numbers and names of entries are then those that the map makes. */
 interface OfA { readonly map: MapOptions }
-export interface DiffOptions extends OfA { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
+/** |A − B| may be `atol` + `rtol` × |B|. Both 0: values are compared bit by bit. */
+export interface Tolerance { readonly atol: number; readonly rtol: number }
+export interface DiffOptions extends OfA, Tolerance { readonly values: boolean; readonly layout: boolean; readonly canonical: boolean }
 
 /** Each request, with its arguments and its result. */
 export interface Requests {
@@ -330,6 +340,8 @@ export interface Requests {
   about: { takes: { count: number }; gives: About | null };
   fileMetadata: { takes: Record<string, never>; gives: readonly FileMetadata[] };
   parts: { takes: Record<string, never>; gives: readonly Part[] };
+  /** Where the weights are. */
+  weights: { takes: Record<string, never>; gives: Weights };
   /** `allow` is the value of `tessera validate --allow`. */
   checkLoad: { takes: { expected: Expectation; prefix: string; allow: string }; gives: LoadFindings };
   /** The text of tessera.layout/1. */
@@ -341,6 +353,11 @@ export interface Requests {
   reveal: { takes: { outline: OutlineName; fqn: string }; gives: { row: number; rows: number; entry: number } | null };
   entry: { takes: OfA & { entry: number }; gives: Detail };
   slice: { takes: OfA & { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
+  /** The entry of B with this name. */
+  entryOfB: { takes: { fqn: string }; gives: Detail | null };
+  /** Looks for NaN and infinity in pairs of tensors. Returns the pairs that have some. */
+  nonFinite: { takes: OfA & { pairs: readonly { readonly fqn: string; readonly other: string }[] }; gives: readonly NonFinite[] };
+  statistics: { takes: Record<string, never>; gives: Statistics };
   /** The same slice of an entry of A and of one of B. */
   slices: { takes: OfA & { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
   /** In steps; `progress` has the tally so far. */
@@ -348,7 +365,7 @@ export interface Requests {
   /** `found` are the results of workers for the parts of the values. */
   diff: { takes: DiffOptions & { readonly found?: readonly Uint8Array[] }; gives: Diff };
   /** Compares the values of part `part` of `parts`. */
-  diffPart: { takes: OfA & { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
+  diffPart: { takes: OfA & Tolerance & { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
   /** Makes the rows of the outline "compare". */
   showDiff: { takes: OfA & { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };

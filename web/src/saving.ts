@@ -19,6 +19,8 @@ export class Saving {
   to = "";
   /** What was shown when it was last written. */
   saved = "";
+  /** What the form left out then, as a sentence. */
+  left = "";
   isCancelled = false;
   isRunning = false;
   #asked = 0;

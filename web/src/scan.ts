@@ -1,11 +1,12 @@
 /** Looks at the values of every tensor, in the worker: NaN, Inf, and tensors that are all zero or have only one value. */
-import type { Checkpoint } from "../../wasm/tessera.js";
+import type { Checkpoint, MappedCheckpoint } from "../../wasm/tessera.js";
 import type { Leaf } from "./entry_tree";
-import type { Scan, Tally } from "./protocol";
+import type { Scan, Statistics, Tally } from "./protocol";
+import { isOptimizerName } from "./split";
 
 const STEP_BYTES = 8 << 20;
 
-function tallyOf(checkpoint: Checkpoint, entry: number): Tally {
+export function tallyOf(checkpoint: MappedCheckpoint, entry: number): Tally {
   const job = checkpoint.tally(entry);
   try {
     while (job.step(STEP_BYTES));
@@ -30,3 +31,10 @@ export function scanned(checkpoint: Checkpoint, leaves: readonly Leaf[]): Scan {
   }
   return { suspects, scanned: tensors.length - skipped.length, skipped };
 }
+
+/** Of each floating-point tensor, optimizer state aside. */
+export const statisticsOf = (checkpoint: Checkpoint, leaves: readonly Leaf[]): Statistics =>
+  leaves.filter(({ kind, elements, fqn, dtypes }) => kind === "tensor" && elements > 0 && dtypes.every((d) => /float/.test(d)) && !isOptimizerName(fqn)).flatMap(({ entry, fqn }) => {
+    const { count, nan, inf, mean, std } = tallyOf(checkpoint, entry), number = (v: typeof mean) => typeof v === "number" ? v : 0;
+    return count ? [{ fqn, count: count - nan - inf, mean: number(mean), std: number(std), bad: nan + inf }] : [];
+  });

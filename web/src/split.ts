@@ -60,3 +60,46 @@ export function amountsOf(outline: Outline): Amounts {
     outline.close();
   }
 }
+
+/** Names by which training scripts and trainers put a model next to other things. */
+const MODEL = /^(model|module|network|net|ema)(_?states?(_?dicts?)?)?$|^state_dict$/i;
+const MOST_TOP = 10_000, DEEPEST = 2;
+
+interface Top { readonly path: string; readonly row: Row }
+
+/** Returns the rows of this depth from a place on, until one that is not below the same row. */
+const topsOf = (rows: readonly Row[], prefix: string, depth: number, after: number): Top[] => {
+  const tops: Top[] = [];
+  for (const row of rows.slice(after)) {
+    if (row.depth < depth) break;
+    if (row.depth === depth) tops.push({ path: prefix + row.name, row });
+  }
+  return tops;
+};
+
+/** Tells the weights of a model from what is stored next to them. A prefix that all names have is the model's own, as "model." is
+ *  in many models of transformers, unless such a model is below it. Closes the outline. */
+export function weightsOf(outline: Outline): { prefix: string; others: string[] } {
+  try {
+    outline.act(0, "close-all");
+    let tops = topsOf(outline.rows(0, MOST_TOP), "", 1, 0);
+    const others: string[] = [];
+    for (let depth = 1; depth <= DEEPEST; depth++) {
+      const isState = ({ row: { name, group } }: Top) => OPTIMIZER.test(name) || (group && (name === "param_groups" || (name === "state" && tops.some((t) => t.row.name === "param_groups"))));
+      others.push(...tops.filter(isState).map(({ path, row }) => row.group ? `${path}.**` : path));
+      const model = tops.filter((t) => t.row.group && MODEL.test(t.row.name) && t.row.elements > 0 && !isState(t)).sort((a, b) => b.row.bytes - a.row.bytes)[0];
+      if (model && tops.length > 1 && !tops.some((t) => t !== model && !isState(t) && isWeight(t))) return { prefix: `${model.path}.`, others: [] };
+      const [only] = tops;
+      if (!only?.row.group || tops.length > 1) break;
+      outline.act(only.row.node, "open");
+      tops = topsOf(outline.rows(0, MOST_TOP), `${only.path}.`, depth + 1, outline.rows(0, MOST_TOP).findIndex((r) => r.node === only.row.node) + 1);
+      if (MODEL.test(only.row.name) && tops.some(({ row: { name } }) => name === "model" || name === "lm_head")) return { prefix: `${only.path}.`, others: [] };
+    }
+    return { prefix: "", others };
+  } finally {
+    outline.close();
+  }
+}
+
+/** Whether floating-point tensors are there: `lm_head.weight` next to `model` is a weight, and the state of a random generator is not. */
+const isWeight = ({ row }: Top): boolean => row.elements > 1 && row.dtypes.some((d) => /float/.test(d));

@@ -69,8 +69,8 @@ export async function checkBytes(first: Member, join: () => Promise<Member>, ope
   return first.call("deepFindings", workers === 1 ? {} : { found: await inParts(first, join, workers, (member, part, parts) => member.call("deepPart", { part, parts })) });
 }
 
-export async function compareValues(first: Member, join: () => Promise<Member>, { canonical, map, openings }: Pick<DiffOptions, "canonical" | "map"> & { readonly openings: readonly Opening[] }): Promise<Diff> {
-  const workers = workersFor(openings, navigator), options = { values: true, layout: false, canonical, map };
+export async function compareValues(first: Member, join: () => Promise<Member>, { canonical, map, atol, rtol, openings }: Pick<DiffOptions, "canonical" | "map" | "atol" | "rtol"> & { readonly openings: readonly Opening[] }): Promise<Diff> {
+  const workers = workersFor(openings, navigator), options = { values: true, layout: false, canonical, map, atol, rtol };
   if (workers === 1) return first.call("diff", options);
-  return first.call("diff", { ...options, found: await inParts(first, join, workers, (member, part, parts) => member.call("diffPart", { canonical, map, part, parts })) });
+  return first.call("diff", { ...options, found: await inParts(first, join, workers, (member, part, parts) => member.call("diffPart", { canonical, map, atol, rtol, part, parts })) });
 }

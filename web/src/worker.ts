@@ -12,11 +12,11 @@ import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
 import { withMap } from "./mapped";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
-import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type Tally, type ToWorker, type Trouble, type Twins } from "./protocol";
+import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type Tally, type Tolerance, type ToWorker, type Trouble, type Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
-import { scanned } from "./scan";
+import { scanned, statisticsOf, tallyOf } from "./scan";
 import { chosenOf, isRemote, sourceFile } from "./sources";
-import { amountsOf, type Amounts } from "./split";
+import { amountsOf, weightsOf, type Amounts } from "./split";
 import { objectText } from "./text";
 import { differingElements } from "./tensor_equality";
 import { optimizerPreviewOf, previewOf, write } from "./writing";
@@ -215,6 +215,9 @@ function withValues(a: MappedCheckpoint, b: Checkpoint, pair: Diff["renamed"][nu
   return { ...pair, differing: differingElements(a, pair.a, b, pair.b, x.shape) };
 }
 
+/** Without a tolerance values are compared bit by bit. */
+const toleranceOf = ({ atol, rtol }: Tolerance): Partial<Tolerance> => atol || rtol ? { atol, rtol } : {};
+
 /** Returns where the bytes of an entry are, as text. */
 function placeOf(checkpoint: MappedCheckpoint, fqn: string): string {
   const entry = checkpoint.find(fqn);
@@ -276,6 +279,7 @@ const handlers: Handlers = {
     await prepared();
     return opened("a").checkpoint.inspect({ include: [NO_NAME] }).summary.parts ?? [];
   },
+  weights: () => weightsOf(opened("a").checkpoint.outline()),
   async checkLoad({ expected, prefix, allow }) {
     await prepared();
     return checkLoad(await tessera, opened("a").checkpoint, expected, prefix, allow);
@@ -297,6 +301,21 @@ const handlers: Handlers = {
     const a = await ofA({ map });
     requireBytes(opened("a"), a, entry);
     return elementsOf(a, fqn, slice);
+  },
+  entryOfB({ fqn }) {
+    const { checkpoint } = opened("b"), entry = checkpoint.find(fqn);
+    return entry === undefined ? null : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0] ?? null;
+  },
+  async nonFinite({ pairs, map }) {
+    const sides = [await ofA({ map }), opened("b").checkpoint] as const, of = (side: MappedCheckpoint, fqn: string) => {
+      const entry = side.find(fqn), { nan, inf } = entry === undefined ? { nan: 0, inf: 0 } : tallyOf(side, entry);
+      return { nan, inf };
+    };
+    return pairs.map(({ fqn, other }) => ({ fqn, a: of(sides[0], fqn), b: of(sides[1], other) })).filter(({ a, b }) => a.nan || a.inf || b.nan || b.inf);
+  },
+  statistics() {
+    requireAllBytes(opened("a"));
+    return statisticsOf(opened("a").checkpoint, entriesOf("a"));
   },
   async slices({ fqn, other, slice, map }) {
     const read = (side: Side, checkpoint: MappedCheckpoint, name: string) => {
@@ -321,10 +340,10 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async diffPart({ canonical, part, parts, map }) {
+  async diffPart({ canonical, part, parts, map, atol, rtol }) {
     const a = opened("a"), b = opened("b");
     [a, b].forEach(requireAllBytes);
-    const job = (await ofA({ map })).diff(b.checkpoint, { canonical });
+    const job = (await ofA({ map })).diff(b.checkpoint, { canonical, ...toleranceOf({ atol, rtol }) });
     try {
       job.part(part, parts);
       while (await job.stepAsync());
@@ -333,10 +352,10 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async diff({ values, layout, canonical, found, map }) {
+  async diff({ values, layout, canonical, found, map, atol, rtol }) {
     const a = opened("a"), b = opened("b");
     if (values) [a, b].forEach(requireAllBytes);
-    const seen = await ofA({ map }), job = seen.diff(b.checkpoint, { layout, canonical });
+    const seen = await ofA({ map }), job = seen.diff(b.checkpoint, { layout, canonical, ...(values ? toleranceOf({ atol, rtol }) : {}) });
     try {
       found?.forEach((bytes, part) => job.take(part, found.length, bytes));
       while (values && !found && await job.stepAsync());

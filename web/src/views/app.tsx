@@ -1,11 +1,10 @@
 /** The page: the start page, or the opened checkpoint with its header, tabs, list and detail. */
 import type { ComponentType, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { filesOfDrop, handlesOfDrop, openingOf } from "../collect";
+import { checkpointsOf, filesOfDrop, handlesOfDrop } from "../collect";
 import type { Job, Model } from "../model";
 import { TABS, viewOf, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
-import { Compare } from "./compare";
 import { closeEntry, SidePane } from "./detail";
 import { Header } from "./header";
 import { useModel, useView } from "./hooks";
@@ -34,6 +33,7 @@ function Tabs({ view, go }: { view: View; go: (view: View) => void }): JSX.Eleme
 
 /** The views whose scripts are fetched when they are opened for the first time. */
 const LATER: Partial<Record<View, () => Promise<ComponentType>>> = {
+  compare: async () => (await import("./compare")).Compare,
   convert: async () => (await import("./convert")).Convert,
   reshard: async () => (await import("./reshard")).Reshard,
   load: async () => (await import("./load")).Load,
@@ -80,7 +80,6 @@ function Panel({ view, go }: { view: View; go: (view: View) => void }): JSX.Elem
       {view === "contents" && <Listing />}
       {view === "files" && <Later load={loadFiles} showFile={showFile} show={show} />}
       {view === "problems" && <Problems show={show} go={go} />}
-      {view === "compare" && <Compare />}
       {LATER[view] && <Later key={view} load={LATER[view]} />}
       {hasSide && <><Divider /><SidePane go={go} /></>}
     </div>
@@ -132,10 +131,10 @@ function useDrop(model: Model, view: View): { isOver: boolean; handlers: Record<
     setOver(false);
     if (!e.dataTransfer?.types.includes("Files")) return;
     e.preventDefault();
-    const found = filesOfDrop(e.dataTransfer), handles = handlesOfDrop(e.dataTransfer), prepare = async () => openingOf(await found);
+    const found = filesOfDrop(e.dataTransfer), prepare = async () => checkpointsOf(await found);
     if (model.opened && view === "load") void model.loadCheck.against(prepare);
     else if (model.opened && view === "compare") void model.comparing.with(prepare);
-    else void model.open(prepare, handles);
+    else void model.open(prepare, handlesOfDrop(e.dataTransfer));
   };
   return { isOver, handlers: { onDragEnter: over, onDragOver: over, onDrop: drop, onDragLeave: (e) => { if (e.relatedTarget === null) setOver(false); }, onPointerMove: () => setOver(false) } }; // a browser need not say that a drag was cancelled
 }

@@ -3,41 +3,97 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { Comparison } from "../comparing";
 import { saveText } from "../download";
+import { castsOf, prefixOf } from "../fit";
+import { mapCommand } from "../map_choice";
 import type { Diff } from "../protocol";
-import { bytesText, exactText, plural, visible } from "../text";
+import { NO_SOURCE, sourceText } from "../target";
+import { bytesText, exactText, plural, realText, visible } from "../text";
 import { useModel } from "./hooks";
 import { Later } from "./later";
 import { FilterLine } from "./listing";
 import { Opener } from "./opener";
-import { Facts, TroubleBox } from "./parts";
+import { Copy, Facts, TroubleBox } from "./parts";
 import { Tree } from "./tree";
 
 /** Every entry is counted once: one that was perhaps renamed is not counted as being only in A, and only in B. */
 const countsOf = ({ changed, added, removed, renamed }: Diff) => ({ changed: changed.length, onlyA: removed.length - renamed.length, onlyB: added.length - renamed.length, renamed: renamed.length });
 
 /** Returns a sentence that says what is known about the differences and what has not been compared. */
-export function verdictOf(diff: Diff): string {
+export function verdictOf(diff: Diff, { atol, rtol }: Comparison["tolerance"] = { atol: 0, rtol: 0 }): string {
   const { summary, metadata } = diff, same = plural(summary.same, "entry", "entries"), { changed, onlyA, onlyB, renamed } = countsOf(diff);
   const texts = metadata.changed.length + metadata.added.length + metadata.removed.length;
   const rest = [changed && `${exactText(changed)} changed`, onlyA && `${exactText(onlyA)} only in A`, onlyB && `${exactText(onlyB)} only in B`, renamed && `${exactText(renamed)} perhaps renamed`, texts && `${plural(texts, "text")} of __metadata__ differ${texts === 1 ? "s" : ""}`].filter(Boolean);
-  const matching = summary.values_compared ? `${same} equal, values included` : `${same} with equal names, dtypes, shapes and objects; values not compared yet`;
+  const matching = summary.values_compared ? `${same} equal, values included${atol || rtol ? ` (within ${[atol && `atol ${realText(atol)}`, rtol && `rtol ${realText(rtol)}`].filter(Boolean).join(" and ")})` : ""}` : `${same} with equal names, dtypes, shapes and objects; values not compared yet`;
   return [...rest, matching].join(", ");
 }
 
+/** The counts as sums: what each side has. */
+function sumsText(diff: Diff): string {
+  const { changed, onlyA, onlyB, renamed } = countsOf(diff), both = diff.summary.same + changed + renamed;
+  return `A has ${plural(both + onlyA, "entry", "entries")}, B has ${exactText(both + onlyB)}; ${exactText(both)} of them are in both`;
+}
+
+/** The command that compares in the same way. A map that is not built in is a file. */
+function commandOf({ values, layout, canonical, tolerance: { atol, rtol }, map, opening }: Comparison, model: ReturnType<typeof useModel>): string {
+  const tolerance = `${atol ? ` --atol ${atol}` : ""}${rtol ? ` --rtol ${rtol}` : ""}`, fit = map.map !== undefined && model.mapChoice.name === "" ? " --map map.json" : "";
+  return `tessera diff ${sourceText(model.opening ?? NO_SOURCE)} ${sourceText(opening)}${tolerance || (values ? " --values" : "")}${layout ? " --layout" : ""}${canonical ? " --canonical" : ""}${mapCommand(model.mapChoice)}${fit}`;
+}
+
+/** A field for a tolerance. What is not a number of 0 or more changes nothing. */
+function Within({ label, title, value, set }: { label: string; title: string; value: number; set: (to: number) => void }): JSX.Element {
+  const take = (text: string) => { const to = text.trim() === "" ? 0 : Number(text); if (to >= 0 && Number.isFinite(to)) set(to); };
+  return <label class="within" title={title}>{label}<input type="text" inputMode="decimal" value={value || ""} placeholder="0" spellcheck={false} onChange={(e) => take(e.currentTarget.value)} /></label>;
+}
+
+/** What would make more of both sides comparable, and what was done for that. */
+function Offers({ comparison, diff }: { comparison: Comparison; diff: Diff }): JSX.Element | null {
+  const { comparing, mapChoice } = useModel(), { fit } = comparison, prefix = prefixOf(diff), casts = castsOf(diff);
+  if (mapChoice.name) return null;
+  return (
+    <>
+      {prefix && !fit.prefix && <p class="offer">{plural(prefix.matches, "name")} would match without “{visible(prefix.text)}” in {prefix.side.toUpperCase()}. <button type="button" class="small" onClick={() => void comparing.setFit({ prefix, casts: [] })}>Strip {visible(prefix.text)}</button></p>}
+      {fit.prefix && <p class="offer">Names are compared without “{visible(fit.prefix.text)}” in {fit.prefix.side.toUpperCase()}. <button type="button" class="small" onClick={() => void comparing.setFit({ casts: [] })}>Keep it</button></p>}
+      {casts.length > 0 && fit.casts.length === 0 && <p class="offer">{plural(casts.length, "tensor")} {casts.length === 1 ? "has" : "have"} another floating-point dtype in B, so values are not compared. <button type="button" class="small" onClick={() => void comparing.setFit({ ...fit, casts })}>Compare across dtypes</button></p>}
+      {fit.casts.length > 0 && <p class="offer">{plural(fit.casts.length, "tensor")} of A {fit.casts.length === 1 ? "is" : "are"} cast to B's dtype first. <button type="button" class="small" onClick={() => void comparing.setFit({ ...fit, casts: [] })}>Compare dtypes again</button></p>}
+    </>
+  );
+}
+
+const MOST_NAN = 8;
+/** NaN and infinity come first: a difference has no size there. */
+function NotFinite({ comparison: { nonFinite } }: { comparison: Comparison }): JSX.Element | null {
+  const model = useModel();
+  if (!nonFinite?.length) return null;
+  const text = ({ nan, inf }: { nan: number; inf: number }) => [nan && `${exactText(nan)} NaN`, inf && `${exactText(inf)} infinite`].filter(Boolean).join(", ") || "none";
+  return (
+    <section class="not-finite" aria-label="NaN and infinity">
+      <h3>{plural(nonFinite.length, "changed tensor")} {nonFinite.length === 1 ? "has" : "have"} NaN or infinity</h3>
+      <ul>{nonFinite.slice(0, MOST_NAN).map(({ fqn, a, b }) => <li key={fqn}><button type="button" class="link" onClick={() => void model.lists.filter("compare", fqn)}>{visible(fqn)}</button> A: {text(a)}; B: {text(b)}</li>)}</ul>
+      {nonFinite.length > MOST_NAN && <p>… and {exactText(nonFinite.length - MOST_NAN)} more.</p>}
+    </section>
+  );
+}
+
+const loadSeries = async () => (await import("./series")).SeriesView;
 const loadMapFields = async () => (await import("./map_fields")).MapFields;
 
-function Toggles({ comparison }: { comparison: Comparison }): JSX.Element {
-  const { comparing, mapChoice } = useModel(), [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
+function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; isSeries: boolean; setSeries: (to: boolean) => void }): JSX.Element {
+  const model = useModel(), { comparing, mapChoice } = model, { tolerance, map } = comparison, [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
   return (
     <>
       <p class="buttons toggles" role="group" aria-label="Compare">
         <button type="button" aria-pressed={comparison.values} onClick={() => void comparing.toggle("values")}>Values{comparison.valueDiff ? "" : ` (reads up to ${bytesText(comparing.bytes)})`}</button>
+        <Within label="atol" title="Values may differ by this" value={tolerance.atol} set={(atol) => void comparing.setTolerance({ ...tolerance, atol })} />
+        <Within label="rtol" title="Values may differ by this times the value in B" value={tolerance.rtol} set={(rtol) => void comparing.setTolerance({ ...tolerance, rtol })} />
         <button type="button" aria-pressed={comparison.layout} onClick={() => void comparing.toggle("layout")}>Sharding</button>
         <button type="button" aria-pressed={comparison.canonical} onClick={() => void comparing.toggle("canonical")}>Canonical names</button>
         <button type="button" aria-expanded={isMapOpen} onClick={() => setMapOpen(!isMapOpen)}>{mapChoice.name ? `Map of A: ${visible(mapChoice.name)}` : "Map of A"}</button>
+        <button type="button" aria-pressed={isSeries} onClick={() => setSeries(!isSeries)}>Layer by layer</button>
         <span class="space" />
-        {comparison.diff && <button type="button" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
-        <button type="button" onClick={() => comparing.stop()}>Another B</button>
+        <Copy text={commandOf(comparison, model)} what="the command" label="Copy as command" />
+        {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
+        {comparison.diff && <button type="button" class="ghost" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
+        <button type="button" class="ghost" onClick={() => comparing.stop()}>Another B</button>
       </p>
       {isMapOpen && <Later load={loadMapFields} label="Names and layouts of A become" />}
       {comparison.trouble && <TroubleBox trouble={comparison.trouble} isMapped={mapChoice.name !== ""} />}
@@ -58,19 +114,23 @@ function MetadataDiff({ metadata: { added, removed, changed } }: Diff): JSX.Elem
 }
 
 export function Compare(): JSX.Element {
-  const model = useModel(), { comparison } = model.comparing;
+  const model = useModel(), { comparison } = model.comparing, [isSeries, setSeries] = useState(model.comparing.series.more.length > 0);
   useEffect(() => { void model.comparing.remap(); }, [model.mapChoice]);
-  if (!comparison) return <section class="view" aria-label="Compare"><Opener about="the other checkpoint" open={(prepare) => void model.comparing.with(prepare)} /></section>;
+  if (!comparison) return <section class="view" aria-label="Compare"><h2>Compare</h2><p class="quiet">Compare {visible(model.opening?.title ?? "")} with another checkpoint, of any format and sharding.</p><Opener about="the other checkpoint" open={(prepare) => void model.comparing.with(prepare)} /></section>;
   const { diff } = comparison;
   return (
     <section class="list" aria-label="Comparison">
       <div class="compared">
-        <p><strong>A</strong> {visible(model.opening?.title ?? "")} <strong>B</strong> {visible(comparison.title)}</p>
-        <Toggles comparison={comparison} />
-        {diff && <p role="status" class="verdict-line">{verdictOf(diff)}.</p>}
+        <p class="pair"><span><strong>A</strong> {visible(model.opening?.title ?? "")}</span> <span><strong>B</strong> {visible(comparison.title)}</span></p>
+        <Toggles comparison={comparison} isSeries={isSeries} setSeries={setSeries} />
+        {diff && <p role="status" class="verdict-line">{verdictOf(diff, comparison.tolerance)}.</p>}
+        {diff && <p class="quiet sums">{sumsText(diff)}.</p>}
+        <NotFinite comparison={comparison} />
+        {diff && <Offers comparison={comparison} diff={diff} />}
         {diff && <MetadataDiff {...diff} />}
       </div>
-      {diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: text, **.weight, dtype:bfloat16, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}
+      {isSeries ? <div class="series-view"><Later load={loadSeries} /></div>
+        : diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: text, **.weight, dtype:bfloat16, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}
     </section>
   );
 }

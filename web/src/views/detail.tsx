@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import type { Model, Selected } from "../model";
-import { isDense, type Compared, type Detail, type ObjectDetail, type PerRankDetail, type TensorDetail } from "../protocol";
+import { isDense, type Detail, type ObjectDetail, type PerRankDetail, type TensorDetail } from "../protocol";
 import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
 import type { View } from "../route";
 import { useModel, useNarrow } from "./hooks";
@@ -10,7 +10,7 @@ import { Later } from "./later";
 import { OverviewPane } from "./overview";
 import { Copy, Facts, LevelMark, TroubleBox } from "./parts";
 import { ShardMapView } from "./shard_map";
-import { markText, sideText } from "./tree_columns";
+import { markText } from "./tree_columns";
 import { Values } from "./values";
 
 function TensorFacts({ detail }: { detail: TensorDetail }): JSX.Element {
@@ -88,15 +88,12 @@ function Breadcrumb({ fqn }: { fqn: string }): JSX.Element {
 
 const loadDiff = async () => (await import("./tensor_diff")).TensorDiff;
 
-/** Whether both sides are tensors of the same shape. */
-const isComparable = ({ a, b }: Compared): boolean => a?.kind === "tensor" && b?.kind === "tensor" && a.shape?.join() === b.shape?.join();
-
 function ComparedFacts({ selected: { compared, fqn, detail, map } }: { selected: Selected }): JSX.Element | null {
   if (!compared) return null;
-  const facts: [string, string][] = [["change", markText(compared)], ["A", visible(sideText(compared.a))], ["B", visible(sideText(compared.b))]];
+  const facts: [string, string][] = [["change", markText(compared)]];
   if (compared.differing !== undefined) facts.push(["values that differ", exactText(compared.differing)]);
   if (compared.maxAbs !== undefined) facts.push(["largest difference", compared.maxAbs === 0 ? "none between numbers: they differ as NaN or in the sign of zero" : `${realText(compared.maxAbs)}, where both are numbers`]);
-  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} />{isDense(detail) && isComparable(compared) && <Later key={fqn} load={loadDiff} fqn={fqn} shape={detail.shape} compared={compared} map={map} />}</section>;
+  return <section aria-label="Comparison with B"><h3>Comparison</h3><Facts facts={facts} /><Later key={fqn} load={loadDiff} fqn={fqn} detail={detail} compared={compared} map={map} /></section>;
 }
 
 function EntryPane({ selected }: { selected: Selected }): JSX.Element {
@@ -111,7 +108,7 @@ function EntryPane({ selected }: { selected: Selected }): JSX.Element {
       {selected.trouble && <TroubleBox trouble={selected.trouble} />}
       {!model.opened?.isMetadataOnly && findings.map((f, i) => <p key={i} class="note"><LevelMark level={f.level} /> <code>{f.rule}</code> {visible(f.message)}</p>)}
       <ComparedFacts selected={selected} />
-      {selected.detail && <Body key={selected.entry} detail={selected.detail} />}
+      {selected.detail && (selected.compared && isDense(selected.detail) ? <Values key={selected.entry} detail={selected.detail} /> : <Body key={selected.entry} detail={selected.detail} />)}
     </>
   );
 }

@@ -1,10 +1,11 @@
 /** The ways to open a checkpoint: pickers, samples and a URL. Dropping works anywhere on the page. */
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { filesOfHandles, filesOfPicker, openingOf, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
+import { checkpointsOf, filesOfHandles, filesOfPicker, openingOfSample, samplesHere, type Prepare, type Sample } from "../collect";
 import { isElsewhere, mayReadOthers } from "../elsewhere";
 import type { openingOfRemote, Remote } from "../remote";
-import { bytesText } from "../text";
+import { bytesText, visible } from "../text";
+import { useModel } from "./hooks";
 
 /** `handles` are the handles of the chosen files, if the browser gives them. With them the files can be opened again
  *  later. */
@@ -31,14 +32,14 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
     if (!current?.files?.length) return;
     const found = filesOfPicker(current.files);
     current.value = ""; // Otherwise choosing the same files again would cause no event.
-    open(async () => openingOf(found));
+    open(() => checkpointsOf(found));
   };
   const choose = async () => {
     const chosen = chosenHandles(folder);
     if (!chosen) return input.current?.click();
     const handles = await chosen.catch((e: unknown) => e as Error);
     if (!Array.isArray(handles)) return open(() => Promise.reject(handles));
-    if (handles.length) open(async () => openingOf(await filesOfHandles(handles)), Promise.resolve(handles));
+    if (handles.length) open(async () => checkpointsOf(await filesOfHandles(handles)), Promise.resolve(handles));
   };
   return (
     <>
@@ -48,12 +49,14 @@ function Picker({ label, folder, open }: { label: string; folder: boolean; open:
   );
 }
 
+const remotePage = (url: string): string => `remote.html?url=${encodeURIComponent(url.trim())}`;
 const openingAt = async (...args: Parameters<typeof openingOfRemote>) => (await import("../remote")).openingOfRemote(...args);
 
-/** A URL that can be read by ranges is opened at once. If the whole file must be downloaded, the page asks first. */
+/** A URL that can be read by ranges is opened at once. If the whole file must be downloaded, the page asks first. A URL on another
+ *  site is opened in the page that may read it, unless a checkpoint is open here. */
 function UrlForm({ open }: { open: Open }): JSX.Element {
   const [url, setUrl] = useState(""), [whole, setWhole] = useState<Remote>();
-  const mayOthers = mayReadOthers(), isBarred = !mayOthers && isElsewhere(url);
+  const mayOthers = mayReadOthers(), isBarred = !mayOthers && isElsewhere(url), model = useModel(), { opened } = model;
   const asking = useRef<AbortController>();
   const [isAsking, setAsking] = useState(false);
   useEffect(() => () => asking.current?.abort(), []);
@@ -65,6 +68,7 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
   };
   const submit = async (e: Event) => {
     e.preventDefault();
+    if (isBarred && !opened) location.assign(remotePage(url));
     if (!url.trim() || isBarred) return;
     asking.current?.abort();
     const { signal } = asking.current = new AbortController();
@@ -77,29 +81,30 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
   };
   return (
     <form class="url" onSubmit={(e) => void submit(e)}>
-      <label>URL{mayOthers ? "" : " on this server"}: a file, an index, or a DCP's .metadata<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="model.safetensors" /></label>
+      <label>URL of a file, an index, or a DCP's .metadata<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="https://…/model.safetensors" /></label>
       <button type="submit">Open URL</button>
       {isAsking && <p class="note" role="status">Asking the server …</p>}
-      {isBarred && <p class="note" role="status">This page is not allowed to read from other sites. <a href={`remote.html?url=${encodeURIComponent(url.trim())}`}>Open it in the page that is</a>.</p>}
+      {isBarred && opened && <p class="note" role="status">This page is not allowed to read from other sites. <a href={remotePage(url)}>Open it in the page that is</a>, which closes {visible(model.opening?.title ?? "")} here.</p>}
       {whole && <p class="note" role="status">The server does not send parts of this file, so all of it{whole.size === undefined ? "" : `, ${bytesText(whole.size)},`} would be downloaded. <button type="button" onClick={() => open((signal, tell) => openingAt(whole, signal, tell))}>Download all of it</button></p>}
     </form>
   );
 }
 
-export function Opener({ open, about }: { open: Open; about: string }): JSX.Element {
+/** `children` come first. */
+export function Opener({ open, about, children }: { open: Open; about: string; children?: ComponentChildren }): JSX.Element {
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   useEffect(() => { samplesHere().then(setSamples, () => setSamples([])); }, []);
   return (
     <section class="opener" aria-label={about}>
-      <p class="drop">Drop {about} here: a directory, or its files</p>
-      <p class="buttons"><Picker label="Choose directory…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
-      {samples.length > 0 && <>
-        <h2>Or open a sample</h2>
-        <ul class="samples">
-          {samples.map((s) => <li key={s.name}><button type="button" onClick={() => open((signal) => openingOfSample(s, signal))}><strong>{s.name}</strong><span>{s.title}</span></button></li>)}
-        </ul>
-      </>}
+      {children}
       <UrlForm open={open} />
+      <div class="drop">
+        <p>Drop {about} here: a directory, or its files</p>
+        <p class="buttons"><Picker label="Choose directory…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
+      </div>
+      {samples.length > 0 && <div class="sample-line"><h2>Samples</h2><ul class="samples">
+        {samples.map((s) => <li key={s.name}><button type="button" title={s.title} onClick={() => open((signal) => openingOfSample(s, signal))}>{s.name}</button></li>)}
+      </ul></div>}
     </section>
   );
 }

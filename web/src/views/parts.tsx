@@ -18,11 +18,10 @@ export function TroubleBox({ trouble, onClose, again, retry, isMapped }: { troub
     <div class="trouble" role="alert">
       <p><strong>{visible(trouble.message)}</strong></p>
       <p class="quiet">
-        {trouble.status !== "page" && <>Code: {trouble.status}. </>}
-        {trouble.position !== undefined && <>Byte {exactText(trouble.position)}. </>}
         {/(^|[ (])--[a-z]/.test(trouble.message) && "Words that begin with -- are options of the tessera command; Convert and Reshard have fields for most of them. "}
         {isMapped && trouble.status === "malformed" ? "If the map is for another model or the other direction, choose another one, or none." : ADVICE[trouble.status]}
       </p>
+      {trouble.status !== "page" && <details><summary>Details</summary><p>Code: {trouble.status}.{trouble.position !== undefined && <> Byte {exactText(trouble.position)}.</>}</p></details>}
       {trouble.status === "broken" && again && <><button type="button" onClick={again}>Open again</button> </>}
       {trouble.status === "page" && retry && <button type="button" onClick={retry}>Try again</button>}
       {onClose && <button type="button" onClick={onClose}>Dismiss</button>}

@@ -1,7 +1,7 @@
 /** The checkpoints that were opened before. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { filesOfHandles, openingOf } from "../collect";
+import { checkpointsOf, filesOfHandles, rememberDrops, remembersDrops } from "../collect";
 import { forget, permit, recents, type Recent } from "../recent";
 import { visible } from "../text";
 import { useModel } from "./hooks";
@@ -12,22 +12,25 @@ export function Recents(): JSX.Element | null {
   const model = useModel(), [list, setList] = useState<readonly Recent[]>([]);
   const load = () => void recents().then(setList, () => setList([])); // In a browser that stores nothing, the list is empty.
   useEffect(load, []);
-  if (list.length === 0) return null;
+  const [isOn, setOn] = useState(remembersDrops());
+  const canRemember = "getAsFileSystemHandle" in DataTransferItem.prototype;
+  if (list.length === 0 && !canRemember) return null;
   const open = (recent: Recent) => void model.open(async () => {
     await permit(recent);
-    return openingOf(await filesOfHandles(recent.handles).catch((e: unknown) => {
+    return checkpointsOf(await filesOfHandles(recent.handles).catch((e: unknown) => {
       throw e instanceof DOMException && e.name === "NotFoundError" ? new Error(`'${recent.title}', or a file of it, was moved or removed; choose it again`) : e;
     }));
   }, Promise.resolve(recent.handles));
   return (
     <section aria-label="Recent checkpoints">
-      <h2>Recent</h2>
-      <ul class="samples recents">
+      {list.length > 0 && <><h2>Recent</h2>
+      <ul class="recents">
         {list.map((r) => <li key={r.id}>
           <button type="button" onClick={() => open(r)}><strong>{visible(r.title)}</strong><span>{dateText(r.when)}</span></button>
           <button type="button" class="small" onClick={() => void forget(r.id).then(load)} aria-label={`Forget ${visible(r.title)}`}>✕</button>
         </li>)}
-      </ul>
+      </ul></>}
+      {canRemember && <label class="check quiet"><input type="checkbox" checked={isOn} onChange={(e) => { rememberDrops(e.currentTarget.checked); setOn(remembersDrops()); }} /> Also remember what is dropped (the browser may then ask about each drop)</label>}
     </section>
   );
 }

@@ -2,24 +2,36 @@
  *  together. */
 import type { JSX } from "preact";
 import type { Choice } from "../collect";
-import { sizeOf } from "../model";
-import { bytesText, plural, visible } from "../text";
+import { sizeOf, type Model } from "../model";
+import type { Opening } from "../protocol";
+import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Later } from "./later";
 import { Opener } from "./opener";
+
+/** More columns than these do not fit, and each checkpoint needs memory. */
+const MOST_TOGETHER = 24;
+
+async function compareAll(model: Model, [first, ...others]: readonly Opening[]): Promise<void> {
+  if (!first) return;
+  await model.open(async () => first);
+  if (model.opening === first && model.opened) await model.compareWith(...others);
+}
 
 function Chooser({ choice }: { choice: Choice }): JSX.Element {
   const model = useModel();
   return (
     <section class="chooser" aria-label="Checkpoints">
       <h2>{visible(choice.title)} holds {plural(choice.options.length, "checkpoint")}. Which one?</h2>
-      <ul class="samples">
+      {choice.options.length > 1 && choice.options.length <= MOST_TOGETHER && <p class="buttons"><button type="button" onClick={() => void compareAll(model, choice.options)}>Compare {choice.options.length === 2 ? "both" : `all ${exactText(choice.options.length)}`}</button></p>}
+      <ul class="choices">
         {choice.options.map((o) => <li key={o.title}><button type="button" onClick={() => void model.open(async () => o)}><strong>{visible(o.title)}</strong><span>{plural(o.files.length, "file")}, {bytesText(sizeOf(o))}</span></button></li>)}
       </ul>
     </section>
   );
 }
 
+const loadWhole = async () => (await import("./whole")).Whole;
 const loadRecents = async () => (await import("./recent")).Recents;
 
 export function Start({ back }: { back?: () => void }): JSX.Element {
@@ -27,11 +39,12 @@ export function Start({ back }: { back?: () => void }): JSX.Element {
   return (
     <div class="start">
       <h1>Inspect a PyTorch checkpoint</h1>
-      <p>See what a distributed checkpoint, a torch.save file or safetensors files contain, how they are sharded, whether they are sound, and how two of them differ. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
+      <p>See what a distributed checkpoint, a torch.save file or safetensors files contain, how they are sharded, whether they are sound, and how they differ.</p>
       {back && <p class="buttons"><button type="button" onClick={back}>Return to {visible(model.opening?.title ?? "the checkpoint")}</button></p>}
       {model.choice && <Chooser choice={model.choice} />}
-      <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)} />
-      {"indexedDB" in window && <Later load={loadRecents} />}
+      {model.trouble && model.opening && !model.opened && <Later load={loadWhole} opening={model.opening} />}
+      <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)}>{"indexedDB" in window && <Later load={loadRecents} />}</Opener>
+      <p class="quiet">Two checkpoints that are dropped together are compared. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
     </div>
   );
 }

@@ -72,7 +72,7 @@ const COMPARE: readonly Column[] = [
   { name: "Change", className: "change", sort: "change", cell: (row) => <Change row={row} /> },
   { name: "A", className: "side", sort: "dtype", cell: (row) => row.compared ? visible(sideText(row.compared.a)) : "" },
   { name: "B", className: "side", sort: "other", cell: (row) => row.compared ? visible(sideText(row.compared.b)) : "" },
-  { name: "Largest |A − B|", className: "number size", sort: "delta", cell: (row) => <Delta row={row} /> },
+  { name: "Share, largest |A − B|", className: "number size delta", sort: "delta", cell: (row) => <Delta row={row} /> },
 ];
 
 /** A checkpoint in which no tensor is divided has no column for that. */

@@ -1,0 +1,213 @@
+/** Compare: two checkpoints dropped together, names and dtypes that are made to fit, a tolerance, NaN, both sides of an entry, and a
+ *  series of steps. What the page states is compared with the command and with PyTorch. */
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { spawnSync } from "node:child_process";
+import { pick, root, samples } from "./browser.mjs";
+import { check, skip, test } from "./harness.mjs";
+import { goTo } from "./views.mjs";
+
+const python = path.join(root, ".local/venv/bin/python"), native = path.join(root, "build/release/bin/tessera");
+
+/** A model, the same one under another prefix and in bfloat16, and steps of a training, with what PyTorch says of each. */
+const MAKE = `
+import json, sys, torch
+from safetensors.torch import save_file
+at = sys.argv[1]
+torch.manual_seed(3)
+model = {"embed.weight": torch.randn(12, 4)}
+for i in range(3): model |= {f"layers.{i}.q.weight": torch.randn(4, 4), f"layers.{i}.up.weight": torch.randn(6, 4)}
+save_file(model, at + "/plain.safetensors")
+save_file({"model." + k: v for k, v in model.items()}, at + "/wrapped.safetensors")
+save_file({k: v.bfloat16() for k, v in model.items()}, at + "/half.safetensors")
+said = []
+for step in (1, 2, 3):
+    now = {k: v * (1 + step / 10) for k, v in model.items()}
+    if step > 1: now["layers.1.q.weight"][0, :step] = float("nan")
+    save_file(now, f"{at}/step-{step}.safetensors")
+    layers = {}
+    for k, v in now.items(): layers.setdefault(k.rsplit(".", 1)[0] if k.startswith("embed") else ".".join(k.split(".")[:2]), []).append(v.flatten())
+    values = {k: torch.cat(v) for k, v in layers.items()}
+    finite = {k: v[v.isfinite()].double() for k, v in values.items()}
+    said.append({k: [finite[k].norm().item(), finite[k].std().item(), int((~v.isfinite()).sum())] for k, v in values.items()})
+x, y = (model["layers.0.up.weight"] * 1.1).double(), (model["layers.0.up.weight"] * 1.2).double()
+print(json.dumps({"steps": said, "relative": ((x - y).norm() / y.norm()).item(), "cosine": torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0).item()}))
+`;
+
+const verdict = (page, text) => page.locator(".verdict-line", { hasText: text }).waitFor();
+const button = (page, name) => page.getByRole("button", { name, exact: typeof name === "string" });
+
+async function compare(page, a, b) {
+  await button(page, "Tessera").click();
+  await pick(page, a);
+  await page.locator(".window .row .text").first().waitFor();
+  await goTo(page, "Compare");
+  await pick(page, b);
+  await page.locator(".verdict-line").waitFor();
+}
+
+async function exported(page) {
+  const [download] = await Promise.all([page.waitForEvent("download"), button(page, "Export JSON").click()]);
+  return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
+}
+
+function diffOf(...args) {
+  const p = spawnSync(native, ["diff", ...args, "--json"], { encoding: "utf8" });
+  check(p.status < 2, p.stderr);
+  return JSON.parse(p.stdout);
+}
+
+async function testTogether(page, context, url, at) {
+  const session = await context.newCDPSession(page);
+  const drop = async (...files) => {
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: 400, y: 300, data: { items: [], files, dragOperationsMask: 1 } });
+  };
+  const pairs = [[path.join(samples, "dcp_fsdp2"), path.join(samples, "dcp_hsdp")], [path.join(at, "step-1.safetensors"), path.join(at, "step-2.safetensors")], [path.join(samples, "dcp_fsdp2"), path.join(at, "plain.safetensors")]];
+  for (const pair of pairs) {
+    await test(`${pair.map((p) => path.basename(p)).join(" and ")}, dropped together, are compared`, async () => {
+      await drop(...pair);
+      await verdict(page, "values not compared yet");
+      check((await page.locator(".pair").textContent()).replace(/\s+/g, " ").trim() === `A ${path.basename(pair[0])} B ${path.basename(pair[1])}`, await page.locator(".pair").textContent());
+    });
+  }
+  await test("two shards, and files of two ranks, are one checkpoint", async () => {
+    for (const [folder, names] of [["safetensors_index", ["model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"]], ["torch_ranks_replicated", fs.readdirSync(path.join(samples, "torch_ranks_replicated")).filter((n) => n.endsWith(".pt")).slice(0, 2)]]) {
+      await drop(...names.map((n) => path.join(samples, folder, n)));
+      await page.locator(".window .row .text, .page > .trouble").first().waitFor();
+      check(await page.locator(".verdict-line").count() === 0, `${names} are compared`);
+    }
+  });
+  await test("a drop asks the browser for no handle unless dropped checkpoints are to be remembered", async () => {
+    await page.goto(url);
+    const asked = () => page.evaluate(() => globalThis.asked ?? 0), box = page.getByRole("checkbox", { name: /^Also remember what is dropped/ });
+    await page.addInitScript(() => { DataTransferItem.prototype.getAsFileSystemHandle = function () { globalThis.asked = (globalThis.asked ?? 0) + 1; return Promise.resolve(null); }; });
+    await drop(path.join(samples, "dcp_fsdp2"));
+    await page.locator(".window .row .text").first().waitFor();
+    check(await asked() === 0, "it asked");
+    await page.goto(url);
+    await box.check();
+    await drop(path.join(samples, "dcp_fsdp2"));
+    await page.locator(".window .row .text").first().waitFor();
+    check(await asked() === 1, `it asked ${await asked()} times`);
+    await page.goto(url);
+    await box.uncheck();
+  });
+  await session.detach();
+}
+
+async function testFits(page, at) {
+  const file = (name) => path.join(at, `${name}.safetensors`);
+  for (const [side, a, b] of [["A", "wrapped", "plain"], ["B", "plain", "wrapped"]]) {
+    await test(`a prefix that only ${side} has is offered to be stripped, and then every name matches`, async () => {
+      await compare(page, file(a), file(b));
+      await page.locator(".offer", { hasText: `7 names would match without “model.” in ${side}.` }).waitFor();
+      await button(page, "Strip model.").click();
+      await verdict(page, /^7 entries with equal names/);
+      await button(page, /^Values/).click();
+      await verdict(page, /^7 entries equal, values included/);
+      check(await page.locator(".sums").textContent() === "A has 7 entries, B has 7; 7 of them are in both.", await page.locator(".sums").textContent());
+      await button(page, "Keep it").click();
+      await verdict(page, "7 perhaps renamed");
+    });
+  }
+  await test("tensors of different floating-point dtypes are compared in B's dtype", async () => {
+    await compare(page, file("wrapped"), file("half"));
+    await button(page, "Strip model.").click();
+    await verdict(page, /^7 changed/);
+    await button(page, "Compare across dtypes").click();
+    await verdict(page, /^7 entries with equal names/);
+    await button(page, /^Values/).click();
+    await verdict(page, /^7 entries equal, values included/);
+  });
+}
+
+async function testTolerance(page, at, said) {
+  const [a, b] = [1, 2].map((n) => path.join(at, `step-${n}.safetensors`));
+  await test("a tolerance is that of the command", async () => {
+    await compare(page, a, b);
+    for (const [label, value, options] of [["rtol", "0.09", ["--rtol", "0.09"]], ["atol", "10", ["--atol", "10", "--rtol", "0.09"]]]) {
+      await page.getByLabel(label, { exact: true }).fill(value);
+      await page.getByLabel(label, { exact: true }).press("Enter");
+      await verdict(page, `${label} ${value}`);
+      const want = diffOf(a, b, ...options), got = await exported(page);
+      check(JSON.stringify(got.changed) === JSON.stringify(want.changed), `${JSON.stringify(got.changed)} instead of ${JSON.stringify(want.changed)}`);
+    }
+    check((await exported(page)).changed.length === 1, "NaN is within the tolerance");
+  });
+  await test("NaN comes first, in red, with its number on each side", async () => {
+    const first = page.getByRole("region", { name: "NaN and infinity" });
+    await first.locator("li", { hasText: "layers.1.q.weight" }).waitFor();
+    check((await first.locator("li").allTextContents()).join() === "layers.1.q.weight A: none; B: 2 NaN", (await first.locator("li").allTextContents()).join());
+    await first.getByRole("button", { name: "layers.1.q.weight" }).click();
+    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+  });
+  await test("an entry has relative error and cosine as PyTorch computes them, and values of both sides", async () => {
+    await page.getByLabel("Filter").fill("layers.0.up.weight");
+    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".window .row:not(.group)").click();
+    await button(page, "Show differences").click();
+    const fact = async (name) => Number(await page.locator(`[aria-label='Comparison with B'] dt:text-is('${name}') + dd`).textContent());
+    const [relative, cosine] = [await fact("relative error ‖A − B‖ / ‖B‖"), await fact("cosine of A and B")];
+    check(Math.abs(relative - said.relative) < 1e-5 && Math.abs(cosine - said.cosine) < 1e-5, `${relative} ${cosine} instead of ${JSON.stringify(said)}`);
+    for (const side of ["A", "B"]) check(await page.getByRole("region", { name: `Values of ${side}` }).locator("td").count() === 24, `values of ${side}`);
+  });
+}
+
+async function testSides(page) {
+  await test("a comparison of shardings shows the chunks of A and of B", async () => {
+    await compare(page, path.join(samples, "dcp_fsdp2"), path.join(samples, "dcp_hsdp"));
+    await button(page, "Sharding").click();
+    await verdict(page, "6 changed");
+    await page.getByLabel("Filter").fill("model.block.up.weight");
+    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".window .row:not(.group)").click();
+    for (const [side, chunks] of [["A", 4], ["B", 2]]) {
+      const shown = page.getByRole("region", { name: `${side} of the comparison` });
+      await shown.locator(".map .chunk").first().waitFor();
+      check(await shown.locator(".map .chunk").count() === chunks, `${await shown.locator(".map .chunk").count()} chunks of ${side}`);
+    }
+  });
+}
+
+async function testSeries(page, at, steps) {
+  await test("a series of steps has a column each, with the numbers that PyTorch computes per layer", async () => {
+    await compare(page, ...[1, 2].map((n) => path.join(at, `step-${n}.safetensors`)));
+    await button(page, "Layer by layer").click();
+    await button(page, "Add a checkpoint").click();
+    await pick(page, path.join(at, "step-3.safetensors"));
+    await page.locator(".columns li", { hasText: "step-3" }).waitFor();
+    await button(page, /^Read norms/).click();
+    await button(page, /^Read norms/).waitFor({ state: "detached" });
+    for (const [i, name] of ["Norm", "Standard deviation", "NaN and infinity"].entries()) {
+      await button(page, new RegExp(`^${name}`)).click();
+      const rows = await page.locator("table.series tbody tr").evaluateAll((list) => list.map((r) => [...r.children].map((c) => c.textContent)));
+      check(rows.length === 4, JSON.stringify(rows));
+      for (const [layer, ...values] of rows) values.forEach((v, step) => check(Math.abs(Number(v) - steps[step][layer][i]) <= 1e-5 * Math.abs(steps[step][layer][i]), `${name} of ${layer} in step ${step + 1}: ${v} instead of ${steps[step][layer][i]}`));
+    }
+    check(await page.locator("table.series td.nan").count() === 2, "two cells have NaN");
+  });
+}
+
+export async function testComparing({ page, url, context, broken }) {
+  if (!fs.existsSync(python)) return skip("comparisons of what PyTorch writes", "there is no .local/venv");
+  const at = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-comparing-"));
+  try {
+    const p = spawnSync(python, ["-c", MAKE, at], { encoding: "utf8" });
+    check(p.status === 0, p.stderr);
+    const said = JSON.parse(p.stdout);
+    await page.goto(url);
+    await page.locator(".samples button").first().waitFor();
+    await testFits(page, at);
+    await testTolerance(page, at, said);
+    await testSides(page);
+    await testSeries(page, at, said.steps);
+    await testTogether(page, context, url, at);
+    await test("no comparison breaks the page", () => check(broken.length === 0, broken.join("; ")));
+  } finally {
+    fs.rmSync(at, { recursive: true });
+  }
+  return undefined;
+}

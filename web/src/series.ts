@@ -1,0 +1,69 @@
+/** Statistics of several checkpoints, layer by layer: a series of steps, one column each. The numbers are read by a worker per
+ *  checkpoint, one after the other. */
+import { onlyOne, type Prepare } from "./collect";
+import { sizeOf, type Model } from "./model";
+import type { Opening, Statistics, Trouble } from "./protocol";
+
+export interface Column { readonly opening: Opening; statistics?: Statistics | undefined; trouble?: Trouble | undefined }
+const READING = "Reading a series";
+
+export class Series {
+  /** The checkpoints besides A and B. */
+  more: readonly Column[] = [];
+  /** A and B; their statistics are kept until another one is compared. */
+  #pair: readonly Column[] = [];
+  trouble: Trouble | undefined;
+
+  constructor(private readonly model: Model) {}
+
+  get columns(): readonly Column[] {
+    const { opening, comparing: { comparison } } = this.model, pair = [opening, comparison?.opening].filter((o) => o !== undefined);
+    if (pair.some((o, i) => this.#pair[i]?.opening !== o)) this.#pair = pair.map((o) => ({ opening: o }));
+    return [...this.#pair, ...this.more];
+  }
+  get isRead(): boolean { return this.columns.every((c) => c.statistics); }
+  /** What is still to be read. */
+  get bytes(): number { return this.columns.reduce((n, c) => n + (c.statistics ? 0 : sizeOf(c.opening)), 0); }
+
+  async add(prepare: Prepare): Promise<void> {
+    const { model } = this, ending = new AbortController();
+    this.trouble = undefined;
+    const opening = await model.run("Opening another", () => ending.abort(), async (tell) => onlyOne(await prepare(ending.signal, tell)), (t) => { this.trouble = t; });
+    if (opening && !ending.signal.aborted) this.more = [...this.more, { opening }];
+    model.changed();
+  }
+
+  remove(column: Column): void {
+    this.more = this.more.filter((c) => c !== column);
+    this.model.changed();
+  }
+
+  isReading = false;
+
+  async read(): Promise<void> {
+    if (this.isReading) return;
+    this.isReading = true;
+    await this.#read();
+    this.isReading = false;
+    this.model.changed();
+  }
+
+  async #read(): Promise<void> {
+    const { model } = this;
+    for (const column of this.columns) {
+      if (column.statistics) continue;
+      column.trouble = undefined;
+      const statistics = await model.runAside(READING, { a: column.opening }, sizeOf(column.opening), (client) => client.call("statistics", {}), (t) => { column.trouble = t; });
+      if (!statistics && !column.trouble) return; // it was cancelled
+      column.statistics = statistics;
+      model.changed();
+    }
+  }
+
+  reset(): void {
+    this.more = [];
+    this.#pair = [];
+    this.trouble = undefined;
+    this.model.endAside(READING);
+  }
+}
