@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tessera/mapping.h"
 #include "tessera/sys/config_text.h"
+#include "tessera/sys/host_calls.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/memory_files.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/vec.h"
 

@@ -23,7 +23,7 @@ typedef struct torch_opening {
 static inline tsr_status torch_open_in(tsr_store *store, const tsr_host *host, const uint32_t *rank, tsr_arena *arena,
                                        tsr_findings *findings, tsr_torch_item *item, tsr_error *err)
 {
-    const tsr_torch_source from = {tsr_whole_file(store, 0), rank != NULL, rank ? *rank : 0, NULL};
+    const tsr_torch_source from = {.range = tsr_whole_file(store, 0), .has_rank = rank != NULL, .rank = rank ? *rank : 0};
     return tsr_torch_item_open(&from, host, arena, findings, item, err);
 }
 
