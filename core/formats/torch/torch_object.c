@@ -5,6 +5,7 @@
 #include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/entries.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
@@ -545,6 +546,7 @@ static tsr_status finish_subclass(tsr_torch_build *build, const tsr_torch_frame 
     uint64_t elements;
     outer.entry = (tsr_entry){.dtype = args->items[1]->as.dtype, .ndim = (uint32_t)size->count, .shape = shape};
     if (!tsr_entry_elements(&outer.entry, &elements)) return TSR_OK;
+    TSR_TRY(tsr_host_load(build->host, err));
     TSR_TRY(tsr_torch_dtensor(build, f->args, f->state, &outer, &dense, err));
     if (!dense) return TSR_OK;
     const tsr_value **pieces = tsr_arena_array(build->arena, 1, sizeof *pieces, err);
@@ -563,6 +565,7 @@ static tsr_status finish_dtensor(tsr_torch_build *build, const tsr_torch_frame *
     if (tsr_torch_is_subclass(f->items[1])) return finish_subclass(build, f, f->items[1], err);
     if (!local || local->storage == UINT32_MAX) return TSR_OK;
     tsr_torch_dense *dense;
+    TSR_TRY(tsr_host_load(build->host, err));
     TSR_TRY(tsr_torch_dtensor(build, f->args, f->state, local, &dense, err));
     if (dense) tsr_torch_set_tensor(f->value, dense);
     return TSR_OK;
