@@ -120,12 +120,20 @@ static bool may_collide(const search *s, const tsr_entry *entry)
     return entry->ndim >= 2 && can_examine(s, entry, &bytes) && bytes <= SMALL_BYTES && !is_odd(s, entry, &length);
 }
 
-/* Examines small matrices whose items have the length of plain tensors. */
+/* Examines small matrices whose items have the length of plain tensors. A store whose reads are requests fetches them together. */
 static tsr_status look_into_small(search *s, tsr_entry *entries, uint64_t count)
 {
+    tsr_store *store = s->checkpoint->store;
+    tsr_store_place places[FEW_SMALL];
     uint64_t small = 0;
-    for (uint64_t i = 0; i < count && !s->found && small <= FEW_SMALL; i++) small += may_collide(s, &entries[i]);
+    for (uint64_t i = 0; i < count && small <= FEW_SMALL; i++) {
+        if (!may_collide(s, &entries[i])) continue;
+        const tsr_chunk *chunk = entries[i].chunks;
+        if (small < FEW_SMALL) places[small] = (tsr_store_place){chunk->file, chunk->byte_offset, chunk->byte_length};
+        small++;
+    }
     if (!s->found && small > FEW_SMALL) return TSR_OK;
+    if (store->prefetch && small > 1) store->prefetch(store, places, small < FEW_SMALL ? (size_t)small : FEW_SMALL);
     for (uint64_t i = 0; i < count; i++)
         if (may_collide(s, &entries[i])) TSR_TRY(look_into(s, &entries[i], LENGTHS));
     return TSR_OK;
