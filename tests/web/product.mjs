@@ -250,6 +250,8 @@ async function testOverview(page, scratch) {
     await page.locator("section[aria-label='Parameters by module'] li").first().waitFor();
     const facts = await page.locator("section[aria-label=Summary] dl > div").evaluateAll((l) => Object.fromEntries(l.map((f) => [f.children[0].textContent, f.children[1].textContent])));
     check(facts["learning rate"] === "0.01" && facts.parameters.startsWith("248, ") && facts.values.startsWith("not scanned"), JSON.stringify(facts));
+    const counted = (await page.locator("section[aria-label='Parameters by module'] li").allTextContents()).map((text) => Number(/(\d+)$/.exec(text)?.[1]));
+    check(counted.reduce((sum, n) => sum + n, 0) === 248, `the modules have ${counted} parameters`);
     check(await page.locator("section[aria-label='Bytes by rank']").count() === 1 && await page.locator("section[aria-label='Bytes by file']").count() === 0, "the same bars are there twice");
   });
   await test("NaN and infinite values that a scan finds are problems; constant norms are not", async () => {

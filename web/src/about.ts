@@ -3,7 +3,7 @@
 import type { MappedCheckpoint } from "../../wasm/tessera.js";
 import type { Leaf } from "./entry_tree";
 import type { About, Detail } from "./protocol";
-import { isOptimizerName } from "./split";
+import { isAsideTensor, isOptimizerName } from "./split";
 import { objectText } from "./text";
 
 const FEW = 3, MOST_READ = 64;
@@ -60,7 +60,7 @@ export function aboutOf(checkpoint: Pick<MappedCheckpoint, "document">, leaves: 
   const mesh = detail && "mesh" in detail ? detail.mesh : undefined, layers = layersOf(model);
   return {
     largest: [...tensors].sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })),
-    modules: topModules(model.filter((l) => l.elements > 0)).map((m) => ({ name: m.name, elements: elementsOf(m), isGroup: m.leaves.length > 1 || m.leaves[0]?.fqn !== m.name })),
+    modules: topModules(model.filter((l) => l.elements > 0 && !isAsideTensor(lastOf(l.fqn), l.dtypes, l.shape.length))).map((m) => ({ name: m.name, elements: elementsOf(m), isGroup: m.leaves.length > 1 || m.leaves[0]?.fqn !== m.name })),
     steps, rates, ...(layers ? { layers } : {}), ...(mesh === undefined ? {} : { mesh }),
   };
 }

@@ -21,10 +21,9 @@ const MOST_ROWS = 20_000, MOST_PASSES = 64;
 const isPlain = ({ dtypes }: Row): boolean => dtypes.every((d) => PLAIN.has(d));
 
 /** Counters, indices, masks and states of random generators, which are not parameters. */
-const isAside = (row: Row): boolean => {
-  const { name, dtypes } = row, ndim = row.entry === undefined ? 0 : row.shape.length;
-  return BUFFERS.has(name) || dtypes.every((d) => d === "bool" || d === "int64") || (ndim < 2 && dtypes.every((d) => /^u?int/.test(d)));
-};
+export const isAsideTensor = (name: string, dtypes: readonly string[], ndim: number): boolean =>
+  BUFFERS.has(name) || dtypes.every((d) => d === "bool" || d === "int64") || (ndim < 2 && dtypes.every((d) => /^u?int/.test(d)));
+const isAside = (row: Row): boolean => isAsideTensor(row.name, row.dtypes, row.entry === undefined ? 0 : row.shape.length);
 
 const sum = (list: readonly Amount[]): Amount => ({ elements: list.reduce((n, { elements }) => n + elements, 0), bytes: list.reduce((n, { bytes }) => n + bytes, 0) });
 
