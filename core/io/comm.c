@@ -193,3 +193,21 @@ tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_er
     TSR_FAIL_IF(differs, err, TSR_E_USAGE, "%s: rank %" PRIu32 " differs from rank 0", what, comm->size - (uint32_t)differs);
     return TSR_OK;
 }
+
+tsr_status tsr_comm_agree_as_one(tsr_comm *comm, tsr_status mine, tsr_error *err)
+{
+    static const char first[] = "rank 0: ";
+    tsr_error other = {0}, unwanted = {0};
+    uint64_t failed = mine != TSR_OK;
+    if (!err) err = &unwanted;
+    if (comm->largest(comm, &failed, &other) != TSR_OK) {
+        if (mine == TSR_OK) *err = other;
+        return err->status;
+    }
+    if (!failed) return TSR_OK;
+    if (tsr_comm_same(comm, tsr_str_from(err->message), "errors", &other) == TSR_OK) return mine;
+    mine = tsr_comm_agree(comm, mine, err);
+    if (tsr_str_starts(tsr_str_from(err->message), TSR_STR(first)))
+        memmove(err->message, err->message + sizeof first - 1, strlen(err->message) + 2 - sizeof first);
+    return mine;
+}

@@ -23,7 +23,7 @@ enum { MOST_KEPT_NAMED = 100, MOST_PARTS_NAMED = 8 };
 
 tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err)
 {
-    return s->ranks ? tsr_comm_agree(s->ranks, status, err) : status;
+    return s->ranks ? tsr_comm_agree_as_one(s->ranks, status, err) : status;
 }
 
 void tsr_job_guard(job_state *s, bool (*remove)(void *state))

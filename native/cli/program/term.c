@@ -171,20 +171,7 @@ bool cli_speaks(const cli *program)
  * one process. */
 tsr_status cli_agree(const cli *program, tsr_status status, tsr_error *err)
 {
-    tsr_error other = {0};
-    uint64_t failed = status != TSR_OK;
-    if (!program->ranks) return status;
-    if (program->ranks->largest(program->ranks, &failed, &other) != TSR_OK) {
-        if (status == TSR_OK) *err = other;
-        return err->status;
-    }
-    if (!failed) return TSR_OK;
-    if (tsr_comm_same(program->ranks, tsr_str_from(err->message), "errors", &other) == TSR_OK) return status;
-    status = tsr_comm_agree(program->ranks, status, err);
-    static const char first[] = "rank 0: ";
-    if (tsr_str_starts(tsr_str_from(err->message), TSR_STR(first)))
-        memmove(err->message, err->message + sizeof first - 1, strlen(err->message) + 2 - sizeof first);
-    return status;
+    return program->ranks ? tsr_comm_agree_as_one(program->ranks, status, err) : status;
 }
 
 /* ---- messages ---- */

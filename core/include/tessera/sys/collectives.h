@@ -51,6 +51,10 @@ void tsr_comm_blobs_free(tsr_comm_blobs *blobs); /* accepts a zeroed one */
  * `value`; `what` (static text, the same everywhere) begins the message. The communicator stays good. */
 tsr_status tsr_comm_same(tsr_comm *comm, tsr_str value, const char *what, tsr_error *err);
 
+/* As tsr_comm_agree, for ranks that do the same, where rank 0 also does what is done once: a failure that all of them have, and one of
+ * rank 0, are said without a rank. */
+tsr_status tsr_comm_agree_as_one(tsr_comm *comm, tsr_status mine, tsr_error *err);
+
 /* A communicator of one rank. */
 tsr_status tsr_comm_self(const tsr_allocator *allocator, tsr_comm **out, tsr_error *err);
 
