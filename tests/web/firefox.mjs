@@ -86,7 +86,7 @@ async function testPage(page, url, scratch) {
   });
   await test("Firefox converts to the bytes of the command line, as a download", async () => {
     await openSample(page, url, "dcp_tp_fsdp2");
-    await click(page, "button", "Convert…");
+    await click(page, "#tab-convert");
     await select(page, "select[aria-label=Form]", "torch");
     await shown(page, "section[aria-label=Save] table");
     const taken = await watchDownloads(page);

@@ -31,7 +31,7 @@ export const openSample = async (page, name) => {
 /** Chooses from the header's menu. */
 export async function fromMenu(page, item) {
   await page.getByRole("button", { name: "Menu", exact: true }).click();
-  await page.getByRole("button", { name: item }).click();
+  await page.locator(".menu .items").getByRole("button", { name: item }).click();
 }
 const IN_MENU = ["Would it load?", "Share"];
 /** Opens a tab, or a view of the menu. */
