@@ -180,10 +180,16 @@ async function openBoth(page, url, a, b) {
   await page.locator(".verdict-line", { hasText: "values not compared yet" }).waitFor();
 }
 
+/** Waits until values are compared and the changed tensors were searched for NaN. */
+async function comparedWhole(page) {
+  await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+  await page.getByRole("heading", { name: "1 changed tensor has NaN or infinity" }).waitFor();
+}
+
 const rowsShown = async (page) => (await page.locator(".window .row").allInnerTexts()).join("\n");
 
 async function testPage({ context, url }, { a, b, short }) {
-  const shown = [], started = [];
+  const shown = [], started = []; // after the workers that compare, one looks for NaN
   for (const cores of [1, 3]) {
     const page = await context.newPage();
     await page.addInitScript((n) => { Object.defineProperty(navigator, "hardwareConcurrency", { get: () => n }); }, cores);
@@ -192,13 +198,13 @@ async function testPage({ context, url }, { a, b, short }) {
     page.on("worker", () => { workers++; });
     await test(`values are compared in the page by ${cores === 1 ? "one worker" : "three workers"}`, async () => {
       await page.getByRole("button", { name: /^Values/ }).click();
-      await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+      await comparedWhole(page);
       started.push(workers);
       shown.push(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}`);
       check(/3 changed/.test(shown.at(-1)), shown.at(-1));
     });
     if (cores === 3) {
-      await test("several workers show what one shows", () => check(shown[0] === shown[1] && started.join() === "1,3", `${started}\n${shown.join("\n---\n")}`));
+      await test("several workers show what one shows", () => check(shown[0] === shown[1] && started.join() === "2,4", `${started}\n${shown.join("\n---\n")}`));
       await test("comparing by several workers is cancelled, and all of them end", async () => {
         const click = () => page.getByRole("button", { name: /^Values/ }).evaluate((b) => b.click());
         await click();
@@ -208,7 +214,7 @@ async function testPage({ context, url }, { a, b, short }) {
         while (page.workers().length > 1) await page.waitForTimeout(5);
         check(await page.locator(".trouble").count() === 0, "cancelling is trouble");
         await click();
-        await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
+        await comparedWhole(page);
         check(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}` === shown[0], await rowsShown(page));
       });
       await test("a file that changed since it was opened is told as trouble", async () => {
