@@ -1,6 +1,6 @@
 /** The page: the start page, or the opened checkpoint with its header, tabs, list and detail. */
 import type { ComponentType, JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { checkpointsOf, filesOfDrop, handlesOfDrop } from "../collect";
 import type { Job, Model } from "../model";
 import { TABS, viewOf, type Tab, type View } from "../route";
@@ -57,7 +57,7 @@ function Divider(): JSX.Element {
     setShare(next);
     try { localStorage.setItem(SHARE, String(next)); } catch { /* It is then valid only until the page is closed. */ }
   };
-  useEffect(() => { box.current?.parentElement?.style.setProperty("--side", `${share}%`); }, [share]);
+  useLayoutEffect(() => { box.current?.parentElement?.style.setProperty("--side", `${share}%`); }, [share]);
   const move = (e: PointerEvent) => {
     const room = box.current?.parentElement?.getBoundingClientRect();
     if (room && box.current?.hasPointerCapture(e.pointerId)) set((room.right - e.clientX) / room.width * 100);
