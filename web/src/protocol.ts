@@ -28,7 +28,7 @@ export interface Compared {
 
 interface More {
   readonly compared?: Compared;
-  /** Only for a group: the number of entries below it that differ. */
+  /** Only for a group: the number of entries that differ, of itself and those below it. */
   readonly differing?: number;
   /** Its numbers include only what the filter keeps. */
   readonly isTotal?: boolean;

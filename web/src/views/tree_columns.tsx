@@ -49,10 +49,11 @@ export function markText({ mark, what, other, differing }: Compared): string {
   return MARKS[mark][1];
 }
 
-function Change({ row }: { row: Row }): JSX.Element | null {
-  const { compared } = row;
-  if (!compared) return row.differing ? <span class="mark changed">{plural(row.differing, "difference")}</span> : null;
-  return <span class={`mark ${compared.mark}`} title={markText(compared)}><span aria-hidden="true">{MARKS[compared.mark][0]}</span> {markText(compared)}</span>;
+function Change({ row: { compared, differing = 0 } }: { row: Row }): JSX.Element | null {
+  if (!compared) return differing ? <span class="mark changed">{plural(differing, "difference")}</span> : null;
+  const below = differing - (compared.mark === "same" || compared.mark === "match" ? 0 : 1); // an entry may have others below it
+  const text = markText(compared) + (below > 0 ? `; ${plural(below, "difference")} below` : "");
+  return <span class={`mark ${compared.mark}`} title={text}><span aria-hidden="true">{MARKS[compared.mark][0]}</span> {text}</span>;
 }
 
 export const sideText = (s: DiffSide | undefined): string => s === undefined ? "–" : s.kind === "tensor" ? `${s.dtype ?? ""} ${shapeText(s.shape ?? [])}` : s.repr ?? s.kind;
