@@ -178,7 +178,8 @@ def test_the_gitlab_template_passes_refuses_and_reports(t):
 
 
 def git(folder, *arguments):
-    return check("git", "-C", folder, "-c", "user.name=t", "-c", "user.email=t@localhost", *arguments)
+    options = ("user.name=t", "user.email=t@localhost", "init.defaultBranch=main", "protocol.file.allow=always")
+    return check("git", "-C", folder, *(word for option in options for word in ("-c", option)), *arguments)
 
 
 class PreCommit:
@@ -284,20 +285,16 @@ def test_the_example_configuration_of_pre_commit_has_a_layout_per_checkpoint(t):
     assert re.search(r"layout of checkpoints/base\.+Failed", out) and not re.search(r"layout of checkpoints/tuned\.+(Failed|Passed)", out) and "layout/" in out, out
 
 
-def git(*command, cwd):
-    return check("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always", *command, cwd=cwd)
-
-
 def compares_with_base(t, checkpoint, allowed="false"):
     """Runs the last step of drift.yml in a pull request that has this checkpoint. Returns its status and output."""
     origin, clone = t.at("origin"), t.at("clone")
     for folder in (origin, clone):
         shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(GOOD, os.path.join(origin, "checkpoints/newest"))
-    git("init", "-q", cwd=origin)
-    git("add", "-A", cwd=origin)
-    git("commit", "-qm", "base", cwd=origin)
-    git("clone", "-q", origin, clone, cwd=t.scratch)
+    git(origin, "init", "-q")
+    git(origin, "add", "-A")
+    git(origin, "commit", "-qm", "base")
+    git(t.scratch, "clone", "-q", origin, clone)
     shutil.rmtree(os.path.join(clone, "checkpoints/newest"))
     shutil.copytree(checkpoint, os.path.join(clone, "checkpoints/newest"))
     step = yaml(os.path.join(os.path.dirname(GITHUB), "drift.yml"))["jobs"]["drift"]["steps"][-1]
