@@ -134,7 +134,7 @@ static tsr_status look_into_small(search *s, tsr_entry *entries, uint64_t count)
         if (small < FEW_SMALL) places[small] = (tsr_store_place){chunk->file, chunk->byte_offset, chunk->byte_length};
         small++;
     }
-    if (!s->found && (small > FEW_SMALL || store->prefetch)) return TSR_OK;
+    if (!s->found && (small > FEW_SMALL || store->guard || store->prefetch)) return TSR_OK;
     s->is_odd = false; /* a checkpoint may be listed without its data files, as the viewer does */
     if (store->prefetch && small > 1) store->prefetch(store, places, small < FEW_SMALL ? (size_t)small : FEW_SMALL);
     for (uint64_t i = 0; i < count; i++)
