@@ -124,6 +124,10 @@ static void take_checksum_header(tsr_http_answer *answer, const char *line, size
         take_checksum(answer, headers[i].kind, value);
         return;
     }
+    if (tsr_header_is(line, size, "x-amz-checksum-type", &value)) {
+        answer->checksums.says_full = tsr_str_equal(value, TSR_STR("FULL_OBJECT"));
+        answer->checksums.says_composite = tsr_str_equal(value, TSR_STR("COMPOSITE"));
+    }
     if (tsr_header_is(line, size, "x-goog-hash", &value)) take_google_checksums(answer, value);
     else if (tsr_header_is(line, size, "Content-MD5", &value)) keep(answer->checksums.md5_of_body, TSR_CHECKSUM_TEXT, value);
 }

@@ -19,6 +19,8 @@ typedef struct tsr_transport tsr_transport;
 typedef struct tsr_stated_checksums {
     char of_object[TSR_CHECKSUM_KINDS][TSR_CHECKSUM_TEXT]; /* of the whole object, even if only a range of it was sent */
     char md5_of_body[TSR_CHECKSUM_TEXT];                   /* Content-MD5 */
+    bool says_full;      /* x-amz-checksum-type: those of the object are sums of its bytes */
+    bool says_composite; /* they are made from those of its parts, and are no sums of bytes */
 } tsr_stated_checksums;
 
 typedef struct tsr_http_answer {

@@ -282,7 +282,7 @@ static bool arrived_damaged(const tsr_service *service, tsr_exchange *x)
     const bool is_whole = answer->status == 200 || (answer->first == 0 && answer->total == answer->size);
     if (!service->compares_checksums || !x->request->is_ranged || t->result != TSR_TRANSFER_ANSWERED) return false;
     if ((answer->status != 200 && answer->status != 206) || t->overflowed || answer->size != t->capacity) return false;
-    for (tsr_checksum_kind kind = 0; is_whole && kind < TSR_CHECKSUM_KINDS; kind++)
+    for (tsr_checksum_kind kind = 0; is_whole && !stated->says_composite && kind < TSR_CHECKSUM_KINDS; kind++)
         if (stated->of_object[kind][0]) return !is_sum_of(t, kind, stated->of_object[kind], t->reason, sizeof t->reason);
     /* Azure states it of the range. What other servers mean by it in an answer with a range is not certain. */
     return stated->md5_of_body[0] && (is_whole || service->most_checked) &&

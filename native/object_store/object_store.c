@@ -375,7 +375,8 @@ static tsr_status ask_for_sum(object_store *store, const tsr_object *object, tsr
     const tsr_http_answer *answer = &x.transfer.answer;
     const bool is_same = tsr_str_equal(tsr_version_text(tsr_str_from(answer->version)), object->version);
     out[0] = '\0';
-    if (status == TSR_OK && answer->status == 200 && is_same)
+    /* Servers that do not say so may mean a checksum of the checksums of an upload's parts. */
+    if (status == TSR_OK && answer->status == 200 && is_same && answer->checksums.says_full)
         memcpy(out, answer->checksums.of_object[kind], TSR_CHECKSUM_TEXT);
     tsr_exchange_end(&x);
     return status;

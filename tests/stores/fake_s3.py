@@ -129,7 +129,7 @@ class Handler(http_serving.Handler):
         if key not in s.objects:
             return self.error(404, "NoSuchKey")
         states = self.headers.get("x-amz-checksum-mode") == "ENABLED" and "Range" not in self.headers and s.summed.get(key) is s.objects[key]
-        return self.give(s.objects[key], ETag=etag(s.objects[key]), **({"x-amz-checksum-crc32": crc32(s.objects[key])} if states else {}))
+        return self.give(s.objects[key], ETag=etag(s.objects[key]), **({"x-amz-checksum-crc32": crc32(s.objects[key]), "x-amz-checksum-type": "FULL_OBJECT"} if states else {}))
 
     def write(self, key, query):
         """Carries out a write, or one of the listings that belong to writes. Returns (status, error code or None, body,
