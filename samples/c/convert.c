@@ -1,7 +1,7 @@
 /* Converts a checkpoint of any format: convert PATH DEST safetensors|torch|dcp [DTYPE [TORCH]]
  *
- * With a DTYPE, such as bfloat16, floating-point tensors are cast to it. With a TORCH version, such as 2.4, that one loads DEST. PATH and
- * DEST may be URLs of object stores. DEST must not exist yet, and appears when it is complete. */
+ * With a DTYPE, such as bfloat16, floating-point tensors are cast to it. With a TORCH version, such as 2.4, that one loads
+ * DEST. PATH and DEST may be URLs of object stores. DEST must not exist yet, and appears when it is complete. */
 #include <stdio.h>
 #include <string.h>
 

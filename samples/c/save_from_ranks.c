@@ -2,7 +2,8 @@
  *
  *   mpirun -n 4 save_from_ranks step-1000 1000
  *
- *   torch.distributed.checkpoint.load({"model": {"weight": torch.empty(10, 3)}, "step": 0, "note": ""}, checkpoint_id="step-1000") */
+ *   state = {"model": {"weight": torch.empty(10, 3)}, "step": 0, "note": ""}
+ *   torch.distributed.checkpoint.load(state, checkpoint_id="step-1000") */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -41,9 +42,8 @@ static tsr_status build(tsr_state_dict *state, const tsr_comm *comm, long step, 
     if (status == TSR_OK) status = fill(tsr_tensor_of(weight), arena, err);
     if (status != TSR_OK) return status;
     const tsr_value *model = tsr_value_dict(arena, 1, "weight", weight), *number = tsr_value_int(arena, step, err);
-    if (!model || !number) return TSR_E_NOMEM;
     const tsr_value *note = tsr_value_str(arena, tsr_arena_format(arena, err, "of %u ranks", (unsigned)comm->size), err);
-    if (!note) return TSR_E_NOMEM;
+    if (!model || !number || !note) return TSR_E_NOMEM;
     status = tsr_state_dict_put(state, TSR_STR("model"), model, err);
     if (status == TSR_OK) status = tsr_state_dict_put(state, TSR_STR("step"), number, err);
     return status == TSR_OK ? tsr_state_dict_put(state, TSR_STR("note"), note, err) : status;
