@@ -24,8 +24,7 @@ typedef struct search {
     tsr_checkpoint *checkpoint;
     bool plain[LENGTHS]; /* by the length of what surrounds the elements, in steps */
     tsr_map *seen;
-    bool found;  /* any */
-    bool is_odd; /* the item's length says that it must be examined: a file that cannot be read then is an error */
+    bool found; /* any */
     tsr_error *err;
 } search;
 
@@ -68,7 +67,7 @@ static tsr_status read_chunk(search *s, const tsr_entry *entry, const tsr_chunk 
     if (chunk->file == TSR_NO_FILE || chunk->view) return TSR_OK;
     const tsr_status status =
         tsr_dcp_open_item((tsr_dcp_item){checkpoint, entry, chunk}, checkpoint->arena, NULL, &item, &why);
-    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || (status == TSR_E_IO && s->is_odd))
+    if (status == TSR_E_NOMEM || status == TSR_E_CANCELLED || status == TSR_E_IO)
         return tsr_raise(s->err, status, why.byte_position, "%s", why.message);
     if (status != TSR_OK) return TSR_OK;
     if (item.root->kind == TSR_VALUE_TENSOR && length < LENGTHS) s->plain[length] = true;
@@ -135,7 +134,6 @@ static tsr_status look_into_small(search *s, tsr_entry *entries, uint64_t count)
         small++;
     }
     if (!s->found && (small > FEW_SMALL || store->guard || store->prefetch)) return TSR_OK;
-    s->is_odd = false; /* a checkpoint may be listed without its data files, as the viewer does */
     if (store->prefetch && small > 1) store->prefetch(store, places, small < FEW_SMALL ? (size_t)small : FEW_SMALL);
     for (uint64_t i = 0; i < count; i++)
         if (may_collide(s, &entries[i])) TSR_TRY(look_into(s, &entries[i], LENGTHS));
@@ -144,7 +142,7 @@ static tsr_status look_into_small(search *s, tsr_entry *entries, uint64_t count)
 
 tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err)
 {
-    search s = {.checkpoint = checkpoint, .is_odd = true, .err = err};
+    search s = {.checkpoint = checkpoint, .err = err};
     tsr_status status = TSR_OK;
     s.seen = tsr_map_new(checkpoint->host->allocator, 0, err);
     if (!s.seen) return TSR_E_NOMEM;
