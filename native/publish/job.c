@@ -48,6 +48,20 @@ static tsr_status carry_out(tsr_job *job, tsr_job_extent extent, tsr_error *err)
     return tsr_job_agree(&s, status, err);
 }
 
+tsr_job_form tsr_job_form_of(const tsr_convert_options *options, const char *destination)
+{
+    const tsr_container to = options->to;
+    const bool is_indexed = !options->plan && to == TSR_TO_SAFETENSORS && options->max_shard_size;
+    tsr_job_form form = {.marker = is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(to)};
+    form.is_folder =
+        form.marker || options->plan || options->per_part || to == TSR_TO_DEEPSPEED_UNIVERSAL || to == TSR_TO_RANKS;
+    if (!form.is_folder && tsr_str_ends(tsr_str_from(destination), TSR_STR("/"))) {
+        form.file_name = tsr_str_from(tsr_file_of(to));
+        form.is_folder = true;
+    }
+    return form;
+}
+
 tsr_status tsr_job_run(tsr_job *job, tsr_error *err)
 {
     /* Uploads of a share are not continued by the process that sent them: it hands them over to itself. */

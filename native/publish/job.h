@@ -84,6 +84,15 @@ typedef struct tsr_job {
     tsr_object_resumed resumed; /* what was continued in an object store, or is complete at any destination */
 } tsr_job;
 
+/* What a destination becomes. */
+typedef struct tsr_job_form {
+    bool is_folder; /* as in tsr_job, like the others */
+    const char *marker;
+    tsr_str file_name;
+} tsr_job_form;
+/* The form that `options` give to the destination; a single file gets a directory if that ends in '/'. */
+tsr_job_form tsr_job_form_of(const tsr_convert_options *options, const char *destination);
+
 /* Does what job->extent says. Errors, the same on all ranks: those of tsr_work_new and of the source; TSR_E_EXISTS if there is
  * something at the destination, or another process is writing there; TSR_E_UNSUPPORTED if it cannot be replaced; TSR_E_CHANGED if the
  * source changed, or an interrupted run was of another job; TSR_E_USAGE if shares are missing, or the source would be overwritten;

@@ -78,16 +78,14 @@ static tsr_status put_conversion(numbers *n, const tsr_conversion *c)
 static tsr_status put_layout(writing *w, numbers *n, tsr_error *err)
 {
     tsr_convert_options look = w->convert;
-    tsr_work *work = NULL;
+    tsr_conversion planned;
     tsr_error why = {0};
     look.dry_run = true;
-    tsr_status status = tsr_work_new(w->checkpoint, &look, 0, w->arena, &work, &why);
+    tsr_status status = tsr_convert(w->checkpoint, NULL, &look, w->arena, &planned, &why);
     if (status == TSR_E_NOMEM) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
     if (status != TSR_OK) return TSR_OK;
-    status = put_conversion(n, tsr_work_conversion(work));
-    if (status == TSR_OK && look.plan) status = tsr_plan_each_write(look.plan, put_shard, n, err);
-    tsr_work_free(work);
-    return status;
+    status = put_conversion(n, &planned);
+    return status == TSR_OK && look.plan ? tsr_plan_each_write(look.plan, put_shard, n, err) : status;
 }
 
 static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
@@ -128,22 +126,6 @@ static tsr_status unchanged(void *ctx, tsr_error *err)
 
 /* ---- the job ---- */
 
-static const char *marker_of(const tsr_convert_options *convert)
-{
-    const bool is_indexed = convert->to == TSR_TO_SAFETENSORS && convert->max_shard_size;
-    return !convert->plan && is_indexed ? TSR_INDEX_MARKER : tsr_marker_of(convert->to);
-}
-
-/* For convert.dry_run. */
-static tsr_status look(writing *w, tsr_conversion *out, tsr_error *err)
-{
-    tsr_work *work = NULL;
-    const tsr_status status = tsr_work_new(w->checkpoint, &w->convert, 0, w->arena, &work, err);
-    if (status == TSR_OK) *out = *tsr_work_conversion(work);
-    tsr_work_free(work);
-    return status;
-}
-
 tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
@@ -153,12 +135,16 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
     TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert is required");
     TSR_TRY(TSR_OPTIONS_COPY(&w.convert, own.convert, tsr_convert_options, err));
     const tsr_convert_options *convert = &w.convert;
+    const tsr_job_form form = tsr_job_form_of(convert, path);
+    if (form.file_name.size) w.convert.file_name = form.file_name;
     tsr_comm *ranks = own.comm && own.comm->size > 1 ? own.comm : NULL;
     tsr_job job = {.environment = {.ranks = ranks},
                    .host = tsr_checkpoint_host(checkpoint),
                    .arena = arena,
                    .destination = path,
-                   .marker = marker_of(convert),
+                   .is_folder = form.is_folder,
+                   .file_name = form.file_name,
+                   .marker = form.marker,
                    .source = checkpoint,
                    .options = convert,
                    .has_holes = tsr_folder_store_has_holes(tsr_checkpoint_store(checkpoint)),
@@ -168,15 +154,9 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
                    .list_inputs = list_inputs,
                    .unchanged = unchanged,
                    .ctx = &w};
-    job.is_folder = job.marker || convert->plan || convert->per_part || convert->to == TSR_TO_DEEPSPEED_UNIVERSAL ||
-                    convert->to == TSR_TO_RANKS;
-    if (!job.is_folder && tsr_str_ends(tsr_str_from(path), TSR_STR("/"))) {
-        w.convert.file_name = job.file_name = tsr_str_from(tsr_file_of(convert->to));
-        job.is_folder = true;
-    }
     tsr_status status;
     if (convert->dry_run) {
-        status = look(&w, &job.conversion, err);
+        status = tsr_convert(checkpoint, NULL, convert, arena, &job.conversion, err);
         if (ranks) status = tsr_comm_agree(ranks, status, err);
     } else {
         status = tsr_job_run(&job, err);

@@ -27,7 +27,7 @@ static const char *find_place(const cli_writing *w, tsr_error *err)
 {
     const char *slash = strrchr(w->destination, '/');
     const int folder = slash ? (int)(slash + 1 - w->destination) : 0;
-    const bool inside = w->is_folder || w->file_name.size;
+    const bool inside = w->form.is_folder;
     const tsr_str path =
         inside ? tsr_arena_format(w->arena, err, "%s%sconfig.json", w->destination, slash && !slash[1] ? "" : "/")
                : tsr_arena_format(w->arena, err, "%.*sconfig.json", folder, w->destination);

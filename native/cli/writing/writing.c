@@ -47,6 +47,13 @@ static tsr_status infer(cli_writing *w, uint64_t max_shard_size, tsr_error *err)
     return TSR_OK;
 }
 
+static void choose_form(cli_writing *w)
+{
+    const tsr_convert_options known = {
+        .to = w->to, .max_shard_size = w->max_shard_size, .per_part = w->per_part, .plan = w->plan};
+    w->form = tsr_job_form_of(&known, w->destination);
+}
+
 tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_size, tsr_error *err)
 {
     const tsr_status status = to ? TSR_OK : infer(w, max_shard_size, err);
@@ -60,12 +67,7 @@ tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_
             "--overwrite cannot be used with --to deepspeed-universal, which only writes a new directory; remove '%s' first if it exists",
             w->destination);
     w->max_shard_size = max_shard_size;
-    w->marker = w->max_shard_size ? TSR_INDEX_MARKER : tsr_marker_of(w->to);
-    w->is_folder = w->marker || w->to == TSR_TO_DEEPSPEED_UNIVERSAL || w->to == TSR_TO_RANKS;
-    if (!w->is_folder && ends_in_slash(w->destination)) {
-        w->file_name = tsr_str_from(tsr_file_of(w->to));
-        w->is_folder = true;
-    }
+    choose_form(w);
     return TSR_OK;
 }
 
@@ -73,9 +75,8 @@ tsr_status cli_choose_container(cli_writing *w, unsigned to, uint64_t max_shard_
 void cli_choose_parts(cli_writing *w)
 {
     const bool one_file = tsr_str_ends(tsr_str_from(w->destination), TSR_STR(".safetensors"));
-    if (w->to != TSR_TO_SAFETENSORS || w->max_shard_size || one_file || !w->source.catalog->part_count) return;
-    w->per_part = w->is_folder = true;
-    w->file_name = (tsr_str){NULL, 0};
+    w->per_part = w->to == TSR_TO_SAFETENSORS && !w->max_shard_size && !one_file && w->source.catalog->part_count;
+    choose_form(w);
 }
 
 tsr_status cli_place_file(const char *destination, tsr_str name, tsr_arena *arena, cli_file_place *out, tsr_error *err)
@@ -121,12 +122,11 @@ tsr_status cli_open_reshard(cli_writing *w, const char *path, const tsr_target *
     tsr_status status = open_source(w, path, err);
     if (status != TSR_OK) return status;
     w->to = w->options->to ? (tsr_container)(w->options->to - 1) : tsr_container_for(w->source.catalog->format);
-    w->is_folder = true;
-    w->marker = tsr_marker_of(w->to);
     const tsr_plan_options options = {.want = tsr_globs_want, .want_ctx = (void *)(uintptr_t)&w->options->selection};
     status = tsr_plan_for_texts(w->source.catalog, &(tsr_planning){&w->plan_job.target, target, &options},
                                 cli_host(w->program), w->arena, plan, err);
     w->plan = *plan;
+    choose_form(w);
     return status;
 }
 
@@ -146,7 +146,7 @@ static tsr_status make_options(cli_writing *w, const tsr_progress *progress, tsr
     out->progress = progress;
     out->plan = w->plan;
     out->storage = has_storage ? &w->storage : NULL;
-    out->file_name = w->file_name;
+    out->file_name = w->form.file_name;
     return status;
 }
 
@@ -244,9 +244,9 @@ static void make_job(cli_writing *w, const tsr_convert_options *options)
                        .host = cli_host(w->program),
                        .arena = w->arena,
                        .destination = w->destination,
-                       .is_folder = w->is_folder,
-                       .file_name = w->file_name,
-                       .marker = w->marker,
+                       .is_folder = w->form.is_folder,
+                       .file_name = w->form.file_name,
+                       .marker = w->form.marker,
                        .source = w->source.checkpoint,
                        .options = options,
                        .has_holes = tsr_folder_store_has_holes(w->source.store),

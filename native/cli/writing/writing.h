@@ -19,9 +19,7 @@ typedef struct cli_writing {
     cli_session source; /* open during the whole job */
     tsr_texts sources;  /* the paths that are read */
     tsr_container to;
-    bool is_folder;
-    tsr_str file_name;  /* of a single file, if DEST is a directory all the same, because it ends in '/'; otherwise empty */
-    const char *marker; /* of a directory: as tsr_marker_of, or TSR_INDEX_MARKER; NULL if the format has none */
+    tsr_job_form form; /* of the destination */
     uint64_t max_shard_size;
     bool per_part;
     const tsr_shards *shards; /* with TSR_TO_RANKS: how tensors are sharded, and for how many ranks */

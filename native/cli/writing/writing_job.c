@@ -157,7 +157,7 @@ tsr_status cli_describe_work(cli_writing *w, tsr_str *text, tsr_error *err)
         TSR_TRY(add_source(w, &w->source.others[i], &other, text, err));
     }
     TSR_TRY(tsr_job_add_line(w->arena, text, "to", tsr_str_from(tsr_container_words[w->to]), err));
-    if (w->file_name.size) TSR_TRY(tsr_job_add_line(w->arena, text, "file", w->file_name, err));
+    if (w->form.file_name.size) TSR_TRY(tsr_job_add_line(w->arena, text, "file", w->form.file_name, err));
     TSR_TRY(add_options(w, text, err));
     return w->plan && !w->options->mesh ? add_target(w, text, err) : TSR_OK;
 }
