@@ -226,14 +226,14 @@ tsr_status tsr_share_merge(tsr_share *share, tsr_findings *findings, tsr_error *
     tsr_status status = exchange(share, &own, findings, err);
     tsr_vec_free(&own);
     TSR_TRY(status);
-    tsr_findings *afresh = tsr_findings_new(share->allocator, 0, err);
-    status = tsr_share_agree(share, afresh ? TSR_OK : TSR_E_NOMEM, err);
+    tsr_findings *cleared = tsr_findings_new(share->allocator, 0, err);
+    status = tsr_share_agree(share, cleared ? TSR_OK : TSR_E_NOMEM, err);
     if (status != TSR_OK) {
-        tsr_findings_free(afresh);
+        tsr_findings_free(cleared);
         return status;
     }
     tsr_findings_free(share->found);
-    share->found = afresh;
+    share->found = cleared;
     share->orders.count = 0;
     return TSR_OK;
 }

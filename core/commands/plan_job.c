@@ -267,8 +267,6 @@ tsr_status tsr_plan_for_texts(const tsr_catalog *catalog, const tsr_planning *wh
     return tsr_plan_new(catalog, target, &with_layouts, host, out, err);
 }
 
-/* ---- job ---- */
-
 /* ---- digest of a catalog ---- */
 
 typedef struct digester {

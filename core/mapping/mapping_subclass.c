@@ -142,9 +142,9 @@ static tsr_status untile(weight *w, uint64_t pack, uint64_t group, tsr_scaling *
 {
     const uint32_t ndim = w->data->ndim;
     const tsr_chunk *chunk = w->data->chunk_count ? w->data->chunks : NULL;
+    if (!w->swizzled) return TSR_OK;
     uint64_t *shape = tsr_arena_array(w->m->own->arena, ndim, sizeof *shape, w->err), rows, count;
     tsr_entry *plain = shape ? TSR_ARENA_NEW(w->m->own->arena, tsr_entry, w->err) : NULL;
-    if (!w->swizzled) return TSR_OK;
     if (!plain) return TSR_E_NOMEM;
     if (ndim < 2 || (chunk && chunk->view && chunk->view->strides)) return refuse(w, " that is transposed");
     memcpy(shape, w->data->shape, ndim * sizeof *shape);

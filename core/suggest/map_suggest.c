@@ -183,8 +183,6 @@ static tsr_status fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, 
     return finish(&json, &text, arena, out, err);
 }
 
-/* ---- suggest ---- */
-
 /* ---- fused ---- */
 
 /* Finds tensors of one checkpoint that are concatenations of several tensors of the other one: q, k and v, or gate and up,

@@ -373,10 +373,6 @@ tsr_status tsr_work_open(tsr_work *work, tsr_output *output, tsr_error *err)
     return TSR_OK;
 }
 
-/* ---- run ---- */
-
-/* Processes units in batches, and finishes the output. */
-
 typedef struct tsr_source_sums tsr_source_sums;
 
 /* ---- source sums ---- */

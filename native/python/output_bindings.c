@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "io/digests.h"
+#include "io/sys.h"
 #include "publish/saves.h"
 #include "session.h"
 #include "tessera/output.h"
@@ -188,7 +189,7 @@ uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size)
 /* Exchanges two directories. Returns 0, or -1 if the file system cannot do it. */
 int tsr_python_exchange(const char *a, const char *b)
 {
-    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE);
+    return tsr_sys_posix.exchange(&tsr_sys_posix, AT_FDCWD, a, b);
 }
 
 /* ---- directories ---- */

@@ -485,7 +485,7 @@ struct view_server {
     char address[96];
 };
 
-/* ---- answers ---- */
+/* ---- answers of the viewer ---- */
 
 static void answer_text(view_answer *out, const char *status, const char *text)
 {
@@ -565,7 +565,7 @@ static void answer_page(const view_server *s, const view_request *request, const
     else answer_body(out, request, (view_body){.fd = fd, .size = (uint64_t)info.st_size}, type_of(name));
 }
 
-/* ---- requests ---- */
+/* ---- requests for files of the viewer ---- */
 
 /* Whether the request's Host is the loopback address. The port may differ, because a tunnel may use another one. */
 static bool is_here(const char *host)

@@ -21,8 +21,6 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 
-/* ---- states ---- */
-
 /* ---- expert ranks ---- */
 
 /* The optimizers of a mixture of experts without ZeRO. Each expert-parallel rank has a file with the states of its experts

@@ -265,8 +265,6 @@ static tsr_status megatron_join_objects(tsr_checkpoint *checkpoint, tsr_megatron
     return status;
 }
 
-/* ---- megatron ---- */
-
 /* ---- common ---- */
 
 /* The part "common": everything that is not sharded (arguments, schedulers, the iteration). It is in common.pt, or, since

@@ -383,8 +383,6 @@ static void links_free(tsr_links *links)
     tsr_arena_free(links->arena);
 }
 
-/* ---- transfer ---- */
-
 /* ---- run ---- */
 
 /* Rounds of exchange. In each, every pair of ranks moves the next `slice` bytes of what one has for the other:
