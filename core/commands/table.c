@@ -5,7 +5,8 @@
 #include "tessera/sys/commands.h"
 #include "tessera/sys/report.h"
 
-/* Texts for people. A program that has them from elsewhere leaves them out: the npm package has them in commands.js. */
+/* What help is made of, and the interfaces of other languages. A program that has these from elsewhere leaves them out: the npm
+ * package has them in commands.js. */
 #ifdef TSR_WITHOUT_HELP
 #define HELP 1 ? NULL:
 #else
@@ -29,8 +30,9 @@
 
 /* ---- listing ---- */
 
-OPTION(tree, FLAG, tree, "tree", NULL, "Show a tree with totals per prefix", .npm = TERMINAL, .python = TERMINAL)
-OPTION(inspect_json, FLAG, json, "json", NULL, "Print the tessera.inspect/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(tree, FLAG, tree, "tree", NULL, "Show a tree with totals per prefix", .npm = HELP TERMINAL, .python = HELP TERMINAL)
+OPTION(inspect_json, FLAG, json, "json", NULL, "Print the tessera.inspect/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
 OPTION(include, TEXTS, selection.include, "include", "GLOB",
        "Use only names that match (repeatable): * within a component, ** across components, ?, [...]")
 OPTION(exclude, TEXTS, selection.exclude, "exclude", "GLOB", "Leave out names that match (repeatable); overrides --include")
@@ -53,7 +55,7 @@ OPTION(
     .npm_opens = true, .role = TSR_OPTION_OF_SOURCE)
 OPTION(also, TEXTS, source.also, "also", "PATH",
        "Add the files of another directory to those of PATH (repeatable), for nodes that wrote to local disks",
-       .npm = "the files of all directories are given to open", .role = TSR_OPTION_OF_SOURCE)
+       .npm = HELP "the files of all directories are given to open", .role = TSR_OPTION_OF_SOURCE)
 OPTION(shards, DOCUMENT, source.shards, "shards", "MAP",
        "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm",
        .npm_opens = true)
@@ -64,9 +66,10 @@ OPTION(port, COUNT, port, "port", "N", "Listen on port N (default: a free port)"
 OPTION(pages, TEXT, pages, "pages", "DIRECTORY",
        "Serve this build of the viewer (default: the one installed or built with this program)")
 OPTION(get_output, TEXT, output, "output", "FILE",
-       "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin", .letter = 'o', .npm = PRINTED,
-       .python = PRINTED)
-OPTION(print, FLAG, print, "print", NULL, "Print all values, however many there are", .npm = TERMINAL, .python = TERMINAL)
+       "Write the values to FILE.npy, or their raw little-endian bytes to FILE.bin", .letter = 'o', .npm = HELP PRINTED,
+       .python = HELP PRINTED)
+OPTION(print, FLAG, print, "print", NULL, "Print all values, however many there are", .npm = HELP TERMINAL,
+       .python = HELP TERMINAL)
 
 /* ---- comparing and checking ---- */
 
@@ -75,7 +78,8 @@ OPTION(map, DOCUMENT, map, "map", "MAP",
 OPTION(inverse, FLAG, inverse, "inverse", NULL, "With --map: apply the map backwards")
 OPTION(diff_dequantize, FLAG, dequantize, "dequantize", NULL,
        "Turn the quantized numbers of A into weights, in the dtype of config.json, or bfloat16")
-OPTION(diff_values, FLAG, values, "values", NULL, "Compare values too, bit for bit", .npm = "Diff.step() compares values")
+OPTION(diff_values, FLAG, values, "values", NULL, "Compare values too, bit for bit",
+       .npm = HELP "Diff.step() compares values")
 OPTION(atol, REAL, atol, "atol", "X", "Allow values to differ by X; NaN equals NaN (implies --values)")
 OPTION(rtol, REAL, rtol, "rtol", "X", "Allow values to differ by X times the value in B (implies --values)")
 OPTION(diff_layout, FLAG, compares_layout, "layout", NULL, "Report different chunks as a difference")
@@ -92,17 +96,18 @@ OPTION(
     "Use only names with this prefix, such as model., and strip it, after --canonical; all other options mean the resulting names")
 OPTION(diff_format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS,
        "Report in this format (default: text); json is the tessera.diff/1 document",
-       .npm = "a call gives the JSON document; report() gives the others",
-       .python = "report and report_diff choose the form")
-OPTION(report_json, FLAG, json, "json", NULL, "Same as --format json", .npm = PRINTED, .python = PRINTED)
+       .npm = HELP "a call gives the JSON document; report() gives the others",
+       .python = HELP "report and report_diff choose the form")
+OPTION(report_json, FLAG, json, "json", NULL, "Same as --format json", .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(diff_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
-       "Exit with 1 for differences at or above this level (default: error)", .npm = NO_STATUS, .python = NO_STATUS)
+       "Exit with 1 for differences at or above this level (default: error)", .npm = HELP NO_STATUS,
+       .python = HELP NO_STATUS)
 OPTION(rule, TEXTS, rules, "rule", "ID=LEVEL",
        "Report a rule as error, warning or note, or turn it off; ID may end in * (repeatable; the last match wins)")
 OPTION(diff_baseline, DOCUMENT, baseline, "baseline", "FILE",
        "Leave out differences that an earlier --json document lists with the same name and kind")
 OPTION(diff_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rules of diff with their levels",
-       .npm = "ruleHelp explains a rule", .python = "tessera explain lists them")
+       .npm = HELP "ruleHelp explains a rule", .python = HELP "tessera explain lists them")
 OPTION(deep, FLAG, deep, "deep", NULL,
        "Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values")
 OPTION(validate_layout, DOCUMENT, layout, "layout", "FILE",
@@ -116,20 +121,21 @@ OPTION(validate_exclude, TEXTS, selection.exclude, "exclude", "GLOB",
        "Leave out names that match, of PATH and of what it is checked against (repeatable)")
 OPTION(allow, TEXT, allow, "allow", "WORDS", "Allow these differences: missing,extra,dtype,shape,chunks,value")
 OPTION(format, CHOICE, format, "format", "text|" TSR_REPORT_FORMATS, "Report in this format (default: text)",
-       .npm = "a call gives the JSON document; report() gives the others",
-       .python = "report and report_diff choose the form")
+       .npm = HELP "a call gives the JSON document; report() gives the others",
+       .python = HELP "report and report_diff choose the form")
 OPTION(validate_fail_on, CHOICE, fail_on, "fail-on", "error|warning|note",
-       "Exit with 1 for findings at or above this level (default: error)", .npm = NO_STATUS, .python = NO_STATUS)
+       "Exit with 1 for findings at or above this level (default: error)", .npm = HELP NO_STATUS, .python = HELP NO_STATUS)
 OPTION(validate_baseline, DOCUMENT, baseline, "baseline", "FILE",
        "Leave out findings that an earlier --json document lists with the same rule, file and name")
 OPTION(changed_files, FLAG, changed_files, "changed-files", NULL,
        "Take the PATHs as changed files, as a hook is given, and validate each checkpoint that they belong to, once",
-       .npm = "it is about files on a disk", .python = "it is about the arguments of a hook")
+       .npm = HELP "it is about files on a disk", .python = HELP "it is about the arguments of a hook")
 OPTION(validate_list_rules, FLAG, list_rules, "list-rules", NULL, "List the rules of validate with their levels",
-       .npm = "ruleHelp explains a rule", .python = "tessera explain lists them")
+       .npm = HELP "ruleHelp explains a rule", .python = HELP "tessera explain lists them")
 
 OPTION(latest_deep, FLAG, deep, "deep", NULL, "Read every byte of the checkpoints, as `validate --deep` does")
-OPTION(latest_json, FLAG, json, "json", NULL, "Print the tessera.latest/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(latest_json, FLAG, json, "json", NULL, "Print the tessera.latest/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
 
 OPTION(prune_keep, COUNT, keep, "keep", "N", "Keep the N newest checkpoints without errors (required)")
 OPTION(prune_keep_every, COUNT, keep_every, "keep-every", "STEPS",
@@ -138,17 +144,18 @@ OPTION(prune_deep, FLAG, deep, "deep", NULL, "Read every byte to decide which ch
 OPTION(whole_directory, FLAG, whole_directory, "whole-directory", NULL,
        "Remove a checkpoint's directory with all other files in it, unless it holds another checkpoint or a mount")
 OPTION(prune_dry_run, FLAG, dry_run, "dry-run", NULL, "Show what would be removed, but remove nothing")
-OPTION(prune_json, FLAG, json, "json", NULL, "Print the tessera.prune/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(prune_json, FLAG, json, "json", NULL, "Print the tessera.prune/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
 
 /* ---- layout, manifest, verify ---- */
 
 OPTION(layout_output, TEXT, output, "output", "FILE", "Write to FILE; - (the default) is standard output", .letter = 'o',
-       .npm = PRINTED, .python = PRINTED)
+       .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(no_chunks, FLAG, no_chunks, "no-chunks", NULL, "Leave out the chunks: record only names, dtypes and shapes",
-       .npm_name = "chunks")
+       .npm_name = HELP "chunks")
 OPTION(layout_hash, CHOICE, hash, "hash", "sha256|xxh3", "Add a digest of each entry's values (reads every byte)")
-OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the output is always JSON", .npm = PRINTED,
-       .python = PRINTED)
+OPTION(listing_json, FLAG, json, "json", NULL, "Accepted for consistency; the output is always JSON", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
 OPTION(manifest_hash, CHOICE, hash, "hash", "sha256|xxh3", "Use this digest algorithm (default: xxh3)")
 OPTION(dequantize_stored, FLAG, dequantize, "dequantize", NULL,
        "Turn quantized numbers into weights, in the dtype of config.json, or bfloat16")
@@ -178,7 +185,7 @@ OPTION(
     "With --quantize: also leave weights that match as they are (repeatable); embeddings, norms, output layers and routers are never quantized")
 OPTION(config, FLAG, config, "config", NULL,
        "Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype",
-       .npm = "a sink receives the checkpoint's files only")
+       .npm = HELP "a sink receives the checkpoint's files only")
 OPTION(convert_lora, CHECKPOINT, lora, "lora", "DIRECTORY",
        "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does", .role = TSR_OPTION_OF_SOURCE)
 OPTION(dtype, TEXT, dtype, "dtype", "DTYPE", "Cast floating-point tensors, rounding correctly")
@@ -196,21 +203,21 @@ OPTION(no_checksums, FLAG, no_checksums, "no-checksums", NULL,
        "Write no checksums: leave out tessera.crc32 in safetensors files, and zeros for the CRC-32s in torch files and DCP")
 OPTION(overwrite, FLAG, overwrite, "overwrite", NULL,
        "Replace the checkpoint at DEST once the new one is complete; keep files that it does not list",
-       .npm = "the sink decides", .role = TSR_OPTION_OF_RUN)
+       .npm = HELP "the sink decides", .role = TSR_OPTION_OF_RUN)
 OPTION(
     resume, FLAG, resume, "resume", NULL,
     "Continue an interrupted run of the same job, or succeed if DEST is what it has written; keep finished work if this run fails",
-    .npm = SINK, .role = TSR_OPTION_OF_RUN)
+    .npm = HELP SINK, .role = TSR_OPTION_OF_RUN)
 OPTION(discard_parts, FLAG, discard_parts, "discard-parts", NULL,
-       "Remove what unfinished parts of another plan (exec --share) left at DEST", .npm = "a sink has no parts of plans",
-       .role = TSR_OPTION_OF_RUN)
+       "Remove what unfinished parts of another plan (exec --share) left at DEST",
+       .npm = HELP "a sink has no parts of plans", .role = TSR_OPTION_OF_RUN)
 OPTION(no_verify, FLAG, no_verify, "no-verify", NULL, "With --resume: do not check again what the interrupted run wrote",
-       .npm = SINK, .role = TSR_OPTION_OF_RUN)
+       .npm = HELP SINK, .role = TSR_OPTION_OF_RUN)
 OPTION(dry_run, FLAG, dry_run, "dry-run", NULL, "Decide everything, but write nothing",
-       .npm = "a sink that keeps nothing is a dry run", .role = TSR_OPTION_OF_RUN)
+       .npm = HELP "a sink that keeps nothing is a dry run", .role = TSR_OPTION_OF_RUN)
 OPTION(writing_json, FLAG, json, "json", NULL,
-       "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = PRINTED,
-       .python = PRINTED, .role = TSR_OPTION_OF_RUN)
+       "Print the tessera.convert/1 document: what was written, cast, copied and left out", .npm = HELP PRINTED,
+       .python = HELP PRINTED, .role = TSR_OPTION_OF_RUN)
 
 /* ---- merge ---- */
 
@@ -240,14 +247,14 @@ OPTION(plan_objects, CHOICE, objects, "objects", "keep|drop|sidecar|refuse", "Le
 OPTION(plan_dtype, TEXT, dtype, "dtype", "DTYPE", "Let exec cast floating-point tensors")
 OPTION(plan_storage, DOCUMENT, storage, "storage", "FILE",
        "Show the load of each server of this tessera.storage/1 document, and order reads and parts by server")
-OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = PRINTED, .python = PRINTED,
+OPTION(plan_json, FLAG, json, "json", NULL, "Print the tessera.plan/1 document", .npm = HELP PRINTED, .python = HELP PRINTED,
        .role = TSR_OPTION_OF_RUN)
 OPTION(items, FLAG, items, "items", NULL, "Print the document with every read of every rank", .role = TSR_OPTION_OF_RUN)
 OPTION(reshard_to, CHOICE, to, "to", "safetensors|torch|dcp|megatron-dist",
        "Write this format (default: the source's format)")
 OPTION(reshard_storage, DOCUMENT, storage, "storage", "FILE",
        "Spread the processes of mpirun over the file servers of this tessera.storage/1 document",
-       .npm = "it orders what several processes read")
+       .npm = HELP "it orders what several processes read")
 OPTION(share, TEXT, share, "share", "i/N",
        "Write only this share of the bytes, from 1/N to N/N, in any order and on any machine")
 OPTION(exec_part, TEXT, share, "part", "i/N", "An older name of --share")
@@ -256,18 +263,18 @@ OPTION(source, TEXT, source_path, "source", "PATH",
        "Read the plan's source from here: it has moved, or its URL needs a fresh signature")
 OPTION(exec_resume, FLAG, resume, "resume", NULL,
        "Succeed if DEST is what this plan has written; continue an interrupted upload (on a disk, exec always continues)",
-       .npm = SINK)
+       .npm = HELP SINK)
 OPTION(exec_no_verify, FLAG, no_verify, "no-verify", NULL, "Do not check again what other parts and earlier runs wrote",
-       .npm = SINK)
+       .npm = HELP SINK)
 OPTION(exec_dry_run, FLAG, dry_run, "dry-run", NULL,
        "Check the plan against its source and decide everything, but write nothing",
-       .npm = "a sink that keeps nothing is a dry run")
-OPTION(exec_json, FLAG, json, "json", NULL, "Print the tessera.exec/1 document", .npm = PRINTED, .python = PRINTED)
+       .npm = HELP "a sink that keeps nothing is a dry run")
+OPTION(exec_json, FLAG, json, "json", NULL, "Print the tessera.exec/1 document", .npm = HELP PRINTED, .python = HELP PRINTED)
 
 /* ---- optim ---- */
 
 OPTION(optim_to, CHOICE, to, "to", "torch|dcp", "Write this format (default: torch)",
-       .npm = "convert writes the result in any form")
+       .npm = HELP "convert writes the result in any form")
 OPTION(modules, DOCUMENT, modules, "modules", "MODULES.json",
        "Take names, frozen parameters and groups from a tessera.modules/1 document")
 OPTION(flat_params, DOCUMENT, flat_params, "flat-params", "FLAT.json",
@@ -280,66 +287,71 @@ OPTION(rank, NUMBER, rank, "rank", "N",
 OPTION(at, TEXT, at, "at", "NAME",
        "Use the optimizer with this name, such as optimizer_states.0 (default: the only one that looks like an optimizer)")
 OPTION(optim_no_checksums, FLAG, no_checksums, "no-checksums", NULL, "Write zeros for the CRC-32s in torch files and DCP",
-       .npm = "its files always have them")
+       .npm = HELP "its files always have them")
 OPTION(optim_overwrite, FLAG, overwrite, "overwrite", NULL,
-       "Replace the checkpoint at DEST; keep files that it does not list", .npm = "nothing is written",
+       "Replace the checkpoint at DEST; keep files that it does not list", .npm = HELP "nothing is written",
        .role = TSR_OPTION_OF_RUN)
 OPTION(
     optim_resume, FLAG, resume, "resume", NULL,
     "Exit successfully if an earlier run has already written DEST; an interrupted upload continues, other runs start over",
-    .npm = SINK, .role = TSR_OPTION_OF_RUN)
-OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = PRINTED, .python = PRINTED,
-       .role = TSR_OPTION_OF_RUN)
+    .npm = HELP SINK, .role = TSR_OPTION_OF_RUN)
+OPTION(optim_json, FLAG, json, "json", NULL, "Print the tessera.optim/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED, .role = TSR_OPTION_OF_RUN)
 
 /* ---- cp, repair, fqn, map, doctor, help ---- */
 
 OPTION(cp_overwrite, FLAG, overwrite, "overwrite", NULL,
-       "Replace the checkpoint at DEST; keep files that neither it nor PATH has", .npm = "the sink decides")
+       "Replace the checkpoint at DEST; keep files that neither it nor PATH has", .npm = HELP "the sink decides")
 OPTION(
     cp_resume, FLAG, resume, "resume", NULL,
     "Continue an interrupted copy: keep what it wrote if the digests agree; succeed if the copy is complete; keep finished work if this run fails",
-    .npm = SINK)
+    .npm = HELP SINK)
 OPTION(cp_no_verify, FLAG, no_verify, "no-verify", NULL,
-       "Do not read the copy back; file systems that can share blocks then share them", .npm = SINK)
-OPTION(cp_json, FLAG, json, "json", NULL, "Print the tessera.cp/1 document", .npm = PRINTED, .python = PRINTED)
+       "Do not read the copy back; file systems that can share blocks then share them", .npm = HELP SINK)
+OPTION(cp_json, FLAG, json, "json", NULL, "Print the tessera.cp/1 document", .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(like, CHECKPOINT, like, "like", "PATH",
        "Take names and shards from a sound checkpoint of the same job, such as the previous step")
-OPTION(repair_json, FLAG, json, "json", NULL, "Print the tessera.repair/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(repair_json, FLAG, json, "json", NULL, "Print the tessera.repair/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
 OPTION(repair_part, TEXT, source.part, "part", "NAME",
        "Rebuild that of this part, where each has its own: model or optimizer of accelerate's directories")
 OPTION(checkpoint, CHECKPOINT, checkpoint, "checkpoint", "PATH",
        "Canonicalize the keys of a checkpoint by their text; with MODULES.json: suggest renames that fit the model",
-       .npm = "canonicalize is a method of the checkpoint")
+       .npm = HELP "canonicalize is a method of the checkpoint")
 OPTION(fqn_against, CHECKPOINT, against, "against", "PATH",
-       "Suggest renames that give --checkpoint the names of this checkpoint", .npm = "the package does not suggest renames")
+       "Suggest renames that give --checkpoint the names of this checkpoint",
+       .npm = HELP "the package does not suggest renames")
 OPTION(fqn_prefix, TEXT, prefix, "prefix", "TEXT",
        "With --checkpoint: use only keys with this prefix, and strip it (\"model.\")")
-OPTION(fqn_json, FLAG, json, "json", NULL, "Print the tessera.fqn/1 document", .npm = PRINTED, .python = PRINTED)
+OPTION(fqn_json, FLAG, json, "json", NULL, "Print the tessera.fqn/1 document", .npm = HELP PRINTED, .python = HELP PRINTED)
 OPTION(map_values, FLAG, values, "values", NULL, "With suggest: compare the values of all tensors that fit, bit for bit")
 OPTION(map_json, FLAG, json, "json", NULL, "With list: print the tessera.maps/1 document; the others are always JSON",
-       .npm = PRINTED, .python = PRINTED)
-OPTION(explain_json, FLAG, json, "json", NULL, "Print the tessera.rules/1 document", .npm = PRINTED, .python = PRINTED)
-OPTION(doctor_json, FLAG, json, "json", NULL, "Print the tessera.doctor/1 document", .npm = PRINTED, .python = PRINTED)
+       .npm = HELP PRINTED, .python = HELP PRINTED)
+OPTION(explain_json, FLAG, json, "json", NULL, "Print the tessera.rules/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
+OPTION(doctor_json, FLAG, json, "json", NULL, "Print the tessera.doctor/1 document", .npm = HELP PRINTED,
+       .python = HELP PRINTED)
 OPTION(man, FLAG, man, "man", NULL, "Print a manual page: tessera help --man COMMAND | man -l -")
 
 /* ---- every command ---- */
 
-OPTION(quiet, FLAG, quiet, "quiet", NULL, "Print nothing but errors and results", .letter = 'q', .npm = PRINTS,
-       .python = PRINTS)
+OPTION(quiet, FLAG, quiet, "quiet", NULL, "Print nothing but errors and results", .letter = 'q', .npm = HELP PRINTS,
+       .python = HELP PRINTS)
 OPTION(no_progress, FLAG, no_progress, "no-progress", NULL, "Do not show the progress line (shown only on a terminal)",
-       .npm = PRINTS, .python = PRINTS)
-OPTION(color, CHOICE, color, "color", "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb", .npm = PRINTS,
-       .python = PRINTS)
+       .npm = HELP PRINTS, .python = HELP PRINTS)
+OPTION(color, CHOICE, color, "color", "auto|always|never", "Use colors; auto respects NO_COLOR and TERM=dumb",
+       .npm = HELP PRINTS, .python = HELP PRINTS)
 OPTION(threads, COUNT, threads, "threads", "N",
        "Use N threads, at most 256 (default: one per available core; more help with slow files)",
-       .npm = "a module has one thread")
+       .npm = HELP "a module has one thread")
 OPTION(io_depth, COUNT, io_depth, "io-depth", "N", "Send up to N requests at once when reading from a server (default: 16)",
-       .npm = "the host reads")
-OPTION(no_mpi, FLAG, no_mpi, "no-mpi", NULL, "Run as a single process, ignoring any MPI launcher", .npm = "there is no MPI",
-       .python = "there is no MPI")
-OPTION(help, FLAG, help, "help", NULL, "Show help for the command", .letter = 'h', .npm = TERMINAL, .python = TERMINAL)
+       .npm = HELP "the host reads")
+OPTION(no_mpi, FLAG, no_mpi, "no-mpi", NULL, "Run as a single process, ignoring any MPI launcher",
+       .npm = HELP "there is no MPI", .python = HELP "there is no MPI")
+OPTION(help, FLAG, help, "help", NULL, "Show help for the command", .letter = 'h', .npm = HELP TERMINAL,
+       .python = HELP TERMINAL)
 OPTION(version, FLAG, version, "version", NULL, "Show the version and the libraries it was built with",
-       .npm = "package.json states it", .python = "__version__ states it")
+       .npm = HELP "package.json states it", .python = HELP "__version__ states it")
 /* ---- commands ---- */
 
 #define SOURCE &part, &step, &also, &shards
@@ -452,174 +464,174 @@ const tsr_command tsr_commands[] = {
     {.name = "inspect",
      .group = HELP "Look",
      .summary = HELP "Show what a checkpoint contains: names, dtypes, shapes, sizes, sharding and problems",
-     .operands = "PATH",
+     .operands = HELP "PATH",
      .least = 1,
      .most = 1,
      .options = inspect_options,
-     .npm = "inspect"},
+     .npm = HELP "inspect"},
     {.name = "view",
      .summary = HELP "Open a checkpoint in the browser viewer, served on the loopback address",
-     .operands = "PATH [PATH]",
+     .operands = HELP "PATH [PATH]",
      .least = 1,
      .most = 2,
      .options = view_options,
-     .python = python_none},
+     .python = HELP python_none},
     {.name = "get",
      .summary = HELP "Read a tensor, or a slice of one",
-     .operands = "PATH FQN[SLICE]",
+     .operands = HELP "PATH FQN[SLICE]",
      .least = 2,
      .most = 2,
      .options = get_options,
-     .npm = "read"},
+     .npm = HELP "read"},
     {.name = "diff",
      .summary = HELP "Compare two checkpoints, whatever their formats and shardings",
-     .operands = "A B",
+     .operands = HELP "A B",
      .least = 0,
      .most = 2,
      .options = diff_options,
-     .npm = "diff",
-     .python = python_diff},
+     .npm = HELP "diff",
+     .python = HELP python_diff},
     {.name = "validate",
      .group = HELP "Check",
      .summary = HELP "Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout",
-     .operands = "PATH…",
+     .operands = HELP "PATH…",
      .least = 0,
      .most = UINT32_MAX,
      .options = validate_options,
-     .npm = "validate",
-     .python = python_validate},
+     .npm = HELP "validate",
+     .python = HELP python_validate},
     {.name = "latest",
      .summary = HELP "Print the newest checkpoint of a run that would load, to resume from",
-     .operands = "RUN",
+     .operands = HELP "RUN",
      .least = 1,
      .most = 1,
      .options = latest_options},
     {.name = "prune",
      .summary = HELP "Remove old checkpoints of a run, and keep the newest that would load",
-     .operands = "RUN",
+     .operands = HELP "RUN",
      .least = 1,
      .most = 1,
      .options = prune_options},
     {.name = "explain",
      .summary = HELP "Explain a rule of validate or diff",
-     .operands = "[RULE]",
+     .operands = HELP "[RULE]",
      .least = 0,
      .most = 1,
      .options = explain_options},
     {.name = "layout",
      .summary = HELP "Write a layout file for CI to check later checkpoints against",
-     .operands = "PATH",
+     .operands = HELP "PATH",
      .least = 1,
      .most = 1,
      .options = layout_options,
-     .npm = "layout"},
+     .npm = HELP "layout"},
     {.name = "manifest",
      .summary = HELP "Write checksums of all values that are the same for any sharding and format",
-     .operands = "PATH",
+     .operands = HELP "PATH",
      .least = 1,
      .most = 1,
      .options = manifest_options,
-     .npm = "manifest"},
+     .npm = HELP "manifest"},
     {.name = "verify",
      .summary = HELP "Check all values against a manifest, whatever the sharding and format",
-     .operands = "PATH MANIFEST",
+     .operands = HELP "PATH MANIFEST",
      .least = 2,
      .most = 2,
      .options = verify_options,
-     .npm = "verify"},
+     .npm = HELP "verify"},
     {.name = "convert",
      .group = HELP "Write",
      .summary = HELP "Convert a checkpoint to another format, to other names, or to another dtype",
-     .operands = "PATH DEST",
+     .operands = HELP "PATH DEST",
      .least = 2,
      .most = 2,
      .options = convert_options,
-     .absent = absent_in_convert,
-     .npm = "convert"},
+     .absent = HELP absent_in_convert,
+     .npm = HELP "convert"},
     {.name = "merge",
      .summary = HELP "Merge checkpoints of one model into a weighted sum",
-     .operands = "OUT A [B…]",
+     .operands = HELP "OUT A [B…]",
      .least = 2,
      .most = 1000,
      .options = merge_options},
     {.name = "plan",
      .summary = HELP "Preview a reshard, or a conversion, and write the plan that exec carries out",
-     .operands = "PATH",
+     .operands = HELP "PATH",
      .least = 1,
      .most = 1,
      .options = plan_options,
-     .npm = "plan"},
+     .npm = HELP "plan"},
     {.name = "reshard",
      .summary = HELP "Reshard a checkpoint for a different device mesh",
-     .operands = "PATH DEST",
+     .operands = HELP "PATH DEST",
      .least = 2,
      .most = 2,
      .options = reshard_options,
-     .npm = "reshard"},
+     .npm = HELP "reshard"},
     {.name = "exec",
      .summary = HELP "Carry out a plan, as a whole or in shares, without MPI",
-     .operands = "PLAN DEST",
+     .operands = HELP "PLAN DEST",
      .least = 2,
      .most = 2,
      .options = exec_options},
     {.name = "optim",
      .summary = HELP "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
-     .operands = "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
+     .operands = HELP "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
      .least = 3,
      .most = 3,
      .options = optim_options,
-     .absent = absent_in_optim,
-     .npm = "optimizer"},
+     .absent = HELP absent_in_optim,
+     .npm = HELP "optimizer"},
     {.name = "cp",
      .group = HELP "Copy and repair",
      .summary = HELP "Copy a checkpoint from one place to another, and read the copy back",
-     .operands = "PATH DEST",
+     .operands = HELP "PATH DEST",
      .least = 2,
      .most = 2,
      .options = cp_options,
-     .python = python_cp},
+     .python = HELP python_cp},
     {.name = "repair",
      .summary =
          HELP "Rebuild a lost or damaged .metadata, or write what is whole of a damaged safetensors or torch.save file",
-     .operands = "PATH FILE",
+     .operands = HELP "PATH FILE",
      .least = 2,
      .most = 2,
      .options = repair_options,
-     .absent = absent_in_repair},
+     .absent = HELP absent_in_repair},
     {.name = "fqn",
      .group = HELP "Names",
      .summary = HELP "Canonicalize parameter names as PyTorch does, and explain every change",
-     .operands = "[MODULES.json] [NAME…]",
+     .operands = HELP "[MODULES.json] [NAME…]",
      .least = 0,
      .most = 1u << 20,
      .options = fqn_options,
-     .npm = "canonicalize"},
+     .npm = HELP "canonicalize"},
     {.name = "map",
      .summary = HELP "List the built-in maps, print one, or suggest one between two checkpoints",
-     .operands = "list|show|suggest [NAME|A] [B]",
+     .operands = HELP "list|show|suggest [NAME|A] [B]",
      .least = 1,
      .most = 3,
      .options = map_options,
-     .python = python_map},
+     .python = HELP python_map},
     {.name = "doctor",
      .group = HELP "Help",
      .summary = HELP "Show what this build and this machine support",
-     .operands = "[DIRECTORY]",
+     .operands = HELP "[DIRECTORY]",
      .least = 0,
      .most = 1,
      .options = doctor_options},
     {.name = "help",
      .summary = HELP "Show how to use a command, starting with examples",
-     .operands = "[COMMAND|formats]",
+     .operands = HELP "[COMMAND|formats]",
      .least = 0,
      .most = 1,
      .options = help_options,
-     .python = python_none},
+     .python = HELP python_none},
     {.name = "completions",
      .summary = HELP "Write the completion script for bash, zsh or fish",
-     .operands = "bash|zsh|fish",
+     .operands = HELP "bash|zsh|fish",
      .least = 1,
      .most = 3 /* the scripts call `completions names PATH PREFIX` */,
      .options = completions_options,
-     .python = python_none},
+     .python = HELP python_none},
     {.name = NULL}};
