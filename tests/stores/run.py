@@ -55,7 +55,7 @@ def main():
     ap.add_argument("--npm")
     ap.add_argument("--python", help="with PyTorch")
     ap.add_argument("--package", help="the folder of the Python package")
-    ap.add_argument("--jobs", type=int, default=2, metavar="N", help="tests at a time, each in a process of its own")
+    ap.add_argument("--jobs", type=int, default=4, metavar="N", help="tests at a time, each in a process of its own. They mostly wait for servers")
     ap.add_argument("names", nargs="*")
     a = ap.parse_args()
     servers.NPM["place"] = a.npm

@@ -51,7 +51,7 @@ class Ranks:
     def __exit__(self, *_):
         for process in self.ranks:
             process.stdin.close()
-        self.parent.wait(60)
+        self.parent.wait(600)
         for process in self.ranks:
             process.stdout.close()
         self.log.close()
