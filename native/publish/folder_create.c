@@ -220,6 +220,7 @@ static const char *temporary_name(folder_output *output, const output_file *file
     char stem[TSR_STEM_SIZE + 1];
     switch (output->mode) {
     case OUTPUT_NEW_FOLDER:
+    case OUTPUT_MOVE:
     case OUTPUT_SWAP_FOLDER: return file->name;
     case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%s.tessera-%s", tsr_stem_of(file->name, stem), tag).data;
     default: return tsr_arena_format(output->arena, err, ".tessera-%s-%zu", tag, output->files.count).data;

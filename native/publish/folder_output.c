@@ -107,7 +107,7 @@ static tsr_status choose_mode(folder_output *output, const char *path, const cha
     if (status != TSR_OK) return status;
     output->mode = !folder                                            ? OUTPUT_FILE
                    : !exists                                          ? OUTPUT_NEW_FOLDER
-                   : output->options.existing == TSR_EXISTING_SWAPPED ? OUTPUT_SWAP_FOLDER
+                   : output->options.existing >= TSR_EXISTING_SWAPPED ? OUTPUT_SWAP_FOLDER
                                                                       : OUTPUT_INTO_FOLDER;
     output->exists = exists;
     if (!exists) return refuse_dead_link(output, path, err);
@@ -239,6 +239,7 @@ static tsr_status make_work(folder_output *output, const char *path, tsr_error *
     if (status == TSR_OK) status = open_work(output, folder, err);
     if (status != TSR_OK) return status;
     if (chosen) output->base.generation = output->options.generation;
+    if (output->options.existing == TSR_EXISTING_EITHER) return tsr_output_check_move(output, err);
     if (output->mode == OUTPUT_SWAP_FOLDER) return tsr_output_check_swap(output, made, err);
     if (output->mode == OUTPUT_INTO_FOLDER && !chosen)
         return tsr_folder_next_generation(output->sys, path, &output->base.generation, err);

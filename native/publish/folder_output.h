@@ -30,7 +30,7 @@ typedef struct output_file {
 } output_file;
 
 /* In the order of tsr_switch (record.h). */
-typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_INTO_FOLDER } output_mode;
+typedef enum output_mode { OUTPUT_FILE, OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_INTO_FOLDER, OUTPUT_MOVE } output_mode;
 
 typedef struct folder_output {
     tsr_output base; /* must be first */
@@ -41,7 +41,7 @@ typedef struct folder_output {
     tsr_folder_output_options options;
     const char *parent_path; /* as it was given, or "." */
     const char *name;        /* the destination's name in `parent` */
-    /* OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER: name in `parent` of the directory `work`, until it is published. */
+    /* OUTPUT_NEW_FOLDER, OUTPUT_SWAP_FOLDER, OUTPUT_MOVE: name in `parent` of the directory `work`, until it is published. */
     const char *temporary;
     int parent;
     int work; /* descriptor of the directory in which files are written: the parent, the new directory or the replaced one */
@@ -104,9 +104,10 @@ bool tsr_output_is_obsolete(const folder_output *output, tsr_str name, const str
 /* folder_publish.c: the functions `sync` and `publish` of the output. */
 tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
-/* folder_publish.c: the first checks, before anything is written, whether the destination can be swapped (`made`: this process
- * created the new directory); the second swaps. */
+/* folder_publish.c: checks whether the destination can be swapped (`made`: this process created the new directory). */
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
+/* TSR_E_UNSUPPORTED if files cannot be moved from the new directory to the destination, because that is a mount point. */
+tsr_status tsr_output_check_move(const folder_output *output, tsr_error *err);
 /* Removes everything that is not published. */
 void tsr_output_discard(folder_output *output);
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -102,11 +103,45 @@ static tsr_status output_each_in(folder_output *output, const char *folder,
     return tsr_each_name(output->sys, output->parent, folder, each, output, err);
 }
 
+/* What a subdirectory of the old directory contains. */
+typedef struct inside {
+    const folder_output *output;
+    const char *name;
+    bool has_obsolete, has_others;
+} inside;
+
+static tsr_status look_inside(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    inside *in = ctx;
+    char path[PATH_MAX];
+    (void)folder, (void)err;
+    snprintf(path, sizeof path, "%s/%s", in->name, name);
+    const bool obsolete = tsr_output_is_obsolete(in->output, tsr_str_from(path), NULL);
+    in->has_obsolete |= obsolete;
+    in->has_others |= !obsolete;
+    return TSR_OK;
+}
+
+/* Whether a name in the old directory is a file of the old checkpoint, or a subdirectory that has only such files. */
+static tsr_status is_replaced(const folder_output *output, int folder, const char *name, bool *out, tsr_error *err)
+{
+    inside in = {.output = output, .name = name};
+    struct stat info;
+    *out = tsr_output_is_obsolete(output, tsr_str_from(name), NULL);
+    if (*out || output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
+    TSR_TRY(tsr_each_name(output->sys, folder, name, look_inside, &in, err));
+    *out = in.has_obsolete && !in.has_others;
+    return TSR_OK;
+}
+
 static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const folder_output *output = ctx;
     struct stat info;
+    bool replaced;
     if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || !S_ISDIR(info.st_mode)) return TSR_OK;
+    TSR_TRY(is_replaced(output, folder, name, &replaced, err));
+    if (replaced) return TSR_OK;
     return tsr_raise(
         err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
         "'%s' contains the directory '%s', which cannot be kept when '%s' is replaced as a whole (no single file could be "
@@ -181,7 +216,9 @@ static tsr_status try_link(void *ctx, int folder, const char *name, tsr_error *e
     const folder_output *output = ctx;
     char why[128] = "";
     const tsr_sys *sys = output->sys;
-    if (is_obsolete(output, name, NULL)) return TSR_OK;
+    bool replaced;
+    TSR_TRY(is_replaced(output, folder, name, &replaced, err));
+    if (replaced) return TSR_OK;
     if (sys->link(sys, folder, name, output->work, name) == 0) return tsr_remove_name(sys, output->work, name, false, err);
     if (errno == ENOENT) return TSR_OK; /* it has just been removed */
     return tsr_raise(
@@ -207,7 +244,9 @@ static tsr_status keep_file(void *ctx, int folder, const char *name, tsr_error *
     const folder_output *output = ctx;
     struct stat old, new;
     const tsr_sys *sys = output->sys;
-    if (is_obsolete(output, name, NULL)) return TSR_OK;
+    bool replaced;
+    TSR_TRY(is_replaced(output, folder, name, &replaced, err));
+    if (replaced) return TSR_OK;
     if (sys->link(sys, folder, name, output->work, name) == 0) return TSR_OK;
     if (errno != EEXIST) return tsr_sys_raise(err, "keep", name);
     const bool linked = sys->link_stat_at(sys, folder, name, &old) == 0 &&
@@ -233,6 +272,96 @@ static tsr_status output_swap(folder_output *output, tsr_error *err)
     if (status != TSR_OK) return status;
     return tsr_retire_folder(sys, output->parent, output->temporary, output->name, (tsr_obsolete_test){is_obsolete, output},
                              err);
+}
+
+/* ---- move ---- */
+
+/* Where the directories cannot be exchanged, the old checkpoint is removed, and the new files are moved to the directory:
+ *
+ *   check that no other file has a name of theirs → remove the old marker → sync the directory → remove the other old files →
+ *   rename the new files → sync → rename the marker → sync
+ *
+ * In between there is no marker. After a kill, the record shows what is left to remove. */
+
+tsr_status tsr_output_check_move(const folder_output *output, tsr_error *err)
+{
+    if (is_one_mount(output)) return TSR_OK;
+    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                     "'%s' is a mount point, so the files that are written next to it cannot be moved there; write to a new "
+                     "directory in it",
+                     output->name);
+}
+
+tsr_status tsr_folder_output_choose(tsr_output *base, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    tsr_error why = {0};
+    assert(output->options.existing == TSR_EXISTING_EITHER);
+    const tsr_status status = tsr_output_check_swap(output, true, &why);
+    if (status == TSR_E_UNSUPPORTED) output->mode = OUTPUT_MOVE;
+    else if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    return TSR_OK;
+}
+
+static tsr_status refuse_taken_names(const folder_output *output, int folder, tsr_error *err)
+{
+    struct stat info;
+    for (uint32_t i = 0; i < output->files.count; i++) {
+        const char *name = tsr_output_file(output, i)->name;
+        if (output->sys->link_stat_at(output->sys, folder, name, &info) != 0 || is_obsolete(output, name, &info)) continue;
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                         "'%s' in '%s' is not part of that checkpoint and blocks the write", name, output->name);
+    }
+    return TSR_OK;
+}
+
+static tsr_status remove_old(const folder_output *output, int folder, tsr_error *err)
+{
+    struct stat info;
+    const tsr_sys *sys = output->sys;
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        const char *name = output->options.obsolete[i].data;
+        if (sys->link_stat_at(sys, folder, name, &info) != 0 || !is_obsolete(output, name, &info)) continue;
+        TSR_TRY(tsr_remove_name(sys, folder, name, false, err));
+        tsr_remove_parents(sys, folder, name);
+        if (i == 0) TSR_TRY(tsr_sys_sync(sys, folder, output->name, err));
+    }
+    return TSR_OK;
+}
+
+static tsr_status move_file(const folder_output *output, int folder, uint32_t file, tsr_error *err)
+{
+    const output_file *f = tsr_output_file(output, file);
+    const tsr_sys *sys = output->sys;
+    int done;
+    do done = sys->rename_new(sys, output->work, f->temporary, folder, f->name);
+    while (done != 0 && errno == EINTR);
+    return done == 0 ? TSR_OK : tsr_sys_raise(err, "give its name to", f->name);
+}
+
+static tsr_status move_files(folder_output *output, int folder, uint32_t marker, tsr_error *err)
+{
+    TSR_TRY(refuse_taken_names(output, folder, err));
+    TSR_TRY(remove_old(output, folder, err));
+    TSR_TRY(tsr_output_copy_subfolders(output, folder, err));
+    for (uint32_t i = 0; i < output->files.count; i++)
+        if (i != marker) TSR_TRY(move_file(output, folder, i, err));
+    TSR_TRY(tsr_output_sync_subfolders(output, folder, err));
+    TSR_TRY(tsr_sys_sync(output->sys, folder, output->name, err));
+    if (marker < output->files.count) TSR_TRY(move_file(output, folder, marker, err));
+    output->published = true;
+    return tsr_sys_sync(output->sys, folder, output->name, err);
+}
+
+static tsr_status publish_moved(folder_output *output, uint32_t marker, tsr_error *err)
+{
+    const int folder = tsr_sys_open(output->sys, output->parent, output->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+    if (folder < 0) return tsr_sys_raise(err, "open", output->name);
+    const tsr_status status = move_files(output, folder, marker, err);
+    output->sys->close(output->sys, folder);
+    if (status != TSR_OK) return status;
+    tsr_output_remove_subfolders(output);
+    return tsr_remove_name(output->sys, output->parent, output->temporary, true, err);
 }
 
 /* ---- verify ---- */
@@ -347,7 +476,7 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
     folder_output *output = (folder_output *)base;
     tsr_status status = sync_files(output, err);
     if (status != TSR_OK || !output->unsynced_names) return status;
-    status = tsr_output_sync_subfolders(output, err);
+    status = tsr_output_sync_subfolders(output, output->work, err);
     if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK && output->parent != output->work)
         status = tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -413,7 +542,7 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = refuse_strangers(output, err);
-    if (status == TSR_OK && output->unsynced_names) status = tsr_output_sync_subfolders(output, err);
+    if (status == TSR_OK && output->unsynced_names) status = tsr_output_sync_subfolders(output, output->work, err);
     if (status == TSR_OK && output->unsynced_names) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
@@ -514,6 +643,9 @@ tsr_status tsr_output_publish(tsr_output *base, uint32_t marker, tsr_error *err)
     case OUTPUT_SWAP_FOLDER:
         status = refuse_strangers(output, err);
         return status == TSR_OK ? output_swap(output, err) : status;
+    case OUTPUT_MOVE:
+        status = refuse_strangers(output, err);
+        return status == TSR_OK ? publish_moved(output, marker, err) : status;
     default: return publish_into_folder(output, marker, err);
     }
 }
@@ -591,10 +723,10 @@ tsr_status tsr_folder_output_record(tsr_output *base, uint32_t marker, tsr_outpu
     if (output->sys->stat(output->sys, output->parent, &info) == 0) record.device = (uint64_t)info.st_dev;
     if (companion) status = record_companion((folder_output *)companion, files, &record.count, err);
     if (status != TSR_OK) return status;
-    if (output->mode == OUTPUT_INTO_FOLDER && marker < count) record.marker = files[marker].name;
-    if (output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_SWAP_FOLDER)
-        record.count += record_old(output, files + count);
-    if (output->mode == OUTPUT_FILE || output->mode == OUTPUT_INTO_FOLDER) {
+    const bool into = output->mode == OUTPUT_INTO_FOLDER || output->mode == OUTPUT_MOVE;
+    if (into && marker < count) record.marker = files[marker].name;
+    if (into || output->mode == OUTPUT_SWAP_FOLDER) record.count += record_old(output, files + count);
+    if (output->mode == OUTPUT_FILE || into) {
         const uint32_t which = marker < count ? marker : 0;
         if (which < count) record.identity = files[which].identity;
     } else if (output->sys->stat(output->sys, output->work, &info) == 0) {

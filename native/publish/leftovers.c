@@ -374,48 +374,17 @@ typedef struct removal {
     bool is_ours;  /* there is a complete journal or a record, so the output was made by this program */
 } removal;
 
-/* Opens the directory of a file below `folder`, one component after the other, so that no link leads elsewhere. *name is
- * then the last component. Returns `folder` itself if the name has only one component, and -1 if a directory is missing. */
-static int open_parent(const tsr_sys *sys, int folder, const char **name)
-{
-    char part[NAME_MAX + 1];
-    int at = folder;
-    for (const char *slash; at >= 0 && (slash = strchr(*name, '/')) != NULL; *name = slash + 1) {
-        const int from = at;
-        snprintf(part, sizeof part, "%.*s", (int)(slash - *name), *name);
-        at = tsr_sys_open(sys, from, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-        if (from != folder) sys->close(sys, from);
-    }
-    return at;
-}
-
 /* Removes a regular file; leaves links and directories alone. */
 static tsr_status remove_file(const removal *r, int folder, const char *name, tsr_error *err)
 {
     struct stat info;
     const tsr_sys *sys = r->journals->sys;
-    const int parent = open_parent(sys, folder, &name);
+    const int parent = tsr_open_parent(sys, folder, &name);
     if (parent < 0) return TSR_OK;
     const bool is_file = sys->link_stat_at(sys, parent, name, &info) == 0 && S_ISREG(info.st_mode);
     const tsr_status status = is_file ? tsr_remove_name(sys, parent, name, false, err) : TSR_OK;
     if (parent != folder) sys->close(sys, parent);
     return status;
-}
-
-/* Removes the directories that a file was in, if they are empty now. */
-static void remove_parents(const removal *r, int folder, const char *name)
-{
-    char path[PATH_MAX];
-    const tsr_sys *sys = r->journals->sys;
-    snprintf(path, sizeof path, "%s", name);
-    for (char *slash; (slash = strrchr(path, '/')) != NULL;) {
-        *slash = '\0';
-        const char *last = path;
-        const int parent = open_parent(sys, folder, &last);
-        if (parent < 0) continue;
-        sys->unlink(sys, parent, last, true);
-        if (parent != folder) sys->close(sys, parent);
-    }
 }
 
 static tsr_status list_files(removal *r, tsr_str text, tsr_error *err)
@@ -477,7 +446,7 @@ static tsr_status remove_folder(const removal *r, const char *name, tsr_error *e
     if (folder < 0) return TSR_OK;
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) status = remove_file(r, folder, files[i].data, err);
-    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) remove_parents(r, folder, files[i].data);
+    for (size_t i = 0; i < r->files.count && status == TSR_OK; i++) tsr_remove_parents(sys, folder, files[i].data);
     for (int i = 0; i < 2 && status == TSR_OK; i++) {
         const char *const trial = i ? TSR_TRIAL_B : TSR_TRIAL_A;
         if (sys->unlink(sys, folder, trial, true) != 0 && errno == EIO) status = tsr_sys_raise(err, "remove", trial);

@@ -8,13 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "io/file_name.h"
 #include "publish/stem.h"
 #include "publish/text.h"
 #include "tessera/sys/try.h"
 
 #define MAGIC "tessera.publishing/2\n"
 
-static const char *const kinds[] = {"file ", "new ", "swap ", "into "};
+static const char *const kinds[] = {"file ", "new ", "swap ", "into ", "move "};
+enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* ---- text ---- */
 
@@ -75,7 +77,7 @@ static bool parse_file(tsr_str line, tsr_recorded_file *out)
     out->old = tsr_text_has_key(line, TSR_STR("old "), &rest);
     if (!out->old && !tsr_text_has_key(line, TSR_STR("new "), &rest)) return false;
     if (!parse_identity(&rest, &out->identity) || !tsr_text_has_key(rest, TSR_STR(" "), &out->name)) return false;
-    return out->name.size > 0 && out->name.size <= NAME_MAX && !memchr(out->name.data, '/', out->name.size);
+    return out->name.size <= NAME_MAX && tsr_is_name_below(out->name, NAME_MAX);
 }
 
 static bool parse_head(tsr_str *text, tsr_record *out)
@@ -85,10 +87,10 @@ static bool parse_head(tsr_str *text, tsr_record *out)
     *text = (tsr_str){text->data + magic.size, text->size - magic.size};
     const tsr_str kind = tsr_text_line(text), beside = tsr_text_line(text), identity = tsr_text_line(text);
     size_t k = 0;
-    while (k < 4 && !tsr_text_has_key(kind, tsr_str_from(kinds[k]), &out->marker)) k++;
+    while (k < KINDS && !tsr_text_has_key(kind, tsr_str_from(kinds[k]), &out->marker)) k++;
     out->kind = (tsr_switch)k;
     tsr_str device, id;
-    return k < 4 && tsr_text_has_key(beside, TSR_STR("beside "), &device) && parse_number(&device, &out->device) &&
+    return k < KINDS && tsr_text_has_key(beside, TSR_STR("beside "), &device) && parse_number(&device, &out->device) &&
            tsr_text_has_key(identity, TSR_STR("identity "), &id) && parse_identity(&id, &out->identity);
 }
 
@@ -136,6 +138,33 @@ tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
     }
     closedir(dir);
     return status;
+}
+
+int tsr_open_parent(const tsr_sys *sys, int folder, const char **name)
+{
+    char part[NAME_MAX + 1];
+    int at = folder;
+    for (const char *slash; at >= 0 && (slash = strchr(*name, '/')) != NULL; *name = slash + 1) {
+        const int from = at;
+        snprintf(part, sizeof part, "%.*s", (int)(slash - *name), *name);
+        at = tsr_sys_open(sys, from, part, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+        if (from != folder) sys->close(sys, from);
+    }
+    return at;
+}
+
+void tsr_remove_parents(const tsr_sys *sys, int folder, const char *name)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", name);
+    for (char *slash; (slash = strrchr(path, '/')) != NULL;) {
+        *slash = '\0';
+        const char *last = path;
+        const int parent = tsr_open_parent(sys, folder, &last);
+        if (parent < 0) continue;
+        sys->unlink(sys, parent, last, true);
+        if (parent != folder) sys->close(sys, parent);
+    }
 }
 
 static int open_destination(const tsr_journals *journals)
@@ -191,9 +220,10 @@ static bool is_switched(const tsr_record *record, const tsr_journals *journals, 
     struct stat info;
     size_t all;
     const tsr_recorded_file marker = {record->marker, record->identity, false};
-    if (record->kind == TSR_SWITCH_MARKER && marker.name.size) return is_there(record, journals, folder, &marker);
+    const bool into = record->kind == TSR_SWITCH_MARKER || record->kind == TSR_SWITCH_MOVE;
+    if (into && marker.name.size) return is_there(record, journals, folder, &marker);
     const size_t found = count_new(record, journals, folder, &all);
-    if (record->kind == TSR_SWITCH_MARKER) return found == all;
+    if (into) return found == all;
     /* It must be the directory that was made. Another one that reuses its inode number contains none of the new files. */
     return journals->sys->stat(journals->sys, folder, &info) == 0 &&
            is_identical(record, journals, &record->identity, &info) && (found > 0 || all == 0);
@@ -233,7 +263,8 @@ static bool is_new_name(const tsr_record *record, tsr_str name)
     return false;
 }
 
-/* Removes the recorded old or new files that are still in the destination. */
+/* Removes the recorded old or new files that are still in the destination. An old file whose name a new one has got was replaced, unless
+ * all of them were to be removed first. */
 static tsr_status remove_files(const tsr_record *record, const tsr_journals *journals, bool old, tsr_error *err)
 {
     char name[NAME_MAX + 1];
@@ -242,8 +273,11 @@ static tsr_status remove_files(const tsr_record *record, const tsr_journals *jou
     tsr_status status = TSR_OK;
     for (size_t i = 0; i < record->count && status == TSR_OK; i++) {
         const tsr_recorded_file *f = &record->files[i];
-        if (f->old != old || (old && is_new_name(record, f->name)) || !is_there(record, journals, folder, f)) continue;
-        status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
+        const bool replaced = old && record->kind != TSR_SWITCH_MOVE && is_new_name(record, f->name);
+        if (f->old != old || replaced) continue;
+        if (is_there(record, journals, folder, f))
+            status = tsr_remove_name(journals->sys, folder, name_of(f, name), false, err);
+        if (record->kind == TSR_SWITCH_MOVE) tsr_remove_parents(journals->sys, folder, name_of(f, name));
     }
     /* Before the record is removed. */
     if (status == TSR_OK) status = tsr_sys_sync(journals->sys, folder, journals->name, err);
@@ -302,7 +336,8 @@ static tsr_status end_companions(const tsr_record *record, const tsr_journals *j
 tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err)
 {
     char retired[NAME_MAX + 1 + 64], stem[TSR_STEM_SIZE + 1];
-    if (record->kind == TSR_SWITCH_MARKER) return remove_files(record, journals, true, err);
+    if (record->kind == TSR_SWITCH_MARKER || record->kind == TSR_SWITCH_MOVE)
+        return remove_files(record, journals, true, err);
     if (record->kind == TSR_SWITCH_FILE) return end_companions(record, journals, tag, err);
     if (record->kind != TSR_SWITCH_FOLDERS) return TSR_OK;
     snprintf(retired, sizeof retired, ".%s.tessera-%s", tsr_stem_of(journals->name, stem), tag);
@@ -311,9 +346,23 @@ tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals
                              (tsr_obsolete_test){is_recorded_old, &old}, err);
 }
 
+/* Whether there is an old checkpoint that is still whole: its first file is removed before all others. */
+static bool keeps_old(const tsr_record *record, const tsr_journals *journals)
+{
+    const int folder = open_destination(journals);
+    size_t i = 0;
+    while (i < record->count && !record->files[i].old) i++;
+    const bool kept = folder >= 0 && i < record->count && is_there(record, journals, folder, &record->files[i]);
+    if (folder >= 0) journals->sys->close(journals->sys, folder);
+    return kept;
+}
+
 tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err)
 {
-    return record->kind == TSR_SWITCH_MARKER ? remove_files(record, journals, false, err) : TSR_OK;
+    const bool moves = record->kind == TSR_SWITCH_MOVE;
+    if (moves && keeps_old(record, journals)) return TSR_OK;
+    if (moves) TSR_TRY(remove_files(record, journals, true, err));
+    return moves || record->kind == TSR_SWITCH_MARKER ? remove_files(record, journals, false, err) : TSR_OK;
 }
 
 /* ---- a directory that was replaced ---- */
@@ -322,15 +371,41 @@ typedef struct retiring {
     const tsr_sys *sys;
     int replacing;
     tsr_obsolete_test test;
+    const char *subfolder;
 } retiring;
+
+/* Removes a file in a subdirectory if it is obsolete. */
+static tsr_status retire_inner(void *ctx, int folder, const char *name, tsr_error *err)
+{
+    const retiring *r = ctx;
+    struct stat info;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", r->subfolder, name);
+    const bool obsolete =
+        r->sys->link_stat_at(r->sys, folder, name, &info) == 0 && r->test.is_obsolete(r->test.ctx, path, &info);
+    return obsolete ? tsr_remove_name(r->sys, folder, name, false, err) : TSR_OK;
+}
+
+/* Sets *gone if the subdirectory is removed, because nothing else was in it. */
+static tsr_status retire_subfolder(const retiring *r, int folder, const char *name, bool *gone, tsr_error *err)
+{
+    retiring inner = *r;
+    inner.subfolder = name;
+    TSR_TRY(tsr_each_name(r->sys, folder, name, retire_inner, &inner, err));
+    *gone = r->sys->unlink(r->sys, folder, name, true) == 0;
+    return TSR_OK;
+}
 
 static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error *err)
 {
     const retiring *r = ctx;
     struct stat old, new;
+    bool gone = false;
     int done;
     if (r->sys->link_stat_at(r->sys, folder, name, &old) != 0)
         return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "look at", name);
+    if (S_ISDIR(old.st_mode)) TSR_TRY(retire_subfolder(r, folder, name, &gone, err));
+    if (gone) return TSR_OK;
     const bool twice = r->sys->link_stat_at(r->sys, r->replacing, name, &new) == 0 && tsr_is_one_file(&old, &new);
     if (twice || r->test.is_obsolete(r->test.ctx, name, &old)) return tsr_remove_name(r->sys, folder, name, false, err);
     do done = r->sys->rename_new(r->sys, folder, name, r->replacing, name);
@@ -341,7 +416,7 @@ static tsr_status retire_file(void *ctx, int folder, const char *name, tsr_error
 tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
                              tsr_obsolete_test test, tsr_error *err)
 {
-    retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), test};
+    retiring r = {sys, tsr_sys_open(sys, parent, replacing, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0), test, NULL};
     if (r.replacing < 0) return tsr_sys_raise(err, "open", replacing);
     tsr_status status = tsr_each_name(sys, parent, retired, retire_file, &r, err);
     sys->close(sys, r.replacing);

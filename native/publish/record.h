@@ -3,7 +3,7 @@
  * else has put there since, even with the same inode number, is neither removed nor taken for ours.
  *
  *   tessera.publishing/2
- *   into .metadata               or: file, new, swap           what is switched
+ *   into .metadata               or: file, new, swap, move     what is switched
  *   beside 2049                  device of the directory that this record is in
  *   identity ID                  of what gets the destination's name (into: of the marker)
  *   new ID __0_1.distcp          a file that gets this name in the destination
@@ -22,7 +22,13 @@
 
 #include "tessera/sys/vec.h"
 
-typedef enum tsr_switch { TSR_SWITCH_FILE, TSR_SWITCH_NEW_FOLDER, TSR_SWITCH_FOLDERS, TSR_SWITCH_MARKER } tsr_switch;
+typedef enum tsr_switch {
+    TSR_SWITCH_FILE,
+    TSR_SWITCH_NEW_FOLDER,
+    TSR_SWITCH_FOLDERS,
+    TSR_SWITCH_MARKER,
+    TSR_SWITCH_MOVE /* as TSR_SWITCH_MARKER, but the old files were removed before, the marker first */
+} tsr_switch;
 
 typedef struct tsr_recorded_file {
     tsr_str name;
@@ -32,7 +38,7 @@ typedef struct tsr_recorded_file {
 
 typedef struct tsr_record {
     tsr_switch kind;
-    tsr_str marker;  /* TSR_SWITCH_MARKER; empty if there is none */
+    tsr_str marker;  /* TSR_SWITCH_MARKER, TSR_SWITCH_MOVE; empty if there is none */
     uint64_t device; /* device of the directory that contains the record */
     tsr_identity identity;
     const tsr_recorded_file *files;
@@ -47,7 +53,8 @@ bool tsr_record_parse(tsr_str text, tsr_arena *arena, tsr_record *out);
 bool tsr_record_is_published(const tsr_record *record, const tsr_journals *journals);
 /* Completes a publication whose switch was done: removes the old files, or renames the companion of a file. */
 tsr_status tsr_record_end(const tsr_record *record, const tsr_journals *journals, const char *tag, tsr_error *err);
-/* Undoes the renames of a publication whose switch was not done. */
+/* Undoes the renames of a publication whose switch was not done. Where files were moved and old ones are already gone, removes what is left
+ * of both. */
 tsr_status tsr_record_undo(const tsr_record *record, const tsr_journals *journals, tsr_error *err);
 /* The names in the destination that the publication has put there, in `arena`. */
 tsr_status tsr_record_written(const tsr_record *record, const tsr_journals *journals, tsr_arena *arena,
@@ -59,14 +66,19 @@ typedef struct tsr_obsolete_test {
     const void *ctx;
 } tsr_obsolete_test;
 
-/* Removes a directory after another one has replaced it. Obsolete files are removed, and so are second names of files in the
- * new directory; any other file, which must have appeared since, is moved to the new one. Both are names in `parent`. */
+/* Removes a directory after another one has replaced it. Obsolete files are removed, also those in its subdirectories,
+ * and so are second names of files in the new directory; any other file, which must have appeared since, is moved to the new one. Both are names in `parent`. */
 tsr_status tsr_retire_folder(const tsr_sys *sys, int parent, const char *retired, const char *replacing,
                              tsr_obsolete_test test, tsr_error *err);
 /* Calls `each` for every name in a subdirectory of `parent`, except "." and "..", until it fails. Does not follow a link. */
 tsr_status tsr_each_name(const tsr_sys *sys, int parent, const char *folder,
                          tsr_status (*each)(void *ctx, int folder, const char *name, tsr_error *err), void *ctx,
                          tsr_error *err);
+/* Opens the directory of a file below `folder`, one component after the other, so that no link leads elsewhere. *name is
+ * then the last component. Returns `folder` itself if the name has only one component, and -1 if a directory is missing. */
+int tsr_open_parent(const tsr_sys *sys, int folder, const char **name);
+/* Removes the directories that a file below `folder` was in, if they are empty now. */
+void tsr_remove_parents(const tsr_sys *sys, int folder, const char *name);
 /* unlink that is repeated on EINTR. A name that does not exist, or that is not the directory it should be, is not an
  * error. */
 tsr_status tsr_remove_name(const tsr_sys *sys, int folder, const char *name, bool is_folder, tsr_error *err);

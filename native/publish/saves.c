@@ -301,14 +301,21 @@ tsr_status tsr_journals_hold(tsr_journals *journals, const char *path, uint64_t 
 
 /* ---- a save ---- */
 
-__attribute__((format(printf, 2, 3))) static void warn(const tsr_save *s, const char *format, ...)
+/* Where warnings go, and the directory that they are about. */
+typedef struct warning {
+    const char *path;
+    void (*say)(void *ctx, const char *text); /* may be NULL */
+    void *ctx;
+} warning;
+
+__attribute__((format(printf, 2, 3))) static void warn(warning w, const char *format, ...)
 {
     char text[1024];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    if (s->options.warn) s->options.warn(s->options.ctx, text);
+    if (w.say) w.say(w.ctx, text);
 }
 
 /* Opens the directory's parent. This user may not be able to write to it, as long as it can write to the directory. */
@@ -345,30 +352,38 @@ static tsr_status lock_file(tsr_save *s, tsr_error *err)
     return status;
 }
 
-/* What killed jobs left next to the directory: the rule is that of another job (job_folder.c). */
-static tsr_status clear_jobs(const tsr_save *s, tsr_error *err)
+/* The rule is that of another job (job_folder.c). */
+static tsr_status clear_jobs(const tsr_journals *j, warning w, tsr_arena *arena, tsr_error *err)
 {
-    const tsr_journals *j = &s->journals;
     tsr_leftover *found;
     size_t count;
     tsr_error ignored = {0};
-    TSR_TRY(tsr_journals_list(j, s->arena, &found, &count, err));
+    TSR_TRY(tsr_journals_list(j, arena, &found, &count, err));
     for (size_t i = 0, size; i < count; i += size) {
         const tsr_left_job left = tsr_journals_group(found + i, count - i);
         size = left.size;
         if (left.is_busy || !left.has_journal) continue; /* without a journal, nothing shows whose it is */
         if (left.parts) {
-            warn(s,
+            warn(w,
                  "'%s' has an unfinished job of %" PRIu64 " parts of a plan; its files '.%s.tessera-%s…' are kept; `tessera "
                  "exec --discard-parts` removes them",
-                 s->options.path, left.parts, j->name, found[i].tag);
+                 w.path, left.parts, j->name, found[i].tag);
             continue;
         }
-        warn(s, "removing the remains of an interrupted run for '%s'", s->options.path);
+        warn(w, "removing the remains of an interrupted run for '%s'", w.path);
         if (tsr_journals_discard(j, found[i].tag, &ignored) != TSR_OK)
-            warn(s, "'.%s.tessera-%s…' could not be removed: %s", j->name, found[i].tag, ignored.message);
+            warn(w, "'.%s.tessera-%s…' could not be removed: %s", j->name, found[i].tag, ignored.message);
     }
     return TSR_OK;
+}
+
+tsr_status tsr_journals_clear(const tsr_journals *journals, const char *path, void (*say)(void *ctx, const char *text),
+                              void *ctx, tsr_error *err)
+{
+    tsr_arena *arena = tsr_arena_new(journals->allocator, 0, err);
+    const tsr_status status = arena ? clear_jobs(journals, (warning){path, say, ctx}, arena, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
 }
 
 static tsr_status open_save(tsr_save *s, tsr_error *err)
@@ -378,7 +393,7 @@ static tsr_status open_save(tsr_save *s, tsr_error *err)
     const tsr_sys *sys = s->journals.sys;
     TSR_TRY(hold(&s->journals, s->options.rank < 0 ? sys->lock : sys->share, err));
     TSR_FAIL_IF(s->journals.held < 0, err, TSR_E_NOT_FOUND, "the directory is gone");
-    return clear_jobs(s, err);
+    return tsr_journals_clear(&s->journals, s->options.path, s->options.warn, s->options.ctx, err);
 }
 
 tsr_status tsr_save_open(const tsr_save_request *options, tsr_save **out, tsr_error *err)

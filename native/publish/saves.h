@@ -50,6 +50,10 @@ tsr_status tsr_save_end(const tsr_save *save, const char *token, const tsr_str *
 /* Releases the directory. Accepts NULL. */
 void tsr_save_close(tsr_save *save);
 
+/* Removes what killed jobs (job.h) left next to a destination; shares of plans stay, with a warning. `say` may be NULL. */
+tsr_status tsr_journals_clear(const tsr_journals *journals, const char *path, void (*say)(void *ctx, const char *text),
+                              void *ctx, tsr_error *err);
+
 /* Creates the journal of a rank's files; `directory` exists. Needs no open save. */
 tsr_status tsr_save_journal(const tsr_sys *sys, const char *directory, const char *token, const tsr_str *names, size_t count,
                             bool is_durable, tsr_error *err);

@@ -85,7 +85,10 @@ typedef enum tsr_existing {
     /* A folder is replaced whose new files keep the names of the old ones, and that has no marker: the new folder is made
      * next to the old one and exchanged with it. Before that, other files get a second name in the new folder; afterwards
      * the old folder is removed. */
-    TSR_EXISTING_SWAPPED
+    TSR_EXISTING_SWAPPED,
+    /* The same if it is possible when the files are complete (tsr_folder_output_choose). Otherwise the obsolete files are removed, the
+     * marker first, and the new files are moved to the old folder one by one, the marker last. The folder exists. */
+    TSR_EXISTING_EITHER
 } tsr_existing;
 /* Which unpublished files with the tag there may be already. */
 typedef enum tsr_begun {
@@ -126,6 +129,7 @@ typedef struct tsr_folder_output_options {
  *   one file           .NAME.tessera-TAG next to it, renamed over or to NAME
  *   a new folder       .NAME.tessera-TAG/ next to it, renamed to NAME as a whole
  *   a swapped folder   .NAME.tessera-TAG/ next to it, exchanged with NAME; then the old one is removed
+ *   either             as a swapped folder; if it cannot be exchanged, its files are moved to NAME
  *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
  *                      the obsolete files are removed
  *
@@ -176,6 +180,8 @@ tsr_status tsr_folder_output_sum(tsr_output *output, uint32_t file, tsr_file_ran
 /* Reads the first `count` files again and compares them with the sums of all bytes that were written to them. TSR_E_CHANGED
  * names a file that differs. */
 tsr_status tsr_folder_output_verify(tsr_output *output, const uint64_t *sums, uint32_t count, tsr_error *err);
+/* With TSR_EXISTING_EITHER: decides whether the folders are exchanged or the files are moved, before anything is recorded. */
+tsr_status tsr_folder_output_choose(tsr_output *output, tsr_error *err);
 /* Describes as text what publishing will do (native/publish/record.h). After a kill this shows how far it came. `companion`
  * is NULL or another output that is published after this one. */
 tsr_status tsr_folder_output_record(tsr_output *output, uint32_t marker, tsr_output *companion, tsr_vec *text,
