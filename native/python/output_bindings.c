@@ -2,13 +2,12 @@
  * over what is needed to complete its upload. One process takes all of that over and publishes. Closing removes what was not
  * published. */
 #include <ctype.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "io/digests.h"
-#include "io/sys.h"
+#include "publish/rank_files.h"
 #include "publish/saves.h"
 #include "session.h"
 #include "tessera/output.h"
@@ -40,7 +39,6 @@ EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_w
 EXPORT tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err);
 EXPORT uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size);
-EXPORT int tsr_python_exchange(const char *a, const char *b);
 
 /* ---- an open output ---- */
 
@@ -186,12 +184,6 @@ uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size)
     return tsr_native_crc32(crc, data, size);
 }
 
-/* Exchanges two directories. Returns 0, or -1 if the file system cannot do it. */
-int tsr_python_exchange(const char *a, const char *b)
-{
-    return tsr_sys_posix.exchange(&tsr_sys_posix, AT_FDCWD, a, b);
-}
-
 /* ---- directories ---- */
 
 EXPORT tsr_save *tsr_python_save_open(const char *path, int64_t rank, int durable, tsr_write_fn *warn, tsr_error *err);
@@ -272,6 +264,78 @@ tsr_status tsr_python_save_journal(const char *directory, const char *token, con
     size_t count;
     tsr_str *list = split(names, size, &count, err);
     const tsr_status status = list ? tsr_save_journal(NULL, directory, token, list, count, durable, err) : TSR_E_NOMEM;
+    free(list);
+    return status;
+}
+
+/* ---- files of ranks, which get their names together ---- */
+
+EXPORT tsr_rank_files *tsr_python_files_open(const char *path, uint64_t ranks, int durable, tsr_write_fn *warn,
+                                             tsr_error *err);
+EXPORT tsr_status tsr_python_files_begin(tsr_rank_files *files, const char *own, size_t own_size, const char *replaced,
+                                         size_t replaced_size, tsr_error *err);
+EXPORT tsr_status tsr_python_files_publish(tsr_rank_files *files, const char *names, size_t size, uint32_t marker,
+                                           tsr_error *err);
+EXPORT void tsr_python_files_close(tsr_rank_files *files);
+EXPORT void tsr_python_files_leave(tsr_rank_files *files);
+EXPORT tsr_status tsr_python_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err);
+EXPORT tsr_status tsr_python_files_journal(const char *path, uint64_t ranks, uint64_t rank, const char *names, size_t size,
+                                           tsr_error *err);
+
+/* `warn` is called before this returns, with one warning at a time. */
+tsr_rank_files *tsr_python_files_open(const char *path, uint64_t ranks, int durable, tsr_write_fn *write, tsr_error *err)
+{
+    const tsr_rank_files_request request = {
+        .path = path, .ranks = ranks, .is_durable = durable, .warn = warn, .ctx = &write};
+    tsr_rank_files *files = NULL;
+    return tsr_rank_files_open(&request, &files, err) == TSR_OK ? files : NULL;
+}
+
+tsr_status tsr_python_files_begin(tsr_rank_files *files, const char *own, size_t own_size, const char *replaced,
+                                  size_t replaced_size, tsr_error *err)
+{
+    size_t own_count, count;
+    tsr_str *own_list = split(own, own_size, &own_count, err), *list = split(replaced, replaced_size, &count, err);
+    const tsr_status status = own_list && list
+                                  ? tsr_rank_files_begin(files, (tsr_journal_files){own_list, own_count}, list, count, err)
+                                  : TSR_E_NOMEM;
+    free(own_list);
+    free(list);
+    return status;
+}
+
+tsr_status tsr_python_files_publish(tsr_rank_files *files, const char *names, size_t size, uint32_t marker, tsr_error *err)
+{
+    size_t count;
+    tsr_str *list = split(names, size, &count, err);
+    const tsr_status status = list ? tsr_rank_files_publish(files, list, count, marker, err) : TSR_E_NOMEM;
+    free(list);
+    return status;
+}
+
+void tsr_python_files_close(tsr_rank_files *files)
+{
+    tsr_rank_files_close(files);
+}
+
+void tsr_python_files_leave(tsr_rank_files *files)
+{
+    tsr_rank_files_leave(files);
+}
+
+tsr_status tsr_python_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err)
+{
+    return tsr_rank_files_folder(path, folder, err);
+}
+
+tsr_status tsr_python_files_journal(const char *path, uint64_t ranks, uint64_t rank, const char *names, size_t size,
+                                    tsr_error *err)
+{
+    size_t count;
+    const tsr_rank_files_request request = {.path = path, .ranks = ranks, .is_durable = true};
+    tsr_str *list = split(names, size, &count, err);
+    const tsr_status status =
+        list ? tsr_rank_files_journal(&request, rank, (tsr_journal_files){list, count}, err) : TSR_E_NOMEM;
     free(list);
     return status;
 }

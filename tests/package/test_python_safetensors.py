@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from safetensors.torch import load_file
 from test_python import tessera
+from tessera import _save_safetensors
 from test_python_torch import CHANGES_FILES, Fails, fails
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
@@ -166,8 +167,8 @@ def killed_at(number, path, **options):
     try:
         for name in (*CHANGES_FILES, "pwrite", "rmdir"):
             setattr(os, name, counted(getattr(os, name)))
-        from tessera import _save_safetensors
-        _save_safetensors.exchange = counted(_save_safetensors.exchange)
+        for name in ("_open_files", "_begin_files", "_publish_files", "_close_files", "_write_journal"):  # tests/native/test_native_rank_files.c ends in each of them
+            setattr(_save_safetensors, name, counted(getattr(_save_safetensors, name)))
         save(path, state_of(2), **options)
         os._exit(0)
     finally:
@@ -206,20 +207,49 @@ def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint_whole(t):
         assert seen == {old, 2} and number > 10, (options, seen, number)
 
 
-def test_among_other_files_a_save_that_is_killed_leaves_an_index_only_of_whole_files(t):
-    options, number, ended, seen = {"fqn_to_index_mapping": MAPPING, "overwrite": True}, 0, True, set()
-    while ended:
-        number += 1
-        path = t.at(f"killed{number}")
-        save(path, state_of(1), **options)
-        with open(os.path.join(path, "config.json"), "w") as f:
+def test_a_save_that_is_killed_among_other_files_keeps_them(t):
+    options = {"fqn_to_index_mapping": MAPPING, "overwrite": True}
+    for mine in ("config.json", ".tessera-save-files/new/model.safetensors"):  # exchanged, and moved because of the directory
+        number, ended, seen = 0, True, set()
+        while ended:
+            number += 1
+            path = t.at(f"killed{number}-{mine[:3]}")
+            save(path, state_of(1), **options)
+            os.makedirs(os.path.dirname(os.path.join(path, mine)), exist_ok=True)
+            with open(os.path.join(path, mine), "w") as f:
+                f.write("a user's file")
+            ended = killed_at(number, path, **options)
+            now = value_in(path)
+            seen.add(now)
+            save(path, state_of(3), **options)
+            assert value_in(path) == 3 and files_below(path) == sorted([mine, *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)), INDEX]), files_below(path)
+            with open(os.path.join(path, mine)) as f:
+                assert f.read() == "a user's file"
+        assert seen == {1, 2}, seen
+
+
+def test_what_looks_like_the_rest_of_a_save_stays(t):
+    """Names of this form, and of the one that earlier versions made."""
+    save(t.at("c"), state_of(1))
+    writer = tessera.torch.StorageWriter(t.at("c"), form="safetensors")
+    writer._place.set_up()
+    stage = os.path.basename(writer._place.stage())
+    mine = [f"{stage}0/model-00001-of-00001.safetensors", ".c.tessera-save-0123456789abcdef/model-00001-of-00001.safetensors", ".c.tessera-save-0123456789abcdef/.tessera-save-files/x",
+            ".c.tessera-w0123456789abcdef/" + INDEX, "c/.tessera-save-files/journal.json", "c/.tessera-save-0123456789abcdef.journal", f"c/{stage}/x"]
+    for name in mine:
+        os.makedirs(os.path.dirname(t.at(name)), exist_ok=True)
+        with open(t.at(name), "w") as f:
             f.write("a user's file")
-        ended = killed_at(number, path, **options)
-        now = value_in(path) if os.path.exists(os.path.join(path, INDEX)) else None
-        seen.add(now)
-        save(path, state_of(3), **{**options, "overwrite": now is not None})
-        assert value_in(path) == 3 and files_below(path) == ["config.json", *(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)), INDEX], files_below(path)
-    assert seen == {1, None, 2}, seen
+    save(t.at("c"), state_of(2), overwrite=True)
+    assert value_in(t.at("c")) == 2
+    os.makedirs(t.at(stage))
+    with open(t.at(stage, INDEX), "w") as f:
+        f.write("a user's file")
+    fails(CheckpointException, lambda: save(t.at("c"), state_of(3), overwrite=True), stage, "move it away")
+    assert value_in(t.at("c")) == 2
+    for name in (*mine, f"{stage}/{INDEX}"):
+        with open(t.at(name)) as f:
+            assert f.read() == "a user's file", name
 
 
 # ---- ranks ----

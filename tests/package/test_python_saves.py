@@ -9,6 +9,7 @@ import time
 import warnings
 
 import http_serving
+import test_python_safetensors as files
 import torch
 from safetensors.torch import load_file, save_file
 from test_python_torch import Held, fails, killed_at, save, save_alone, state_of, step_of
@@ -101,6 +102,56 @@ def test_a_save_does_not_replace_what_a_run_is_replacing(t):
         assert p.returncode == 0, said
     loaded = tessera.torch.load(path)
     assert torch.equal(loaded["w2"], torch.arange(BYTES // 4 + 2)) and hidden(path) == []
+
+
+def test_a_run_and_a_save_of_safetensors_files_exclude_each_other(t):
+    path, planner = t.at("c"), Held()
+    files.save(path, files.state_of(1))
+    thread = threading.Thread(target=lambda: files.save(path, files.state_of(2), planner, overwrite=True))
+    thread.start()
+    assert planner.began.wait(60)
+    try:
+        save(t.at("other"), 7)
+        p = t.run("convert", t.at("other"), path, "--to", "safetensors", "--max-shard-size", "1MB", "--overwrite", status=2)
+        assert "another process is replacing 'c'" in p.stderr.decode(), p.stderr
+    finally:
+        planner.may_end.set()
+        thread.join()
+    assert files.value_in(path) == 2 and beside(path) == []
+    with stuck(t, path, "--to", "safetensors", "--max-shard-size", "5MB", "--overwrite") as (p, may_read):
+        fails(CheckpointException, lambda: files.save(path, files.state_of(3), overwrite=True), "another process is replacing 'c'")
+        assert files.value_in(path) == 2
+        may_read.set()
+        _, said = p.communicate(timeout=60)
+        assert p.returncode == 0, said
+    assert torch.equal(tessera.torch.load(path)["w2"], torch.arange(BYTES // 4 + 2)) and beside(path) == []
+
+
+def test_a_run_removes_what_a_killed_save_of_safetensors_files_left(t):
+    number, ended, left = 0, True, set()
+    other = t.at("other")
+    save(other, 7)
+    while ended:
+        number += 1
+        path = t.at(f"killed{number}")
+        files.save(path, files.state_of(1))
+        ended = files.killed_at(number, path, overwrite=True)
+        left.add(bool(beside(path)))
+        t.run("convert", other, path, "--to", "safetensors", "--max-shard-size", "1MB", "--objects", "drop", "--overwrite")
+        assert beside(path) == [] and hidden(path) == [] and tessera.check(path, deep=True) == []
+        assert tessera.torch.load(path).keys() == {"model.a", "model.b.0", "model.b.1.c"}
+    assert left == {True, False} and number > 10, (left, number)
+
+
+def test_a_save_of_safetensors_files_removes_what_a_killed_run_left(t):
+    path = t.at("c")
+    files.save(path, files.state_of(1))
+    with stuck(t, path, "--to", "safetensors", "--max-shard-size", "5MB", "--overwrite") as (p, _):
+        p.send_signal(signal.SIGKILL)
+        p.wait()
+    assert beside(path), "nothing was left"
+    files.save(path, files.state_of(2), overwrite=True)
+    assert beside(path) == [] and hidden(path) == [] and files.value_in(path) == 2
 
 
 def test_a_run_removes_what_a_killed_save_left(t):

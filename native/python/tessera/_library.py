@@ -162,7 +162,6 @@ _run_command = _function("call", _int, _p, _p)
 _parse_slice = _function("slice", _int, _char, ctypes.c_size_t, _u32, _p, _p, _p)
 _check_cast = _function("check_cast", _int, _p, _p, ctypes.c_size_t, _char, _p)
 crc32 = _function("crc32", _u32, _u32, _p, ctypes.c_size_t)  # (crc, address, size)
-_exchange = _function("exchange", _int, _char, _char)
 
 
 _ALL_OPTIONS = {name: kind for options in OPTIONS.values() for name, kind in options.items()}
@@ -205,11 +204,6 @@ def slice_of(inside, entry):
     if _parse_slice(text, 0 if text is None else len(text), ndim, (_u64 * max(1, ndim))(*entry.shape), ctypes.byref(found), ctypes.byref(err)) != 0:
         _raise(err, f"'{entry.name}'")
     return list(found.offsets[:ndim]), list(found.sizes[:ndim]), list(found.shape[:found.ndim])
-
-
-def exchange(a, b):
-    """Exchanges two directories of one file system, in one step. Returns False, without any change, if that cannot be done."""
-    return _exchange(os.fsencode(a), os.fsencode(b)) == 0
 
 
 def warn(message):

@@ -123,15 +123,15 @@ class _Lock:
     """Of a coordinator. PyTorch does not tell a writer that another rank has failed, so the lock may still be there when the save is over:
     a thread does one save at a time, and what it began earlier has ended when it begins another one, or when it has ended itself."""
 
-    def __init__(self, path, rank, is_durable):
+    def __init__(self, path, open_handle, close_handle, *arguments):
         said, err = [], _Error()
 
         def write(_ctx, data, size, _err):
             said.append(ctypes.string_at(data, size).decode("utf-8", "replace"))
             return 0
         self._thread = threading.current_thread()
-        self.save = _open_save(os.fsencode(path), -1 if rank is None else rank, is_durable, _WRITE(write), ctypes.byref(err))
-        if not self.save:
+        self.close_handle, self.handle = close_handle, open_handle(os.fsencode(path), *arguments, _WRITE(write), ctypes.byref(err))
+        if not self.handle:
             _raise(err, path)
         try:
             for text in said:
@@ -149,8 +149,8 @@ class _Lock:
         return True
 
     def close(self):
-        save, self.save = self.save, None
-        _close_save(save)
+        handle, self.handle = self.handle, None
+        self.close_handle(handle)
 
 
 class _File:
@@ -239,7 +239,7 @@ class Directory(Place):
         try:  # an old checkpoint whose metadata cannot be read is not replaced
             self._replaced = self.files_of_checkpoint() if os.path.lexists(self.at(self.marker)) else set()
             names = _names(sorted(self._replaced))
-            _do(_begin_save, self.path, self._save(), self.marker.encode(), names, len(names))
+            _do(_begin_save, self.path, self._handle(), self.marker.encode(), names, len(names))
         except BaseException:
             self.release()
             raise
@@ -254,11 +254,11 @@ class Directory(Place):
         marker, written = f".tessera-save-{token}.metadata", False
         try:
             _write_new(self.at(marker), data, self.sync_files)
-            _do(_record, self.path, self._save(), token.encode(), names, len(names))
+            _do(_record, self.path, self._handle(), token.encode(), names, len(names))
             written = True
             self.sync()
             if self.overwrite:
-                _do(_unchanged, self.path, self._save())
+                _do(_unchanged, self.path, self._handle())
                 os.rename(self.at(marker), self.at(self.marker))
             else:
                 self._rename_new(marker)
@@ -270,7 +270,7 @@ class Directory(Place):
         self._made = ()
         _remove(self.at(marker))
         self.sync()
-        _do(_end_save, self.path, self._save(), token.encode(), names, len(names))
+        _do(_end_save, self.path, self._handle(), token.encode(), names, len(names))
 
     def _has_its_name(self, marker):
         """Whether the marker is published, which is possible even if the call that did it failed, for example on NFS."""
@@ -298,8 +298,11 @@ class Directory(Place):
     def _key(self):
         return os.path.realpath(self.path), self.rank
 
-    def _save(self):
-        return _locks[self._key()].save
+    def _open(self):
+        return _Lock(self.path, _open_save, _close_save, -1 if self.rank is None else self.rank, self.sync_files)
+
+    def _handle(self):
+        return _locks[self._key()].handle
 
     def _lock(self):
         key = self._key()
@@ -307,7 +310,7 @@ class Directory(Place):
             if not _locks[key].is_over():
                 raise TesseraError(f"{self.path}: another thread is saving to this directory", "exists")
             _locks.pop(key).close()
-        _locks[key] = _Lock(self.path, self.rank, self.sync_files)
+        _locks[key] = self._open()
 
     def release(self):
         lock = _locks.pop(self._key(), None)

@@ -50,6 +50,10 @@ class Place:
         """What has been written of this rank's files may be given up when `results` are freed. Files in a directory stay, and are listed in
         their journal."""
 
+    def give_up(self):
+        """Ends a save whose coordinator could not write its files, while other ranks may still be writing theirs."""
+        self.release()
+
     def refuse_marker(self, names):
         """Raises FileExistsError if one of the names makes the destination a checkpoint that may not be replaced."""
         ours = sorted(name for name in names if not name.startswith(".tessera-"))

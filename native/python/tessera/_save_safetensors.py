@@ -5,10 +5,10 @@ HuggingFaceStorageWriter, and with the checksum of Tessera's.
     model-0000I-of-0000N.safetensors               the whole tensors of file I
     model.safetensors.index.json                   next to whole tensors: which file has which tensor
 
-All files are first written below `.tessera-save-files/`. Shards whose tensors are joined are read from there, and the joined tensors are written next to
-them. When everything is on disk, the coordinator exchanges the destination for the directory with the new files, in one step. If that
-is impossible, because other files are there or the file system cannot do it, it removes the old checkpoint and then moves the new files one by one, the
-index last; a journal lists both, so the next save removes what a killed one left."""
+All files are first written to a directory next to the destination. Shards whose tensors are joined are read from there, and the joined tensors are
+written next to them. When everything is complete, the coordinator publishes it (native/publish/rank_files.h): in one step if possible; otherwise it
+removes the old checkpoint and then moves the new files one by one, the index last. Journals and a record list both, so the next save or run of
+`tessera` removes what a killed one left."""
 from __future__ import annotations
 
 import collections
@@ -18,10 +18,6 @@ import itertools
 import json
 import math
 import os
-import re
-import secrets
-import shutil
-import stat
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -30,17 +26,23 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ._checkpoint import Checkpoint
-from ._library import FOR_NAMES, FOR_VALUES, TesseraError, crc32, exchange
-from ._save_directory import Directory, _create, _identity, _naming, _remove, _sync_directory, _write_new
+from ._library import FOR_NAMES, FOR_VALUES, TesseraError, _WRITE, _char, _function, _int, _p, _u32, _u64, crc32
+from ._save_directory import Directory, _create, _do, _Lock, _locks, _missing, _names, _naming, _remove, _write_new
 from ._save_place import TO_REPLACE
 from ._torch_save import StorageWriter, _in_host_memory, _Results
+
+_open_files = _function("files_open", _p, _char, _u64, _int, _WRITE, _p)
+_begin_files = _function("files_begin", _int, _p, _char, ctypes.c_size_t, _char, ctypes.c_size_t, _p)
+_publish_files = _function("files_publish", _int, _p, _char, ctypes.c_size_t, _u32, _p)
+_close_files = _function("files_close", None, _p)
+_leave_files = _function("files_leave", None, _p)
+_files_folder = _function("files_folder", _int, _char, _char, _p)
+_write_journal = _function("files_journal", _int, _char, _u64, _u64, _char, ctypes.c_size_t, _p)
 
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
 SHARDED = "sharded"
-_STAGE, _TREE, _SHARDS = ".tessera-save-files", "new", "shards"  # the directory; below it: what is to be published, and what is only to be joined
-_JOURNAL = "journal.json"
-_OURS = re.compile(r"(sharded/)?[^/]+")  # paths that a journal may name
+_NO_FILE, _PATH_MAX = 2**32 - 1, 4096
 _NO_SUM = "00000000"
 _PIECE_BYTES = 8 << 20  # are still in the processor's cache when they are written, after their CRC-32 was computed
 _JOIN_BYTES = 64 << 20
@@ -128,201 +130,82 @@ class _Writer:
 class _Files(Directory):
     """The destination of a save. The coordinator holds Directory's lock."""
 
-    _begun = False
-    _replaced: dict = {}  # the coordinator's: identities of the files that are replaced, by their paths below the directory
-
     def stage(self, *names):
-        return os.path.join(self.path, _STAGE, *names)
+        return os.path.join(self._stage, *names)
 
-    def refuse_marker(self, names):
-        left = set(self._left()[0])
-        for name in sorted(name for name in names if not name.startswith(".tessera-") and name not in left):
-            if name.endswith(ENDING) or name == INDEX:
-                if not self.overwrite:
-                    raise FileExistsError(f"{self.path}: holds a checkpoint already ({name}){TO_REPLACE}")
-            elif name.endswith((".metadata", ".index.json")):
-                raise FileExistsError(f"{self.path}: holds a checkpoint of another form already ({name}); save to another path")
-            elif name == SHARDED and not self.overwrite and any(f.endswith(ENDING) and f"{SHARDED}/{f}" not in left for f in self._files_in(SHARDED)):
-                raise FileExistsError(f"{self.path}: holds a checkpoint already ({SHARDED}/){TO_REPLACE}")
+    def set_up(self):
+        """Nothing in the destination is looked at before the coordinator has removed what killed saves left."""
+        folder = ctypes.create_string_buffer(_PATH_MAX)
+        _do(_files_folder, self.path, os.fsencode(self.path), folder)
+        self._stage = os.fsdecode(folder.value)
 
-    def _files_in(self, name=""):
-        return sorted(os.listdir(self.at(name))) if os.path.isdir(self.at(name)) else []
+    def _open(self):
+        return _Lock(self.path, _open_files, _close_files, self._ranks, self.sync_files)
 
-    def begin(self):
+    def begin(self, ranks, own):
+        """own: the files that the coordinator may write."""
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+            raise FileExistsError(f"{self.path}: exists and is not a directory")
+        self._made, self._ranks = _missing(self.path), ranks
         os.makedirs(self.path, exist_ok=True)
         self._lock()
-        self._begun = True
         try:
-            self._clean()
-            self.refuse_marker(self._files_in())
-            self._replaced = {name: _identity(self.at(name)) for name in self._own_files()}
-            for name in (name for folder in ("", SHARDED) for name in (os.path.join(folder, f) for f in self._files_in(folder))):
-                if name.endswith(ENDING) and name not in self._replaced:
-                    raise FileExistsError(f"{self.path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be "
-                                          "loaded with the new one; move it away, or save to another path")
-            os.makedirs(self.stage(_TREE))
+            self._refuse_marker()
+            replaced = self._own_files()
+            self._refuse_others(replaced)
+            own, replaced = _names(own), _names(replaced)
+            _do(_begin_files, self.path, self._handle(), own, len(own), replaced, len(replaced))
         except BaseException:
             self.release()
             raise
 
+    def _files_in(self, folder):
+        path = self.at(folder)
+        return sorted(os.path.join(folder, name) for name in os.listdir(path)) if os.path.isdir(path) and not os.path.islink(path) else []
+
+    def _safetensors(self):
+        return [name for folder in ("", SHARDED) for name in self._files_in(folder) if name.endswith(ENDING)]
+
+    def _refuse_marker(self):
+        for name in self._files_in(""):
+            if name != INDEX and name.endswith((".metadata", ".index.json")) and not name.startswith(".tessera-"):
+                raise FileExistsError(f"{self.path}: holds a checkpoint of another form already ({name}); save to another path")
+        there = [name for name in (INDEX, *self._safetensors()) if os.path.lexists(self.at(name))]
+        if there and not self.overwrite:
+            raise FileExistsError(f"{self.path}: holds a checkpoint already ({there[0]}){TO_REPLACE}")
+
     def _own_files(self):
-        """Returns the files of the checkpoint that is there, and of the shards that it was joined from."""
+        """Returns the files of the checkpoint that is there, and of the shards that it was joined from; the index first."""
         found = []
         for folder in ("", SHARDED):
             files = [name for name in self._files_in(folder) if name.endswith(ENDING) or name == INDEX]
             if len(files) == 1 and files != [INDEX]:
-                found.append(os.path.join(folder, *files))
+                found += files
             elif files:
                 with Checkpoint(self.at(folder), _purpose=FOR_NAMES) as checkpoint:
                     found += [os.path.join(folder, name) for name in checkpoint._session.own_files()]
-        return found
+        return sorted(found, key=lambda name: (name != INDEX, name))
 
-    def release(self):
-        if self._begun:
-            shutil.rmtree(self.stage(), ignore_errors=True)
-            self._begun = False
-        super().release()
+    def _refuse_others(self, replaced):
+        for name in self._safetensors():
+            if name not in replaced:
+                raise FileExistsError(f"{self.path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be "
+                                      "loaded with the new one; move it away, or save to another path")
 
-    # ---- publishing ----
+    def begin_rank(self, number, ranks, names):
+        """Records the names of the files that a rank is about to write. number: of the rank, from 0."""
+        names = _names(names)
+        _do(_write_journal, self.path, os.fsencode(self.path), ranks, number, names, len(names))
 
-    def _new_files(self):
-        """Returns the paths of the new files, the index last."""
-        tree = self.stage(_TREE)
-        found = [os.path.relpath(os.path.join(folder, name), tree) for folder, _, names in os.walk(tree) for name in names]
-        return sorted(found, key=lambda name: (name == INDEX, name))
+    def give_up(self):
+        if self._ranks > 1:  # what they leave is listed in their journals
+            _locks[self._key()].close_handle = _leave_files
+        self.release()
 
-    def publish_files(self):
-        names = self._new_files()
-        for name in names:
-            if name not in self._replaced and os.path.lexists(self.at(name)):
-                raise FileExistsError(f"{self.path}: holds a checkpoint already ({name}), which appeared during the save{TO_REPLACE}")
-        for name, then in self._replaced.items():
-            if _identity(self.at(name)) not in (None, then):
-                raise TesseraError(f"{self.path}: another program has written '{name}' during the save, so nothing was published", "changed")
-        if self.sync_files:
-            for folder, *_ in os.walk(self.stage(_TREE)):
-                _sync_directory(folder)
-        if not self._exchanged():
-            self._move(names)
+    def publish(self, names, marker):
+        listed = _names(names)
+        _do(_publish_files, self.path, self._handle(), listed, len(listed), names.index(marker) if marker else _NO_FILE)
         self._made = ()
-
-    def _others(self, path):
-        """Returns what is in the directory at `path`, and is neither replaced nor of this save."""
-        names = [name for name in os.listdir(path) if not name.startswith(".tessera-save")]
-        if all(f"{SHARDED}/{name}" in self._replaced for name in self._files_in(SHARDED)):
-            names = [name for name in names if name != SHARDED]
-        return [name for name in names if name not in self._replaced]
-
-    def _exchanged(self):
-        """Exchanges the destination for the directory with the new files. Returns False if that is impossible; then nothing has changed."""
-        real, tree = os.path.realpath(self.path), self.stage(_TREE)
-        beside = os.path.join(os.path.dirname(real), f".{os.path.basename(real)}.tessera-save-{secrets.token_hex(8)}")
-        if self._others(real):
-            return False
-        try:
-            shutil.copystat(real, tree)
-            for name in (name for name in os.listdir(real) if name.startswith(".tessera-save") and name.endswith(".lock")):
-                os.link(os.path.join(real, name), os.path.join(tree, name))  # the lock stays held
-            os.rename(tree, beside)
-        except OSError:
-            return False
-        if not exchange(beside, real):
-            os.rename(beside, tree)
-            for name in (name for name in os.listdir(tree) if name.startswith(".tessera-save")):
-                os.unlink(os.path.join(tree, name))
-            return False
-        if self.sync_files:
-            _sync_directory(os.path.dirname(real))
-        self._remove_exchanged(beside, real)
-        return True
-
-    def _remove_exchanged(self, old, new):
-        """Removes the directory that was replaced. What somebody else has written there in the last moment is moved to the new one."""
-        for name, then in self._replaced.items():
-            if then and _identity(os.path.join(old, name)) == then:
-                _remove(os.path.join(old, name))
-        shutil.rmtree(os.path.join(old, _STAGE), ignore_errors=True)
-        for name in os.listdir(old):
-            if name.startswith(".tessera-save"):
-                _remove(os.path.join(old, name))
-            elif name == SHARDED and not os.listdir(os.path.join(old, name)):
-                os.rmdir(os.path.join(old, name))
-            elif not os.path.lexists(os.path.join(new, name)):
-                os.rename(os.path.join(old, name), os.path.join(new, name))
-        if not os.listdir(old):
-            os.rmdir(old)
-
-    def _move(self, names):
-        """Removes the old checkpoint and moves the new files to their places. A reader that needs the index finds one checkpoint or none."""
-        journal = {"files": {name: _identity(self.stage(_TREE, name)) for name in names}, "replaces": self._replaced}
-        _write_new(self.stage(_JOURNAL), json.dumps(journal).encode(), self.sync_files)
-        self._sync_stage()
-        for name in sorted(self._replaced, key=lambda name: (name != INDEX, name)):
-            _remove(self.at(name))
-            if name == INDEX:
-                self.sync()
-        for name in names:
-            if name == INDEX:
-                self._sync_moved(names)
-            os.makedirs(os.path.dirname(self.at(name)), exist_ok=True)
-            os.rename(self.stage(_TREE, name), self.at(name))
-        self._sync_moved(names)
-
-    def _sync_stage(self):
-        if self.sync_files:
-            _sync_directory(self.stage())
-            self.sync()
-
-    def _sync_moved(self, names):
-        if self.sync_files:
-            for folder in {os.path.dirname(self.at(name)) for name in names if os.path.isdir(os.path.dirname(self.at(name)))}:
-                _sync_directory(folder)
-
-    # ---- what interrupted saves left ----
-
-    def _left(self):
-        """Returns the files here that a save had moved, or was to remove, when it was killed, if no whole checkpoint can be made of them; and the stage
-        of that save, or None. A journal in a checkpoint from somebody else cannot know the identities of files here."""
-        try:
-            info = os.lstat(self.stage())
-        except OSError:
-            return [], None
-        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-            return [], None
-        try:
-            with open(self.stage(_JOURNAL), "rb") as f:
-                journal = json.load(f)
-            files, replaces = ({name: then for name, then in journal[key].items() if _OURS.fullmatch(name) and ".." not in name} for key in ("files", "replaces"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return [], self.stage()  # killed before anything was published
-        here = lambda names: [name for name, then in names.items() if then and _identity(self.at(name)) == then]
-        if not here(files) and len(here(replaces)) == len(replaces):
-            return [], self.stage()  # nothing had been moved: the old checkpoint is whole
-        return (here(replaces) if len(here(files)) == len(files) else here(files) + here(replaces)), self.stage()
-
-    def _clean(self):
-        left, stage = self._left()
-        for name in left:
-            _remove(self.at(name))
-        if stage:
-            shutil.rmtree(stage)
-        real = os.path.realpath(self.path)
-        beside = re.compile(re.escape(f".{os.path.basename(real)}.tessera-save-") + "[0-9a-f]{16}")
-        for name in os.listdir(os.path.dirname(real)):
-            path = os.path.join(os.path.dirname(real), name)
-            if beside.fullmatch(name) and stat.S_ISDIR(os.lstat(path).st_mode) and os.lstat(path).st_uid == os.geteuid():
-                self._remove_killed(path)
-        self.sync()
-
-    def _remove_killed(self, path):
-        """Removes a directory that was exchanged or to be exchanged, except for files that no save makes."""
-        shutil.rmtree(os.path.join(path, _STAGE), ignore_errors=True)
-        for folder, _, names in os.walk(path, topdown=False):
-            for name in names:
-                if name.endswith(ENDING) or name == INDEX or name.startswith(".tessera-save"):
-                    _remove(os.path.join(folder, name))
-            if not os.listdir(folder):
-                os.rmdir(folder)
 
 
 # ---- the writer ----
@@ -366,6 +249,10 @@ class SafetensorsWriter(StorageWriter):
     def _number_of_files(self):
         return max(self.fqn_to_index_mapping.values()) if self.fqn_to_index_mapping else 1
 
+    def _joins(self):
+        """Whether the checkpoint has whole tensors, and an index of them."""
+        return self.enable_consolidation or not self.save_distributed
+
     def _file_of(self, fqn):
         return self.fqn_to_index_mapping[fqn] if self.fqn_to_index_mapping else 1
 
@@ -387,7 +274,8 @@ class SafetensorsWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans):
-        self._place.begin()
+        own = [*(self._path_of(file) for file in range(1, self._number_of_files() + 1)), INDEX] if self._joins() else []
+        self._place.begin(len(plans), own)
         filled = [plan for plan in plans if plan.items]
         whole = len(filled) < 2 and all(item.tensor_data.chunk.sizes == item.tensor_data.size for plan in filled for item in plan.items)
         return [dataclasses.replace(plan, storage_data={"shard_index": number, "shards": len(plans), "is_whole": whole and not self.save_distributed})
@@ -401,19 +289,24 @@ class SafetensorsWriter(StorageWriter):
             number = rank["shard_index"] + seen[item.index.fqn] * rank["shards"]  # a rank may hold several boxes of a tensor, but a file only one
             seen[item.index.fqn] += 1
             files[self._path_of(self._file_of(item.index.fqn), None if rank["is_whole"] else number)].append(item)
+        self._place.begin_rank(rank["shard_index"] - 1, rank["shards"], files)
         results = _Results()
-        with ThreadPoolExecutor(self.thread_count) as pool:
-            for of_file in pool.map(lambda each: self._write_file(*each, planner, not rank["is_whole"]), files.items()):
-                results += of_file
+        try:
+            with ThreadPoolExecutor(self.thread_count) as pool:
+                for of_file in pool.map(lambda each: self._write_file(*each, planner, not rank["is_whole"]), files.items()):
+                    results += of_file
+        except BaseException:
+            for name in files:
+                _remove(self._place.stage(name))
+            raise
         return results
 
     def _path_of(self, file, shard=None):
-        """Returns the path of a file below the stage."""
+        """Returns the path of a file in the directory."""
         name = f"model-{file:05}-of-{self._number_of_files():05}{ENDING}"
         if shard is None:
-            return f"{_TREE}/{name}"
-        folder = _SHARDS if not self.save_distributed else f"{_TREE}/{SHARDED}" if self.enable_consolidation else _TREE
-        return f"{folder}/shard-{shard:05}-{name}"
+            return name
+        return os.path.join(SHARDED if self.save_distributed and self.enable_consolidation else "", f"shard-{shard:05}-{name}")
 
     def _write_file(self, path, items, planner, is_shard):
         tensors = {}
@@ -434,25 +327,32 @@ class SafetensorsWriter(StorageWriter):
 
     def finish(self, metadata, results):
         try:
-            results = [result for rank in results for result in rank]
-            for path in sorted({result.storage_data.relative_path for result in results}):
-                if not os.path.exists(self._place.stage(path)):
-                    raise TesseraError(f"{self.path}: there is no '{os.path.basename(path)}', which another rank has written; with form=\"safetensors\" all ranks "
+            names = sorted({result.storage_data.relative_path for rank in results for result in rank})
+            for name in names:
+                if not os.path.exists(self._place.stage(name)):
+                    raise TesseraError(f"{self.path}: there is no '{os.path.basename(name)}', which another rank has written; with form=\"safetensors\" all ranks "
                                        "write to one file system", "not found")
-            shards = {os.path.dirname(r.storage_data.relative_path) for r in results if os.path.basename(r.storage_data.relative_path).startswith("shard-")}
-            if shards and (self.enable_consolidation or not self.save_distributed):
-                self._join(metadata, self._place.stage(*shards))
-            if self.enable_consolidation or not self.save_distributed:
-                self._write_index(metadata)
-            self._place.publish_files()
+            if self._joins():
+                names = self._join(metadata, names)
+            self._place.publish(names, INDEX if self._joins() else None)
         finally:
             self._place.release()
 
-    def _join(self, metadata, shards):
-        """Makes whole tensors of the shards of all ranks."""
+    def _join(self, metadata, names):
+        """Makes whole tensors of the shards of all ranks, and their index. Returns the names of the files to be published."""
         files = collections.defaultdict(list)
         for name, stored in metadata.state_dict_metadata.items():
             files[self._path_of(self._file_of(name))].append(_Tensor(name, stored.properties.dtype, tuple(stored.size), (0,) * len(stored.size)))
+        shards = [name for name in names if name not in files]
+        if shards:
+            self._join_files(files, self._place.stage(os.path.dirname(shards[0])))
+        if not self.save_distributed:
+            for name in shards:
+                os.unlink(self._place.stage(name))
+        self._write_index(metadata)
+        return [*files, *(shards if self.save_distributed else ()), INDEX]
+
+    def _join_files(self, files, shards):
         with Checkpoint(shards, _purpose=FOR_VALUES, _warns=False) as checkpoint:
             for tensor in itertools.chain(*files.values()):
                 if checkpoint[tensor.name].shape != tensor.shape:
@@ -476,4 +376,4 @@ class SafetensorsWriter(StorageWriter):
         stored = metadata.state_dict_metadata
         index = {"metadata": {"total_size": sum(math.prod(value.size) * value.properties.dtype.itemsize for value in stored.values())},
                  "weight_map": {name: os.path.basename(self._path_of(self._file_of(name))) for name in sorted(stored)}}
-        _write_new(self._place.stage(_TREE, INDEX), json.dumps(index, indent=2).encode(), self.sync_files)
+        _write_new(self._place.stage(INDEX), json.dumps(index, indent=2).encode(), self.sync_files)

@@ -351,7 +351,7 @@ class StorageWriter(_StorageWriter, _Stager):
             done.set_result(self._write_files(plan, planner) if plan.items else [])
         except BaseException:
             if self._coordinator:
-                self._place.release()
+                self._place.give_up()
             raise
         return done
 
