@@ -7,9 +7,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from test_python import tessera
 from test_python_torch import fails
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -180,7 +182,76 @@ def test_copies_are_saved_once_and_staged_state_is_kept(t):
     run_ranks(several, 2, t.at("c"))
 
 
+# ---- any rank coordinates ----
+
+
+def safetensors_writer(path, **options):
+    return tessera.torch.StorageWriter(path, form="safetensors", **options)
+
+
+FORMS = [(WRITERS[writer], READERS[reader]) for writer, reader in PAIRINGS] + [
+    (writer, reader) for writer in (safetensors_writer, HuggingFaceStorageWriter) for reader in (READERS["ours"], HuggingFaceStorageReader)]
+
+
+class FailsOn(dcp.DefaultSavePlanner):
+    def __init__(self, fails):
+        super().__init__()
+        self.fails = fails
+
+    def resolve_data(self, item):
+        if self.fails:
+            raise ValueError("planned")
+        return super().resolve_data(item)
+
+
+def coordinates(rank, world, path):
+    """The last rank coordinates saves, and the first one after it loads. Ranks have their keys in different orders, and one has no elements."""
+    mesh = init_device_mesh("cpu", (world,))
+    full = {"rows": torch.arange(30.).reshape(6, 5), "few": torch.arange(2.), "all": torch.arange(7)}
+
+    def state(k):
+        made = {name: distribute_tensor(value * k, mesh, [Shard(0)]) if name != "all" else value * k for name, value in full.items()}
+        return dict(sorted(made.items(), reverse=rank % 2 == 1))
+
+    def loads(to, reader, k):
+        loaded = state(0)
+        _load_state_dict(loaded, reader(to), coordinator_rank=1)
+        assert same(whole(dict(sorted(loaded.items()))), {name: value * k for name, value in full.items()}), (to, reader, k)
+    for n, (writer, reader) in enumerate(FORMS):
+        to = f"{path}/{n}"
+        save = lambda k, overwrite, planner=None: _save_state_dict(state(k), writer(to, overwrite=True) if overwrite else writer(to), coordinator_rank=world - 1, planner=planner)
+        if writer is HuggingFaceStorageWriter:
+            dcp.save(state(2), storage_writer=writer(to, save_distributed=True, enable_consolidation=False))
+        else:
+            save(2, False)
+        loads(to, reader, 2)
+        if writer in (WRITERS["ours"], safetensors_writer):
+            for bad in (0, world - 1):
+                try:
+                    save(3, True, FailsOn(rank == bad))
+                    raise AssertionError("saved")
+                except CheckpointException as e:
+                    assert e.failures.keys() == {bad} and "planned" in str(e), e
+                loads(to, reader, 2)
+            save(4, True)
+            loads(to, reader, 4)
+            assert not [name for name in os.listdir(to) if name.startswith(".") and name != ".metadata"], os.listdir(to)
+        dist.barrier()
+
+
+def test_any_rank_may_coordinate(t):
+    os.mkdir(t.at("c"))
+    run_ranks(coordinates, 3, t.at("c"))
+    assert sorted(os.listdir(t.at("c"))) == [str(n) for n in range(len(FORMS))], os.listdir(t.at("c"))
+
+
 # ---- one process ----
+
+
+def test_nothing_is_saved_and_loaded(t):
+    for n, (writer, reader) in enumerate(FORMS[:4]):
+        dcp.save({}, storage_writer=writer(t.at(f"{n}")), no_dist=True)
+        dcp.load({}, storage_reader=reader(t.at(f"{n}")), no_dist=True)
 
 
 class RenamesOnSave(dcp.DefaultSavePlanner):
