@@ -437,6 +437,18 @@ def py_save(bench):
                "≤ 1.0 × its own", check=lambda: subprocess.run([bench.tessera, "diff", theirs, out, "--values", "--quiet"], check=True))
 
 
+def py_save_safetensors(bench, id="PYd", joined=False):
+    """The same as safetensors: whole tensors, or shards and the whole tensors that they are joined to."""
+    subprocess.run([os.path.join(HERE, "..", "..", "native", "python", "install")], check=True, stdout=sys.stderr)
+    source = bench.sample("large_dcp_rows")
+    (out, remove), (theirs, remove_theirs) = bench.fresh("saved"), bench.fresh("peer_saved")
+    how = ["joined"] if joined else []
+    return Job(id, f"dcp.save as safetensors, {'shards and ' * joined}whole tensors", mib(source),
+               [Side("tessera.torch.StorageWriter", bench.peer("dcp_save", "safetensors", source, out, *how), remove),
+                Side("HuggingFaceStorageWriter", bench.peer("dcp_save", "HuggingFaceStorageWriter", source, theirs, *how), remove_theirs), copy_limit(bench, source)],
+               "≤ 1.0 × its own", check=lambda: subprocess.run([bench.tessera, "diff", theirs, out, "--values", "--quiet"], check=True))
+
+
 def redistribution(bench, id, ranks, rows=8192, columns=8192, turns=3):
     """Rows to columns. A side is a job of its own, whose time is the median of its turns. (Sides that take turns within one
     job, for machines with other work: mpirun -n N bench_redistribute tessera,shared,alltoallv,copy 8192 8192 15.)"""
@@ -543,4 +555,4 @@ def npx_convert(bench):
     return npx(bench, "NPXb", "Node: convert a DCP to one safetensors file", "convert", "IN", "OUT", "--objects", "drop", "--quiet")
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save, py_save_safetensors, functools.partial(py_save_safetensors, id="PYe", joined=True)], **map_jobs.JOBS, **store_jobs.JOBS, **zero_jobs.JOBS}

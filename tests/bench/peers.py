@@ -188,18 +188,22 @@ def our_wheel():
     return tessera.torch
 
 
-def dcp_save(writer, source, dest):
-    """dcp.save of the tensors of a DCP, by FileSystemWriter or tessera.torch; both sync what they write."""
+def dcp_save(writer, source, dest, joined=""):
+    """dcp.save of the tensors of a DCP, by FileSystemWriter, which syncs what it writes as tessera.torch does, or HuggingFaceStorageWriter. joined: shards, and
+    the whole tensors that they are joined to."""
     import torch
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, HuggingFaceStorageWriter
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     metadata = FileSystemReader(source).read_metadata().state_dict_metadata
     state = {k: torch.full(m.size, 1, dtype=m.properties.dtype) for k, m in metadata.items() if isinstance(m, TensorStorageMetadata)}
     dcp.load(state, storage_reader=FileSystemReader(source), planner=dcp.DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
 
     def save():
-        made = our_wheel().StorageWriter(dest) if writer == "tessera" else FileSystemWriter(dest, sync_files=True)
+        options = {"save_distributed": True, "enable_consolidation": True} if joined else {}
+        made = {"tessera": lambda: our_wheel().StorageWriter(dest), "safetensors": lambda: our_wheel().StorageWriter(dest, form="safetensors", **options),
+                "FileSystemWriter": lambda: FileSystemWriter(dest, sync_files=True),
+                "HuggingFaceStorageWriter": lambda: HuggingFaceStorageWriter(dest, **options)}[writer]()
         dcp.save(state, storage_writer=made, no_dist=True)
     timed(save)
 
