@@ -20,6 +20,7 @@
 enum {
     MOST_HANDLES = 64,
     CONNECT_SECONDS = 20,
+    RECEIVED_AT_ONCE = 256 << 10,
     MOST_IGNORED = 64 << 10,
     POLL_MILLISECONDS = 500,
     EXPECT_MILLISECONDS = 200
@@ -177,6 +178,14 @@ static bool set_headers(const tsr_curl *curl, job *j)
     return true;
 }
 
+/* The certificates of the authorities to trust, as curl itself finds them; NULL: the system's. */
+static const char *authorities(void)
+{
+    const char *given = getenv("CURL_CA_BUNDLE");
+    if (!given || !*given) given = getenv("SSL_CERT_FILE");
+    return given && *given ? given : NULL;
+}
+
 static bool prepare(const tsr_curl *curl, job *j)
 {
     const tsr_http_transfer *t = j->transfer;
@@ -198,6 +207,8 @@ static bool prepare(const tsr_curl *curl, job *j)
     curl->easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, watch);
     curl->easy_setopt(handle, CURLOPT_XFERINFODATA, j);
     curl->easy_setopt(handle, CURLOPT_USERAGENT, "tessera");
+    curl->easy_setopt(handle, CURLOPT_BUFFERSIZE, (long)RECEIVED_AT_ONCE);
+    if (authorities()) curl->easy_setopt(handle, CURLOPT_CAINFO, authorities());
     curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, j->reason);
     curl->easy_setopt(handle, CURLOPT_WRITEFUNCTION, take_body);
     curl->easy_setopt(handle, CURLOPT_WRITEDATA, j);

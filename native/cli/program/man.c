@@ -96,6 +96,8 @@ static void put_end(void)
         "not set\n.TP\n.B COLUMNS\nUse this width when the output is not a terminal\n"
         ".TP\n.B TESSERA_PEER_LIMIT\nUnder mpirun: treat a process as dead after so many seconds of silence (default: 20)\n"
         ".TP\n.B TESSERA_HTTP_HEADERS\nSend these lines as headers to the server of an http(s) URL\n"
+        ".TP\n.BR CURL_CA_BUNDLE \", \" SSL_CERT_FILE\nTrust the certificate authorities in this file, the first of the two that is set, in place of "
+        "the system's\n"
         ".TP\n.B TESSERA_RETRY_SECONDS\nGive up when a server has failed for so many seconds without recovering (default: 40)\n"
         ".TP\n.BR AWS_ACCESS_KEY_ID \", \" AWS_SECRET_ACCESS_KEY \", \" AWS_SESSION_TOKEN \", \" AWS_PROFILE \", \" AWS_REGION \", \" AWS_ENDPOINT_URL\n"
         "As AWS\\(aqs own tools use them, like its profiles and the metadata services of containers and instances\n"
