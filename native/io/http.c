@@ -124,6 +124,15 @@ static void perform(const tsr_http *http, const char *url, bool trusted, tsr_htt
     tsr_transport_perform(http->transport, all, 1);
 }
 
+/* Whether `moved` is `url` with a slash: how servers answer to the address of a directory whose slash was left out. */
+static bool is_slashed(const char *url, const char *moved)
+{
+    size_t end = strcspn(url, "?#"), slashed = strcspn(moved, "?#");
+    if (!end || !slashed || url[end - 1] == '/' || moved[--slashed] != '/') return false;
+    while (end && slashed && url[end - 1] == moved[slashed - 1] && url[end - 1] != '/') end--, slashed--;
+    return end && slashed && url[end - 1] == '/' && moved[slashed - 1] == '/';
+}
+
 /* Performs a request and follows its redirects. libcurl's own redirects would send all headers except Authorization and
  * Cookie to other hosts, and the .netrc entry of a host to all its ports. Once another origin was involved, a redirect back
  * is not trusted either, because that origin chose the address. */
@@ -144,6 +153,7 @@ static void perform_following(const tsr_http *http, const char *url, tsr_http_tr
         }
         perform(http, next, trusted, t);
     }
+    t->answer.is_directory = moved && is_slashed(url, moved);
     free(moved);
 }
 

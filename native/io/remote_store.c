@@ -252,8 +252,9 @@ static tsr_status ask(remote_store *store, remote_file *file, tsr_error *err)
                          file->shown.data);
     if (answer.status == 200) return read_whole(store, file, &answer, err);
     const bool is_refused = answer.status == 401 || answer.status == 403;
-    return tsr_raise(err, answer.status == 404 || answer.status == 410 ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION,
-                     "%s: the server answered %ld%s", file->shown.data, answer.status,
+    const bool is_missing = answer.status == 404 || answer.status == 410 || (is_refused && answer.is_directory);
+    return tsr_raise(err, is_missing ? TSR_E_NOT_FOUND : TSR_E_IO, TSR_NO_POSITION, "%s: the server answered %ld%s",
+                     file->shown.data, answer.status,
                      is_refused ? "; check the URL's signature, TESSERA_HTTP_HEADERS or ~/.netrc" : "");
 }
 
@@ -526,7 +527,8 @@ static bool is_page(tsr_store *store)
     return strncasecmp(begin, pages[0], strlen(pages[0])) == 0 || strncasecmp(begin, pages[1], strlen(pages[1])) == 0;
 }
 
-/* The address of a directory whose slash was left out: servers answer with a redirect to their page for it, or with 404. */
+/* The address of a directory whose slash was left out: servers answer with a redirect to their page for it, or to nothing that may be
+ * read, or with 404. */
 static tsr_status open_with_slash(const tsr_host *host, const char *address, tsr_store **out, tsr_error *err)
 {
     const size_t end = strcspn(address, "?#");

@@ -28,6 +28,7 @@ typedef struct tsr_http_answer {
     uint64_t total;       /* size of the whole file in bytes; UINT64_MAX: the server does not report it */
     uint64_t first, last; /* with is_range: the range that was sent, according to Content-Range */
     bool is_range;
+    bool is_directory;   /* it was redirected to the same URL with a slash (http.h) */
     char version[160];   /* ETag, otherwise Last-Modified, otherwise empty */
     size_t size;         /* number of bytes received */
     char region[32];     /* x-amz-bucket-region; may be empty */
