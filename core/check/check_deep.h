@@ -32,6 +32,7 @@ typedef struct tsr_deep_run {
 typedef struct tsr_deep {
     tsr_checkpoint *checkpoint;
     tsr_ring *ring;
+    tsr_store *scheduled; /* the store, while it fetches what is read next; otherwise NULL */
     const tsr_progress *progress;
     uint64_t byte_done;
     tsr_deep_tally *tallies; /* one per entry */

@@ -20,7 +20,8 @@
 #include "tessera/sys/try.h"
 
 #define MEMBER_CHARS 96u
-#define ITEM_BITS    32                  /* of an extent's number: which one of its item it is */
+#define ITEM_BITS    32 /* of an extent's number: which one of its item it is */
+#define PIECE_BYTES  ((size_t)256 << 10)
 #define SLICE_BYTES  ((size_t)128 << 10) /* small enough to stay in the cache while it is read, checksummed and scanned */
 
 typedef tsr_deep_counts counts;
@@ -229,6 +230,7 @@ static tsr_status add_piece(check *c, const tsr_extent *extent, const stretch *n
 {
     void *job;
     uint8_t *memory;
+    tsr_store_expect(c->scheduled, extent->file, extent->byte_offset + n->at, n->end - n->at);
     const size_t slice = n->end - n->at < SLICE_BYTES ? (size_t)(n->end - n->at) : SLICE_BYTES;
     TSR_TRY(tsr_ring_job(c->ring, slice + TSR_COPY_SLACK, &job, &memory, err));
     piece *p = job;
@@ -318,6 +320,39 @@ static tsr_status take_extent(void *ctx, const tsr_extent *extent, tsr_error *er
     }
 }
 
+/* Announces the bytes of this rank's share to a store whose every read is a request: which files are read, and in what order, is known. */
+static tsr_status announce(check *c, tsr_error *err)
+{
+    tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+    const tsr_share *s = &c->share;
+    const uint64_t from = s->byte_step * s->comm->rank, to = from + s->byte_step;
+    const uint32_t files = s->file_count;
+    if (!tsr_store_takes_schedules(store) || !files) return TSR_OK;
+    tsr_store_place *places = tsr_alloc(s->allocator, files, sizeof *places, err);
+    bool *used = tsr_alloc(s->allocator, files, sizeof *used, err);
+    size_t count = 0;
+    if (places && used) memset(used, 0, files * sizeof *used);
+    if (places && used) tsr_checkpoint_used_files(c->checkpoint, used);
+    for (uint32_t f = 0; places && used && f < files; f++) {
+        const uint64_t begin = s->file_starts[f], end = begin + store->files[f].size;
+        const uint64_t low = begin > from ? begin : from, high = end < to ? end : to;
+        if (used[f] && low < high) places[count++] = (tsr_store_place){f, low - begin, high - low};
+    }
+    const tsr_status status = places && used ? store->schedule(store, places, count, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) c->scheduled = store;
+    tsr_free(s->allocator, places, files, sizeof *places);
+    tsr_free(s->allocator, used, files, sizeof *used);
+    return status;
+}
+
+static tsr_status read_extents(check *c, const tsr_ring_work *work, tsr_error *err)
+{
+    TSR_TRY(tsr_ring_begin(c->ring, work, err));
+    TSR_TRY(tsr_ring_reserve(c->ring, (size_t)work->enough / 2, err));
+    TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
+    return tsr_ring_end(c->ring, err);
+}
+
 /* Reads the extents in this rank's share, and counts their values in `tallies`. */
 static tsr_status deep_extents(check *c, tsr_error *err)
 {
@@ -327,16 +362,19 @@ static tsr_status deep_extents(check *c, tsr_error *err)
     const tsr_ring_work work = {
         .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
     c->partials = tsr_vec_of(c->share.allocator, sizeof(partial));
-    TSR_TRY(tsr_ring_begin(c->ring, &work, err));
-    TSR_TRY(tsr_ring_reserve(c->ring, enough / 2, err));
-    TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
-    return tsr_ring_end(c->ring, err);
+    TSR_TRY(announce(c, err));
+    tsr_error ending = {0};
+    tsr_status status = read_extents(c, &work, err);
+    if (c->scheduled && tsr_store_takes_schedules(c->scheduled))
+        (void)c->scheduled->schedule(c->scheduled, NULL, 0, &ending); /* which frees memory, and cannot fail */
+    c->scheduled = NULL;
+    return status;
 }
 
-/* The largest piece, where a buffer of the ring has `best` bytes. */
+/* The largest piece, where a buffer of the ring has `best` bytes. At the end of a round threads wait for the last one. */
 static uint64_t deep_piece(uint64_t best)
 {
-    return (best - 2 * TSR_COPY_SLACK) / 16 * 16;
+    return ((best < PIECE_BYTES ? best : PIECE_BYTES) - 2 * TSR_COPY_SLACK) / 16 * 16;
 }
 
 /* ---- extents that several ranks read parts of ---- */

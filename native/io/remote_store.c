@@ -6,7 +6,9 @@
 
 #include "io/block_cache.h"
 #include "io/http.h"
+#include "io/scheduled_reads.h"
 #include "io/thread_guards.h"
+#include "io/thread_pool.h"
 #include "tessera/memory.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/remote.h"
@@ -136,7 +138,9 @@ typedef struct remote_store {
     tsr_vec files;   /* of remote_file, sorted by name */
     tsr_vec listing; /* of tsr_store_file */
     tsr_block_cache *cache;
+    tsr_scheduled_reads *scheduled;
     tsr_guards *guards;
+    tsr_pool *askers; /* threads that wait for answers about files */
 } remote_store;
 
 bool tsr_is_address(const char *path)
@@ -177,6 +181,11 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
         memcpy(buffer, f->whole + offset, size);
         return TSR_OK;
     }
+    const size_t taken = tsr_scheduled_reads_take(store->scheduled, file, offset, buffer, size);
+    if (taken == size) return TSR_OK;
+    offset += taken;
+    size -= taken;
+    buffer = (char *)buffer + taken;
     if (size > TSR_CACHE_LARGEST_READ) return fetch(store, file, offset, buffer, size, err);
     return tsr_block_cache_read(store->cache, (tsr_block_range){file, f->size, offset}, buffer, size, err);
 }
@@ -196,9 +205,31 @@ static tsr_status remote_guard(tsr_store *base, const tsr_store_guard *guard, ts
     return tsr_guards_add(((remote_store *)base)->guards, guard, err);
 }
 
+/* Files that were read as a whole need not be fetched. */
+static tsr_status remote_schedule(tsr_store *base, const tsr_store_place *places, size_t count, tsr_error *err)
+{
+    remote_store *store = (remote_store *)base;
+    tsr_store_place *fetched = count ? tsr_alloc(store->allocator, count, sizeof *fetched, err) : NULL;
+    size_t kept = 0;
+    if (count && !fetched) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++)
+        if (!file_at(store, places[i].file)->whole) fetched[kept++] = places[i];
+    const tsr_status status = tsr_scheduled_reads_begin(store->scheduled, fetched, kept, err);
+    tsr_free(store->allocator, fetched, count, sizeof *fetched);
+    return status;
+}
+
+static void remote_expect(tsr_store *base, uint32_t file, uint64_t offset, uint64_t size)
+{
+    (void)size;
+    (void)tsr_scheduled_reads_reach(((remote_store *)base)->scheduled, file, offset);
+}
+
 static void remote_close(tsr_store *base)
 {
     remote_store *store = (remote_store *)base;
+    tsr_scheduled_reads_free(store->scheduled);
+    tsr_pool_free(store->askers);
     tsr_guards_free(store->guards);
     tsr_block_cache_free(store->cache);
     for (uint32_t i = 0; i < store->files.count; i++) {
@@ -277,7 +308,7 @@ static tsr_status list_files(remote_store *store, tsr_error *err)
     store->base.file_count = (uint32_t)store->listing.count;
     tsr_block_cache_forget(store->cache); /* the numbers of files have changed */
     tsr_guards_forget(store->guards);
-    return TSR_OK;
+    return tsr_scheduled_reads_begin(store->scheduled, NULL, 0, err);
 }
 
 /* Makes the URL of a name below the root. Characters with a special meaning in URLs are escaped. */
@@ -332,8 +363,7 @@ static tsr_status take_answers(const asking *a, size_t count, size_t *added, tsr
     return status;
 }
 
-tsr_status tsr_remote_store_add(tsr_store *base, const tsr_host *host, const tsr_str *names, size_t count, size_t *added,
-                                tsr_error *err)
+tsr_status tsr_remote_store_add(tsr_store *base, const tsr_str *names, size_t count, size_t *added, tsr_error *err)
 {
     remote_store *store = (remote_store *)base;
     asking a = {.store = store,
@@ -349,9 +379,7 @@ tsr_status tsr_remote_store_add(tsr_store *base, const tsr_host *host, const tsr
         a.files[i].shown = shown_as(store, a.files[i].url, err);
         if (!a.files[i].name.data || !a.files[i].shown.data) status = TSR_E_NOMEM;
     }
-    if (status == TSR_OK && host->parallel_for) host->parallel_for(host->parallel_ctx, count, ask_one, &a);
-    else
-        for (size_t i = 0; i < count && status == TSR_OK; i++) ask_one(&a, i);
+    if (status == TSR_OK) tsr_pool_run(store->askers, count, ask_one, &a);
     if (status == TSR_OK) status = take_answers(&a, count, added, err);
     if (a.errors) tsr_free(store->allocator, a.errors, count + 1, sizeof *a.errors);
     return status == TSR_OK && *added ? list_files(store, err) : status;
@@ -395,7 +423,7 @@ static tsr_str unescape(tsr_arena *arena, tsr_str text, tsr_error *err)
 }
 
 /* Requests the names of a list that ends with NULL, all at the same time. */
-static tsr_status ask_for(remote_store *store, const tsr_host *host, const char *const *list, tsr_error *err)
+static tsr_status ask_for(remote_store *store, const char *const *list, tsr_error *err)
 {
     tsr_str names[16];
     size_t count = 0, added;
@@ -403,11 +431,11 @@ static tsr_status ask_for(remote_store *store, const tsr_host *host, const char 
         names[count] = tsr_str_from(list[count]);
         count++;
     }
-    return tsr_remote_store_add(&store->base, host, names, count, &added, err);
+    return tsr_remote_store_add(&store->base, names, count, &added, err);
 }
 
 /* Requests the files that the first existing marker leads to. */
-static tsr_status follow_marker(remote_store *store, const tsr_host *host, tsr_error *err)
+static tsr_status follow_marker(remote_store *store, tsr_error *err)
 {
     char bytes[TSR_REMOTE_MARKER_SIZE];
     tsr_str names[TSR_REMOTE_MARKED];
@@ -419,30 +447,30 @@ static tsr_status follow_marker(remote_store *store, const tsr_host *host, tsr_e
     if (size == 0 || size > sizeof bytes) return TSR_OK;
     tsr_status status = remote_read_at(&store->base, file, 0, bytes, (size_t)size, err);
     if (status == TSR_OK) status = remote_marked((tsr_str){bytes, (size_t)size}, store->arena, names, &count, err);
-    return status == TSR_OK && count ? tsr_remote_store_add(&store->base, host, names, count, &added, err) : status;
+    return status == TSR_OK && count ? tsr_remote_store_add(&store->base, names, count, &added, err) : status;
 }
 
-static tsr_status find_first(remote_store *store, const tsr_host *host, tsr_error *err)
+static tsr_status find_first(remote_store *store, tsr_error *err)
 {
     for (size_t i = 0; tsr_remote_first[i]; i++) {
         const tsr_str name = tsr_str_from(tsr_remote_first[i]);
         size_t added;
-        const tsr_status status = tsr_remote_store_add(&store->base, host, &name, 1, &added, err);
+        const tsr_status status = tsr_remote_store_add(&store->base, &name, 1, &added, err);
         if (status != TSR_OK) return status;
-        if (added) return remote_is_model(tsr_remote_first[i]) ? ask_for(store, host, tsr_remote_of_trainer, err) : TSR_OK;
+        if (added) return remote_is_model(tsr_remote_first[i]) ? ask_for(store, tsr_remote_of_trainer, err) : TSR_OK;
     }
     return TSR_OK;
 }
 
-static tsr_status open_folder(remote_store *store, const tsr_host *host, const char *address, tsr_error *err)
+static tsr_status open_folder(remote_store *store, const char *address, tsr_error *err)
 {
-    tsr_status status = find_first(store, host, err);
+    tsr_status status = find_first(store, err);
     if (status != TSR_OK || store->base.file_count) return status;
-    status = ask_for(store, host, tsr_remote_other, err);
-    if (status == TSR_OK) status = follow_marker(store, host, err);
+    status = ask_for(store, tsr_remote_other, err);
+    if (status == TSR_OK) status = follow_marker(store, err);
     if (status != TSR_OK || store->base.file_count) return status;
-    status = ask_for(store, host, tsr_remote_adapters, err);
-    if (status == TSR_OK && store->base.file_count) return ask_for(store, host, tsr_remote_of_adapter, err);
+    status = ask_for(store, tsr_remote_adapters, err);
+    if (status == TSR_OK && store->base.file_count) return ask_for(store, tsr_remote_of_adapter, err);
     if (status != TSR_OK) return status;
     const tsr_str shown = shown_as(store, tsr_str_from(address), err);
     if (!shown.data) return TSR_E_NOMEM;
@@ -496,18 +524,21 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
                                      .read_at = remote_read_at,
                                      .close = remote_close,
                                      .guard = remote_guard,
+                                     .expect = remote_expect,
+                                     .schedule = remote_schedule,
                                      .neighbor = remote_neighbor},
                             .allocator = allocator,
                             .files = tsr_vec_of(allocator, sizeof(remote_file)),
                             .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
     store->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = store->arena
-                            ? tsr_http_open(allocator, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &store->http, err)
-                            : TSR_E_NOMEM;
+    const uint32_t depth = host->io_depth ? host->io_depth : TSR_IO_DEPTH;
+    store->askers = tsr_pool_new(depth);
+    tsr_status status = store->arena && store->askers ? tsr_http_open(allocator, depth, &store->http, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
+    if (status == TSR_OK) status = tsr_scheduled_reads_new(host, fetch, store, &store->scheduled, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = split(store, address, &name, err);
-    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, host, address, err);
+    if (status == TSR_OK) status = name.size ? open_file(store, address, name, err) : open_folder(store, address, err);
     if (status != TSR_OK) {
         remote_close(&store->base);
         return status;

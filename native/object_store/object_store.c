@@ -10,6 +10,7 @@
 
 #include "io/block_cache.h"
 #include "io/locked.h"
+#include "io/scheduled_reads.h"
 #include "io/thread_guards.h"
 #include "object_store/exchange.h"
 #include "object_store/object_sums.h"
@@ -311,6 +312,7 @@ typedef struct object_store {
     size_t room;
     tsr_block_cache *cache;
     tsr_read_ahead *ahead;
+    tsr_scheduled_reads *scheduled;
     tsr_guards *guards;
     tsr_object_sums *sums;
     pthread_mutex_t lock;      /* for `damaged` */
@@ -472,6 +474,11 @@ static tsr_status fetch_ahead(void *ctx, uint32_t file, uint64_t offset, void *b
 static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
 {
     object_store *store = ctx;
+    const size_t taken = tsr_scheduled_reads_take(store->scheduled, file, offset, buffer, size);
+    if (taken == size) return TSR_OK;
+    offset += taken;
+    size -= taken;
+    buffer = (char *)buffer + taken;
     const tsr_block_range range = {file, store->base.files[file].size, offset};
     bool served;
     if (size <= TSR_CACHE_LARGEST_READ) return tsr_block_cache_read(store->cache, range, buffer, size, err);
@@ -525,8 +532,14 @@ static void object_prefetch(tsr_store *base, const tsr_store_place *places, size
     tsr_block_cache_prefetch(((object_store *)base)->cache, base->files, places, count, fetch_runs);
 }
 
+static tsr_status object_schedule(tsr_store *base, const tsr_store_place *places, size_t count, tsr_error *err)
+{
+    return tsr_scheduled_reads_begin(((object_store *)base)->scheduled, places, count, err);
+}
+
 static void object_expect(tsr_store *base, uint32_t file, uint64_t offset, uint64_t size)
 {
+    if (tsr_scheduled_reads_reach(((object_store *)base)->scheduled, file, offset)) return;
     if (size > TSR_CACHE_LARGEST_READ) read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
 }
 
@@ -590,7 +603,7 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
     tsr_block_cache_forget(store->cache); /* the numbers of the files have changed */
     read_ahead_forget(store->ahead);
     tsr_guards_forget(store->guards);
-    return TSR_OK;
+    return tsr_scheduled_reads_begin(store->scheduled, NULL, 0, err);
 }
 
 static tsr_status object_deepen(tsr_store *base, unsigned levels, bool *cut, bool *deeper, tsr_error *err)
@@ -692,6 +705,7 @@ static tsr_status open_either(object_store *store, tsr_str key, tsr_error *err)
 static void object_close(tsr_store *base)
 {
     object_store *store = (object_store *)base;
+    tsr_scheduled_reads_free(store->scheduled);
     tsr_guards_free(store->guards);
     tsr_object_sums_free(store->sums);
     pthread_mutex_destroy(&store->lock);
@@ -742,6 +756,7 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
                                      .deepen = object_deepen,
                                      .guard = object_guard,
                                      .expect = object_expect,
+                                     .schedule = object_schedule,
                                      .neighbor = object_neighbor,
                                      .prefetch = object_prefetch},
                             .allocator = host->allocator};
@@ -750,6 +765,7 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
     if (status == TSR_OK) status = tsr_object_sums_new(host->allocator, &store->sums, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, store_fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
+    if (status == TSR_OK) status = tsr_scheduled_reads_new(host, store_fetch, store, &store->scheduled, err);
     if (status == TSR_OK) status = read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
     if (status == TSR_OK)
         status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH,

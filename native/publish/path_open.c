@@ -55,7 +55,7 @@ static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_o
     if (*done) return TSR_OK;
     tsr_checkpoint_close(*checkpoint);
     *checkpoint = NULL;
-    TSR_TRY(tsr_remote_store_add(store, host, a->names.items, a->names.count, &added, err));
+    TSR_TRY(tsr_remote_store_add(store, a->names.items, a->names.count, &added, err));
     a->names.count = 0;
     *done = added == 0;
     return tsr_checkpoint_open(store, host, options, checkpoint, err);

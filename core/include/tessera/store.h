@@ -74,6 +74,10 @@ struct tsr_store {
     /* Optional, for stores whose small reads are slow: these places will be read soon, by small reads; fetches them together as far as there is
      * room. Bytes that cannot be fetched are left to the reads, which report why. Thread-safe. */
     void (*prefetch)(tsr_store *store, const tsr_store_place *places, size_t count);
+    /* Optional, for stores whose every read is a request: from here on these places, of which a file has at most one, are read from
+     * front to back in this order, and `expect` states where the reader is. The store keeps requests for what comes next in flight.
+     * count 0: the reader is done. No other thread may be reading. */
+    tsr_status (*schedule)(tsr_store *store, const tsr_store_place *places, size_t count, tsr_error *err);
     /* Optional, for stores of one file that was given by its path: opens the file `name` next to it as a store of its own, whose
      * primary file it is. The caller closes it before this one. TSR_E_NOT_FOUND if there is no such file. */
     tsr_status (*neighbor)(tsr_store *store, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);

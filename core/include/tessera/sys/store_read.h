@@ -17,6 +17,26 @@ uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
 /* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
 tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
+/* Whether the store takes a schedule. Those of the WebAssembly module do not, which need not carry what is for others. */
+static inline bool tsr_store_takes_schedules(const tsr_store *store)
+{
+#if defined(__wasm__)
+    (void)store;
+    return false;
+#else
+    return store->schedule != NULL;
+#endif
+}
+/* Calls `expect`, which stores that take schedules have. `store` may be NULL. */
+static inline void tsr_store_expect(tsr_store *store, uint32_t file, uint64_t offset, uint64_t size)
+{
+#if defined(__wasm__)
+    (void)store, (void)file, (void)offset, (void)size;
+#else
+    if (store) store->expect(store, file, offset, size);
+#endif
+}
+
 /* Bytes of one file of a store. */
 typedef struct tsr_range {
     tsr_store *store;

@@ -25,8 +25,7 @@ tsr_status tsr_remote_store_open(const tsr_host *host, const char *address, tsr_
 
 /* Adds further files to the store by name (tsr_checkpoint_missing); files that the server does not have are left out.
  * *added: how many were found. Changes store->files: no checkpoint may be open over it. */
-tsr_status tsr_remote_store_add(tsr_store *store, const tsr_host *host, const tsr_str *names, size_t count, size_t *added,
-                                tsr_error *err);
+tsr_status tsr_remote_store_add(tsr_store *store, const tsr_str *names, size_t count, size_t *added, tsr_error *err);
 
 /* Identifies the version of a file: its ETag, or otherwise its date. Empty if the server sent neither, or the store is not
  * remote. Borrowed until the store is closed. */
