@@ -86,6 +86,15 @@ static tsr_status open_all(tsr_store *store, const tsr_host *host, const tsr_ope
     return tsr_checkpoint_require(*out, options->purpose, err);
 }
 
+tsr_status tsr_remote_list_checkpoint(tsr_store *store, const tsr_host *host, tsr_error *err)
+{
+    const tsr_open_options options = {.skip_objects = true, .purpose = TSR_FOR_FINDINGS};
+    tsr_checkpoint *checkpoint = NULL;
+    const tsr_status status = open_all(store, host, &options, &checkpoint, err);
+    tsr_checkpoint_close(checkpoint);
+    return status;
+}
+
 static tsr_status open_store(const tsr_store_opener *opener, const char *const *paths, size_t count, tsr_store **out,
                              tsr_error *err)
 {

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import struct
+import subprocess
+import time
 import urllib.parse
 
 import http_serving
@@ -73,7 +75,6 @@ def test_addresses_read_as_files_do(t):
 
 @test
 def test_addresses_of_files_are_copied(t):
-    """A server lists no directories, so a directory cannot be copied, and a file can."""
     data = os.urandom(3 << 20)
     with open(t.at("large.bin"), "wb") as f:
         f.write(data)
@@ -86,9 +87,106 @@ def test_addresses_of_files_are_copied(t):
         need(b"already exists" in p.stderr, p.stderr)
         p = t.run("cp", s.url + "absent.bin", t.at("absent.bin"), status=2)
         need(b"404" in p.stderr and sorted(os.listdir(t.folder)) == ["copy.bin", "large.bin"], p.stderr)
+
+
+def files_below(folder):
+    found = {}
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(at, name), "rb") as f:
+                found[os.path.relpath(os.path.join(at, name), folder)] = f.read()
+    return found
+
+
+def dcp_of(t, ranks, rows):
+    """A DCP of so many files, with two tensors of 1 KiB rows, at t.at("ck")."""
+    st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [rows, 256], os.urandom(rows << 10).replace(b"\x7f", b"\x3f").replace(b"\xff", b"\xbf")) for i in range(2)})
+    t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--to", "dcp", "--mesh", str(ranks), "--placements", "shard(0)", "--quiet")
+    need(len(os.listdir(t.at("ck"))) == ranks + 1, os.listdir(t.at("ck")))
+
+
+@test
+def test_addresses_of_directories_are_copied(t):
+    """A server lists no directories, so what is copied are the files that the checkpoint names, and this is said."""
     with serving(SAMPLES) as s:
-        p = t.run("cp", s.url + "dcp_fsdp2/", t.at("copy"), status=2)
-        need(b"lists no directories" in p.stderr, p.stderr)
+        for name, more in (("dcp_fsdp2", "/"), ("dcp_fsdp2", ""), ("safetensors_index", "/"), ("torch_bin_index", "/")):
+            p = t.run("cp", f"{s.url}{name}{more}", t.at("copy"), "--overwrite")
+            need(files_below(t.at("copy")) == files_below(os.path.join(SAMPLES, name)), f"{name}: {sorted(files_below(t.at('copy')))}")
+            need(b"nothing else that may be next to" in p.stderr, p.stderr)
+    dcp_of(t, 4, 8)
+    with open(t.at("ck", "notes.txt"), "w") as f:
+        f.write("not of the checkpoint")
+    with serving(t.folder) as s:
+        t.run("cp", s.url + "ck", t.at("copy"), "--overwrite")
+        need(sorted(files_below(t.at("copy"))) == [".metadata", *(f"__{i}_0.distcp" for i in range(4))], sorted(files_below(t.at("copy"))))
+        os.unlink(t.at("ck", "__2_0.distcp"))
+        p = t.run("cp", s.url + "ck", t.at("new"), status=2)
+        need(b"'__2_0.distcp'" in p.stderr and not os.path.exists(t.at("new")), p.stderr)
+        p = t.run("cp", s.url, t.at("new"), status=2)
+        need(b"none of the files" in p.stderr and not os.path.exists(t.at("new")), p.stderr)
+
+
+@test
+def test_addresses_of_directories_that_may_not_be_listed(t):
+    """nginx redirects the address of a directory to the same with a slash, for which it then answers 403."""
+    def oddity(handler, path, count):
+        if os.path.isdir(os.path.join(SAMPLES, path.strip("/"))):
+            return handler.answer(403) if path.endswith("/") else handler.answer(301, Location=path + "/")
+        return path == "/secret.pt" and handler.answer(403)
+
+    with serving(SAMPLES, oddity) as s:
+        need(t.json("inspect", s.url + "dcp_fsdp2", "--json")["summary"] == t.json("inspect", s.url + "dcp_fsdp2/", "--json")["summary"], "another checkpoint")
+        p = t.run("inspect", s.url + "secret.pt", status=2)
+        need(b"answered 403" in p.stderr and len([path for path, _, _ in s.asked if "secret" in path]) == 1, f"{p.stderr} {s.asked}")
+
+
+@test
+def test_addresses_of_many_files_are_requested_together(t):
+    """Latency counts once for many requests, over files as well as within one: when sizes are asked for, in a deep check, and in a copy."""
+    now, most, bad = [0], [0], []
+    dcp_of(t, 24, 24 * 8)
+
+    def slow(handler, path, count):
+        with handler.server.lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.05)
+        with handler.server.lock:
+            now[0] -= 1
+        return path in bad and handler.answer(206, b"x", Content_Range="bytes 0-0/1")
+
+    commands = {"inspect": ["inspect"], "validate": ["validate", "--deep"], "cp": ["cp"]}
+    for depth, least in ((1, 1), (6, 5)):
+        for name, command in commands.items():
+            with serving(t.folder, slow) as s:
+                most[0] = 0
+                t.run(*command, s.url + "ck/", *([t.at("copy"), "--overwrite"] if name == "cp" else []), "--threads", "2", "--io-depth", str(depth))
+                need(least <= most[0] <= depth, f"{name} --io-depth {depth}: {most[0]} requests at once")
+                of_data = [path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0"]
+                need(len(of_data) == len(set(of_data)) == (0 if name == "inspect" else 24), f"{name}: {len(of_data)} requests for data: {[(p, r) for p, r, _ in s.asked if of_data.count(p) > 1]}")
+    need(files_below(t.at("copy")) == files_below(t.at("ck")), "another copy")
+
+
+@test
+def test_addresses_of_files_that_fail_in_a_deep_check(t):
+    """A file that cannot be read any more is named, and what was fetched ahead of others is checked nevertheless."""
+    dcp_of(t, 8, 64)
+    damaged = t.at("ck", "__6_0.distcp")
+    with open(damaged, "r+b") as f:
+        f.seek(os.path.getsize(damaged) // 3)
+        f.write(b"\0damaged")
+
+    def gone(handler, path, count):
+        return path == "/ck/__3_0.distcp" and count > 1 and handler.answer(404)
+
+    with serving(t.folder, gone) as s:
+        local = t.json("validate", "--deep", t.at("ck"), "--json", status=1)
+        p = subprocess.run([t.path, "validate", "--deep", s.url + "ck/", "--json"], capture_output=True, timeout=60)
+        doc = json.loads(p.stdout)
+        need(p.returncode == 2, p.returncode)
+    found = {(f["rule"], f.get("file")) for f in doc["findings"]}
+    need(("file/io", "__3_0.distcp") in found, found)
+    need({(f["rule"], f.get("file")) for f in local["findings"]} <= found, found)
 
 
 @test

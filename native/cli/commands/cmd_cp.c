@@ -23,6 +23,7 @@
 #include "tessera/sys/map.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/path_choices.h"
 #include "tessera/sys/path_store.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
@@ -36,8 +37,10 @@ typedef struct copying {
     const tsr_command_options *arguments;
     const char *from, *to;
     tsr_store *store;
+    tsr_store *scheduled; /* the store, while it fetches what is read next; otherwise NULL */
     tsr_arena *arena;
     cli_copy_files files;
+    bool is_unlisted; /* the source is a directory of a server that lists none */
     bool is_remote;   /* the copy goes to an object store */
     bool is_complete; /* with --resume: an earlier run has made the same copy */
     tsr_replacement replacement;
@@ -72,7 +75,7 @@ static bool remove_unfinished(void *ctx)
 
 static tsr_status list_files(copying *c, tsr_error *err)
 {
-    const tsr_status status = cli_copy_list(c->store, c->from, c->arena, &c->files, err);
+    const tsr_status status = cli_copy_list(c->store, c->arena, &c->files, err);
     if (status != TSR_OK) return status;
     c->sums = tsr_arena_array(c->arena, c->files.count, sizeof *c->sums, err);
     for (uint32_t i = 0; i < c->files.count && c->sums; i++) c->sums[i] = 0;
@@ -109,6 +112,7 @@ static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_fil
 {
     for (uint64_t done = 0; done < range.size; done += BUFFER) {
         const size_t some = range.size - done < BUFFER ? (size_t)(range.size - done) : BUFFER;
+        tsr_store_expect(c->scheduled, file, range.offset + done, some);
         tsr_status status = tsr_store_read(c->store, file, range.offset + done, c->buffer, some, err);
         if (status == TSR_OK) status = c->output->write_at(c->output, number, range.offset + done, c->buffer, some, err);
         if (status != TSR_OK) return status;
@@ -318,10 +322,32 @@ static tsr_status publish_remote(copying *c, tsr_error *err)
     return status;
 }
 
+/* Announces the files, in the order of the copy, to a store whose every read is a request. */
+static tsr_status announce(copying *c, tsr_error *err)
+{
+    if (!tsr_store_takes_schedules(c->store)) return TSR_OK;
+    tsr_store_place *places = tsr_arena_array(c->arena, c->files.count, sizeof *places, err);
+    if (!places) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < c->files.count; i++) places[i] = (tsr_store_place){c->files.numbers[i], 0, c->files.sizes[i]};
+    const tsr_status status = c->store->schedule(c->store, places, c->files.count, err);
+    if (status == TSR_OK) c->scheduled = c->store;
+    return status;
+}
+
+static tsr_status copy_files(copying *c, tsr_error *err)
+{
+    tsr_error ignored = {0};
+    tsr_status status = announce(c, err);
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++) status = copy_file(c, i, err);
+    if (c->scheduled) (void)c->scheduled->schedule(c->scheduled, NULL, 0, &ignored); /* which cannot fail */
+    c->scheduled = NULL;
+    return status;
+}
+
 static tsr_status copy_all(copying *c, tsr_error *err)
 {
     tsr_status status = open_output(c, err);
-    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++) status = copy_file(c, i, err);
+    if (status == TSR_OK) status = copy_files(c, err);
     if (status == TSR_OK) status = c->output->sync(c->output, err);
     if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, err);
     if (status == TSR_OK && c->is_remote) return publish_remote(c, err);
@@ -493,6 +519,14 @@ static void warn_special(const copying *c)
         "pipes, sockets, devices, links that lead nowhere, and links to directories below the first level are not copied");
 }
 
+static void warn_unlisted(const copying *c)
+{
+    cli_warn(
+        c->program,
+        "the server lists no directories: the %s that the checkpoint names %s copied, and nothing else that may be next to %s",
+        cli_plural(c->files.count, "file").text, c->files.count == 1 ? "is" : "are", c->files.count == 1 ? "it" : "them");
+}
+
 static int run(cli *program, const tsr_command_options *arguments)
 {
     copying c = {
@@ -505,9 +539,12 @@ static int run(cli *program, const tsr_command_options *arguments)
     c.buffer = c.arena ? tsr_alloc(host->allocator, BUFFER, 1, &err) : NULL;
     tsr_status status =
         c.buffer ? tsr_path_store_open(host, cli_given_address(program, c.from), &c.store, &err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = cli_copy_list_all_levels(c.store, c.from, &err);
+    c.is_unlisted = status == TSR_OK && tsr_is_address(c.from) && c.store->primary == TSR_NO_FILE;
+    if (c.is_unlisted) status = tsr_remote_list_checkpoint(c.store, host, &err);
+    if (status == TSR_OK) status = cli_copy_list_all_levels(c.store, &err);
     if (status == TSR_OK) status = cli_copy_check_complete(program, c.from, c.store, &err); /* it may change the listing */
     if (status == TSR_OK) status = list_files(&c, &err);
+    if (status == TSR_OK && c.is_unlisted) warn_unlisted(&c);
     if (status == TSR_OK && c.files.hidden.count) warn_hidden(&c);
     if (status == TSR_OK && c.files.special.count) warn_special(&c);
     if (status == TSR_OK) status = write_copy(&c, &err);

@@ -19,6 +19,7 @@
 #include "tessera/sys/folder.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/map.h"
+#include "tessera/sys/path_choices.h"
 #include "tessera/sys/path_store.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/try.h"
@@ -226,7 +227,8 @@ static tsr_status check_below(cli *program, const char *source, tsr_str below, t
     const tsr_str path = tsr_arena_format(arena, err, "%.*s/%.*s", TSR_STR_ARG(root), TSR_STR_ARG(below));
     tsr_status status = path.data ? tsr_path_store_open(cli_host(program), path.data, &store, err) : TSR_E_NOMEM;
     if (status != TSR_OK) return status;
-    status = check(program, store, below, true, err);
+    if (tsr_is_address(source)) status = tsr_remote_list_checkpoint(store, cli_host(program), err);
+    if (status == TSR_OK) status = check(program, store, below, true, err);
     store->close(store);
     return status;
 }
@@ -277,13 +279,10 @@ tsr_status cli_copy_check_complete(cli *program, const char *source, tsr_store *
 
 enum { LEVELS = 64 };
 
-tsr_status cli_copy_list_all_levels(tsr_store *from, const char *path, tsr_error *err)
+tsr_status cli_copy_list_all_levels(tsr_store *from, tsr_error *err)
 {
     bool cut = false, deeper = false;
     if (from->primary != TSR_NO_FILE) return TSR_OK;
-    if (tsr_is_address(path))
-        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                         "a server lists no directories over HTTP; name a single file");
     if (from->deepen) {
         const tsr_status status = from->deepen(from, LEVELS, &cut, &deeper, err);
         if (status != TSR_OK) return status;
@@ -294,9 +293,9 @@ tsr_status cli_copy_list_all_levels(tsr_store *from, const char *path, tsr_error
     return TSR_OK;
 }
 
-static tsr_status list_directory(cli_copy_files *files, const char *path, tsr_error *err)
+static tsr_status list_directory(cli_copy_files *files, tsr_error *err)
 {
-    const tsr_status status = cli_copy_list_all_levels(files->from, path, err);
+    const tsr_status status = cli_copy_list_all_levels(files->from, err);
     if (status != TSR_OK) return status;
     files->hidden = tsr_path_store_hidden(files->from);
     files->special = tsr_folder_store_unlisted(files->from).special;
@@ -354,12 +353,12 @@ static tsr_status put_in_order(cli_copy_files *files, tsr_error *err)
     return TSR_OK;
 }
 
-tsr_status cli_copy_list(tsr_store *from, const char *path, tsr_arena *arena, cli_copy_files *out, tsr_error *err)
+tsr_status cli_copy_list(tsr_store *from, tsr_arena *arena, cli_copy_files *out, tsr_error *err)
 {
     tsr_status status = TSR_OK;
     const bool is_single = from->primary != TSR_NO_FILE;
     *out = (cli_copy_files){.from = from, .count = 1};
-    if (!is_single) status = list_directory(out, path, err);
+    if (!is_single) status = list_directory(out, err);
     if (status != TSR_OK) return status;
     out->numbers = tsr_arena_array(arena, out->count, sizeof *out->numbers, err);
     out->names = tsr_arena_array(arena, out->count, sizeof *out->names, err);

@@ -17,12 +17,11 @@ typedef struct cli_copy_files {
     tsr_hidden_names special; /* what is neither a file nor a directory that is listed */
 } cli_copy_files;
 
-/* Makes a directory list the files of its subdirectories, too. `path` is what was opened. Errors: TSR_E_UNSUPPORTED for a server
- * without listings, TSR_E_LIMIT for too many files or levels. */
-tsr_status cli_copy_list_all_levels(tsr_store *from, const char *path, tsr_error *err);
+/* Makes a directory list the files of its subdirectories, too. TSR_E_LIMIT for too many files or levels. */
+tsr_status cli_copy_list_all_levels(tsr_store *from, tsr_error *err);
 /* Lists the files in all levels. The arrays are in `arena`, and `from` is borrowed. Errors: those of the function above;
  * TSR_E_IO for names that cannot be read; TSR_E_NOT_FOUND if there are no files; TSR_E_UNSUPPORTED for a key in an object store that cannot be a file name. */
-tsr_status cli_copy_list(tsr_store *from, const char *path, tsr_arena *arena, cli_copy_files *out, tsr_error *err);
+tsr_status cli_copy_list(tsr_store *from, tsr_arena *arena, cli_copy_files *out, tsr_error *err);
 /* The name of the last file among the markers that lists the files of a checkpoint, which decides what a replacement may keep;
  * NULL if there is none. */
 const char *cli_copy_last_list(const cli_copy_files *files);

@@ -22,6 +22,9 @@ tsr_status tsr_paths_open_by(const tsr_store_opener *opener, const char *const *
 /* The store with the files of all `paths`, without opening a checkpoint. The caller closes it. */
 tsr_status tsr_paths_store_open(const char *const *paths, size_t count, const tsr_host *host, tsr_store **out,
                                 tsr_error *err);
+/* For a store of a server that lists no directories: asks it for all files of the checkpoint in the store. Names that the checkpoint
+ * lists and the server does not have are left out. Errors: those of opening the checkpoint. */
+tsr_status tsr_remote_list_checkpoint(tsr_store *store, const tsr_host *host, tsr_error *err);
 /* Like tsr_paths_open_by, for a checkpoint that another one is compared with. The part and the step in `options` were chosen
  * for the other one, so here they are used only if this one has parts or steps: a checkpoint without parts is opened as it
  * is despite a part, and a file despite a step. */
