@@ -25,12 +25,12 @@ LARGE_PART = 8 << 20
 
 
 def kill(t, server, is_point, enough, env, *args, number=signal.SIGKILL):
-    """Starts a command. The first request for which `is_point` holds is never answered. When `enough()` holds too, the
-    command is ended by the signal."""
+    """Starts a command. Requests for which `is_point` holds are never answered, nor is what they send kept, even if the server looks
+    at them only after the command's end. When `enough()` holds too, the command is ended by the signal."""
     reached, over = threading.Event(), threading.Event()
 
     def trouble(handler, *_):
-        if not over.is_set() and is_point(handler):
+        if is_point(handler):
             reached.set()
             over.wait(30)
             handler.close_connection = True
@@ -257,7 +257,8 @@ def test_resume_to_google(t):
     with http_serving.running(google({})) as s:
         kill(t, s, is_part(3, 4), has_parts(s, 1, 2, 5), env(s), "cp", source, "gs://b/x.safetensors")
         found = resume(t, s, "cp", source, "gs://b/x.safetensors", env=env(s))
-        need(found["parts"] == 3 and operations(s, "UploadPart") == 2 and not s.uploads, f"{found} {operations(s)}")
+        # A part whose request the server had accepted may be there, too, if the server came to it late.
+        need(3 <= found["parts"] <= 5 and operations(s, "UploadPart") == 5 - found["parts"] and found["differing"] == 0 and not s.uploads, f"{found} {operations(s)}")
         need(s.objects == {LARGE: files_below(source)["large.safetensors"]}, "other bytes")
 
 
