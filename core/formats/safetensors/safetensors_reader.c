@@ -62,14 +62,15 @@ static tsr_status keep_sums(tsr_checkpoint *checkpoint, const tsr_safetensors *o
 static tsr_status describe(const tsr_safetensors *opened, bool is_one_of_several, tsr_arena *arena, tsr_text_pairs *out,
                            tsr_error *err)
 {
-    const tsr_safetensors_second *second = opened->seconds, *last = second + opened->second_count;
+    const tsr_safetensors_second *second = opened->seconds;
+    size_t left = opened->second_count;
     tsr_text_pair *kept = tsr_arena_array(arena, opened->metadata_count, sizeof *kept, err);
     if (!kept) return TSR_E_NOMEM;
     *out = (tsr_text_pairs){kept, 0};
     for (size_t i = 0; i < opened->metadata_count; i++) {
         const tsr_text_pair *pair = &opened->metadata[i];
-        const bool is_name = second != last && second->pair == i && !second->is_text;
-        if (second != last && second->pair == i) second++;
+        const bool is_second = left && second->pair == i, is_name = is_second && !second->is_text;
+        if (is_second) second++, left--;
         if (is_name || tsr_safetensors_is_own_key(pair->key)) continue;
         if (is_one_of_several && tsr_str_equal(pair->key, TSR_STR(TSR_SAFETENSORS_SHARDING))) continue;
         kept[out->count++] = *pair;
