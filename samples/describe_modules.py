@@ -86,7 +86,8 @@ def _shared(flat):
 def flat_params_document(model, optimizer, files):
     """The flat parameters of an FSDP1 model, and which of them the optimizer's ids name.
 
-    `files`: one raw `optimizer.state_dict()` a rank, in rank order.
+    `files`: one raw `optimizer.state_dict()` a rank, in rank order. Without an optimizer (None) it describes the model's own state
+    alone, which `tessera convert --flat-params` cuts.
     """
     units, use_orig_params = [], False
     for name, module in model.named_modules():
@@ -116,7 +117,7 @@ def flat_params_document(model, optimizer, files):
         "use_orig_params": use_orig_params,
         "files": list(files),
         "units": units,
-        "param_groups": [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups],
+        "param_groups": [[names[id(p)] for p in group["params"]] for group in (optimizer.param_groups if optimizer else [])],
     }
 
 

@@ -279,6 +279,10 @@ OPTION(modules, DOCUMENT, modules, "modules", "MODULES.json",
        "Take names, frozen parameters and groups from a tessera.modules/1 document")
 OPTION(flat_params, DOCUMENT, flat_params, "flat-params", "FLAT.json",
        "Take FSDP1's flat parameters from a tessera.flat-params/1 document")
+OPTION(
+    convert_flat_params, DOCUMENT, flat_params, "flat-params", "FLAT.json",
+    "Cut the flat parameters of FSDP1's LOCAL_STATE_DICT into the model's parameters, as a tessera.flat-params/1 document states",
+    .npm = HELP "the package reads the flat parameters as they are stored")
 OPTION(optim_world_size, NUMBER, ranks, "world-size", "N", "Write for N ranks (shard; default: as many as FLAT.json has)")
 OPTION(sharded, FLAG, sharded, "sharded", NULL,
        "Write one file per rank, with DTensors sharded by rows, instead of the full state (unshard)")
@@ -411,17 +415,31 @@ static const tsr_option *const manifest_options[] = {
     &dequantize_stored, &allow_expansion, SOURCE,    NULL};
 static const tsr_option *const verify_options[] = {&format,          &report_json, &allow, MAP, &dequantize_stored,
                                                    &allow_expansion, SOURCE,       NULL};
-static const tsr_option *const convert_options[] = {&convert_to,     &convert_world_size, CANONICAL, &kept_prefix, &rename,
-                                                    &max_shard_size, &convert_against,    MAP,       &dequantize,  QUANTIZE,
-                                                    &config,         &convert_lora,       WRITING,   SOURCE,       NULL};
+static const tsr_option *const convert_options[] = {&convert_to,
+                                                    &convert_world_size,
+                                                    CANONICAL,
+                                                    &kept_prefix,
+                                                    &rename,
+                                                    &convert_flat_params,
+                                                    &max_shard_size,
+                                                    &convert_against,
+                                                    MAP,
+                                                    &dequantize,
+                                                    QUANTIZE,
+                                                    &config,
+                                                    &convert_lora,
+                                                    WRITING,
+                                                    SOURCE,
+                                                    NULL};
 static const tsr_option *const merge_options[] = {&method,   &weight,         &no_normalize, &base,    &t,
                                                   &merge_to, &max_shard_size, &dequantize,   QUANTIZE, &merge_lora,
                                                   WRITING,   SOURCE,          NULL};
 static const tsr_option *const plan_options[] = {
-    TARGET,     MAP,       &dequantize,   QUANTIZE,      CANONICAL,           &kept_prefix,  &convert_lora,
-    SELECTION,  &rename,   &plan_to,      &config,       &max_shard_size,     &plan_objects, &plan_dtype,
-    &for_torch, &raw_cast, &no_checksums, &plan_storage, &convert_world_size, &plan_json,    &items,
-    SOURCE,     NULL};
+    TARGET,       MAP,           &dequantize,     QUANTIZE,      CANONICAL,
+    &kept_prefix, &convert_lora, SELECTION,       &rename,       &convert_flat_params,
+    &plan_to,     &config,       &max_shard_size, &plan_objects, &plan_dtype,
+    &for_torch,   &raw_cast,     &no_checksums,   &plan_storage, &convert_world_size,
+    &plan_json,   &items,        SOURCE,          NULL};
 static const tsr_option *const reshard_options[] = {TARGET,      &reshard_to, &reshard_storage, CANONICAL, MAP,
                                                     &dequantize, QUANTIZE,    WRITING,          SOURCE,    NULL};
 static const tsr_option *const exec_options[] = {

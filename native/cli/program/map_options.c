@@ -217,6 +217,14 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
         TSR_TRY(status);
     }
     wanted.modules = session->modules_text;
+    if (options->flat_params) {
+        tsr_status status = tsr_path_load(options->flat_params, cli_host(program), session->arena, &session->flat_text, err);
+        if (status == TSR_OK) status = tsr_layers_unflatten(&session->layers, session->flat_text, session->arena, err);
+        if (status != TSR_OK)
+            tsr_error_context(err, "--flat-params %s",
+                              tsr_is_document(options->flat_params) ? "document" : options->flat_params);
+        TSR_TRY(status);
+    }
     TSR_TRY(open_adapter(program, options->lora, session, &wanted, err));
     const tsr_status status = tsr_layers_open(&session->layers, &wanted, session->arena, err);
     show_top(session);
@@ -230,15 +238,23 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
     return TSR_OK;
 }
 
+/* Tensors that differ between ranks may be slices of those that --flat-params makes, which decides about them. */
+static bool select_none(const void *ctx, tsr_str fqn)
+{
+    (void)ctx;
+    (void)fqn;
+    return false;
+}
+
 tsr_status cli_open_mapped(cli *program, const char *path, const tsr_open_options *used, const cli_map_options *map,
                            cli_session *out, tsr_error *err)
 {
     tsr_open_options all = used ? *used : (tsr_open_options){.selects = NULL};
-    if (!tsr_options_are_layered(map->options)) {
+    if (!tsr_options_are_layered(map->options) && !map->options->flat_params) {
         TSR_TRY(tsr_layering_check(&(tsr_layering){.options = map->options}, err));
         return cli_open(program, path, used, out, err);
     }
-    all.selects = NULL;
+    all.selects = map->options->flat_params ? select_none : NULL;
     TSR_TRY(cli_open(program, path, &all, out, err));
     const tsr_status status = add_layers(program, map, used, out, err);
     if (status != TSR_OK) cli_close(out);

@@ -30,6 +30,7 @@ typedef struct cli_session {
     tsr_str recipe;       /* what else affects the values, in one line; data NULL: nothing */
     tsr_arena *arena;     /* of the texts here, and of the map's rules */
     tsr_str map_text;     /* the document of --map; data NULL: none */
+    tsr_str flat_text;    /* that of --flat-params */
     tsr_str modules_text; /* the document of --modules, with --canonical; data NULL: none */
 } cli_session;
 

@@ -35,6 +35,7 @@ tsr_status cli_options_with_texts(cli *program, const cli_session *session, cons
         if (!out->map) return TSR_E_NOMEM;
     }
     if (session->modules_text.data) out->modules = session->modules_text.data;
+    if (session->flat_text.data) out->flat_params = session->flat_text.data;
     if (shards && shards->document.size) out->source.shards = shards->document.data;
     return TSR_OK;
 }
@@ -131,7 +132,7 @@ static tsr_status add_options(const cli_writing *w, tsr_str *text, tsr_error *er
     TSR_TRY(cli_options_with_texts(w->program, &w->source, w->options, options, err));
     options->to = 0;
     if (!w->source.modules_text.data) options->modules = NULL; /* optim has it in its recipe */
-    options->flat_params = NULL;
+    if (!w->source.flat_text.data) options->flat_params = NULL;
     options->target = options->storage = NULL; /* see add_target */
     TSR_TRY(tsr_request_list(&request, w->arena, &values, &count, err));
     for (size_t i = 0; i < count; i++) {

@@ -344,16 +344,16 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
 def convert(path: CheckpointOrPath, dest: StrPath, *,
             to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None,
             world_size: int | None = None, canonical: bool = False, modules: Document | None = None, prefix: str | None = None,
-            rename: str | Sequence[str] = (), max_shard_size: int | str | None = None, against: Against | None = None,
-            map: Document | None = None, inverse: bool = False, dequantize: bool = False, quantize: Literal["fp8-block"] | None = None,
-            no_quantize: str | Sequence[str] = (), config: bool = False, lora: CheckpointOrPath | None = None,
-            include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), dtype: str | None = None, for_torch: str | None = None,
-            raw_cast: bool = False, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None,
-            ignore_crc: bool = False, no_checksums: bool = False, overwrite: bool = False, resume: bool = False,
-            discard_parts: bool = False, no_verify: bool = False, dry_run: bool = False, allow_expansion: bool = False,
-            part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-            shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
-            on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            rename: str | Sequence[str] = (), flat_params: Document | None = None, max_shard_size: int | str | None = None,
+            against: Against | None = None, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
+            quantize: Literal["fp8-block"] | None = None, no_quantize: str | Sequence[str] = (), config: bool = False,
+            lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
+            dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False,
+            objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
+            no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
+            dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
+            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
+            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
@@ -364,6 +364,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     modules: With canonical: take the model's names from a tessera.modules/1 document, not from the text of the names alone
     prefix: Use only names with this prefix, such as model., and strip it, after canonical; all other options mean the resulting names
     rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
+    flat_params: Cut the flat parameters of FSDP1's LOCAL_STATE_DICT into the model's parameters, as a tessera.flat-params/1 document states
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     against: Refuse to write what would not load: compare names, dtypes and shapes with a checkpoint, a module tree, an index file, or a
     list of names, one per line
@@ -400,12 +401,12 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("convert", [path, dest], {"to": to, "world_size": world_size, "canonical": canonical, "modules": modules,
-        "prefix": prefix, "rename": rename, "max_shard_size": max_shard_size, "against": against, "map": map, "inverse": inverse,
-        "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "config": config, "lora": lora, "include": include,
-        "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem,
-        "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts,
-        "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
-        "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "prefix": prefix, "rename": rename, "flat_params": flat_params, "max_shard_size": max_shard_size, "against": against, "map": map,
+        "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "config": config, "lora": lora,
+        "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects,
+        "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume,
+        "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part,
+        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "slerp", "task-arithmetic"] | None = None,
@@ -469,7 +470,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
          map: Document | None = None, inverse: bool = False, dequantize: bool = False, quantize: Literal["fp8-block"] | None = None,
          no_quantize: str | Sequence[str] = (), canonical: bool = False, modules: Document | None = None, prefix: str | None = None,
          lora: CheckpointOrPath | None = None, include: str | Sequence[str] = (), exclude: str | Sequence[str] = (),
-         rename: str | Sequence[str] = (),
+         rename: str | Sequence[str] = (), flat_params: Document | None = None,
          to: Literal["safetensors", "torch", "dcp", "megatron-dist", "deepspeed-universal", "ranks"] | None = None, config: bool = False,
          max_shard_size: int | str | None = None, objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None,
          dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False, no_checksums: bool = False,
@@ -494,6 +495,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
     rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
+    flat_params: Cut the flat parameters of FSDP1's LOCAL_STATE_DICT into the model's parameters, as a tessera.flat-params/1 document states
     to: Let exec write this format (default: as reshard and convert)
     config: Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
@@ -514,10 +516,10 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("plan", [path], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
         "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "canonical": canonical, "modules": modules,
-        "prefix": prefix, "lora": lora, "include": include, "exclude": exclude, "rename": rename, "to": to, "config": config,
-        "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
-        "no_checksums": no_checksums, "storage": storage, "world_size": world_size, "items": items, "part": part, "step": step,
-        "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
+        "prefix": prefix, "lora": lora, "include": include, "exclude": exclude, "rename": rename, "flat_params": flat_params, "to": to,
+        "config": config, "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch,
+        "raw_cast": raw_cast, "no_checksums": no_checksums, "storage": storage, "world_size": world_size, "items": items, "part": part,
+        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
 
 
 def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = None, mesh: str | None = None,

@@ -1,5 +1,5 @@
 /* What lies between a checkpoint and a command that reads it. First its names become canonical (--canonical) and are stripped of a prefix
- * (--prefix), in place. Then come layers: scaled numbers multiplied (--dequantize), an adapter folded in (--lora),
+ * (--prefix), in place. Then come layers: FSDP1's flat parameters cut into those that they consist of (--flat-params), scaled numbers multiplied (--dequantize), an adapter folded in (--lora),
  * names and layouts of another model (--map), weights quantized (--quantize), in this order. Each is a checkpoint over the one before.
  *
  * Example:
@@ -19,7 +19,7 @@
 
 TSR_API_BEGIN
 
-enum { TSR_MOST_LAYERS = 4 };
+enum { TSR_MOST_LAYERS = 5 };
 
 typedef struct tsr_layers {
     tsr_checkpoint *top;                    /* the last layer, or what they lie on */
@@ -48,6 +48,10 @@ tsr_status tsr_layering_check(const tsr_layering *wanted, tsr_error *err);
 /* Opens the layers over `layers->top`. The caller closes them, also on failure. Rules of a map live in `arena`. Errors: those of
  * tsr_layering_check and of the layers. */
 tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_arena *arena, tsr_error *err);
+/* The first of them alone: cuts FSDP1's flat parameters, which FLAT.json describes, into the parameters that they consist of. All
+ * other entries stay. The checkpoint at the top may have been opened without selecting any of its tensors, which is made up for here. Errors: those of the document; TSR_E_FORMAT for a flat parameter that the document does not describe, or of
+ * another size; TSR_E_NOT_FOUND where the source has neither a flat parameter nor its parameters. */
+tsr_status tsr_layers_unflatten(tsr_layers *layers, tsr_str document, tsr_arena *arena, tsr_error *err);
 /* The last of them alone, over whatever is on top; nothing if --quantize was not given. */
 tsr_status tsr_layers_quantize(tsr_layers *layers, const tsr_layering *wanted, tsr_error *err);
 /* Puts a checkpoint of the caller's on top, which is closed with the others. */
