@@ -298,7 +298,8 @@ static tsr_status read_repeated(parser *p, size_t from, bool is_anchor)
     if (read_repetition(p, &ignored, &ignored)) return invalid(p, "multiple repeat");
     p->at = again;
     tsr_vec item = tsr_vec_of(p->steps.allocator, sizeof(step));
-    tsr_status status = tsr_vec_append(&item, (step *)p->steps.items + from, p->steps.count - from, p->err);
+    tsr_status status = TSR_OK;
+    if (p->steps.count > from) status = tsr_vec_append(&item, (step *)p->steps.items + from, p->steps.count - from, p->err);
     p->steps.count = from;
     /* Without a step there is nothing to count, however often it is repeated. */
     if (status == TSR_OK && item.count) status = repeat(p, item.items, item.count, least, most);
