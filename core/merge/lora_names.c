@@ -76,8 +76,10 @@ tsr_status tsr_lora_names_note(tsr_lora_names *names, tsr_str name, tsr_error *e
 
 void tsr_lora_names_close(tsr_lora_names *names)
 {
-    tsr_map_free(names->stored);
-    names->stored = NULL;
+    for (unsigned i = 0; i < TSR_LORA_COMPARISONS; i++) {
+        tsr_map_free(names->stored[i]);
+        names->stored[i] = NULL;
+    }
 }
 
 /* ---- names of the base ---- */
@@ -166,35 +168,98 @@ static bool has_inner_model(const tsr_mapped *m)
     return false;
 }
 
-static tsr_str compared(const tsr_lora_names *names, tsr_str name, tsr_error *err)
+/* Replaces `old`, where it is whole components, by something that is not longer. */
+static void replace(tsr_str *name, char *text, tsr_str old, tsr_str new)
 {
-    return leave_out(names->m->own->arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
+    for (size_t at = 0; at + old.size <= name->size; at++) {
+        const size_t end = at + old.size;
+        if (memcmp(text + at, old.data, old.size) != 0 || (at && text[at - 1] != '.') ||
+            (end < name->size && text[end] != '.'))
+            continue;
+        memcpy(text + at, new.data, new.size);
+        memmove(text + at + new.size, text + end, name->size - end);
+        name->size -= old.size - new.size;
+    }
 }
 
-static tsr_status list_stored(tsr_lora_names *names, tsr_error *err)
+/* Gives the modules that transformers renames when it loads a model one name, whether it is the stored one or the one in memory.
+ * Source: transformers 5.24, conversion_mapping.py. */
+static void rename_modules(tsr_str *name, char *text)
 {
+    /* In this order: the results of earlier ones are in later ones. */
+    static const char pairs[] = "encoder.layer\0layers\0"
+                                "encoder.block\0stages\0"
+                                "attention.attention\0attention\0"
+                                "attention.self\0attention\0"
+                                "attn.attention\0attn\0"
+                                "self_attn\0attn\0"
+                                "self_attention\0attn\0"
+                                "attention\0attn\0"
+                                "attn.query\0attn.q\0"
+                                "attn.q_proj\0attn.q\0"
+                                "attn.key\0attn.k\0"
+                                "attn.k_proj\0attn.k\0"
+                                "attn.value\0attn.v\0"
+                                "attn.v_proj\0attn.v\0"
+                                "attn.output.dense\0attn.o\0"
+                                "attn.out_proj\0attn.o\0"
+                                "attn.o_proj\0attn.o\0"
+                                "attn.dense\0attn.o\0"
+                                "attn.proj\0attn.o\0"
+                                "intermediate.dense\0fc1\0"
+                                "output.dense\0fc2\0"
+                                "dense_h_to_4h\0fc1\0"
+                                "dense_4h_to_h\0fc2\0"
+                                "dense1\0fc1\0"
+                                "dense2\0fc2\0"
+                                "mlp.c_fc_0\0gate_proj\0"
+                                "mlp.c_fc_1\0up_proj\0"
+                                "mlp.c_proj\0down_proj\0";
+    tsr_str old, new;
+    for (const char *at = pairs; *at; at = new.data + new.size + 1) {
+        old = tsr_str_from(at);
+        new = tsr_str_from(at + old.size + 1);
+        replace(name, text, old, new);
+    }
+}
+
+static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_str name, tsr_error *err)
+{
+    tsr_arena *arena = names->m->own->arena;
+    tsr_str left = leave_out(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
+    if (!left.data || !comparison) return left;
+    rename_modules(&left, (char *)(uintptr_t)left.data);
+    return leave_out(arena, left, "mlp\0blocks\0block_sparse_moe\0", err);
+}
+
+static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_error *err)
+{
+    tsr_map **stored = &names->stored[comparison];
     const tsr_catalog *catalog = &names->m->source->catalog;
     names->is_inner = has_inner_model(names->m);
-    names->stored = tsr_map_new(names->m->own->host->allocator, 0, err);
-    for (uint64_t i = 0; names->stored && i < catalog->entry_count; i++) {
+    *stored = tsr_map_new(names->m->own->host->allocator, 0, err);
+    for (uint64_t i = 0; *stored && i < catalog->entry_count; i++) {
         uint32_t *number;
         bool inserted;
-        const tsr_str name = compared(names, catalog->entries[i].fqn, err);
+        const tsr_str name = compared(names, comparison, catalog->entries[i].fqn, err);
         if (!name.data) return TSR_E_NOMEM;
-        TSR_TRY(tsr_map_put(names->stored, name, (uint32_t)i, &number, &inserted, err));
+        TSR_TRY(tsr_map_put(*stored, name, (uint32_t)i, &number, &inserted, err));
         if (!inserted) *number = SEVERAL;
     }
-    return names->stored ? TSR_OK : TSR_E_NOMEM;
+    return *stored ? TSR_OK : TSR_E_NOMEM;
 }
 
 tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err)
 {
     *out = target;
     if (tsr_checkpoint_entry(names->m->source, target)) return TSR_OK;
-    if (!names->stored) TSR_TRY(list_stored(names, err));
-    const tsr_str name = compared(names, target, err);
-    if (!name.data) return TSR_E_NOMEM;
-    const uint32_t number = tsr_map_get(names->stored, name, UINT32_MAX);
+    uint32_t number = UINT32_MAX;
+    for (unsigned i = 0; i < TSR_LORA_COMPARISONS && number == UINT32_MAX; i++) {
+        if (!names->stored[i]) TSR_TRY(list_stored(names, i, err));
+        const tsr_str name = compared(names, i, target, err);
+        if (!name.data) return TSR_E_NOMEM;
+        number = tsr_map_get(names->stored[i], name, UINT32_MAX);
+    }
     if (number < SEVERAL) *out = names->m->source->catalog.entries[number].fqn;
     return TSR_OK;
 }

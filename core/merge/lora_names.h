@@ -7,12 +7,16 @@
 
 #define TSR_LORA_PREFIX "base_model.model."
 
+/* Names are compared without the modules that others are in, and then as transformers renames modules themselves. */
+enum { TSR_LORA_COMPARISONS = 2 };
+
 typedef struct tsr_lora_names {
     const tsr_mapped *m;
     size_t part;     /* how much of the adapter's names is that of the part that has its tensors, with its dot */
     tsr_str adapter; /* the name of the adapter in its tensors' names, such as "default"; or empty */
-    tsr_map *stored; /* names of the base, as tsr_lora_stored compares them → entry; NULL until it is needed */
-    bool is_inner;   /* the base is a language model inside another model */
+    tsr_map *stored
+        [TSR_LORA_COMPARISONS]; /* names of the base, as tsr_lora_stored compares them → entry; NULL until they are needed */
+    bool is_inner;              /* the base is a language model inside another model */
 } tsr_lora_names;
 
 /* What a tensor of an adapter is, by the end of its name. */

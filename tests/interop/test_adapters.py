@@ -470,3 +470,20 @@ def test_a_larger_vocabulary(t):
     for name, wrong in (("model.norm.weight", torch.ones(4)), ("lm_head.weight", torch.ones(3, 3)), ("lm_head.weight", torch.ones(5, 4))):
         save_file({f"base_model.model.{name}": wrong}, t.at("adapter/adapter_model.safetensors"))
         need("does not fit" in t.run("convert", t.at("base.safetensors"), t.at("refused.safetensors"), "--lora", t.at("adapter"), status=2).stderr.decode(), name)
+
+
+def test_modules_that_transformers_renames(t):
+    """The base has the names that transformers stores, and the adapter those that modules have in memory. Names that could be two tensors are refused."""
+    root = os.path.join(os.path.dirname(GOLDEN), "renamed_modules")
+    for name in sorted(os.listdir(root)):
+        at = lambda *names: os.path.join(root, name, *names)
+        out, base, merged = t.at(f"{name}.safetensors"), load_file(at("base", "model.safetensors")), load_file(at("merged", "model.safetensors"))
+        need(any(not torch.equal(merged[n], base[n]) for n in base), f"{name}: PEFT changes nothing")
+        t.run("convert", at("base"), out, "--lora", at("adapter"))
+        same(load_file(out), merged, name)
+    shutil.copytree(at("base"), t.at("two"))
+    tensors = load_file(t.at("two", "model.safetensors"))
+    query = next(n for n in tensors if n.endswith("attention.attention.query.weight"))
+    save_file({**tensors, query.replace("attention.attention.query", "attention.self.query"): tensors[query].clone()}, t.at("two", "model.safetensors"))
+    p = t.run("convert", t.at("two"), t.at("two.safetensors"), "--lora", at("adapter"), status=2)
+    need(b"which the base does not have" in p.stderr, p.stderr)
