@@ -71,3 +71,26 @@ def test_what_lacks_something_is_refused(t):
     write(t.at("out.safetensors"), b"mine")
     t.run("repair", write(t.at("broken.safetensors"), sound + b"\0"), t.at("out.safetensors"), status=2)
     assert open(t.at("out.safetensors"), "rb").read() == b"mine"
+
+
+def test_truncated_files_of_before_1_6(t):
+    """torch.save's form before zip archives: its storages follow the pickle one after the other, so a cut loses the last ones. What is lost is
+    named, what is whole loads, and a cut in the pickle is refused."""
+    torch.manual_seed(3)
+    want = {f"layers.{i}.weight": torch.randn(40 + i, 7) for i in range(5)}
+    torch.save({"model": want, "step": 9}, t.at("whole.pt"), _use_new_zipfile_serialization=False)
+    data = open(t.at("whole.pt"), "rb").read()
+    size = sum(8 + 4 * x.numel() for x in want.values())
+    seen = set()
+    for i, cut in enumerate((1, 500, 1200, 2500, 4000, size - 9 - 4 * 7 * 44)):
+        write(t.at("cut.pt"), data[:-cut])
+        doc = t.json("repair", t.at("cut.pt"), t.at(f"{i}.pt"), "--json", status=1)
+        got = torch.load(t.at(f"{i}.pt"), weights_only=True)
+        lost = {f["fqn"].removeprefix("model.") for f in doc["report"]["findings"] if f["rule"] == "repair/lost"}
+        assert got["step"] == 9 and set(got.get("model", {})) == set(want) - lost and lost, (cut, lost)
+        assert all(torch.equal(x, want[n]) for n, x in got.get("model", {}).items()), cut
+        seen.add(len(lost))
+    assert len(seen) > 2, seen
+    write(t.at("cut.pt"), data[:200])
+    assert t.run("repair", t.at("cut.pt"), t.at("none.pt"), status=2).stderr and not os.path.exists(t.at("none.pt"))
+    assert open(t.at("whole.pt"), "rb").read() == data
