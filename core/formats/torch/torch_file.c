@@ -719,16 +719,33 @@ tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, con
 /* A storage is much larger than its tensors if it has this many times their bytes, and that is at least a page more. */
 enum { MUCH_LARGER = 4, PAGE = 4096 };
 
-/* What the tensors of a storage use of it. */
+/* What the tensors of a storage use of it. `bytes` is UINT64_MAX if that is not known. */
 typedef struct storage_use {
     const tsr_entry *first;
     uint64_t bytes;
 } storage_use;
 
-static tsr_status note_slice(tsr_checkpoint *checkpoint, const storage_use *use, tsr_error *err)
+static void add_use(const run_list *list, storage_use *uses, const tsr_entry *entry, const tsr_chunk *chunk)
 {
-    const tsr_torch_run *run = run_around(checkpoint->state, &use->first->chunks[0]);
-    if (!run || run->byte_length / MUCH_LARGER < use->bytes || run->byte_length - use->bytes < PAGE) return TSR_OK;
+    const tsr_torch_run *run = run_around(list, chunk);
+    uint64_t bytes = tsr_dtype_size(entry->dtype);
+    if (!run) return;
+    storage_use *use = &uses[run - list->runs];
+    bool is_known = entry->kind == TSR_ENTRY_TENSOR && bytes;
+    for (uint32_t d = 0; d < entry->ndim && is_known; d++) is_known = tsr_mul_u64(bytes, chunk->sizes[d], &bytes);
+    if (!use->first) use->first = entry;
+    if (!is_known || !tsr_add_u64(use->bytes, bytes, &use->bytes)) use->bytes = UINT64_MAX;
+}
+
+static void add_uses(const run_list *list, storage_use *uses, const tsr_entry *entry)
+{
+    for (uint64_t i = 0; i < entry->chunk_count; i++) add_use(list, uses, entry, &entry->chunks[i]);
+    for (uint64_t i = 0; i < entry->replica_count; i++) add_use(list, uses, entry, &entry->replicas[i]);
+}
+
+static tsr_status note_slice(tsr_checkpoint *checkpoint, const tsr_torch_run *run, const storage_use *use, tsr_error *err)
+{
+    if (!use->bytes || run->byte_length / MUCH_LARGER < use->bytes || run->byte_length - use->bytes < PAGE) return TSR_OK;
     const tsr_place place = {checkpoint->store->files[run->file].name, run->byte_offset, use->first->fqn};
     return tsr_finding_add(checkpoint->findings, "torch/slice-of-storage", place, err,
                            "%" PRIu64 " of %" PRIu64 " bytes are used of the storage of '%.*s'; tessera convert leaves out "
@@ -736,25 +753,24 @@ static tsr_status note_slice(tsr_checkpoint *checkpoint, const storage_use *use,
                            use->bytes, run->byte_length, TSR_STR_ARG(use->first->fqn));
 }
 
-/* Before tsr_torch_keep_shared, while every tensor has the number of its storage. */
-static tsr_status note_slices(tsr_checkpoint *checkpoint, const tsr_torch_flat *flat, uint32_t storages, tsr_error *err)
+tsr_status tsr_torch_note_slices(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
-    storage_use *uses = tsr_alloc(allocator, (size_t)storages + 1, sizeof *uses, err);
-    tsr_status status = uses ? TSR_OK : TSR_E_NOMEM;
-    if (uses) memset(uses, 0, ((size_t)storages + 1) * sizeof *uses);
-    for (uint64_t i = 0; i < flat->entry_count && status == TSR_OK; i++) {
-        const tsr_entry *entry = &flat->entries[i];
-        uint64_t bytes;
-        if (!entry->storage_id || !entry->chunk_count) continue;
-        storage_use *use = &uses[entry->storage_id];
-        if (!use->first) use->first = entry;
-        const bool is_known = entry->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(entry, &bytes);
-        use->bytes = is_known && bytes <= UINT64_MAX - use->bytes ? use->bytes + bytes : UINT64_MAX;
+    const tsr_catalog *catalog = &checkpoint->catalog;
+    const run_list *list = checkpoint->state;
+    storage_use *uses = tsr_alloc(allocator, list->count + 1, sizeof *uses, err);
+    if (!uses) return TSR_E_NOMEM;
+    memset(uses, 0, (list->count + 1) * sizeof *uses);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_per_rank *ranks = catalog->entries[i].per_rank;
+        for (uint32_t r = 0; ranks && r < ranks->count; r++)
+            if (ranks->tensors[r]) add_uses(list, uses, ranks->tensors[r]);
+        if (!ranks) add_uses(list, uses, &catalog->entries[i]);
     }
-    for (uint32_t s = 1; s <= storages && status == TSR_OK; s++)
-        if (uses[s].first && uses[s].bytes) status = note_slice(checkpoint, &uses[s], err);
-    tsr_free(allocator, uses, (size_t)storages + 1, sizeof *uses);
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < list->count && status == TSR_OK; i++)
+        status = note_slice(checkpoint, &list->runs[i], &uses[i], err);
+    tsr_free(allocator, uses, list->count + 1, sizeof *uses);
     return status;
 }
 
@@ -832,12 +848,12 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
     if (status == TSR_OK)
         status = tsr_torch_flatten(file.root, checkpoint->host, &checkpoint->expansion, checkpoint->arena, &flat, err);
     if (status == TSR_OK && checkpoint->options.salvage) status = tsr_torch_leave_out_lost(checkpoint, &flat, err);
-    if (status == TSR_OK) status = note_slices(checkpoint, &flat, file.storage_count, err);
     if (status != TSR_OK) return status;
     checkpoint->catalog.entries = flat.entries;
     checkpoint->catalog.entry_count = flat.entry_count;
     checkpoint->catalog.mappings = flat.mappings;
     checkpoint->catalog.mapping_count = flat.mapping_count;
+    TSR_TRY(tsr_torch_note_slices(checkpoint, err));
     return tsr_torch_keep_shared(checkpoint->host, flat.entries, flat.entry_count, file.storage_count, err);
 }
 

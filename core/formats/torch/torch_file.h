@@ -31,6 +31,8 @@ tsr_status tsr_torch_file_open(tsr_checkpoint *checkpoint, uint32_t file, tsr_to
 
 /* Keeps a copy of the runs for tsr_torch_extents. */
 tsr_status tsr_torch_keep_runs(tsr_checkpoint *checkpoint, const tsr_vec *runs, tsr_error *err);
+/* Notes runs of which the tensors of the catalog use only a small part. Only after tsr_torch_keep_runs. */
+tsr_status tsr_torch_note_slices(tsr_checkpoint *checkpoint, tsr_error *err);
 /* The extents of runs in the order of files and bytes, with what is between them where Tessera wrote it. They belong to no entry. */
 tsr_status tsr_torch_run_extents(tsr_checkpoint *checkpoint, const tsr_torch_run *runs, size_t count,
                                  tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
