@@ -48,6 +48,7 @@ static tsr_status describe_job(call *c, bool reshards, tsr_plan_job *job, tsr_er
     job->source.path = c->path;
     if (c->chosen.part.data) options.source.part = c->chosen.part.data;
     if (c->chosen.step.data) options.source.step = c->chosen.step.data;
+    options.source.salvage = c->chosen.salvage;
     if (c->map.data) options.map = tsr_arena_str(c->arena, c->map, err).data;
     if (c->map.data && !options.map) return TSR_E_NOMEM;
     if (c->chosen.shards)

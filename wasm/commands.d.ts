@@ -157,6 +157,8 @@ export interface OpenOptions {
   readonly step?: string | undefined;
   /** Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm. */
   readonly shards?: DocumentOrText | undefined;
+  /** Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost. */
+  readonly salvage?: boolean | undefined;
   /** The file that the user named, if it represents a set of files (an index). */
   readonly primary?: string | undefined;
 }

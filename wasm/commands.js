@@ -6,7 +6,7 @@ export const OPTIONS = {
   inspect: { include: "texts", exclude: "texts", hash: "text", stats: "flag", allowExpansion: "flag" },
   layout: { chunks: "flag", hash: "text", include: "texts", exclude: "texts", allowExpansion: "flag" },
   manifest: { hash: "text", include: "texts", exclude: "texts", canonical: "flag", modules: "document", map: "document", inverse: "flag", dequantize: "flag", allowExpansion: "flag" },
-  open: { part: "text", step: "text", shards: "document", primary: "text" },
+  open: { part: "text", step: "text", shards: "document", salvage: "flag", primary: "text" },
   optimizer: { modules: "document", flatParams: "document", worldSize: "count", sharded: "flag", rank: "count", at: "text", maxMem: "size", allowExpansion: "flag" },
   plan: { target: "document", mesh: "text", placements: "text", map: "document", inverse: "flag", dequantize: "flag", quantize: "text", noQuantize: "texts", canonical: "flag", modules: "document", prefix: "text", lora: "any", include: "texts", exclude: "texts", rename: "texts", to: "text", maxShardSize: "size", objects: "text", dtype: "text", forTorch: "text", rawCast: "flag", noChecksums: "flag", storage: "document", worldSize: "count", items: "flag" },
   read: { allowExpansion: "flag" },

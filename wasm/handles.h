@@ -41,7 +41,7 @@ typedef struct made made;
 typedef struct opened {
     host_store files;        /* from the host; not used if the checkpoint was made from another one */
     tsr_store *store;        /* `files`, or the store of what was made */
-    tsr_open_options chosen; /* part, step and shards; allocated in the arena of `files` */
+    tsr_open_options chosen; /* part, step, shards and salvage; allocated in the arena of `files` */
     made *made;              /* NULL, or freed by `release_made` */
     void (*release_made)(made *made);
     /* NULL, or what `checkpoint` is opened over. `release_below` frees it after the checkpoint is closed. */

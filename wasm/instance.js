@@ -298,7 +298,7 @@ export class Instance {
 
   /** Opens files, which are passed as a sorted table. Returns { handle, number }. The files stay registered under the
    *  number. */
-  open(files, { primary, part, step, shards }) {
+  open(files, { primary, part, step, shards, salvage }) {
     const listing = joined(sorted(files)), number = this.nextNumber++;
     const at = primary === undefined ? NO_NUMBER : listing.findIndex((f) => f.file.name === primary);
     if (at < 0) throw new TesseraError(`there is no file '${primary}'`, "usage", undefined);
@@ -313,7 +313,7 @@ export class Instance {
     const choice = [part, step, shards === undefined ? undefined : documentText(shards)];
     this.stores.set(number, listing.map((f) => f.file));
     try {
-      const handle = this.withTexts(choice.map((text) => text ?? ""), (placed) => this.withBytes(Uint32Array.of(at, Number(listing.some((f) => f.file.remote)), ...placed.map((value, i) => (choice[i >> 1] === undefined ? 0 : value))), (chosen) =>
+      const handle = this.withTexts(choice.map((text) => text ?? ""), (placed) => this.withBytes(Uint32Array.of(at, Number(listing.some((f) => f.file.remote)), Number(salvage ?? false), ...placed.map((value, i) => (choice[i >> 1] === undefined ? 0 : value))), (chosen) =>
         this.checked((err) => this.x.tessera_open(number, pointer, listing.length, chosen, err))));
       return { number, handle };
     } catch (e) {

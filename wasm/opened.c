@@ -79,6 +79,7 @@ tsr_open_options tessera_wanted_of(const opened *item, const tsr_open_options *w
     all.part = item->chosen.part;
     all.step = item->chosen.step;
     all.shards = item->chosen.shards;
+    all.salvage = item->chosen.salvage;
     return all;
 }
 
@@ -110,6 +111,7 @@ static tsr_status copy_text(opened *item, const tessera_text *from, tsr_str *out
 static tsr_status choose(opened *item, const tessera_choice *choice, tsr_error *err)
 {
     tsr_str shards = {NULL, 0};
+    item->chosen.salvage = choice->salvage;
     tsr_status status = copy_text(item, &choice->part, &item->chosen.part, err);
     if (status == TSR_OK) status = copy_text(item, &choice->step, &item->chosen.step, err);
     if (status == TSR_OK) status = copy_text(item, &choice->shards, &shards, err);

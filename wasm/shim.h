@@ -49,6 +49,7 @@ typedef struct tessera_text {
 typedef struct tessera_choice {
     uint32_t primary;   /* the file that the user named; if too large, none */
     uint32_t is_remote; /* each read is a request */
+    uint32_t salvage;   /* of a damaged file, open what is whole; needs the second file */
     tessera_text part, step;
     tessera_text shards; /* the name of a built-in map, or a tessera.shards/1 document; needs the second file */
 } tessera_choice;

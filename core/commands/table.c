@@ -59,6 +59,9 @@ OPTION(also, TEXTS, source.also, "also", "PATH",
 OPTION(shards, DOCUMENT, source.shards, "shards", "MAP",
        "Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm",
        .npm_opens = true)
+OPTION(salvage, FLAG, source.salvage, "salvage", NULL,
+       "Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost",
+       .npm_opens = true, .role = TSR_OPTION_OF_SOURCE)
 
 /* ---- view and get ---- */
 
@@ -358,7 +361,7 @@ OPTION(version, FLAG, version, "version", NULL, "Show the version and the librar
        .npm = HELP "package.json states it", .python = HELP "__version__ states it")
 /* ---- commands ---- */
 
-#define SOURCE &part, &step, &also, &shards
+#define SOURCE &part, &step, &also, &shards, &salvage
 #define WRITING \
     &include, &exclude, &dtype, &for_torch, &raw_cast, &objects, &max_mem, &ignore_crc, &no_checksums, &overwrite, &resume, \
         &discard_parts, &no_verify, &dry_run, &allow_expansion, &writing_json

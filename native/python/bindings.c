@@ -45,7 +45,7 @@ typedef struct opening {
     uint32_t metadata_rank;     /* as in tsr_open_options, if has_metadata_rank */
     uint8_t has_metadata_rank;
     uint8_t is_compared; /* part and step are those of the checkpoint that this one is compared with */
-    uint8_t inverse, dequantize, canonical;
+    uint8_t salvage, inverse, dequantize, canonical;
     const char *map;  /* name of a map, for messages */
     tsr_str map_text; /* its text; the data may be NULL where the map is a built-in one */
     const char *lora; /* path of an adapter */
@@ -127,6 +127,7 @@ static tsr_status open_paths(session *s, const opening *what, tsr_error *err)
     const tsr_open_options options = {.purpose = (tsr_purpose)what->purpose,
                                       .part = what->part ? tsr_str_from(what->part) : (tsr_str){NULL, 0},
                                       .step = what->step ? tsr_str_from(what->step) : (tsr_str){NULL, 0},
+                                      .salvage = what->salvage,
                                       .shards = what->shards || what->shards_text.data ? &s->shards : NULL,
                                       .metadata_rank = what->has_metadata_rank ? &what->metadata_rank : NULL};
     if (what->is_compared) return tsr_path_open_compared(&opener, what->paths[0], &options, &s->source, err);

@@ -643,6 +643,7 @@ static void list_side(tsr_json *json, const view_settings *view, size_t side)
     if (store->primary != TSR_NO_FILE) tsr_json_put_str(json, "primary", store->files[store->primary].name);
     if (view->sides[side].part) tsr_json_put_text(json, "part", view->sides[side].part);
     if (view->sides[side].shards.data) tsr_json_put_str(json, "shards", view->sides[side].shards);
+    if (view->sides[side].salvage) tsr_json_put_bool(json, "salvage", true);
     tsr_json_put_array(json, "files");
     for (uint32_t i = 0; i < store->file_count; i++) {
         if (!view->sides[side].served[i]) continue;

@@ -12,6 +12,7 @@ typedef struct view_side {
     const bool *served; /* for each file of the store, whether it belongs to the checkpoint */
     const char *part;   /* the only part to show; NULL: show everything */
     tsr_str shards;     /* the map that joins the ranks: its name, or the text of the map; data NULL: none */
+    bool salvage;       /* open what is whole of a damaged file */
 } view_side;
 
 typedef struct view_settings {
@@ -25,7 +26,7 @@ typedef struct view_settings {
  *
  *   /TOKEN/                  index.html, and the other files of the viewer
  *   /TOKEN/checkpoint.json   {"title": …, "files": [{"name": …, "size": …}], "primary": …, "part": the only one to show,
- *                            "shards": the map that joins the ranks, "other": the same of the second checkpoint};
+ *                            "shards": the map that joins the ranks, "salvage": true, "other": the same of the second checkpoint};
  *                            all but the first two may be absent
  *   /TOKEN/checkpoint/NAME   a file of the checkpoint, with ranges
  *   /TOKEN/other/NAME        a file of the second one

@@ -1,4 +1,4 @@
-/** Compares the options of `open` (part, step, shards) and maps with --part, --step, --shards, --map, --inverse and
+/** Compares the options of `open` (part, step, shards, salvage) and maps with --part, --step, --shards, --salvage, --map, --inverse and
  *  --dequantize of the command: documents, errors and the bytes of conversions. */
 import fs from "node:fs";
 import os from "node:os";
@@ -93,6 +93,12 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
       same(pathless({ ...JSON.parse(p.stdout), a: 0, b: 0 }, target), pathless({ ...diff.result(), a: 0, b: 0 }, target), "diff");
     }, { step: "100" }), { step: "90" });
   });
+
+  /* Files that were cut short. */
+  const torch = fs.readFileSync(path.join(samples, "torch_train_state", "train.pt")), model = fs.readFileSync(path.join(samples, "safetensors_model", "model.safetensors"));
+  for (const [name, bytes] of [["cut.pt", torch.subarray(0, torch.length * 0.7)], ["cut.safetensors", model.subarray(0, model.length - 1)], ["long.safetensors", Buffer.concat([model, Buffer.alloc(9)])]])
+    await each(put(name, bytes), { salvage: true }, ["--salvage"], name);
+  test("what is whole of a truncated file is opened only if that is asked for", () => documents(path.join(folder, "cut.pt"), {}, (c) => c.inspect(), ["inspect", path.join(folder, "cut.pt"), "--json"]));
 
   test("files of several nodes are one checkpoint, in which files with the same name must have the same bytes", () => {
     const nodes = ["a", "b"].map((name) => path.join(folder, "nodes", name)), note = Buffer.alloc((1 << 20) + 3, "note");

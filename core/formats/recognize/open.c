@@ -165,7 +165,7 @@ static tsr_status read_checkpoint(tsr_checkpoint *checkpoint, const tsr_form *fo
     checkpoint->catalog.format = reader->format;
     checkpoint->catalog.store = checkpoint->store;
     TSR_TRY(list_files(checkpoint, err));
-    if (reader->is_rare) TSR_TRY(tsr_host_load(checkpoint->host, err));
+    if (reader->is_rare || checkpoint->options.salvage) TSR_TRY(tsr_host_load(checkpoint->host, err));
     TSR_TRY(reader->open(checkpoint, err));
     checkpoint->reader = reader;
     for (size_t i = 0; tsr_directories[i]; i++)

@@ -7,6 +7,7 @@
 #include "formats/common/end_sum.h"
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
+#include "formats/common/lost_entries.h"
 #include "formats/common/metadata.h"
 #include "formats/common/rank_entries.h"
 #include "formats/common/weight_map.h"
@@ -315,6 +316,19 @@ static tsr_status fill_catalog(tsr_checkpoint *checkpoint, tsr_safetensors *open
     return TSR_OK;
 }
 
+/* Leaves out the tensors that the file ends before. */
+static tsr_status leave_out_lost(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    tsr_entry *entries = (tsr_entry *)checkpoint->catalog.entries;
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < checkpoint->catalog.entry_count; i++) {
+        if (tsr_entry_lacks_bytes(&entries[i])) TSR_TRY(tsr_entry_report_lost(checkpoint, &entries[i], err));
+        else entries[kept++] = entries[i];
+    }
+    checkpoint->catalog.entry_count = kept;
+    return TSR_OK;
+}
+
 /* Warns about a file with one rank's shards of a sharded save, opened alone or with others: its shards look like whole
  * tensors. */
 static tsr_status warn_of_shards(tsr_checkpoint *checkpoint, const tsr_safetensors *opened, uint32_t count, tsr_error *err)
@@ -356,6 +370,7 @@ static tsr_status open_safetensors(tsr_checkpoint *checkpoint, tsr_error *err)
         safetensors_are_parts(checkpoint, opened) ? TSR_OK : safetensors_settle_seconds(checkpoint, opened, count, err);
     for (uint32_t f = 0; f < count; f++) counts[f] = count_entries(&opened[f]);
     if (status == TSR_OK) status = fill_catalog(checkpoint, opened, counts, count, err);
+    if (status == TSR_OK && count == 1 && checkpoint->options.salvage) status = leave_out_lost(checkpoint, err);
     if (status == TSR_OK) status = warn_of_shards(checkpoint, opened, count, err);
     if (status == TSR_OK) status = safetensors_name_parts(checkpoint, opened, counts, err);
     if (status == TSR_OK) status = tsr_safetensors_keep_metadata(checkpoint, opened, count, err);

@@ -74,7 +74,10 @@ static tsr_status check_findings(tsr_findings *findings, tsr_error *err)
     for (size_t i = 0; i < tsr_findings_count(findings); i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
         if (f->level != TSR_ERROR || strcmp(f->rule->id, "safetensors/trailing-bytes") == 0) continue;
-        return tsr_fail(err, TSR_E_UNSUPPORTED, "nothing can be repaired without guessing: %.*s", TSR_STR_ARG(f->message));
+        return tsr_fail(err, TSR_E_UNSUPPORTED,
+                        "nothing can be repaired without guessing: %.*s; "
+                        "tessera convert --salvage writes the tensors that are whole",
+                        TSR_STR_ARG(f->message));
     }
     return TSR_OK;
 }

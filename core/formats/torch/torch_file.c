@@ -6,6 +6,7 @@
 
 #include "base/cursor.h"
 #include "formats/common/expansion.h"
+#include "formats/common/lost_entries.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_item.h"
 #include "formats/torch/torch_union.h"
@@ -778,28 +779,12 @@ tsr_status tsr_torch_note_slices(tsr_checkpoint *checkpoint, tsr_error *err)
 
 enum { LOST_DEPTH = 64, LOST_NODES = 1 << 20 };
 
-/* Its data is NULL if memory runs out. */
-static tsr_str shape_text(const tsr_entry *entry, tsr_arena *arena, tsr_error *err)
-{
-    tsr_str text = TSR_STR("[");
-    for (uint32_t d = 0; d < entry->ndim && text.data; d++)
-        text = tsr_arena_format(arena, err, "%.*s%s%" PRIu64, TSR_STR_ARG(text), d ? ", " : "", entry->shape[d]);
-    return text.data ? tsr_arena_format(arena, err, "%.*s]", TSR_STR_ARG(text)) : text;
-}
-
-static bool lacks_bytes(const tsr_entry *entry)
-{
-    for (uint64_t i = 0; i < entry->chunk_count; i++)
-        if (entry->chunks[i].file == TSR_NO_FILE) return true;
-    return false;
-}
-
 /* Whether a tensor inside the value is lost. What is too large to be walked through counts as lost. */
 static bool holds_lost(const tsr_value *value, unsigned depth, unsigned *nodes)
 {
     if (depth == LOST_DEPTH || *nodes == 0) return true;
     --*nodes;
-    if (value->kind == TSR_VALUE_TENSOR) return lacks_bytes(value->as.tensor);
+    if (value->kind == TSR_VALUE_TENSOR) return tsr_entry_lacks_bytes(value->as.tensor);
     const tsr_value *attributes = tsr_value_attributes(value);
     if (attributes && holds_lost(attributes, depth + 1, nodes)) return true;
     for (size_t i = 0; i < value->count; i++)
@@ -809,27 +794,15 @@ static bool holds_lost(const tsr_value *value, unsigned depth, unsigned *nodes)
 
 tsr_status tsr_torch_leave_out_lost(tsr_checkpoint *checkpoint, tsr_torch_flat *flat, tsr_error *err)
 {
-    const tsr_str file = checkpoint->store->files[checkpoint->files[0]].name;
     uint64_t kept = 0, mapping = 0;
     for (uint64_t i = 0; i < flat->entry_count; i++) {
         tsr_entry *entry = &flat->entries[i];
         unsigned nodes = LOST_NODES;
         for (; mapping < flat->mapping_count && flat->mappings[mapping].entries_before <= i; mapping++)
             flat->mappings[mapping].entries_before = kept;
-        if (!lacks_bytes(entry) && !(entry->value && holds_lost(entry->value, 0, &nodes))) {
-            flat->entries[kept++] = *entry;
-            continue;
-        }
-        const tsr_place place = {file, TSR_NO_POSITION, entry->fqn};
-        const tsr_str shape = shape_text(entry, checkpoint->arena, err);
-        if (!shape.data) return TSR_E_NOMEM;
-        TSR_TRY(entry->kind == TSR_ENTRY_TENSOR
-                    ? tsr_finding_add(checkpoint->findings, "repair/lost", place, err,
-                                      "the bytes of '%.*s', %s %.*s, are lost", TSR_STR_ARG(entry->fqn),
-                                      tsr_dtype_describe(entry->dtype)->name, TSR_STR_ARG(shape))
-                    : tsr_finding_add(checkpoint->findings, "repair/lost", place, err,
-                                      "'%.*s', a %.*s, holds tensors whose bytes are lost", TSR_STR_ARG(entry->fqn),
-                                      TSR_STR_ARG(entry->type)));
+        if (tsr_entry_lacks_bytes(entry) || (entry->value && holds_lost(entry->value, 0, &nodes)))
+            TSR_TRY(tsr_entry_report_lost(checkpoint, entry, err));
+        else flat->entries[kept++] = *entry;
     }
     for (; mapping < flat->mapping_count; mapping++) flat->mappings[mapping].entries_before = kept;
     flat->entry_count = kept;
@@ -840,7 +813,6 @@ static tsr_status open_single(tsr_checkpoint *checkpoint, tsr_error *err)
 {
     tsr_torch_file file;
     tsr_torch_flat flat;
-    if (checkpoint->options.salvage) TSR_TRY(tsr_host_load(checkpoint->host, err));
     tsr_vec runs = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_torch_run));
     tsr_status status = tsr_torch_file_open(checkpoint, checkpoint->files[0], (tsr_torch_rank){0}, &file, &runs, err);
     if (status == TSR_OK) status = tsr_torch_keep_runs(checkpoint, &runs, err);

@@ -59,8 +59,9 @@ typedef struct tsr_open_options {
      * Fails with TSR_E_NOT_FOUND if the rank has none. NULL: open the union of all ranks. Other checkpoints ignore it. Only
      * read while the checkpoint is opened. */
     const uint32_t *metadata_rank;
-    /* Of a single torch.save file that has lost its end, open what is whole. Entries whose bytes are lost are not in the catalog:
-     * each is a finding (`repair/lost`) that states its dtype and shape. Reads the whole file. Other checkpoints ignore it. */
+    /* Of a single torch.save or safetensors file that has lost its end, open what is whole. Entries whose bytes are lost are not in
+     * the catalog: each is a finding (`repair/lost`) that states its dtype and shape. Reads the whole torch.save file. Other
+     * checkpoints ignore it. */
     bool salvage;
 } tsr_open_options;
 

@@ -281,13 +281,10 @@ static tsr_status write_torch(repair *r, tsr_error *err)
     tsr_command_options options = *r->arguments;
     options.json = false; /* the document is that of repair */
     options.to = TSR_TO_TORCH + 1;
-    cli_writing w = {.program = r->program,
-                     .options = &options,
-                     .what = "repairing",
-                     .destination = r->dest,
-                     .salvages = true,
-                     .arena = r->arena};
+    cli_writing w = {
+        .program = r->program, .options = &options, .what = "repairing", .destination = r->dest, .arena = r->arena};
     if (options.like) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a torch.save file");
+    r->program->options.source.salvage = true;
     tsr_status status = cli_open_conversion(&w, r->path, err);
     if (status == TSR_OK) status = take_lost(r, &w.source, err);
     if (status == TSR_OK && !r->kept)

@@ -116,7 +116,11 @@ static tsr_status open_side(cli *program, size_t number, viewed *side, view_side
     side->served = calloc(side->session.store->file_count + 1, sizeof *side->served);
     if (!side->served) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
     tsr_checkpoint_used_files(side->session.checkpoint, side->served);
-    *out = (view_side){.title = title_of(path), .store = side->session.store, .served = side->served, .part = part};
+    *out = (view_side){.title = title_of(path),
+                       .store = side->session.store,
+                       .served = side->served,
+                       .part = part,
+                       .salvage = program->options.source.salvage};
     return read_shards(program, side, &out->shards, err);
 }
 

@@ -86,6 +86,21 @@ static tsr_status warn_of_opening(cli *program, const char *path, tsr_checkpoint
 typedef tsr_status open_fn(cli *program, const char *path, const tsr_open_options *options, tsr_checkpoint **out,
                            tsr_error *err);
 
+/* Says so if an option about PATH has no effect on the checkpoint. */
+static void note_unused(cli *program, const cli_session *session, const tsr_open_options *chosen)
+{
+    const tsr_format format = tsr_checkpoint_catalog(session->checkpoint)->format;
+    const tsr_store *store = tsr_checkpoint_store(session->checkpoint);
+    const bool is_file = store->primary != TSR_NO_FILE || store->file_count == 1;
+    const bool may_salvage =
+        is_file && (format == TSR_FORMAT_TORCH_ZIP || format == TSR_FORMAT_TORCH_LEGACY || format == TSR_FORMAT_SAFETENSORS);
+    if (!cli_speaks(program)) return;
+    if (session->ignores_shards)
+        cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", session->path);
+    if (chosen->salvage && !may_salvage)
+        cli_note(program, "--salvage is not used for %s: it is not a single torch.save or safetensors file", session->path);
+}
+
 static tsr_status open_session(cli *program, open_fn *open, const tsr_open_options *options, cli_session *out,
                                tsr_error *err)
 {
@@ -93,6 +108,7 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
     tsr_open_options chosen = options ? *options : (tsr_open_options){0};
     if (program->options.source.part) chosen.part = tsr_str_from(program->options.source.part);
     if (program->options.source.step) chosen.step = tsr_str_from(program->options.source.step);
+    chosen.salvage = program->options.source.salvage;
     tsr_status status = cli_read_shards(program, &chosen.shards, err);
     out->arena = status == TSR_OK ? tsr_arena_new(cli_host(program)->allocator, 0, err) : NULL;
     if (status == TSR_OK) status = out->arena ? open(program, given, &chosen, &out->checkpoint, err) : TSR_E_NOMEM;
@@ -103,8 +119,7 @@ static tsr_status open_session(cli *program, open_fn *open, const tsr_open_optio
     }
     out->layers.top = out->checkpoint;
     out->ignores_shards = chosen.shards && !tsr_checkpoint_joined_ranks(out->checkpoint) && !program->writes_ranks;
-    if (out->ignores_shards && cli_speaks(program))
-        cli_note(program, "--shards is not used for %s: its tensors are not plain tensors of several ranks", out->path);
+    note_unused(program, out, &chosen);
     out->store = tsr_checkpoint_store(out->checkpoint);
     out->catalog = tsr_checkpoint_catalog(out->checkpoint);
     if (chosen.purpose == TSR_FOR_VALUES) status = warn_of_opening(program, out->path, out->checkpoint, err);

@@ -97,8 +97,7 @@ tsr_status cli_place_file(const char *destination, tsr_str name, tsr_arena *aren
 /* Opens PATH with the layers that the options ask for. */
 static tsr_status open_source(cli_writing *w, const char *path, tsr_error *err)
 {
-    const tsr_open_options used = {
-        .selects = tsr_globs_select, .selects_ctx = &w->options->selection, .salvage = w->salvages};
+    const tsr_open_options used = {.selects = tsr_globs_select, .selects_ctx = &w->options->selection};
     const cli_map_options map = {.options = w->options, .lists = w->options->dry_run};
     return cli_open_mapped(w->program, path, &used, &map, &w->source, err);
 }

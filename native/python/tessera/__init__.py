@@ -15,13 +15,14 @@ Every command of the command line is a function, whose result is the document th
 The format is recognized by content: DCP directories, safetensors, torch.save files, one file per rank, and the directories of
 DeepSpeed, Megatron-Core and training loops. Only tessera.torch and load_sharded_optimizer_state need PyTorch.
 
-Every function that opens a path accepts four options that select the checkpoint, as on the command line:
+Every function that opens a path accepts five options that select the checkpoint, as on the command line:
 
     part      open only this part of a checkpoint that is made of parts, such as "model", and strip its prefix from the names
     step      open this checkpoint of a directory that holds several: "latest", "latest-valid" (the newest without errors), a name
               or path below it, or a number
     also      directories whose files belong to the same checkpoint, because nodes wrote to local disks
     shards    join the plain tensors of several ranks by this map: a tessera.shards/1 document, its path, or a built-in map's name
+    salvage   open what is whole of a single torch.save or safetensors file that was cut short (not for load_sharded_optimizer_state)
 
 A checkpoint that cannot be opened or read is a TesseraError."""
 from __future__ import annotations
@@ -41,18 +42,18 @@ __all__ += _commands.__all__
 
 
 def open(path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None, step: str | int | None = None,
-         also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, io_depth: int = 0,
+         also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, salvage: bool = False, io_depth: int = 0,
          map: Document | None = None, inverse: bool = False, lora: StrPath | Checkpoint | None = None, dequantize: bool = False,
          canonical: bool = False) -> Checkpoint:
     """Open a checkpoint. This reads metadata and headers, but no tensors. The caller closes the checkpoint, or uses it in a `with`.
 
     threads: how many threads read; 0 is one per available core. io_depth: how many requests a server gets at once; 0 is 16. allow_expansion: accept tensors that repeat stored elements more than
-    1,024 times, even beyond 1 GiB. part, step, also, shards: select the checkpoint; see the module's description.
+    1,024 times, even beyond 1 GiB. part, step, also, shards, salvage: select the checkpoint; see the module's description.
 
     What is read may be something else than what is stored: dequantize multiplies scaled numbers (float8, int8, MXFP4, NVFP4), lora folds
     an adapter of PEFT in, map gives the names and layouts of another model (a tessera.map/1 document or the name of a built-in map; inverse:
     backwards), canonical strips wrapper prefixes (module, _orig_mod, …) from the names."""
-    return Checkpoint(path, threads, allow_expansion, part=part, step=step, also=also, shards=shards, io_depth=io_depth, map=map, inverse=inverse,
+    return Checkpoint(path, threads, allow_expansion, part=part, step=step, also=also, shards=shards, salvage=salvage, io_depth=io_depth, map=map, inverse=inverse,
                       lora=lora, dequantize=dequantize, canonical=canonical)
 
 

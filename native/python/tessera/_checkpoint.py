@@ -174,11 +174,11 @@ class Checkpoint(Mapping[str, Entry]):
     format: str
 
     def __init__(self, path: StrPath, threads: int = 0, allow_expansion: bool = False, *, part: str | None = None,
-                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, io_depth: int = 0,
+                 step: str | int | None = None, also: StrPath | Sequence[StrPath] = (), shards: Document | None = None, salvage: bool = False, io_depth: int = 0,
                  map: Document | None = None, inverse: bool = False, lora: StrPath | Checkpoint | None = None, dequantize: bool = False,
                  canonical: bool = False, _purpose: int = FOR_NAMES, _is_compared: bool = False, _metadata_rank: int | None = None,
                  _warns: bool = True) -> None:
-        self._choices = Choices(part, step, also, shards, _is_compared)
+        self._choices = Choices(part, step, also, shards, bool(salvage), _is_compared)
         self._shared = {"threads": threads, "io_depth": io_depth, "allow_expansion": allow_expansion}
         if isinstance(lora, Checkpoint):
             lora = lora.path

@@ -70,11 +70,12 @@ class Choices(NamedTuple):
     step: str | int | None = None
     also: StrPath | Sequence[StrPath] = ()
     shards: Document | None = None
+    salvage: bool = False
     is_compared: bool = False
 
     def given(self) -> dict[str, Any]:
         """Returns the options that were given, by name."""
-        return {name: value for name, value in self._asdict().items() if name != "is_compared" and value is not None and value != ()}
+        return {name: value for name, value in self._asdict().items() if name != "is_compared" and value is not None and value is not False and value != ()}
 
     def paths(self, path: StrPath) -> list[bytes]:
         """Returns `path` and the directories that form one checkpoint with it."""

@@ -12,8 +12,9 @@ __all__ = ["check", "convert", "copy", "diff", "doctor", "exec", "explain", "fqn
 
 def inspect(path: CheckpointOrPath, hash: Literal["sha256", "xxh3"] | None = None, stats: bool = False, allow_expansion: bool = False, *,
             include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), part: str | None = None, step: str | int | None = None,
-            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+            threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+            progress: bool = False) -> dict[str, Any]:
     """Show what a checkpoint contains: names, dtypes, shapes, sizes, sharding and problems. Return what `tessera inspect` prints as JSON,
     as a dict.
 
@@ -27,19 +28,20 @@ def inspect(path: CheckpointOrPath, hash: Literal["sha256", "xxh3"] | None = Non
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("inspect", [path], {"include": include, "exclude": exclude, "hash": hash, "stats": stats,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-        also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-        io_depth: int | None = None) -> Any:
+        also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+        threads: int | None = None, io_depth: int | None = None) -> Any:
     """Read a tensor, or a slice of one, such as "model.embed.weight[0:8, 1]", as a memoryview: in the tensor's type and shape if memoryview
     has that type, as bytes otherwise. The value of an object is returned as it is.
 
@@ -49,17 +51,18 @@ def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, par
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _get("get", [path, name], {"allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards,
-        "threads": threads, "io_depth": io_depth})
+        "salvage": salvage, "threads": threads, "io_depth": io_depth})
 
 
 def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout: bool = False, atol: float = 0.0, rtol: float = 0.0,
          allow_expansion: bool = False, *, map: Document | None = None, inverse: bool = False, dequantize: bool = False,
          canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
          part: str | None = None, step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (),
-         shards: Document | None = None, threads: int | None = None, io_depth: int | None = None,
+         shards: Document | None = None, salvage: bool = False, threads: int | None = None, io_depth: int | None = None,
          on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Compare two checkpoints, whatever their formats and shardings. Return what `tessera diff` prints as JSON, as a dict.
 
@@ -80,6 +83,7 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -87,16 +91,17 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("diff", [a, b], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol,
         "rtol": rtol, "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map: Document | None = None, inverse: bool = False,
                 dequantize: bool = False, values: bool = False, atol: float = 0.0, rtol: float = 0.0, layout: bool = False,
                 canonical: bool = False, modules: Document | None = None, rule: str | Sequence[str] = (), baseline: Document | None = None,
                 allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-                also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-                io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> str:
+                also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+                threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+                progress: bool = False) -> str:
     """Return what `tessera diff --format FORMAT` prints.
 
     map: Give the tensors another model's names and layouts: a tessera.map/1 document or a built-in map
@@ -116,6 +121,7 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -123,15 +129,16 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _report("diff", [a, b], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol, "rtol": rtol,
         "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, format, on_progress, progress)
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, format, on_progress, progress)
 
 
 def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, layout: Document | None = None, *,
              against: Against | None = None, prefix: str | None = None, exclude: str | Sequence[str] = (), allow: str | None = None,
              rule: str | Sequence[str] = (), baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
-             also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-             io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+             also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+             threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+             progress: bool = False) -> dict[str, Any]:
     """Find what is wrong: holes, overlaps, missing files, damaged bytes, drift from a layout. Return what `tessera validate` prints as
     JSON, as a dict.
 
@@ -149,21 +156,23 @@ def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, lay
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
-        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, layout: Document | None = None, against: Against | None = None,
           prefix: str | None = None, exclude: str | Sequence[str] = (), allow: str | None = None, rule: str | Sequence[str] = (),
           baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
-          also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-          io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> list[Finding]:
+          also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+          threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+          progress: bool = False) -> list[Finding]:
     """Return the findings of `validate`, which has the same options, as a list of Finding. It is empty if nothing was found.
 
     deep: Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values
@@ -180,21 +189,23 @@ def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, lay
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _findings("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
-        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: bool = False, layout: Document | None = None,
            against: Against | None = None, prefix: str | None = None, exclude: str | Sequence[str] = (), allow: str | None = None,
            rule: str | Sequence[str] = (), baseline: Document | None = None, part: str | None = None, step: str | int | None = None,
-           also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-           io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> str:
+           also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+           threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+           progress: bool = False) -> str:
     """Return what `tessera validate --format FORMAT` prints: "sarif", "junit", "github" or "gitlab" for CI systems, or "json".
 
     deep: Read every byte: check structure, checksums, dtypes, shapes and replicas, and count NaN values
@@ -211,14 +222,15 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _report("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
-        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, format, on_progress, progress)
+        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, format, on_progress, progress)
 
 
 def latest(run: StrPath, *, deep: bool = False, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
@@ -256,8 +268,8 @@ def explain(rule: str | None = None, *, threads: int | None = None, io_depth: in
 def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sha256", "xxh3"] | None = None,
            include: str | Sequence[str] = (), exclude: str | Sequence[str] = (), allow_expansion: bool = False, part: str | None = None,
            step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
-           threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
-           progress: bool = False) -> dict[str, Any]:
+           salvage: bool = False, threads: int | None = None, io_depth: int | None = None,
+           on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Write a layout file for CI to check later checkpoints against. Return what `tessera layout` prints as JSON, as a dict.
 
     no_chunks: Leave out the chunks: record only names, dtypes and shapes
@@ -270,22 +282,23 @@ def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sh
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("layout", [path], {"no_chunks": no_chunks, "hash": hash, "include": include, "exclude": exclude,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None = None, include: str | Sequence[str] = (),
              exclude: str | Sequence[str] = (), canonical: bool = False, modules: Document | None = None, map: Document | None = None,
              inverse: bool = False, dequantize: bool = False, allow_expansion: bool = False, part: str | None = None,
              step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
-             threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
-             progress: bool = False) -> dict[str, Any]:
+             salvage: bool = False, threads: int | None = None, io_depth: int | None = None,
+             on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
     """Write checksums of all values that are the same for any sharding and format. Return what `tessera manifest` prints as JSON, as a
     dict.
 
@@ -304,6 +317,7 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -311,13 +325,14 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("manifest", [path], {"hash": hash, "include": include, "exclude": exclude, "canonical": canonical, "modules": modules,
         "map": map, "inverse": inverse, "dequantize": dequantize, "allow_expansion": allow_expansion, "part": part, "step": step,
-        "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = None, map: Document | None = None, inverse: bool = False,
            dequantize: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-           also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-           io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+           also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+           threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+           progress: bool = False) -> dict[str, Any]:
     """Check all values against a manifest, whatever the sharding and format. Return what `tessera verify` prints as JSON, as a dict.
 
     manifest: what `manifest` returned: a dict, its text, or the path of a file
@@ -331,14 +346,15 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
     return _document("verify", [path, manifest], {"allow": allow, "map": map, "inverse": inverse, "dequantize": dequantize,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def convert(path: CheckpointOrPath, dest: StrPath, *,
@@ -352,8 +368,9 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
             objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
             no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
             dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+            threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+            progress: bool = False) -> dict[str, Any]:
     """Convert a checkpoint to another format, to other names, or to another dtype. Return what `tessera convert` prints as JSON, as a dict.
 
     to: Write this format (default: inferred from the extension of DEST, or safetensors with max_shard_size); ranks: one file per rank, cut
@@ -395,6 +412,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -406,7 +424,7 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
         "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects,
         "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume,
         "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part,
-        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "slerp", "task-arithmetic"] | None = None,
@@ -418,8 +436,9 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
           objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
           no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
           dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-          also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-          io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+          also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+          threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+          progress: bool = False) -> dict[str, Any]:
     """Merge checkpoints of one model into a weighted sum. Return what `tessera merge` prints as JSON, as a dict.
 
     method: Add weighted tensors; follow the arc between two; or add to base the weighted differences from it
@@ -453,6 +472,7 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -463,7 +483,8 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
         "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
         "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
         "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
-        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads,
+        "io_depth": io_depth}, on_progress, progress)
 
 
 def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | None = None, placements: str | None = None,
@@ -476,7 +497,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
          dtype: str | None = None, for_torch: str | None = None, raw_cast: bool = False, no_checksums: bool = False,
          storage: Document | None = None, world_size: int | None = None, items: bool = False, part: str | None = None,
          step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
-         threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
+         salvage: bool = False, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
     """Preview a reshard, or a conversion, and write the plan that exec carries out. Return what `tessera plan` prints as JSON, as a dict.
 
     target: Read mesh and placements from a tessera.target/1 document
@@ -512,6 +533,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("plan", [path], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
@@ -519,7 +541,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
         "prefix": prefix, "lora": lora, "include": include, "exclude": exclude, "rename": rename, "flat_params": flat_params, "to": to,
         "config": config, "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch,
         "raw_cast": raw_cast, "no_checksums": no_checksums, "storage": storage, "world_size": world_size, "items": items, "part": part,
-        "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
+        "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
 
 
 def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = None, mesh: str | None = None,
@@ -531,8 +553,9 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
             objects: Literal["keep", "drop", "sidecar", "refuse"] | None = None, max_mem: int | str | None = None, ignore_crc: bool = False,
             no_checksums: bool = False, overwrite: bool = False, resume: bool = False, discard_parts: bool = False, no_verify: bool = False,
             dry_run: bool = False, allow_expansion: bool = False, part: str | None = None, step: str | int | None = None,
-            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, threads: int | None = None,
-            io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None, progress: bool = False) -> dict[str, Any]:
+            also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None, salvage: bool = False,
+            threads: int | None = None, io_depth: int | None = None, on_progress: Callable[[int, int], Any] | None = None,
+            progress: bool = False) -> dict[str, Any]:
     """Reshard a checkpoint for a different device mesh. Return what `tessera reshard` prints as JSON, as a dict.
 
     target: Read mesh and placements from a tessera.target/1 document
@@ -568,6 +591,7 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)
 
@@ -578,7 +602,8 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
         "no_quantize": no_quantize, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
         "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
         "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
-        "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+        "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads,
+        "io_depth": io_depth}, on_progress, progress)
 
 
 def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str | None = None, finish: bool = False,
@@ -691,7 +716,7 @@ def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None
 def fqn(modules: Document | None = None, *names: str, checkpoint: CheckpointOrPath | None = None, against: CheckpointOrPath | None = None,
         prefix: str | None = None, map: Document | None = None, inverse: bool = False, part: str | None = None,
         step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
-        threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
+        salvage: bool = False, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
     """Canonicalize parameter names as PyTorch does, and explain every change. Return what `tessera fqn` prints as JSON, as a dict.
 
     modules: a tessera.modules/1 document: a dict, its text, or the path of a file
@@ -705,10 +730,12 @@ def fqn(modules: Document | None = None, *names: str, checkpoint: CheckpointOrPa
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("fqn", [modules, *names], {"checkpoint": checkpoint, "against": against, "prefix": prefix, "map": map,
-        "inverse": inverse, "part": part, "step": step, "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
+        "inverse": inverse, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads,
+        "io_depth": io_depth})
 
 
 def map_list() -> dict[str, Any]:
@@ -723,7 +750,7 @@ def map_show(name: str) -> dict[str, Any]:
 
 def map_suggest(a: CheckpointOrPath, b: CheckpointOrPath, *, values: bool = False, allow_expansion: bool = False, part: str | None = None,
                 step: str | int | None = None, also: CheckpointOrPath | Sequence[CheckpointOrPath] = (), shards: Document | None = None,
-                threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
+                salvage: bool = False, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
     """Suggest the map that gives the first checkpoint the names and layouts of the second.
 
     values: With suggest: compare the values of all tensors that fit, bit for bit
@@ -733,10 +760,11 @@ def map_suggest(a: CheckpointOrPath, b: CheckpointOrPath, *, values: bool = Fals
     or the number in its name
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     shards: Join the plain tensors of several ranks by a tessera.shards/1 file, or by meta-llama, megatron-gpt or vllm
+    salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
     return _document("map", ["suggest", a, b], {"values": values, "allow_expansion": allow_expansion, "part": part, "step": step,
-        "also": also, "shards": shards, "threads": threads, "io_depth": io_depth})
+        "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
 
 
 def doctor(directory: StrPath | None = None, *, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class _Opening(ctypes.Structure):
     _fields_ = [("paths", ctypes.c_void_p), ("path_count", ctypes.c_size_t), ("part", ctypes.c_char_p), ("step", ctypes.c_char_p),
                 ("shards", ctypes.c_char_p), ("shards_text", _Str), ("threads", ctypes.c_uint32), ("io_depth", ctypes.c_uint32), ("purpose", ctypes.c_uint32),
                 ("metadata_rank", ctypes.c_uint32), ("has_metadata_rank", ctypes.c_uint8), ("is_compared", ctypes.c_uint8),
-                ("inverse", ctypes.c_uint8), ("dequantize", ctypes.c_uint8), ("canonical", ctypes.c_uint8), ("map", ctypes.c_char_p), ("map_text", _Str), ("lora", ctypes.c_char_p)]
+                ("salvage", ctypes.c_uint8), ("inverse", ctypes.c_uint8), ("dequantize", ctypes.c_uint8), ("canonical", ctypes.c_uint8), ("map", ctypes.c_char_p), ("map_text", _Str), ("lora", ctypes.c_char_p)]
 
 
 class EntryInfo(ctypes.Structure):
@@ -392,7 +392,7 @@ class Session:
         array = (_char * len(paths))(*paths)
         what = _Opening(paths=ctypes.addressof(array), path_count=len(paths), part=choices.name_of_part(), step=choices.name_of_step(),
                         shards=name, threads=whole_number(threads, "threads"), io_depth=whole_number(io_depth, "io_depth"), purpose=purpose, metadata_rank=metadata_rank or 0,
-                        has_metadata_rank=metadata_rank is not None, is_compared=choices.is_compared)
+                        has_metadata_rank=metadata_rank is not None, is_compared=choices.is_compared, salvage=bool(choices.salvage))
         buffer = ctypes.create_string_buffer(text, len(text) + 1) if text is not None else None
         if buffer is not None:
             what.shards_text.data, what.shards_text.size = ctypes.addressof(buffer), len(text)

@@ -43,6 +43,7 @@ typedef struct tsr_source_options {
     const char *part, *step;
     tsr_texts also;
     const char *shards;
+    bool salvage;
 } tsr_source_options;
 
 /* The values of the options of any command. All zeros: nothing is given. A choice is 1 + the position among its words. */
