@@ -164,12 +164,12 @@ export async function openingOfSample(sample: Sample, signal: AbortSignal): Prom
 /** Whether `tessera view` serves this page: the path is then only a token. */
 export const isServed = (): boolean => /^\/[0-9a-f]{32}\/$/.test(location.pathname);
 
-interface Listing { readonly title: string; readonly primary?: string; readonly part?: string; readonly shards?: string; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
+interface Listing { readonly title: string; readonly primary?: string; readonly part?: string; readonly shards?: string; readonly salvage?: boolean; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
 export interface Served { readonly opening: Opening; readonly other?: Opening }
 
-function openingListed({ title, primary, part, shards, files }: Listing, below: string): Opening {
+function openingListed({ title, files, other: _, ...chosen }: Listing, below: string): Opening {
   const address = (name: string) => new URL(`${below}/${name.split("/").map(encodeURIComponent).join("/")}`, document.baseURI).href;
-  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }), ...(shards === undefined ? {} : { shards }) };
+  return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...chosen };
 }
 
 /** Returns the checkpoint that `tessera view` serves with the page, and the one to compare it with. Returns undefined on any

@@ -1,6 +1,6 @@
-/** The conversion form, as options for the module and as a command line. Pure. */
+/** The conversion form, as options for the module and as a command. Pure. */
 import type { ConvertOptions } from "../../wasm/tessera.js";
-import { quoted, sourceText, type CommandSource } from "./target";
+import { sourceOptions, type Command, type CommandSource } from "./command";
 
 export type Form = ConvertOptions["to"];
 /** Every option of the table of commands that a page can offer: another checkpoint and the calls' own options are not among them. */
@@ -106,16 +106,11 @@ export function optionsOf(form: ConvertForm, source: Convertible): Omit<ConvertO
   return { to, ...Object.fromEntries(Object.entries(given).filter(([, value]) => Array.isArray(value) ? value.length > 0 : Boolean(value))) };
 }
 
-const optionName = (key: string): string => `--${key.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`)}`;
-
 /** Returns the command that writes the same bytes. A document is a file. */
-export function convertCommand(form: ConvertForm, held: Convertible, source: CommandSource, destination: string): string {
-  const { to, modules, ...options } = optionsOf(form, held);
-  return ["tessera convert", sourceText(source), quoted(destination), `--to ${to}`, ...commandOptions({ ...options, ...(modules && form.modules ? { modules: form.modules.name } : {}) })].join(" ");
+export function convertCommand(form: ConvertForm, held: Convertible, source: CommandSource, destination: string, map: Command["options"]): Command {
+  const { modules, ...options } = optionsOf(form, held);
+  return { name: "convert", operands: [source.title, destination], options: { ...options, modules: modules && form.modules?.name, ...map, ...sourceOptions(source) } };
 }
-
-export const commandOptions = (options: Readonly<Record<string, unknown>>): string[] =>
-  Object.entries(options).flatMap(([key, given]) => [given ?? []].flat().map((value) => value === true ? optionName(key) : `${optionName(key)} ${quoted(String(value))}`));
 
 const EXTENSIONS: Readonly<Partial<Record<Form, string>>> = { safetensors: ".safetensors", torch: ".pt" };
 /** Returns the name of the only file. */

@@ -1,6 +1,5 @@
-/** The choice of a map, as options for the module and as a command line. Pure. */
+/** The choice of a map, as options for the module and for a command. Pure. */
 import type { MapOptions } from "../../wasm/tessera.js";
-import { quoted } from "./target";
 
 export interface MapChoice {
   /** The name of a built-in map, or of the file that has `text`. Empty: no map. */
@@ -14,5 +13,5 @@ export const NO_MAP: MapChoice = { name: "", inverse: false };
 
 export const mapOptionsOf = ({ name, text, inverse }: MapChoice): MapOptions => name ? { map: text ?? name, ...(inverse ? { inverse } : {}) } : {};
 
-/** Returns what follows the other arguments of a command. */
-export const mapCommand = ({ name, inverse }: MapChoice): string => name && ` --map ${quoted(name)}${inverse ? " --inverse" : ""}`;
+/** The same for a command: a map that is not built in is a file. */
+export const mapNamed = ({ name, inverse }: MapChoice): MapOptions => name ? { map: name, inverse } : {};

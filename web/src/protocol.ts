@@ -54,6 +54,8 @@ export interface Opening {
   readonly part?: string;
   /** The map that joins the plain tensors of several ranks: its name, or a tessera.shards/1 document. */
   readonly shards?: string;
+  /** Whether only what is whole of a damaged file is opened. */
+  readonly salvage?: boolean;
   /** The URL that it was opened from, for links to it. */
   readonly url?: string;
   /** That URL as the page's address had it. */

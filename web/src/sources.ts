@@ -38,6 +38,4 @@ export function sourceFile(source: Source): SourceFile {
 }
 
 /** Returns the options that select the checkpoint among its files. */
-export function chosenOf({ primary, part, shards }: Opening): OpenOptions {
-  return { ...(primary === undefined ? {} : { primary }), ...(part === undefined ? {} : { part }), ...(shards === undefined ? {} : { shards }) };
-}
+export const chosenOf = ({ primary, part, shards, salvage }: Opening): OpenOptions => ({ primary, part, shards, salvage });

@@ -1,9 +1,5 @@
 /** The reshard form, as tessera.target/1 and as a command line. */
-import type { Opening } from "./protocol";
-
-/** What a command needs to know of the checkpoint that is open. */
-export type CommandSource = Pick<Opening, "title" | "part" | "shards">;
-export const NO_SOURCE: CommandSource = { title: "" };
+import { sourceOptions, type Command, type CommandSource } from "./command";
 
 export interface MeshDim { readonly name: string; readonly size: number; readonly placement: string }
 export interface TargetForm {
@@ -39,17 +35,9 @@ export function targetText({ dims, rules }: TargetForm): string {
   }, null, 1);
 }
 
-export const quoted = (text: string): string => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
-
-/** Returns the checkpoint as arguments of a command: its name, and how it was opened. A map that is not built in is a file. */
-export function sourceText({ title, part, shards }: CommandSource): string {
-  const map = shards?.trimStart().startsWith("{") ? "shards.json" : shards;
-  return [quoted(title), ...(part === undefined ? [] : [`--part ${quoted(part)}`]), ...(map === undefined ? [] : [`--shards ${quoted(map)}`])].join(" ");
-}
-
 /** Returns the command that does the same. If there are rules, `target.json` is a file with targetText. */
-export function commandText(form: TargetForm, source: CommandSource): string {
+export function reshardCommand(form: TargetForm, source: CommandSource, more: Command["options"]): Command {
   const mesh = form.dims.map((d) => `${d.name}=${d.size}`).join(","), placements = form.dims.map((d) => d.placement).join(",");
-  const target = form.rules.trim() ? "--target target.json" : `--mesh ${quoted(mesh)} --placements ${quoted(placements)}`;
-  return `tessera reshard ${sourceText(source)} ${quoted(`${source.title.replace(/\/+$/, "")}-resharded`)} ${target}`;
+  const target = form.rules.trim() ? { target: "target.json" } : { mesh, placements };
+  return { name: "reshard", operands: [source.title, `${source.title.replace(/\/+$/, "")}-resharded`], options: { ...target, ...more, ...sourceOptions(source) } };
 }

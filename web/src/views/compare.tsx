@@ -1,18 +1,19 @@
 /** Compares two checkpoints of any format and sharding by name and shows them as one tree. Values are compared on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { NO_SOURCE, sourceOptions, type Command } from "../command";
 import type { Comparison } from "../comparing";
 import { saveText } from "../download";
 import { castsOf, prefixOf } from "../fit";
-import { mapCommand } from "../map_choice";
+import { mapNamed } from "../map_choice";
 import type { Diff } from "../protocol";
-import { NO_SOURCE, sourceText } from "../target";
 import { bytesText, exactText, plural, realText, visible } from "../text";
+import { CopyCommand } from "./command";
 import { useModel } from "./hooks";
 import { Later } from "./later";
 import { FilterLine } from "./listing";
 import { Opener } from "./opener";
-import { Copy, Facts, TroubleBox } from "./parts";
+import { Facts, TroubleBox } from "./parts";
 import { Tree } from "./tree";
 
 /** Every entry is counted once: one that was perhaps renamed is not counted as being only in A, and only in B. */
@@ -33,10 +34,13 @@ function sumsText(diff: Diff): string {
   return `A has ${plural(both + onlyA, "entry", "entries")}, B has ${exactText(both + onlyB)}; ${exactText(both)} of them are in both`;
 }
 
-/** The command that compares in the same way. A map that is not built in is a file. */
-function commandOf({ values, layout, canonical, tolerance: { atol, rtol }, map, opening }: Comparison, model: ReturnType<typeof useModel>): string {
-  const tolerance = `${atol ? ` --atol ${atol}` : ""}${rtol ? ` --rtol ${rtol}` : ""}`, fit = map.map !== undefined && model.mapChoice.name === "" ? " --map map.json" : "";
-  return `tessera diff ${sourceText(model.opening ?? NO_SOURCE)} ${sourceText(opening)}${tolerance || (values ? " --values" : "")}${layout ? " --layout" : ""}${canonical ? " --canonical" : ""}${mapCommand(model.mapChoice)}${fit}`;
+/** The command that compares in the same way. A map that is not built in is a file. Undefined if B was opened by options of its own,
+ *  because a command has one of each. */
+function commandOf({ values, layout, canonical, tolerance: { atol, rtol }, map, opening }: Comparison, model: ReturnType<typeof useModel>): Command | undefined {
+  const source = model.opening ?? NO_SOURCE, [ofA, ofB] = [source, opening].map((side) => JSON.stringify(sourceOptions(side)));
+  if (ofB !== ofA && ofB !== "{}") return undefined;
+  const isTolerant = atol > 0 || rtol > 0, fit = map.map !== undefined && model.mapChoice.name === "" ? { map: "map.json" } : {};
+  return { name: "diff", operands: [source.title, opening.title], options: { values: values && !isTolerant, atol: atol || undefined, rtol: rtol || undefined, layout, canonical, ...mapNamed(model.mapChoice), ...fit, ...sourceOptions(source) } };
 }
 
 /** A field for a tolerance. What is not a number of 0 or more changes nothing. */
@@ -78,7 +82,7 @@ const loadSeries = async () => (await import("./series")).SeriesView;
 const loadMapFields = async () => (await import("./map_fields")).MapFields;
 
 function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; isSeries: boolean; setSeries: (to: boolean) => void }): JSX.Element {
-  const model = useModel(), { comparing, mapChoice } = model, { tolerance, map } = comparison, [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
+  const model = useModel(), { comparing, mapChoice } = model, { tolerance, map } = comparison, command = commandOf(comparison, model), [isMapOpen, setMapOpen] = useState(mapChoice.name !== "");
   return (
     <>
       <p class="buttons toggles" role="group" aria-label="Compare">
@@ -90,7 +94,7 @@ function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; 
         <button type="button" aria-expanded={isMapOpen} onClick={() => setMapOpen(!isMapOpen)}>{mapChoice.name ? `Map of A: ${visible(mapChoice.name)}` : "Map of A"}</button>
         <button type="button" aria-pressed={isSeries} onClick={() => setSeries(!isSeries)}>Layer by layer</button>
         <span class="space" />
-        <Copy text={commandOf(comparison, model)} what="the command" label="Copy as command" />
+        {command && <CopyCommand command={command} result="diff" />}
         {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
         {comparison.diff && <button type="button" class="ghost" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
         <button type="button" class="ghost" onClick={() => comparing.stop()}>Another B</button>

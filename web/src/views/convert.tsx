@@ -2,19 +2,19 @@
  *  This script is loaded on demand. */
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { NO_SOURCE } from "../command";
 import { convertCommand, CONVERT_START, DTYPES, fileName, formOf, FORMS, formText, HUGGING_FACE, nameFor, OBJECTS, optionsOf, QUANTIZED, type Convertible, type ConvertForm } from "../convert_form";
 import { CANONICAL, CHECKSUMS, convertFields, EXCEPT, EXPANSION, FOR_TORCH, IGNORE_CRC, MEMORY, MODULES, PREFIX, RAW_CAST, WORLD_SIZE } from "../field_names";
-import { mapCommand, mapOptionsOf } from "../map_choice";
+import { mapNamed, mapOptionsOf } from "../map_choice";
 import type { Model } from "../model";
 import { choosePlace, hasPickers } from "../place";
 import type { Writing, WritingPreview } from "../protocol";
-import { NO_SOURCE } from "../target";
 import { amountText, bytesText, plural, visible } from "../text";
+import { SameCommand } from "./command";
 import { useModel } from "./hooks";
 import { JsonFile } from "./json_file";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
-import { Copy } from "./parts";
 import { Check, Save } from "./save";
 
 const WAIT_MS = 200;
@@ -157,7 +157,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
   }, [JSON.stringify(writing), model.opening]);
   const base = isOne ? fileName(name, to) : undefined, asked = { form, set, source };
   const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));
-  const command = convertCommand(form, source, opening, base ?? name) + mapCommand(model.mapChoice), left = leftOut(form, source, options.objects);
+  const command = convertCommand(form, source, opening, base ?? name, mapNamed(model.mapChoice)), left = leftOut(form, source, options.objects);
   return (
     <>
       <p class="buttons"><button type="button" class="primary" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">sets the answers below: weights only, safetensors, the model's own names</span></p>
@@ -172,8 +172,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
       <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form, to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
         retry={() => void saving.ask(writing)} left={left}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
-      <h2>The same on the command line</h2>
-      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+      <SameCommand command={command} />
     </>
   );
 }

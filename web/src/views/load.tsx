@@ -5,7 +5,7 @@ import { CONVERT_START } from "../convert_form";
 import { saveText } from "../download";
 import type { Finding, LoadFindings } from "../protocol";
 import type { Rename } from "../renames";
-import { NO_SOURCE, sourceText } from "../target";
+import { NO_SOURCE, shellText, sourceOptions } from "../command";
 import { exactText, plural, visible } from "../text";
 import { useModel, useView } from "./hooks";
 import { Opener } from "./opener";
@@ -82,7 +82,7 @@ function Result({ result }: { result: LoadFindings }): JSX.Element {
 }
 
 function Contract(): JSX.Element {
-  const model = useModel(), command = `tessera validate --layout layout.json ${sourceText(model.opening ?? NO_SOURCE)} --format github`;
+  const model = useModel(), source = model.opening ?? NO_SOURCE, command = shellText({ name: "validate", operands: [source.title], options: { layout: "layout.json", format: "github", ...sourceOptions(source) } });
   const save = async (chunks: boolean) => {
     const text = await model.run("Writing the layout", undefined, () => model.client.call("layout", { chunks }), model.hear);
     if (text !== undefined) saveText("layout.json", text);

@@ -6,13 +6,14 @@ import { nameFor } from "../convert_form";
 import { EXPANSION, inFields, OPTIMIZER_FIELDS, troubleInFields } from "../field_names";
 import { choosePlace, hasPickers } from "../place";
 import type { OptimizerPreview, Trouble, Writing } from "../protocol";
-import { NO_SOURCE, quoted, sourceText } from "../target";
+import { NO_SOURCE, sourceOptions, type Command } from "../command";
 import { exactText, plural, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
+import { SameCommand } from "./command";
 import { useModel } from "./hooks";
 import { JsonFile, type NamedText } from "./json_file";
 import { OpenAs } from "./open_as";
-import { Copy, TroubleBox } from "./parts";
+import { TroubleBox } from "./parts";
 import { Check, Save } from "./save";
 
 type Action = (Writing & { what: "optimizer" })["action"];
@@ -60,7 +61,7 @@ export function OptimizerForms(): JSX.Element {
     }, 100);
     return () => { isCurrent = false; clearTimeout(timer); };
   }, [form, opening]);
-  const command = `tessera optim ${action} ${sourceText(model.opening ?? NO_SOURCE)} ${quoted(base)}${modules ? ` --modules ${quoted(modules.name)}` : ""}${at.trim() ? ` --at ${quoted(at.trim())}` : ""}${allowExpansion ? " --allow-expansion" : ""}`;
+  const source = model.opening ?? NO_SOURCE, command: Command = { name: "optim", operands: [action, source.title, base], options: { ...writing.options, modules: modules?.name, ...sourceOptions(source) } };
   return (
     <section aria-label="Another form">
       <h2>The state in another form</h2>
@@ -75,7 +76,7 @@ export function OptimizerForms(): JSX.Element {
       {preview && <Entries preview={preview} />}
       {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
         goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
-      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+      <SameCommand command={command} />
     </section>
   );
 }

@@ -2,14 +2,16 @@
  *  that writes it. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { commandOptions, nameFor, words } from "../convert_form";
+import { NO_SOURCE } from "../command";
+import { nameFor, words } from "../convert_form";
 import { saveText } from "../download";
 import { EXPANSION, IGNORE_CRC, RESHARD_FIELDS, troubleInFields } from "../field_names";
-import { mapCommand, mapOptionsOf } from "../map_choice";
+import { mapNamed, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
-import { commandText, NO_SOURCE, PLACEMENTS, targetText, type MeshDim, type TargetForm } from "../target";
-import { bytesText, exactText, plural, visible } from "../text";
+import { PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
+import { bytesText, exactText, plural } from "../text";
+import { SameCommand } from "./command";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
@@ -116,7 +118,7 @@ export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
   const to = model.resharding.to as To, setTo = (form: To) => { model.resharding.to = form; model.changed(); };
   const target = targetText(form), request = { target, ...namesOf(form), ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
-  const command = [commandText(form, source), ...commandOptions({ ...namesOf(form), ...writingOf(form) })].join(" ") + (to && ` --to ${to}`) + mapCommand(model.mapChoice), ranks = form.dims.reduce((n, d) => n * d.size, 1);
+  const command = reshardCommand(form, source, { ...namesOf(form), ...writingOf(form), to: to || undefined, ...mapNamed(model.mapChoice) }), ranks = form.dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
     const timer = setTimeout(() => void model.plan(request, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
@@ -136,8 +138,7 @@ export function Reshard(): JSX.Element {
         {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
       </p>
       {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} setTo={setTo} />}
-      <h2>The same on the command line</h2>
-      <p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p>
+      <SameCommand command={command} />
     </section>
   );
 }

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { isServed } from "../collect";
 import { linkText } from "../route";
-import { sourceText } from "../target";
+import { NO_SOURCE, shellText, sourceOptions } from "../command";
 import { visible } from "../text";
 import { useModel } from "./hooks";
 import { Copy } from "./parts";
@@ -12,7 +12,7 @@ export function Share(): JSX.Element {
   const model = useModel(), url = model.opening?.url, { fqn, map } = model.selected ?? {}, entry = map?.map === undefined ? fqn : undefined; // a link names entries of the checkpoint itself
   const [withEntry, setWithEntry] = useState(true);
   if (isServed()) {
-    const command = `tessera view ${model.opening ? sourceText(model.opening) : ""}`;
+    const source = model.opening ?? NO_SOURCE, command = shellText({ name: "view", operands: [source.title], options: sourceOptions(source) });
     return <section class="view" aria-label="Share"><h2>Share</h2><p>This checkpoint is on the machine on which tessera view runs, so there is no link that others can open. The command shows it again there:</p><p class="command"><code>{visible(command)}</code> <Copy text={command} what="command" /></p></section>;
   }
   if (url === undefined) {

@@ -1,14 +1,15 @@
 /** A slice of a tensor: as a grid of numbers, as a heat map with its scale, and as a file. */
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { sourceOptions } from "../command";
 import { saveBlob } from "../download";
 import { csvOf, npyOf, numbersOf, shortText, statisticsOf, textsOf, type Elements } from "../elements";
 import type { TensorDetail } from "../protocol";
 import { alongOf, alongText, firstSlice, moved, type Along } from "../slice";
-import { quoted, sourceText, type CommandSource } from "../target";
 import { exactText, plural, realText, shapeText } from "../text";
+import { CopyCommand } from "./command";
 import { useModel } from "./hooks";
-import { Copy, TroubleBox } from "./parts";
+import { TroubleBox } from "./parts";
 
 const MOST_ROWS = 32, MOST_COLUMNS = 16, MOST_PIXELS = 512;
 type Rgb = readonly [number, number, number];
@@ -120,15 +121,9 @@ export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
       <p class="buttons">
         {npy && <button type="button" class="small" onClick={() => saveBlob(`${name}.npy`, npy)}>Save .npy</button>}
         {elements && numbersOf(elements) && <button type="button" class="small" onClick={() => { const csv = csvOf(elements); if (csv) saveBlob(`${name}.csv`, csv); }}>Save CSV</button>}
-        {isOwn && opening && <><Copy text={`tessera get ${sourceText(opening)} ${quoted(reference)} --print`} what="as command" label="Copy as command" /><Copy text={pythonOf(opening, reference)} what="as Python" label="Copy as Python" /></>}
+        {isOwn && opening && <CopyCommand command={{ name: "get", operands: [opening.title, reference], options: sourceOptions(opening), shell: { print: true } }} result="values" />}
         {elements && !npy && <span class="quiet">NumPy has no {elements.dtype}, so there is no .npy of it.</span>}
       </p>
     </>
   );
-}
-
-/** Python's way to read the same values. */
-function pythonOf({ title, part, shards }: CommandSource, reference: string): string {
-  const more = [...(part === undefined ? [] : [`part=${JSON.stringify(part)}`]), ...(shards === undefined ? [] : [`shards=${JSON.stringify(shards.trimStart().startsWith("{") ? "shards.json" : shards)}`])];
-  return `import tessera\n\nvalues = tessera.get(${[JSON.stringify(title), JSON.stringify(reference), ...more].join(", ")})\n`;
 }
