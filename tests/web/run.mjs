@@ -5,7 +5,9 @@ import { report } from "./harness.mjs";
 import { testPure } from "./pure.mjs";
 import { testSarif } from "./sarif.mjs";
 import { testSamples } from "./samples.mjs";
+import { testCommands } from "./commands.mjs";
 import { testComparing } from "./comparing.mjs";
+import { testDamaged } from "./damaged.mjs";
 import { testViews } from "./views.mjs";
 import { testFetching } from "./fetching.mjs";
 import { testFields } from "./fields.mjs";
@@ -32,7 +34,7 @@ import { testWaiting } from "./waiting.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testStatements, testWriting, testFields, testComparing, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testProduct, testSamples, testScale };
+const families = { testViews, testTruth, testStatements, testWriting, testDamaged, testCommands, testFields, testComparing, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testProduct, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

@@ -72,6 +72,8 @@ export class Model {
   opening: Opening | undefined;
   /** Several checkpoints that were dropped, to choose from. */
   choice: Choice | undefined;
+  /** What did not open, as long as its error is shown. */
+  failed: Opening | undefined;
   opened: Opened | undefined;
   findings: Findings | undefined;
   isDeep = false;
@@ -211,18 +213,24 @@ export class Model {
    *  remembered. */
   async open(prepare: Prepare, handles?: Promise<readonly FileSystemHandle[]>): Promise<void> {
     const attempt = this.#begin(), { client, ending: { signal } } = attempt, isNext = this.opened !== undefined;
+    let tried: Opening | undefined;
     const found = await this.run("Opening", () => { if (isNext) this.#endAttempt(); else this.close(); }, async (tell) => {
       const prepared = await prepare(signal, tell);
       signal.throwIfAborted();
       const [first, second] = "options" in prepared && prepared.isPair ? prepared.options : [];
       if ("options" in prepared && !first) this.choice = prepared;
       const one = first ?? ("options" in prepared ? undefined : prepared);
+      tried = one;
       if (one && !isNext) this.opening = one;
       this.changed();
       const described = one && await this.#describe(client, one, signal);
       if (handles && !second) void remember(prepared.title, handles); // what could not be opened is not offered again
       return described && [...described, second] as const;
-    }, (trouble) => { if (!signal.aborted) this.hear(/ JSON document/.test(trouble.message) ? { ...trouble, message: trouble.message + DOCUMENT } : trouble); });
+    }, (trouble) => {
+      if (signal.aborted) return;
+      this.failed = tried;
+      this.hear(/ JSON document/.test(trouble.message) ? { ...trouble, message: trouble.message + DOCUMENT } : trouble);
+    });
     if (isNext && this.#attempt !== attempt) return;
     if (isNext && found) this.close(attempt);
     else if (isNext) this.#endAttempt();
@@ -247,7 +255,7 @@ export class Model {
       return { client: this.#client, ending: this.#ending, bytes: 0 };
     }
     this.#endAttempt();
-    this.trouble = this.choice = undefined;
+    this.trouble = this.choice = this.failed = undefined;
     const ending = new AbortController(), client = this.#newClient((bytes) => { attempt.bytes = bytes; }, false, ending.signal);
     const attempt: Attempt = { client, ending, bytes: 0 };
     this.#attempt = attempt;
@@ -311,7 +319,7 @@ export class Model {
     this.#client = next?.client ?? this.#newClient();
     this.bytesRead = next?.bytes ?? 0;
     this.jobs = [];
-    this.choice = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
+    this.choice = this.failed = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
     this.optimizers = this.preview = this.twins = this.scan = this.about = this.fileMetadata = this.naming = undefined;
     this.target = START;
     this.mapChoice = NO_MAP;
@@ -475,7 +483,7 @@ export class Model {
   }
 
   dismiss(): void {
-    this.trouble = undefined;
+    this.trouble = this.failed = undefined;
     this.changed();
   }
 }

@@ -2,6 +2,7 @@
 import type { ComponentType, JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { checkpointsOf, filesOfDrop, handlesOfDrop } from "../collect";
+import { isDamaged } from "../lost";
 import type { Job, Model } from "../model";
 import { TABS, viewOf, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
@@ -97,6 +98,8 @@ function JobBar({ job }: { job: Job }): JSX.Element {
   );
 }
 
+const loadWhole = async () => (await import("./whole")).Whole;
+const loadDamaged = async () => (await import("./damaged")).Damaged;
 const loadPalette = async () => (await import("./palette")).Palette;
 const loadShortcuts = async () => (await import("./palette")).Shortcuts;
 
@@ -154,6 +157,8 @@ export function App(): JSX.Element {
       <Header isShown={opened !== undefined && view !== "start"} go={go} ask={setAsked} />
       {model.jobs.map((job, i) => <JobBar key={i} job={job} />)}
       {model.trouble && <TroubleBox trouble={model.trouble} onClose={() => model.dismiss()} {...(model.opening ? { again: () => void model.openAgain() } : {})} />}
+      {model.trouble && model.failed && <Later load={loadWhole} opening={model.failed} />}
+      {opened && view !== "start" && isDamaged(model.opening, model.findings) && <Later load={loadDamaged} go={go} />}
       <main>
         {opened && view !== "start" ? <><Tabs view={view} go={go} /><Panel view={view} go={go} /></>
           : model.opening && !opened && !model.trouble ? <p class="fine" role="status">Opening {visible(model.opening.title)} …</p>

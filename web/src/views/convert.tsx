@@ -5,6 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { NO_SOURCE } from "../command";
 import { convertCommand, CONVERT_START, DTYPES, fileName, formOf, FORMS, formText, HUGGING_FACE, nameFor, OBJECTS, optionsOf, QUANTIZED, type Convertible, type ConvertForm } from "../convert_form";
 import { CANONICAL, CHECKSUMS, convertFields, EXCEPT, EXPANSION, FOR_TORCH, IGNORE_CRC, MEMORY, MODULES, PREFIX, RAW_CAST, WORLD_SIZE } from "../field_names";
+import { lostOf } from "../lost";
 import { mapNamed, mapOptionsOf } from "../map_choice";
 import type { Model } from "../model";
 import { choosePlace, hasPickers } from "../place";
@@ -128,10 +129,11 @@ function Texts({ to }: { to: ConvertForm["to"] }): JSX.Element | null {
 }
 
 /** States what the answers leave out, before it is written. */
-function leftOut(form: ConvertForm, { objects, weights: { prefix, others } }: Convertible, decided: string | undefined): string | undefined {
+function leftOut(form: ConvertForm, { objects, weights: { prefix, others } }: Convertible, decided: string | undefined, lost: number): string | undefined {
   const things = [
     ...(form.what === "weights" ? prefix ? [`every tensor that is not below ${visible(prefix)}`] : others.map((glob) => visible(glob.replace(/\.\*\*$/, ""))) : []),
     ...(decided === "drop" && objects ? [plural(objects, "object")] : []),
+    ...(lost ? [`${plural(lost, "entry", "entries")} of the source whose bytes are lost`] : []),
   ];
   return things.length ? `Left out: ${things.join(", and ")}.` : undefined;
 }
@@ -157,7 +159,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
   }, [JSON.stringify(writing), model.opening]);
   const base = isOne ? fileName(name, to) : undefined, asked = { form, set, source };
   const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));
-  const command = convertCommand(form, source, opening, base ?? name, mapNamed(model.mapChoice)), left = leftOut(form, source, options.objects);
+  const command = convertCommand(form, source, opening, base ?? name, mapNamed(model.mapChoice)), left = leftOut(form, source, options.objects, model.findings ? lostOf(model.findings).count : 0);
   return (
     <>
       <p class="buttons"><button type="button" class="primary" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">sets the answers below: weights only, safetensors, the model's own names</span></p>

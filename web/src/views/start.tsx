@@ -31,7 +31,6 @@ function Chooser({ choice }: { choice: Choice }): JSX.Element {
   );
 }
 
-const loadWhole = async () => (await import("./whole")).Whole;
 const loadRecents = async () => (await import("./recent")).Recents;
 
 export function Start({ back }: { back?: () => void }): JSX.Element {
@@ -42,7 +41,6 @@ export function Start({ back }: { back?: () => void }): JSX.Element {
       <p>See what a distributed checkpoint, a torch.save file or safetensors files contain, how they are sharded, whether they are sound, and how they differ.</p>
       {back && <p class="buttons"><button type="button" onClick={back}>Return to {visible(model.opening?.title ?? "the checkpoint")}</button></p>}
       {model.choice && <Chooser choice={model.choice} />}
-      {model.trouble && model.opening && !model.opened && <Later load={loadWhole} opening={model.opening} />}
       <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)}>{"indexedDB" in window && <Later load={loadRecents} />}</Opener>
       <p class="quiet">Two checkpoints that are dropped together are compared. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
     </div>
