@@ -279,6 +279,8 @@ tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_convers
     tsr_conversion_count(conversion, &counts);
     TSR_TRY(add_errors(tsr_checkpoint_findings(checkpoint), arena, warnings, err));
     TSR_TRY(add_dropped(tsr_checkpoint_catalog(checkpoint), is_safetensors, arena, warnings, err));
+    if (conversion->lacks_objects)
+        TSR_TRY(add(warnings, TSR_STR("objects.json is not written, because there are no objects to write to it"), err));
     if (counts.copied) {
         const tsr_str names = name_some(conversion, is_copied, arena, err),
                       tensors = plural(counts.copied, "tensor", arena, err);

@@ -173,6 +173,10 @@ static tsr_status emit_sidecar(const tsr_conversion_job *job, tsr_vec *text, tsr
 static tsr_status put_objects_aside(const tsr_conversion_job *job, tsr_error *err)
 {
     if (job->options->objects != TSR_OBJECTS_SIDECAR) return TSR_OK;
+    uint64_t count = 0;
+    for (uint64_t i = 0; i < job->out->row_count; i++) count += job->out->rows[i].left_out == tsr_put_aside;
+    job->out->lacks_objects = !count;
+    if (!count) return TSR_OK;
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, 1);
     tsr_status status = emit_sidecar(job, &text, err);
     if (status == TSR_OK) {

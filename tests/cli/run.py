@@ -476,8 +476,20 @@ def test_convert_shards_renames_and_sidecar(t):
     files = sorted(os.listdir(t.at("hf")))
     need("notes.txt" in files and len([f for f in files if f.endswith(".safetensors")]) == 1 and "model.safetensors.index.json" in files, files)
     need(len(t.json("inspect", t.at("hf"), "--json")["entries"]) == len(want["entries"]), "the replaced checkpoint is not whole")
-    t.run("convert", path, t.at("one.safetensors"), "--objects", "sidecar", "-q")
-    json.load(open(t.at("one.safetensors.objects.json")))
+
+
+@test
+def test_a_sidecar_without_objects_is_not_written(t):
+    path = sample("torch_train_state")[0]
+    for include, has_objects in (("**", True), ("**.param_groups.**", True), ("**.weight", False)):
+        doc = t.json("convert", path, t.at("one.safetensors"), "--objects", "sidecar", "--include", include, "--include", "**.weight", "--json")
+        aside = [e["fqn"] for e in doc["entries"] if e.get("left_out") == "written to the sidecar"]
+        sidecar = t.at("one.safetensors.objects.json")
+        need(bool(aside) == os.path.exists(sidecar) == has_objects != any("objects.json is not written" in w for w in doc["warnings"]), (include, doc))
+        need(not aside or [o["fqn"] for o in json.load(open(sidecar))["objects"]] == aside, (include, aside))
+        os.remove(t.at("one.safetensors"))
+        if aside:
+            os.remove(sidecar)
 
 
 @test

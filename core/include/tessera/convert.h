@@ -111,7 +111,8 @@ typedef struct tsr_conversion {
     uint32_t file_count;
     uint32_t marker;     /* for tsr_output.publish: the output's number of the file that becomes visible last */
     uint64_t byte_total; /* of tensors */
-    tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR; otherwise empty */
+    tsr_str sidecar;     /* JSON, with TSR_OBJECTS_SIDECAR and at least one object; otherwise empty */
+    bool lacks_objects;  /* there is no sidecar only because no objects were selected */
     /* Values of the source that became zero and were not, and finite ones that were too large for their dtype. */
     tsr_lost_values zeros, overflows;
 } tsr_conversion;

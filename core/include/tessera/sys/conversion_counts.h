@@ -25,8 +25,8 @@ typedef struct tsr_conversion_counts {
 void tsr_conversion_count(const tsr_conversion *conversion, tsr_conversion_counts *out);
 
 /* Appends what a conversion to this container warns of to `warnings`, a vec of tsr_str in `arena`: errors that reading the
- * source found, metadata that is dropped, tied tensors that are copies now, objects that PyTorch's weights_only loader will
- * refuse. TSR_E_NOMEM. */
+ * source found, metadata that is dropped, a sidecar that is not written, tied tensors that are copies now, objects that
+ * PyTorch's weights_only loader will refuse. TSR_E_NOMEM. */
 tsr_status tsr_conversion_warnings(tsr_checkpoint *checkpoint, const tsr_conversion *conversion, tsr_container to,
                                    tsr_arena *arena, tsr_vec *warnings, tsr_error *err);
 
