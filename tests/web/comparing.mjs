@@ -31,8 +31,19 @@ for step in (1, 2, 3):
     values = {k: torch.cat(v) for k, v in layers.items()}
     finite = {k: v[v.isfinite()].double() for k, v in values.items()}
     said.append({k: [finite[k].norm().item(), finite[k].std().item(), int((~v.isfinite()).sum())] for k, v in values.items()})
+measured = {}
+pair = {"near": (torch.randn(300, 5), torch.float32), "far": (torch.randn(70, 20), torch.bfloat16), "turned": (torch.randn(64), torch.float16), "counts": (torch.arange(40), torch.int32), "broken": (torch.randn(9, 9), torch.float32), "equal": (torch.ones(3), torch.float32)}
+a = {n: t.to(d) for n, (t, d) in pair.items()}
+b = {"near": (a["near"] * 1.001).float(), "far": (a["far"].float() * 0.4 + 0.1).bfloat16(), "turned": -a["turned"], "counts": a["counts"] + 1, "broken": a["broken"].clone(), "equal": a["equal"]}
+b["broken"][2, 3], b["broken"][5, 5] = float("nan"), 9.0
+a["broken"][0, 1] = float("inf")
+for side, tensors in (("a", a), ("b", b)): save_file(tensors, f"{at}/measured_{side}.safetensors")
+for n in a:
+    finite = a[n].isfinite() & b[n].isfinite()
+    x, y = a[n][finite].double(), b[n][finite].double()
+    measured[n] = [((x - y).norm() / y.norm()).item(), torch.nn.functional.cosine_similarity(x, y, dim=0).item()]
 x, y = (model["layers.0.up.weight"] * 1.1).double(), (model["layers.0.up.weight"] * 1.2).double()
-print(json.dumps({"steps": said, "relative": ((x - y).norm() / y.norm()).item(), "cosine": torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0).item()}))
+print(json.dumps({"measured": measured, "steps": said, "relative": ((x - y).norm() / y.norm()).item(), "cosine": torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0).item()}))
 `;
 
 const verdict = (page, text) => page.locator(".verdict-line", { hasText: text }).waitFor();
@@ -96,6 +107,36 @@ async function testTogether(page, context, url, at) {
     await box.uncheck();
   });
   await session.detach();
+}
+
+/** The relative error and the cosine of whole tensors, in their rows. */
+async function testMeasures(page, at, { measured }) {
+  const rows = () => page.locator(".window .row").evaluateAll((list) => list.filter((r) => r.style.transform).map((r) => ({ y: Number(/translateY\((.*)px/.exec(r.style.transform)[1]), cells: [...r.children].map((c) => c.textContent.trim()) })).sort((p, q) => p.y - q.y).map(({ cells }) => [cells[0], ...cells.slice(-2)]));
+  const order = async (name) => {
+    await page.getByRole("columnheader", { name }).getByRole("button").click();
+    await page.locator(`[role=columnheader][aria-sort]:not([aria-sort=none])`, { hasText: name }).waitFor();
+    await page.locator(".window .row .text").first().waitFor();
+    return (await rows()).map(([fqn]) => fqn).filter((fqn) => fqn !== "equal").join(" ");
+  };
+  await test("rows of changed tensors have the relative error and the cosine that PyTorch computes, NaN first", async () => {
+    await compare(page, path.join(at, "measured_a.safetensors"), path.join(at, "measured_b.safetensors"));
+    await button(page, /^Values/).click();
+    await verdict(page, /^5 changed/);
+    await page.getByRole("columnheader", { name: "Cosine" }).waitFor();
+    await page.locator(".window .row .measure", { hasText: /\d/ }).first().waitFor();
+    const shown = (await rows()).filter(([fqn]) => fqn !== "equal"), number = (text) => Number(text.replace("NaN", ""));
+    check(shown.length === 5, JSON.stringify(shown));
+    for (const [fqn, relative, cosine] of shown) {
+      const [r, c] = measured[fqn];
+      check(Math.abs(number(relative) / r - 1) < 1e-4 && Math.abs(number(cosine) - c) < 1e-5 && relative.startsWith("NaN") === (fqn === "broken"), `${fqn}: ${relative} ${cosine} instead of ${r} ${c}`);
+    }
+    const names = Object.keys(measured).filter((n) => !["broken", "equal"].includes(n));
+    const byRelative = ["broken", ...names.sort((p, q) => measured[q][0] - measured[p][0])].join(" ");
+    check(await order("‖A − B‖") === byRelative, `${await rows()} instead of ${byRelative}`);
+    const byCosine = ["broken", ...names.sort((p, q) => measured[p][1] - measured[q][1])].join(" ");
+    check(await order("Cosine") === byCosine, `${await rows()} instead of ${byCosine}`);
+    await page.locator("section[aria-label='NaN and infinity'] li", { hasText: "broken A: 1 infinite; B: 1 NaN" }).waitFor();
+  });
 }
 
 async function testFits(page, at) {
@@ -201,6 +242,7 @@ export async function testComparing({ page, url, context, broken }) {
     await page.goto(url);
     await page.locator(".samples button").first().waitFor();
     await testFits(page, at);
+    await testMeasures(page, at, said);
     await testTolerance(page, at, said);
     await testSides(page);
     await testSeries(page, at, said.steps);

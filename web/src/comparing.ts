@@ -5,10 +5,10 @@ import { OWN_ORDER } from "./entry_tree";
 import { mapOfFit, type Fit } from "./fit";
 import { mapOptionsOf } from "./map_choice";
 import { sizeOf, type Model } from "./model";
-import type { Diff, DiffOptions, NonFinite, Opening, Tolerance, Trouble } from "./protocol";
+import type { Diff, DiffOptions, Measured, Opening, Tolerance, Trouble } from "./protocol";
 import { Series } from "./series";
 
-const COMPARING = "Comparing values", LOOKING = "Looking for NaN and infinity";
+const COMPARING = "Comparing values", MEASURING = "Measuring what differs";
 const CANCELLED = new Error("cancelled");
 type Change = Diff["changed"][number];
 
@@ -20,8 +20,8 @@ export interface Comparison {
   /** How names and dtypes of A are made those of B, unless a map was chosen. */
   fit: Fit;
   tolerance: Tolerance;
-  /** The pairs with NaN or infinity, once values were compared and these were looked for. */
-  nonFinite: readonly NonFinite[] | undefined;
+  /** The tensors whose values differ, once these were compared and measured. */
+  measured: readonly Measured[] | undefined;
   layout: boolean;
   canonical: boolean;
   /** Whether values are to be compared. */
@@ -72,7 +72,7 @@ export class Comparing {
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });
     if (!opening || signal.aborted) return;
-    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, nonFinite: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
   }
 
   /** Compares again if another map has been chosen for A. */
@@ -82,7 +82,7 @@ export class Comparing {
     if (!comparison || JSON.stringify(map) === JSON.stringify(comparison.map)) return;
     this.#endValues();
     if (model.selected?.compared) model.deselect(); // The numbers of entries are others now.
-    await this.#start({ ...comparison, map, fit, valueDiff: undefined, nonFinite: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ ...comparison, map, fit, valueDiff: undefined, measured: undefined, diff: undefined, trouble: undefined });
   }
 
   /** Makes A's names or dtypes those of B, or leaves them again. */
@@ -97,7 +97,7 @@ export class Comparing {
     const { comparison, model } = this;
     if (!comparison || (tolerance.atol === comparison.tolerance.atol && tolerance.rtol === comparison.tolerance.rtol)) return;
     this.#endValues();
-    Object.assign(comparison, { tolerance, valueDiff: undefined, nonFinite: undefined, values: true });
+    Object.assign(comparison, { tolerance, valueDiff: undefined, measured: undefined, values: true });
     model.changed();
     await this.#update();
     await this.#startValues(comparison);
@@ -111,7 +111,7 @@ export class Comparing {
   }
 
   #endValues(): void {
-    [COMPARING, LOOKING].forEach((title) => this.model.endAside(title));
+    [COMPARING, MEASURING].forEach((title) => this.model.endAside(title));
   }
 
   /** Returns what hears of errors. */
@@ -126,7 +126,7 @@ export class Comparing {
     comparison.trouble = undefined;
     if (what !== "layout") {
       this.#endValues();
-      comparison.valueDiff = comparison.nonFinite = undefined; // Other names are matched, or values are no longer wanted.
+      comparison.valueDiff = comparison.measured = undefined; // Other names are matched, or values are no longer wanted.
     }
     this.model.changed();
     await this.#update();
@@ -154,16 +154,19 @@ export class Comparing {
     else comparison.values = false; // It was cancelled, or it failed.
     model.changed();
     await this.#update();
-    if (values) await this.#lookForNaN(comparison, values);
+    if (values) await this.#measure(comparison, values);
   }
 
-  /** Looks at the tensors whose values differ. The result of the comparison is shown before that. */
-  async #lookForNaN(comparison: Comparison, values: Diff): Promise<void> {
+  /** Measures the tensors whose values differ. The result of the comparison is shown before that. */
+  async #measure(comparison: Comparison, values: Diff): Promise<void> {
     const { model } = this, { opening } = model, { map } = comparison;
-    const pairs = values.changed.filter(({ what, a }) => what.includes("value") && /float|complex/.test(a.dtype ?? "")).map(({ fqn, fqn_b: other = fqn }) => ({ fqn, other }));
-    const found = !opening || pairs.length === 0 ? [] : await model.runAside(LOOKING, { a: opening, b: comparison.opening }, undefined, (client) => client.call("nonFinite", { pairs, map }), () => undefined);
-    if (comparison.valueDiff === values) comparison.nonFinite = found;
+    const changed = values.changed.filter(({ what, a }) => what.includes("value") && a.kind === "tensor").map(({ fqn, fqn_b: other = fqn }) => ({ fqn, other }));
+    const pairs = [...changed, ...values.renamed.filter(({ differing }) => differing).map(({ a, b }) => ({ fqn: a, other: b }))];
+    const found = !opening || pairs.length === 0 ? [] : await model.runAside(MEASURING, { a: opening, b: comparison.opening }, undefined, async (client, { join }) => (await import("./team")).measure(client, join, { pairs, map, openings: [opening, comparison.opening] }), () => undefined);
+    if (comparison.valueDiff !== values) return;
+    comparison.measured = found;
     model.changed();
+    if (found?.length) await this.#update();
   }
 
   async #show(comparison: Comparison, structure: Diff): Promise<void> {
@@ -171,7 +174,7 @@ export class Comparing {
     const isFirst = comparison.diff === undefined;
     comparison.diff = diff;
     const text = isFirst && diff.changed.length + diff.added.length + diff.removed.length > 0 ? "is:different" : filter;
-    const rows = await model.client.call("showDiff", { diff, canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort });
+    const rows = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort });
     if (this.comparison !== comparison) return;
     model.lists.get("compare").count = rows;
     await model.lists.filter("compare", text);

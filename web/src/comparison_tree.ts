@@ -1,7 +1,7 @@
 /** Shows the names of two checkpoints as one tree, with what a diff states about each and what both contain. Pure. */
 import { EntryTree, type Leaf, type Sort, type Totals } from "./entry_tree";
 import { termsOf, type IS } from "./filter";
-import type { Act, Compared, Diff, DiffSide, Mark, Row } from "./protocol";
+import type { Act, Compared, Diff, DiffSide, Mark, Measured, Row } from "./protocol";
 
 const SELECTED: Readonly<Record<(typeof IS)[number], readonly Mark[]>> = {
   different: ["changed", "only-a", "only-b", "renamed"], changed: ["changed"], "only-a": ["only-a"], "only-b": ["only-b"], renamed: ["renamed"], same: ["same", "match"],
@@ -19,15 +19,16 @@ export interface Sides {
 }
 
 /** One leaf per name: first those of A, then those that only B has. Entries of B are numbered after those of A. */
-function leavesOf({ a, b, keyOf }: Sides, diff: Diff): Leaf[] {
-  const ofB = new Map(b.map((leaf) => [keyOf(leaf.fqn), leaf])), changed = new Map(diff.changed.map((c) => [c.fqn, c]));
+function leavesOf({ a, b, keyOf }: Sides, diff: Diff, measures: readonly Measured[]): Leaf[] {
+  const ofB = new Map(b.map((leaf) => [keyOf(leaf.fqn), leaf])), changed = new Map(diff.changed.map((c) => [c.fqn, c])), measureOf = new Map(measures.map((m) => [m.fqn, m]));
   const removed = new Set(diff.removed), added = new Set(diff.added), renamed = new Map(diff.renamed.map((r) => [r.a, r])), taken = new Set(diff.renamed.map((r) => r.b));
   const isSame: Mark = diff.summary.values_compared ? "same" : "match";
   const comparedOf = (leaf: Leaf): Compared => {
     const key = keyOf(leaf.fqn), change = changed.get(leaf.fqn) ?? changed.get(key), a = sideOf(leaf), name = renamed.get(leaf.fqn) ?? renamed.get(key);
     const inB = change?.fqn_b ?? ofB.get(key)?.fqn, other = inB === undefined || inB === leaf.fqn ? {} : { other: inB };
-    if (change) return { mark: "changed", what: change.what, a: change.a, b: change.b, ...other, ...(change.differing === undefined ? {} : { differing: change.differing }), ...(change.max_abs === undefined ? {} : { maxAbs: change.max_abs }) };
-    if (name) return { mark: "renamed", what: [], a, b: sideOf(ofB.get(name.b)), other: name.b, ...(name.differing === undefined ? {} : { differing: name.differing }) };
+    const measure = measureOf.get(leaf.fqn), measured = measure ? { measured: measure } : {};
+    if (change) return { mark: "changed", what: change.what, a: change.a, b: change.b, ...other, ...(change.differing === undefined ? {} : { differing: change.differing }), ...(change.max_abs === undefined ? {} : { maxAbs: change.max_abs }), ...measured };
+    if (name) return { mark: "renamed", what: [], a, b: sideOf(ofB.get(name.b)), other: name.b, ...(name.differing === undefined ? {} : { differing: name.differing }), ...measured };
     if (removed.has(leaf.fqn) || removed.has(key)) return { mark: "only-a", what: [], a, b: undefined };
     return { mark: leaf.kind === "object" ? "same" : isSame, what: [], a, b: sideOf(ofB.get(key)), ...other }; // objects are always compared
   };
@@ -49,8 +50,8 @@ export class ComparisonTree {
   readonly #leaves: readonly Leaf[];
   #tree: EntryTree;
 
-  constructor(private readonly sides: Sides, diff: Diff, sort: Sort, text: string) {
-    this.#leaves = leavesOf(sides, diff);
+  constructor(private readonly sides: Sides, diff: Diff, measures: readonly Measured[], sort: Sort, text: string) {
+    this.#leaves = leavesOf(sides, diff, measures);
     this.#tree = this.#treeOf(text, sort);
   }
 

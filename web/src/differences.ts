@@ -16,6 +16,28 @@ export interface Differences {
   readonly cosine: number;
 }
 
+/** The sums over the elements of A and B that are finite in both. */
+export class Sums {
+  #ofA = 0;
+  #ofB = 0;
+  #both = 0;
+  #ofDifference = 0;
+
+  add(x: ArrayLike<number>, y: ArrayLike<number>): void {
+    for (let i = 0; i < x.length; i++) {
+      const p = x[i] ?? NaN, q = y[i] ?? NaN;
+      if (!Number.isFinite(p) || !Number.isFinite(q)) continue;
+      this.#ofA += p * p;
+      this.#ofB += q * q;
+      this.#both += p * q;
+      this.#ofDifference += (p - q) ** 2;
+    }
+  }
+
+  get relative(): number { return Math.sqrt(this.#ofDifference / this.#ofB); }
+  get cosine(): number { return this.#both / Math.sqrt(this.#ofA) / Math.sqrt(this.#ofB); }
+}
+
 /** Whether the elements with this number have the same bytes. Only for equal dtypes. */
 function sameBytes(a: Elements, b: Elements, count: number): (i: number) => boolean {
   const [x, y] = [new Uint8Array(a.buffer), new Uint8Array(b.buffer)], size = x.length / Math.max(1, count);
@@ -38,10 +60,10 @@ export function differencesOf(a: Elements, b: Elements): Differences {
   if (!x || !y) throw new Error(`elements of ${x ? b.dtype : a.dtype} cannot be subtracted here`);
   if (x.length !== y.length) throw new Error("A and B have other shapes here");
   const differences = new Float64Array(x.length), minus = subtraction(a, b, x, y), isSame = a.dtype === b.dtype ? sameBytes(a, b, x.length) : (i: number) => Object.is(x[i], y[i]);
-  let differing = 0, largest = 0, apart = 0, ofA = 0, ofB = 0, both = 0, ofDifference = 0;
+  const sums = new Sums();
+  let differing = 0, largest = 0, apart = 0;
+  sums.add(x, y);
   for (let i = 0; i < x.length; i++) {
-    const p = x[i] ?? NaN, q = y[i] ?? NaN;
-    if (Number.isFinite(p) && Number.isFinite(q)) [ofA, ofB, both, ofDifference] = [ofA + p * p, ofB + q * q, both + p * q, ofDifference + (p - q) ** 2];
     if (isSame(i)) continue;
     const d = minus(i), isNumber = Number.isFinite(d) && d !== 0;
     differing++;
@@ -49,5 +71,5 @@ export function differencesOf(a: Elements, b: Elements): Differences {
     else apart++;
     differences[i] = isNumber ? d : NaN;
   }
-  return { elements: { dtype: "float64", shape: a.shape, buffer: differences.buffer }, count: x.length, differing, largest, apart, relative: Math.sqrt(ofDifference / ofB), cosine: both / Math.sqrt(ofA * ofB) };
+  return { elements: { dtype: "float64", shape: a.shape, buffer: differences.buffer }, count: x.length, differing, largest, apart, relative: sums.relative, cosine: sums.cosine };
 }

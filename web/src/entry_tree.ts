@@ -1,7 +1,7 @@
 /** A tree of entries that the page sorts and filters itself. Totals are those of the rows that are kept. Groups with only one
  *  child are joined with it, and numbered siblings that are alike are folded into one row, also while a filter is set and in
  *  comparisons. The module's own outline shows a checkpoint with very many entries in stored order. Pure. */
-import type { Act, Compared, Level, Mark, Row } from "./protocol";
+import { isFinitePair, type Act, type Compared, type Level, type Mark, type Row } from "./protocol";
 
 export interface Leaf {
   readonly entry: number;
@@ -16,7 +16,7 @@ export interface Leaf {
   readonly compared?: Compared;
 }
 
-export type SortKey = "stored" | "name" | "shape" | "dtype" | "size" | "shards" | "change" | "other" | "delta";
+export type SortKey = "stored" | "name" | "shape" | "dtype" | "size" | "shards" | "change" | "other" | "delta" | "relative" | "cosine";
 export interface Sort { readonly key: SortKey; readonly descending: boolean }
 /** The order in which the checkpoint stores its entries. */
 export const OWN_ORDER: Sort = { key: "stored", descending: false };
@@ -39,6 +39,9 @@ interface Node {
   differing: number;
   dtypes: readonly string[];
   level: Level | undefined;
+  /** The largest relative error and the smallest cosine in it. NaN and infinite values are worse than any. */
+  relative: number;
+  cosine: number;
   /** A hash of everything below it except its own name. Siblings with equal ones are alike. */
   form: number;
   /** The siblings that are alike, on each of them. */
@@ -71,11 +74,26 @@ const markOf = (node: Node): number => MARKS.indexOf(entryOf(node)?.compared?.ma
 const largest = (node: Node): number => { const most = entryOf(node)?.compared?.maxAbs; return most === undefined ? -1 : most === "nan" || most === 0 || most === "inf" ? Infinity : Number(most); };
 const other = (node: Node): string => { const b = entryOf(node)?.compared?.b; return b ? `${b.dtype ?? b.kind} ${b.shape?.join() ?? ""}` : ""; };
 
+/** What was not measured is better than any. */
+function relativeOf({ compared }: Leaf): number {
+  const measured = compared?.measured;
+  if (!measured) return -1;
+  return isFinitePair(measured) ? measured.relative || 0 : Infinity;
+}
+function cosineOf({ compared }: Leaf): number {
+  const measured = compared?.measured;
+  if (!measured) return 2;
+  return isFinitePair(measured) ? Number.isNaN(measured.cosine) ? -2 : measured.cosine ?? 2 : -Infinity;
+}
+const byNumber = (a: number, b: number): number => a === b ? 0 : a - b; // Infinity − Infinity is NaN
+
 const COMPARE: Record<SortKey, (a: Node, b: Node) => number> = {
   stored: () => 0,
   change: (a, b) => a.differing - b.differing || markOf(a) - markOf(b),
   other: (a, b) => byName(other(a), other(b)),
-  delta: (a, b) => a.differing - b.differing || (largest(a) === largest(b) ? 0 : largest(a) - largest(b)),
+  delta: (a, b) => a.differing - b.differing || byNumber(largest(a), largest(b)),
+  relative: (a, b) => byNumber(a.relative, b.relative),
+  cosine: (a, b) => byNumber(a.cosine, b.cosine),
   name: (a, b) => byName(a.name, b.name),
   shape: (a, b) => a.elements - b.elements,
   dtype: (a, b) => byName(a.dtypes.join(), b.dtypes.join()),
@@ -148,7 +166,7 @@ export class EntryTree {
 
   #node(name: string, parent: Node | undefined): Node {
     const node: Node = { number: this.#nodes.length, name, depth: parent ? parent.depth + 1 : 0, parent, children: undefined, order: NONE, leaf: undefined, open: false,
-      entries: 0, elements: 0, bytes: 0, chunks: 0, differing: 0, dtypes: [], level: undefined, form: 0, run: undefined, odd: false };
+      entries: 0, elements: 0, bytes: 0, chunks: 0, differing: 0, dtypes: [], level: undefined, relative: -1, cosine: 2, form: 0, run: undefined, odd: false };
     this.#nodes.push(node);
     if (parent) (parent.children ??= new Map()).set(name, node);
     return node;
@@ -175,6 +193,8 @@ export class EntryTree {
         node.differing += leaf.compared && !["same", "match"].includes(leaf.compared.mark) ? 1 : 0;
         node.dtypes = union(node.dtypes, leaf.dtypes);
         node.level = worse(node.level, leaf.level);
+        node.relative = Math.max(node.relative, relativeOf(leaf));
+        node.cosine = Math.min(node.cosine, cosineOf(leaf));
         node.form = formOf(node.form, `${leaf.kind} ${leaf.dtypes.join()} ${leaf.shape.join()} ${leaf.compared?.mark ?? ""} ${leaf.compared?.what.join() ?? ""}`);
       }
       if (node.children) node.order = [...node.children.values()];
@@ -187,6 +207,8 @@ export class EntryTree {
       parent.differing += node.differing;
       parent.dtypes = union(parent.dtypes, node.dtypes);
       parent.level = worse(parent.level, node.level);
+      parent.relative = Math.max(parent.relative, node.relative);
+      parent.cosine = Math.min(parent.cosine, node.cosine);
       parent.form = formOf(parent.form, `${node.name} ${node.form}`);
     }
   }

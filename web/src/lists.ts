@@ -120,9 +120,9 @@ export class Lists {
   }
 
   /** Sorts by a column. The same column again reverses the order, and a third time returns to the stored order. Amounts begin
-   *  with the largest. */
+   *  with the largest, cosines with the smallest. */
   sortBy(outline: OutlineName, key: SortKey): Promise<void> {
-    const { sort } = this.#of[outline], first = !["name", "dtype", "other"].includes(key);
+    const { sort } = this.#of[outline], first = !["name", "dtype", "other", "cosine"].includes(key);
     this.#of[outline].sort = sort.key !== key ? { key, descending: first } : sort.descending === first ? { key, descending: !first } : OWN_ORDER;
     return this.track(outline, this.#arrange(outline));
   }

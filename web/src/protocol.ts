@@ -22,6 +22,8 @@ export interface Compared {
   readonly b: DiffSide | undefined;
   readonly differing?: number;
   readonly maxAbs?: Real;
+  /** Once the pair was measured. */
+  readonly measured?: Measured;
   /** Its name in B. */
   readonly other?: string;
 }
@@ -60,6 +62,8 @@ export interface Opening {
   readonly url?: string;
   /** That URL as the page's address had it. */
   readonly link?: string;
+  /** The number under which the browser keeps what it was opened from. */
+  readonly recent?: number;
 }
 
 export interface FileUse {
@@ -200,8 +204,17 @@ export interface Diff {
   readonly summary: { readonly same: number; readonly changed: number; readonly values_compared: boolean };
 }
 
-/** How many values of a pair of tensors are NaN or infinite, in A and in B. */
-export interface NonFinite { readonly fqn: string; readonly a: { readonly nan: number; readonly inf: number }; readonly b: { readonly nan: number; readonly inf: number } }
+export interface PairOfNames { readonly fqn: string; readonly other: string }
+/** A pair of tensors as a whole: how many values are NaN or infinite, in A and in B; the norm of A − B divided by the norm of B, and the
+ *  cosine of A and B, both of the elements that are finite in both. NaN where a norm is 0; undefined for dtypes that are not numbers. */
+export interface Measured {
+  readonly fqn: string;
+  readonly a: { readonly nan: number; readonly inf: number };
+  readonly b: { readonly nan: number; readonly inf: number };
+  readonly relative?: number;
+  readonly cosine?: number;
+}
+export const isFinitePair = ({ a, b }: Measured): boolean => a.nan + a.inf + b.nan + b.inf === 0;
 /** Of each tensor of numbers: its finite values, and the number of the others. */
 export type Statistics = readonly { readonly fqn: string; readonly count: number; readonly mean: number; readonly std: number; readonly bad: number }[];
 
@@ -357,8 +370,7 @@ export interface Requests {
   slice: { takes: OfA & { entry: number; fqn: string; slice: string | undefined }; gives: Elements };
   /** The entry of B with this name. */
   entryOfB: { takes: { fqn: string }; gives: Detail | null };
-  /** Looks for NaN and infinity in pairs of tensors. Returns the pairs that have some. */
-  nonFinite: { takes: OfA & { pairs: readonly { readonly fqn: string; readonly other: string }[] }; gives: readonly NonFinite[] };
+  measure: { takes: OfA & { pairs: readonly PairOfNames[] }; gives: readonly Measured[] };
   statistics: { takes: Record<string, never>; gives: Statistics };
   /** The same slice of an entry of A and of one of B. */
   slices: { takes: OfA & { fqn: string; other: string; slice: string | undefined }; gives: { a: Elements; b: Elements } };
@@ -369,7 +381,7 @@ export interface Requests {
   /** Compares the values of part `part` of `parts`. */
   diffPart: { takes: OfA & Tolerance & { canonical: boolean; part: number; parts: number }; gives: Uint8Array };
   /** Makes the rows of the outline "compare". */
-  showDiff: { takes: OfA & { diff: Diff; canonical: boolean; text: string; sort: Sort }; gives: number };
+  showDiff: { takes: OfA & { diff: Diff; measured: readonly Measured[]; canonical: boolean; text: string; sort: Sort }; gives: number };
   optimizers: { takes: Record<string, never>; gives: readonly Optimizer[] };
   /** Plans for the text of a tessera.target/1 document. */
   plan: { takes: PlanRequest; gives: { plan: Plan; text: string } };

@@ -1,6 +1,6 @@
 /** Shares work between several workers, each with its own module and its own access to the files. Fetched when there is such
  *  work. */
-import type { Diff, DiffOptions, Findings, Kind, Opening, Requests } from "./protocol";
+import type { Diff, DiffOptions, Findings, Kind, Measured, Opening, PairOfNames, Requests } from "./protocol";
 
 interface Member { call<K extends Kind>(kind: K, takes: Requests[K]["takes"]): Promise<Requests[K]["gives"]> }
 
@@ -73,4 +73,10 @@ export async function compareValues(first: Member, join: () => Promise<Member>, 
   const workers = workersFor(openings, navigator), options = { values: true, layout: false, canonical, map, atol, rtol };
   if (workers === 1) return first.call("diff", options);
   return first.call("diff", { ...options, found: await inParts(first, join, workers, (member, part, parts) => member.call("diffPart", { canonical, map, atol, rtol, part, parts })) });
+}
+
+export async function measure(first: Member, join: () => Promise<Member>, { pairs, map, openings }: Pick<DiffOptions, "map"> & { readonly pairs: readonly PairOfNames[]; readonly openings: readonly Opening[] }): Promise<readonly Measured[]> {
+  const workers = workersFor(openings, navigator);
+  if (workers === 1) return first.call("measure", { pairs, map });
+  return (await inParts(first, join, workers, (member, part, parts) => member.call("measure", { map, pairs: pairs.filter((_, i) => i % parts === part) }))).flat();
 }

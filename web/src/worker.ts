@@ -11,10 +11,11 @@ import { checkLoad } from "./expected";
 import { fileMetadata } from "./file_metadata";
 import { fileTerm } from "./filter";
 import { withMap } from "./mapped";
+import { measured } from "./measured";
 import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names";
 import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type Tally, type Tolerance, type ToWorker, type Trouble, type Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
-import { scanned, statisticsOf, tallyOf } from "./scan";
+import { scanned, statisticsOf } from "./scan";
 import { chosenOf, isRemote, sourceFile } from "./sources";
 import { amountsOf, weightsOf, type Amounts } from "./split";
 import { objectText } from "./text";
@@ -306,12 +307,9 @@ const handlers: Handlers = {
     const { checkpoint } = opened("b"), entry = checkpoint.find(fqn);
     return entry === undefined ? null : (JSON.parse(checkpoint.document("entry", { entry })) as { entries: Detail[] }).entries[0] ?? null;
   },
-  async nonFinite({ pairs, map }) {
-    const sides = [await ofA({ map }), opened("b").checkpoint] as const, of = (side: MappedCheckpoint, fqn: string) => {
-      const entry = side.find(fqn), { nan, inf } = entry === undefined ? { nan: 0, inf: 0 } : tallyOf(side, entry);
-      return { nan, inf };
-    };
-    return pairs.map(({ fqn, other }) => ({ fqn, a: of(sides[0], fqn), b: of(sides[1], other) })).filter(({ a, b }) => a.nan || a.inf || b.nan || b.inf);
+  async measure({ pairs, map }) {
+    const sides = [await ofA({ map }), opened("b").checkpoint] as const;
+    return pairs.map((pair) => measured(sides, pair));
   },
   statistics() {
     requireAllBytes(opened("a"));
@@ -365,11 +363,11 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async showDiff({ diff, canonical, text, sort, map }) {
+  async showDiff({ diff, measured: measures, canonical, text, sort, map }) {
     if (canonical) await prepared();
     const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
     const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
-    lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, sort, text);
+    lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, measures, sort, text);
     return lists.compare.count;
   },
   optimizers() {

@@ -6,7 +6,7 @@ import type { Comparison } from "../comparing";
 import { saveText } from "../download";
 import { castsOf, prefixOf } from "../fit";
 import { mapNamed } from "../map_choice";
-import type { Diff } from "../protocol";
+import { isFinitePair, type Diff } from "../protocol";
 import { bytesText, exactText, plural, realText, visible } from "../text";
 import { CopyCommand } from "./command";
 import { useModel } from "./hooks";
@@ -65,9 +65,9 @@ function Offers({ comparison, diff }: { comparison: Comparison; diff: Diff }): J
 
 const MOST_NAN = 8;
 /** NaN and infinity come first: a difference has no size there. */
-function NotFinite({ comparison: { nonFinite } }: { comparison: Comparison }): JSX.Element | null {
-  const model = useModel();
-  if (!nonFinite?.length) return null;
+function NotFinite({ comparison: { measured = [] } }: { comparison: Comparison }): JSX.Element | null {
+  const model = useModel(), nonFinite = measured.filter((pair) => !isFinitePair(pair));
+  if (!nonFinite.length) return null;
   const text = ({ nan, inf }: { nan: number; inf: number }) => [nan && `${exactText(nan)} NaN`, inf && `${exactText(inf)} infinite`].filter(Boolean).join(", ") || "none";
   return (
     <section class="not-finite" aria-label="NaN and infinity">

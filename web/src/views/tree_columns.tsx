@@ -2,7 +2,7 @@
 import type { ComponentChildren, JSX } from "preact";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
-import type { Compared, DiffSide, Mark, OutlineName, Real, Row, Sharding } from "../protocol";
+import { isFinitePair, type Compared, type DiffSide, type Mark, type OutlineName, type Real, type Row, type Sharding } from "../protocol";
 import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
 
 export interface Column {
@@ -76,9 +76,21 @@ const COMPARE: readonly Column[] = [
   { name: "Share, largest |A − B|", className: "number size delta", sort: "delta", cell: (row) => <Delta row={row} /> },
 ];
 
+/** A measure of a whole tensor. NaN and infinite values come before the measure of the others. */
+function Measure({ row: { compared }, of }: { row: Row; of: "relative" | "cosine" }): JSX.Element | null {
+  const measured = compared?.measured, value = measured?.[of];
+  if (!measured) return null;
+  return <>{!isFinitePair(measured) && <span class="level error" title="NaN or infinite values, which are left out of this number">NaN</span>} {value === undefined || Number.isNaN(value) ? "–" : realText(value)}</>;
+}
+
+const MEASURED: readonly Column[] = [
+  { name: "‖A − B‖ / ‖B‖", className: "number measure", sort: "relative", cell: (row) => <Measure row={row} of="relative" /> },
+  { name: "Cosine", className: "number measure", sort: "cosine", cell: (row) => <Measure row={row} of="cosine" /> },
+];
+
 /** A checkpoint in which no tensor is divided has no column for that. */
 export function columnsOf(outline: OutlineName, model: Model): readonly Column[] {
-  if (outline === "compare") return COMPARE;
+  if (outline === "compare") return model.comparing.comparison?.measured?.length ? [...COMPARE, ...MEASURED] : COMPARE;
   const overview = model.opened?.overview, chunks = overview?.files.reduce((sum, f) => sum + f.chunks, 0) ?? 0;
   return chunks > (overview?.tensors ?? 0) ? CONTENTS : CONTENTS.slice(0, -1);
 }
