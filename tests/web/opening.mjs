@@ -178,6 +178,39 @@ async function testRecents(page, url) {
     const titles = await page.locator("section[aria-label='Recent checkpoints'] strong").allTextContents();
     check(!titles.includes("odd.txt"), titles.join());
   });
+  const startWith = async (tab, name) => {
+    await tab.goto(url);
+    await tab.locator(".samples button").first().waitFor();
+    await lendDirectory(tab, name);
+    await tab.getByRole("button", { name: "Choose directory…" }).click();
+    await tab.locator(".window .row:not(.group)").nth(1).click();
+    await tab.locator("aside h2 .crumbs").waitFor();
+    return tab.locator("aside h2").textContent();
+  };
+  await test("a reload opens what was open, with the entry that was chosen, and only then", async () => {
+    const entry = await startWith(page, "dcp_fsdp2");
+    await page.reload();
+    check(await opened() === "dcp_fsdp2", await opened());
+    await page.locator("aside h2", { hasText: entry }).waitFor();
+    check(!/dcp_fsdp2/.test(page.url()), page.url());
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await page.reload();
+    await page.locator(".samples button").first().waitFor();
+    check(await page.locator(".window .row").count() === 0, "what was closed opened again");
+  });
+  await test("where the browser asks, a reload offers what was open with one click", async () => {
+    const tab = await page.context().newPage();
+    await tab.addInitScript(() => { FileSystemHandle.prototype.queryPermission = async () => "prompt"; });
+    const entry = await startWith(tab, "dcp_hsdp");
+    await tab.reload();
+    await tab.getByRole("button", { name: "Open dcp_hsdp again" }).click();
+    await tab.locator(".top h1", { hasText: "dcp_hsdp" }).waitFor();
+    await tab.locator("aside h2", { hasText: entry }).waitFor();
+    await tab.close();
+    await page.goto(url);
+    await page.getByRole("button", { name: "Forget dcp_hsdp" }).click();
+    await page.getByRole("button", { name: "Forget dcp_hsdp" }).waitFor({ state: "detached" });
+  });
   await test("a recent checkpoint opens again", async () => {
     await page.locator("section[aria-label='Recent checkpoints'] li button", { hasText: "safetensors_index" }).first().click();
     check(await opened() === "safetensors_index", await opened());

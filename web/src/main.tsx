@@ -1,8 +1,9 @@
 import { render } from "preact";
-import { openingServed } from "./collect";
+import { isServed, openingServed } from "./collect";
 import { isElsewhere, mayReadOthers } from "./elsewhere";
 import { Model } from "./model";
 import { keepPage } from "./offline";
+import { keepOpen, reopen } from "./reopening";
 import { entryOf, hashOf, linkOf, nameInAddress, viewOf, wholeUrl, type View } from "./route";
 import "./style.css";
 import { App } from "./views/app";
@@ -14,8 +15,9 @@ const model = new Model(), show = (view: View) => { location.hash = hashOf(view,
  *  to the page that may. */
 async function openLink(): Promise<void> {
   const { url: named, entry, tab } = linkOf(location.search), shown = entryOf(location.hash);
-  const url = named === undefined ? undefined : wholeUrl(named);
-  if (url === undefined) return void model.openServed(openingServed, () => show("compare"));
+  const url = named === undefined ? undefined : wholeUrl(named), showEntry = async () => { if (model.opened && shown !== undefined) await model.reveal(shown); };
+  if (url === undefined && isServed()) return model.openServed(openingServed, () => show("compare"));
+  if (url === undefined) return viewOf(location.hash) === "start" ? undefined : reopen(model, showEntry); // the address of a reload names a view
   if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
   await model.open(async (signal, tell) => {
     const { openingOfRemote, resolveUrl } = await import("./remote");
@@ -31,6 +33,7 @@ let wasOpen = false;
 function keepAddress(): void {
   const { opening, opened, selected } = model, isOwn = selected !== undefined && selected.map.map === undefined && selected.compared?.mark !== "only-b";
   wasOpen ||= opened !== undefined && viewOf(location.hash) !== "start";
+  if (wasOpen) keepOpen(opened && opening);
   if (wasOpen) nameInAddress(opened && (opening?.link ?? opening?.url), isOwn ? selected.fqn : undefined);
 }
 

@@ -63,6 +63,8 @@ interface Naming {
 /** A checkpoint that is being opened while another one is open. */
 interface Attempt { readonly client: Client; readonly ending: AbortController; bytes: number }
 
+interface Again { readonly title: string; readonly open: () => Promise<void> }
+
 /** A preview for a target, or why there is none. */
 interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request?: PlanRequest; readonly trouble?: Trouble }
 
@@ -72,6 +74,8 @@ export class Model {
   opening: Opening | undefined;
   /** Several checkpoints that were dropped, to choose from. */
   choice: Choice | undefined;
+  /** What was open before a reload, if the browser asks for a click before the page may read it again. */
+  again: Again | undefined;
   /** What did not open, as long as its error is shown. */
   failed: Opening | undefined;
   opened: Opened | undefined;
@@ -224,8 +228,10 @@ export class Model {
       if (one && !isNext) this.opening = one;
       this.changed();
       const described = one && await this.#describe(client, one, signal);
-      if (handles && !second) void remember(prepared.title, handles); // what could not be opened is not offered again
-      return described && [...described, second] as const;
+      const recent = handles && !second ? await remember(prepared.title, handles) : undefined; // what could not be opened is not offered again
+      const kept = recent === undefined ? {} : { recent };
+      if ("options" in prepared && this.choice === prepared) this.choice = { ...prepared, options: prepared.options.map((option) => ({ ...option, ...kept })) };
+      return described && [{ ...described[0], ...kept }, described[1], second] as const;
     }, (trouble) => {
       if (signal.aborted) return;
       this.failed = tried;
@@ -291,6 +297,11 @@ export class Model {
     await this.comparing.with(async () => other);
   }
 
+  offerAgain(again: Again): void {
+    if (!this.opening) this.again = again;
+    this.changed();
+  }
+
   /** For use after the worker has failed. */
   async openAgain(): Promise<void> {
     const { opening } = this;
@@ -319,7 +330,7 @@ export class Model {
     this.#client = next?.client ?? this.#newClient();
     this.bytesRead = next?.bytes ?? 0;
     this.jobs = [];
-    this.choice = this.failed = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
+    this.choice = this.failed = this.again = this.opening = this.opened = this.findings = this.trouble = this.selected = undefined;
     this.optimizers = this.preview = this.twins = this.scan = this.about = this.fileMetadata = this.naming = undefined;
     this.target = START;
     this.mapChoice = NO_MAP;
@@ -488,10 +499,10 @@ export class Model {
   }
 }
 
-/** Remembers nothing if the browser stores nothing, or does not allow it. */
-async function remember(title: string, handles: Promise<readonly FileSystemHandle[]>): Promise<void> {
+/** Returns its number, or undefined if the browser stores nothing, or does not allow it. */
+async function remember(title: string, handles: Promise<readonly FileSystemHandle[]>): Promise<number | undefined> {
   const list = await handles;
-  if (list.length) await import("./recent").then((recent) => recent.remember(title, list)).catch(() => undefined);
+  return list.length ? import("./recent").then((recent) => recent.remember(title, list)).catch(() => undefined) : undefined;
 }
 
 const unread = (entry: number, fqn: string, compared: Compared | undefined, map: DiffOptions["map"] = {}): Selected =>

@@ -1,10 +1,14 @@
 /** Checkpoints that were opened earlier, as handles that the browser stores for this page. Loaded on demand. There are none
  *  if the browser provides no handles. */
+import { checkpointsOf, filesOfHandles, type Choice } from "./collect";
+import type { Opening } from "./protocol";
+
 const DATABASE = "tessera", STORE = "recent", MOST = 8;
 
 export interface Recent { readonly id: number; readonly title: string; readonly when: number; readonly handles: readonly FileSystemHandle[] }
 type Kept = Omit<Recent, "id">;
-type Permitted = FileSystemHandle & { requestPermission?(options: { mode: "read" }): Promise<PermissionState> };
+interface Asks { queryPermission?(options: { mode: "read" }): Promise<PermissionState>; requestPermission?(options: { mode: "read" }): Promise<PermissionState> }
+type Permitted = FileSystemHandle & Asks;
 
 const result = <T>(request: IDBRequest<T>) => new Promise<T>((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
@@ -37,15 +41,29 @@ async function areSame(a: readonly FileSystemHandle[], b: readonly FileSystemHan
   return true;
 }
 
-/** Puts a checkpoint first. The same one is not listed twice, and the oldest ones are removed. */
-export async function remember(title: string, handles: readonly FileSystemHandle[]): Promise<void> {
+/** Puts a checkpoint first. The same one is not listed twice, and the oldest ones are removed. Returns its number. */
+export async function remember(title: string, handles: readonly FileSystemHandle[]): Promise<number> {
   const list = await recents(), kept: Kept = { title, when: Date.now(), handles };
   for (const [i, old] of list.entries()) if (i >= MOST - 1 || await areSame(old.handles, handles)) await forget(old.id);
-  await inStore("readwrite", (store) => store.add(kept));
+  return Number(await inStore("readwrite", (store) => store.add(kept)));
+}
+
+/** Whether the browser lets the page read it without asking. */
+export async function isPermitted({ handles }: Recent): Promise<boolean> {
+  const states = await Promise.all((handles as readonly Permitted[]).map((handle) => handle.queryPermission?.({ mode: "read" }) ?? "granted"));
+  return states.every((state) => state === "granted");
+}
+
+/** Returns the checkpoint that the files make now, or a choice. Asks for permission, which requires a click unless it was given. */
+export async function openingOfRecent(recent: Recent): Promise<Opening | Choice> {
+  await permit(recent);
+  return checkpointsOf(await filesOfHandles(recent.handles).catch((e: unknown) => {
+    throw e instanceof DOMException && e.name === "NotFoundError" ? new Error(`'${recent.title}', or a file of it, was moved or removed; choose it again`) : e;
+  }));
 }
 
 /** Asks for permission again, which requires a click. */
-export async function permit({ title, handles }: Recent): Promise<void> {
+async function permit({ title, handles }: Recent): Promise<void> {
   for (const handle of handles as readonly Permitted[]) {
     if (handle.requestPermission && await handle.requestPermission({ mode: "read" }) !== "granted") throw new Error(`the browser does not allow this page to read '${title}'; choose it again`);
   }

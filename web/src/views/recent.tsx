@@ -1,8 +1,8 @@
 /** The checkpoints that were opened before. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { checkpointsOf, filesOfHandles, rememberDrops, remembersDrops } from "../collect";
-import { forget, permit, recents, type Recent } from "../recent";
+import { rememberDrops, remembersDrops } from "../collect";
+import { forget, openingOfRecent, recents, type Recent } from "../recent";
 import { visible } from "../text";
 import { useModel } from "./hooks";
 
@@ -15,12 +15,7 @@ export function Recents(): JSX.Element | null {
   const [isOn, setOn] = useState(remembersDrops());
   const canRemember = "getAsFileSystemHandle" in DataTransferItem.prototype;
   if (list.length === 0 && !canRemember) return null;
-  const open = (recent: Recent) => void model.open(async () => {
-    await permit(recent);
-    return checkpointsOf(await filesOfHandles(recent.handles).catch((e: unknown) => {
-      throw e instanceof DOMException && e.name === "NotFoundError" ? new Error(`'${recent.title}', or a file of it, was moved or removed; choose it again`) : e;
-    }));
-  }, Promise.resolve(recent.handles));
+  const open = (recent: Recent) => void model.open(() => openingOfRecent(recent), Promise.resolve(recent.handles));
   return (
     <section aria-label="Recent checkpoints">
       {list.length > 0 && <><h2>Recent</h2>

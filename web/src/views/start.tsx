@@ -40,6 +40,7 @@ export function Start({ back }: { back?: () => void }): JSX.Element {
       <h1>Inspect a PyTorch checkpoint</h1>
       <p>See what a distributed checkpoint, a torch.save file or safetensors files contain, how they are sharded, whether they are sound, and how they differ.</p>
       {back && <p class="buttons"><button type="button" onClick={back}>Return to {visible(model.opening?.title ?? "the checkpoint")}</button></p>}
+      {model.again && <p class="buttons"><button type="button" class="primary" onClick={() => void model.again?.open()}>Open {visible(model.again.title)} again</button> <span class="quiet">It was open before this page was reloaded.</span></p>}
       {model.choice && <Chooser choice={model.choice} />}
       <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)}>{"indexedDB" in window && <Later load={loadRecents} />}</Opener>
       <p class="quiet">Two checkpoints that are dropped together are compared. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
