@@ -20,6 +20,14 @@ def files(path):
     dcp.save({f"layers.{i}.w": torch.full((8,), i + 0.25) for i in range(FILES)}, storage_writer=writer, no_dist=True)
 
 
+def objects(path, directory):
+    """Objects next to tensors, so large that a request does not fetch all of the file."""
+    state = {"weights": {f"w{i}": torch.full((300, 300), i + 0.5) for i in range(9)}, "step": 1001, "note": "kept"}
+    torch.save(state, path)
+    dcp.save(state, checkpoint_id=directory, no_dist=True)
+
+
 directory = pathlib.Path(sys.argv[1])
 records(directory / "records.pt")
 files(directory / "dcp_1024")
+objects(directory / "objects.pt", directory / "dcp_objects")

@@ -81,6 +81,24 @@ async function testCosts(page, url, folder) {
   }));
 }
 
+/** Values of objects are shown where that costs no request. */
+async function testObjects(page, url, folder) {
+  await test("the rows of a torch.save file at a URL have the values of its objects, without a request", () => onSite(page, url, { folder, name: "objects.pt" }, async ({ asked }) => {
+    await firstRow(page);
+    await page.locator(".window .row", { hasText: "step" }).locator(".value", { hasText: "1001" }).waitFor();
+    await page.locator("section[aria-label=Summary]", { hasText: "1001" }).waitFor();
+    check(asked.reduce((sum, a) => sum + a.bytes, 0) < 400_000, JSON.stringify(asked));
+  }));
+  await test("an object of a DCP at a URL, which is a request, is read when it is chosen", () => onSite(page, url, { folder: path.join(folder, "dcp_objects"), name: ".metadata" }, async ({ asked }) => {
+    await firstRow(page);
+    await page.locator("section[aria-label=Summary], aside .quiet").first().waitFor();
+    const opened = asked.length;
+    await page.locator(".window .row", { hasText: "step" }).click();
+    await page.locator("aside pre", { hasText: "1001" }).waitFor();
+    check(opened <= 4 && asked.length <= opened + 1, JSON.stringify(asked));
+  }));
+}
+
 export async function testRemote({ page, url, broken }) {
   await testOtherSites(page, url);
   if (!fs.existsSync(python)) return skip("requests for checkpoints made by PyTorch", "there is no .local/venv");
@@ -89,6 +107,7 @@ export async function testRemote({ page, url, broken }) {
     const p = spawnSync(python, [path.join(root, "tests/web/make_remote_checkpoints.py"), scratch], { encoding: "utf8" });
     check(p.status === 0, p.stderr);
     await testCosts(page, url, scratch);
+    await testObjects(page, url, scratch);
   } finally {
     fs.rmSync(scratch, { recursive: true });
   }

@@ -1,6 +1,7 @@
 /** What the overview says of a checkpoint besides its totals, in the worker: its modules, layers, step, learning rate and mesh,
  *  judged by names. */
 import type { MappedCheckpoint } from "../../wasm/tessera.js";
+import type { DocumentOf } from "./contents";
 import type { Leaf } from "./entry_tree";
 import type { About, Detail } from "./protocol";
 import { isAsideTensor, isOptimizerName } from "./split";
@@ -49,11 +50,10 @@ function layersOf(leaves: readonly Leaf[]): About["layers"] {
   return name && numbers && numbers.size > 1 ? { name: name.slice(1), count: numbers.size } : undefined;
 }
 
-/** `readsObjects`: whether objects may be read for their values. */
-export function aboutOf(checkpoint: Pick<MappedCheckpoint, "document">, leaves: readonly Leaf[], count: number, readsObjects: boolean): About {
+export function aboutOf(checkpoint: Pick<MappedCheckpoint, "document">, leaves: readonly Leaf[], count: number, objectOf: DocumentOf): About {
   const tensors = leaves.filter((l) => l.kind === "tensor"), model = tensors.filter((l) => !isOptimizerName(l.fqn));
-  const textOf = ({ entry }: Leaf) => objectText(checkpoint.document("entry", { entry })) ?? "";
-  const objects = readsObjects ? leaves.filter((l) => l.kind === "object") : [], named = (of: (name: string, depth: number) => boolean) => objects.filter(({ fqn }) => of(lastOf(fqn), fqn.split(".").length)).slice(0, MOST_READ);
+  const textOf = ({ entry }: Leaf) => objectText(objectOf(entry) ?? "") ?? "";
+  const objects = leaves.filter((l) => l.kind === "object"), named = (of: (name: string, depth: number) => boolean) => objects.filter(({ fqn }) => of(lastOf(fqn), fqn.split(".").length)).slice(0, MOST_READ);
   const steps = named((name, depth) => STEPS.has(name) && depth <= 2).map((leaf) => ({ name: leaf.fqn, value: textOf(leaf) })).filter(({ value }) => isNumber(value));
   const rates = [...new Set(named((name, depth) => name === "lr" && depth > 1).map(textOf).filter(isNumber))];
   const divided = tensors.find((l) => l.chunks > 1) ?? tensors[0], { entries: [detail] } = divided ? JSON.parse(checkpoint.document("entry", { entry: divided.entry })) as { entries: Detail[] } : { entries: [] };

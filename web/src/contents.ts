@@ -28,16 +28,17 @@ function ownRow<T extends Row>(row: T, checkpoint: Listed): T {
 
 const MOST_VALUE = 60, MOST_READ = 4096, MOST_BOXES = 64;
 
-/** Adds to the row of an entry what its other columns show: the value of an object, which may have to be read, and how a tensor
- *  is divided. */
-function describedRow(row: Row, checkpoint: Listed, readsObjects: boolean): Row {
-  if (row.entry === undefined || (row.kind === "tensor" ? row.chunks < 2 : !readsObjects)) return row;
-  const document = checkpoint.document("entry", { entry: row.entry });
+/** Returns the document of an object, whose value may have to be read, or undefined if that costs too much. */
+export type DocumentOf = (entry: number) => string | undefined;
+
+/** Adds to the row of an entry what its other columns show: the value of an object, and how a tensor is divided. */
+function describedRow(row: Row, checkpoint: Listed, objectOf: DocumentOf): Row {
+  if (row.entry === undefined || (row.kind === "tensor" && row.chunks < 2)) return row;
   if (row.kind === "tensor") {
-    const { entries: [detail] } = JSON.parse(document) as { entries: Detail[] };
+    const { entries: [detail] } = JSON.parse(checkpoint.document("entry", { entry: row.entry })) as { entries: Detail[] };
     return isDense(detail) ? { ...row, sharding: shardingOf(detail.shape, detail.chunks, MOST_BOXES) } : row;
   }
-  const text = document.length <= MOST_READ ? objectText(document)?.replace(/\s+/g, " ") : undefined;
+  const document = objectOf(row.entry), text = document !== undefined && document.length <= MOST_READ ? objectText(document)?.replace(/\s+/g, " ") : undefined;
   return text === undefined ? row : { ...row, value: text.length > MOST_VALUE ? `${text.slice(0, MOST_VALUE - 1)}…` : text };
 }
 
@@ -80,8 +81,7 @@ interface Arranged { readonly kept: number; readonly rows: number; readonly tota
 export class Contents {
   #tree: EntryTree | undefined;
 
-  /** `readsObjects`: whether rows show values of objects. At a URL, each of them could be a request. */
-  constructor(readonly outline: Outline, private readonly checkpoint: Listed, private readonly readsObjects: boolean) {
+  constructor(readonly outline: Outline, private readonly checkpoint: Listed, private readonly objectOf: DocumentOf) {
     this.arrange("", OWN_ORDER);
   }
 
@@ -89,7 +89,7 @@ export class Contents {
   get count(): number { return this.#source.count; }
   rows(first: number, count: number): Row[] {
     const rows = this.#tree?.rows(first, count) ?? this.outline.rows(first, count).map((row) => ownRow<Row>(row, this.checkpoint));
-    return rows.map((row) => describedRow(row, this.checkpoint, this.readsObjects));
+    return rows.map((row) => describedRow(row, this.checkpoint, this.objectOf));
   }
   act(node: number, act: Act): number { return this.#source.act(node, act); }
   reveal(entry: number): number | undefined { return this.#source.reveal(entry); }

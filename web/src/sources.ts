@@ -11,7 +11,27 @@ function readFile(file: File, offset: number, size: number): Uint8Array {
   return new Uint8Array(bytes);
 }
 
+/** While nothing may be requested: whether something was lacking. */
+let lack: { isThere: boolean } | undefined;
+
+/** Calls `body`, which may use of servers only what was fetched already. Returns undefined if that is not enough. */
+export function withoutRequests<T>(body: () => T): T | undefined {
+  const found = lack = { isThere: false };
+  try {
+    return body();
+  } catch (e) {
+    if (found.isThere) return undefined;
+    throw e;
+  } finally {
+    lack = undefined;
+  }
+}
+
 function readRange(url: string, size: number, offset: number, count: number): Uint8Array {
+  if (lack) {
+    lack.isThere = true;
+    throw new Error(`${url}: this part was not fetched`);
+  }
   const request = new XMLHttpRequest();
   request.open("GET", url, false);
   request.responseType = "arraybuffer";

@@ -4,7 +4,7 @@ import { Tessera, TesseraError, type Checkpoint, type InspectDocument, type MapO
 import { aboutOf } from "./about";
 import { openFiles, withMissing, type FindingsDocument, type OpenedFiles } from "./absent";
 import { ComparisonTree } from "./comparison_tree";
-import { Contents, leavesOf, MOST_SORTED, namesMatching } from "./contents";
+import { Contents, leavesOf, MOST_SORTED, namesMatching, type DocumentOf } from "./contents";
 import type { Elements } from "./elements";
 import type { Leaf } from "./entry_tree";
 import { checkLoad } from "./expected";
@@ -16,7 +16,7 @@ import { groupEntries, mergedGroups, optimizersByName } from "./optimizer_names"
 import { isDense, type Detail, type Diff, type FileUse, type Findings, type FromWorker, type Kind, type Opening, type Optimizer, type OutlineName, type Overview, type ParamGroup, type Plan, type Requests, type Side, type Tally, type Tolerance, type ToWorker, type Trouble, type Twins } from "./protocol";
 import { forgetReads } from "./read_ahead";
 import { scanned, statisticsOf } from "./scan";
-import { chosenOf, isRemote, sourceFile } from "./sources";
+import { chosenOf, isRemote, sourceFile, withoutRequests } from "./sources";
 import { amountsOf, weightsOf, type Amounts } from "./split";
 import { objectText } from "./text";
 import { differingElements } from "./tensor_equality";
@@ -146,6 +146,12 @@ function markEntries(open: Open, overview: Overview, list: Findings["list"], all
   outline.close();
 }
 
+/** Reads objects for what is shown unasked. At a URL, each of them could be a request, so only what was fetched already is used. */
+const objectsOf = ({ checkpoint, opening }: Open): DocumentOf => {
+  const read = (entry: number) => checkpoint.document("entry", { entry });
+  return opening.files.some(isRemote) ? (entry) => withoutRequests(() => read(entry)) : read;
+};
+
 /** Returns side a without placeholders, because their bytes would only be reported as missing again. */
 async function plain(): Promise<Checkpoint> {
   const t = await prepared(), a = opened("a"), { opening, absent } = a;
@@ -242,7 +248,7 @@ const handlers: Handlers = {
     const t = await tessera, a = opened("a"), { checkpoint } = a;
     const all = checkpoint.outline(), findings = findingsOf(t, a.found), overview = overviewOf(a);
     markEntries(a, overview, findings.list, all);
-    lists.all = new Contents(all, checkpoint, !a.opening.files.some(isRemote)); // its rows have the marks
+    lists.all = new Contents(all, checkpoint, objectsOf(a)); // its rows have the marks
     return { overview, findings, isMetadataOnly: isMetadataOnly(overview), amounts: ownAmounts(amountsOf(checkpoint.outline()), overview), rows: lists.all.count };
   },
   close({ side }) {
@@ -268,8 +274,8 @@ const handlers: Handlers = {
     return row === undefined || entry === undefined ? null : { row, entry, rows: list.count };
   },
   about({ count }) {
-    const { checkpoint, opening } = opened("a"), leaves = leavesOf(checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
-    return leaves ? aboutOf(checkpoint, leaves, count, !opening.files.some(isRemote)) : null;
+    const a = opened("a"), { checkpoint } = a, leaves = leavesOf(checkpoint, MOST_OVERVIEW); // soon after opening: no request may wait long for this
+    return leaves ? aboutOf(checkpoint, leaves, count, objectsOf(a)) : null;
   },
   fileMetadata() {
     const { checkpoint, opening } = opened("a"), hasEntries = lists.all !== undefined && lists.all.outline.count > 0; // the document of any entry has the texts
