@@ -80,6 +80,7 @@ export async function testViews({ page, url, broken }) {
   }
   await test("a target with rules, its plan, its command", async () => {
     await goTo(page, "Reshard…");
+    await page.getByRole("radio", { name: "A device mesh" }).check();
     await page.getByLabel("Size of mesh dim 1").fill("3");
     await page.getByRole("button", { name: "Add a mesh dim" }).click();
     await page.locator(".view .facts", { hasText: "6" }).first().waitFor();

@@ -295,7 +295,13 @@ async function testReshard(page, scratch) {
       await lendPlaces(page);
       await open(page, path.join(samples, sample));
       await goTo(page, "Reshard…");
-      for (const [i, [size, placement]] of dims.entries()) {
+      const [[size, placement]] = dims;
+      if (dims.length > 1) await page.getByRole("radio", { name: "A device mesh" }).check();
+      else {
+        await page.getByRole("spinbutton", { name: "Ranks" }).fill(size);
+        await page.getByLabel("Each tensor is").selectOption(placement);
+      }
+      for (const [i, [size, placement]] of dims.length > 1 ? dims.entries() : []) {
         if (i) await page.getByRole("button", { name: "Add a mesh dim" }).click();
         await page.getByLabel(`Size of mesh dim ${i + 1}`).fill(size);
         await page.getByLabel(`Placement on mesh dim ${i + 1}`).selectOption(placement);
@@ -372,7 +378,7 @@ async function testMaps(page, scratch) {
   });
   await test("a reshard with a map is planned and written as tessera reshard --map writes it", async () => {
     await begin(source, "Reshard…", async () => {
-      await page.getByLabel("Size of mesh dim 1").fill("2");
+      await page.getByRole("spinbutton", { name: "Ranks" }).fill("2");
       await builtIn("transformers-mixtral");
       await page.locator(".facts", { hasText: "tensors" }).waitFor();
     });

@@ -1,6 +1,6 @@
 /** The Convert view: three questions, a preview of what will be written and how large it is, and the button that saves it.
  *  This script is loaded on demand. */
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { NO_SOURCE } from "../command";
 import { convertCommand, CONVERT_START, DTYPES, fileName, formOf, FORMS, formText, HUGGING_FACE, nameFor, OBJECTS, optionsOf, QUANTIZED, type Convertible, type ConvertForm } from "../convert_form";
@@ -16,6 +16,7 @@ import { useModel } from "./hooks";
 import { JsonFile } from "./json_file";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
+import { Answer, Text } from "./questions";
 import { Check, Save } from "./save";
 
 const WAIT_MS = 200;
@@ -23,15 +24,6 @@ type Set = (change: Partial<ConvertForm>) => void;
 
 function Select({ label, value, options, set }: { label: string; value: string; options: readonly (readonly [string, string])[]; set: (value: string) => void }): JSX.Element {
   return <label>{label}<select aria-label={label} value={value} onChange={(e) => set(e.currentTarget.value)}>{options.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label>;
-}
-
-function Text({ label, value = "", hint, set }: { label: string; value: string | undefined; hint: string; set: (value: string) => void }): JSX.Element {
-  return <label>{label}<input type="text" value={value} placeholder={hint} spellcheck={false} onInput={(e) => set(e.currentTarget.value)} /></label>;
-}
-
-/** One of several answers to a question, with what it means here. */
-function Answer({ name, label, isChosen, choose, children }: { name: string; label: string; isChosen: boolean; choose: () => void; children?: ComponentChildren }): JSX.Element {
-  return <label class="answer"><input type="radio" name={name} aria-label={label} checked={isChosen} onChange={choose} /><span><strong>{label}</strong> <span class="quiet">{children}</span></span></label>;
 }
 
 function Parts({ form, set }: { form: ConvertForm; set: Set }): JSX.Element | null {

@@ -9,51 +9,123 @@ import { EXPANSION, IGNORE_CRC, RESHARD_FIELDS, troubleInFields } from "../field
 import { mapNamed, mapOptionsOf } from "../map_choice";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
-import { PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
+import { meshOf, PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural } from "../text";
 import { SameCommand } from "./command";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
 import { Copy, Facts, TroubleBox } from "./parts";
+import { Answer, Text } from "./questions";
 import { Check, Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
 
-function Dim({ dim, number, set, remove }: { dim: MeshDim; number: number; set: (d: MeshDim) => void; remove?: () => void }): JSX.Element {
-  const label = `mesh dim ${number + 1}`, [typed, setTyped] = useState<string>(); // what is typed need not be a size yet
+type To = "" | "dcp" | "safetensors" | "torch";
+const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
+
+type Set = (form: TargetForm) => void;
+
+/** A number of at least 1. What is typed need not be one yet. */
+function Size({ label, value, set }: { label: string; value: number; set: (size: number) => void }): JSX.Element {
+  const [typed, setTyped] = useState<string>();
   const type = (text: string, size: number) => {
     setTyped(text);
-    if (size >= 1) set({ ...dim, size: Math.floor(size) });
+    if (size >= 1) set(Math.floor(size));
   };
+  return <input type="number" aria-label={label} min={1} max={1_000_000} value={typed ?? value} onInput={(e) => type(e.currentTarget.value, e.currentTarget.valueAsNumber)} onBlur={() => setTyped(undefined)} />;
+}
+
+const PlacementChoice = ({ label, value, set }: { label: string; value: string; set: (placement: string) => void }): JSX.Element =>
+  <select aria-label={label} value={value} onChange={(e) => set(e.currentTarget.value)}>{PLACEMENTS.map(([p, text]) => <option key={p} value={p}>{text}</option>)}</select>;
+
+function Dim({ dim, number, set, remove }: { dim: MeshDim; number: number; set: (d: MeshDim) => void; remove?: () => void }): JSX.Element {
+  const label = `mesh dim ${number + 1}`;
   return (
     <div class="dim">
       <label>Name<input type="text" aria-label={`Name of ${label}`} value={dim.name} size={6} onInput={(e) => set({ ...dim, name: e.currentTarget.value })} /></label>
-      <label>Size<input type="number" aria-label={`Size of ${label}`} min={1} max={1_000_000} value={typed ?? dim.size} onInput={(e) => type(e.currentTarget.value, e.currentTarget.valueAsNumber)} onBlur={() => setTyped(undefined)} /></label>
-      <label>Placement<select aria-label={`Placement on ${label}`} value={dim.placement} onChange={(e) => set({ ...dim, placement: e.currentTarget.value })}>
-        {PLACEMENTS.map((p) => <option key={p} value={p}>{p}</option>)}
-      </select></label>
+      <label>Size<Size label={`Size of ${label}`} value={dim.size} set={(size) => set({ ...dim, size })} /></label>
+      <label>Along it, each tensor is<PlacementChoice label={`Placement on ${label}`} value={dim.placement} set={(placement) => set({ ...dim, placement })} /></label>
       {remove && <button type="button" class="small" onClick={remove} aria-label={`Remove ${label}`}>✕</button>}
     </div>
   );
 }
 
-function Form({ form, set }: { form: TargetForm; set: (f: TargetForm) => void }): JSX.Element {
+function Mesh({ form, set }: { form: TargetForm; set: Set }): JSX.Element {
   const { dims } = form;
   return (
-    <form class="target" aria-label="Target" onSubmit={(e) => e.preventDefault()}>
+    <>
       {dims.map((dim, i) => <Dim key={i} dim={dim} number={i} set={(d) => set({ ...form, dims: dims.map((old, j) => j === i ? d : old) })}
         {...(dims.length > 1 ? { remove: () => set({ ...form, dims: dims.filter((_, j) => j !== i) }) } : {})} />)}
       <p class="buttons"><button type="button" disabled={dims.length >= MOST_DIMS} onClick={() => set({ ...form, dims: [...dims, { name: `dim${dims.length}`, size: 2, placement: "replicate" }] })}>Add a mesh dim</button></p>
       <label class="rules">Rules for some names, one per line; the first that matches wins
         <textarea rows={2} spellcheck={false} value={form.rules} placeholder={"**.weight  shard(0),shard(1)"} onInput={(e) => set({ ...form, rules: e.currentTarget.value })} /></label>
-      <div class="fields">
-        <label>Only names that match<input type="text" value={form.include ?? ""} placeholder="all, or model.**" spellcheck={false} onInput={(e) => set({ ...form, include: e.currentTarget.value })} /></label>
-        <label>But not<input type="text" value={form.exclude ?? ""} placeholder="optim.**" spellcheck={false} onInput={(e) => set({ ...form, exclude: e.currentTarget.value })} /></label>
-        <Check label={EXPANSION} isOn={form.allowExpansion} set={(allowExpansion) => set({ ...form, allowExpansion })} />
-        <Check label={IGNORE_CRC} isOn={form.ignoreCrc} set={(ignoreCrc) => set({ ...form, ignoreCrc })} />
-      </div>
+    </>
+  );
+}
+
+function ForRanks({ form, set }: { form: TargetForm; set: Set }): JSX.Element {
+  const { dims, isMesh = false } = form, [dim, ...others] = dims, setDim = (change: Partial<MeshDim>) => { if (dim) set({ ...form, dims: [{ ...dim, ...change }, ...others] }); };
+  return (
+    <fieldset>
+      <legend>For how many ranks?</legend>
+      <Answer name="ranks" label="A number of ranks" isChosen={!isMesh} choose={() => set({ ...form, isMesh: false })}>that all divide the tensors in one way</Answer>
+      {!isMesh && dim && <div class="fields">
+        <label>Ranks<Size label="Ranks" value={dim.size} set={(size) => setDim({ size })} /></label>
+        <label>Each tensor is<PlacementChoice label="Each tensor is" value={dim.placement} set={(placement) => setDim({ placement })} /></label>
+      </div>}
+      <Answer name="ranks" label="A device mesh" isChosen={isMesh} choose={() => set({ ...form, isMesh: true })}>of several dims, or with rules for some names</Answer>
+      {isMesh && <Mesh form={form} set={set} />}
+    </fieldset>
+  );
+}
+
+function Form({ form, set, to, setTo }: { form: TargetForm; set: Set; to: To; setTo: (to: To) => void }): JSX.Element {
+  const overview = useModel().opened?.overview, { chooses = false } = form;
+  return (
+    <form class="questions" aria-label="Target" onSubmit={(e) => e.preventDefault()}>
+      <ForRanks form={form} set={set} />
+      <fieldset>
+        <legend>What?</legend>
+        <Answer name="what" label="Everything" isChosen={!chooses} choose={() => set({ ...form, chooses: false })}>{overview && `${plural(overview.tensors, "tensor")}, ${bytesText(overview.bytes)}`}</Answer>
+        <Answer name="what" label="Choose" isChosen={chooses} choose={() => set({ ...form, chooses: true })}>by name</Answer>
+        {chooses && <div class="fields">
+          <Text label="Only names that match" value={form.include} hint="all, or model.**" set={(include) => set({ ...form, include })} />
+          <Text label="But not" value={form.exclude} hint="optim.**" set={(exclude) => set({ ...form, exclude })} />
+        </div>}
+      </fieldset>
+      <fieldset>
+        <legend>To which form?</legend>
+        <div class="fields"><label><select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></div>
+      </fieldset>
+      <fieldset>
+        <legend>Under which names?</legend>
+        <MapFields />
+      </fieldset>
+      <details class="advanced" open={form.allowExpansion || form.ignoreCrc}>
+        <summary>Advanced</summary>
+        <div class="fields">
+          <Check label={EXPANSION} isOn={form.allowExpansion} set={(allowExpansion) => set({ ...form, allowExpansion })} />
+          <Check label={IGNORE_CRC} isOn={form.ignoreCrc} set={(ignoreCrc) => set({ ...form, ignoreCrc })} />
+        </div>
+      </details>
     </form>
+  );
+}
+
+const MOST_COLUMNS = 64, COLUMN = 10, HIGH = 80;
+
+/** What each rank holds, as columns. */
+function PlanFigure({ plan: { ranks, totals: { held_max: most } } }: { plan: Plan }): JSX.Element {
+  const shown = ranks.slice(0, MOST_COLUMNS), least = Math.min(...ranks.map((r) => r.held));
+  const each = least === most ? `each of ${plural(ranks.length, "rank")} holds ${bytesText(most)}` : `${plural(ranks.length, "rank")} hold ${bytesText(least)} to ${bytesText(most)}`;
+  return (
+    <figure class="plan-figure">
+      <svg viewBox={`0 0 ${shown.length * COLUMN} ${HIGH}`} role="img" aria-label={`What the ranks hold: ${each}`} style={{ width: `${Math.min(100, shown.length * 4)}%` }} preserveAspectRatio="none">
+        {shown.map((r, i) => { const high = most ? r.held / most * HIGH : 0; return <rect key={i} class="strip-taken" x={i * COLUMN + 1} width={COLUMN - 2} y={HIGH - high} height={high}><title>{`rank ${i} holds ${bytesText(r.held)}, reads ${bytesText(r.read)} and receives ${bytesText(r.received)}`}</title></rect>; })}
+      </svg>
+      <figcaption>{each[0]?.toUpperCase()}{each.slice(1)}{ranks.length > shown.length && `; the first ${shown.length} are drawn`}.</figcaption>
+    </figure>
   );
 }
 
@@ -81,6 +153,7 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
   const t = plan.totals;
   return (
     <>
+      <PlanFigure plan={plan} />
       <Facts facts={[
         ["ranks", exactText(t.ranks)], ["tensors", exactText(t.tensors)],
         ["reads", `${exactText(t.reads)} from ${plural(plan.files.length, "file")}, ${bytesText(t.bytes)} in all`],
@@ -93,21 +166,17 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
   );
 }
 
-type To = "" | "dcp" | "safetensors" | "torch";
-const TO: readonly (readonly [To, string])[] = [["", "the form it has, or dcp"], ["dcp", "dcp: one file per rank"], ["safetensors", "safetensors: shards as PyTorch writes them"], ["torch", "torch: one file of DTensors per rank"]];
-
 /** The options that a reshard and its plan share, and those of the reshard only. */
-const namesOf = ({ include = "", exclude = "" }: TargetForm) => ({ ...(include.trim() ? { include: words(include) } : {}), ...(exclude.trim() ? { exclude: words(exclude) } : {}) });
+const namesOf = ({ chooses = false, include = "", exclude = "" }: TargetForm) => !chooses ? {} : ({ ...(include.trim() ? { include: words(include) } : {}), ...(exclude.trim() ? { exclude: words(exclude) } : {}) });
 const writingOf = ({ allowExpansion, ignoreCrc }: TargetForm) => ({ ...(allowExpansion ? { allowExpansion } : {}), ...(ignoreCrc ? { ignoreCrc } : {}) });
 
 /** Offers to write what each rank holds, once the plan is there. */
-function SaveRanks({ request, isPlanned, to, setTo }: { request: PlanRequest; isPlanned: boolean; to: To; setTo: (to: To) => void }): JSX.Element {
+function SaveRanks({ request, isPlanned, to }: { request: PlanRequest; isPlanned: boolean; to: To }): JSX.Element {
   const model = useModel(), saving = model.resharding;
   const name = saving.name ?? nameFor(model.opening?.title ?? "", "resharded"), writing: Writing = { what: "reshard", options: { ...request, ...writingOf(model.target), ...(to ? { to } : {}) } };
   useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing), model.opening]);
   return (
     <>
-      <p class="fields"><label>Form<select aria-label="Form" value={to} onChange={(e) => setTo(e.currentTarget.value as To)}>{TO.map(([v, text]) => <option key={v} value={v}>{text}</option>)}</select></label></p>
       <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
         goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
     </>
@@ -118,7 +187,7 @@ export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
   const to = model.resharding.to as To, setTo = (form: To) => { model.resharding.to = form; model.changed(); };
   const target = targetText(form), request = { target, ...namesOf(form), ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
-  const command = reshardCommand(form, source, { ...namesOf(form), ...writingOf(form), to: to || undefined, ...mapNamed(model.mapChoice) }), ranks = form.dims.reduce((n, d) => n * d.size, 1);
+  const command = reshardCommand(form, source, { ...namesOf(form), ...writingOf(form), to: to || undefined, ...mapNamed(model.mapChoice) }), ranks = meshOf(form).dims.reduce((n, d) => n * d.size, 1);
   useEffect(() => {
     const timer = setTimeout(() => void model.plan(request, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
@@ -126,10 +195,9 @@ export function Reshard(): JSX.Element {
   return (
     <section class="view" aria-label="Reshard">
       <h2>Reshard</h2>
-      <p class="quiet">Choose the mesh that is to load this checkpoint. The plan is made from what is known already; nothing is read for it.</p>
+      <p class="quiet">Say which ranks are to load this checkpoint. The plan is made from what is known already; nothing is read or written for it.</p>
       <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
-      <Form form={form} set={(target) => { model.target = target; model.changed(); }} />
-      <MapFields />
+      <Form form={form} set={(target) => { model.target = target; model.changed(); }} to={to} setTo={setTo} />
       {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
       {preview?.plan && <PlanView plan={preview.plan} />}
       <p class="buttons">
@@ -137,7 +205,7 @@ export function Reshard(): JSX.Element {
         <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
         {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
       </p>
-      {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} setTo={setTo} />}
+      {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} />}
       <SameCommand command={command} />
     </section>
   );

@@ -1,0 +1,11 @@
+/** The parts of the questions that Convert and Reshard ask. */
+import type { ComponentChildren, JSX } from "preact";
+
+export function Text({ label, value = "", hint, set }: { label: string; value: string | undefined; hint: string; set: (value: string) => void }): JSX.Element {
+  return <label>{label}<input type="text" value={value} placeholder={hint} spellcheck={false} onInput={(e) => set(e.currentTarget.value)} /></label>;
+}
+
+/** One of several answers to a question, with what it means here. */
+export function Answer({ name, label, isChosen, choose, children }: { name: string; label: string; isChosen: boolean; choose: () => void; children?: ComponentChildren }): JSX.Element {
+  return <label class="answer"><input type="radio" name={name} aria-label={label} checked={isChosen} onChange={choose} /><span><strong>{label}</strong> <span class="quiet">{children}</span></span></label>;
+}
