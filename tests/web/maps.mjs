@@ -345,7 +345,7 @@ async function testTeam({ context, url }, folder) {
     await values(page).click();
     await verdict(page, /^2 changed, 26 entries equal, values included/);
     await page.getByRole("heading", { name: "1 changed tensor has NaN or infinity" }).waitFor();
-    check(workers === 4, `${workers} workers`); // three compare, then one looks for NaN
+    check(workers === 6, `${workers} workers`); // three compare, then three measure
     await expectDiff(page, diffOf(a, b, "--values", "--map", map));
   });
   await page.close();
