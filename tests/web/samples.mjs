@@ -32,7 +32,7 @@ const shown = (message) => message.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u
 /** The overview and the verdict state what the documents of `inspect` and `validate` have. */
 async function testOverview(page, target, { findings }) {
   const p = spawnSync(native, ["inspect", target, "--json"], { encoding: "utf8", maxBuffer: 1 << 28 });
-  const { summary, entries } = JSON.parse(p.stdout), perRank = entries.filter((e) => e.per_rank).length, count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`.replace(/\B(?=(\d{3})+\b)/g, "\u202f");
+  const { summary, entries } = JSON.parse(p.stdout), perRank = entries.filter((e) => e.per_rank).length, count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`.replace(/\B(?=(\d{3})+\b)/g, ",");
   const absent = new Set(findings.filter((f) => f.rule === "dcp/missing-file").map((f) => f.file)).size, files = summary.files + absent;
   const more = `${summary.objects ? `, ${count(summary.objects, "object")}` : ""}${summary.opaque ? `, ${count(summary.opaque, "opaque entry", "opaque entries")}` : ""}`;
   const line = await page.locator("aside .quiet").first().textContent(), tensors = `${count(summary.tensors, "tensor")}${perRank ? ` (${perRank} of them ${perRank === 1 ? "differs" : "differ"} from rank to rank)` : ""} in `;

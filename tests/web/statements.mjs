@@ -186,7 +186,7 @@ async function testCounts(page, made, said) {
       const bytes = (of) => entries.filter((e) => e.kind === "tensor" && of(e)).reduce((sum, e) => sum + e.bytes, 0);
       const optimizer = bytes((e) => /^optim/.test(e.fqn)), weights = 4 * said.parameters;
       await open(page, target);
-      const want = JSON.stringify({ parameters: `${said.parameters}, ${sizeText(weights)}`, "optimizer state": sizeText(optimizer), "other tensors": sizeText(summary.bytes - optimizer - weights) });
+      const want = JSON.stringify({ parameters: `${said.parameters} · ${sizeText(weights)}`, "optimizer state": sizeText(optimizer), "other tensors": sizeText(summary.bytes - optimizer - weights) });
       check(JSON.stringify(await amounts(page)) === want, `${name}: ${JSON.stringify(await amounts(page))} instead of ${want}`);
       check((await page.locator(".about").textContent()).includes(` · ${said.parameters} parameters · ${sizeText(summary.bytes)} · `), await page.locator(".about").textContent());
     }
@@ -195,7 +195,7 @@ async function testCounts(page, made, said) {
     for (const name of ["tied.pt", "packed.safetensors", "ranks"]) {
       const target = path.join(made, name), { summary } = document("inspect", target, "--json");
       await open(page, target);
-      check(JSON.stringify(await amounts(page)) === JSON.stringify({ elements: `${summary.elements}, ${sizeText(summary.bytes)}` }), `${name}: ${JSON.stringify(await amounts(page))}`);
+      check(JSON.stringify(await amounts(page)) === JSON.stringify({ elements: `${summary.elements} · ${sizeText(summary.bytes)}` }), `${name}: ${JSON.stringify(await amounts(page))}`);
     }
   });
   await test("entries of ranks with tensors of their own are counted, placed and shown", async () => {

@@ -8,9 +8,9 @@ export function bytesText(bytes: number): string {
   return `${unit ? value.toFixed(1) : value} ${UNITS[unit] ?? ""}`;
 }
 
-const SCALES: readonly (readonly [number, string])[] = [[1e12, "trillion"], [1e9, "billion"], [1e6, "million"], [1e3, "thousand"]];
+const SCALES: readonly (readonly [number, string])[] = [[1e15, "quadrillion"], [1e12, "trillion"], [1e9, "billion"], [1e6, "million"], [1e3, "thousand"]];
 
-/** "7.24 billion", for parameters and elements. Unit letters are only used for bytes. */
+/** "7.24 billion", for parameters and elements, as the command writes it. Unit letters are only used for bytes. */
 export function countText(count: number): string {
   for (const [scale, word] of SCALES) {
     if (count >= 0.9995 * scale) return `${Number((count / scale).toPrecision(3))} ${word}`;
@@ -21,7 +21,11 @@ export function countText(count: number): string {
 /** "7.24 billion elements". */
 export const amountText = (count: number, one: string): string => `${countText(count)} ${count === 1 ? one : `${one}s`}`;
 
-export const exactText = (count: number): string => count.toLocaleString("en-US").replaceAll(",", "\u202f");
+/** "300,000", as the command writes it. */
+export const exactText = (count: number): string => count.toLocaleString("en-US");
+
+/** "1.2 KiB (1,234 bytes)"; a size below 1 KiB is exact already. */
+export const fullBytesText = (bytes: number): string => bytes < 1024 ? bytesText(bytes) : `${bytesText(bytes)} (${exactText(bytes)} bytes)`;
 export const shapeText = (shape: readonly number[]): string => shape.length ? shape.join(" × ") : "scalar";
 export const plural = (n: number, one: string, many = `${one}s`): string => `${exactText(n)} ${n === 1 ? one : many}`;
 

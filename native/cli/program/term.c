@@ -135,16 +135,15 @@ cli_words cli_number(uint64_t number)
 
 cli_words cli_short_number(uint64_t number)
 {
-    static const char *const units[] = {"", " K", " M", " B", " T", " Q"};
+    static const char *const scales[] = {"", " thousand", " million", " billion", " trillion", " quadrillion"};
     cli_words words;
     double value = (double)number;
-    unsigned unit = 0;
-    while (value >= 999.5 && unit < 5) {
+    unsigned scale = 0;
+    while (value >= 999.5 && scale < 5) {
         value /= 1000;
-        unit++;
+        scale++;
     }
-    if (unit == 0) snprintf(words.text, sizeof words.text, "%" PRIu64, number);
-    else snprintf(words.text, sizeof words.text, "%.*f%s", value < 10 ? 2 : value < 100 ? 1 : 0, value, units[unit]);
+    snprintf(words.text, sizeof words.text, value < 999.5 ? "%.3g%s" : "%.0f%s", value, scales[scale]);
     return words;
 }
 

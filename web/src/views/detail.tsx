@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import type { Model, Selected } from "../model";
 import { isDense, type Detail, type ObjectDetail, type PerRankDetail, type TensorDetail } from "../protocol";
-import { bytesText, exactText, plural, realText, shapeText, visible } from "../text";
+import { bytesText, exactText, fullBytesText, plural, realText, shapeText, visible } from "../text";
 import type { View } from "../route";
 import { useModel, useNarrow } from "./hooks";
 import { Later } from "./later";
@@ -15,7 +15,7 @@ import { Values } from "./values";
 
 function TensorFacts({ detail }: { detail: TensorDetail }): JSX.Element {
   const elements = detail.shape.reduce((a, b) => a * b, 1);
-  const facts: [string, string][] = [["dtype", detail.dtype], ["shape", shapeText(detail.shape)], ["elements", exactText(elements)], ["size", `${bytesText(detail.bytes)} (${exactText(detail.bytes)} bytes)`]];
+  const facts: [string, string][] = [["dtype", detail.dtype], ["shape", shapeText(detail.shape)], ...(detail.shape.length > 1 ? [["elements", exactText(elements)] as [string, string]] : []), ["size", fullBytesText(detail.bytes)]];
   if (detail.mesh) facts.push(["mesh", detail.mesh]);
   if (detail.placements) facts.push(["placements", detail.placements]);
   if (detail.requires_grad) facts.push(["requires_grad", "yes"]);
