@@ -1,7 +1,9 @@
 /** Compares the shard map's gaps and overlaps with a count of every element; also tests numbers as text. */
+import { spawnSync } from "node:child_process";
 import path from "node:path";
 import { createRequire } from "node:module";
-import { root } from "./browser.mjs";
+import { root, samples } from "./browser.mjs";
+import { native } from "./files.mjs";
 import { check, test } from "./harness.mjs";
 
 export async function load(file) {
@@ -66,6 +68,21 @@ export async function testPure() {
     check(text.visible("") === "(empty name)", "an empty name is not visible");
     check(text.countText(7_241_732_096) === "7.24 billion", text.countText(7_241_732_096));
     check(text.countText(999_999) === "1 million" && text.countText(999_499) === "999 thousand", text.countText(999_999));
+    check(text.exactText(1_234_567) === "1,234,567" && text.fullBytesText(1023) === "1023 B" && text.fullBytesText(1234) === "1.2 KiB (1,234 bytes)", text.fullBytesText(1234));
+  });
+  await test("the coordinates of a chunk are those of the rank that PyTorch had save it", async () => {
+    const { chunkCoordinates } = await load("mesh.ts"), found = new Set();
+    const meshOf = (name) => JSON.parse(spawnSync(native, ["inspect", path.join(samples, name), "--json"], { encoding: "utf8" }).stdout).entries.filter((e) => /^dp=\d,tp=2$/.test(e.mesh));
+    for (const entry of ["torch_ranks_tp_fsdp2", "torch_ranks_uneven_strided"].flatMap(meshOf)) {
+      const got = chunkCoordinates(entry), isReplicated = entry.placements.endsWith("replicate");
+      const want = entry.chunks.map(({ file }) => { const rank = Number(/\d+/.exec(file)[0]), dp = `dp=${Math.floor(rank / 2)}`; return isReplicated ? dp : `${dp}, tp=${rank % 2}`; }); // init_device_mesh
+      check(got?.join(";") === want.join(";"), `${entry.fqn}: ${got?.join("; ")} instead of ${want.join("; ")}`);
+      found.add(entry.placements);
+    }
+    check(found.size === 3, [...found].join(" and "));
+    const [entry] = meshOf("torch_ranks_tp_fsdp2");
+    check(chunkCoordinates({ ...entry, placements: undefined }) === undefined && chunkCoordinates({ ...entry, mesh: undefined }) === undefined, "a mesh without placements has coordinates");
+    check(chunkCoordinates({ ...entry, chunks: entry.chunks.slice(0, 1).map((c) => ({ ...c, offsets: c.offsets.map((o) => o + 1) })) }) === undefined, "a chunk that no rank holds has coordinates");
   });
   await test("values of objects are written as by Python, with every digit", () => {
     const document = (more) => `{\n "summary": {"dtypes": {"value": {}}},\n "metadata": {"value": "{"},\n "entries": [\n  {"fqn": "a.\\"value\\": 1", "type": "x"${more}}\n ],\n "findings": [{"value": 1}]\n}`;

@@ -4,22 +4,23 @@ import type { JSX } from "preact";
 import { fileTerm } from "../filter";
 import type { Model } from "../model";
 import type { FileUse } from "../protocol";
-import { bytesText, exactText, plural, visible } from "../text";
-import { useModel } from "./hooks";
+import { bytesText, exactText, plural, shortName, visible } from "../text";
+import { useModel, useWidth } from "./hooks";
 
 interface Leaf { readonly file?: FileUse; readonly children?: readonly Leaf[] }
-const WIDTH = 960, HEIGHT = 220, LOW = 60, MOST = 400, MOST_NAMES = 12;
+const HEIGHT = 220, LOW = 60, MOST = 400, MOST_NAMES = 12;
 
 function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: string) => void }): JSX.Element {
   const root = hierarchy<Leaf>({ children: files.map((file) => ({ file })) }, (n) => n.children).sum((n) => n.file?.size ?? 0).sort((a, b) => (b.value ?? 0) - (a.value ?? 0));
-  const height = files.length > 1 ? HEIGHT : LOW;
-  const leaves = treemap<Leaf>().size([WIDTH, height]).padding(2).round(true)(root).leaves();
+  const height = files.length > 1 ? HEIGHT : LOW, [box, width] = useWidth();
+  const leaves = treemap<Leaf>().size([width, height]).padding(2).round(true)(root).leaves();
   return (
-    <svg class="treemap" viewBox={`0 0 ${WIDTH} ${height}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
+    <svg ref={box} class="treemap" viewBox={`0 0 ${width} ${height}`} role="img" aria-label={`${plural(files.length, "file")} by size; the table below says the same`}>
+      <defs><pattern id="absent" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect class="map-back" width="6" height="6" /><rect class="away-line" width="1" height="6" /></pattern></defs>
       {leaves.map(({ data: { file }, x0, y0, x1, y1 }) => file && (
         <g key={file.name} onClick={() => show(file.name)}>
-          <rect class={`file${file.absent || file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} used`}</title></rect>
-          {x1 - x0 > 90 && y1 - y0 > 24 && <text x={x0 + 8} y={y0 + 20}>{visible(file.name).slice(0, Math.floor((x1 - x0 - 12) / 8))}</text>}
+          <rect class={`file${file.absent ? " absent" : file.chunks === 0 ? " unused" : ""}`} x={x0} y={y0} width={x1 - x0} height={y1 - y0}><title>{`${visible(file.name)}: ${bytesText(file.size)}, ${bytesText(file.used)} in use`}</title></rect>
+          {x1 - x0 > 60 && y1 - y0 > 24 && <text x={x0 + 8} y={y0 + 20}>{shortName(visible(file.name), Math.floor((x1 - x0 - 12) / 8))}</text>}
         </g>
       ))}
     </svg>
@@ -28,7 +29,7 @@ function Treemap({ files, show }: { files: readonly FileUse[]; show: (name: stri
 
 function Strip({ file }: { file: FileUse }): JSX.Element {
   return (
-    <svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" role="img" aria-label={`${Math.round(file.used / Math.max(1, file.size) * 100)} % used`}>
+    <svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" role="img" aria-label={`${Math.round(file.used / Math.max(1, file.size) * 100)} % in use`}>
       <rect class="strip-back" width="200" height="10" />
       {file.taken.map(([at, size], i) => <rect key={i} class="strip-taken" x={at / file.size * 200} width={Math.max(0.4, size / file.size * 200)} height="10" />)}
     </svg>
@@ -67,17 +68,17 @@ export function Files({ showFile, show }: { showFile: (term: string) => void; sh
   const bySize = [...files].sort((a, b) => b.size - a.size).slice(0, MOST);
   return (
     <section class="view" aria-label="Files">
-      <p class="quiet">Used are the bytes of dense tensors, and of all items of a DCP. The rest of a sound file is headers, metadata, objects and padding. Choose a file to see its tensors.</p>
+      <p class="quiet">The bytes in use are those of dense tensors and, in a DCP, of all items. The rest of a sound file is headers, metadata, objects and padding. Choose a file to see its tensors.</p>
       {overview && overview.absent.length > 0 && <p class="bad" role="status">{plural(overview.absent.length, "data file")} {overview.absent.length === 1 ? "is" : "are"} absent, and with {overview.absent.length === 1 ? "it" : "them"} {plural(missing, "chunk")}. An absent file has at least the size that the metadata implies.</p>}
       {overview?.absent.length === 0 && missing > 0 && <p class="bad" role="status">{plural(missing, "chunk")} {missing === 1 ? "is" : "are"} in files that are absent; Problems names them.</p>}
       <Treemap files={bySize} show={(name) => showFile(fileTerm(name))} />
       <div class="scroll" tabIndex={0} role="region" aria-label="File table">
         <table class="wide">
-          <thead><tr><th>File</th><th class="number">Size</th><th class="number">Used</th><th class="number">Chunks</th><th>Used bytes</th></tr></thead>
+          <thead><tr><th>File</th><th class="number">Size</th><th class="number">In use</th><th class="number">Chunks</th><th>Where</th></tr></thead>
           <tbody>
             {bySize.map((f) => (
               <tr key={f.name}>
-                <td><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "says where the entries are" : "has no dense tensors of this checkpoint"}</span>}</td>
+                <td><button type="button" class="link" onClick={() => showFile(fileTerm(f.name))}>{visible(f.name)}</button>{f.absent ? <span class="bad"> absent</span> : f.chunks === 0 && <span class="quiet"> {isIndex(f.name) ? "lists the entries" : "has no dense tensors of this checkpoint"}</span>}</td>
                 <td class="number">{bytesText(f.size)}</td><td class="number">{bytesText(f.used)}</td><td class="number">{exactText(f.chunks)}</td><td><Strip file={f} /></td>
               </tr>
             ))}

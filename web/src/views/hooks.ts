@@ -1,5 +1,6 @@
 import { createContext } from "preact";
-import { useContext, useEffect, useReducer, useState } from "preact/hooks";
+import type { RefObject } from "preact";
+import { useContext, useEffect, useLayoutEffect, useReducer, useRef, useState } from "preact/hooks";
 import type { Model } from "../model";
 import { entryOf, hashOf, viewOf, type View } from "../route";
 
@@ -23,6 +24,17 @@ export function useView(): [View, (view: View) => void] {
     return () => removeEventListener("popstate", hear);
   }, []);
   return [view, (to) => { if (to !== viewOf(location.hash)) location.hash = hashOf(to, entryOf(location.hash)); setView(to); }];
+}
+
+/** The width of a drawing on the page, in pixels. Its texts have the same size at every width, then. */
+export function useWidth(): [RefObject<SVGSVGElement>, number] {
+  const box = useRef<SVGSVGElement>(null), [width, setWidth] = useState(400);
+  useLayoutEffect(() => {
+    const watch = new ResizeObserver(([entry]) => setWidth(Math.round(entry?.contentRect.width ?? 0) || 400));
+    if (box.current) watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  return [box, width];
 }
 
 const NARROW = "(max-width: 640px)";

@@ -7,6 +7,7 @@ import { nameFor, words } from "../convert_form";
 import { saveText } from "../download";
 import { EXPANSION, IGNORE_CRC, RESHARD_FIELDS, troubleInFields } from "../field_names";
 import { mapNamed, mapOptionsOf } from "../map_choice";
+import { coordinatesOf, coordinatesText, type MeshAxis } from "../mesh";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
 import { meshOf, PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
@@ -129,15 +130,15 @@ function PlanFigure({ plan: { ranks, totals: { held_max: most } } }: { plan: Pla
   );
 }
 
-function Ranks({ ranks, most }: { ranks: Plan["ranks"]; most: number }): JSX.Element {
+function Ranks({ ranks, most, axes }: { ranks: Plan["ranks"]; most: number; axes: readonly MeshAxis[] }): JSX.Element {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Ranks">
       <table>
-        <thead><tr><th class="number">Rank</th><th class="number">Holds</th><th><span class="hidden">Next to the fullest rank</span></th><th class="number">Reads</th><th class="number">Receives</th></tr></thead>
+        <thead><tr><th class="number">Rank</th><th>Mesh</th><th class="number">Holds</th><th><span class="hidden">Next to the fullest rank</span></th><th class="number">Reads</th><th class="number">Receives</th></tr></thead>
         <tbody>
           {ranks.slice(0, MOST_RANKS).map((r, i) => (
             <tr key={i}>
-              <td class="number">{i}</td><td class="number">{bytesText(r.held)}</td>
+              <td class="number">{i}</td><td>{visible(coordinatesText(coordinatesOf(i, axes), axes))}</td><td class="number">{bytesText(r.held)}</td>
               <td><svg class="strip" viewBox="0 0 200 10" preserveAspectRatio="none" aria-hidden="true"><rect class="strip-back" width="200" height="10" /><rect class="strip-taken" width={most ? r.held / most * 200 : 0} height="10" /></svg></td>
               <td class="number">{bytesText(r.read)}</td><td class="number">{bytesText(r.received)}</td>
             </tr>
@@ -149,7 +150,7 @@ function Ranks({ ranks, most }: { ranks: Plan["ranks"]; most: number }): JSX.Ele
   );
 }
 
-function PlanView({ plan }: { plan: Plan }): JSX.Element {
+function PlanView({ plan, axes }: { plan: Plan; axes: readonly MeshAxis[] }): JSX.Element {
   const t = plan.totals;
   return (
     <>
@@ -161,7 +162,7 @@ function PlanView({ plan }: { plan: Plan }): JSX.Element {
         ["a rank holds at most", bytesText(t.held_max)], ["imbalance", t.imbalance.toFixed(2)],
         ["peak memory of a rank", bytesText(t.peak_memory)],
       ]} />
-      <Ranks ranks={plan.ranks} most={t.held_max} />
+      <Ranks ranks={plan.ranks} most={t.held_max} axes={axes} />
     </>
   );
 }
@@ -199,7 +200,7 @@ export function Reshard(): JSX.Element {
       <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
       <Form form={form} set={(target) => { model.target = target; model.changed(); }} to={to} setTo={setTo} />
       {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
-      {preview?.plan && <PlanView plan={preview.plan} />}
+      {preview?.plan && <PlanView plan={preview.plan} axes={form.dims} />}
       <p class="buttons">
         <Copy text={target} what="target" label="Copy the target file" />
         <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
