@@ -18,7 +18,7 @@ async function eachView(page, body) {
   await body("start");
   await openSample(page, "broken_dcp_overlap");
   await page.locator(".window .row .text", { hasText: "weight" }).click();
-  await page.getByRole("button", { name: /^Show values/ }).waitFor();
+  await page.getByLabel("Slice").waitFor();
   await body("entries");
   for (const [tab, ready] of Object.entries(READY)) {
     await goTo(page, tab === "Problems" ? /^Problems/ : tab);
@@ -243,7 +243,6 @@ export async function testHabits({ page, url, context, broken }) {
       await page.locator(".window .row .text").first().waitFor();
       check(await page.locator(".top h1").textContent() === "dcp_tp_fsdp2", "another title");
       await page.locator(".window .row:not(.group)").first().click();
-      await page.getByRole("button", { name: "Show values" }).click();
       await page.locator("table.values").waitFor();
       await goTo(page, /^Problems/);
       await page.getByRole("button", { name: /^Check every byte/ }).click();

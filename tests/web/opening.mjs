@@ -101,7 +101,7 @@ async function testDifferences(page, made) {
     await page.getByRole("img", { name: /^Heat map of 6 × 8 differences/ }).waitFor();
     await page.getByLabel("Slice", { exact: true }).fill(" ");
     await page.getByRole("button", { name: "Show values" }).click();
-    await page.locator(".scroll[aria-label='Table of values'] .quiet", { hasText: "6 × 8: 48 values." }).waitFor();
+    check(await page.locator("table.values td:not(:empty)").count() === 48, "not all of the tensor is shown");
     await page.getByRole("button", { name: "Tessera", exact: true }).click();
     await pick(page, path.join(samples, "safetensors_float6"));
     await page.locator(".window .row", { hasText: "f6_e2m3" }).click();

@@ -136,6 +136,41 @@ async function testContents(page, scratch) {
       await page.getByText("In stored order").waitFor();
     }
   });
+  await test("a filter that nothing matches says so, and can be cleared", async () => {
+    await filter(page, "nothing has this name", /^0 matches/);
+    await page.getByText("No entry matches the filter.").waitFor();
+    await page.getByRole("button", { name: "Clear the filter" }).click();
+    await row(page, "b.x").first().waitFor();
+    check(await page.getByLabel("Filter").inputValue() === "" && await page.getByText("No entry matches the filter.").count() === 0, "the filter was not cleared");
+  });
+  await test("there is no button for what is shown already", async () => {
+    await row(page, "a.x").first().click();
+    await page.locator("table.values").waitFor();
+    const show = page.getByRole("button", { name: "Show values" }), statistics = page.getByRole("button", { name: /^Statistics/ });
+    check(await show.count() === 0, "values are shown, and there is a button for that");
+    await page.getByLabel("Slice").fill("3:5");
+    await show.click();
+    await page.locator("table.values thead", { hasText: /^34$/ }).waitFor();
+    check(await show.count() === 0, "the slice is shown, and there is a button for that");
+    await statistics.click();
+    await page.locator("aside dt", { hasText: "std" }).waitFor();
+    for (let tries = 0; await statistics.count() && tries < 100; tries++) await page.waitForTimeout(50);
+    check(await statistics.count() === 0, "the statistics are shown, and there is a button for that");
+  });
+  await test("the texts of a figure have one size at every width", async () => {
+    await open(page, path.join(samples, "torch_ranks_tp_fsdp2"));
+    await filter(page, "model.block.down.weight", /^1 match/);
+    await page.locator(".window .row").first().click();
+    const sizes = new Set();
+    for (const width of [1440, 1024, 390]) {
+      await page.setViewportSize({ width, height: 800 });
+      await page.waitForTimeout(200);
+      sizes.add(await page.locator(".map .rank").first().evaluate((text) => Math.round(text.getScreenCTM().a * parseFloat(getComputedStyle(text).fontSize))));
+    }
+    check([...sizes].join() === "11", `sizes in pixels: ${[...sizes].join(", ")}`);
+    await page.setViewportSize({ width: 1280, height: 800 });
+    check((await page.locator(".legend").textContent()).includes("rank 1 dp=0, tp=1 rank1.pt"), await page.locator(".legend").textContent());
+  });
   await test("a name of 3,000 letters and a leaf 43 levels down stay in sight", async () => {
     const deep = count(43, (i) => `level${i}`).join(".");
     await open(page, made(scratch, "names.safetensors", { ["x".repeat(3000)]: weight(2), [deep]: weight(3), [`${deep}s`]: weight(4) }));
@@ -249,10 +284,10 @@ async function testOverview(page, scratch) {
     await openSample(page, "dcp_tp_fsdp2");
     await page.locator("section[aria-label='Parameters by module'] li").first().waitFor();
     const facts = await page.locator("section[aria-label=Summary] dl > div").evaluateAll((l) => Object.fromEntries(l.map((f) => [f.children[0].textContent, f.children[1].textContent])));
-    check(facts["learning rate"] === "0.01" && facts.parameters.startsWith("248, ") && facts.values.startsWith("not scanned"), JSON.stringify(facts));
+    check(facts["learning rate"] === "0.01" && facts.parameters.startsWith("248 · ") && facts.values.startsWith("not scanned"), JSON.stringify(facts));
     const counted = (await page.locator("section[aria-label='Parameters by module'] li").allTextContents()).map((text) => Number(/(\d+)$/.exec(text)?.[1]));
     check(counted.reduce((sum, n) => sum + n, 0) === 248, `the modules have ${counted} parameters`);
-    check(await page.locator("section[aria-label='Bytes by rank']").count() === 1 && await page.locator("section[aria-label='Bytes by file']").count() === 0, "the same bars are there twice");
+    check(await page.locator("section[aria-label='File bytes by rank']").count() === 1 && await page.locator("section[aria-label='Bytes by file']").count() === 0, "the same bars are there twice");
   });
   await test("NaN and infinite values that a scan finds are problems; constant norms are not", async () => {
     await open(page, made(scratch, "scan.safetensors", { a: ["float32", [2], [1, NaN]], b: ["float32", [2], [Infinity, 2]], norm: ["float32", [4], [1, 1, 1, 1]], c: weight(2) }));

@@ -206,8 +206,9 @@ async function testTrouble(page, url) {
       await home(page);
       await pick(page, own);
       await page.locator(".window .row:not(.group)").first().click();
-      await page.getByRole("button", { name: "Show values" }).waitFor();
+      await page.locator("table.values").waitFor();
       fs.truncateSync(own, fs.statSync(own).size - 1);
+      await page.getByLabel("Slice").fill("0");
       await page.getByRole("button", { name: "Show values" }).click();
       await page.locator("aside .trouble", { hasText: "Code: input/output" }).waitFor();
       await goTo(page, /^Problems/);

@@ -64,7 +64,6 @@ export async function testViews({ page, url, broken }) {
     await page.getByLabel("Filter").fill("model.block.up.weight");
     await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
     await choose(page, "weight");
-    await page.getByRole("button", { name: "Show values" }).click();
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await page.locator(".histogram").waitFor();
     await page.locator("table.values").waitFor();
@@ -148,7 +147,7 @@ export async function testViews({ page, url, broken }) {
     await pick(page, path.join(samples, "broken_dcp_missing_file"));
     await goTo(page, "Files");
     await page.locator(".view .bad", { hasText: "data file is absent" }).waitFor();
-    await page.locator("td", { hasText: ".metadata" }).locator("text=says where the entries are").waitFor();
+    await page.locator("td", { hasText: ".metadata" }).locator("text=lists the entries").waitFor();
   });
   await test("an overlap is drawn", async () => {
     await openSample(page, "broken_dcp_overlap");

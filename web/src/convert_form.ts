@@ -72,7 +72,7 @@ const OBJECT_TEXTS: Readonly<Record<NonNullable<ConvertOptions["objects"]>, stri
 export const OBJECTS: readonly (readonly [ConvertForm["objects"], string])[] = [["", "as the answers above say"], ...Object.entries(OBJECT_TEXTS) as [NonNullable<ConvertOptions["objects"]>, string][]];
 
 export const QUANTIZED: readonly (readonly [ConvertForm["quantized"], string])[] = [
-  ["", "what they are"], ["dequantize", "dequantized: numbers times their scales"], ["fp8-block", "fp8-block: float8 in blocks of 128 × 128"],
+  ["", "(no change)"], ["dequantize", "dequantized: numbers times their scales"], ["fp8-block", "fp8-block: float8 in blocks of 128 × 128"],
 ];
 
 export const words = (text: string): string[] => text.split(/\s+/).filter(Boolean);

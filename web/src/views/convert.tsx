@@ -90,7 +90,7 @@ function Advanced({ form, set, source }: Asked): JSX.Element {
     <details class="advanced" open={isOpen}>
       <summary>Advanced</summary>
       <div class="fields">
-        <Select label="Floating-point tensors become" value={form.dtype} options={[["", "what they are"], ...DTYPES.map((d) => [d, d] as const)]} set={(dtype) => set({ dtype })} />
+        <Select label="Floating-point tensors become" value={form.dtype} options={[["", "(no change)"], ...DTYPES.map((d) => [d, d] as const)]} set={(dtype) => set({ dtype })} />
         <Select label="Weights become" value={form.quantized} options={QUANTIZED} set={(quantized) => set({ quantized: quantized as ConvertForm["quantized"] })} />
         {form.quantized === "fp8-block" && <Text label={EXCEPT} value={form.noQuantize} hint="lm_head.**" set={(noQuantize) => set({ noQuantize })} />}
         <Select label="Non-tensor objects" value={form.objects} options={OBJECTS} set={(objects) => set({ objects: objects as ConvertForm["objects"] })} />
@@ -154,7 +154,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
   const command = convertCommand(form, source, opening, base ?? name, mapNamed(model.mapChoice)), left = leftOut(form, source, options.objects, model.findings ? lostOf(model.findings).count : 0);
   return (
     <>
-      <p class="buttons"><button type="button" class="primary" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">sets the answers below: weights only, safetensors, the model's own names</span></p>
+      <p class="buttons"><button type="button" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">sets the answers below: weights only, safetensors, the model's own names</span></p>
       <OpenAs why={(saving.previewTrouble ?? saving.trouble)?.message} />
       <form class="questions" aria-label="Conversion" onSubmit={(e) => e.preventDefault()}>
         <What {...asked} />

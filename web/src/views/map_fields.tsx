@@ -24,7 +24,7 @@ export function MapFields({ label = "Names and layouts become" }: { label?: stri
     <div role="group" aria-label="Map">
       <div class="fields">
         <label>{label}<select aria-label={label} value={choice.name} onChange={(e) => set({ name: e.currentTarget.value, inverse: choice.inverse })}>
-          <option value="">what they are</option>
+          <option value="">(no change)</option>
           {!isBuiltIn && <option value={choice.name}>{visible(choice.name)}</option>}
           {maps.map((name) => <option key={name} value={name}>{name}</option>)}
         </select></label>

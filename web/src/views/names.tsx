@@ -63,7 +63,7 @@ export function NamesView(): JSX.Element {
         <Collisions collisions={names.collisions} />
         <Removed names={names.names} />
         <p class="buttons">
-          <button type="button" aria-pressed={!isAll} disabled={changed.length === 0} onClick={() => setOnlyChanged(!onlyChanged)}>Only names that change</button>
+          {changed.length > 0 && <button type="button" aria-pressed={!isAll} onClick={() => setOnlyChanged(!onlyChanged)}>Only names that change</button>}
           <button type="button" onClick={() => saveText("names.json", JSON.stringify(names, null, 1))}>Export JSON</button>
         </p>
         {list.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Names and canonical names">

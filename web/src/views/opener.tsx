@@ -81,7 +81,7 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
   };
   return (
     <form class="url" onSubmit={(e) => void submit(e)}>
-      <label>URL of a file, an index, or a DCP's .metadata<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="https://…/model.safetensors" /></label>
+      <label>URL of a file, an index or .metadata<input type="text" inputMode="url" value={url} onInput={(e) => edit(e.currentTarget.value)} placeholder="https://…/model.safetensors" /></label>
       <button type="submit">Open URL</button>
       {isAsking && <p class="note" role="status">Asking the server …</p>}
       {isBarred && opened && <p class="note" role="status">This page is not allowed to read from other sites. <a href={remotePage(url)}>Open it in the page that is</a>, which closes {visible(model.opening?.title ?? "")} here.</p>}
@@ -90,18 +90,18 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
   );
 }
 
-/** `children` come first. */
+/** `children` come before the samples. */
 export function Opener({ open, about, children }: { open: Open; about: string; children?: ComponentChildren }): JSX.Element {
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   useEffect(() => { samplesHere().then(setSamples, () => setSamples([])); }, []);
   return (
     <section class="opener" aria-label={about}>
-      {children}
-      <UrlForm open={open} />
       <div class="drop">
         <p>Drop {about} here: a directory, or its files</p>
         <p class="buttons"><Picker label="Choose directory…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
       </div>
+      <UrlForm open={open} />
+      {children}
       {samples.length > 0 && <div class="sample-line"><h2>Samples</h2><ul class="samples">
         {samples.map((s) => <li key={s.name}><button type="button" title={s.title} onClick={() => open((signal) => openingOfSample(s, signal))}>{s.name}</button></li>)}
       </ul></div>}

@@ -1,4 +1,4 @@
-/** The optimizers: their groups with hyper-parameters, and which state each parameter has. Missing states come first. */
+/** The optimizers: their groups with hyperparameters, and which state each parameter has. Missing states come first. */
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import type { Model } from "../model";
@@ -30,13 +30,13 @@ function State({ state, row }: { state: ParameterStates["states"][number]; row: 
 const memberText = (members: readonly string[]): string => members.every((m) => /^\d+$/.test(m)) ? `group ${members.join(", ")}` : members.length > 1 ? `${exactText(members.length)} parameters` : visible(members[0] ?? "");
 
 function Groups({ optimizer: { groups, hasGroups } }: { optimizer: Optimizer }): JSX.Element {
-  if (!hasGroups) return <p class="bad" role="status">There are no param groups: hyper-parameters such as the learning rate are not in this checkpoint. The states were recognized by their names.</p>;
+  if (!hasGroups) return <p class="bad" role="status">There are no param groups: hyperparameters such as the learning rate are not in this checkpoint. The states were recognized by their names.</p>;
   const keys = [...new Set(groups.flatMap((g) => Object.keys(g.values)))].filter((k) => k !== "params").sort();
   if (groups.length === 0 || keys.length === 0) return <></>;
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Param groups">
-      <table class="wide">
-        <thead><tr><th>Hyper-parameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</tr></thead>
+      <table>
+        <thead><tr><th>Hyperparameter</th>{groups.slice(0, MOST_GROUPS).map((g) => <th key={g.members[0]}>{memberText(g.members)}</th>)}</tr></thead>
         <tbody>{keys.map((k) => <tr key={k}><td><code>{visible(k)}</code></td>{groups.slice(0, MOST_GROUPS).map((g) => <td key={g.members[0]}>{visible(g.values[k] ?? "–").slice(0, MOST_TEXT)}</td>)}</tr>)}</tbody>
       </table>
       {groups.length > MOST_GROUPS && <p class="quiet">… and {plural(groups.length - MOST_GROUPS, "more group")}.</p>}
@@ -56,14 +56,14 @@ function Table({ optimizer, show }: { optimizer: Optimizer; show: (fqn: string) 
       <Groups optimizer={optimizer} />
       <div class="scroll" tabIndex={0} role="region" aria-label={`Parameters of ${title}`}>
         <table class="wide">
-          <thead><tr><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}<th>Lacks</th></tr></thead>
+          <thead><tr><th>Parameter</th><th>Shape</th>{names.map((n) => <th key={n}>{visible(n)}</th>)}{faulty.length > 0 && <th>Lacks</th>}</tr></thead>
           <tbody>
             {sorted.slice(0, MOST).map(({ row, fault }) => (
               <tr key={row.parameter}>
                 <td>{row.values ? <button type="button" class="link" onClick={() => row.values && show(row.values.fqn)}>{visible(row.parameter)}</button> : visible(row.parameter)}</td>
                 <td>{row.values?.shape ? shapeText(row.values.shape) : <span class="quiet">not named</span>}</td>
                 {row.states.map((s, i) => <State key={i} state={s} row={row} />)}
-                <td>{fault}</td>
+                {faulty.length > 0 && <td>{fault}</td>}
               </tr>
             ))}
           </tbody>

@@ -5,7 +5,7 @@ import { rankOf } from "../ranks";
 import type { View } from "../route";
 import { bytesText, countText, exactText, plural, shortName, visible } from "../text";
 import { useModel } from "./hooks";
-import { Facts, LevelMark } from "./parts";
+import { Facts, LevelMark, NameText } from "./parts";
 
 const MOST_BARS = 8, MOST_RATES = 4;
 /** `bytes` may be another amount, if `text` writes it. */
@@ -19,7 +19,7 @@ function Bars({ title, list, text = bytesText, isOrdered = false }: { title: str
       <h3>{title}</h3>
       <ul class="bars">
         {sorted.slice(0, MOST_BARS).map(({ name, bytes, show }) => (
-          <li key={name}><span class="label">{show ? <button type="button" class="link" title={name} onClick={show}>{shortName(visible(name))}</button> : shortName(visible(name))}</span><span class="bar" aria-hidden="true"><span style={{ width: `${bytes / most * 100}%` }} /></span><span class="amount">{text(bytes)}</span></li>
+          <li key={name}><span class="label">{show ? <button type="button" class="link" onClick={show}><NameText name={visible(name)} /></button> : <NameText name={visible(name)} />}</span><span class="bar" aria-hidden="true"><span style={{ width: `${bytes / most * 100}%` }} /></span><span class="amount">{text(bytes)}</span></li>
         ))}
         {rest.length > 0 && <li class="quiet"><span class="label">{exactText(rest.length)} more</span><span /><span class="amount">{text(rest.reduce((sum, r) => sum + r.bytes, 0))}</span></li>}
       </ul>
@@ -65,8 +65,8 @@ function Summary(): JSX.Element | null {
   if (!opened) return null;
   const { overview, amounts: { optimizer, parameters } } = opened, others = overview.bytes - optimizer.bytes - (parameters?.bytes ?? 0);
   const facts: [string, ComponentChildren][] = [];
-  if (parameters && parameters.elements > 0) facts.push(["parameters", `${countText(parameters.elements)}, ${bytesText(parameters.bytes)}`]);
-  if (!parameters && overview.elements > 0) facts.push(["elements", `${countText(overview.elements)}, ${bytesText(overview.bytes)}`]);
+  if (parameters && parameters.elements > 0) facts.push(["parameters", `${countText(parameters.elements)} · ${bytesText(parameters.bytes)}`]);
+  if (!parameters && overview.elements > 0) facts.push(["elements", `${countText(overview.elements)} · ${bytesText(overview.bytes)}`]);
   if (optimizer.bytes > 0) facts.push(["optimizer state", bytesText(optimizer.bytes)]);
   if (parameters && others > 0) facts.push(["other tensors", bytesText(others)]);
   if (about?.layers) facts.push(["layers", <>{exactText(about.layers.count)} <span class="quiet">in {shortName(visible(about.layers.name))}</span></>]);
@@ -106,7 +106,7 @@ export function OverviewPane({ go }: { go: (view: View) => void }): JSX.Element 
       <TopProblems go={go} />
       {about && about.modules.length > 1 && <Bars title={opened?.amounts.parameters ? "Parameters by module" : "Elements by module"} text={countText} list={about.modules.map(({ name, elements, isGroup }) => ({ name, bytes: elements, show: () => { if (isGroup) void model.lists.filter("all", `${name}.**`); else void model.reveal(name); } }))} />}
       {overview.dtypes.length > 1 && <Bars title="Bytes by dtype" list={overview.dtypes} />}
-      <Bars title="Bytes by rank" list={ranks} isOrdered />
+      <Bars title="File bytes by rank" list={ranks} isOrdered />
       {files.length > 1 && files.length !== ranks.length && <Bars title="Bytes by file" list={files.map((f) => ({ name: f.absent ? `${f.name} (absent)` : f.name, bytes: f.used }))} />}
       {about && about.largest.length > 1 && <Bars title="Largest tensors" list={about.largest.map(({ fqn, bytes }) => ({ name: fqn, bytes, show: () => { go("contents"); void model.reveal(fqn); } }))} />}
       {about === null && <p class="quiet">There are too many tensors to list the largest here; sort the tree by size.</p>}

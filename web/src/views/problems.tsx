@@ -58,7 +58,7 @@ function GroupView({ group, show }: { group: Group; show: (fqn: string) => void 
   const list = findings.slice(0, isOpen ? MOST : FIRST);
   return (
     <li class={level}>
-      <h2><LevelMark level={level} text /> <code>{rule}</code> <span class="quiet">{isLone ? "" : plural(group.count, "time")}</span></h2>
+      <h2><LevelMark level={level} text /> <code>{rule}</code> <span class="quiet">{!isLone && group.count > 1 && plural(group.count, "time")}</span></h2>
       {isLone ? <><p>Only the metadata is here: {exactText(findings.length)} of {plural(findings.length, "data file")} {findings.length === 1 ? "is" : "are"} absent. Names, shapes and shards are known; values are not.</p><p class="quiet">Open the checkpoint together with the files of every rank.</p></> : <Help text={model.findings?.help[rule] ?? ""} />}
       <ul class="places">{isLone ? list.map((f) => <li key={f.file}>{visible(f.file ?? "")}</li>) : list.map((f, i) => <Place key={i} finding={f} show={show} />)}</ul>
       {findings.length > FIRST && <button type="button" class="small" onClick={() => setOpen(!isOpen)}>{isOpen ? "Show fewer" : `Show all ${exactText(findings.length)}`}</button>}
@@ -96,14 +96,14 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
     <section class="view" aria-label="Problems">
       {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">Every byte was checked.</p>}
       <p class="buttons">
-        {!opened?.isMetadataOnly && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
+        {!opened?.isMetadataOnly && !model.isDeep && <button type="button" onClick={() => void model.deepCheck()}>Check every byte (reads {bytesText(sizeOf(model.opening))})</button>}
         {!opened?.isMetadataOnly && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}
         <button type="button" onClick={() => go("load")}>Would it load?</button>
         <span class="space" />
         {groups.length > 0 && <button type="button" class="ghost" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
         {groups.length > 0 && REPORTS.map((report) => <button key={report.format} type="button" class="ghost" onClick={() => void save(report)}>Export {report.title}</button>)}
       </p>
-      {groups.length > 0 && <p class="chip-line" role="group" aria-label="Levels">{found.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}</p>}
+      {found.length > 1 && <p class="chip-line" role="group" aria-label="Levels">{found.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}</p>}
       <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>
       {asks && <Later load={loadOpenAs} why="--part" />}
       <ScanView show={show} />

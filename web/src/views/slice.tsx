@@ -60,17 +60,17 @@ function indicesOf(elements: Elements, along: readonly Along[] | undefined): { r
 }
 
 function Grid({ elements, along }: { elements: Elements; along: readonly Along[] | undefined }): JSX.Element | null {
-  const texts = textsOf(elements), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements, along), isScalar = elements.shape.length === 0;
+  const texts = textsOf(elements), columns = Math.max(1, elements.shape.at(-1) ?? 1), { row, column } = indicesOf(elements, along), isScalar = elements.shape.length === 0, hasRows = elements.shape.length > 1;
   if (!texts) return <p class="quiet">Elements of {elements.dtype} cannot be shown one by one.</p>;
   if (texts.length === 0) return <p>The slice has no elements.</p>;
   const rows = Array.from({ length: Math.min(MOST_ROWS, Math.ceil(texts.length / columns)) }, (_, r) => texts.slice(r * columns, r * columns + Math.min(columns, MOST_COLUMNS)));
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Table of values">
       <table class="values">
-        {!isScalar && <thead><tr><td />{rows[0]?.map((_, c) => <th key={c} scope="col">{column(c)}</th>)}</tr></thead>}
-        <tbody>{rows.map((r, i) => <tr key={i}>{!isScalar && <th scope="row">{row(i)}</th>}{r.map((v, j) => <td key={j} class={/nan|inf/.test(v) ? "bad" : ""} title={v}>{shortText(v)}</td>)}</tr>)}</tbody>
+        {!isScalar && <thead><tr>{hasRows && <td />}{rows[0]?.map((_, c) => <th key={c} scope="col">{column(c)}</th>)}</tr></thead>}
+        <tbody>{rows.map((r, i) => <tr key={i}>{hasRows && <th scope="row">{row(i)}</th>}{r.map((v, j) => <td key={j} class={/nan|inf/.test(v) ? "bad" : ""} title={v}>{shortText(v)}</td>)}</tr>)}</tbody>
       </table>
-      <p class="quiet">{texts.length > rows.length * (rows[0]?.length ?? 0) ? `The first ${rows.length} × ${rows[0]?.length ?? 0} of ` : ""}{shapeText(elements.shape)}: {plural(texts.length, "value")}.</p>
+      {texts.length > rows.length * (rows[0]?.length ?? 0) && <p class="quiet">The first {rows.length} × {rows[0]?.length ?? 0} of {shapeText(elements.shape)}: {plural(texts.length, "value")}.</p>}
     </div>
   );
 }
@@ -103,13 +103,14 @@ export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
   const model = useModel(), { selected, opening } = model, elements = selected?.elements, { shape } = detail;
   const [text, setText] = useState(firstSlice(shape));
   const along = selected?.slice === undefined ? undefined : alongOf(selected.slice, shape), npy = elements && npyOf(elements), name = detail.fqn.replace(/[^\w.-]+/g, "_");
+  const isShown = elements !== undefined && selected?.slice === text && !selected.valuesTrouble;
   const go = (to: string) => { setText(to); void model.readSlice(to); };
   const isOwn = selected?.map.map === undefined, reference = `${detail.fqn}${shape.length && text.trim() ? `[${text.trim()}]` : ""}`;
   return (
     <>
       <form class="slice" onSubmit={(e) => { e.preventDefault(); void model.readSlice(text); }}>
         {shape.length > 0 && <label>Slice <input type="text" aria-label="Slice" value={text} spellcheck={false} onInput={(e) => setText(e.currentTarget.value)} /></label>}
-        <button type="submit">Show values</button>
+        {!isShown && <button type="submit">Show values</button>}
       </form>
       {along && elements && <Steppers shape={shape} along={along} go={go} />}
       {selected?.valuesTrouble && <TroubleBox trouble={selected.valuesTrouble} />}

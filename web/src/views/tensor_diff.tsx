@@ -21,7 +21,7 @@ const factsOf = (detail: Detail): [string, string][] => isDense(detail)
   : [["kind", detail.per_rank ? "tensor per rank" : detail.type], ...(!detail.per_rank && detail.text !== undefined ? [["value", detail.text] as [string, string]] : [])];
 
 function Side({ name, title, detail }: { name: string; title: string; detail: Detail | undefined }): JSX.Element {
-  return <section aria-label={`${name} of the comparison`}><h4><strong>{name}</strong> {visible(title)}</h4>{!detail ? <p class="quiet">It is not in {name}.</p> : <><Facts facts={factsOf(detail)} />{isDense(detail) && <ShardMapView detail={detail} />}</>}</section>;
+  return <section aria-label={`${name} of the comparison`}><h4><strong>{name}</strong> {visible(title)}</h4>{!detail ? <p class="quiet">It is not in {name}.</p> : <><Facts facts={factsOf(detail)} />{isDense(detail) && <ShardMapView detail={detail} of={name} />}</>}</section>;
 }
 
 const MOST_ROWS = 8, MOST_COLUMNS = 6;
@@ -59,7 +59,7 @@ export function TensorDiff({ fqn, detail, compared, map }: DiffOf): JSX.Element 
 }
 
 function Values({ fqn, shape, compared, map }: { fqn: string; shape: readonly number[]; compared: Compared; map: DiffOptions["map"] }): JSX.Element {
-  const model = useModel(), [slice, setSlice] = useState(firstSlice(shape)), [found, setFound] = useState<Found>(), [trouble, setTrouble] = useState<Trouble>();
+  const model = useModel(), [slice, setSlice] = useState(firstSlice(shape)), [found, setFound] = useState<Found>(), [shown, setShown] = useState<string>(), [trouble, setTrouble] = useState<Trouble>();
   const show = async () => {
     setTrouble(undefined);
     const count = elementsOfSlice(slice, shape);
@@ -67,6 +67,7 @@ function Values({ fqn, shape, compared, map }: { fqn: string; shape: readonly nu
     try {
       const { a, b } = await model.client.call("slices", { fqn, other: compared.other ?? fqn, slice: slice.trim() || undefined, map });
       setFound({ ...differencesOf(a, b), a, b });
+      setShown(slice);
     } catch (e) {
       setFound(undefined);
       setTrouble(troubleOf(e));
@@ -76,7 +77,7 @@ function Values({ fqn, shape, compared, map }: { fqn: string; shape: readonly nu
     <>
       <form class="slice" onSubmit={(e) => { e.preventDefault(); void show(); }}>
         {shape.length > 0 && <label>Slice <input type="text" aria-label="Slice to compare" value={slice} spellcheck={false} onInput={(e) => setSlice(e.currentTarget.value)} /></label>}
-        <button type="submit">Show differences</button>
+        {!(found && shown === slice) && <button type="submit">Show differences</button>}
       </form>
       {trouble && <TroubleBox trouble={trouble} />}
       {found && <>

@@ -23,7 +23,7 @@ function Histogram({ tally }: { tally: Tally }): JSX.Element {
 function TallyView({ tally }: { tally: Tally }): JSX.Element {
   return (
     <>
-      <Histogram tally={tally} />
+      {tally.min !== tally.max && <Histogram tally={tally} />}
       <Facts facts={[["min", realText(tally.min)], ["max", realText(tally.max)], ["mean", realText(tally.mean)], ["std", realText(tally.std)],
         ["zeros", exactText(tally.zero)], ["NaN", exactText(tally.nan)], ["infinite", exactText(tally.inf)]]} />
       {tally.byte_done < tally.byte_total && <p class="quiet">Of the first {bytesText(tally.byte_done)} of {bytesText(tally.byte_total)}.</p>}
@@ -32,13 +32,13 @@ function TallyView({ tally }: { tally: Tally }): JSX.Element {
 }
 
 export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
-  const model = useModel(), selected = model.selected;
+  const model = useModel(), selected = model.selected, tally = selected?.tally, isWhole = tally !== undefined && tally.byte_done >= tally.byte_total;
   return (
     <section aria-label="Values">
       <h3>Values</h3>
-      <p class="buttons"><button type="button" class="small" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>
+      {!isWhole && detail.shape.length > 0 && <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>}
       {selected?.tallyTrouble && <TroubleBox trouble={selected.tallyTrouble} />}
-      {selected?.tally && <TallyView tally={selected.tally} />}
+      {tally && <TallyView tally={tally} />}
       <SliceView detail={detail} />
     </section>
   );
