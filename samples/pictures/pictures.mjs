@@ -77,7 +77,7 @@ ${text}</g>
 
 async function takePicture() {
   const server = await view(path.join(samples, "dcp_tp_fsdp2"));
-  const { context, close } = await launch({ viewport: { width: 1200, height: 760 } });
+  const { context, close } = await launch({ viewport: { width: 1280, height: 800 } });
   const page = await context.newPage();
   await page.goto(server.url);
   const rows = page.locator(".window .row");

@@ -91,7 +91,7 @@ async function take(page, name, [target, acts], file) {
 try {
   for (const scheme of schemes) for (const width of widths) for (const name of wanted) {
     const page = await browser.context.newPage(), file = path.join(directory, `${name}_${width}_${scheme}.png`);
-    page.setDefaultTimeout(8000);
+    page.setDefaultTimeout(given ? 60_000 : 8000);
     await page.emulateMedia({ colorScheme: scheme });
     await page.setViewportSize({ width, height: width < 640 ? 844 : 900 });
     await take(page, `${name} at ${width} px, ${scheme}`, views[name], file).catch((e) => { trouble++; console.log(`${name} at ${width} px, ${scheme}: ${String(e.message).split("\n")[0]}`); });

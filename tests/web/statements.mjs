@@ -300,7 +300,7 @@ async function testFiles(page, made, scratch) {
   });
   await test("what a file without tensors is", async () => {
     const rowText = async (name) => (await page.locator("[aria-label='File table'] tbody tr", { hasText: name }).locator("td").first().textContent());
-    for (const [target, name, says] of [[path.join(samples, "dcp_tp_fsdp2"), ".metadata", "says where the entries are"], [path.join(samples, "safetensors_index"), "model.safetensors.index.json", "says where the entries are"], [path.join(made, "objects.pt"), "objects.pt", "has no dense tensors of this checkpoint"]]) {
+    for (const [target, name, says] of [[path.join(samples, "dcp_tp_fsdp2"), ".metadata", "lists the entries"], [path.join(samples, "safetensors_index"), "model.safetensors.index.json", "lists the entries"], [path.join(made, "objects.pt"), "objects.pt", "has no dense tensors of this checkpoint"]]) {
       await open(page, target);
       await goTo(page, "Files");
       await page.locator("[aria-label='File table'] tbody tr").first().waitFor();

@@ -135,7 +135,7 @@ export async function testViews({ page, url, broken }) {
     await goTo(page, /^Problems 1/);
     await page.locator(".findings .link").first().click();
     await page.locator(".map .gap").waitFor();
-    await page.locator("aside .note", { hasText: "layout/hole" }).waitFor();
+    await page.locator("aside .finding", { hasText: "layout/hole" }).waitFor();
     check((await downloadedFindings(page)).findings[0].rule === "layout/hole", "the export lacks the finding");
     const sarif = await downloaded(page, "Export SARIF");
     check(sarif.version === "2.1.0" && sarif.runs[0].results[0].ruleId === "layout/hole", "the SARIF export lacks the finding");

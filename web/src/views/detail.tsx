@@ -106,7 +106,7 @@ function EntryPane({ selected }: { selected: Selected }): JSX.Element {
         <button type="button" class="small" onClick={() => closeEntry(model)} aria-label="Close entry" title="Esc">✕</button>
       </header>
       {selected.trouble && <TroubleBox trouble={selected.trouble} />}
-      {!model.opened?.isMetadataOnly && findings.map((f, i) => <p key={i} class="note"><LevelMark level={f.level} /> <code>{f.rule}</code> {visible(f.message)}</p>)}
+      {!model.opened?.isMetadataOnly && findings.map((f, i) => <p key={i} class={`finding ${f.level}`}><LevelMark level={f.level} /> <code>{f.rule}</code> {visible(f.message)}</p>)}
       <ComparedFacts selected={selected} />
       {selected.detail && (selected.compared && isDense(selected.detail) ? <Values key={selected.entry} detail={selected.detail} /> : <Body key={selected.entry} detail={selected.detail} />)}
     </>

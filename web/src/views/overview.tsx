@@ -5,11 +5,14 @@ import { rankOf } from "../ranks";
 import type { View } from "../route";
 import { bytesText, countText, exactText, plural, shortName, visible } from "../text";
 import { useModel } from "./hooks";
-import { Facts, LevelMark, NameText } from "./parts";
+import { Facts, LevelMark } from "./parts";
 
 const MOST_BARS = 8, MOST_RATES = 4;
 /** `bytes` may be another amount, if `text` writes it. */
 interface Amount { readonly name: string; readonly bytes: number; readonly show?: (() => void) | undefined }
+
+/** A name that may go on in a new line after a dot or an underscore. */
+const breakable = (name: string): ComponentChildren => shortName(visible(name)).split(/(?<=[._])/).flatMap((part, i) => i ? [<wbr />, part] : [part]);
 
 function Bars({ title, list, text = bytesText, isOrdered = false }: { title: string; list: readonly Amount[]; text?: (amount: number) => string; isOrdered?: boolean }): JSX.Element | null {
   const sorted = isOrdered && list.length <= MOST_BARS ? list : [...list].sort((a, b) => b.bytes - a.bytes), most = Math.max(1, ...sorted.slice(0, MOST_BARS).map((a) => a.bytes)), rest = sorted.slice(MOST_BARS);
@@ -19,7 +22,7 @@ function Bars({ title, list, text = bytesText, isOrdered = false }: { title: str
       <h3>{title}</h3>
       <ul class="bars">
         {sorted.slice(0, MOST_BARS).map(({ name, bytes, show }) => (
-          <li key={name}><span class="label">{show ? <button type="button" class="link" onClick={show}><NameText name={visible(name)} /></button> : <NameText name={visible(name)} />}</span><span class="bar" aria-hidden="true"><span style={{ width: `${bytes / most * 100}%` }} /></span><span class="amount">{text(bytes)}</span></li>
+          <li key={name}><span class="label">{show ? <button type="button" class="link" title={name} onClick={show}>{breakable(name)}</button> : breakable(name)}</span><span class="bar" aria-hidden="true"><span style={{ width: `${bytes / most * 100}%` }} /></span><span class="amount">{text(bytes)}</span></li>
         ))}
         {rest.length > 0 && <li class="quiet"><span class="label">{exactText(rest.length)} more</span><span /><span class="amount">{text(rest.reduce((sum, r) => sum + r.bytes, 0))}</span></li>}
       </ul>

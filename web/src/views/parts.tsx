@@ -35,22 +35,6 @@ export function LevelMark({ level, text }: { level: Level; text?: boolean }): JS
   return <span class={`level ${level}`}><span aria-hidden="true">{MARKS[level]}</span>{text ? ` ${level}` : <span class="hidden"> {level}</span>}</span>;
 }
 
-const LONG = 24;
-
-/** A name on one line, with the words of the filter marked. The last part of a long name stays in sight. */
-export function NameText({ name, words = [] }: { name: string; words?: readonly string[] }): JSX.Element {
-  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")), parts = escaped.length ? name.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [name];
-  const cut = name.length > LONG ? name.lastIndexOf(".", name.length - 2) + 1 : 0, lead: ComponentChildren[] = [], tail: ComponentChildren[] = [];
-  let at = 0;
-  parts.forEach((part, i) => {
-    const ofLead = Math.max(0, Math.min(part.length, cut - at)), show = (text: string) => i % 2 ? <mark>{text}</mark> : text;
-    if (ofLead) lead.push(show(part.slice(0, ofLead)));
-    if (ofLead < part.length) tail.push(show(part.slice(ofLead)));
-    at += part.length;
-  });
-  return <span class={cut ? "text long" : "text"} title={name}>{cut ? <><span class="lead">{lead}</span><span class="tail">{tail}</span></> : tail}</span>;
-}
-
 export function Copy({ text, what, label = "Copy" }: { text: string; what: string; label?: string }): JSX.Element {
   const [done, setDone] = useState("");
   const copy = async () => {

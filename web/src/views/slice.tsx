@@ -117,7 +117,7 @@ export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
       {elements && <>
         <StatisticsLine elements={elements} isWhole={elements.shape.reduce((a, b) => a * b, 1) === shape.reduce((a, b) => a * b, 1)} />
         <Grid elements={elements} along={along} />
-        {elements.shape.length > 0 && <HeatMap elements={elements} />}
+        {elements.shape.some((size) => size > 1) && <HeatMap elements={elements} />}
       </>}
       <p class="buttons">
         {npy && <button type="button" class="small" onClick={() => saveBlob(`${name}.npy`, npy)}>Save .npy</button>}

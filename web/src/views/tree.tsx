@@ -1,6 +1,6 @@
 /** A treegrid over any number of rows. Only the visible rows exist. Browsers limit the height of a page, so beyond LIMIT
  *  pixels the scroll bar is a scale: its position is a share of the rows, and the places of the rows are computed. */
-import type { JSX } from "preact";
+import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { SortKey } from "../entry_tree";
 import type { Model } from "../model";
@@ -8,11 +8,11 @@ import type { Act, OutlineName, Row } from "../protocol";
 import { wordsOf } from "../filter";
 import { exactText, plural, visible } from "../text";
 import { useModel, useNarrow } from "./hooks";
-import { LevelMark, NameText } from "./parts";
+import { LevelMark } from "./parts";
 import { columnsOf, type Column } from "./tree_columns";
 
 const HEAD = 28, WIDE_HEIGHT = 28, NARROW_HEIGHT = 48;
-const LIMIT = 12_000_000;
+const LIMIT = 12_000_000, LONG = 24;
 
 /** This row is drawn while the real one is fetched. It has the same cells, so that filling them changes only texts. */
 const BLANK: Row = { node: 0, name: "", depth: 1, group: false, open: false, run: 0, folded: false, odd: false, level: undefined, entries: 0, elements: 0, bytes: 0, dtypes: [] };
@@ -20,6 +20,20 @@ const BLANK: Row = { node: 0, name: "", depth: 1, group: false, open: false, run
 function nameOf(row: Row): string {
   if (!row.folded) return row === BLANK ? "" : visible(row.name);
   return `${visible(row.name)} … ${row.last ?? Number(row.name) + row.run - 1}`;
+}
+
+/** A name with the words of the filter marked. The last part of a long name stays in sight. */
+function NameText({ name, words }: { name: string; words: readonly string[] }): JSX.Element {
+  const escaped = words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")), parts = escaped.length ? name.split(new RegExp(`(${escaped.join("|")})`, "gi")) : [name];
+  const cut = name.length > LONG ? name.lastIndexOf(".", name.length - 2) + 1 : 0, lead: ComponentChildren[] = [], tail: ComponentChildren[] = [];
+  let at = 0;
+  parts.forEach((part, i) => {
+    const ofLead = Math.max(0, Math.min(part.length, cut - at)), show = (text: string) => i % 2 ? <mark>{text}</mark> : text;
+    if (ofLead) lead.push(show(part.slice(0, ofLead)));
+    if (ofLead < part.length) tail.push(show(part.slice(ofLead)));
+    at += part.length;
+  });
+  return <span class={cut ? "text long" : "text"} title={name}>{cut ? <><span class="lead">{lead}</span><span class="tail">{tail}</span></> : tail}</span>;
 }
 
 /** A tag with the format and the number of files of a part of the checkpoint. */

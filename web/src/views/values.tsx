@@ -36,7 +36,7 @@ export function Values({ detail }: { detail: TensorDetail }): JSX.Element {
   return (
     <section aria-label="Values">
       <h3>Values</h3>
-      {!isWhole && detail.shape.length > 0 && <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>}
+      {!isWhole && detail.shape.some((size) => size !== 1) && <p class="buttons"><button type="button" aria-disabled={selected?.isCounting === true} onClick={() => void model.tally()}>Statistics and histogram (reads {bytesText(detail.bytes)})</button></p>}
       {selected?.tallyTrouble && <TroubleBox trouble={selected.tallyTrouble} />}
       {tally && <TallyView tally={tally} />}
       <SliceView detail={detail} />
