@@ -16,13 +16,13 @@ async function viewer({ worker: script, first, second }) {
   fetching ??= Promise.all([first, second].map(async (name) => WebAssembly.compile(await (await fetch(`assets/${name}`)).arrayBuffer())));
   const [module, writers] = await fetching, worker = new Worker(`assets/${script}`, { type: "module" }), waiting = new Map();
   worker.onmessage = ({ data }) => {
+    if (data.asks === "writers") return worker.postMessage({ writers });
     const { resolve, reject } = waiting.get(data.id) ?? {};
     if ("gives" in data) resolve?.(data.gives);
     else if ("trouble" in data) reject?.(new Error(data.trouble.message));
   };
   worker.onerror = (e) => { throw new Error(e.message); };
   worker.postMessage({ module });
-  worker.postMessage({ writers });
   let next = 1;
   return { call: (kind, takes) => new Promise((resolve, reject) => { waiting.set(next, { resolve, reject }); worker.postMessage({ id: next++, kind, takes }); }) };
 }
