@@ -259,8 +259,8 @@ static int open_finished(folder_output *output, const output_file *file)
 static int open_shared(folder_output *output, output_file *file)
 {
     int fd = output_open_file(output, file->temporary);
-    if (fd < 0 && errno == EACCES && output->options.publishing) fd = open_finished(output, file);
-    if (fd < 0 && errno == ENOENT && output->options.publishing) {
+    if (fd < 0 && errno == EACCES && output->options.begun == TSR_BEGUN_PUBLISHING) fd = open_finished(output, file);
+    if (fd < 0 && errno == ENOENT && output->options.begun == TSR_BEGUN_PUBLISHING) {
         fd = output_open_file(output, file->name);
         file->is_final = fd >= 0;
         if (file->is_final) file->temporary = file->name;
@@ -293,8 +293,8 @@ static bool is_of_job(const folder_output *output, const output_file *file)
 {
     struct stat info, old;
     if (tsr_is_own_file(output->sys, file->fd)) return true;
-    return output->options.publishing && output->exists && output->sys->stat(output->sys, file->fd, &info) == 0 &&
-           S_ISREG(info.st_mode) && info.st_nlink == 1 &&
+    return output->options.begun == TSR_BEGUN_PUBLISHING && output->exists &&
+           output->sys->stat(output->sys, file->fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1 &&
            (file->replaces ? stat_replaced(output, file->name, &old) && old.st_uid == info.st_uid
                            : output->model && output->model->st_uid == info.st_uid);
 }

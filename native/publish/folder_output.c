@@ -45,7 +45,7 @@ void tsr_folder_output_has_all(tsr_output *output)
 
 void tsr_folder_output_drop(tsr_output *output)
 {
-    ((folder_output *)output)->options.keep = false;
+    ((folder_output *)output)->options.unfinished = TSR_UNFINISHED_REMOVED;
 }
 
 uint32_t tsr_folder_output_count(const tsr_output *output)
@@ -163,7 +163,7 @@ static bool is_folder_of_job(const folder_output *output, const struct stat *inf
 {
     struct stat old;
     if (info->st_uid == geteuid()) return true;
-    return output->options.publishing && output->exists &&
+    return output->options.begun == TSR_BEGUN_PUBLISHING && output->exists &&
            output->sys->link_stat_at(output->sys, output->parent, output->name, &old) == 0 && old.st_uid == info->st_uid;
 }
 
@@ -213,7 +213,7 @@ static void output_close(tsr_output *base)
     for (uint32_t i = 0; i < output->files.count; i++) {
         if (tsr_output_file(output, i)->fd >= 0) output->sys->close(output->sys, tsr_output_file(output, i)->fd);
     }
-    if (!output->published && !output->options.keep) tsr_output_discard(output);
+    if (!output->published && output->options.unfinished == TSR_UNFINISHED_REMOVED) tsr_output_discard(output);
     if (output->work >= 0 && output->work != output->parent) output->sys->close(output->sys, output->work);
     if (output->parent >= 0) output->sys->close(output->sys, output->parent);
     pthread_mutex_destroy(&output->lock);
@@ -223,9 +223,8 @@ static void output_close(tsr_output *base)
     tsr_free(output->allocator, output, 1, sizeof *output);
 }
 
-static tsr_status make_work(folder_output *output, const char *path, tsr_error *err)
+static tsr_status make_work(folder_output *output, tsr_error *err)
 {
-    const bool chosen = output->options.chosen;
     const char *folder = output->name;
     bool made = false;
     tsr_status status = TSR_OK;
@@ -238,12 +237,8 @@ static tsr_status make_work(folder_output *output, const char *path, tsr_error *
     if (status == TSR_OK && output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
     if (status == TSR_OK) status = open_work(output, folder, err);
     if (status != TSR_OK) return status;
-    if (chosen) output->base.generation = output->options.generation;
     if (output->options.existing == TSR_EXISTING_EITHER) return tsr_output_check_move(output, err);
-    if (output->mode == OUTPUT_SWAP_FOLDER) return tsr_output_check_swap(output, made, err);
-    if (output->mode == OUTPUT_INTO_FOLDER && !chosen)
-        return tsr_folder_next_generation(output->sys, path, &output->base.generation, err);
-    return TSR_OK;
+    return output->mode == OUTPUT_SWAP_FOLDER ? tsr_output_check_swap(output, made, err) : TSR_OK;
 }
 
 static tsr_status make_key(folder_output *output, tsr_error *err)
@@ -265,7 +260,7 @@ static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator,
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
         .base = {tsr_output_create, tsr_output_write_at, tsr_output_copy_range, tsr_output_publish, output_close,
-                 tsr_output_sync_all, 0},
+                 tsr_output_sync_all, options->generation},
         .sys = sys ? sys : &tsr_sys_posix,
         .allocator = allocator,
         .options = *options,
@@ -301,7 +296,7 @@ tsr_status tsr_folder_output_open(const tsr_sys *sys, const tsr_allocator *alloc
 {
     folder_output *output;
     TSR_TRY(new_output(sys, allocator, path, options, &output, err));
-    const tsr_status status = make_work(output, path, err);
+    const tsr_status status = make_work(output, err);
     if (status == TSR_OK) *out = &output->base;
     else output_close(&output->base);
     return status;

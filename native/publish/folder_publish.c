@@ -665,7 +665,7 @@ void tsr_folder_output_abandon(tsr_output *base)
 {
     folder_output *output = (folder_output *)base;
     pthread_mutex_lock(&output->lock); /* never unlocked: a thread that wants to create a file waits here */
-    if (!output->published && !output->options.keep) tsr_output_discard(output);
+    if (!output->published && output->options.unfinished == TSR_UNFINISHED_REMOVED) tsr_output_discard(output);
 }
 
 /* ---- the record ---- */

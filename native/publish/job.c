@@ -81,7 +81,7 @@ static tsr_status check_destination(job_state *s, tsr_error *err)
                                                .source_count = job->source_count};
     if (!tsr_is_url(job->destination))
         TSR_TRY(tsr_folder_output_check(job->host->allocator, job->destination, &options, err));
-    return tsr_job_note_kept(s, err);
+    return tsr_job_note_kept(&job->environment, &s->replacement, job->destination, job->arena, err);
 }
 
 tsr_status tsr_job_check(tsr_job *job, tsr_error *err)

@@ -18,8 +18,7 @@
 #define TSR_NATIVE_JOB_H
 
 #include "publish/replacement.h"
-#include "tessera/comm.h"
-#include "tessera/sys/object_output.h"
+#include "tessera/sys/publication.h"
 
 /* How much of a job one run does. */
 typedef enum tsr_job_extent {
@@ -29,20 +28,6 @@ typedef enum tsr_job_extent {
     TSR_JOB_FINISH,          /* the publication of what shares have done; refused if one of them is missing */
     TSR_JOB_SHARE_AND_FINISH /* a share, then TSR_JOB_FINISH */
 } tsr_job_extent;
-
-/* What a job needs from its caller. Every function may be NULL. */
-typedef struct tsr_job_environment {
-    tsr_comm *ranks; /* NULL: this process works alone. Otherwise the calls are collective */
-    /* Receives a warning. `lasts`: it is about what is written, so it belongs into the report of the job, too. */
-    tsr_status (*warn)(void *ctx, tsr_str text, bool lasts, tsr_error *err);
-    /* From `guard` to `unguard`, a signal that ends the program must first call `remove`, which removes what is unfinished and
-     * returns whether something is left that a later run can continue. It may be called by another thread. */
-    void (*guard)(void *ctx, bool (*remove)(void *state), void *state);
-    void (*unguard)(void *ctx); /* also without guard before it */
-    void (*hold)(void *ctx);    /* from here to `release` such a signal waits */
-    void (*release)(void *ctx);
-    void *ctx;
-} tsr_job_environment;
 
 typedef struct tsr_job {
     tsr_job_environment environment;
@@ -101,9 +86,5 @@ tsr_status tsr_job_run(tsr_job *job, tsr_error *err);
 /* Refuses the destination where tsr_job_run would, and warns of the files that stay there; with `resumes`, finds out whether it is
  * complete. Writes nothing. */
 tsr_status tsr_job_check(tsr_job *job, tsr_error *err);
-
-/* Writes a warning to `text` if unfinished shares of other plans stay at a destination in an object store. Returns false if there are
- * none. */
-bool tsr_job_other_parts(const tsr_output *output, const char *destination, char *text, size_t size);
 
 #endif

@@ -54,11 +54,12 @@ static tsr_status clear_one(job_state *s, const tsr_leftover *l, const tsr_left_
 {
     const uint64_t parts = left->parts;
     if (left->is_busy && parts && s->job->discards_parts)
-        tsr_job_warn(s, "parts of another plan for '%s' are being written by another process; they are kept",
+        tsr_job_warn(&s->job->environment,
+                     "parts of another plan for '%s' are being written by another process; they are kept",
                      s->job->destination);
     if (left->is_busy || !left->has_journal || (s->is_shared && !parts)) return TSR_OK;
     if (parts && !s->job->discards_parts) {
-        tsr_job_warn(s,
+        tsr_job_warn(&s->job->environment,
                      "'%s' has an unfinished job of %" PRIu64
                      " parts from another plan; its files '.%s.tessera-%s…' are kept; "
                      "--discard-parts removes them",
@@ -67,7 +68,7 @@ static tsr_status clear_one(job_state *s, const tsr_leftover *l, const tsr_left_
     }
     if (!parts && s->job->resumes && left->run && left->run->text.size && !s->start.resumed)
         return refuse_other(s, left->run->text, s->start.text, err);
-    tsr_job_warn(s, "removing the remains of an interrupted run for '%s'", s->job->destination);
+    tsr_job_warn(&s->job->environment, "removing the remains of an interrupted run for '%s'", s->job->destination);
     return tsr_journals_discard(&s->journals, l->tag, err);
 }
 
@@ -178,7 +179,8 @@ static tsr_status clear_around(job_state *s, tsr_error *err)
 {
     const tsr_status status = clear_other(s, err);
     if (status != TSR_OK || s->is_shared || s->job->resumes || !(s->start.resumed || s->start.publishing)) return status;
-    tsr_job_warn(s, "starting '%s' over; --resume would have continued the interrupted run", s->job->destination);
+    tsr_job_warn(&s->job->environment, "starting '%s' over; --resume would have continued the interrupted run",
+                 s->job->destination);
     return start_over(s, err);
 }
 
@@ -256,7 +258,7 @@ static tsr_status begin(job_state *s, tsr_error *err)
     if (status != TSR_OK) return status;
     /* A share continues what there is of it in any case. */
     if (s->job->resumes && !s->start.resumed && !s->part)
-        tsr_job_warn(s, "nothing to resume for '%s'; starting over", s->job->destination);
+        tsr_job_warn(&s->job->environment, "nothing to resume for '%s'; starting over", s->job->destination);
     return share_start(s, err);
 }
 
@@ -341,13 +343,12 @@ static tsr_status open_output(job_state *s, bool join, tsr_error *err)
         .existing = tsr_replacement_mode(&s->replacement, s->job->replaces, s->job->is_folder && s->is_first),
         .tag = s->tag,
         /* Rank 0 has created all files. If they are missing, it is removing them, and they must not be created again. */
-        .begun = !join                                                                              ? TSR_BEGUN_REFUSED
-                 : !s->start.publishing && ((s->is_shared && s->start.has_records) || !s->is_first) ? TSR_BEGUN_WHOLE
-                                                                                                    : TSR_BEGUN_JOINED,
+        .begun = !join                                                    ? TSR_BEGUN_REFUSED
+                 : s->start.publishing                                    ? TSR_BEGUN_PUBLISHING
+                 : (s->is_shared && s->start.has_records) || !s->is_first ? TSR_BEGUN_WHOLE
+                                                                          : TSR_BEGUN_JOINED,
+        .unfinished = TSR_UNFINISHED_KEPT,
         .sums = true,
-        .keep = true,
-        .publishing = s->start.publishing,
-        .chosen = true,
         .generation = s->start.generation,
         .holes = s->job->has_holes,
         .sources = s->job->sources,
@@ -434,11 +435,7 @@ static tsr_status plan_work(job_state *s, tsr_error *err)
 static tsr_status hold_destination(job_state *s, tsr_error *err)
 {
     if (!s->job->replaces || (s->part && !s->finish)) return TSR_OK;
-    uint64_t cleared;
-    const tsr_status status = tsr_journals_hold(&s->journals, s->job->destination, &cleared, err);
-    if (status == TSR_OK && cleared)
-        tsr_job_warn(s, "removed the remains of an interrupted save in '%s'", s->job->destination);
-    return status;
+    return tsr_job_hold_destination(&s->job->environment, &s->journals, s->job->destination, err);
 }
 
 /* Begins the journal before the output, because an output without a journal belongs to nobody. */
@@ -493,9 +490,9 @@ static tsr_status begin_behind_rank_0(job_state *s, tsr_error *err)
  * journal, too. */
 static tsr_status begin_journal_beside_rank_0(job_state *s, tsr_error *err)
 {
-    tsr_job_guard(s, remove_unfinished);
+    tsr_job_guard(&s->job->environment, remove_unfinished, s);
     const tsr_status status = begin_behind_rank_0(s, err);
-    tsr_job_unguard(s);
+    tsr_job_unguard(&s->job->environment);
     return status;
 }
 
@@ -511,7 +508,7 @@ static tsr_status join_rank_0(job_state *s, tsr_error *err)
 static tsr_status open_destination(job_state *s, tsr_error *err)
 {
     const bool first = s->is_first;
-    if (first) tsr_job_guard(s, remove_unfinished);
+    if (first) tsr_job_guard(&s->job->environment, remove_unfinished, s);
     tsr_status status = tsr_job_agree(s, first ? open_all(s, err) : TSR_OK, err);
     if (status == TSR_OK) status = share_start(s, err);
     return status == TSR_OK ? tsr_job_agree(s, first ? TSR_OK : join_rank_0(s, err), err) : status;
@@ -544,22 +541,11 @@ static tsr_status refuse_missing(const job_state *s, tsr_error *err)
     return tsr_job_refuse_missing(s, m.parts, has_units_left, &m, err);
 }
 
-/* Records what publishing is about to do, so that an interrupted publication can be completed or undone. */
-static tsr_status note_publishing(job_state *s, uint32_t marker, tsr_error *err)
-{
-    const bool durable = tsr_folder_output_replaces(s->output) || s->replacement.swap || s->sidecar;
-    tsr_vec record = tsr_vec_of(s->job->host->allocator, 1);
-    tsr_status status = tsr_folder_output_record(s->output, marker, s->sidecar, &record, err);
-    if (status == TSR_OK)
-        status = tsr_journals_publishing(&s->journals, s->tag, (tsr_str){record.items, record.count}, durable, err);
-    tsr_vec_free(&record);
-    return status;
-}
-
 static tsr_status give_names(job_state *s, tsr_error *err)
 {
     const uint32_t marker = tsr_work_conversion(s->work)->marker;
-    tsr_status status = note_publishing(s, marker, err);
+    const bool durable = tsr_folder_output_replaces(s->output) || s->replacement.swap || s->sidecar;
+    tsr_status status = tsr_job_note_publishing(&s->journals, s->tag, s->output, marker, s->sidecar, durable, err);
     if (status == TSR_OK) status = s->output->publish(s->output, marker, err);
     s->job->published = status == TSR_OK;
     if (status == TSR_OK && s->sidecar) status = s->sidecar->publish(s->sidecar, 0, err);
@@ -572,9 +558,9 @@ static tsr_status publish_files(job_state *s, tsr_error *err)
     tsr_status status = s->output->sync(s->output, err);
     if (status == TSR_OK && s->sidecar) status = s->sidecar->sync(s->sidecar, err);
     if (status != TSR_OK) return status;
-    tsr_job_hold(s);
+    tsr_job_hold(&s->job->environment);
     status = give_names(s, err);
-    tsr_job_release(s);
+    tsr_job_release(&s->job->environment);
     return status;
 }
 
@@ -623,7 +609,7 @@ static void end(job_state *s, tsr_status status)
 {
     if (s->work) s->job->conversion = *tsr_work_conversion(s->work);
     if (status != TSR_OK && s->journal) clean_up(s);
-    tsr_job_unguard(s);
+    tsr_job_unguard(&s->job->environment);
 }
 
 const job_backend tsr_job_folder = {begin, open_destination, do_units, publish_all, end};

@@ -25,18 +25,17 @@
 #include "tessera/sys/path_store.h"
 #include "tessera/sys/try.h"
 
-bool tsr_job_other_parts(const tsr_output *output, const char *destination, char *text, size_t size)
+void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const tsr_output *output, const char *destination)
 {
     tsr_str first;
     char more[48] = "";
     const size_t count = tsr_object_output_other_parts(output, &first);
-    if (!count) return false;
+    if (!count) return;
     if (count > 1) snprintf(more, sizeof more, " and %zu more", count - 1);
-    snprintf(
-        text, size,
+    tsr_job_warn(
+        environment,
         "'%s' has unfinished parts of another plan ('%.*s'%s); they are kept; --discard-parts of exec, convert or reshard removes them",
         destination, TSR_STR_ARG(first), more);
-    return true;
 }
 
 /* ---- what was found ---- */
@@ -233,7 +232,7 @@ static bool is_missing(const void *ctx, uint64_t part)
 
 static tsr_status end_published(job_state *s, tsr_error *err)
 {
-    tsr_job_warn(s, "'%s' is already complete", s->job->destination);
+    tsr_job_warn(&s->job->environment, "'%s' is already complete", s->job->destination);
     tsr_object_output_keep_uploads(s->output);
     s->job->published = true;
     return tsr_object_output_remove_notes(s->output, err);
@@ -276,7 +275,6 @@ static tsr_status open_output(job_state *s, tsr_error *err)
     const tsr_str single = TSR_STR("");
     const tsr_str *names = &single;
     size_t count = 1;
-    char text[2048];
     tsr_status status = s->job->is_folder ? tsr_job_list_files(s, &names, &count, err) : TSR_OK;
     const tsr_object_output_options options = {.is_folder = s->job->is_folder,
                                                .overwrite = s->job->replaces,
@@ -292,8 +290,7 @@ static tsr_status open_output(job_state *s, tsr_error *err)
                                                .takes_over = s->is_shared && !s->part,
                                                .discard_parts = s->job->discards_parts};
     if (status == TSR_OK) status = tsr_object_output_open(s->job->host, s->job->destination, &options, &s->output, err);
-    if (status == TSR_OK && s->is_first && tsr_job_other_parts(s->output, s->job->destination, text, sizeof text))
-        tsr_job_warn(s, "%s", text);
+    if (status == TSR_OK && s->is_first) tsr_job_warn_of_other_parts(&s->job->environment, s->output, s->job->destination);
     return status;
 }
 
@@ -360,10 +357,10 @@ static tsr_status begin(job_state *s, tsr_error *err)
 
 static tsr_status open_destination(job_state *s, tsr_error *err)
 {
-    if (is_on_ranks(s)) tsr_job_guard(s, remove_unfinished);
+    if (is_on_ranks(s)) tsr_job_guard(&s->job->environment, remove_unfinished, s);
     if (is_on_ranks(s)) return open_on_ranks(s, err);
     TSR_TRY(open_all(s, err));
-    tsr_job_guard(s, remove_unfinished);
+    tsr_job_guard(&s->job->environment, remove_unfinished, s);
     return s->is_shared ? open_part(s, err) : tsr_work_open(s->work, s->output, err);
 }
 
@@ -420,11 +417,11 @@ static tsr_status publish_all(job_state *s, tsr_error *err)
 static void end(job_state *s, tsr_status status)
 {
     (void)status; /* closing an output removes what it has not published */
-    tsr_job_hold(s);
+    tsr_job_hold(&s->job->environment);
     if (s->output) s->output->close(s->output);
     s->output = NULL;
-    tsr_job_release(s);
-    tsr_job_unguard(s);
+    tsr_job_release(&s->job->environment);
+    tsr_job_unguard(&s->job->environment);
     tsr_ranked_output_free(&s->ranked);
 }
 

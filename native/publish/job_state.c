@@ -26,43 +26,37 @@ tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err)
     return s->ranks ? tsr_comm_agree_as_one(s->ranks, status, err) : status;
 }
 
-void tsr_job_guard(job_state *s, bool (*remove)(void *state))
+void tsr_job_guard(const tsr_job_environment *e, bool (*remove)(void *state), void *state)
 {
-    const tsr_job_environment *e = &s->job->environment;
-    if (e->guard) e->guard(e->ctx, remove, s);
+    if (e->guard) e->guard(e->ctx, remove, state);
 }
 
-void tsr_job_unguard(const job_state *s)
+void tsr_job_unguard(const tsr_job_environment *e)
 {
-    const tsr_job_environment *e = &s->job->environment;
     if (e->unguard) e->unguard(e->ctx);
 }
 
-void tsr_job_hold(const job_state *s)
+void tsr_job_hold(const tsr_job_environment *e)
 {
-    const tsr_job_environment *e = &s->job->environment;
     if (e->hold) e->hold(e->ctx);
 }
 
-void tsr_job_release(const job_state *s)
+void tsr_job_release(const tsr_job_environment *e)
 {
-    const tsr_job_environment *e = &s->job->environment;
     if (e->release) e->release(e->ctx);
 }
 
 /* One about what is written. TSR_E_NOMEM if the text has no data. */
-static tsr_status note(const job_state *s, tsr_str text, tsr_error *err)
+static tsr_status note(const tsr_job_environment *e, tsr_str text, tsr_error *err)
 {
-    const tsr_job_environment *e = &s->job->environment;
     if (!text.data) return TSR_E_NOMEM;
     return e->warn ? e->warn(e->ctx, text, true, err) : TSR_OK;
 }
 
-void tsr_job_warn(const job_state *s, const char *format, ...)
+void tsr_job_warn(const tsr_job_environment *e, const char *format, ...)
 {
     char text[2048];
     tsr_error ignored = {0};
-    const tsr_job_environment *e = &s->job->environment;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -72,22 +66,44 @@ void tsr_job_warn(const job_state *s, const char *format, ...)
 
 /* ---- destination ---- */
 
-tsr_status tsr_job_note_kept(job_state *s, tsr_error *err)
+tsr_status tsr_job_note_kept(const tsr_job_environment *e, const tsr_replacement *r, const char *destination,
+                             tsr_arena *arena, tsr_error *err)
 {
-    const tsr_replacement *r = &s->replacement;
-    tsr_status status = TSR_OK;
-    for (size_t i = 0; i < r->kept_count && i < MOST_KEPT_NAMED && status == TSR_OK; i++)
-        status =
-            note(s,
-                 tsr_arena_format(s->job->arena, err, "'%.*s' in '%s' is not listed by the replaced checkpoint; it is kept",
-                                  TSR_STR_ARG(r->kept[i].name), s->job->destination),
-                 err);
-    if (status == TSR_OK && r->kept_count > MOST_KEPT_NAMED)
-        status = note(s,
-                      tsr_arena_format(s->job->arena, err, "%zu more files in '%s' are kept",
-                                       r->kept_count - MOST_KEPT_NAMED, s->job->destination),
-                      err);
+    for (size_t i = 0; i < r->kept_count && i < MOST_KEPT_NAMED; i++)
+        TSR_TRY(note(e,
+                     tsr_arena_format(arena, err, "'%.*s' in '%s' is not listed by the replaced checkpoint; it is kept",
+                                      TSR_STR_ARG(r->kept[i].name), destination),
+                     err));
+    if (r->kept_count <= MOST_KEPT_NAMED) return TSR_OK;
+    return note(
+        e, tsr_arena_format(arena, err, "%zu more files in '%s' are kept", r->kept_count - MOST_KEPT_NAMED, destination),
+        err);
+}
+
+tsr_status tsr_job_hold_destination(const tsr_job_environment *e, tsr_journals *journals, const char *destination,
+                                    tsr_error *err)
+{
+    uint64_t cleared;
+    TSR_TRY(tsr_journals_hold(journals, destination, &cleared, err));
+    if (cleared) tsr_job_warn(e, "removed the remains of an interrupted save in '%s'", destination);
+    return TSR_OK;
+}
+
+tsr_status tsr_job_note_publishing(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
+                                   tsr_output *companion, bool durable, tsr_error *err)
+{
+    tsr_vec record = tsr_vec_of(journals->allocator, 1);
+    tsr_status status = tsr_folder_output_record(output, marker, companion, &record, err);
+    if (status == TSR_OK)
+        status = tsr_journals_publishing(journals, tag, (tsr_str){record.items, record.count}, durable, err);
+    tsr_vec_free(&record);
     return status;
+}
+
+/* Notes which files stay. */
+static tsr_status note_kept(job_state *s, tsr_error *err)
+{
+    return tsr_job_note_kept(&s->job->environment, &s->replacement, s->job->destination, s->job->arena, err);
 }
 
 tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, tsr_error *err)
@@ -145,7 +161,7 @@ static tsr_status note_preferred_file(job_state *s, tsr_error *err)
         const tsr_str path = tsr_arena_format(s->job->arena, err, "%.*s%s", TSR_STR_ARG(folder), preferred[i]);
         if (!path.data) return TSR_E_NOMEM;
         if (access(path.data, F_OK) != 0) continue;
-        return note(s,
+        return note(&s->job->environment,
                     tsr_arena_format(s->job->arena, err,
                                      "transformers loads '%s' instead of the new '%.*s' in the same directory", preferred[i],
                                      TSR_STR_ARG(name)),
@@ -165,7 +181,7 @@ tsr_status tsr_job_check_names(job_state *s, tsr_error *err)
     for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++) status = check_name(s, c->files[f], err);
     if (status == TSR_OK && s->job->marker) status = check_name(s, tsr_str_from(s->job->marker), err);
     if (status == TSR_OK && c->sidecar.size) status = check_name(s, sidecar_name(s), err);
-    return status == TSR_OK ? tsr_job_note_kept(s, err) : status;
+    return status == TSR_OK ? note_kept(s, err) : status;
 }
 
 /* Lists the files that the job creates, to distinguish them from files of others if the run is killed. */
@@ -306,11 +322,11 @@ void tsr_job_close_outputs(job_state *s)
 
 /* A run that was killed while it removed a checkpoint from an object store leaves objects of it. They cannot be told from
  * those of others, so they stay, and are named. */
-static tsr_status note_kept(job_state *s, tsr_error *err)
+static tsr_status note_left(job_state *s, tsr_error *err)
 {
     tsr_error ignored = {0};
     const bool looks = s->job->replaces && tsr_is_object_url(s->job->destination) && s->is_first;
-    return looks && tsr_job_decide(s, NULL, 0, &ignored) == TSR_OK ? tsr_job_note_kept(s, err) : TSR_OK;
+    return looks && tsr_job_decide(s, NULL, 0, &ignored) == TSR_OK ? note_kept(s, err) : TSR_OK;
 }
 
 tsr_status tsr_job_find_completed(job_state *s, tsr_error *why, tsr_error *err)
@@ -329,7 +345,7 @@ tsr_status tsr_job_find_completed(job_state *s, tsr_error *why, tsr_error *err)
     if (status == TSR_OK) {
         s->job->is_complete = s->job->published = true;
         s->job->units_found = tsr_work_units(s->work);
-        return note_kept(s, err);
+        return note_left(s, err);
     }
     tsr_work_free(s->work);
     s->work = NULL;

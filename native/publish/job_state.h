@@ -65,18 +65,31 @@ extern const job_backend tsr_job_folder, tsr_job_objects;
 
 /* Agrees with the other ranks on a common status. */
 tsr_status tsr_job_agree(const job_state *s, tsr_status status, tsr_error *err);
-void tsr_job_guard(job_state *s, bool (*remove)(void *state));
-void tsr_job_unguard(const job_state *s);
-void tsr_job_hold(const job_state *s);
-void tsr_job_release(const job_state *s);
+/* The functions of an environment, which may lack them. */
+void tsr_job_guard(const tsr_job_environment *environment, bool (*remove)(void *state), void *state);
+void tsr_job_unguard(const tsr_job_environment *environment);
+void tsr_job_hold(const tsr_job_environment *environment);
+void tsr_job_release(const tsr_job_environment *environment);
 /* Warns of a thing that happens during the run. */
-__attribute__((format(printf, 2, 3))) void tsr_job_warn(const job_state *s, const char *format, ...);
+__attribute__((format(printf, 2, 3))) void tsr_job_warn(const tsr_job_environment *environment, const char *format, ...);
+
+/* Warns which files of the destination stay. */
+tsr_status tsr_job_note_kept(const tsr_job_environment *environment, const tsr_replacement *replacement,
+                             const char *destination, tsr_arena *arena, tsr_error *err);
+/* Warns of leftovers of unfinished parts of other plans in an object store. They stay there. */
+void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const tsr_output *output, const char *destination);
+/* tsr_journals_hold, with a warning of what it removed. */
+tsr_status tsr_job_hold_destination(const tsr_job_environment *environment, tsr_journals *journals, const char *destination,
+                                    tsr_error *err);
+/* Records what publishing is about to do, so that an interrupted publication can be completed or undone. `companion` and `durable` are
+ * as for tsr_folder_output_record and tsr_journals_publishing. */
+tsr_status tsr_job_note_publishing(const tsr_journals *journals, const char *tag, tsr_output *output, uint32_t marker,
+                                   tsr_output *companion, bool durable, tsr_error *err);
 
 /* Decides what happens to the destination's files. `written` are names that an unfinished run of the same job has created there. */
 tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, tsr_error *err);
-/* Refuses new files that have the name of a file that stays, and warns which files stay. The second only warns. */
+/* Refuses new files that have the name of a file that stays, and warns which files stay. */
 tsr_status tsr_job_check_names(job_state *s, tsr_error *err);
-tsr_status tsr_job_note_kept(job_state *s, tsr_error *err);
 /* Lists the files that the job will create. */
 tsr_status tsr_job_list_files(job_state *s, const tsr_str **files, size_t *count, tsr_error *err);
 /* Makes the plan of the work for s->generation. */

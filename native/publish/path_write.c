@@ -1,7 +1,6 @@
 /* Writes a checkpoint to a path or a URL, by one process or by ranks that share the work, as a job (job.h). */
 #include "publish/job.h"
 #include "publish/job_text.h"
-#include "publish/publication.h"
 #include "tessera/path.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_files.h"
@@ -169,41 +168,35 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
 
 /* Value trees by path: loads a checkpoint as one tree, and writes a tree as torch.save would. */
 
-#define JOB TSR_STR("a checkpoint that a program writes\n")
+typedef struct written_tree {
+    tsr_checkpoint *checkpoint;
+    const tsr_value *root;
+} written_tree;
 
-static tsr_status write_file(tsr_checkpoint *checkpoint, const tsr_value *root, tsr_output *output, uint32_t *number,
-                             tsr_error *err)
+static tsr_status write_tree(void *ctx, tsr_output *output, uint32_t *number, tsr_error *err)
 {
+    const written_tree *t = ctx;
     tsr_tree_file file = {.output = output, .name = TSR_STR("")};
-    TSR_TRY(tsr_ring_new(tsr_checkpoint_host(checkpoint), 0, &file.ring, err));
-    const tsr_status status = tsr_write_tree(checkpoint, root, NULL, &file, err);
+    TSR_TRY(tsr_ring_new(tsr_checkpoint_host(t->checkpoint), 0, &file.ring, err));
+    const tsr_status status = tsr_write_tree(t->checkpoint, t->root, NULL, &file, err);
     tsr_ring_free(file.ring);
     *number = file.number;
     return status;
 }
 
-static tsr_status write_and_publish(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path,
-                                    tsr_publication *publication, tsr_error *err)
-{
-    const tsr_folder_output_options options = {.tag = publication->tag,
-                                               .parent = tsr_journals_parent(&publication->journals)};
-    tsr_output *output;
-    uint32_t number;
-    TSR_TRY(tsr_publication_begin(publication, JOB, 0, NULL, 0, err));
-    TSR_TRY(tsr_folder_output_open(NULL, tsr_checkpoint_host(checkpoint)->allocator, path, &options, &output, err));
-    tsr_status status = write_file(checkpoint, root, output, &number, err);
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(tsr_checkpoint_store(checkpoint), err);
-    if (status == TSR_OK) status = tsr_publication_publish(publication, output, number, false, err);
-    output->close(output);
-    return status;
-}
-
 tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path, tsr_error *err)
 {
-    tsr_publication publication = {0};
-    tsr_status status = tsr_publication_open(&tsr_allocator_libc, path, JOB, &publication, err);
-    if (status == TSR_OK) status = write_and_publish(checkpoint, root, path, &publication, err);
-    tsr_publication_close(&publication);
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    written_tree tree = {checkpoint, root};
+    tsr_publication p = {.host = host,
+                         .arena = tsr_arena_new(host->allocator, 0, err),
+                         .destination = path,
+                         .line = TSR_STR("a checkpoint that a program writes\n"),
+                         .source = tsr_checkpoint_store(checkpoint),
+                         .write = write_tree,
+                         .ctx = &tree};
+    const tsr_status status = p.arena ? tsr_publication_run(&p, err) : TSR_E_NOMEM;
+    tsr_arena_free(p.arena);
     return status;
 }
 

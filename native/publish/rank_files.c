@@ -136,8 +136,7 @@ tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const 
                                                .existing = TSR_EXISTING_EITHER,
                                                .tag = f->tag,
                                                .begun = TSR_BEGUN_JOINED,
-                                               .keep = true, /* until it is closed */
-                                               .chosen = true,
+                                               .unfinished = TSR_UNFINISHED_KEPT, /* until it is closed */
                                                .obsolete = old,
                                                .obsolete_count = count,
                                                .parent = tsr_journals_parent(&f->journals)};

@@ -84,7 +84,7 @@ def test_addresses_of_files_are_copied(t):
             with open(t.at("copy.bin"), "rb") as f:
                 need(f.read() == data, "other bytes")
         p = t.run("cp", s.url + "large.bin", t.at("copy.bin"), status=2)
-        need(b"already exists" in p.stderr, p.stderr)
+        need(b"exists; --overwrite replaces it" in p.stderr, p.stderr)
         p = t.run("cp", s.url + "absent.bin", t.at("absent.bin"), status=2)
         need(b"404" in p.stderr and sorted(os.listdir(t.folder)) == ["copy.bin", "large.bin"], p.stderr)
 

@@ -338,6 +338,19 @@ def test_kept_files_are_in_the_document(t):
 
 
 @test
+def test_a_copy_names_the_files_that_stay(t):
+    old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
+    make(t, "dcp", old, t.at("d"), "-q")
+    make(t, "dcp", new, t.at("n"), "-q")
+    leave(t.at("d"), NOTES)
+    p = t.run("cp", t.at("n"), t.at("d"), "--overwrite")
+    for n in NOTES:
+        need(f"'{n}' in '{t.at('d')}' is not listed by the replaced checkpoint; it is kept".encode() in p.stderr, p.stderr)
+        need(os.path.exists(os.path.join(t.at("d"), n)), n)
+    nothing_temporary(t)
+
+
+@test
 def test_a_linked_directory_is_replaced_where_it_is(t):
     old, new = source(t, "old.safetensors", 1), source(t, "new.safetensors", 2)
     for before, after in (("dcp", "dcp"), ("ranks", "ranks"), ("shards", "dcp")):

@@ -31,14 +31,15 @@ static tsr_status put(tsr_output *output, const char *name, char fill, size_t si
 static tsr_status save(const tsr_sys *sys, const char *path, bool overwrite, const tsr_str *obsolete, size_t obsolete_count,
                        char fill, tsr_error *err)
 {
-    const tsr_folder_output_options options = {.is_folder = true,
-                                               .existing = overwrite ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
-                                               .obsolete = obsolete,
-                                               .obsolete_count = obsolete_count};
+    tsr_folder_output_options options = {.is_folder = true,
+                                         .existing = overwrite ? TSR_EXISTING_REPLACED : TSR_EXISTING_REFUSED,
+                                         .obsolete = obsolete,
+                                         .obsolete_count = obsolete_count};
     static const char *const names[2][2] = {{"__0_0.distcp", "__1_0.distcp"}, {"__0_1.distcp", "__1_1.distcp"}};
     tsr_output *output;
     uint32_t file, marker;
-    tsr_status status = tsr_folder_output_open(sys, &tsr_allocator_libc, path, &options, &output, err);
+    tsr_status status = overwrite ? tsr_folder_next_generation(sys, path, &options.generation, err) : TSR_OK;
+    if (status == TSR_OK) status = tsr_folder_output_open(sys, &tsr_allocator_libc, path, &options, &output, err);
     if (status != TSR_OK) return status;
     const char *const *chosen = names[output->generation];
     for (int i = 0; i < 2 && status == TSR_OK; i++) status = put(output, chosen[i], fill, 200, &file, err);
@@ -218,7 +219,7 @@ static void test_native_folder_output__outputs_of_one_tag_share_their_files(void
     (void)state;
     static const bool kinds[] = {true, false};
     for (int k = 0; k < 2; k++) {
-        tsr_folder_output_options options = {.is_folder = kinds[k], .tag = "job-1", .keep = true};
+        tsr_folder_output_options options = {.is_folder = kinds[k], .tag = "job-1", .unfinished = TSR_UNFINISHED_KEPT};
         const tsr_str name = kinds[k] ? TSR_STR("data") : TSR_STR("");
         tsr_output *outputs[2];
         uint32_t files[2];

@@ -253,7 +253,8 @@ static void test_native_journal__one_that_cannot_be_written_is_removed(void **st
 static void test_native_journal__an_output_tells_whether_it_goes_on(void **state)
 {
     (void)state;
-    const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .keep = true};
+    const tsr_folder_output_options options = {
+        .is_folder = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .unfinished = TSR_UNFINISHED_KEPT};
     static const uint64_t sizes[] = {0, 3, 8, 9};
     for (size_t i = 0; i < 4; i++) {
         tsr_output *output;

@@ -83,8 +83,10 @@ static void test_native_replacing__files_that_stay_are_still_there(void **state)
 /* Opens what a killed run left that was to replace the file "one". `publishing`: its renaming had begun. */
 static tsr_status open_again(bool publishing, tsr_error *err)
 {
-    const tsr_folder_output_options options = {
-        .existing = TSR_EXISTING_REPLACED, .tag = "w0", .begun = TSR_BEGUN_JOINED, .publishing = publishing, .keep = true};
+    const tsr_folder_output_options options = {.existing = TSR_EXISTING_REPLACED,
+                                               .tag = "w0",
+                                               .begun = publishing ? TSR_BEGUN_PUBLISHING : TSR_BEGUN_JOINED,
+                                               .unfinished = TSR_UNFINISHED_KEPT};
     tsr_output *output;
     uint32_t file;
     tsr_status status = tsr_folder_output_open(NULL, &tsr_allocator_libc, scratch_path("one"), &options, &output, err);

@@ -125,7 +125,8 @@ static void test_native_syncs__who_joins_syncs_every_file_once(void **state)
     (void)state;
     uint32_t files[FILES];
     tsr_output *first = begin(files), *second;
-    const tsr_folder_output_options options = {.is_folder = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .keep = true};
+    const tsr_folder_output_options options = {
+        .is_folder = true, .tag = "w0", .begun = TSR_BEGUN_JOINED, .unfinished = TSR_UNFINISHED_KEPT};
     assert_int_equal(tsr_folder_output_open(&noting, &tsr_allocator_libc, scratch_path("out"), &options, &second, NULL),
                      TSR_OK);
     for (int i = 0; i < FILES; i++) {

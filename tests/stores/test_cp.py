@@ -22,7 +22,7 @@ def test_cp_copies_every_file(t):
         need(files_below(t.at("copy")) == files and f"{len(files)} files" in out and "read back" in out, out)
         need(t.json("diff", path, t.at("copy"), "--values", "--json")["same"], "another checkpoint")
         p = t.run("cp", "s3://b/run/step=1", t.at("copy"), status=2, env=s.env())
-        need(b"already exists" in p.stderr, p.stderr)
+        need(b"exists; --overwrite replaces" in p.stderr, p.stderr)
         t.run("cp", "s3://b/run/step=1/large.bin", t.at("one.bin"), env=s.env())
         need(files_below(t.at("one.bin"))["one.bin"] == files["large.bin"], "a single file")
     t.run("cp", t.at("copy"), t.at("second"))

@@ -15,20 +15,18 @@
 #include "cli/writing/writing.h"
 #include "io/file_name.h"
 #include "io/sys.h"
-#include "publish/completed.h"
 #include "publish/file_sums.h"
-#include "publish/publication.h"
+#include "publish/replacement.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/map.h"
-#include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_choices.h"
 #include "tessera/sys/path_store.h"
+#include "tessera/sys/publication.h"
 #include "tessera/sys/remote.h"
 #include "tessera/sys/store_read.h"
-
-#define JOB TSR_STR("a copy\n")
+#include "tessera/sys/try.h"
 
 enum { BUFFER = 8 << 20 };
 
@@ -42,36 +40,15 @@ typedef struct copying {
     cli_copy_files files;
     bool is_unlisted; /* the source is a directory of a server that lists none */
     bool is_remote;   /* the copy goes to an object store */
-    bool is_complete; /* with --resume: an earlier run has made the same copy */
-    tsr_replacement replacement;
+    cli_guard guard;
     tsr_publication publication;
-    tsr_output *output;
     char *buffer;
     uint64_t *sums; /* digests of the files, as far as they were copied or kept */
     uint64_t byte_done;
-    tsr_object_resumed resumed;
-    cli_copy_log log; /* for a copy to a disk: the digests of its chunks */
+    tsr_object_resumed resumed; /* of a copy to a disk */
+    cli_copy_log log;           /* for a copy to a disk: the digests of its chunks */
     cli_progress progress;
 } copying;
-
-/* Whether a run that ends now, before publishing, leaves its files for a later run to continue. */
-static bool is_left(const copying *c)
-{
-    return c->arguments->resume && !c->is_remote && c->log.has_chunks;
-}
-
-static bool remove_unfinished(void *ctx)
-{
-    const copying *c = ctx;
-    if (c->is_remote && c->output) tsr_object_output_abandon(c->output);
-    if (c->is_remote) return c->arguments->resume;
-    tsr_sys_stop_naming();
-    if (is_left(c)) return true;
-    if (c->output) tsr_folder_output_drop(c->output);
-    if (c->output) tsr_folder_output_abandon(c->output);
-    tsr_publication_discard(&c->publication);
-    return false;
-}
 
 static tsr_status list_files(copying *c, tsr_error *err)
 {
@@ -88,18 +65,6 @@ static bool is_directory(const copying *c)
     return c->files.names[0].size > 0;
 }
 
-/* The names that a directory will have, for the journal. */
-static tsr_publication_job job_of(const copying *c)
-{
-    return (tsr_publication_job){JOB, is_directory(c) ? c->files.names : NULL, is_directory(c) ? c->files.count : 0};
-}
-
-static tsr_status begin_journal(copying *c, tsr_error *err)
-{
-    const tsr_publication_job job = job_of(c);
-    return tsr_publication_begin(&c->publication, JOB, 0, job.names, job.count, err);
-}
-
 /* ---- copying ---- */
 
 static void step(copying *c, uint64_t bytes)
@@ -114,7 +79,9 @@ static tsr_status copy_range(copying *c, uint32_t number, uint32_t file, tsr_fil
         const size_t some = range.size - done < BUFFER ? (size_t)(range.size - done) : BUFFER;
         tsr_store_expect(c->scheduled, file, range.offset + done, some);
         tsr_status status = tsr_store_read(c->store, file, range.offset + done, c->buffer, some, err);
-        if (status == TSR_OK) status = c->output->write_at(c->output, number, range.offset + done, c->buffer, some, err);
+        if (status == TSR_OK)
+            status =
+                c->publication.output->write_at(c->publication.output, number, range.offset + done, c->buffer, some, err);
         if (status != TSR_OK) return status;
         step(c, some);
     }
@@ -128,7 +95,7 @@ static tsr_status is_there(copying *c, uint32_t index, tsr_file_range range, boo
     uint64_t sum;
     *there = false;
     if (!c->log.is_recorded[chunk]) return TSR_OK;
-    const tsr_status status = tsr_folder_output_sum(c->output, index, range, &sum, err);
+    const tsr_status status = tsr_folder_output_sum(c->publication.output, index, range, &sum, err);
     if (status != TSR_OK) return status;
     *there = sum == c->log.sums[chunk];
     if (!*there) {
@@ -145,7 +112,7 @@ static tsr_status copy_chunk(copying *c, uint32_t index, tsr_file_range range, t
 {
     const tsr_status status = copy_range(c, index, c->files.numbers[index], range, err);
     if (status != TSR_OK) return status;
-    const uint64_t sum = tsr_folder_output_take_sum(c->output, index);
+    const uint64_t sum = tsr_folder_output_take_sum(c->publication.output, index);
     c->sums[index] = tsr_sum_add(c->sums[index], sum);
     return cli_copy_log_add(&c->log, cli_copy_log_chunk(&c->log, index, range.offset), sum, range.size, err);
 }
@@ -173,15 +140,16 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
 {
     const uint32_t file = c->files.numbers[index];
     const uint64_t size = c->store->files[file].size;
+    tsr_output *output = c->publication.output;
     uint32_t number;
     cli_signals_hold();
-    tsr_status status = c->output->create(c->output, c->files.names[index], size, &number, err);
+    tsr_status status = output->create(output, c->files.names[index], size, &number, err);
     cli_signals_release();
     if (status != TSR_OK || !size) return status;
     if (c->log.first) return continue_file(c, index, size, err);
     const tsr_copied_range whole = {c->store, file, 0, size};
-    const bool may_copy = c->arguments->no_verify && c->output->copy_range;
-    status = may_copy ? c->output->copy_range(c->output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
+    const bool may_copy = c->arguments->no_verify && output->copy_range;
+    status = may_copy ? output->copy_range(output, number, 0, &whole, NULL) : TSR_E_UNSUPPORTED;
     if (status == TSR_E_UNSUPPORTED) return copy_range(c, number, file, (tsr_file_range){0, size}, err);
     if (status != TSR_OK)
         return tsr_raise(err, status, TSR_NO_POSITION, "'%.*s' cannot be copied", TSR_STR_ARG(c->files.names[index]));
@@ -189,10 +157,11 @@ static tsr_status copy_file(copying *c, uint32_t index, tsr_error *err)
     return TSR_OK;
 }
 
+/* ---- what is replaced ---- */
+
 /* Replaces every file whose name the copy has, whatever it belonged to. */
-static tsr_status replace_same_names(copying *c, tsr_error *err)
+static tsr_status replace_same_names(const copying *c, tsr_replacement *r, tsr_error *err)
 {
-    tsr_replacement *r = &c->replacement;
     tsr_map *copied = tsr_map_new(cli_host(c->program)->allocator, c->files.count, err);
     tsr_status status = copied ? TSR_OK : TSR_E_NOMEM;
     for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
@@ -208,46 +177,10 @@ static tsr_status replace_same_names(copying *c, tsr_error *err)
     return status;
 }
 
-static tsr_status decide_replacement(copying *c, tsr_error *err)
-{
-    const char *marker = is_directory(c) ? cli_copy_last_list(&c->files) : NULL;
-    tsr_inputs inputs = tsr_inputs_of(cli_host(c->program)->allocator);
-    const tsr_replacement_request request = {.host = cli_host(c->program),
-                                             .path = c->to,
-                                             .is_folder = is_directory(c),
-                                             .overwrite = c->arguments->overwrite,
-                                             .marker = marker,
-                                             .inputs = &inputs};
-    tsr_status status = tsr_inputs_add(&inputs, c->store, NULL, err);
-    if (status == TSR_OK) status = tsr_replacement_decide(&request, c->arena, &c->replacement, err);
-    tsr_inputs_free(&inputs);
-    if (status == TSR_OK) status = replace_same_names(c, err);
-    return status == TSR_OK ? tsr_replacement_check_readers(&request, &c->replacement, err) : status;
-}
-
-static tsr_status open_remote_output(copying *c, tsr_error *err)
-{
-    tsr_status status = decide_replacement(c, err);
-    const tsr_replacement *r = &c->replacement;
-    const tsr_object_output_options options = {.is_folder = is_directory(c),
-                                               .overwrite = c->arguments->overwrite,
-                                               .verify = !c->arguments->no_verify,
-                                               .obsolete = r->obsolete,
-                                               .obsolete_count = r->obsolete_count,
-                                               .marker_count = r->marker_count,
-                                               .is_unlike = r->swap,
-                                               .resume = c->arguments->resume,
-                                               .names = c->files.names,
-                                               .name_count = c->files.count};
-    if (status == TSR_OK) status = tsr_object_output_open(cli_host(c->program), c->to, &options, &c->output, err);
-    if (status == TSR_OK) cli_note_other_parts(c->program, c->output, c->to);
-    return status;
-}
-
 /* Refuses before anything is copied: with --resume, what was copied would stay, for a run that can never end well. */
 static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
 {
-    for (uint32_t i = 0; i < c->files.count && c->replacement.exists; i++)
+    for (uint32_t i = 0; i < c->files.count; i++)
         if (memchr(c->files.names[i].data, '/', c->files.names[i].size))
             return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                              "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
@@ -255,71 +188,54 @@ static tsr_status refuse_subdirectories(const copying *c, tsr_error *err)
     return TSR_OK;
 }
 
-/* The new files have the names of the old ones, so only the whole directory can be replaced. */
-static tsr_status replace_directory(copying *c, tsr_error *err)
+/* The new files have the names of the old ones, so on a disk only the whole directory can be replaced. */
+static tsr_status adjust(void *ctx, tsr_replacement *replacement, tsr_error *err)
 {
-    if (!c->arguments->overwrite) return TSR_OK;
-    uint64_t cleared;
-    tsr_status status = tsr_journals_hold(&c->publication.journals, c->to, &cleared, err);
-    if (status == TSR_OK && cleared) cli_warn(c->program, "removed the remains of an interrupted save in '%s'", c->to);
-    if (status == TSR_OK) status = decide_replacement(c, err);
-    if (status == TSR_OK) status = refuse_subdirectories(c, err);
-    c->replacement.swap = is_directory(c) && c->replacement.exists;
-    return status;
+    const copying *c = ctx;
+    TSR_TRY(replace_same_names(c, replacement, err));
+    if (c->is_remote || !replacement->exists) return TSR_OK;
+    replacement->swap = is_directory(c);
+    return refuse_subdirectories(c, err);
 }
 
-/* Continues the records of an interrupted run; starts over if they are about another source. */
-static tsr_status open_log(copying *c, tsr_error *err)
+/* ---- the run ---- */
+
+/* Continues the records of an interrupted run. Those about another source do not fit. */
+static tsr_status begin_log(void *ctx, tsr_journal *journal, bool continued, bool *fits, tsr_error *err)
 {
-    tsr_publication *p = &c->publication;
+    copying *c = ctx;
     tsr_str source;
-    bool fits = false;
-    if ((c->arguments->no_verify && !c->arguments->resume) || !p->journal) return TSR_OK;
-    tsr_status status = cli_copy_source(&c->files, c->arena, &source, err);
-    if (status == TSR_OK) status = cli_copy_log_new(c->arena, &c->files, &c->log, err);
-    if (status == TSR_OK && p->continues) status = cli_copy_log_load(&c->log, p->journal, source, &fits, err);
-    if (status != TSR_OK || fits) return status;
-    if (p->continues) {
+    TSR_TRY(cli_copy_source(&c->files, c->arena, &source, err));
+    TSR_TRY(cli_copy_log_new(c->arena, &c->files, &c->log, err));
+    if (!continued) return cli_copy_log_begin(&c->log, journal, source, err);
+    TSR_TRY(cli_copy_log_load(&c->log, journal, source, fits, err));
+    if (!*fits)
         cli_warn(
             c->program,
             "the source changed since the interrupted copy, or nothing shows that it did not; everything is copied again");
-        status = tsr_publication_start_over(p, err);
-        if (status == TSR_OK) status = begin_journal(c, err);
-    }
-    return status == TSR_OK && p->journal ? cli_copy_log_begin(&c->log, p->journal, source, err) : status;
+    return TSR_OK;
 }
 
-static tsr_status open_output(copying *c, tsr_error *err)
+/* Reads the copy back from the disk. */
+static tsr_status verify(copying *c, tsr_error *err)
 {
-    const tsr_replacement *r = &c->replacement;
-    if (c->is_remote) return open_remote_output(c, err);
-    cli_signals_hold();
-    tsr_status status = replace_directory(c, err);
-    if (status == TSR_OK) status = begin_journal(c, err);
-    if (status == TSR_OK) status = open_log(c, err);
-    const tsr_folder_output_options options = {.is_folder = is_directory(c),
-                                               .existing = tsr_replacement_mode(r, c->arguments->overwrite, is_directory(c)),
-                                               .obsolete = r->obsolete,
-                                               .obsolete_count = r->obsolete_count,
-                                               .tag = c->publication.tag,
-                                               .begun = c->publication.continues ? TSR_BEGUN_JOINED : TSR_BEGUN_REFUSED,
-                                               .keep = c->arguments->resume,
-                                               .sums = !c->arguments->no_verify || c->arguments->resume,
-                                               .holes = !c->publication.continues && tsr_folder_store_has_holes(c->store),
-                                               .sources = &c->from,
-                                               .source_count = !tsr_is_url(c->from),
-                                               .parent = tsr_journals_parent(&c->publication.journals)};
-    if (status == TSR_OK)
-        status = tsr_folder_output_open(NULL, cli_host(c->program)->allocator, c->to, &options, &c->output, err);
-    cli_signals_release();
-    return status;
+    tsr_output *output = c->publication.output;
+    TSR_TRY(output->sync(output, err));
+    for (uint32_t i = 0; i < c->files.count; i++)
+        c->sums[i] = tsr_sum_add(c->sums[i], tsr_folder_output_take_sum(output, i));
+    return tsr_folder_output_verify(output, c->sums, c->files.count, err);
 }
 
-static tsr_status publish_remote(copying *c, tsr_error *err)
+/* Creates all files first, so that a destination with other files is refused before anything is read. */
+static tsr_status compare(copying *c, tsr_error *err)
 {
-    const tsr_status status = c->output->publish(c->output, c->files.marker, err);
-    if (status == TSR_OK) c->resumed = tsr_object_output_resumed(c->output);
-    return status;
+    uint32_t file;
+    tsr_output *output = c->publication.output;
+    for (uint32_t i = 0; i < c->files.count; i++)
+        TSR_TRY(output->create(output, c->files.names[i], c->files.sizes[i], &file, err));
+    for (uint32_t i = 0; i < c->files.count; i++)
+        TSR_TRY(copy_range(c, i, c->files.numbers[i], (tsr_file_range){0, c->files.sizes[i]}, err));
+    return TSR_OK;
 }
 
 /* Announces the files, in the order of the copy, to a store whose every read is a request. */
@@ -344,56 +260,21 @@ static tsr_status copy_files(copying *c, tsr_error *err)
     return status;
 }
 
-static tsr_status copy_all(copying *c, tsr_error *err)
+static tsr_status write_files(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
 {
-    tsr_status status = open_output(c, err);
-    if (status == TSR_OK) status = copy_files(c, err);
-    if (status == TSR_OK) status = c->output->sync(c->output, err);
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, err);
-    if (status == TSR_OK && c->is_remote) return publish_remote(c, err);
-    for (uint32_t i = 0; i < c->files.count && status == TSR_OK && !c->arguments->no_verify; i++)
-        c->sums[i] = tsr_sum_add(c->sums[i], tsr_folder_output_take_sum(c->output, i));
-    if (status == TSR_OK && !c->arguments->no_verify)
-        status = tsr_folder_output_verify(c->output, c->sums, c->files.count, err);
-    if (status != TSR_OK) return status;
-    cli_signals_hold();
-    status =
-        tsr_publication_publish(&c->publication, c->output, is_directory(c) ? TSR_NO_FILE : 0, c->replacement.swap, err);
-    cli_signals_release();
-    return status;
-}
-
-static tsr_status refuse_existing(const copying *c, tsr_error *err)
-{
-    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new name, or pass --overwrite",
-                     c->to);
-}
-
-/* Compares the destination with what would be copied. Journals of interrupted runs do not matter: they are removed if the copy
- * is complete; otherwise they stay, because the user may remove the destination and resume. */
-static tsr_status find_completed(copying *c, tsr_error *err)
-{
-    tsr_error why = {0};
-    tsr_store *there = NULL;
-    uint32_t file;
-    tsr_status status = tsr_path_store_open(cli_host(c->program), c->to, &there, &why);
-    if (there) there->close(there);
-    if (status == TSR_E_NOT_FOUND) return TSR_OK;
-    if (status == TSR_OK) status = tsr_completed_open(cli_host(c->program), c->to, &c->output, &why);
-    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
-        status = c->output->create(c->output, c->files.names[i], c->files.sizes[i], &file, &why);
-    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
-        status = copy_range(c, i, c->files.numbers[i], (tsr_file_range){0, c->files.sizes[i]}, &why);
-    const bool has_list = cli_copy_last_list(&c->files) || !is_directory(c);
-    if (status == TSR_OK) status = c->output->publish(c->output, has_list ? c->files.marker : TSR_NO_FILE, &why);
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(c->store, &why);
-    c->is_complete = status == TSR_OK;
-    if (c->output) c->output->close(c->output);
-    c->output = NULL;
+    copying *c = ctx;
+    const bool compares = c->publication.compares;
+    (void)output;
+    /* An object store gets the markers last. A directory on a disk appears as a whole. */
+    const bool has_marker = compares ? cli_copy_last_list(&c->files) != NULL : c->is_remote;
+    tsr_error ignored = {0};
     c->byte_done = 0;
-    if (c->is_complete) c->resumed = (tsr_object_resumed){.objects = c->files.count, .bytes = c->files.byte_total};
-    if (c->is_complete || (status == TSR_E_EXISTS && (c->arguments->overwrite || c->is_remote))) return TSR_OK;
-    return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
+    if (has_marker || !is_directory(c)) *marker = c->files.marker;
+    if (compares) return compare(c, err);
+    tsr_status status = copy_files(c, err);
+    if (status == TSR_OK && !c->is_remote && !c->arguments->no_verify) status = verify(c, err);
+    if (status != TSR_OK) cli_copy_log_flush(&c->log, &ignored);
+    return status;
 }
 
 /* A destination that ends in '/' is a directory, to which a single file is copied under its own name. */
@@ -414,58 +295,35 @@ static tsr_status choose_place(copying *c, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status check_destination(copying *c, tsr_error *err)
-{
-    if (c->is_remote) return tsr_urls_refuse_overlap(&c->from, 1, c->to, err);
-    const tsr_status status = tsr_path_must_be_local(c->to, err);
-    if (status != TSR_OK) return status;
-    if (!c->arguments->overwrite && access(c->to, F_OK) == 0) return refuse_existing(c, err);
-    const tsr_publication_job job = job_of(c);
-    if (!c->arguments->resume)
-        return tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
-    return tsr_publication_reopen(cli_host(c->program)->allocator, c->to, &job, &c->publication, err);
-}
-
-/* Removes the journal of an earlier run that was killed after it had published the copy. */
-static tsr_status clear_completed(copying *c, tsr_error *err)
-{
-    if (c->is_remote) return TSR_OK;
-    const tsr_status status = tsr_publication_open(cli_host(c->program)->allocator, c->to, JOB, &c->publication, err);
-    if (status == TSR_OK) tsr_publication_close(&c->publication);
-    return status;
-}
-
-static void close_all(copying *c, tsr_status status)
-{
-    tsr_error ignored = {0};
-    if (status != TSR_OK) cli_copy_log_flush(&c->log, &ignored);
-    const bool left = status != TSR_OK && is_left(c);
-    if (c->output && !c->is_remote && !left) tsr_folder_output_drop(c->output);
-    if (c->output) c->output->close(c->output);
-    if (left) tsr_publication_leave(&c->publication);
-    else if (!c->is_remote) tsr_publication_close(&c->publication);
-    cli_copy_log_free(&c->log);
-}
-
 static tsr_status write_copy(copying *c, tsr_error *err)
 {
-    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = c};
+    const tsr_continuation continuation = {begin_log, &c->log.has_chunks};
+    TSR_TRY(choose_place(c, err));
+    c->guard = (cli_guard){.program = c->program};
+    c->publication = (tsr_publication){.environment = cli_environment(&c->guard),
+                                       .host = cli_host(c->program),
+                                       .arena = c->arena,
+                                       .destination = c->to,
+                                       .line = TSR_STR("a copy\n"),
+                                       .is_folder = is_directory(c),
+                                       .marker = is_directory(c) ? cli_copy_last_list(&c->files) : NULL,
+                                       .names = c->files.names,
+                                       .name_count = c->files.count,
+                                       .source = c->store,
+                                       .sources = &c->from,
+                                       .source_count = 1,
+                                       .replaces = c->arguments->overwrite,
+                                       .resumes = c->arguments->resume,
+                                       .reads_back = !c->arguments->no_verify,
+                                       .continuation = &continuation,
+                                       .adjust = adjust,
+                                       .write = write_files,
+                                       .ctx = c};
     cli_progress_start(&c->progress, c->program, "copying");
-    tsr_status status = choose_place(c, err);
-    if (status == TSR_OK && c->arguments->resume) status = find_completed(c, err);
-    if (status == TSR_OK && c->is_complete) status = clear_completed(c, err);
-    else if (status == TSR_OK) status = check_destination(c, err);
-    if (status != TSR_OK || c->is_complete) {
-        cli_progress_end(&c->progress);
-        return status;
-    }
-    cli_cleanup_add(&cleanup);
-    status = copy_all(c, err);
+    const tsr_status status = tsr_publication_run(&c->publication, err);
     cli_progress_end(&c->progress);
-    cli_signals_hold();
-    close_all(c, status);
-    cli_signals_release();
-    cli_cleanup_drop(&cleanup);
+    cli_copy_log_free(&c->log);
+    if (c->is_remote || c->publication.is_complete) c->resumed = c->publication.resumed;
     return status;
 }
 
@@ -479,7 +337,7 @@ static tsr_status put_json(const copying *c, tsr_error *err)
     tsr_json_put_text(&json, "destination", c->to);
     tsr_json_put_uint(&json, "files", c->files.count);
     tsr_json_put_uint(&json, "bytes", c->files.byte_total);
-    tsr_json_put_bool(&json, "verified", !c->arguments->no_verify || c->is_complete);
+    tsr_json_put_bool(&json, "verified", !c->arguments->no_verify || c->publication.is_complete);
     if (c->arguments->resume) cli_put_resumed(&json, &c->resumed);
     tsr_json_object_end(&json);
     return tsr_json_finish(&json);
@@ -488,7 +346,7 @@ static tsr_status put_json(const copying *c, tsr_error *err)
 static void report(const copying *c)
 {
     if (c->program->options.quiet) return;
-    if (c->is_complete) {
+    if (c->publication.is_complete) {
         cli_put(stderr, tsr_str_from(c->to));
         fprintf(stderr, " is already complete: %s, %s; nothing was copied\n", cli_plural(c->files.count, "file").text,
                 cli_bytes(c->files.byte_total).text);

@@ -134,7 +134,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const as
         if (status != TSR_OK) return status;
     }
     cli_out_file out;
-    tsr_status status = cli_out_open(output, session, &out, err);
+    tsr_status status = cli_out_open(program, output, session, &out, err);
     if (status != TSR_OK) return status;
     sink to = {.file = out.to, .dtype = entry->dtype, .most = UINT64_MAX};
     status = header.size ? cli_write_file(to.file, header.data, header.size, err) : TSR_OK;

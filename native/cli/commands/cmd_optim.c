@@ -1,5 +1,5 @@
 /* `tessera optim ACTION PATH DEST`: converts optimizer state from one form to another. The library does the conversion; this
- * file reads its documents, and optim_output.c publishes its files. */
+ * file reads its documents, and writes its files. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,12 +7,12 @@
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "cli/writing/optim_output.h"
 #include "cli/writing/writing.h"
 #include "io/clock.h"
-#include "tessera/sys/folder.h"
+#include "tessera/optim_convert.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/optim_request.h"
+#include "tessera/sys/publication.h"
 #include "tessera/sys/try.h"
 
 /* A file whose text the library uses. */
@@ -29,7 +29,13 @@ typedef struct job {
     tsr_ring *ring;
     cli_files files;
     tsr_optim_job *optim;
-    cli_optim_output output;
+    tsr_arena *arena;
+    const char *source, *destination;
+    cli_file_place place; /* of a single file */
+    cli_progress progress;
+    uint32_t files_written;
+    uint64_t bytes_written;
+    bool is_complete; /* an earlier run had written the same files, so nothing was written */
 } job;
 
 /* ---- arguments ---- */
@@ -62,7 +68,7 @@ static tsr_status read_request(job *j, tsr_error *err)
     r->sharded = a->sharded;
     r->at = a->at ? tsr_str_from(a->at) : (tsr_str){NULL, 0};
     if (j->program->options.source.part) r->part = tsr_str_from(j->program->options.source.part);
-    r->source = j->output.source;
+    r->source = j->source;
     r->warn = warn;
     r->warn_ctx = j->program;
     r->has_world_size = a->ranks.given;
@@ -82,7 +88,7 @@ enum { TO_DCP = 2 };
 static tsr_status check_name(const job *j, tsr_error *err)
 {
     tsr_container named;
-    const char *name = j->output.destination;
+    const char *name = j->destination;
     const char *action = tsr_optim_action_names[j->request.action];
     const bool directory =
         j->request.action == TSR_OPTIM_SHARD || (j->request.action == TSR_OPTIM_UNSHARD && j->request.sharded);
@@ -118,15 +124,15 @@ static tsr_status convert_result(job *j, cli_writing *w, tsr_store *result, tsr_
 {
     const tsr_open_options any = {.purpose = TSR_FOR_FINDINGS};
     tsr_checkpoint *layer;
-    tsr_status status = cli_open(j->program, j->output.source, &any, &w->source, err);
+    tsr_status status = cli_open(j->program, j->source, &any, &w->source, err);
     if (status == TSR_OK) status = tsr_checkpoint_open(result, cli_host(j->program), NULL, &layer, err);
     if (status != TSR_OK) return status;
     cli_add_layer(&w->source, layer);
     w->source.recipe = recipe_of(j, w->arena, err);
     status = w->source.recipe.data ? cli_choose_container(w, 1 + TSR_TO_DCP, 0, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = cli_write(w, err);
-    j->output.files_written = w->job.conversion.file_count;
-    for (uint32_t i = 0; i < w->job.conversion.file_count; i++) j->output.bytes_written += w->job.conversion.file_sizes[i];
+    j->files_written = w->job.conversion.file_count;
+    for (uint32_t i = 0; i < w->job.conversion.file_count; i++) j->bytes_written += w->job.conversion.file_sizes[i];
     return status;
 }
 
@@ -142,7 +148,7 @@ static tsr_status write_dcp(job *j, tsr_error *err)
     cli_writing w = {.program = j->program,
                      .options = &options,
                      .what = tsr_optim_action_names[j->request.action],
-                     .destination = j->output.destination,
+                     .destination = j->destination,
                      .arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err)};
     tsr_store *result = NULL;
     tsr_status status = w.arena ? tsr_optim_store(j->optim, &result, err) : TSR_E_NOMEM;
@@ -154,16 +160,104 @@ static tsr_status write_dcp(job *j, tsr_error *err)
     return status;
 }
 
+/* ---- files ---- */
+
+/* The name of the source, for a file in a directory. A directory that is read has a name without an extension. */
+static tsr_str source_name(const job *j, tsr_error *err)
+{
+    const bool is_file = j->files.store->primary != TSR_NO_FILE;
+    tsr_str name = is_file ? j->files.store->files[j->files.store->primary].name : tsr_str_from(j->source);
+    while (name.size > 1 && name.data[name.size - 1] == '/') name.size--;
+    for (size_t i = name.size; i-- > 0;) {
+        if (name.data[i] != '/') continue;
+        name = (tsr_str){name.data + i + 1, name.size - i - 1};
+        break;
+    }
+    return tsr_arena_format(j->arena, err, "%.*s%s", TSR_STR_ARG(name), is_file ? "" : ".pt");
+}
+
+/* A destination that ends in '/' is a directory, in which a single file has the source's name. */
+static tsr_status choose_place(job *j, tsr_error *err)
+{
+    j->place = (cli_file_place){j->destination, TSR_STR("")};
+    if (tsr_optim_is_directory(j->optim)) return TSR_OK;
+    const tsr_str name = source_name(j, err);
+    if (!name.data) return TSR_E_NOMEM;
+    TSR_TRY(cli_place_file(j->destination, name, j->arena, &j->place, err));
+    j->destination = j->place.path;
+    return TSR_OK;
+}
+
+static tsr_str file_name(const job *j, uint32_t index)
+{
+    return j->place.name.size ? j->place.name : tsr_optim_file_name(j->optim, index);
+}
+
+static bool is_folder(const job *j)
+{
+    return tsr_optim_is_directory(j->optim) || j->place.name.size;
+}
+
+static tsr_status write_files(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
+{
+    job *j = ctx;
+    j->files_written = 0;
+    j->bytes_written = 0;
+    for (uint32_t i = 0; i < tsr_optim_file_count(j->optim); i++) {
+        tsr_tree_file file = {.output = output,
+                              .name = file_name(j, i),
+                              .ring = j->ring,
+                              .progress = &j->progress.base,
+                              .unsummed = j->arguments->no_checksums};
+        TSR_TRY(tsr_optim_write(j->optim, i, &file, err));
+        if (!is_folder(j)) *marker = file.number;
+        j->bytes_written += file.bytes;
+        j->files_written++;
+    }
+    return TSR_OK;
+}
+
+static tsr_status publish(job *j, tsr_error *err)
+{
+    const char *const documents[] = {j->arguments->modules, j->arguments->flat_params};
+    cli_guard guard = {.program = j->program};
+    tsr_texts sources;
+    TSR_TRY(choose_place(j, err));
+    TSR_TRY(cli_list_sources(j->program, j->source, NULL, j->arena, &sources, err));
+    const size_t count = tsr_optim_file_count(j->optim);
+    tsr_str *names = tsr_arena_array(j->arena, count, sizeof *names, err);
+    if (!names) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < count; i++) names[i] = file_name(j, i);
+    tsr_publication p = {.environment = cli_environment(&guard),
+                         .host = cli_host(j->program),
+                         .arena = j->arena,
+                         .destination = j->destination,
+                         .line = TSR_STR("optimizer state\n"),
+                         .is_folder = is_folder(j),
+                         .names = names,
+                         .name_count = count,
+                         .source = j->files.store,
+                         .sources = sources.items,
+                         .source_count = sources.count,
+                         .documents = documents,
+                         .document_count = 2,
+                         .replaces = j->arguments->overwrite,
+                         .resumes = j->arguments->resume,
+                         .write = write_files,
+                         .ctx = j};
+    const tsr_status status = tsr_publication_run(&p, err);
+    j->is_complete = p.is_complete;
+    return status;
+}
+
 static tsr_status write_output(job *j, tsr_error *err)
 {
     if (j->arguments->to == TO_DCP) return write_dcp(j, err);
-    cli_progress progress;
-    j->output.optim = j->optim;
-    j->output.store = j->files.store;
-    j->output.ring = j->ring;
-    cli_progress_start(&progress, j->program, tsr_optim_action_names[j->request.action]);
-    const tsr_status status = cli_optim_output_write(&j->output, &progress.base, err);
-    cli_progress_end(&progress);
+    j->arena = tsr_arena_new(cli_host(j->program)->allocator, 0, err);
+    if (!j->arena) return TSR_E_NOMEM;
+    cli_progress_start(&j->progress, j->program, tsr_optim_action_names[j->request.action]);
+    const tsr_status status = publish(j, err);
+    cli_progress_end(&j->progress);
     return status;
 }
 
@@ -173,7 +267,7 @@ static tsr_status run_job(job *j, tsr_error *err)
     tsr_status status = read_request(j, err);
     if (status == TSR_OK) status = tsr_optim_request_check(&j->request, err);
     if (status == TSR_OK) status = check_name(j, err);
-    if (status == TSR_OK) status = cli_files_open(j->program, j->output.source, &j->files, err);
+    if (status == TSR_OK) status = cli_files_open(j->program, j->source, &j->files, err);
     if (status == TSR_OK) status = tsr_optim_open(j->files.store, host, &j->request, &j->optim, err);
     return status == TSR_OK ? write_output(j, err) : status;
 }
@@ -187,10 +281,10 @@ static tsr_status report_json(const job *j, double seconds, tsr_error *err)
     tsr_json_object(&json);
     tsr_json_put_text(&json, "schema", "tessera.optim/1");
     tsr_json_put_text(&json, "action", tsr_optim_action_names[j->request.action]);
-    tsr_json_put_text(&json, "source", j->output.source);
-    tsr_json_put_text(&json, "destination", j->output.destination);
-    tsr_json_put_uint(&json, "files", j->output.files_written);
-    tsr_json_put_uint(&json, "bytes", j->output.bytes_written);
+    tsr_json_put_text(&json, "source", j->source);
+    tsr_json_put_text(&json, "destination", j->destination);
+    tsr_json_put_uint(&json, "files", j->files_written);
+    tsr_json_put_uint(&json, "bytes", j->bytes_written);
     tsr_json_put_double(&json, "seconds", seconds);
     tsr_json_put_array(&json, "carried");
     for (size_t i = 0; i < count; i++) tsr_json_str(&json, carried[i]);
@@ -201,21 +295,21 @@ static tsr_status report_json(const job *j, double seconds, tsr_error *err)
 
 static void report_text(const job *j, double seconds)
 {
-    const bool is_complete = j->output.is_complete;
+    const bool is_complete = j->is_complete;
     if (!is_complete) fputs("wrote ", stderr);
-    cli_put(stderr, tsr_str_from(j->output.destination));
+    cli_put(stderr, tsr_str_from(j->destination));
     if (is_complete) {
-        fprintf(stderr, " is already complete: %s in %s; nothing was written\n", cli_bytes(j->output.bytes_written).text,
-                cli_plural(j->output.files_written, "file").text);
+        fprintf(stderr, " is already complete: %s in %s; nothing was written\n", cli_bytes(j->bytes_written).text,
+                cli_plural(j->files_written, "file").text);
         return;
     }
-    fprintf(stderr, ": %s in %s; %.2f s\n", cli_bytes(j->output.bytes_written).text,
-            cli_plural(j->output.files_written, "file").text, seconds);
+    fprintf(stderr, ": %s in %s; %.2f s\n", cli_bytes(j->bytes_written).text, cli_plural(j->files_written, "file").text,
+            seconds);
 }
 
 static void close_job(job *j)
 {
-    cli_optim_output_close(&j->output);
+    tsr_arena_free(j->arena);
     tsr_optim_close(j->optim);
     tsr_ring_free(j->ring);
     cli_files_close(&j->files);
@@ -226,15 +320,8 @@ static void close_job(job *j)
 static int run(cli *program, const tsr_command_options *a)
 {
     tsr_error err = {0};
-    job j = {.program = program,
-             .arguments = a,
-             .output = {.program = program,
-                        .source = program->operands.items[1],
-                        .destination = program->operands.items[2],
-                        .documents = {a->modules, a->flat_params},
-                        .overwrite = a->overwrite,
-                        .resume = a->resume,
-                        .unsummed = a->no_checksums}};
+    job j = {
+        .program = program, .arguments = a, .source = program->operands.items[1], .destination = program->operands.items[2]};
     const double started = tsr_seconds();
     cli_allow_expansion(program, a->allow_expansion);
     tsr_status status = tsr_optim_action_find(program->operands.items[0], &j.request.action, &err);

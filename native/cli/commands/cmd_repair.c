@@ -5,25 +5,21 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
-#include "cli/program/signals.h"
 #include "cli/program/term.h"
 #include "cli/text/findings_text.h"
 #include "cli/text/report_text.h"
 #include "cli/writing/writing.h"
-#include "publish/publication.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/folder.h"
-#include "tessera/sys/object_output.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/publication.h"
 #include "tessera/sys/salvage.h"
 #include "tessera/sys/salvaged_file.h"
 #include "tessera/sys/steps.h"
 #include "tessera/sys/store_read.h"
+#include "tessera/sys/try.h"
 #include "tessera/validate.h"
-
-#define JOB TSR_STR("repaired metadata\n")
 
 typedef struct repair {
     cli *program;
@@ -94,119 +90,51 @@ static tsr_status salvage(repair *r, tsr_error *err)
 
 /* What is written: memory, or the file of a store. */
 typedef struct contents {
+    const repair *repair;
     const tsr_vec *bytes;
     const tsr_salvaged_file *file;
 } contents;
 
-static uint64_t size_of(const contents *c)
-{
-    return c->bytes ? c->bytes->count : c->file->size;
-}
-
-static tsr_status write_contents(const repair *r, const contents *c, tsr_output *output, uint32_t number, tsr_error *err)
+static tsr_status write_contents(void *ctx, tsr_output *output, uint32_t *number, tsr_error *err)
 {
     enum { STEP = 4 << 20 };
-    if (c->bytes) return output->write_at(output, number, 0, c->bytes->items, c->bytes->count, err);
-    char *buffer = tsr_arena_array(r->arena, STEP, 1, err);
+    const contents *c = ctx;
+    const repair *r = c->repair;
+    const uint64_t byte_count = c->bytes ? c->bytes->count : c->file->size;
+    const bool is_folder = r->place.name.size > 0;
+    TSR_TRY(output->create(output, r->place.name, byte_count, number, err));
+    char *buffer = c->bytes ? c->bytes->items : tsr_arena_array(r->arena, STEP, 1, err);
     tsr_status status = buffer ? TSR_OK : TSR_E_NOMEM;
-    for (uint64_t at = 0; at < c->file->size && status == TSR_OK; at += STEP) {
-        const size_t size = (size_t)(c->file->size - at < STEP ? c->file->size - at : STEP);
+    if (c->bytes) status = output->write_at(output, *number, 0, buffer, c->bytes->count, err);
+    for (uint64_t at = 0; !c->bytes && at < byte_count && status == TSR_OK; at += STEP) {
+        const size_t size = (size_t)(byte_count - at < STEP ? byte_count - at : STEP);
         status = c->file->store->read_at(c->file->store, 0, at, buffer, size, err);
-        if (status == TSR_OK) status = output->write_at(output, number, at, buffer, size, err);
+        if (status == TSR_OK) status = output->write_at(output, *number, at, buffer, size, err);
     }
-    return status;
-}
-
-/* The file being written, and the journal with which the next run can remove it if this one is killed. */
-typedef struct repaired_file {
-    tsr_publication publication;
-    tsr_output *output;
-} repaired_file;
-
-static bool remove_unfinished(void *ctx)
-{
-    const repaired_file *file = ctx;
-    tsr_sys_stop_naming();
-    if (file->output) tsr_folder_output_abandon(file->output);
-    tsr_publication_discard(&file->publication);
-    return false;
-}
-
-static tsr_status create_file(const repair *r, repaired_file *file, uint64_t size, uint32_t *number, tsr_error *err)
-{
-    tsr_status status = tsr_publication_begin(&file->publication, JOB, 0, NULL, 0, err);
-    if (status != TSR_OK) return status;
-    const tsr_folder_output_options options = {.is_folder = r->place.name.size > 0,
-                                               .tag = file->publication.tag,
-                                               .parent = tsr_journals_parent(&file->publication.journals)};
-    status = tsr_folder_output_open(NULL, cli_host(r->program)->allocator, r->dest, &options, &file->output, err);
-    return status == TSR_OK ? file->output->create(file->output, r->place.name, size, number, err) : status;
-}
-
-static tsr_status write_output(const repair *r, repaired_file *file, const contents *c, tsr_error *err)
-{
-    uint32_t number;
-    cli_signals_hold();
-    tsr_status status = create_file(r, file, size_of(c), &number, err);
-    cli_signals_release();
-    if (status == TSR_OK) status = write_contents(r, c, file->output, number, err);
-    /* Done here, because signals have to wait during the publication. */
-    if (status == TSR_OK) status = file->output->sync(file->output, err);
-    if (status != TSR_OK) return status;
-    cli_signals_hold();
-    status =
-        tsr_publication_publish(&file->publication, file->output, r->place.name.size ? TSR_NO_FILE : number, false, err);
-    cli_signals_release();
-    return status;
-}
-
-static bool remove_upload(void *ctx)
-{
-    tsr_output *const *output = ctx;
-    if (*output) tsr_object_output_abandon(*output);
-    return false;
-}
-
-/* Writes to an object store, on the condition that no such object exists. */
-static tsr_status write_object(const repair *r, const contents *c, tsr_error *err)
-{
-    const tsr_object_output_options options = {.verify = true};
-    tsr_output *output = NULL;
-    cli_cleanup cleanup = {.remove = remove_upload, .ctx = &output};
-    uint32_t number;
-    tsr_status status = tsr_object_output_open(cli_host(r->program), r->dest, &options, &output, err);
-    if (status != TSR_OK) return status;
-    cli_cleanup_add(&cleanup);
-    status = output->create(output, TSR_STR(""), size_of(c), &number, err);
-    if (status == TSR_OK) status = write_contents(r, c, output, number, err);
-    if (status == TSR_OK) status = output->publish(output, number, err);
-    cli_signals_hold();
-    output->close(output);
-    output = NULL;
-    cli_signals_release();
-    cli_cleanup_drop(&cleanup);
+    if (is_folder) *number = TSR_NO_FILE;
     return status;
 }
 
 /* Never replaces an existing file, and never leaves an incomplete one. */
-static tsr_status write_file(const repair *r, const contents *c, tsr_error *err)
+static tsr_status write_file(const repair *r, contents *c, tsr_error *err)
 {
-    repaired_file file = {.output = NULL};
-    cli_cleanup cleanup = {.remove = remove_unfinished, .ctx = &file};
-    if (tsr_is_object_url(r->dest)) return write_object(r, c, err);
-    if (access(r->dest, F_OK) == 0)
+    cli_guard guard = {.program = r->program};
+    c->repair = r;
+    if (!tsr_is_object_url(r->dest) && access(r->dest, F_OK) == 0)
         return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "'%s' already exists; choose a new file", r->dest);
-    tsr_status status = tsr_publication_open(cli_host(r->program)->allocator, r->dest, JOB, &file.publication, err);
-    if (status == TSR_OK) {
-        cli_cleanup_add(&cleanup);
-        status = write_output(r, &file, c, err);
-    }
-    cli_signals_hold();
-    if (file.output) file.output->close(file.output);
-    tsr_publication_close(&file.publication);
-    cli_signals_release();
-    cli_cleanup_drop(&cleanup);
-    return status;
+    tsr_publication p = {.environment = cli_environment(&guard),
+                         .host = cli_host(r->program),
+                         .arena = r->arena,
+                         .destination = r->dest,
+                         .line = TSR_STR("repaired metadata\n"),
+                         .is_folder = r->place.name.size > 0,
+                         .names = &r->place.name,
+                         .name_count = 1,
+                         .source = r->files.store,
+                         .reads_back = tsr_is_object_url(r->dest),
+                         .write = write_contents,
+                         .ctx = c};
+    return tsr_publication_run(&p, err);
 }
 
 static tsr_status write_metadata(repair *r, tsr_error *err)
@@ -240,8 +168,7 @@ static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
     tsr_status status = tsr_salvage_safetensors(r->store, file, cli_host(r->program), r->arena, &r->found, err);
     if (status == TSR_OK) status = cli_place_file(r->dest, TSR_STR("model.safetensors"), r->arena, &r->place, err);
     if (status == TSR_OK) r->dest = r->place.path;
-    if (status == TSR_OK) status = write_file(r, &(contents){.file = &r->found}, err);
-    return status == TSR_OK ? tsr_folder_store_unchanged(r->files.store, err) : status;
+    return status == TSR_OK ? write_file(r, &(contents){.file = &r->found}, err) : status;
 }
 
 /* Sets *is to whether PATH is a single file that begins as those of torch.save do. */
@@ -298,8 +225,7 @@ static tsr_status write_torch(repair *r, tsr_error *err)
 
 static tsr_status write_dcp(repair *r, tsr_error *err)
 {
-    tsr_status status = salvage(r, err);
-    if (status == TSR_OK) status = tsr_folder_store_unchanged(r->files.store, err);
+    const tsr_status status = salvage(r, err);
     return status == TSR_OK ? write_metadata(r, err) : status;
 }
 

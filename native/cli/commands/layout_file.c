@@ -29,7 +29,7 @@ static tsr_status write_file(cli *program, const cli_session *session, const cha
                              tsr_error *err)
 {
     cli_out_file out;
-    const tsr_status status = cli_out_open(path, session, &out, err);
+    const tsr_status status = cli_out_open(program, path, session, &out, err);
     if (status != TSR_OK) return status;
     return cli_out_close(&out, write_layout(program, session, layout, out.to, err), err);
 }

@@ -73,7 +73,7 @@ tsr_status cli_config_write(cli_writing *w, const cli_config_copy *copy, tsr_err
 {
     cli_out_file out;
     if (!copy->text.size || w->options->dry_run || !cli_speaks(w->program)) return TSR_OK;
-    tsr_status status = cli_out_open(copy->path, &w->source, &out, err);
+    tsr_status status = cli_out_open(w->program, copy->path, &w->source, &out, err);
     if (status != TSR_OK) return status;
     if (fwrite(copy->text.data, 1, copy->text.size, out.to) != copy->text.size)
         status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", copy->path);

@@ -6,13 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "publish/overlap.h"
-#include "publish/permissions.h"
-#include "publish/stem.h"
-
-#define JOB TSR_STR("one file by -o\n")
+#include "tessera/sys/try.h"
 
 static tsr_status refuse(const char *what, const char *path, tsr_error *err)
 {
@@ -48,63 +44,46 @@ static tsr_status refuse_source(const char *path, const cli_session *source, tsr
     return status;
 }
 
-/* Creates a file in the directory of `place`. If it replaces another one, it is private until it gets that file's
- * permissions. */
-static FILE *create_beside(cli_out_file *out, bool exists)
+/* A FILE that writes to the output (fopencookie). */
+static ssize_t write_on(void *ctx, const char *data, size_t size)
 {
-    const size_t room = strlen(out->place) + 64;
-    const char *slash = strrchr(out->place, '/');
-    const int folder = slash ? (int)(slash - out->place + 1) : 0;
-    char stem[TSR_STEM_SIZE + 1];
-    out->temporary = malloc(room);
-    if (!out->temporary) return NULL;
-    snprintf(out->temporary, room, "%.*s.%s.tessera-%s", folder, out->place, tsr_stem_of(out->place + folder, stem),
-             out->publication.tag);
-    const int fd =
-        open(out->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, exists ? TSR_PRIVATE_FILE : 0666);
-    out->made = fd >= 0;
-    return fd >= 0 ? fdopen(fd, "wb") : NULL;
+    cli_out_file *out = ctx;
+    tsr_output *output = out->publication.output;
+    if (output->write_at(output, out->file, out->size, data, size, &out->failed) != TSR_OK) return 0;
+    out->size += size;
+    return (ssize_t)size;
 }
 
-static bool remove_unfinished(void *ctx)
+static tsr_status open_stream(cli_out_file *out, tsr_error *err)
 {
-    const cli_out_file *out = ctx;
-    tsr_sys_stop_naming();
-    if (out->made) unlink(out->temporary);
-    tsr_publication_discard(&out->publication);
-    return false;
-}
-
-static tsr_status begin(cli_out_file *out, bool exists, tsr_error *err)
-{
-    const tsr_status status = tsr_publication_begin(&out->publication, JOB, 0, NULL, 0, err);
-    if (status != TSR_OK) return status;
-    out->to = create_beside(out, exists);
+    tsr_output *output = out->publication.output;
+    TSR_TRY(output->create(output, TSR_STR(""), 0, &out->file, err));
+    out->to = fopencookie(out, "wb", (cookie_io_functions_t){.write = write_on});
     return out->to ? TSR_OK : refuse("create", out->path, err);
 }
 
-/* Creates the journal and the file. A signal can arrive before both exist or when both are recorded, but not in between. */
-static tsr_status open_beside(cli_out_file *out, bool exists, tsr_error *err)
+/* `place` is the file itself, not a link to it. */
+static tsr_status open_beside(cli_out_file *out, cli *program, const char *place, tsr_error *err)
 {
-    tsr_status status = tsr_publication_open(&tsr_allocator_libc, out->place, JOB, &out->publication, err);
-    if (status != TSR_OK) return status;
-    out->cleanup = (cli_cleanup){.remove = remove_unfinished, .ctx = out};
-    cli_cleanup_add(&out->cleanup);
-    cli_signals_hold();
-    status = begin(out, exists, err);
-    if (status != TSR_OK) tsr_publication_close(&out->publication);
-    cli_signals_release();
-    if (status != TSR_OK) cli_cleanup_drop(&out->cleanup);
+    const tsr_host *host = cli_host(program);
+    out->arena = tsr_arena_new(host->allocator, 0, err);
+    const tsr_str destination = out->arena ? tsr_arena_str(out->arena, tsr_str_from(place), err) : (tsr_str){NULL, 0};
+    out->guard = (cli_guard){.program = program};
+    out->publication = (tsr_publication){.environment = cli_environment(&out->guard),
+                                         .host = host,
+                                         .arena = out->arena,
+                                         .destination = destination.data,
+                                         .line = TSR_STR("one file by -o\n"),
+                                         .replaces = true};
+    tsr_status status = destination.data ? tsr_publication_open(&out->publication, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = open_stream(out, err);
+    if (status == TSR_OK) return status;
+    tsr_publication_close(&out->publication, status);
+    tsr_arena_free(out->arena);
     return status;
 }
 
-static void free_names(cli_out_file *out)
-{
-    free(out->place);
-    free(out->temporary);
-}
-
-tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_file *out, tsr_error *err)
+tsr_status cli_out_open(cli *program, const char *path, const cli_session *source, cli_out_file *out, tsr_error *err)
 {
     struct stat info;
     *out = (cli_out_file){.path = path};
@@ -112,40 +91,30 @@ tsr_status cli_out_open(const char *path, const cli_session *source, cli_out_fil
         out->to = stdout;
         return TSR_OK;
     }
-    const tsr_status refused = refuse_source(path, source, err);
-    if (refused != TSR_OK) return refused;
+    TSR_TRY(refuse_source(path, source, err));
     const bool exists = stat(path, &info) == 0;
     if (exists && !S_ISREG(info.st_mode)) {
         out->to = fopen(path, "wb"); /* fails for a directory, with the reason in errno */
         return out->to ? TSR_OK : refuse("create", path, err);
     }
-    out->place = exists ? realpath(path, NULL) : strdup(path);
-    const tsr_status status = out->place ? open_beside(out, exists, err) : refuse("create", path, err);
-    if (status != TSR_OK) free_names(out);
-    return status;
-}
-
-static tsr_status give_name(cli_out_file *out, tsr_status status, tsr_error *err)
-{
-    if (status == TSR_OK) tsr_keep_permissions_of(AT_FDCWD, out->place, fileno(out->to));
-    if (fclose(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
-    if (status == TSR_OK && rename(out->temporary, out->place) != 0) status = refuse("rename to", out->path, err);
-    if (status != TSR_OK) unlink(out->temporary);
-    out->made = false;
-    tsr_publication_close(&out->publication);
+    char *there = exists ? realpath(path, NULL) : NULL;
+    const tsr_status status =
+        exists && !there ? refuse("create", path, err) : open_beside(out, program, there ? there : path, err);
+    free(there);
     return status;
 }
 
 tsr_status cli_out_close(cli_out_file *out, tsr_status status, tsr_error *err)
 {
     if (out->to == stdout) return status;
-    if (!out->place) return fclose(out->to) != 0 && status == TSR_OK ? refuse("write", out->path, err) : status;
-    /* Done here, because signals have to wait below. */
-    if (fflush(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
-    cli_signals_hold();
-    status = give_name(out, status, err);
-    cli_signals_release();
-    cli_cleanup_drop(&out->cleanup);
-    free_names(out);
+    if (fclose(out->to) != 0 && status == TSR_OK) status = refuse("write", out->path, err);
+    if (!out->arena) return status;
+    if (out->failed.status != TSR_OK) { /* says why, unlike what the caller made of it */
+        *err = out->failed;
+        status = err->status;
+    }
+    if (status == TSR_OK) status = tsr_publication_publish(&out->publication, out->file, err);
+    tsr_publication_close(&out->publication, status);
+    tsr_arena_free(out->arena);
     return status;
 }

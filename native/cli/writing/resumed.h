@@ -12,7 +12,4 @@ void cli_report_continued(const tsr_object_resumed *resumed);
 /* Writes "resumed": {…}. */
 void cli_put_resumed(tsr_json *json, const tsr_object_resumed *resumed);
 
-/* Warns of leftovers of unfinished parts of other plans at the destination. They stay there. */
-void cli_note_other_parts(const cli *program, const tsr_output *output, const char *destination);
-
 #endif

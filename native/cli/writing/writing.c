@@ -169,6 +169,45 @@ static tsr_status decide(cli_writing *w, const tsr_convert_options *options, tsr
     return status == TSR_OK && w->against ? cli_check_against(w, err) : status;
 }
 
+/* ---- the environment ---- */
+
+static tsr_status warn_of(void *ctx, tsr_str text, bool lasts, tsr_error *err)
+{
+    const cli_guard *g = ctx;
+    cli_warn(g->program, "%.*s", TSR_STR_ARG(text));
+    return lasts && g->writing ? cli_keep_warning(g->writing, text, err) : TSR_OK;
+}
+
+static void guard(void *ctx, bool (*remove)(void *state), void *state)
+{
+    cli_guard *g = ctx;
+    g->cleanup = (cli_cleanup){.remove = remove, .ctx = state};
+    cli_cleanup_add(&g->cleanup);
+}
+
+static void unguard(void *ctx)
+{
+    cli_guard *g = ctx;
+    cli_cleanup_drop(&g->cleanup);
+}
+
+static void hold(void *ctx)
+{
+    (void)ctx;
+    cli_signals_hold();
+}
+
+static void release(void *ctx)
+{
+    (void)ctx;
+    cli_signals_release();
+}
+
+tsr_job_environment cli_environment(cli_guard *g)
+{
+    return (tsr_job_environment){NULL, warn_of, guard, unguard, hold, release, g};
+}
+
 /* ---- the job ---- */
 
 static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
@@ -196,38 +235,6 @@ static tsr_status unchanged(void *ctx, tsr_error *err)
     return cli_unchanged(&w->source, err);
 }
 
-static tsr_status warn_of(void *ctx, tsr_str text, bool lasts, tsr_error *err)
-{
-    cli_writing *w = ctx;
-    cli_warn(w->program, "%.*s", TSR_STR_ARG(text));
-    return lasts ? cli_keep_warning(w, text, err) : TSR_OK;
-}
-
-static void guard(void *ctx, bool (*remove)(void *state), void *state)
-{
-    cli_writing *w = ctx;
-    w->cleanup = (cli_cleanup){.remove = remove, .ctx = state};
-    cli_cleanup_add(&w->cleanup);
-}
-
-static void unguard(void *ctx)
-{
-    cli_writing *w = ctx;
-    cli_cleanup_drop(&w->cleanup);
-}
-
-static void hold(void *ctx)
-{
-    (void)ctx;
-    cli_signals_hold();
-}
-
-static void release(void *ctx)
-{
-    (void)ctx;
-    cli_signals_release();
-}
-
 static tsr_job_extent extent_of(const cli_writing *w)
 {
     if (!w->is_exec) return TSR_JOB_WHOLE;
@@ -239,7 +246,8 @@ static tsr_job_extent extent_of(const cli_writing *w)
 static void make_job(cli_writing *w, const tsr_convert_options *options)
 {
     const tsr_conversion planned = w->job.conversion;
-    w->job = (tsr_job){.environment = {w->program->ranks, warn_of, guard, unguard, hold, release, w},
+    w->guard = (cli_guard){.program = w->program, .writing = w};
+    w->job = (tsr_job){.environment = cli_environment(&w->guard),
                        .host = cli_host(w->program),
                        .arena = w->arena,
                        .destination = w->destination,
@@ -263,6 +271,7 @@ static void make_job(cli_writing *w, const tsr_convert_options *options)
                        .unchanged = unchanged,
                        .ctx = w,
                        .conversion = planned};
+    w->job.environment.ranks = w->program->ranks;
 }
 
 static tsr_status write_all(cli_writing *w, const tsr_progress *progress, tsr_error *err)

@@ -11,6 +11,15 @@
 #include "tessera/sys/document.h"
 #include "tessera/sys/plan_job.h"
 
+/* What is written by a command, for signals and warnings. Must not move until it is closed. */
+typedef struct cli_guard {
+    cli *program;
+    struct cli_writing *writing; /* whose document repeats the warnings that last; or NULL */
+    cli_cleanup cleanup;
+} cli_guard;
+/* The environment of what a command writes (tessera/sys/publication.h). It has no ranks. */
+tsr_job_environment cli_environment(cli_guard *guard);
+
 typedef struct cli_writing {
     cli *program;
     const tsr_command_options *options;
@@ -35,7 +44,7 @@ typedef struct cli_writing {
     const char *plan_path; /* of exec; NULL: none */
     tsr_vec warnings;      /* of tsr_str in `arena`: warnings to be repeated in the document */
     tsr_job job;
-    cli_cleanup cleanup;
+    cli_guard guard;
     double seconds;
 } cli_writing;
 

@@ -62,12 +62,6 @@ void cli_report_resumed(const cli *program, const tsr_object_resumed *r)
             cli_number(r->uploads_left).text, r->uploads_left == 1 ? "" : "s");
 }
 
-void cli_note_other_parts(const cli *program, const tsr_output *output, const char *destination)
-{
-    char text[2048];
-    if (tsr_job_other_parts(output, destination, text, sizeof text)) cli_warn(program, "%s", text);
-}
-
 void cli_report_continued(const tsr_object_resumed *r)
 {
     if (r->bytes) {

@@ -16,11 +16,11 @@
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/joint_output.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/plan_items.h"
+#include "tessera/sys/publication.h"
 
 /* A box of a tensor in its owner's file. */
 typedef struct tsr_save_piece {
@@ -345,29 +345,33 @@ typedef struct saving {
     tsr_save_options options;
     tsr_arena *arena;
     tsr_save_plan plan;
-    tsr_joint_output *joint;
-    tsr_output *output; /* its files */
+    tsr_output *output;
     uint32_t *files;    /* by rank: number of its file in the output */
     tsr_str *names;     /* by rank, followed by the marker */
     tsr_halves halves;  /* of the buffer */
     uint32_t content;   /* CRC of the CRCs of everything that this rank has written */
+    uint32_t *contents; /* those of all ranks, once they are gathered */
+    size_t *content_sizes;
 } saving;
 
 /* ---- the destination ---- */
 
-static tsr_status name_files(void *ctx, tsr_joint_job *job, tsr_error *err)
+static tsr_status name_files(void *ctx, tsr_publication *publication, tsr_error *err)
 {
     saving *s = ctx;
     s->names = tsr_arena_array(s->arena, (size_t)s->comm->size + 1, sizeof *s->names, err);
     s->files = tsr_arena_array(s->arena, s->comm->size, sizeof *s->files, err);
-    if (!s->names || !s->files) return TSR_E_NOMEM;
+    s->contents = tsr_arena_array(s->arena, s->comm->size, sizeof *s->contents, err);
+    s->content_sizes = tsr_arena_array(s->arena, s->comm->size, sizeof *s->content_sizes, err);
+    if (!s->names || !s->files || !s->contents || !s->content_sizes) return TSR_E_NOMEM;
     for (uint32_t r = 0; r < s->comm->size; r++) {
-        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, job->generation);
+        s->content_sizes[r] = sizeof *s->contents;
+        s->names[r] = tsr_arena_format(s->arena, err, "__%" PRIu32 "_%" PRIu32 ".distcp", r, publication->generation);
         if (!s->names[r].data) return TSR_E_NOMEM;
     }
     s->names[s->comm->size] = MARKER;
-    job->names = s->names;
-    job->name_count = (size_t)s->comm->size + 1;
+    publication->names = s->names;
+    publication->name_count = (size_t)s->comm->size + 1;
     return TSR_OK;
 }
 
@@ -496,7 +500,7 @@ static tsr_status write_pieces(saving *s, tsr_error *err)
     return status;
 }
 
-static tsr_status write_own(saving *s, tsr_error *err)
+static tsr_status write_parts(saving *s, tsr_error *err)
 {
     s->halves = (tsr_halves){.memory = tsr_alloc(s->host->allocator, s->options.buffer_bytes, 1, err),
                              .bytes = s->options.buffer_bytes};
@@ -506,8 +510,17 @@ static tsr_status write_own(saving *s, tsr_error *err)
         s->content = note(tsr_crc32(s->host, s->content, object->bytes.items, object->bytes.count), object->bytes.count);
         TSR_TRY(write_at(s, object->byte_offset, object->bytes.items, object->bytes.count, err));
     }
-    TSR_TRY(write_pieces(s, err));
-    return s->output->sync ? s->output->sync(s->output, err) : TSR_OK;
+    return write_pieces(s, err);
+}
+
+static tsr_status write_own(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
+{
+    saving *s = ctx;
+    (void)output;
+    (void)marker; /* rank 0 creates it in write_marker */
+    const tsr_status status = write_parts(s, err);
+    tsr_halves_end(&s->halves, NULL);
+    return status;
 }
 
 /* ---- metadata ---- */
@@ -578,42 +591,27 @@ static tsr_status write_metadata(saving *s, uint32_t content, uint32_t *marker, 
     return status;
 }
 
-/* All ranks have synced what they wrote: rank 0 writes the metadata and publishes. */
-static tsr_status publish(saving *s, tsr_error *err)
+/* All ranks have synced what they wrote: rank 0 writes the metadata. */
+static tsr_status write_marker(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
 {
-    uint32_t marker, content = 0, *all = tsr_arena_array(s->arena, s->comm->size, sizeof *all, err);
-    size_t *sizes = tsr_arena_array(s->arena, s->comm->size, sizeof *sizes, err);
-    tsr_status status = tsr_comm_agree(s->comm, all && sizes ? TSR_OK : TSR_E_NOMEM, err);
-    if (status != TSR_OK) return status;
-    for (uint32_t r = 0; r < s->comm->size; r++) sizes[r] = sizeof *all;
-    TSR_TRY(s->comm->all_gather(s->comm, &s->content, sizes, all, err));
-    for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, all[r]);
-    if (s->comm->rank == 0) {
-        status = write_metadata(s, content, &marker, err);
-        if (status == TSR_OK) status = tsr_joint_output_publish(s->joint, marker, err);
-    }
-    return tsr_comm_agree(s->comm, status, err);
+    saving *s = ctx;
+    uint32_t content = 0;
+    (void)output;
+    TSR_TRY(s->comm->all_gather(s->comm, &s->content, s->content_sizes, s->contents, err));
+    for (uint32_t r = 0; r < s->comm->size; r++) content = note(content, s->contents[r]);
+    return s->comm->rank == 0 ? write_metadata(s, content, marker, err) : TSR_OK;
 }
 
-static void warn_of_replaced(const saving *s, const tsr_name_tally *others)
-{
-    const tsr_warnings *warnings = &s->options.warnings;
-    if (tsr_joint_output_replaces(s->joint)) tsr_warn(warnings, "replaced the checkpoint that was at '%s'", s->path);
-    tsr_name_tally_warn(others, warnings, "saved rank 0's values, which differ from this rank's");
-}
-
-static tsr_status save(saving *s, tsr_joint_job *job, const tsr_value *state, tsr_error *err)
+static tsr_status save(saving *s, tsr_publication *publication, const tsr_value *state, tsr_error *err)
 {
     tsr_name_tally others = {0};
+    const tsr_warnings *warnings = &s->options.warnings;
     const tsr_str call = tsr_arena_format(s->arena, err, "'%s', overwrite %d", s->path, s->options.overwrite);
     TSR_TRY(save_plan_make(&(tsr_save_planner){s->comm, s->host, s->arena}, state, call, &s->plan, err));
     TSR_TRY(save_plan_differences(&s->plan, s->comm, s->host, s->arena, &others, err));
-    TSR_TRY(tsr_joint_output_open(job, &s->joint, err));
-    const tsr_status status = write_own(s, err);
-    tsr_halves_end(&s->halves, NULL);
-    TSR_TRY(tsr_comm_agree(s->comm, status, err));
-    TSR_TRY(publish(s, err));
-    warn_of_replaced(s, &others);
+    TSR_TRY(tsr_publication_run(publication, err));
+    if (publication->replaced) tsr_warn(warnings, "replaced the checkpoint that was at '%s'", s->path);
+    tsr_name_tally_warn(&others, warnings, "saved rank 0's values, which differ from this rank's");
     return TSR_OK;
 }
 
@@ -625,18 +623,21 @@ tsr_status tsr_state_dict_save(const tsr_value *state, tsr_comm *comm, const cha
     if (s.options.buffer_bytes == 0) s.options.buffer_bytes = BUFFER_BYTES_DEFAULT;
     /* So that each half has room for one element of any type. */
     if (s.options.buffer_bytes < 128) s.options.buffer_bytes = 128;
-    tsr_joint_job job = {.comm = comm,
-                         .host = host,
-                         .path = path,
-                         .line = TSR_STR("a state dict of several ranks\n"),
-                         .overwrite = s.options.overwrite,
-                         .marker = MARKER.data,
-                         .plan = name_files,
-                         .create = create_files,
-                         .ctx = &s};
-    const tsr_status status = s.arena && given == TSR_OK ? save(&s, &job, state, err)
+    tsr_publication publication = {.environment = {.ranks = comm},
+                                   .host = host,
+                                   .arena = s.arena,
+                                   .destination = path,
+                                   .line = TSR_STR("a state dict of several ranks\n"),
+                                   .is_folder = true,
+                                   .marker = MARKER.data,
+                                   .replaces = s.options.overwrite,
+                                   .plan = name_files,
+                                   .create = create_files,
+                                   .write = write_own,
+                                   .finish = write_marker,
+                                   .ctx = &s};
+    const tsr_status status = s.arena && given == TSR_OK ? save(&s, &publication, state, err)
                                                          : tsr_comm_agree(comm, given != TSR_OK ? given : TSR_E_NOMEM, err);
-    tsr_joint_output_close(s.joint, status);
     tsr_free(host->allocator, s.halves.memory, s.options.buffer_bytes, 1);
     save_plan_free(&s.plan);
     tsr_arena_free(s.arena);

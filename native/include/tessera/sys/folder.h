@@ -92,10 +92,16 @@ typedef enum tsr_existing {
 } tsr_existing;
 /* Which unpublished files with the tag there may be already. */
 typedef enum tsr_begun {
-    TSR_BEGUN_REFUSED, /* none: they are an error */
-    TSR_BEGUN_JOINED,  /* those of another process of the same job, or of an earlier run of it: they are opened */
-    TSR_BEGUN_WHOLE    /* all of them, in their full size, because records mention them */
+    TSR_BEGUN_REFUSED,   /* none: they are an error */
+    TSR_BEGUN_JOINED,    /* those of another process of the same job, or of an earlier run of it: they are opened */
+    TSR_BEGUN_WHOLE,     /* all of them, in their full size, because records mention them */
+    TSR_BEGUN_PUBLISHING /* those of an earlier run that ended while renaming: files may already have their final names */
 } tsr_begun;
+/* What `close` does with files that are not published. */
+typedef enum tsr_unfinished {
+    TSR_UNFINISHED_REMOVED,
+    TSR_UNFINISHED_KEPT /* they stay, for other processes with the same tag */
+} tsr_unfinished;
 
 typedef struct tsr_folder_output_options {
     bool is_folder; /* the destination is a folder of files; otherwise one file, created under the name "" */
@@ -105,11 +111,10 @@ typedef struct tsr_folder_output_options {
      * All processes must create the files in the same order. */
     const char *tag;
     tsr_begun begun; /* with a tag */
+    tsr_unfinished unfinished;
     bool sums; /* with a tag: keeps sums of the written bytes (native/publish/file_sums.h), for tsr_folder_output_verify */
-    bool publishing; /* with a tag: an earlier run ended while renaming, so files may already have their final names */
-    bool keep;       /* close keeps unpublished files, for other processes with the same tag */
-    bool chosen;     /* `generation` is given; otherwise the next one is taken (tsr_folder_next_generation) */
-    uint32_t generation;
+    uint32_t
+        generation; /* becomes that of the output; to replace a folder whose files are named by it, tsr_folder_next_generation */
     /* Blocks of zeros become holes, and no space is reserved: for sources with holes. A full disk is then noticed only when
      * it is full. */
     bool holes;
@@ -153,7 +158,7 @@ tsr_status tsr_folder_output_check(const tsr_allocator *allocator, const char *p
                                    const tsr_folder_output_options *options, tsr_error *err);
 
 /* Removes the unpublished files of an output to which other threads still write, for a process that is about to end. Nothing
- * can be created in the output afterwards, and it must not be closed. An output with `keep` is not removed. */
+ * can be created in the output afterwards, and it must not be closed. An output with TSR_UNFINISHED_KEPT is not removed. */
 void tsr_folder_output_abandon(tsr_output *output);
 
 /* One more than the highest generation of the data files and sidecars in a folder (tsr_output.generation); 0 without such files or
@@ -165,7 +170,7 @@ tsr_status tsr_folder_next_generation(const tsr_sys *sys, const char *path, uint
 bool tsr_folder_output_continues(const tsr_output *output);
 /* With TSR_BEGUN_WHOLE: tells the output that all files that records mention have been opened; files created from now on are new. */
 void tsr_folder_output_has_all(tsr_output *output);
-/* With `keep`: makes `close` remove unpublished files after all. */
+/* Makes `close` remove unpublished files after all. */
 void tsr_folder_output_drop(tsr_output *output);
 /* The number of files created so far. */
 uint32_t tsr_folder_output_count(const tsr_output *output);
