@@ -30,12 +30,12 @@ static size_t count_of(const tsr_option *option, const tsr_command_options *opti
     return 0;
 }
 
-/* The word of a choice, of those in "a|b|c". */
+/* The word of a choice. */
 static tsr_str word_of(const tsr_option *option, unsigned number)
 {
-    const char *word = option->value;
-    while (--number) word = strchr(word, '|') + 1;
-    return (tsr_str){word, strcspn(word, "|")};
+    const char *rest = option->value;
+    while (--number) tsr_choice_word(&rest);
+    return tsr_choice_word(&rest);
 }
 
 static void write_value(tsr_json *json, const tsr_option *option, const tsr_command_options *options)

@@ -39,8 +39,7 @@ static tsr_status append(tsr_texts *texts, const char *value, tsr_arena *arena, 
     return TSR_OK;
 }
 
-/* The next of the words in "a|b|c"; *rest is NULL after the last one. */
-static tsr_str next_word(const char **rest)
+tsr_str tsr_choice_word(const char **rest)
 {
     const char *word = *rest, *bar = strchr(word, '|');
     *rest = bar ? bar + 1 : NULL;
@@ -51,7 +50,7 @@ static tsr_status set_choice(const tsr_option *option, const char *value, unsign
 {
     const char *rest = option->value;
     for (unsigned number = 1; rest; number++) {
-        if (!tsr_str_equal(tsr_str_from(value), next_word(&rest))) continue;
+        if (!tsr_str_equal(tsr_str_from(value), tsr_choice_word(&rest))) continue;
         *field = number;
         return TSR_OK;
     }
@@ -108,7 +107,7 @@ tsr_status tsr_option_set(const tsr_option *option, const char *value, tsr_arena
 static void write_words(tsr_json *json, const char *words)
 {
     tsr_json_put_array(json, "words");
-    while (words) tsr_json_str(json, next_word(&words));
+    while (words) tsr_json_str(json, tsr_choice_word(&words));
     tsr_json_array_end(json);
 }
 

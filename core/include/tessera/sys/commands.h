@@ -161,6 +161,8 @@ extern const tsr_option *const tsr_global_options[]; /* of every command; ends w
 const tsr_command *tsr_command_find(tsr_str name);
 const tsr_option *tsr_option_find(const tsr_option *const *options, tsr_str name);
 
+/* The next of the words in "a|b|c", which a choice lists in option->value; *rest is NULL after the last one. */
+tsr_str tsr_choice_word(const char **rest);
 /* Sets the option's field. `value` is not used for a flag; otherwise it is a text that lives as long as `options`. Lists grow in
  * `arena`. Errors: TSR_E_USAGE if the value does not fit the type; TSR_E_NOMEM. */
 tsr_status tsr_option_set(const tsr_option *option, const char *value, tsr_arena *arena, tsr_command_options *options,
