@@ -52,6 +52,7 @@ typedef struct tsr_job {
     uint64_t part, parts; /* the share, counted from 1 */
     /* Describes the job in lines of text: two jobs with the same lines write the same bytes. The first line is TSR_JOURNAL_MAGIC. */
     tsr_status (*describe)(void *ctx, tsr_str *text, tsr_error *err);
+    bool describes_plan; /* `describe` reads `conversion`, planned for a new destination */
     /* Adds all files that are read; none of them is replaced. */
     tsr_status (*list_inputs)(void *ctx, tsr_inputs *inputs, tsr_error *err);
     /* TSR_E_CHANGED if the source has changed since it was opened. */

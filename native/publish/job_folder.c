@@ -166,7 +166,7 @@ static tsr_status start_over(job_state *s, tsr_error *err)
 
 static tsr_status look_around(job_state *s, tsr_error *err)
 {
-    tsr_status status = s->job->describe(s->job->ctx, &s->start.text, err);
+    tsr_status status = tsr_job_describe(s, &s->start.text, err);
     if (status == TSR_OK) status = tsr_journals_open(NULL, s->job->host->allocator, s->job->destination, &s->journals, err);
     if (status != TSR_OK || !s->is_first) return status; /* rank 0 does it for all ranks */
     status = tsr_journals_list(&s->journals, s->job->arena, &s->start.found, &s->start.count, err);

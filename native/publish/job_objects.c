@@ -45,7 +45,7 @@ void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const t
 static tsr_status choose_notes(job_state *s, tsr_error *err)
 {
     tsr_str text;
-    const tsr_status status = s->job->describe(s->job->ctx, &text, err);
+    const tsr_status status = tsr_job_describe(s, &text, err);
     if (status != TSR_OK) return status;
     tsr_journal_tag(text, s->tag);
     s->notes = tsr_arena_format(s->job->arena, err, ".tessera-%s-", s->tag);
@@ -323,7 +323,7 @@ static tsr_status open_on_ranks(job_state *s, tsr_error *err)
     tsr_comm *ranks = s->ranks;
     char sum[TSR_JOURNAL_TAG_SIZE + 1];
     tsr_str text = TSR_STR("");
-    tsr_status status = tsr_job_agree(s, s->job->describe(s->job->ctx, &text, err), err);
+    tsr_status status = tsr_job_agree(s, tsr_job_describe(s, &text, err), err);
     if (status != TSR_OK) return status;
     tsr_journal_tag(text, sum);
     status = tsr_comm_same(ranks, tsr_str_from(sum), "the source as the ranks see it", err);

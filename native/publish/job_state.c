@@ -184,6 +184,16 @@ tsr_status tsr_job_check_names(job_state *s, tsr_error *err)
     return status == TSR_OK ? note_kept(s, err) : status;
 }
 
+/* What cannot be planned is described without its plan. The run itself reports why, after the ranks have compared what they see. */
+tsr_status tsr_job_describe(job_state *s, tsr_str *text, tsr_error *err)
+{
+    tsr_error why = {0};
+    const tsr_status planned = s->job->describes_plan ? tsr_job_plan(s, &why) : TSR_OK;
+    TSR_FAIL_IF(planned == TSR_E_NOMEM, err, planned, "%s", why.message);
+    if (s->work) s->job->conversion = *tsr_work_conversion(s->work);
+    return s->job->describe(s->job->ctx, text, err);
+}
+
 /* Lists the files that the job creates, to distinguish them from files of others if the run is killed. */
 tsr_status tsr_job_list_files(job_state *s, const tsr_str **files, size_t *count, tsr_error *err)
 {
@@ -203,6 +213,10 @@ tsr_status tsr_job_list_files(job_state *s, const tsr_str **files, size_t *count
 
 tsr_status tsr_job_plan(job_state *s, tsr_error *err)
 {
+    if (s->work && s->planned == s->generation) return TSR_OK;
+    tsr_work_free(s->work);
+    s->work = NULL;
+    s->planned = s->generation;
     return tsr_work_new(s->job->source, &s->options, s->generation, s->job->arena, &s->work, err);
 }
 

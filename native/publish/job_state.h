@@ -36,6 +36,7 @@ typedef struct job_state {
     bool finish;          /* all parts must be done: write what surrounds their units, and publish */
     tsr_convert_options options;
     tsr_work *work;
+    uint32_t planned;            /* the generation that it was planned for */
     uint32_t generation;         /* of the output, once it is decided */
     tsr_replacement replacement; /* set on the first rank; `swap` on all */
     tsr_output *output, *sidecar;
@@ -92,7 +93,9 @@ tsr_status tsr_job_decide(job_state *s, const tsr_str *written, size_t count, ts
 tsr_status tsr_job_check_names(job_state *s, tsr_error *err);
 /* Lists the files that the job will create. */
 tsr_status tsr_job_list_files(job_state *s, const tsr_str **files, size_t *count, tsr_error *err);
-/* Makes the plan of the work for s->generation. */
+/* job->describe, after the plan if it reads that. */
+tsr_status tsr_job_describe(job_state *s, tsr_str *text, tsr_error *err);
+/* Makes the plan of the work for s->generation, if it is not made yet. */
 tsr_status tsr_job_plan(job_state *s, tsr_error *err);
 /* Writes the sidecar, in the directory or next to the single file. */
 tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err);

@@ -20,7 +20,7 @@
 typedef struct writing {
     tsr_checkpoint *checkpoint;
     tsr_convert_options convert;
-    tsr_arena *arena;
+    tsr_job job;
 } writing;
 
 /* ---- what is written ---- */
@@ -57,6 +57,7 @@ static tsr_status put_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
     return TSR_OK;
 }
 
+/* The layout of the output. The plan of the conversion has the effects of all options. */
 static tsr_status put_conversion(numbers *n, const tsr_conversion *c)
 {
     for (uint32_t f = 0; f < c->file_count; f++) {
@@ -72,21 +73,6 @@ static tsr_status put_conversion(numbers *n, const tsr_conversion *c)
     return TSR_OK;
 }
 
-/* The layout of the output: a plan of the conversion, made as a dry run, has the effects of all options. What cannot be planned has none;
- * the run itself reports why. */
-static tsr_status put_layout(writing *w, numbers *n, tsr_error *err)
-{
-    tsr_convert_options look = w->convert;
-    tsr_conversion planned;
-    tsr_error why = {0};
-    look.dry_run = true;
-    tsr_status status = tsr_convert(w->checkpoint, NULL, &look, w->arena, &planned, &why);
-    if (status == TSR_E_NOMEM) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
-    if (status != TSR_OK) return TSR_OK;
-    status = put_conversion(n, &planned);
-    return status == TSR_OK && look.plan ? tsr_plan_each_write(look.plan, put_shard, n, err) : status;
-}
-
 static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
 {
     writing *w = ctx;
@@ -98,15 +84,17 @@ static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
     const uint64_t flags = (uint64_t)w->convert.raw_cast << 1 | w->convert.no_checksums;
     numbers n = {tsr_vec_of(host->allocator, 1), err};
     *text = TSR_STR(TSR_JOURNAL_MAGIC);
-    TSR_TRY(tsr_job_add_line(w->arena, text, "tessera", TSR_STR(TSR_VERSION), err));
-    TSR_TRY(tsr_plan_source_describe(tsr_checkpoint_catalog(w->checkpoint), &(tsr_command_options){0}, host, w->arena,
+    TSR_TRY(tsr_job_add_line(w->job.arena, text, "tessera", TSR_STR(TSR_VERSION), err));
+    TSR_TRY(tsr_plan_source_describe(tsr_checkpoint_catalog(w->checkpoint), &(tsr_command_options){0}, host, w->job.arena,
                                      &source, err));
-    TSR_TRY(tsr_job_date_source(store, is_remote, &source, w->arena, err));
-    TSR_TRY(tsr_job_add_source(w->arena, text, &source, err));
-    TSR_TRY(tsr_job_add_line(w->arena, text, "to", tsr_str_from(tsr_container_words[w->convert.to]), err));
+    TSR_TRY(tsr_job_date_source(store, is_remote, &source, w->job.arena, err));
+    TSR_TRY(tsr_job_add_source(w->job.arena, text, &source, err));
+    TSR_TRY(tsr_job_add_line(w->job.arena, text, "to", tsr_str_from(tsr_container_words[w->convert.to]), err));
     tsr_status status = put_number(&n, flags);
-    if (status == TSR_OK) status = put_layout(w, &n, err);
-    if (status == TSR_OK) status = tsr_job_add_hash(w->arena, text, "layout", (tsr_str){n.bytes.items, n.bytes.count}, err);
+    if (status == TSR_OK) status = put_conversion(&n, &w->job.conversion);
+    if (status == TSR_OK && w->convert.plan) status = tsr_plan_each_write(w->convert.plan, put_shard, &n, err);
+    if (status == TSR_OK)
+        status = tsr_job_add_hash(w->job.arena, text, "layout", (tsr_str){n.bytes.items, n.bytes.count}, err);
     tsr_vec_free(&n.bytes);
     return status;
 }
@@ -129,7 +117,7 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
                           tsr_arena *arena, tsr_conversion *out, tsr_error *err)
 {
     tsr_path_write_options own;
-    writing w = {.checkpoint = checkpoint, .arena = arena};
+    writing w = {.checkpoint = checkpoint};
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_path_write_options, err));
     TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert is required");
     TSR_TRY(TSR_OPTIONS_COPY(&w.convert, own.convert, tsr_convert_options, err));
@@ -137,30 +125,31 @@ tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const ts
     const tsr_job_form form = tsr_job_form_of(convert, path);
     if (form.file_name.size) w.convert.file_name = form.file_name;
     tsr_comm *ranks = own.comm && own.comm->size > 1 ? own.comm : NULL;
-    tsr_job job = {.environment = {.ranks = ranks},
-                   .host = tsr_checkpoint_host(checkpoint),
-                   .arena = arena,
-                   .destination = path,
-                   .is_folder = form.is_folder,
-                   .file_name = form.file_name,
-                   .marker = form.marker,
-                   .source = checkpoint,
-                   .options = convert,
-                   .has_holes = tsr_folder_store_has_holes(tsr_checkpoint_store(checkpoint)),
-                   .replaces = own.overwrite,
-                   .resumes = own.resume,
-                   .describe = describe,
-                   .list_inputs = list_inputs,
-                   .unchanged = unchanged,
-                   .ctx = &w};
+    w.job = (tsr_job){.environment = {.ranks = ranks},
+                      .host = tsr_checkpoint_host(checkpoint),
+                      .arena = arena,
+                      .destination = path,
+                      .is_folder = form.is_folder,
+                      .file_name = form.file_name,
+                      .marker = form.marker,
+                      .source = checkpoint,
+                      .options = convert,
+                      .has_holes = tsr_folder_store_has_holes(tsr_checkpoint_store(checkpoint)),
+                      .replaces = own.overwrite,
+                      .resumes = own.resume,
+                      .describe = describe,
+                      .describes_plan = true,
+                      .list_inputs = list_inputs,
+                      .unchanged = unchanged,
+                      .ctx = &w};
     tsr_status status;
     if (convert->dry_run) {
-        status = tsr_convert(checkpoint, NULL, convert, arena, &job.conversion, err);
+        status = tsr_convert(checkpoint, NULL, convert, arena, &w.job.conversion, err);
         if (ranks) status = tsr_comm_agree(ranks, status, err);
     } else {
-        status = tsr_job_run(&job, err);
+        status = tsr_job_run(&w.job, err);
     }
-    if (status == TSR_OK && out) *out = job.conversion;
+    if (status == TSR_OK && out) *out = w.job.conversion;
     return status;
 }
 
