@@ -3,6 +3,7 @@
 #ifndef TSR_IO_LOCKED_H
 #define TSR_IO_LOCKED_H
 
+#include "tessera/sys/guards.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -13,5 +14,13 @@ static inline bool tsr_is_locked(pthread_mutex_t *lock)
 {
     return pthread_mutex_trylock(lock) == EBUSY;
 }
+
+/* ---- guards of threads ---- */
+
+/* Guards for a store that several threads read. */
+
+/* tsr_guards_new with a mutex. Borrows `ctx`. */
+tsr_status tsr_thread_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out,
+                                 tsr_error *err);
 
 #endif

@@ -6,8 +6,8 @@
 
 #include "io/block_cache.h"
 #include "io/http.h"
+#include "io/locked.h"
 #include "io/scheduled_reads.h"
-#include "io/thread_guards.h"
 #include "io/thread_pool.h"
 #include "tessera/memory.h"
 #include "tessera/sys/alloc.h"

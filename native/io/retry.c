@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "io/clock.h"
+#include "io/sys.h"
 
 enum { MOST_TRIES = 10, MOST_CONNECTS = 4, DEFAULT_BUDGET = 40, MOST_BUDGET = 3600, MOST_STALL = 60 };
 static const double first_wait = 0.1, longest_wait = 5, idle = 120; /* in seconds */

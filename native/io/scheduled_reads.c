@@ -7,8 +7,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "io/forked.h"
 #include "io/locked.h"
+#include "io/sys.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/host_calls.h"
 

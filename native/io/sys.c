@@ -321,3 +321,42 @@ tsr_status tsr_sys_write(tsr_sys_file file, uint64_t offset, const void *data, s
     }
     return TSR_OK;
 }
+
+/* ---- names below a directory ---- */
+
+static bool is_component(tsr_str name, size_t longest)
+{
+    return name.size > 0 && name.size <= longest && !memchr(name.data, '\0', name.size) &&
+           !tsr_str_equal(name, TSR_STR(".")) && !tsr_str_equal(name, TSR_STR(".."));
+}
+
+bool tsr_is_name_below(tsr_str name, size_t longest)
+{
+    const char *slash;
+    while (name.size && (slash = memchr(name.data, '/', name.size))) {
+        const size_t size = (size_t)(slash - name.data);
+        if (!is_component((tsr_str){name.data, size}, longest)) return false;
+        name = (tsr_str){slash + 1, name.size - size - 1};
+    }
+    return is_component(name, longest);
+}
+
+/* ---- threads of a forked process ---- */
+
+void tsr_process_init(tsr_process *process)
+{
+    atomic_init(&process->id, (int)getpid());
+}
+
+void tsr_process_enter(tsr_process *process, void (*begin)(void *ctx), void *ctx)
+{
+    static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
+    const int own = (int)getpid();
+    if (atomic_load(&process->id) == own) return;
+    pthread_mutex_lock(&beginning);
+    if (atomic_load(&process->id) != own) {
+        begin(ctx);
+        atomic_store(&process->id, own);
+    }
+    pthread_mutex_unlock(&beginning);
+}

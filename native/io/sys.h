@@ -7,7 +7,10 @@
 #include <sys/types.h>
 
 #include "tessera/status.h"
+#include "tessera/str.h"
 #include "tessera/sys/folder.h"
+#include <stdatomic.h>
+#include <time.h>
 
 typedef struct tsr_sys tsr_sys;
 struct tsr_sys {
@@ -69,5 +72,41 @@ tsr_status tsr_sys_sync(const tsr_sys *sys, int fd, const char *name, tsr_error 
 const char *tsr_sys_reason(int code, char *text, size_t size);
 /* Raises TSR_E_IO (TSR_E_NOT_FOUND for ENOENT, TSR_E_EXISTS for EEXIST, TSR_E_CANCELLED for ECANCELED): "cannot <what> '<name>': <errno's text>". */
 tsr_status tsr_sys_raise(tsr_error *err, const char *what, const char *name);
+
+/* ---- the clock ---- */
+
+/* The time in seconds, on a clock that never goes backwards, for progress and time limits. */
+
+static inline double tsr_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ---- names below a directory ---- */
+
+/* Checks names of files below a destination, which come from checkpoints and from keys of object stores. */
+
+/* Whether a relative name leads to a file below its directory: it must consist of components of 1 to `longest` bytes,
+ * separated by slashes, none of which is "." or "..", and must not contain NUL. */
+bool tsr_is_name_below(tsr_str name, size_t longest);
+
+/* ---- threads of a forked process ---- */
+
+/* Threads do not survive a fork. What owns threads notes the process that they belong to, and starts over in a child:
+ *
+ *     tsr_process_enter(&pool->process, begin_in_child, pool); */
+
+typedef struct tsr_process {
+    atomic_int id;
+} tsr_process;
+
+/* Notes the process that calls this. */
+void tsr_process_init(tsr_process *process);
+
+/* In another process than the noted one, calls `begin` with `ctx` and notes that process; otherwise does nothing. Several threads may
+ * call this at the same time: all return after `begin`. */
+void tsr_process_enter(tsr_process *process, void (*begin)(void *ctx), void *ctx);
 
 #endif

@@ -7,9 +7,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "io/forked.h"
 #include "io/locked.h"
-#include "io/thread_guards.h"
+#include "io/sys.h"
 #include "tessera/sys/alloc.h"
 
 struct tsr_pool {

@@ -10,10 +10,9 @@
 #include <time.h>
 
 #include "io/answer_headers.h"
-#include "io/clock.h"
 #include "io/curl_library.h"
-#include "io/forked.h"
 #include "io/retry.h"
+#include "io/sys.h"
 
 #include "tessera/sys/alloc.h"
 

@@ -64,7 +64,7 @@ typedef struct tsr_http_transfer {
 
     tsr_http_transfer_result result;
     tsr_http_answer answer;
-    double began, heard, ended; /* on the clock of io/clock.h; `heard`: when bytes were last received or sent */
+    double began, heard, ended; /* on the clock of io/sys.h; `heard`: when bytes were last received or sent */
     char reason[256];           /* libcurl's message if there was no answer */
     bool overflowed;            /* the answer's body is longer than `capacity` */
     char problem[2048];         /* the beginning of the body if the status is 300 or more; `buffer` does not receive it */

@@ -6,8 +6,7 @@
  *         name, id of the upload, u8 is whole, u64 size, u32 size of a part, u32 number of parts, then for each part:
  *         its tag, its SHA-256
  *
- * Texts are preceded by their size (u32), and numbers are little-endian (note_text.h). */
-#include "object_output/note_text.h"
+ * Texts are preceded by their size (u32), and numbers are little-endian (object_output.h). */
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"

@@ -1,7 +1,7 @@
 /* See tessera/sys/object_output.h. */
 #include "object_output/object_output.h"
 
-#include "io/file_name.h"
+#include "io/sys.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"

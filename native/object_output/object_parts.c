@@ -16,7 +16,7 @@
 #include "io/sys.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
-#include "object_store/setting.h"
+#include "object_store/service.h"
 #include "tessera/sys/try.h"
 
 /* ---- object resume ---- */

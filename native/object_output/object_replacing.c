@@ -7,7 +7,6 @@
 #include <ctype.h>
 #include <stdio.h>
 
-#include "object_output/note_text.h"
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"

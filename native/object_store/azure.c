@@ -1,13 +1,11 @@
-/* See azure.h. Source: the reference of Azure's Blob service (List Blobs, Get Blob), and of its connection strings. */
-#include "object_store/azure.h"
+/* See service.h. Source: the reference of Azure's Blob service (List Blobs, Get Blob), and of its connection strings. */
+#include "object_store/service.h"
 
 #include <stdio.h>
 
 #include "object_store/encoding.h"
-#include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
-#include "object_store/setting.h"
 #include "object_store/upload.h"
 #include "tessera/sys/try.h"
 

@@ -10,7 +10,7 @@
 
 #include "io/retry.h"
 #include "object_store/aws_profile.h"
-#include "object_store/setting.h"
+#include "object_store/service.h"
 #include "tessera/sys/try.h"
 
 /* ---- aws profile ---- */

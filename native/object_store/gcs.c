@@ -1,6 +1,6 @@
-/* See gcs.h. Sources: the references of Cloud Storage's JSON API and, for uploads, of its XML API; Google's documentation of
+/* See service.h. Sources: the references of Cloud Storage's JSON API and, for uploads, of its XML API; Google's documentation of
  * the metadata server. */
-#include "object_store/gcs.h"
+#include "object_store/service.h"
 
 #include <assert.h>
 #include <cjson/cJSON.h>
@@ -17,11 +17,9 @@
 #include "io/retry.h"
 #include "io/sys.h"
 #include "object_store/encoding.h"
-#include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/s3.h"
-#include "object_store/setting.h"
 #include "object_store/upload.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"

@@ -1,14 +1,12 @@
-/* See hf.h. Source: the Hub's API as huggingface_hub uses it. */
-#include "object_store/hf.h"
+/* See service.h. Source: the Hub's API as huggingface_hub uses it. */
+#include "object_store/service.h"
 
 #include <cjson/cJSON.h>
 #include <stdio.h>
 
 #include "io/http_origin.h"
 #include "object_store/encoding.h"
-#include "object_store/endpoint.h"
 #include "object_store/exchange.h"
-#include "object_store/setting.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 16 << 20, MOST_TOKEN = 512 };

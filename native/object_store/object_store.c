@@ -11,7 +11,6 @@
 #include "io/block_cache.h"
 #include "io/locked.h"
 #include "io/scheduled_reads.h"
-#include "io/thread_guards.h"
 #include "object_store/exchange.h"
 #include "object_store/object_sums.h"
 #include "object_store/service.h"

@@ -8,10 +8,9 @@
 
 #include "io/retry.h"
 #include "object_store/encoding.h"
-#include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
-#include "object_store/setting.h"
+#include "object_store/service.h"
 #include "object_store/upload.h"
 #include "tessera/sys/try.h"
 

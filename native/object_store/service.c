@@ -1,7 +1,6 @@
 /* See service.h. */
 #include "object_store/service.h"
 
-#include "object_store/endpoint.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"

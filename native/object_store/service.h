@@ -4,7 +4,9 @@
 
 #include "io/transport.h"
 #include "object_store/location.h"
+#include "tessera/memory.h"
 #include "tessera/sys/vec.h"
+#include <stdlib.h>
 
 enum { TSR_MOST_HEADERS = 16, TSR_MOST_CHECKSUM_HEADERS = 2 };
 
@@ -149,5 +151,48 @@ tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list 
 void tsr_object_list_close(tsr_object_list *list); /* accepts a zeroed one */
 /* An ETag without its quotation marks and the prefix of a weak one. */
 tsr_str tsr_version_text(tsr_str etag);
+
+/* ---- Azure ---- */
+
+/* Azure Blob Storage. */
+
+/* Opens a container, with or without a shared access signature. Sets *out as described for tsr_service_new. */
+tsr_status tsr_azure_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                          tsr_service **out, tsr_error *err);
+
+/* ---- Google ---- */
+
+/* Google Cloud Storage. */
+
+/* Opens a bucket: with the JSON API if there is a token, with the XML API if there is an HMAC key. Sets *out as described
+ * for tsr_service_new. */
+tsr_status tsr_gcs_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                        tsr_service **out, tsr_error *err);
+
+/* ---- Hugging Face ---- */
+
+/* Repositories of the Hugging Face Hub. */
+
+/* Opens a repository at one commit: a branch is resolved once. Sets *out as described for tsr_service_new. */
+tsr_status tsr_hf_open(const tsr_allocator *allocator, const tsr_location *location, tsr_transport *transport,
+                       tsr_service **out, tsr_error *err);
+
+/* ---- endpoints ---- */
+
+/* The address of a server that a setting gives. */
+
+/* Returns `given` without trailing slashes, in `arena`. `setting` is its name in messages. Errors: TSR_E_USAGE unless it is
+ * an http or https URL, TSR_E_NOMEM. */
+tsr_status tsr_endpoint_of(tsr_arena *arena, tsr_str given, const char *setting, const char **out, tsr_error *err);
+
+/* ---- settings ---- */
+
+/* Reads environment variables. An empty one counts as not set. */
+
+static inline const char *tsr_setting(const char *variable)
+{
+    const char *value = getenv(variable);
+    return value && *value ? value : NULL;
+}
 
 #endif

@@ -8,13 +8,11 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-#include "io/file_name.h"
 #include "io/locked.h"
+#include "io/sys.h"
+#include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/journal.h"
-#include "publish/permissions.h"
-#include "publish/stem.h"
-#include "publish/subfolders.h"
 
 /* ---- output files ---- */
 

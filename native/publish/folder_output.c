@@ -1,8 +1,6 @@
 /* Opens and closes an output to a directory or a single file. Everything in it has a temporary name until it is published. */
 #include "publish/folder_output.h"
 #include "publish/destination.h"
-#include "publish/permissions.h"
-#include "publish/stem.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"

@@ -10,6 +10,8 @@
 #include "publish/file_sums.h"
 #include "publish/identity.h"
 #include "tessera/sys/folder.h"
+#include <stdbool.h>
+#include <sys/stat.h>
 
 /* Two directories that are exchanged to find out whether the file system can do it. */
 #define TSR_TRIAL_A ".tessera-a"
@@ -48,7 +50,7 @@ typedef struct folder_output {
     char tag[64];         /* word that temporary names contain */
     unsigned number;      /* the next tag to try; only used if options.tag is NULL */
     tsr_vec files;        /* of output_file */
-    tsr_vec folders;      /* of const char *: subdirectories that were made (subfolders.h) */
+    tsr_vec folders;      /* of const char *: subdirectories that were made */
     pthread_mutex_t lock; /* protects the files and their descriptors */
     uint32_t open_files;
     bool published;
@@ -110,5 +112,39 @@ tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *er
 tsr_status tsr_output_check_move(const folder_output *output, tsr_error *err);
 /* Removes everything that is not published. */
 void tsr_output_discard(folder_output *output);
+
+/* ---- permissions ---- */
+
+/* Permissions of files and directories that replace others: nobody gets access who did not have it before.
+ *
+ * Mode, owner, group and access control lists are kept. If the system does not let this user give a file its old group or
+ * its old list, the permissions of the group are cleared. Other extended attributes (user.*, security labels) are not
+ * copied: the new file gets those of any new file. */
+
+/* The mode of a file or directory that will replace another one. Nobody else can open it until it gets the permissions of
+ * the old one. */
+#define TSR_PRIVATE_FILE   0600u
+#define TSR_PRIVATE_FOLDER 0700u
+
+/* Gives the new file or directory the permissions of `name` in `folder`, following links. Does nothing if that does not
+ * exist. */
+void tsr_keep_permissions_of(int folder, const char *name, int new_file);
+
+/* ---- subdirectories ---- */
+
+/* Subdirectories of an output, for files named "a/b/c.pt". Only a new directory can have them, because it appears as a
+ * whole. */
+
+/* Creates the directories in the path of a file; those that an earlier run created are accepted. Errors: TSR_E_UNSUPPORTED
+ * if the destination exists, except with TSR_EXISTING_EITHER, and those of making directories. */
+tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, tsr_error *err);
+/* Whether a name in the output's directory is one of these directories. */
+bool tsr_output_is_subfolder(const folder_output *output, const char *name);
+/* Syncs them as subdirectories of `folder`, which makes the names in them durable. */
+tsr_status tsr_output_sync_subfolders(const folder_output *output, int folder, tsr_error *err);
+/* Makes the same ones in another directory, except those that it has. */
+tsr_status tsr_output_copy_subfolders(const folder_output *output, int folder, tsr_error *err);
+/* Removes them. Their files must have been removed before. */
+void tsr_output_remove_subfolders(const folder_output *output);
 
 #endif

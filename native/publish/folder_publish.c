@@ -13,9 +13,7 @@
 #include <unistd.h>
 
 #include "publish/folder_output.h"
-#include "publish/permissions.h"
 #include "publish/record.h"
-#include "publish/subfolders.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
 

@@ -17,7 +17,10 @@
 #ifndef TSR_NATIVE_JOB_H
 #define TSR_NATIVE_JOB_H
 
+#include "publish/journal.h"
 #include "publish/replacement.h"
+#include "tessera/store.h"
+#include "tessera/sys/plan_job.h"
 #include "tessera/sys/publication.h"
 
 /* How much of a job one run does. */
@@ -87,5 +90,18 @@ tsr_status tsr_job_run(tsr_job *job, tsr_error *err);
 /* Refuses the destination where tsr_job_run would, and warns of the files that stay there; with `resumes`, finds out whether it is
  * complete. Writes nothing. */
 tsr_status tsr_job_check(tsr_job *job, tsr_error *err);
+
+/* ---- the text of a job ---- */
+
+/* Describes jobs in lines of text, for their journals (job.h): two jobs with the same lines write the same bytes. Texts begin with
+ * TSR_JOURNAL_MAGIC and live in an arena. */
+
+tsr_status tsr_job_add_line(tsr_arena *arena, tsr_str *text, const char *key, tsr_str value, tsr_error *err);
+/* Adds the hash of a value, in place of a document or of numbers. */
+tsr_status tsr_job_add_hash(tsr_arena *arena, tsr_str *text, const char *key, tsr_str value, tsr_error *err);
+/* Sets when the files of a source were changed: their modification times, or what a server reports. */
+tsr_status tsr_job_date_source(tsr_store *store, bool is_remote, tsr_plan_source *source, tsr_arena *arena, tsr_error *err);
+/* Describes a checkpoint that is read, but not where it is: it may be moved between two runs. */
+tsr_status tsr_job_add_source(tsr_arena *arena, tsr_str *text, const tsr_plan_source *source, tsr_error *err);
 
 #endif

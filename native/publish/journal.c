@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "publish/stem.h"
+#include "publish/destination.h"
 #include "publish/text.h"
 #include "tessera/sys/try.h"
 

@@ -2,7 +2,7 @@
  * continue the work. Journals also distinguish what killed runs left from files of others: only what a journal lists is
  * removed.
  *
- *   dir/NAME                          the destination; the names below contain its stem (stem.h)
+ *   dir/NAME                          the destination; the names below contain its stem (destination.h)
  *   dir/.NAME.tessera-TAG             the unpublished output, or NAME/.tessera-TAG-N (folder.h)
  *   dir/.NAME.tessera-TAG.2-of-8      journal of part 2 of 8: lines of text that describe the work, an empty line, records
  *   dir/.NAME.tessera-TAG.2-by-8      the same, of the second of 8 ranks that work together

@@ -8,11 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "io/file_name.h"
+#include "io/sys.h"
 #include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/record.h"
-#include "publish/stem.h"
 #include "publish/text.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/try.h"

@@ -1,6 +1,5 @@
 /* Writes a checkpoint to a path or a URL, by one process or by ranks that share the work, as a job (job.h). */
 #include "publish/job.h"
-#include "publish/job_text.h"
 #include "tessera/path.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint_files.h"

@@ -9,7 +9,6 @@
 #include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/saves.h"
-#include "publish/stem.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
 

@@ -1,5 +1,5 @@
-/* See ranked_output.h. */
-#include "publish/ranked_output.h"
+/* See job_state.h. */
+#include "publish/job_state.h"
 
 #include <string.h>
 

@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "io/file_name.h"
-#include "publish/stem.h"
+#include "io/sys.h"
+#include "publish/destination.h"
 #include "publish/text.h"
 #include "tessera/sys/try.h"
 

@@ -11,9 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "publish/destination.h"
 #include "publish/folder_output.h"
-#include "publish/overlap.h"
-#include "publish/stem.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/object_store.h"

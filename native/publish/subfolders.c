@@ -1,5 +1,5 @@
-/* See subfolders.h. Each directory is listed once, after its parents. */
-#include "publish/subfolders.h"
+/* See folder_output.h. Each directory is listed once, after its parents. */
+#include "publish/folder_output.h"
 
 #include <errno.h>
 #include <fcntl.h>

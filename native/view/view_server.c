@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "io/clock.h"
+#include "io/sys.h"
 #include "tessera/store.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/json.h"

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "io/thread_guards.h"
+#include "io/locked.h"
 #include "support/failing_allocator.h"
 #include "tessera/host.h"
 

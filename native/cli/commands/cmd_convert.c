@@ -1,7 +1,6 @@
 /* `tessera convert PATH DEST --to FORM`: writes a checkpoint in another format. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/writing/config_copy.h"
 #include "cli/writing/writing.h"
 
 static int run(cli *program, const tsr_command_options *arguments)

@@ -4,10 +4,8 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/program/policy_options.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "cli/text/findings_text.h"
 #include "cli/text/listing.h"
 #include "cli/text/report_text.h"
 #include "tessera/fqn.h"

@@ -4,8 +4,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/writing/config_copy.h"
-#include "cli/writing/source.h"
 #include "cli/writing/writing.h"
 #include "tessera/sys/path_store.h"
 

@@ -3,7 +3,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/term.h"
-#include "cli/text/findings_text.h"
+#include "cli/text/report_text.h"
 
 #include "tessera/sys/finding_add.h"
 

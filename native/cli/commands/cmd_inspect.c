@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/text/findings_text.h"
 #include "cli/text/inspect_view.h"
+#include "cli/text/report_text.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/document.h"

@@ -8,7 +8,7 @@
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "cli/writing/writing.h"
-#include "io/clock.h"
+#include "io/sys.h"
 #include "tessera/optim_convert.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/optim_request.h"

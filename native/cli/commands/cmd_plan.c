@@ -4,9 +4,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/program/target_options.h"
 #include "cli/program/term.h"
-#include "cli/writing/source.h"
 #include "cli/writing/writing.h"
 
 #include "tessera/sys/plan_items.h"

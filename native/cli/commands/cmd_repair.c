@@ -6,7 +6,6 @@
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "cli/text/findings_text.h"
 #include "cli/text/report_text.h"
 #include "cli/writing/writing.h"
 #include "tessera/sys/checkpoint_files.h"

@@ -1,7 +1,6 @@
 /* `tessera reshard PATH DEST`: writes a checkpoint as the ranks of another mesh would hold it. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/program/target_options.h"
 #include "cli/writing/writing.h"
 
 static tsr_status prepare(cli_writing *w, tsr_target *target, tsr_plan **plan, tsr_error *err)

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "cli/program/launch.h"
-#include "cli/program/shards_option.h"
+#include "cli/program/map_options.h"
 #include "cli/program/signals.h"
 #include "cli/program/term.h"
 #include "io/thread_pool.h"

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli/program/shards_option.h"
+#include "cli/program/map_options.h"
 #include "cli/program/term.h"
-#include "io/clock.h"
+#include "io/sys.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "io/clock.h"
+#include "io/sys.h"
 
 /* The longest time that a signal waits. A publication that hangs (a file system that does not answer) is then abandoned, as
  * with SIGKILL. */

@@ -5,9 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli/program/policy_options.h"
+#include "cli/program/map_options.h"
 #include "cli/program/term.h"
-#include "cli/text/findings_text.h"
 
 /* ---- findings text ---- */
 

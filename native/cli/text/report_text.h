@@ -5,6 +5,8 @@
 #include <stdio.h>
 
 #include "cli/program/cli.h"
+#include "tessera/findings.h"
+#include "tessera/sys/policy.h"
 #include "tessera/sys/report.h"
 
 typedef enum cli_report_format { CLI_REPORT_TEXT = 1, CLI_REPORT_JSON } cli_report_format; /* the others follow */
@@ -27,5 +29,15 @@ tsr_status cli_report_end(cli_report *report);
  * CLI_DONE. */
 int cli_report_status(const tsr_findings *findings, unsigned fail_on);
 int cli_totals_status(const uint64_t totals[TSR_ERROR + 1], unsigned fail_on);
+
+/* ---- findings ---- */
+
+/* Prints findings for people. */
+
+/* Prints findings on stdout, one per paragraph, errors first, at most `most` (0: all). Each begins with `path` (may be
+ * NULL). */
+void cli_put_findings(const cli_terminal *terminal, const char *path, const tsr_findings *findings, size_t most);
+/* Prints the table of the rules of `scope` (NULL: all rules). */
+void cli_put_rules(const cli_terminal *terminal, const tsr_policy_scope *scope);
 
 #endif

@@ -1,5 +1,5 @@
-/* See config_copy.h. */
-#include "cli/writing/config_copy.h"
+/* See writing.h. */
+#include "cli/writing/writing.h"
 
 #include <string.h>
 #include <sys/stat.h>

@@ -6,10 +6,7 @@
 #include <string.h>
 
 #include "cli/program/term.h"
-#include "cli/writing/copy_complete.h"
-#include "cli/writing/copy_log.h"
-#include "cli/writing/copy_source.h"
-#include "io/file_name.h"
+#include "io/sys.h"
 #include "publish/file_sums.h"
 #include "publish/text.h"
 #include "tessera/checkpoint.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "publish/overlap.h"
+#include "publish/replacement.h"
 #include "tessera/sys/try.h"
 
 static tsr_status refuse(const char *what, const char *path, tsr_error *err)

@@ -4,9 +4,7 @@
 #include <sys/stat.h>
 
 #include "cli/program/map_options.h"
-#include "cli/program/shards_option.h"
-#include "cli/program/target_options.h"
-#include "io/clock.h"
+#include "io/sys.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path_store.h"

@@ -2,6 +2,7 @@
 #ifndef TSR_CLI_WRITING_WRITING_H
 #define TSR_CLI_WRITING_WRITING_H
 
+#include "cli/program/cli.h"
 #include "cli/program/session.h"
 #include "cli/program/signals.h"
 #include "publish/job.h"
@@ -9,6 +10,7 @@
 #include "tessera/glob.h"
 #include "tessera/sys/conversion_options.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/object_output.h"
 #include "tessera/sys/plan_job.h"
 
 /* What is written by a command, for signals and warnings. Must not move until it is closed. */
@@ -81,5 +83,43 @@ tsr_status cli_describe_work(cli_writing *writing, tsr_str *text, tsr_error *err
 tsr_status cli_check_against(const cli_writing *writing, tsr_error *err);
 /* Reports on stderr what was written; with --json, prints the document on stdout. */
 tsr_status cli_report_writing(cli_writing *writing, tsr_error *err);
+
+/* ---- what was continued ---- */
+
+/* Reports what a run has continued of an interrupted one. */
+
+/* Prints it on stderr, for people; not with --quiet. */
+void cli_report_resumed(const cli *program, const tsr_object_resumed *resumed);
+/* The same for a copy to a disk: objects are whole files, parts are chunks of other files. */
+void cli_report_continued(const tsr_object_resumed *resumed);
+/* Writes "resumed": {…}. */
+void cli_put_resumed(tsr_json *json, const tsr_object_resumed *resumed);
+
+/* ---- sources ---- */
+
+/* Identifies the source of a job, for plans and journals. */
+
+/* Sets everything in *out, which lives in `arena`. A digest_algorithm that is already set is used. */
+tsr_status cli_describe_source(cli *program, const cli_session *session, tsr_arena *arena, tsr_plan_source *out,
+                               tsr_error *err);
+/* The options of a command with the texts of its documents in place of their paths, but for the target and the storage. Borrows
+ * `session` and `program`. */
+tsr_status cli_options_with_texts(cli *program, const cli_session *session, const tsr_command_options *options,
+                                  tsr_command_options *out, tsr_error *err);
+
+/* ---- config.json ---- */
+
+/* --config: the config.json of the source next to the output, with what the conversion changed. */
+
+typedef struct cli_config_copy {
+    tsr_str text;     /* what it will hold; empty: there is nothing to write */
+    const char *path; /* where */
+} cli_config_copy;
+
+/* Makes the text, and refuses a destination that has another config.json, before anything is written. The source must be
+ * open. Does nothing without --config. */
+tsr_status cli_config_plan(cli_writing *writing, cli_config_copy *out, tsr_error *err);
+/* Writes it, after the output was published. */
+tsr_status cli_config_write(cli_writing *writing, const cli_config_copy *copy, tsr_error *err);
 
 #endif

@@ -2,12 +2,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "cli/program/shards_option.h"
+#include "cli/program/map_options.h"
 #include "cli/program/term.h"
-#include "cli/writing/resumed.h"
-#include "cli/writing/source.h"
 #include "cli/writing/writing.h"
-#include "publish/job_text.h"
+#include "publish/job.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 

@@ -5,7 +5,6 @@
 #include "cli/program/contract.h"
 #include "cli/program/map_options.h"
 #include "cli/program/term.h"
-#include "cli/writing/resumed.h"
 #include "cli/writing/writing.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
