@@ -23,7 +23,6 @@ enum { SETTLED_SECONDS = 600, RECORD_DIGITS = 16 };
 
 #define MOST_TRACKER ((size_t)4096)
 #define MOST_STATE   ((size_t)64 << 20)
-#define HEAD         "tessera.prune-record/1\n"
 #define END          "end\n"
 
 typedef struct file_list {
@@ -197,7 +196,7 @@ static bool take_file(tsr_str *rest, tsr_run_file *out)
 static tsr_status take_record(const pruning *p, tsr_str rest, tsr_vec *items, bool *is_whole)
 {
     *is_whole = false;
-    if (!take_word(&rest, HEAD)) return TSR_OK;
+    if (!take_word(&rest, TSR_PRUNE_RECORD_HEAD)) return TSR_OK;
     while (take_word(&rest, "checkpoint ")) {
         uint64_t markers, count, step = 0;
         recorded *own = tsr_vec_push(items, p->err);
@@ -256,8 +255,7 @@ static tsr_status read_record(pruning *p, const tsr_run_file *file)
     bool is_whole;
     record own = {file, tsr_vec_of(p->host->allocator, sizeof(recorded))};
     TSR_TRY(p->place->read(p->place, file, MOST_STATE, p->arena, &text, p->err));
-    const bool is_ours = tsr_str_starts(text, TSR_STR(HEAD)) || (file->kind == TSR_RUN_FILE && !file->size);
-    if (!is_ours) return TSR_OK;
+    if (!tsr_str_starts(text, TSR_STR(TSR_PRUNE_RECORD_HEAD))) return TSR_OK; /* another program's, whatever its name */
     tsr_status status = take_record(p, text, &own.items, &is_whole);
     if (!is_whole) own.items.count = 0; /* nothing was removed before it was complete */
     for (size_t i = 0; i < own.items.count; i++) judge_recorded(p, (recorded *)own.items.items + i);
@@ -765,7 +763,7 @@ static tsr_status remove_files(const pruning *p, tsr_str path, const file_list *
 static tsr_status write_record(const pruning *p, const file_list *lists)
 {
     tsr_vec text = tsr_vec_of(p->host->allocator, 1);
-    tsr_status status = tsr_text_add(&text, TSR_STR(HEAD), p->err);
+    tsr_status status = tsr_text_add(&text, TSR_STR(TSR_PRUNE_RECORD_HEAD), p->err);
     for (size_t i = 0; i < p->out->removed_count && status == TSR_OK; i++)
         status = put_record(p, &text, p->out->removed[i].path, &p->out->removed[i], &lists[i]);
     if (status == TSR_OK) status = tsr_text_add(&text, TSR_STR(END), p->err);

@@ -181,7 +181,9 @@ static tsr_status create_record(folder_run *run, tsr_error *err)
         if (run->record < 0 && errno == EEXIST) continue;
         if (run->record < 0) return tsr_sys_raise(err, "create a record in", run->root);
         (void)sys->lock(sys, run->record); /* if the file system has no locks, the record never counts as abandoned */
-        if (sys->stat(sys, run->record, &info) == 0 && info.st_nlink) return TSR_OK;
+        if (sys->stat(sys, run->record, &info) == 0 && info.st_nlink)
+            return tsr_sys_write((tsr_sys_file){sys, run->record, run->record_name}, 0, TSR_PRUNE_RECORD_HEAD,
+                                 sizeof TSR_PRUNE_RECORD_HEAD - 1, err);
         sys->close(sys, run->record);
         run->record = -1;
     }

@@ -69,7 +69,8 @@ struct tsr_run_place {
     void (*close)(tsr_run_place *place);
 };
 
-#define TSR_PRUNE_RECORD ".tessera-prune-" /* what the names of records begin with, before 16 hexadecimal digits */
+#define TSR_PRUNE_RECORD      ".tessera-prune-" /* what the names of records begin with, before 16 hexadecimal digits */
+#define TSR_PRUNE_RECORD_HEAD "tessera.prune-record/1\n" /* what records begin with, from when they are created */
 
 /* Opens a directory on this machine; with `dry_run` nothing is written, and the record is not created. */
 tsr_status tsr_folder_run_open(const tsr_host *host, const char *path, bool dry_run, tsr_run_place **out, tsr_error *err);
