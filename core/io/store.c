@@ -5,20 +5,21 @@
 
 #include "tessera/sys/try.h"
 
-uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
+uint32_t tsr_store_find_from(const tsr_store *store, tsr_str name)
 {
     uint32_t low = 0, high = store->file_count;
     while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        int order = tsr_str_compare(store->files[middle].name, name);
-        if (order == 0) return middle;
-        if (order < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
+        const uint32_t middle = low + (high - low) / 2;
+        if (tsr_str_compare(store->files[middle].name, name) < 0) low = middle + 1;
+        else high = middle;
     }
-    return TSR_NO_FILE;
+    return low;
+}
+
+uint32_t tsr_store_find(const tsr_store *store, tsr_str name)
+{
+    const uint32_t at = tsr_store_find_from(store, name);
+    return at < store->file_count && tsr_str_equal(store->files[at].name, name) ? at : TSR_NO_FILE;
 }
 
 static tsr_status check_range(const tsr_store *store, uint32_t file, uint64_t offset, uint64_t size, tsr_error *err)

@@ -19,10 +19,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAX_OPEN_FILES   256
-#define MAX_LISTED_FILES (1u << 20)
-#define MAX_VISITS       100000 /* limits the listing of deeper levels */
-#define MAP_FROM_BYTES   (1u << 20)
+#define MAX_OPEN_FILES 256
+#define MAP_FROM_BYTES (1u << 20)
 /* Smaller differences do not count: on some file systems, tiny files take less space than they have bytes. */
 #define WORTH_HOLES (1u << 20)
 
@@ -57,8 +55,8 @@ typedef struct folder_store {
     pthread_mutex_t lock; /* protects slots, open_files and hand */
     uint32_t open_files;
     uint32_t hand;
-    bool bounded; /* for a listing of several levels: visits_left limits it */
-    uint32_t visits_left;
+    bool bounded;          /* for a listing of several levels, which may be cut */
+    uint64_t listed_bytes; /* what the listing takes in memory so far */
     tsr_hidden_names hidden;
     tsr_unlisted unlisted;
     tsr_vec gaps; /* of tsr_store_gap, for a listing of several levels */
@@ -85,12 +83,33 @@ static bool identity_equal(identity a, identity b)
 
 /* ---- listing ---- */
 
+/* The name where the listing is cut becomes the last gap. */
+static tsr_status cut_at(folder_store *store, const char *prefix, const char *name, tsr_error *err)
+{
+    const tsr_str path = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
+    tsr_store_gap *gap = path.data ? tsr_vec_push(&store->gaps, err) : NULL;
+    if (!gap) return TSR_E_NOMEM;
+    *gap = (tsr_store_gap){.name = path, .why = "the listing would take too much memory"};
+    store->cut = true;
+    return TSR_OK;
+}
+
+/* Counts the memory of one more item of the listing. Only a listing of several levels may be cut: all files of others may belong to
+ * one checkpoint. */
+static tsr_status count_bytes(folder_store *store, size_t item, const char *prefix, const char *name, tsr_error *err)
+{
+    store->listed_bytes += item + strlen(prefix) + strlen(name) + 1;
+    if (store->listed_bytes <= TSR_MOST_LISTING) return TSR_OK;
+    TSR_FAIL_IF(!store->bounded, err, TSR_E_LIMIT,
+                "the directory contains more files than can be listed; the listing ended at '%s%s'", prefix, name);
+    return cut_at(store, prefix, name, err);
+}
+
 static tsr_status list_file(folder_store *store, tsr_vec *list, const char *prefix, const char *name,
                             const struct stat *info, tsr_error *err)
 {
-    if (list->count >= MAX_LISTED_FILES) {
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the directory contains more than %u files", MAX_LISTED_FILES);
-    }
+    TSR_TRY(count_bytes(store, sizeof(listed) + sizeof(tsr_store_file) + sizeof(slot), prefix, name, err));
+    if (store->cut) return TSR_OK;
     tsr_str copy = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
     listed *item = copy.data ? tsr_vec_push(list, err) : NULL;
     if (!item) return TSR_E_NOMEM;
@@ -126,6 +145,8 @@ static tsr_status add_gap(folder_store *store, const char *prefix, const char *n
                           tsr_error *err)
 {
     if (!store->bounded) return TSR_OK;
+    TSR_TRY(count_bytes(store, sizeof(tsr_store_gap), prefix, name, err));
+    if (store->cut) return TSR_OK;
     const tsr_str path = tsr_arena_format(store->arena, err, "%s%s", prefix, name);
     const tsr_str reason = why ? tsr_arena_format(store->arena, err, "%s", why) : TSR_STR("");
     tsr_store_gap *gap = path.data && reason.data ? tsr_vec_push(&store->gaps, err) : NULL;
@@ -192,17 +213,12 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
         return tsr_sys_raise(err, "list", *prefix ? prefix : ".");
     }
     tsr_status status = TSR_OK;
-    for (struct dirent *item; status == TSR_OK && (errno = 0, item = readdir(dir));) {
+    for (struct dirent *item; status == TSR_OK && !store->cut && (errno = 0, item = readdir(dir));) {
         struct stat info;
         if (is_dots(item->d_name)) continue;
         if (is_temporary(store, item->d_name)) {
             count_name(&store->hidden, prefix, item->d_name);
             continue;
-        }
-        if (store->bounded && store->visits_left-- == 0) {
-            store->visits_left = 0;
-            store->cut = true;
-            break;
         }
         if (sys->stat_at(sys, fd, item->d_name, &info) != 0) {
             const int error = errno;
@@ -359,7 +375,8 @@ static tsr_status folder_deepen(tsr_store *base, unsigned levels, bool *cut, boo
     store->gaps.count = 0;
     store->hidden.count = 0;
     store->unlisted = (tsr_unlisted){0};
-    store->visits_left = MAX_VISITS;
+    store->listed_bytes = 0;
+    store->cut = false;
     tsr_status status = list_folder(store, &list, (open_folder){again, "", levels}, err);
     if (status == TSR_OK) {
         close_slots(store);

@@ -7,6 +7,7 @@
 
 #include "io/answer_headers.h"
 #include "object_store/object_listing.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err)
@@ -25,8 +26,10 @@ void tsr_object_list_close(tsr_object_list *list)
 
 tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err)
 {
-    TSR_FAIL_IF(list->items.count >= TSR_MOST_OBJECTS, err, TSR_E_LIMIT,
-                "there are more than %d objects; name a directory further down", TSR_MOST_OBJECTS);
+    list->bytes += sizeof object + object.key.size + object.version.size;
+    TSR_FAIL_IF(list->bytes > TSR_MOST_LISTING, err, TSR_E_LIMIT,
+                "there are more objects than can be listed; the listing ended at '%.*s'; name a directory further down",
+                TSR_STR_ARG(object.key));
     tsr_object *added = tsr_vec_push(&list->items, err);
     if (!added) return TSR_E_NOMEM;
     *added = object;

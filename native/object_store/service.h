@@ -75,7 +75,8 @@ typedef struct tsr_object {
 typedef struct tsr_object_list {
     tsr_vec items; /* of tsr_object */
     tsr_arena *arena;
-    int64_t now; /* seconds since 1970 on the server's clock when it was listed; 0: not stated */
+    uint64_t bytes; /* that the objects and their texts take */
+    int64_t now;    /* seconds since 1970 on the server's clock when it was listed; 0: not stated */
 } tsr_object_list;
 
 /* What a server does with headers about checksums. */
@@ -144,8 +145,8 @@ tsr_status tsr_service_new(tsr_transport *transport, const tsr_service *kind, ts
 /* Sets the checksums that both of Google's APIs have. */
 void tsr_service_use_google_checksums(tsr_service *service);
 
-enum { TSR_MOST_OBJECTS = 1 << 20 };
-/* Appends an object whose texts live in list->arena. TSR_E_LIMIT beyond TSR_MOST_OBJECTS. */
+/* Appends an object whose texts live in list->arena. TSR_E_LIMIT where the list would take more memory than a listing may
+ * (tessera/sys/folder.h). */
 tsr_status tsr_object_list_add(tsr_object_list *list, tsr_object object, tsr_error *err);
 tsr_status tsr_object_list_open(const tsr_allocator *allocator, tsr_object_list *out, tsr_error *err);
 void tsr_object_list_close(tsr_object_list *list); /* accepts a zeroed one */

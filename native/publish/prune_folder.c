@@ -16,10 +16,11 @@
 #include "io/sys.h"
 #include "publish/text.h"
 #include "tessera/sys/alloc.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/prune_run.h"
 #include "tessera/sys/try.h"
 
-enum { LEVELS = 64, TRIES = 16, MOST_FILES = 1 << 20 };
+enum { LEVELS = 64, TRIES = 16 };
 
 typedef struct folder_run {
     tsr_run_place base; /* must be first */
@@ -97,6 +98,7 @@ typedef struct listing {
     const folder_run *run;
     tsr_arena *arena;
     tsr_vec *files;
+    uint64_t *bytes; /* that the listing takes in memory so far */
 } listing;
 
 static tsr_status list_directory(const listing *l, int folder, tsr_str path, const struct stat *own, unsigned level,
@@ -124,8 +126,10 @@ static tsr_status add_name(const listing *l, int folder, const char *name, tsr_s
     const tsr_sys *sys = l->run->sys;
     if (sys->link_stat_at(sys, folder, name, &info) != 0)
         return errno == ENOENT ? TSR_OK : tsr_sys_raise(err, "examine", name);
-    TSR_FAIL_IF(l->files->count >= MOST_FILES, err, TSR_E_LIMIT,
-                "the run has more than %d files; name a directory further down", MOST_FILES);
+    *l->bytes += sizeof(tsr_run_file) + path.size + strlen(name) + 2;
+    TSR_FAIL_IF(*l->bytes > TSR_MOST_LISTING, err, TSR_E_LIMIT,
+                "the run has more files than can be listed; the listing ended at '%.*s%s%s'; name a directory further down",
+                TSR_STR_ARG(path), path.size ? "/" : "", name);
     const size_t at = l->files->count;
     tsr_run_file *file = tsr_vec_push(l->files, err);
     if (!file) return TSR_E_NOMEM;
@@ -167,7 +171,8 @@ static tsr_status list_directory(const listing *l, int folder, tsr_str path, con
 
 /* ---- the record, and the clock ---- */
 
-/* Another run removes an abandoned record, so the lock has to be on a file that still has its name. */
+/* Another run removes an abandoned record, so the lock has to be on a file that still has its name. It gets its head immediately: a
+ * file without it is not taken for a record. */
 static tsr_status create_record(folder_run *run, tsr_error *err)
 {
     const tsr_sys *sys = run->sys;
@@ -210,7 +215,8 @@ static tsr_status list(tsr_run_place *base, tsr_arena *arena, tsr_vec *files, in
 {
     folder_run *run = (folder_run *)base;
     struct stat info;
-    const listing l = {run, arena, files};
+    uint64_t bytes = 0;
+    const listing l = {run, arena, files, &bytes};
     TSR_TRY(read_clock(run, now, err));
     const int fd = tsr_sys_open(run->sys, run->fd, ".", O_RDONLY | O_DIRECTORY, 0);
     if (fd < 0 || run->sys->stat(run->sys, fd, &info) != 0) {

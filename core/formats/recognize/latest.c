@@ -8,6 +8,7 @@
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
 
@@ -277,12 +278,15 @@ static tsr_status check_directory(finder *f, tsr_store *store, tsr_arena *scratc
 
 /* ---- what earlier steps have ---- */
 
-/* The next directory below a step with a file that is typical of checkpoints, from file *at on; empty at the end. */
+/* The next directory below a step with a file that is typical of checkpoints, from file *at on; empty at the end. The files of a step
+ * follow each other. */
 static tsr_str next_part(const finder *f, tsr_str step, uint32_t *at)
 {
     for (; *at < f->store->file_count; ++*at) {
         const tsr_str name = f->store->files[*at].name;
-        if (name.size <= step.size || name.data[step.size] != '/' || !tsr_str_starts(name, step)) continue;
+        const unsigned char next = name.size > step.size ? (unsigned char)name.data[step.size] : 0;
+        if (!tsr_str_starts(name, step) || next > '/') break;
+        if (next != '/') continue;
         const char *slash = memchr(name.data + step.size + 1, '/', name.size - step.size - 1);
         if (slash && tsr_is_checkpoint_name(name))
             return (tsr_str){name.data + step.size + 1, (size_t)(slash - name.data) - step.size - 1};
@@ -292,7 +296,7 @@ static tsr_str next_part(const finder *f, tsr_str step, uint32_t *at)
 
 static bool has_part(const finder *f, tsr_str step, tsr_str part)
 {
-    uint32_t at = 0;
+    uint32_t at = tsr_store_find_from(f->store, step);
     for (tsr_str found; (found = next_part(f, step, &at)).size; at++)
         if (tsr_str_equal(found, part)) return true;
     return false;
@@ -303,12 +307,12 @@ static bool has_part(const finder *f, tsr_str step, tsr_str part)
 static tsr_status check_parts(const finder *f, const tsr_run_step *step, tsr_str *why)
 {
     const tsr_run_step *items = f->steps->items, *earlier = NULL;
-    uint32_t at = 0;
     for (size_t i = 0; i < f->steps->count && !earlier; i++)
         if (items[i].step < step->step && items[i].holds_checkpoint && items[i].file == TSR_NO_FILE &&
             tsr_str_equal(tsr_run_of(items[i].path), tsr_run_of(step->path)))
             earlier = &items[i];
     if (!earlier) return TSR_OK;
+    uint32_t at = tsr_store_find_from(f->store, earlier->path);
     for (tsr_str part; (part = next_part(f, earlier->path, &at)).size; at++) {
         bool all = !has_part(f, step->path, part);
         for (const tsr_run_step *other = earlier + 1; other < items + f->steps->count && all; other++)
@@ -531,7 +535,9 @@ static tsr_status list_levels(finder *f)
     const unsigned levels = TSR_BELOW_LEVELS + (store->below ? 0 : LEVELS_OF_STEP);
     bool cut = false;
     if (store->deepen) TSR_TRY(store->deepen(store, levels, &cut, &f->out->deeper, f->err));
-    TSR_FAIL_IF(cut, f->err, TSR_E_LIMIT, "the run has more files than can be listed; name a directory further down");
+    TSR_FAIL_IF(cut, f->err, TSR_E_LIMIT,
+                "the run has more files than can be listed; the listing ended at '%.*s'; name a directory further down",
+                TSR_STR_ARG(store->gaps[store->gap_count - 1].name));
     return TSR_OK;
 }
 

@@ -55,8 +55,8 @@ struct tsr_store {
     tsr_status (*map)(tsr_store *store, uint32_t file, tsr_str *out, tsr_error *err);
     void (*unmap)(tsr_store *store, uint32_t file, tsr_str mapped);
     void (*close)(tsr_store *store); /* frees the store itself */
-    /* Optional: lists the files up to `levels` directories below the root as well, with a bound on how much is searched (*cut:
-     * the bound was reached; *deeper: there are directories further down). The files' numbers change: only while nothing refers
+    /* Optional: lists the files up to `levels` directories below the root as well, with a bound on the memory that this takes
+     * (*cut: the bound was reached, at the last of the gaps; *deeper: there are directories further down). The files' numbers change: only while nothing refers
      * to them. */
     tsr_status (*deepen)(tsr_store *store, unsigned levels, bool *cut, bool *deeper, tsr_error *err);
     /* Optional: the directory `name` below the root, of any depth, as a store of its own, which the caller closes before this

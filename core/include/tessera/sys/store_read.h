@@ -14,6 +14,8 @@ TSR_API_BEGIN
 
 /* Index of a file by exact name, or TSR_NO_FILE. O(log n). */
 uint32_t tsr_store_find(const tsr_store *store, tsr_str name);
+/* Index of the first file whose name is not less than `name`, or the number of files. O(log n). */
+uint32_t tsr_store_find_from(const tsr_store *store, tsr_str name);
 /* Bounds-checked read_at: the range is compared with the file's size first. Errors name the file. */
 tsr_status tsr_store_read(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 

@@ -14,11 +14,14 @@
 
 TSR_API_BEGIN
 
+/* Bytes of memory that the names of one listing may take: enough for two million files. */
+#define TSR_MOST_LISTING ((uint64_t)512 << 20)
+
 typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that replace system calls */
 
 /* Opens PATH for reading. The store of a folder lists all its regular files, including dotfiles, and those of its direct
  * subfolders ("step-100/.metadata"), which distinguishes a folder of several checkpoints from a single checkpoint. Files
- * further down are listed on demand (`deepen`), 100,000 names at most, without following links from one directory to
+ * further down are listed on demand (`deepen`), up to TSR_MOST_LISTING bytes, without following links from one directory to
  * another. The store of a file lists only that file, under its last path component. If the file holds a JSON object or is
  * called ".metadata", the store also lists the other files of its folder, without subfolders. In both cases the file is
  * `primary`. Names outside the listing cannot be read, so ".." or an absolute path in a checkpoint has no effect; symbolic
@@ -26,8 +29,8 @@ typedef struct tsr_sys tsr_sys; /* io/sys.h: only for tests that replace system 
  * being written: they are not listed.
  *
  * Files are opened read-only on first use and kept open (at most 256 at once); `map` serves files of 1 MiB and more.
- * `sys` NULL: the real calls. Borrows `allocator` and `sys`. Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_LIMIT (more than
- * 2^20 files), TSR_E_UNSUPPORTED (neither file nor folder), TSR_E_NOMEM. */
+ * `sys` NULL: the real calls. Borrows `allocator` and `sys`. Errors: TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_LIMIT (more
+ * files than TSR_MOST_LISTING bytes hold), TSR_E_UNSUPPORTED (neither file nor folder), TSR_E_NOMEM. */
 tsr_status tsr_folder_store_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *path, tsr_store **out,
                                  tsr_error *err);
 
