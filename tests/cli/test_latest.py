@@ -69,10 +69,12 @@ def resumed(t, run):
 FORMS = [
     ("dcp", lambda: sample("dcp_fsdp2")[0], "step-{}", [(".metadata", "missing"), (".metadata", "truncated"), ("__0_0.distcp", "missing"), ("__1_0.distcp", "truncated"), ("__2_0.distcp", "empty")]),
     ("torchtitan", lambda: sample("dcp_tp_fsdp2")[0], "checkpoint/step-{}", [(".metadata", "missing"), ("__3_0.distcp", "truncated")]),
-    ("trainer", trainer, "checkpoint-{}", [("model.safetensors", "missing"), ("model.safetensors", "truncated"), ("trainer_state.json", "missing"), ("optimizer.pt", "truncated")]),
+    ("trainer", trainer, "checkpoint-{}", [("model.safetensors", "missing"), ("model.safetensors", "truncated"), ("trainer_state.json", "missing"), ("optimizer.pt", "truncated"), ("optimizer.pt", "missing"), ("scheduler.pt", "missing")]),
     ("deepspeed", deepspeed, "global_step{}", [("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "missing"), ("zero_pp_rank_0_mp_rank_00_model_states.pt", "truncated")]),
+    # 4 and 5 are uses of a tied layer by two stages, and 6 is frozen: no other file says that these layers exist.
+    ("deepspeed pipeline", lambda: os.path.join(ROOT, "tests", "golden", "deepspeed", "zero1_pipeline"), "global_step{}", [(f"layer_0{n}-model_states.pt", "missing") for n in (0, 1, 3, 4, 5, 6, 7, 8)]),
     ("megatron", lambda: sample("megatron_dist")[0], "iter_{:07}", [(".metadata", "missing"), ("metadata.json", "missing"), ("common.pt", "missing"), ("__0_0.distcp", "truncated")]),
-    ("accelerate", lambda: golden("accelerate")[0], "checkpoints/checkpoint_{}", []),
+    ("accelerate", lambda: golden("accelerate")[0], "checkpoints/checkpoint_{}", [("model.safetensors", "truncated"), ("scheduler.bin", "truncated"), ("scheduler.bin", "missing"), ("scheduler_1.bin", "missing"), ("optimizer_1.bin", "missing"), ("model_1.safetensors", "missing"), ("custom_checkpoint_0.pkl", "missing")]),
     ("accelerate fsdp", lambda: golden("accelerate_fsdp_sharded")[0], "checkpoint_{}", [("pytorch_model_fsdp_0/.metadata", "missing"), ("optimizer_0/.metadata", "missing")]),
     ("lightning", lambda: sample("lightning_dist")[0], "epoch=0-step={}.ckpt", [("meta.pt", "missing"), (".metadata", "missing"), ("meta.pt", "truncated")]),
     ("safetensors index", lambda: os.path.dirname(sample("safetensors_index")[0]), "checkpoint-{}", [("model-00002-of-00003.safetensors", "missing"), ("model-00003-of-00003.safetensors", "truncated")]),
@@ -99,6 +101,27 @@ def test_latest_of_every_form_passes_over_what_is_damaged(t):
                 raise AssertionError(f"{form}, {file} {how}: {e}") from e
         os.makedirs(t.at("run", name.format(200)))
         latest(t, names[1], [name.format(200), names[2]])
+
+
+@test
+def test_latest_takes_steps_that_other_settings_wrote(t):
+    """What an earlier step has is missing only if nothing takes its place."""
+    def renamed(source, *changes):
+        shutil.rmtree(t.at("run"), ignore_errors=True)
+        copies(t, source, "checkpoint_1", "checkpoint_2")
+        for old, new in changes:
+            os.rename(t.at("run", "checkpoint_2", old), t.at("run", "checkpoint_2", new)) if new else os.remove(t.at("run", "checkpoint_2", old))
+    save_only_model = [(name, None) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")]
+    renamed(trainer(), *save_only_model)
+    latest(t, "checkpoint_2")
+    renamed(trainer(), *save_only_model[:1])
+    latest(t, "checkpoint_1", ["checkpoint_2"])
+    copies(t, trainer(), "checkpoint_3")
+    os.remove(t.at("run", "checkpoint_3", "optimizer.pt"))
+    latest(t, "checkpoint_3")  # all steps have to have it
+    pipeline = os.path.join(ROOT, "tests", "golden", "deepspeed", "zero1_pipeline")
+    renamed(pipeline, ("layer_06-model_states.pt", "layer_09-model_states.pt"))
+    latest(t, "checkpoint_2")
 
 
 @test

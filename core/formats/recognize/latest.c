@@ -278,50 +278,75 @@ static tsr_status check_directory(finder *f, tsr_store *store, tsr_arena *scratc
 
 /* ---- what earlier steps have ---- */
 
-/* The next directory below a step with a file that is typical of checkpoints, from file *at on; empty at the end. The files of a step
- * follow each other. */
-static tsr_str next_part(const finder *f, tsr_str step, uint32_t *at)
+/* The next name in a step that every step of its run has, from file *at on; empty at the end. Of a step of several checkpoints, it is
+ * that of a directory with a file that is typical of checkpoints. The files of a step follow each other. */
+static tsr_str next_name(const finder *f, tsr_str step, uint32_t *at)
 {
     for (; *at < f->store->file_count; ++*at) {
-        const tsr_str name = f->store->files[*at].name;
-        const unsigned char next = name.size > step.size ? (unsigned char)name.data[step.size] : 0;
-        if (!tsr_str_starts(name, step) || next > '/') break;
+        const tsr_str path = f->store->files[*at].name;
+        const unsigned char next = path.size > step.size ? (unsigned char)path.data[step.size] : 0;
+        if (!tsr_str_starts(path, step) || next > '/') break;
         if (next != '/') continue;
-        const char *slash = memchr(name.data + step.size + 1, '/', name.size - step.size - 1);
-        if (slash && tsr_is_checkpoint_name(name))
-            return (tsr_str){name.data + step.size + 1, (size_t)(slash - name.data) - step.size - 1};
+        const tsr_str name = {path.data + step.size + 1, path.size - step.size - 1};
+        const char *slash = memchr(name.data, '/', name.size);
+        if (f->holds_several && slash && tsr_is_checkpoint_name(path))
+            return (tsr_str){name.data, (size_t)(slash - name.data)};
+        if (!f->holds_several && !slash && tsr_in_every_step(name)) return name;
     }
     return TSR_STR("");
 }
 
-static bool has_part(const finder *f, tsr_str step, tsr_str part)
+static bool has_name(const finder *f, tsr_str step, tsr_str name)
 {
     uint32_t at = tsr_store_find_from(f->store, step);
-    for (tsr_str found; (found = next_part(f, step, &at)).size; at++)
-        if (tsr_str_equal(found, part)) return true;
+    for (tsr_str found; (found = next_name(f, step, &at)).size; at++)
+        if (tsr_str_equal(found, name)) return true;
     return false;
 }
 
-/* Sets *why if a step of several checkpoints lacks one that all earlier steps of the run have, because that has not been written
- * yet. */
-static tsr_status check_parts(const finder *f, const tsr_run_step *step, tsr_str *why)
+/* Whether a file is missing that nothing takes the place of. With another number of ranks or another setting, the framework writes
+ * files with similar names that the earlier step does not have. */
+static tsr_status is_lost(const finder *f, tsr_str step, tsr_str earlier, tsr_str name, bool *is)
 {
-    const tsr_run_step *items = f->steps->items, *earlier = NULL;
-    for (size_t i = 0; i < f->steps->count && !earlier; i++)
-        if (items[i].step < step->step && items[i].holds_checkpoint && items[i].file == TSR_NO_FILE &&
-            tsr_str_equal(tsr_run_of(items[i].path), tsr_run_of(step->path)))
-            earlier = &items[i];
+    const tsr_every_step *kind = f->holds_several ? NULL : tsr_in_every_step(name);
+    *is = !has_name(f, step, name) && !(kind && kind->with && !has_name(f, step, tsr_str_from(kind->with)));
+    for (uint32_t at = tsr_store_find_from(f->store, step); kind && *is && at < f->store->file_count; at++) {
+        const tsr_str path = f->store->files[at].name;
+        if (!tsr_str_starts(path, step)) break;
+        const tsr_str rest = {path.data + step.size, path.size - step.size};
+        if (!tsr_str_starts(rest, TSR_STR("/")) || !tsr_str_contains(rest, tsr_str_from(kind->stem))) continue;
+        const tsr_str before = tsr_arena_format(f->arena, f->err, "%.*s%.*s", TSR_STR_ARG(earlier), TSR_STR_ARG(rest));
+        if (!before.data) return TSR_E_NOMEM;
+        *is = tsr_store_find(f->store, before) != TSR_NO_FILE;
+    }
+    return TSR_OK;
+}
+
+/* The next step in the list that is earlier in the same run, and has a checkpoint in a directory; NULL at the end. */
+static const tsr_run_step *next_earlier(const finder *f, const tsr_run_step *step, const tsr_run_step *from)
+{
+    const tsr_run_step *end = (const tsr_run_step *)f->steps->items + f->steps->count;
+    for (; from < end; from++)
+        if (from->step < step->step && from->holds_checkpoint && from->file == TSR_NO_FILE &&
+            tsr_str_equal(tsr_run_of(from->path), tsr_run_of(step->path)))
+            return from;
+    return NULL;
+}
+
+/* Sets *why if a step lacks what all earlier steps of the run have, because it has not been written yet, or was lost. */
+static tsr_status check_earlier(const finder *f, const tsr_run_step *step, tsr_str *why)
+{
+    const tsr_run_step *earlier = next_earlier(f, step, f->steps->items), *other;
     if (!earlier) return TSR_OK;
     uint32_t at = tsr_store_find_from(f->store, earlier->path);
-    for (tsr_str part; (part = next_part(f, earlier->path, &at)).size; at++) {
-        bool all = !has_part(f, step->path, part);
-        for (const tsr_run_step *other = earlier + 1; other < items + f->steps->count && all; other++)
-            all = !other->holds_checkpoint || !tsr_str_equal(tsr_run_of(other->path), tsr_run_of(step->path)) ||
-                  has_part(f, other->path, part);
-        if (!all) continue;
+    for (tsr_str name; (name = next_name(f, earlier->path, &at)).size; at++) {
+        bool is;
+        TSR_TRY(is_lost(f, step->path, earlier->path, name, &is));
+        for (other = earlier + 1; is && (other = next_earlier(f, step, other)); other++) is = has_name(f, other->path, name);
+        if (!is) continue;
         *why = tsr_arena_format(f->arena, f->err,
                                 "it lacks '%.*s', which '%.*s' has: the save was interrupted, or has not finished",
-                                TSR_STR_ARG(part), TSR_STR_ARG(earlier->path));
+                                TSR_STR_ARG(name), TSR_STR_ARG(earlier->path));
         return why->data ? TSR_OK : TSR_E_NOMEM;
     }
     return TSR_OK;
@@ -373,8 +398,8 @@ static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
     f->holds_several = false;
     *why = TSR_STR("");
     tsr_status status = check_files_of(f, step, scratch, why);
-    if (status == TSR_OK && f->holds_several && !why->size) {
-        status = check_parts(f, step, why);
+    if (status == TSR_OK && step->file == TSR_NO_FILE && !why->size) {
+        status = check_earlier(f, step, why);
         if (f->gathering && why->size) f->gathering->is_unmarked = true;
     }
     f->err = err;

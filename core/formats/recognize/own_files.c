@@ -78,6 +78,20 @@ static bool matches_any(tsr_str name, const char *const *patterns)
     return false;
 }
 
+const tsr_every_step *tsr_in_every_step(tsr_str name)
+{
+    static const tsr_every_step files[] = {
+        {"layer_*_states.pt", "layer_", NULL},         {"model.safetensors", "model", NULL},
+        {"model_#.safetensors", "model", NULL},        {"pytorch_model.bin", "model", NULL},
+        {"pytorch_model_#.bin", "model", NULL},        {"optimizer.pt", "optimizer", "scheduler.pt"},
+        {"scheduler.pt", "scheduler", "optimizer.pt"}, {"optimizer.bin", "optimizer", NULL},
+        {"optimizer_#.bin", "optimizer", NULL},        {"scheduler.bin", "scheduler", NULL},
+        {"scheduler_#.bin", "scheduler", NULL},        {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (matches(name, files[i].pattern)) return &files[i];
+    return NULL;
+}
+
 static tsr_str directory_of(tsr_str path)
 {
     while (path.size && path.data[path.size - 1] != '/') path.size--;

@@ -103,6 +103,18 @@ const char *tsr_below_deeper(const tsr_below *below);
 /* ", …" if some were counted but not shown. */
 const char *tsr_below_rest(const tsr_below *below);
 
+/* ---- own_files.c ---- */
+
+/* A kind of file that a framework writes in every step, however many ranks there are. Often no other file says that it exists: of
+ * a pipeline's layers that are tied or frozen, of a model, an optimizer or a scheduler of accelerate. */
+typedef struct tsr_every_step {
+    const char *pattern;
+    const char *stem; /* what is in the names of files that take its place where the framework's settings change */
+    const char *with; /* the file next to which it is always written; NULL: any */
+} tsr_every_step;
+/* The kind of a file by its name without directories; NULL if it is none of these. */
+const tsr_every_step *tsr_in_every_step(tsr_str name);
+
 /* ---- steps.c, latest.c ---- */
 
 /* Sets checkpoint->store to the directory that options.step, or a marker file in the root, chooses. Does nothing if there is
