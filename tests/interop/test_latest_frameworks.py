@@ -1,0 +1,101 @@
+"""Faults are injected into the newest checkpoint of a run that accelerate, Transformers' Trainer, Lightning or DeepSpeed has saved, and
+`tessera latest` must answer with what the framework itself loads (framework_loaders.py). TESSERA_FRAMEWORKS names a Python that has
+them; with TSR_TEST_FULL there are 300 faults for each, otherwise 20."""
+import os
+import random
+import shutil
+import subprocess
+
+from harness import Skip
+
+LOADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "framework_loaders.py")
+CASES = 300 if os.environ.get("TSR_TEST_FULL") else 20
+NAMES = {"accelerate": "checkpoint_{}", "trainer": "checkpoint-{}", "lightning": "epoch=0-step={}.ckpt"}
+# Files whose damage the framework does not notice, or notices only when it goes on to train: both answers are right.
+# (The Trainer does read config.json; `validate` does not look at it.)
+UNREAD = {"accelerate": ("random_states_0.pkl",), "trainer": ("rng_state.pth", "training_args.bin", "generation_config.json", "config.json")}
+
+
+def copy(path, step):
+    shutil.rmtree(step, ignore_errors=True)
+    if os.path.isdir(path):
+        shutil.copytree(path, step)
+    else:
+        shutil.copy(path, step)
+
+
+def fault(rng, step):
+    """Returns (what was done, the damaged file, whether only --deep can see it)."""
+    name = rng.choice(sorted(os.listdir(step))) if os.path.isdir(step) else ""
+    file = os.path.join(step, name) if name else step
+    size = os.path.getsize(file)
+    kind = rng.choice(("lost", "cut", "emptied", "flipped", "dropped"))
+    if kind == "lost":
+        os.remove(file)
+    elif kind in ("cut", "emptied"):
+        os.truncate(file, rng.randrange(size) if kind == "cut" else 0)
+    else:
+        with open(file, "r+b") as f:
+            at = rng.randrange(size)
+            f.seek(at)
+            was = f.read(1 if kind == "flipped" else 512)
+            f.seek(at)
+            f.write(bytes([was[0] ^ 1 << rng.randrange(8)]) if kind == "flipped" else bytes(len(was)))
+            kind += f" at {at}"
+    return f"'{name}' {kind}", name, kind[:4] in ("flip", "drop")
+
+
+def check(t, framework):
+    python = os.environ.get("TESSERA_FRAMEWORKS")
+    if not python:
+        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning and deepspeed")
+    rng = random.Random(f"{framework} 46")
+    os.makedirs(t.at("saved"))
+    os.makedirs(t.at("run"))
+    name = NAMES.get(framework, "global_step{}")
+    bad = []
+    with open(t.at("log"), "wb") as log, subprocess.Popen([python, LOADERS, framework, t.at("saved")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                                          bufsize=1) as loader:
+        path = loader.stdout.readline().rstrip("\n")
+        assert path, open(t.at("log"), errors="replace").read()[-2000:]
+        old, new = (t.at("run", name.format(n)) for n in (10, 100))
+        copy(path, old)
+        for case in range(CASES):
+            copy(path, new)
+            done, file, deep = fault(rng, new) if case else ("nothing", None, False)
+            print(new, file=loader.stdin)
+            verdict = loader.stdout.readline().rstrip("\n")
+            p = subprocess.run([t.path, "latest", t.at("run"), *(["--deep"] if deep else [])], capture_output=True, text=True, timeout=120)
+            found = p.stdout.rstrip("\n")
+            right = {"equal": [new], "changed": [old], "refused": [old]}.get(verdict.split(" ")[0], [])
+            if deep and (verdict == "equal" or file.endswith(".safetensors")):
+                right = [new, old]  # the loader does not look at what is damaged, or safetensors' own writer states no checksum
+            if file in UNREAD.get(framework, ()):
+                right = [new, old]
+            if p.returncode or found not in right:
+                bad.append(f"case {case}: {done}: {framework} says '{verdict}', and the answer is {os.path.basename(found)}: {p.stderr}")
+    assert not bad, f"{framework}: {len(bad)} of {CASES}:\n" + "\n".join(bad[:20])
+    print(f"{framework}: {CASES} faults")
+
+
+def test_accelerate_loads_the_answer(t):
+    check(t, "accelerate")
+
+
+def test_the_trainer_loads_the_answer(t):
+    check(t, "trainer")
+
+
+def test_lightning_loads_the_answer(t):
+    check(t, "lightning")
+
+
+def test_deepspeed_loads_the_answer(t):
+    check(t, "deepspeed")
+    for name in ("saved", "run"):
+        shutil.rmtree(t.at(name))
+    check(t, "deepspeed-3")
+
+
+def test_deepspeed_pipelines_load_the_answer(t):
+    check(t, "deepspeed-pipeline")
