@@ -3,7 +3,6 @@
 
 #include "made.h"
 #include "request.h"
-#include "sink.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/conversion_options.h"

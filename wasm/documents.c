@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "filter.h"
 #include "handles.h"
+#include "outline.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"

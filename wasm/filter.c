@@ -1,4 +1,4 @@
-#include "filter.h"
+#include "outline.h"
 
 #include <stdio.h>
 #include <stdlib.h>

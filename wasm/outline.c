@@ -1,7 +1,6 @@
 /* Builds outlines. Names are split at their dots, which is suitable for display whatever the nesting of the checkpoint. A
  * hash table of (parent, component) finds the nodes, which are then put into depth-first order. */
 #include "outline.h"
-#include "filter.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* The boundary of the module: the functions that JavaScript calls, and those that it provides (sink.h and reals.c have the
+/* The boundary of the module: the functions that JavaScript calls, and those that it provides (made.h and reals.c have the
  * others).
  *
  *   page/worker/Node ── tessera_*() ──▶ shim ── core/include ──▶ core

@@ -1,4 +1,4 @@
-#include "sink.h"
+#include "made.h"
 
 /* The files whose presence makes a DCP, a sharded safetensors, a Megatron-Core and a DeepSpeed universal checkpoint complete. */
 static const char *const markers[] = {".metadata", "model.safetensors.index.json", "metadata.json", "latest_universal"};

@@ -1,12 +1,15 @@
 /* Allocates with the C library; and growable arrays. */
 #include "tessera/memory.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/vec.h"
-
-#include <stdlib.h>
 
 #include "base/cursor.h"
+#include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/vec.h"
+
+#include <stdalign.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 static void *libc_resize(void *ctx, void *pointer, size_t old_size, size_t new_size)
 {
@@ -98,4 +101,113 @@ void tsr_vec_free(tsr_vec *vec)
     tsr_free(vec->allocator, vec->items, vec->capacity, vec->item_size);
     vec->items = NULL;
     vec->count = vec->capacity = 0;
+}
+
+/* Arenas: many small allocations with the same lifetime.
+ *
+ *   arena → [ header | used ....... | free ] → [ header | used .. ] → …      newest first
+ *
+ * Blocks double from 1 KiB to 1 MiB, so that a small checkpoint needs little memory and a large one few calls. */
+
+#define FIRST_BLOCK   1024u
+#define LARGEST_BLOCK (1u << 20)
+#define ALIGNMENT     alignof(max_align_t)
+
+typedef struct block {
+    struct block *next;
+    size_t size; /* of the whole allocation */
+    size_t used; /* including the header */
+} block;
+
+#define HEADER ((sizeof(block) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT)
+
+struct tsr_arena {
+    tsr_allocator allocator;
+    block *newest;
+    size_t next_block;
+    size_t used;
+    size_t max_bytes;
+};
+
+tsr_arena *tsr_arena_new(const tsr_allocator *allocator, size_t max_bytes, tsr_error *err)
+{
+    tsr_arena *arena = tsr_alloc(allocator, 1, sizeof *arena, err);
+    if (arena) *arena = (tsr_arena){*allocator, NULL, FIRST_BLOCK, 0, max_bytes};
+    return arena;
+}
+
+void tsr_arena_free(tsr_arena *arena)
+{
+    if (!arena) return;
+    const tsr_allocator allocator = arena->allocator;
+    for (block *b = arena->newest, *next; b; b = next) {
+        next = b->next;
+        tsr_free(&allocator, b, 1, b->size);
+    }
+    tsr_free(&allocator, arena, 1, sizeof *arena);
+}
+
+static block *add_block(tsr_arena *arena, size_t need, tsr_error *err)
+{
+    size_t size = HEADER + need;
+#ifndef TSR_ARENA_DEBUG
+    if (size < arena->next_block) size = arena->next_block;
+    if (arena->next_block < LARGEST_BLOCK) arena->next_block *= 2;
+#endif
+    block *b = tsr_alloc(&arena->allocator, 1, size, err);
+    if (!b) return NULL;
+    *b = (block){arena->newest, size, HEADER};
+    arena->newest = b;
+    return b;
+}
+
+void *tsr_arena_room(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err)
+{
+    uint64_t product;
+    size_t bytes = count * item_size, rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    bool fits = tsr_mul_u64(count, item_size, &product) && product < SIZE_MAX - 2 * HEADER && rounded >= bytes;
+    if (!fits || (arena->max_bytes && rounded > arena->max_bytes - arena->used)) {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "%zu × %zu bytes exceed the memory limit of %zu bytes", count,
+                  item_size, arena->max_bytes);
+        return NULL;
+    }
+    block *b = arena->newest;
+    if (!b || rounded > b->size - b->used) b = add_block(arena, rounded, err);
+    if (!b) return NULL;
+    char *pointer = (char *)b + b->used;
+    b->used += rounded;
+    arena->used += rounded;
+    return pointer;
+}
+
+void *tsr_arena_array(tsr_arena *arena, size_t count, size_t item_size, tsr_error *err)
+{
+    void *room = tsr_arena_room(arena, count, item_size, err);
+    return room ? memset(room, 0, count * item_size) : NULL;
+}
+
+tsr_str tsr_arena_str(tsr_arena *arena, tsr_str s, tsr_error *err)
+{
+    char *copy = s.size < SIZE_MAX ? tsr_arena_array(arena, s.size + 1, 1, err) : NULL;
+    if (!copy) return (tsr_str){NULL, 0};
+    if (s.size) memcpy(copy, s.data, s.size);
+    return (tsr_str){copy, s.size};
+}
+
+tsr_str tsr_arena_format(tsr_arena *arena, tsr_error *err, const char *format, ...)
+{
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int length = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    char *text = length < 0 ? NULL : tsr_arena_array(arena, (size_t)length + 1, 1, err);
+    if (text) vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    return (tsr_str){text, text ? (size_t)length : 0};
+}
+
+const tsr_allocator *tsr_arena_allocator(const tsr_arena *arena)
+{
+    return &arena->allocator;
 }

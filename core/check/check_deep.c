@@ -1,11 +1,10 @@
 /* The state of a deep check: findings and counts of values, which the passes add to (check_extents.c, check_deep.c) and
  * ranks or parts exchange (check_extents.c, check_extents.c). */
-#include "check/check_deep.h"
+#include "check/check_share.h"
 
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "check/check_share.h"
 #include "check/compare_copy.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"

@@ -4,9 +4,9 @@
  *   file:   … | member data/0 ··················· | …
  *             [piece 0      ][piece 1      ][pc 2]        boundaries at whole elements of the tensor inside */
 #include "base/cursor.h"
-#include "check/check_deep.h"
+#include "check/check_share.h"
 #include "stream/numeric.h"
-#include "stream/ring.h"
+#include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/check_shared.h"

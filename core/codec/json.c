@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/utf8.h"
-#include "codec/json_check.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/number_text.h"

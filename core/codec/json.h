@@ -9,9 +9,10 @@
 #ifndef TSR_CODEC_JSON_H
 #define TSR_CODEC_JSON_H
 
-#include <cjson/cJSON.h>
-
 #include "tessera/host.h"
+#include "tessera/status.h"
+
+#include <cjson/cJSON.h>
 
 /* Parses a document. The caller owns the tree and frees it with cJSON_Delete. Errors, with the byte position in `text`:
  * TSR_E_FORMAT; TSR_E_LIMIT for the depth. Also TSR_E_LIMIT for limits.metadata_bytes, and TSR_E_NOMEM. Thread-safe. */
@@ -56,5 +57,14 @@ static inline tsr_str tsr_json_key_of(const cJSON *member)
 {
     return tsr_str_from(member->string);
 }
+
+/* ---- Checks the strict grammar of a document before cJSON parses it. ---- */
+
+/* Decodes the \u escape at text[at], or the surrogate pair of two escapes. Returns its length in bytes and sets *scalar to
+ * the character. Returns 0 if it is malformed, and *wrong then states why; *scalar is a lone surrogate if that is the reason. */
+size_t tsr_json_unicode_escape(tsr_str text, size_t at, uint32_t *scalar, const char **wrong);
+
+/* Checks the single value that begins at *at, possibly after white space, and moves *at to the byte after it. */
+tsr_status tsr_json_skip(tsr_str text, size_t *at, uint32_t max_depth, tsr_error *err);
 
 #endif

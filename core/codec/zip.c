@@ -16,7 +16,6 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "codec/zip_window.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/number_text.h"

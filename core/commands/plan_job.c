@@ -3,8 +3,7 @@
 
 #include "base/line.h"
 #include "commands/command_request_read.h"
-#include "documents/storage_read.h"
-#include "documents/target_read.h"
+#include "documents/document_parts.h"
 #include "tessera/glob.h"
 #include "tessera/sys/check_shared.h"
 #include "tessera/sys/layout.h"

@@ -1,9 +1,9 @@
 /* Writes a checkpoint as a DCP directory with one data file: first byte items, then whole tensors, in the order of the
  * source. */
-#include "convert/dcp_rows.h"
+#include "convert/reshard_to.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
-#include "write/fragments.h"
+#include "write/torch_plan.h"
 
 typedef struct placing {
     const tsr_dcp_rows *rows;

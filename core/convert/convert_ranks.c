@@ -1,14 +1,11 @@
 /* Writes plain tensors to one file per rank, split by a map of shards: the inverse of reading such files. Each torch.save
  * file is a stage, laid out when it is needed; safetensors files are laid out together. */
 #include "convert/convert_to.h"
-#include "formats/shards/shards_cut.h"
-#include "formats/shards/shards_pattern.h"
-#include "formats/shards/shards_stages.h"
+#include "formats/shards/shards_join.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/nest.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
-#include "write/localize.h"
 #include "write/safetensors_write.h"
 #include "write/torch_plan.h"
 

@@ -3,8 +3,39 @@
 #ifndef TSR_CONVERT_CONVERT_TO_H
 #define TSR_CONVERT_CONVERT_TO_H
 
-#include "convert/selection.h"
-#include "write/stage.h"
+#include "tessera/convert.h"
+#include "write/blit.h"
+
+/* Chooses which entries of a checkpoint are written, with which name and dtype: the first step of every conversion. */
+
+typedef struct tsr_chosen {
+    tsr_checkpoint *checkpoint;
+    const tsr_convert_options *options;
+    tsr_arena *arena;
+    tsr_converted *rows; /* one per entry of the catalog */
+    uint64_t count;
+    size_t tensor_count; /* number of rows that are tensors and will be written */
+} tsr_chosen;
+
+/* Whether an entry is data that can be pickled: an object, or an instance of a class that is not a kind of tensor. */
+bool tsr_is_object(const tsr_entry *entry);
+
+/* Why an opaque entry cannot be written, in the form of tsr_choose's `refusal`. */
+const char *tsr_opaque_refusal(const tsr_entry *entry);
+
+/* The `left_out` of objects that are written to the sidecar. */
+extern const char tsr_put_aside[];
+
+/* Fills the rows; `written` is set for those to be written. If `refusal` returns a text (which completes "'name' …"), the
+ * container cannot contain the entry, and it is rejected by name. With TSR_OBJECTS_REFUSE, so are objects, and so are names
+ * that collide. */
+tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
+                      const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err);
+
+/* nest_rows.c: nests the written rows into one value, in `arena`. `values` has one value per row, or NULL if another row's
+ * value stands for it. */
+tsr_status tsr_nest_rows(const tsr_chosen *chosen, const tsr_value *const *values, tsr_arena *arena, const tsr_value **root,
+                         tsr_error *err);
 
 typedef struct tsr_conversion_job {
     tsr_checkpoint *checkpoint;

@@ -8,8 +8,6 @@
 #include "tessera/sys/target.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
-#include "write/dtensor_value.h"
-#include "write/localize.h"
 #include "write/torch_plan.h"
 
 /* The slices of flat parameters on one rank. */

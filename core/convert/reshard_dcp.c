@@ -2,10 +2,9 @@
  * it, and objects in rank 0's file, before its tensors. */
 #include <stdlib.h>
 
-#include "convert/dcp_rows.h"
 #include "convert/reshard_to.h"
 #include "tessera/sys/try.h"
-#include "write/fragments.h"
+#include "write/torch_plan.h"
 
 #include "tessera/sys/plan_items.h"
 

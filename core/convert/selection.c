@@ -1,5 +1,5 @@
 /* Filters, renames, casts and rejects entries, before anything is written. */
-#include "convert/selection.h"
+#include "convert/convert_to.h"
 
 #include <inttypes.h>
 

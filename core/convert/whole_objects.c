@@ -3,7 +3,6 @@
  *
  * Source: traverse_state_dict and traverse_state_dict_v_2_3 in torch/distributed/checkpoint/_traverse.py. */
 #include "base/cursor.h"
-#include "convert/dcp_rows.h"
 #include "convert/reshard_to.h"
 #include "formats/common/end_sum.h"
 #include "formats/megatron/megatron.h"

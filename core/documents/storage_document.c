@@ -1,7 +1,7 @@
 /* tessera.storage/1: describes the servers of a parallel file system, and how its files are distributed over them. */
 #include "base/line.h"
 #include "codec/json.h"
-#include "documents/storage_read.h"
+#include "documents/document_parts.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/map.h"

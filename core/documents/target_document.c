@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/line.h"
-#include "documents/target_read.h"
+#include "documents/document_parts.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"

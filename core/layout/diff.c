@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "layout/box_set.h"
+#include "layout/shard.h"
 #include "tessera/box.h"
 #include "tessera/host.h"
 #include "tessera/sys/dtype_forms.h"

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/cursor.h"
-#include "layout/dims_text.h"
+#include "layout/shard.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "layout/box_set.h"
-#include "layout/dims_text.h"
+#include "layout/shard.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/entries.h"

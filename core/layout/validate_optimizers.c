@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "base/line.h"
-#include "layout/dims_text.h"
+#include "layout/shard.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"

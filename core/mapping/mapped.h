@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 #include "formats/common/reader.h"
-#include "mapping/mapping_boxes.h"
+#include "mapping/mapping_rules.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/read_run.h"
 

@@ -2,7 +2,6 @@
 #include "base/line.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
-#include "mapping/mapping_companions.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"

@@ -1,6 +1,6 @@
 /* Reshapes boxes. Splitting a dim cuts each box into a few. Merging dims cuts a box at every index of a dim, if the box
  * covers only part of the dims inside it. */
-#include "mapping/mapping_boxes.h"
+#include "mapping/mapping_rules.h"
 
 #include "base/line.h"
 #include "tessera/box.h"

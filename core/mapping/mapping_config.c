@@ -1,6 +1,6 @@
 /* Reads numbers that a map takes from config.json, or from the params.json of Meta's Llamas, where they have other names. */
 #include "codec/json.h"
-#include "formats/common/shown_names.h"
+#include "formats/common/file_names.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_builtin.h"
 #include "mapping/mapping_match.h"

@@ -2,9 +2,8 @@
  *
  * Numbers that cannot be multiplied are kept unchanged, and the reason is remembered. It becomes an error only if they turn
  * out to be used (mapping_arithmetic.c). */
-#include "mapping/mapping_companions.h"
+#include "mapping/mapping_match.h"
 #include "mapping/mapping_packed.h"
-#include "mapping/mapping_subclass.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"

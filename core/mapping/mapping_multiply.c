@@ -1,6 +1,6 @@
 /* Finds out how the shape of a scale fits that of its numbers: by tensor, row, group or block, MXFP4 or NVFP4. */
 #include "mapping/mapped.h"
-#include "mapping/mapping_companions.h"
+#include "mapping/mapping_match.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/try.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "codec/json.h"
-#include "formats/common/name_index.h"
+#include "formats/common/file_names.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/try.h"

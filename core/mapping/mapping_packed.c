@@ -2,7 +2,7 @@
 #include "mapping/mapping_packed.h"
 
 #include "codec/json.h"
-#include "mapping/mapping_companions.h"
+#include "mapping/mapping_match.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"

@@ -8,6 +8,7 @@
 #define TSR_MAPPING_MAPPING_PACKED_H
 
 #include "mapping/mapped.h"
+#include "tessera/sys/map.h"
 
 /* A matrix of unsigned numbers of `bits` bits, packed along one of its axes: number i of a line begins at bit i · bits of the
  * line's words, counted from the lowest bit of the first. */
@@ -58,5 +59,50 @@ tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtyp
 /* mapping_unpack.c: computes elements of the weight (tsr_computed.compute); `ctx` is a tsr_packed_weight. */
 tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                               tsr_error *err);
+
+/* Weights that torchao quantized: objects that hold several tensors, in torch.save files and DCPs, and the same tensors next to
+ * each other in safetensors files, whose metadata states what they are. */
+
+/* The tensors of a weight, as entries with its name, in the arena of the mapped checkpoint. */
+typedef struct tsr_subclass_parts {
+    const tsr_entry *data, *scale; /* NULL if the entry is not such a weight */
+    /* Of a weight that is stored as several tensors: these, in the source's catalog, and how many they are. */
+    const tsr_entry **members;
+    uint32_t member_count;
+    bool has_input_scale; /* its layer multiplies inputs by a scale of their own (act_pre_scale) */
+} tsr_subclass_parts;
+
+/* Finds the numbers of an object, and sets how->scheme and what else the class of the object determines. `how->dtype`
+ * becomes the dtype of the object unless `given`. Errors: TSR_E_UNSUPPORTED, naming the entry and its class, if it is a weight of
+ * torchao that cannot be dequantized; TSR_E_FORMAT if its tensors do not fit each other; those of reading. */
+tsr_status tsr_subclass_find(tsr_mapped *m, const tsr_entry *object, bool given, tsr_subclass_parts *parts, tsr_scaling *how,
+                             tsr_error *err);
+
+/* The same for the numbers of a weight in a safetensors file, "layer._weight_qdata" of "layer.weight". `pairs` maps the keys of
+ * the catalog's metadata to their positions, and may be NULL. Also TSR_E_FORMAT for damaged metadata. */
+tsr_status tsr_subclass_find_flattened(tsr_mapped *m, const tsr_entry *numbers, const tsr_map *pairs, bool given,
+                                       tsr_subclass_parts *parts, tsr_scaling *how, tsr_error *err);
+
+/* ---- Numbers of one byte times their scales, by tables: a scale makes only 256 products. ---- */
+
+enum { TSR_PRODUCTS_RUN = 1 << 17 }; /* the most elements of a run */
+
+/* 0: each number is multiplied. The WebAssembly module does without tables, since its size is limited. */
+#if defined(__wasm__)
+#define TSR_PRODUCTS_BUILT 0
+#else
+#define TSR_PRODUCTS_BUILT 1
+#endif
+
+typedef struct tsr_products tsr_products;
+
+/* Whether each product is used so often in a read of `elements` that tables pay. */
+bool tsr_products_pay(const tsr_computed *file, uint64_t elements);
+/* For one read of one file, for which they pay. */
+tsr_status tsr_products_open(const tsr_mapped *m, const tsr_computed *file, tsr_products **out, tsr_error *err);
+void tsr_products_close(tsr_products *products);
+/* A run of elements of the file, in its dtype. Adds what casts to it lose to *losses. */
+tsr_status tsr_products_read(tsr_products *products, tsr_mapped *m, const tsr_run *run, uint8_t *out,
+                             tsr_cast_losses *losses, tsr_error *err);
 
 #endif

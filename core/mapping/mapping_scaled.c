@@ -1,6 +1,6 @@
 /* Multiplies numbers by their scales when they are read. */
 #include "mapping/mapped.h"
-#include "mapping/mapping_products.h"
+#include "mapping/mapping_packed.h"
 #include "tessera/read.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/cast.h"

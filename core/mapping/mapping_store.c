@@ -1,6 +1,6 @@
 /* The store of a mapped checkpoint: the source's files, followed by those that are computed when they are read. */
 #include "mapping/mapped.h"
-#include "mapping/mapping_products.h"
+#include "mapping/mapping_packed.h"
 #include "tessera/box.h"
 #include "tessera/read.h"
 #include "tessera/sys/box.h"

@@ -1,7 +1,7 @@
-#include "mapping/mapping_subclass.h"
+#include "mapping/mapping_packed.h"
 
 #include "codec/json.h"
-#include "formats/pickle/enum_names.h"
+#include "formats/pickle/torch_names.h"
 #include "stream/gather.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"

@@ -1,8 +1,7 @@
 /* Folds a LoRA adapter into its base: matches the adapter's tensors to the tensors of the base that they change. */
 #include "codec/json.h"
-#include "mapping/mapping_boxes.h"
-#include "merge/lora_names.h"
-#include "merge/lora_sum.h"
+#include "mapping/mapping_rules.h"
+#include "merge/lora_parts.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"

@@ -3,8 +3,6 @@
 
 #include "codec/json.h"
 #include "merge/lora_parts.h"
-#include "merge/lora_sum.h"
-#include "merge/merge_read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/compare_pair.h"
 #include "tessera/sys/regex.h"

@@ -1,5 +1,5 @@
 /* Names of an adapter's tensors, and of the base's. */
-#include "merge/lora_names.h"
+#include "merge/lora_parts.h"
 
 #include "codec/json.h"
 #include "tessera/sys/entries.h"

@@ -1,12 +1,10 @@
 /* Computes W + scale·(B·A), in blocks of bounded size. */
-#include "merge/lora_sum.h"
+#include "merge/lora_parts.h"
 
 #include <math.h>
 #include <stdatomic.h>
 
 #include "codec/json.h"
-#include "merge/lora_parts.h"
-#include "merge/merge_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/compare_pair.h"

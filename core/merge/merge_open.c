@@ -4,7 +4,7 @@
 #include "base/line.h"
 #include "formats/common/metadata.h"
 #include "mapping/mapped.h"
-#include "merge/merge_read.h"
+#include "merge/lora_parts.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/compare_pair.h"

@@ -2,7 +2,6 @@
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "plan/plan_room.h"
-#include "plan/plan_sources.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"

@@ -3,9 +3,11 @@
 #define TSR_PLAN_ROOM_H
 
 #include "layout/chunk_index.h"
+#include "tessera/catalog.h"
 #include "tessera/plan.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/vec.h"
 
 /* Tensors with the same shape, chunk boxes and placements, so that the boxes computed for one apply to all. */
 typedef struct tsr_plan_class {
@@ -66,5 +68,18 @@ static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_
  * that owns it according to tsr_plan_each_write. */
 typedef tsr_status tsr_visit_shard(void *ctx, uint64_t tensor, uint64_t first_holder, uint64_t owner, uint64_t elements,
                                    tsr_error *err);
+
+/* ---- Chooses which copy of a box is read if several are stored. ---- */
+
+/* The bytes to be read from each file, so far. */
+typedef struct tsr_source_loads {
+    tsr_vec bytes; /* of uint64_t, by file number */
+} tsr_source_loads;
+
+/* Chooses a copy for each of the entry's chunks: the chunk itself, or the one of entry->replicas whose file has the fewest
+ * bytes to read so far. In a tie, prefers the chunk, then the first copy. A missing file is only chosen if there is no other
+ * copy. *out is NULL for an entry without replicas. Updates the loads. */
+tsr_status tsr_sources_choose(tsr_source_loads *loads, const tsr_entry *entry, tsr_arena *arena,
+                              const tsr_chunk *const **out, tsr_error *err);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "plan/plan_sources.h"
+#include "plan/plan_room.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/target_fsdp1.h"

@@ -15,9 +15,7 @@
 #include <string.h>
 
 #include "base/cursor.h"
-#include "stream/ring.h"
-#include "stream/strided.h"
-#include "stream/unzstd.h"
+#include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"

@@ -3,7 +3,6 @@
 
 #include "base/cursor.h"
 #include "formats/common/reader.h"
-#include "stream/ahead.h"
 #include "stream/gather.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"

@@ -5,7 +5,6 @@
 
 #include "stream/gather.h"
 #include "stream/tile_job.h"
-#include "stream/tiles.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"

@@ -1,5 +1,5 @@
 /* The ring: two halves of reused memory that change places after each round. */
-#include "stream/ring.h"
+#include "stream/tile_job.h"
 
 #include <assert.h>
 #include <stdatomic.h>

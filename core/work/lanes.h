@@ -2,7 +2,7 @@
 #ifndef TSR_WORK_LANES_H
 #define TSR_WORK_LANES_H
 
-#include "work/units.h"
+#include "work/work_parts.h"
 
 /* Divides units [first, end) of one stage into at most `most` lanes that can be processed at the same time, because they
  * share no group of files. The lanes have similar numbers of bytes and follow each other without gaps; units after the last

@@ -18,7 +18,6 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 #include "work/lanes.h"
-#include "work/unit_servers.h"
 #include "work/work_parts.h"
 #include "write/blit.h"
 #include "write/object_json.h"

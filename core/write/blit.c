@@ -14,13 +14,11 @@
 
 #include "base/cursor.h"
 #include "stream/tile_job.h"
-#include "stream/tiles.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/box_walk.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
-#include "write/blit_order.h"
 
 /* The part of a band that belongs to one of the blits. */
 typedef struct tsr_column {

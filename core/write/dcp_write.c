@@ -12,7 +12,6 @@
 #include "base/cursor.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
-#include "write/fragments.h"
 #include "write/torch_plan.h"
 
 #include "tessera/sys/host_calls.h"

@@ -3,7 +3,7 @@
 #define TSR_WRITE_DCP_WRITE_H
 
 #include "tessera/sys/dcp_item.h"
-#include "write/stage.h"
+#include "write/blit.h"
 
 /* An entry of the new checkpoint. */
 typedef struct tsr_dcp_output_entry {
@@ -13,7 +13,7 @@ typedef struct tsr_dcp_output_entry {
     uint32_t path_length;
     tsr_dtype dtype;           /* for tensors: dtype in the destination */
     bool in_mcore_data;        /* for tensors, as in tsr_dcp_new_entry */
-    const uint64_t *fragments; /* number of fragments per dim if the tensor is stored as fragments (fragments.h); or NULL */
+    const uint64_t *fragments; /* number of fragments per dim if the tensor is stored as fragments (torch_plan.h); or NULL */
 } tsr_dcp_output_entry;
 
 /* One item: a box of a tensor, or a whole object. The items of a source must be in the order of its chunks. Boxes of a

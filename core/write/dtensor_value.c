@@ -7,7 +7,7 @@
  * Source: torch/_tensor.py (_reduce_ex_internal), torch/distributed/tensor/_dtensor_spec.py, device_mesh.py,
  * _mesh_layout.py, and files that real ranks wrote. In 2.15, a mesh without `_preserve_rank_order` cannot be compared; 2.13
  * ignores it. Hashes that these objects cache are omitted, so that they are computed again. */
-#include "write/dtensor_value.h"
+#include "write/torch_plan.h"
 
 #include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
@@ -18,8 +18,6 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/sys/vec.h"
-#include "write/fragments.h"
-#include "write/localize.h"
 
 /* Building blocks. A failure propagates: if a part is NULL, the whole is NULL, too. */
 typedef struct maker {

@@ -1,6 +1,6 @@
 #include "write/object_json.h"
 
-#include "formats/pickle/enum_names.h"
+#include "formats/pickle/torch_names.h"
 
 #include "tessera/sys/value_walk.h"
 

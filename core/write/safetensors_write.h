@@ -3,8 +3,8 @@
 #define TSR_WRITE_SAFETENSORS_WRITE_H
 
 #include "formats/common/metadata.h"
-#include "formats/safetensors/safetensors_header.h"
-#include "write/stage.h"
+#include "formats/safetensors/safetensors.h"
+#include "write/blit.h"
 
 /* A box of a tensor that is written to a file under a name. */
 typedef struct tsr_safetensors_output {

@@ -20,8 +20,6 @@
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"
 #include "tessera/sys/write_tree.h"
-#include "write/dtensor_value.h"
-#include "write/localize.h"
 
 /* ---- tensors of the tree ---- */
 

@@ -3,8 +3,13 @@
 #define TSR_WRITE_TORCH_PLAN_H
 
 #include "formats/torch/torch_writer.h"
+#include "stream/gather.h"
+#include "tessera/box.h"
+#include "tessera/catalog.h"
+#include "tessera/mesh.h"
 #include "tessera/sys/write_tree.h"
-#include "write/stage.h"
+#include "tessera/value.h"
+#include "write/blit.h"
 
 /* A tensor that is in the tree. */
 typedef struct tsr_torch_tensor {
@@ -51,5 +56,73 @@ tsr_status tsr_torch_plan_write_piece(tsr_torch_plan *plan, uint32_t i, const ts
 
 /* Makes a laid-out plan a stage with one file, and sets `file` of its blits. */
 tsr_stage tsr_torch_plan_stage(tsr_torch_plan *plan, uint32_t file);
+
+/* ---- Builds DTensors and ShardedTensors as value trees, for torch.save archives of single ranks. ---- */
+
+/* Makes an int32 tensor with the mesh's ranks in order: the entry, whose bytes are in no file, and the bytes. */
+tsr_status tsr_mesh_rank_map(const tsr_mesh *mesh, tsr_arena *arena, struct tsr_entry **entry, const uint8_t **bytes,
+                             tsr_error *err);
+
+/* A DeviceMesh as seen by one rank. All DTensors of a file share this value. `rank_map` is the entry of an int32 tensor with
+ * all of the mesh's ranks in order. This and the functions below return NULL, with TSR_E_NOMEM, on failure. */
+const tsr_value *tsr_mesh_value(const tsr_mesh *mesh, uint64_t rank, const struct tsr_entry *rank_map, tsr_arena *arena,
+                                tsr_error *err);
+
+/* A DTensor: its dtype, size and flags, the entry of the rank's local tensor, and one placement per dim of the mesh of
+ * `mesh_value`. */
+typedef struct tsr_dtensor {
+    const tsr_mesh *mesh;
+    const tsr_value *mesh_value;
+    const tsr_placement *placements;
+    tsr_dtype dtype;
+    uint32_t ndim;
+    const uint64_t *shape;
+    bool requires_grad;
+    bool is_parameter;
+    const struct tsr_entry *local;
+} tsr_dtensor;
+
+const tsr_value *tsr_dtensor_value(const tsr_dtensor *dtensor, tsr_arena *arena, tsr_error *err);
+
+/* A flat parameter in the form of FSDP1's LOCAL_STATE_DICT: a 1-d ShardedTensor without the padding of slices, in equal
+ * slices, the last of which may be shorter or missing. `local` is the rank's own slice, or NULL. */
+typedef struct tsr_sharded {
+    tsr_dtype dtype;
+    uint64_t numel, slice_numel;
+    uint64_t ranks, rank;
+    bool requires_grad;
+    const struct tsr_entry *local;
+} tsr_sharded;
+
+/* The number of elements in a rank's slice; 0 beyond the end. */
+uint64_t tsr_sharded_size(const tsr_sharded *sharded, uint64_t rank);
+const tsr_value *tsr_sharded_value(const tsr_sharded *sharded, tsr_arena *arena, tsr_error *err);
+
+/* Makes a rank's local tensor an entry of its own, whose chunks are the source's, restricted to the rank's boxes. */
+
+/* `out` gets the local shape, the packed dtype and located chunks; the caller sets name and flags. Locates only chunks that
+ * intersect the shard. Allocates in `arena`. Fails with TSR_E_UNSUPPORTED for float6 tensors, which a gather treats as
+ * bytes. */
+tsr_status tsr_localize(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_shard *shard, tsr_arena *arena,
+                        tsr_entry *out, tsr_error *err);
+
+/* Tensors in the form in which Megatron-Core up to 0.14 stores the state of a distributed optimizer: divided into equal
+ * fragments, each of which is flattened. A tensor [4, 6] in fragments [2, 1] is stored as [2, 1, 12]. Only boxes are written
+ * whose elements, in row-major order, are those of consecutive whole fragments, so that a box's bytes can be copied
+ * unchanged. */
+
+/* Converts a box to the stored form. `offsets` may be NULL for zeros, `sizes` NULL for the whole tensor. Fills ndim + 1
+ * numbers each. */
+void tsr_fragments_of_box(const tsr_entry *entry, const uint64_t *fragments, const uint64_t *offsets, const uint64_t *sizes,
+                          uint64_t *stored_offsets, uint64_t *stored_sizes);
+
+/* Takes another box into account: reduces `steps`, the size of a fragment on each dim, so that the box's offsets and sizes
+ * are multiples of it. */
+void tsr_fragment_steps(uint32_t ndim, uint64_t *steps, tsr_box box);
+
+/* Calls `each` for the boxes in which a box of whole fragments is written: one box for all fragments along dim 0, and
+ * separate boxes along the other dims. Stops at a status other than TSR_OK. */
+tsr_status tsr_fragment_boxes(const tsr_entry *entry, const uint64_t *fragments, tsr_box box,
+                              tsr_status (*each)(void *ctx, tsr_box box, tsr_error *err), void *ctx, tsr_error *err);
 
 #endif

@@ -9,7 +9,6 @@
 #include <cmocka.h>
 
 #include "codec/json.h"
-#include "codec/json_check.h"
 #include "support/failing_allocator.h"
 #include "tessera/sys/host_calls.h"
 

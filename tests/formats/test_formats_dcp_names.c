@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "formats/dcp/dcp_names.h"
+#include "formats/dcp/dcp_state.h"
 #include "tessera/sys/map.h"
 
 enum { TRIED = 400000 };

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "formats/dcp/dcp_metadata.h"
+#include "formats/dcp/dcp_state.h"
 #include "support/failing_allocator.h"
 #include "tessera/sys/dcp_item.h"
 

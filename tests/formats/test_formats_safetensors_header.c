@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "formats/safetensors/safetensors_header.h"
+#include "formats/safetensors/safetensors.h"
 #include "support/failing_allocator.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/host_calls.h"

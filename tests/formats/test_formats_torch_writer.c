@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "formats/torch/torch_item.h"
+#include "formats/torch/torch_file.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
 #include "support/failing_allocator.h"

@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "io/answer_headers.h"
 #include "io/digests.h"
+#include "io/transport.h"
 
 static void is_sum(tsr_checksum_kind kind, const void *data, size_t size, const char *expected)
 {

@@ -1,9 +1,9 @@
-/* Opens a torch.save archive in memory with formats/torch/torch_item.h, after trying it with every allocation and every read
+/* Opens a torch.save archive in memory with formats/torch/torch_file.h, after trying it with every allocation and every read
  * failing. */
 #ifndef TESTS_SUPPORT_TORCH_OPENING_H
 #define TESTS_SUPPORT_TORCH_OPENING_H
 
-#include "formats/torch/torch_item.h"
+#include "formats/torch/torch_file.h"
 #include "support/faults.h"
 #include "support/zip_image.h"
 #include "tessera/sys/host_calls.h"

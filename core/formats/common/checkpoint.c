@@ -1,8 +1,7 @@
 /* What all formats share once a checkpoint is open: access to its catalog, files and parts, and to the bytes of its
  * entries. */
-#include "formats/common/name_index.h"
+#include "formats/common/file_names.h"
 #include "formats/common/reader.h"
-#include "formats/common/shown_names.h"
 #include "tessera/sys/nest.h"
 #include "tessera/sys/try.h"
 

@@ -3,6 +3,8 @@
 #define TSR_FORMATS_COMMON_FILE_NAMES_H
 
 #include "formats/common/reader.h"
+#include "tessera/memory.h"
+#include "tessera/str.h"
 
 /* The part of a path after its last slash. */
 tsr_str tsr_last_path_part(tsr_str path);
@@ -29,5 +31,43 @@ bool tsr_has_file(const tsr_store *store, const char *name);
 bool tsr_has_directory(const tsr_store *store, const char *name);
 /* Whether the root has a file with one of the names, which end with NULL. In a name, '*' stands for a number. */
 bool tsr_has_any(const tsr_store *store, const char *const *names);
+
+/* ---- The first of many names, formatted for a message: "'a', 'b', 'c', …". ---- */
+
+enum { TSR_NAMES_SHOWN = 8, TSR_NAMES_BYTES = 400 };
+
+typedef struct tsr_shown_names {
+    char text[TSR_NAMES_BYTES + 8]; /* NUL-terminated */
+    size_t used;
+    uint64_t shown, count;
+} tsr_shown_names;
+
+/* Counts a name, and appends it if there is room. The list must be zeroed before the first call. */
+void tsr_shown_names_add(tsr_shown_names *list, tsr_str name);
+/* ", …" when names were left out, otherwise nothing. */
+const char *tsr_shown_names_rest(const tsr_shown_names *list);
+
+/* Looks up names in an array whose items begin with a tsr_str. Needs 4 bytes per slot, so 8 MB for a million entries.
+ * Borrows the array, which must not move or change while the index exists. */
+
+typedef struct tsr_name_index tsr_name_index;
+
+#define TSR_NO_NAME UINT64_MAX
+
+/* An array of items, each of which begins with its name, a tsr_str. */
+typedef struct tsr_named_items {
+    const void *items;
+    size_t stride; /* bytes */
+    uint64_t count;
+} tsr_named_items;
+#define TSR_NAMED_ITEMS(array, size) ((tsr_named_items){(array), sizeof *(array), (size)})
+
+/* Indexes the items. *duplicate (may be NULL) is the first item that has the same name as an earlier one, or TSR_NO_NAME;
+ * the index finds the earlier of the two. Free with tsr_name_index_free. */
+tsr_status tsr_name_index_new(const tsr_allocator *allocator, tsr_named_items named, tsr_name_index **out,
+                              uint64_t *duplicate, tsr_error *err);
+void tsr_name_index_free(tsr_name_index *index); /* accepts NULL */
+/* The number of the item with this name, or TSR_NO_NAME. A NULL index has no items. Thread-safe. */
+uint64_t tsr_name_index_find(const tsr_name_index *index, tsr_str name);
 
 #endif

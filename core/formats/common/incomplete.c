@@ -1,8 +1,7 @@
 /* See incomplete.h. */
 #include "formats/common/incomplete.h"
 
-#include "formats/common/marker.h"
-#include "formats/common/shown_names.h"
+#include "formats/common/file_names.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"

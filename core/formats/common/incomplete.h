@@ -2,8 +2,10 @@
 #ifndef TSR_FORMATS_COMMON_INCOMPLETE_H
 #define TSR_FORMATS_COMMON_INCOMPLETE_H
 
+#include "formats/common/file_names.h"
 #include "formats/common/reader.h"
-#include "formats/common/shown_names.h"
+
+#include <stdint.h>
 
 /* A name such as "model-00001-of-00003.bin": its number, and the total number of files. `count` is 0 when the name states no
  * total. */
@@ -28,5 +30,28 @@ tsr_status tsr_check_files_complete(tsr_checkpoint *checkpoint, tsr_error *err);
 /* Makes the checkpoint incomplete because of missing files: `names` of the `of` files that it should have. `place` may be empty. */
 tsr_status tsr_report_missing_files(tsr_checkpoint *checkpoint, tsr_str place, const tsr_shown_names *names, uint64_t of,
                                     tsr_error *err);
+
+/* The marker files of training frameworks, such as DeepSpeed's `latest`: one line that names the newest checkpoint. */
+
+/* Reads a small file that has only one line, if that line may name a directory; otherwise *line is empty. The line is allocated in
+ * the checkpoint's arena. Errors: those of reading, TSR_E_NOMEM. */
+tsr_status tsr_marker_read(tsr_checkpoint *checkpoint, uint32_t file, tsr_str *line, tsr_error *err);
+
+/* Finds the value that most files of a checkpoint state, so that a single file from another save is the one that gets
+ * reported. Boyer–Moore majority vote, which needs one pass and no memory: if some value has more than half of the votes, it
+ * wins; otherwise the winner is one of the values that were voted for. */
+
+typedef struct tsr_majority {
+    uint64_t value; /* 0 before the first vote */
+    uint32_t votes;
+} tsr_majority;
+
+/* A `value` of 0 is not counted as a vote. */
+static inline void tsr_majority_vote(tsr_majority *m, uint64_t value)
+{
+    if (value && m->value == value) m->votes++;
+    else if (value && m->votes) m->votes--;
+    else if (value) *m = (tsr_majority){value, 1};
+}
 
 #endif

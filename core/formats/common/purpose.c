@@ -1,6 +1,6 @@
 /* Decides what an incomplete checkpoint may still be used for. */
+#include "formats/common/file_names.h"
 #include "formats/common/reader.h"
-#include "formats/common/shown_names.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"

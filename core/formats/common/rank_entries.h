@@ -13,6 +13,8 @@
 #define TSR_FORMATS_COMMON_RANK_ENTRIES_H
 
 #include "formats/common/reader.h"
+#include "tessera/box.h"
+#include "tessera/catalog.h"
 
 typedef struct tsr_rank_entries {
     tsr_checkpoint *checkpoint;
@@ -34,5 +36,33 @@ tsr_status tsr_rank_entries_add(tsr_rank_entries *ranks, uint32_t number, uint32
  * checksum decides. */
 tsr_status tsr_rank_entries_settle(tsr_rank_entries *ranks, tsr_error *err);
 void tsr_rank_entries_close(tsr_rank_entries *ranks); /* accepts a zeroed one */
+
+/* ---- Compares what two ranks stored for one tensor, when no checksum decides whether it is the same. ---- */
+
+/* Compares the elements of two tensors of the same dtype and shape, each stored as one chunk that covers it. The comparison
+ * is bitwise, so NaNs are equal only if their payloads are. Reads at most a few times the stored bytes: strided views that
+ * repeat or overlap stored elements far more often than that count as different without a comparison. So do a conjugated or
+ * negated view and a plain one. Fails only if reading fails (TSR_E_IO) or with TSR_E_NOMEM. */
+tsr_status tsr_rank_bytes_match(const tsr_checkpoint *checkpoint, const tsr_entry *a, const tsr_entry *b, bool *same,
+                                tsr_error *err);
+
+/* ---- For readers that find one name in the files of several ranks. ---- */
+
+/* Adds the chunks and replicas of `copy`, a tensor with the same elements, to the replicas of `entry`. */
+tsr_status tsr_entry_add_replicas(tsr_entry *entry, const tsr_entry *copy, tsr_arena *arena, tsr_error *err);
+
+/* Turns `entry` into an opaque entry that lists what each of `count` ranks stores under its name. Its name and path stay.
+ * Its dtype is the one that all the tensors share, or NONE. `tensors` has one element per rank (NULL when that rank has no
+ * such tensor), belongs to the arena, and must not contain `entry` itself. */
+tsr_status tsr_entry_list_per_rank(tsr_entry *entry, const tsr_entry **tensors, uint32_t count, tsr_arena *arena,
+                                   tsr_error *err);
+
+/* ---- Cuts a box out of a chunk, whose bytes stay where they are. ---- */
+
+/* Sets *out to the part of a chunk that is in `box`, a box of the chunk's tensor that the chunk contains. The elements have
+ * `item` bytes, which must not be 0. The sizes of *out are in `arena`, and its offsets are those of the chunk: the caller sets
+ * them. Errors: TSR_E_NOMEM. */
+tsr_status tsr_chunk_cut(const tsr_chunk *chunk, tsr_box box, uint32_t item, tsr_arena *arena, tsr_chunk *out,
+                         tsr_error *err);
 
 #endif

@@ -9,9 +9,8 @@
 
 #include "formats/common/end_sum.h"
 #include "formats/common/expansion.h"
-#include "formats/common/rank_bytes.h"
+#include "formats/common/rank_entries.h"
 #include "formats/dcp/dcp_state.h"
-#include "formats/dcp/dcp_verdict.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/entries.h"

@@ -1,6 +1,5 @@
 /* Recognizes a DCP's directory: by .metadata, by the __R.metadata of its ranks, or by data files that have lost theirs. */
 #include "formats/common/file_names.h"
-#include "formats/common/shown_names.h"
 #include "tessera/sys/try.h"
 
 #define METADATA ".metadata"

@@ -1,9 +1,8 @@
-/* See dcp_fold.h. */
-#include "formats/dcp/dcp_fold.h"
+/* See dcp_state.h. */
+#include "formats/dcp/dcp_state.h"
 
 #include "formats/common/end_sum.h"
-#include "formats/dcp/dcp_metadata.h"
-#include "formats/pickle/enum_names.h"
+#include "formats/pickle/torch_names.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

@@ -1,10 +1,7 @@
-/* See dcp_metadata.h. */
-#include "formats/dcp/dcp_metadata.h"
+/* See dcp_state.h. */
+#include "formats/dcp/dcp_state.h"
 
 #include "formats/common/expansion.h"
-#include "formats/dcp/dcp_fold.h"
-#include "formats/dcp/dcp_state.h"
-#include "formats/dcp/dcp_verdict.h"
 #include "formats/pickle/pickle_verdict.h"
 #include "formats/pickle/torch_names.h"
 #include "tessera/sys/finding_add.h"

@@ -1,5 +1,5 @@
 /* Open addressing with linear probing over name numbers; at most half of the slots are taken. */
-#include "formats/dcp/dcp_names.h"
+#include "formats/dcp/dcp_state.h"
 
 #include "tessera/sys/map.h"
 #include "tessera/sys/try.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "formats/torch/torch_item.h"
+#include "formats/torch/torch_file.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
 #include "tessera/host.h"

@@ -1,12 +1,10 @@
-/* See deepspeed_agree.h. */
-#include "formats/deepspeed/deepspeed_agree.h"
+/* See deepspeed_parts.h. */
+#include "formats/deepspeed/deepspeed_parts.h"
 
 #include <string.h>
 
-#include "formats/deepspeed/deepspeed_engine.h"
-#include "formats/deepspeed/deepspeed_plain.h"
-#include "formats/deepspeed/deepspeed_steps.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/deepspeed/deepspeed_files.h"
+#include "formats/deepspeed/deepspeed_module.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"

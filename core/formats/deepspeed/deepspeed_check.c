@@ -1,10 +1,9 @@
-/* See deepspeed_check.h. */
-#include "formats/deepspeed/deepspeed_check.h"
+/* See deepspeed_parts.h. */
+#include "formats/deepspeed/deepspeed_parts.h"
 
-#include "formats/common/rank_bytes.h"
-#include "formats/common/shown_names.h"
-#include "formats/deepspeed/deepspeed_steps.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/common/file_names.h"
+#include "formats/common/rank_entries.h"
+#include "formats/deepspeed/deepspeed_files.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

@@ -6,15 +6,15 @@
  *   expp_rank_0_mp_rank_00_optim_states.pt        without ZeRO: the optimizer of a rank, by numbers
  *
  * The stored weights have names and are complete. The float32 weights and the states are read, too: under ZeRO 1 and 2 see
- * deepspeed_groups.h, without ZeRO deepspeed_expert_ranks.h.
+ * deepspeed_weights.h, without ZeRO deepspeed_expert_ranks.h.
  * Neither zero_to_fp32 nor ds_to_universal reads any of this, so the running engine is the reference. */
-#include "formats/deepspeed/deepspeed_experts.h"
+#include "formats/deepspeed/deepspeed_module.h"
 
 #include "formats/common/expansion.h"
-#include "formats/common/joined_entries.h"
-#include "formats/common/shown_names.h"
-#include "formats/deepspeed/deepspeed_rows.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/common/file_names.h"
+#include "formats/common/rank_entries.h"
+#include "formats/deepspeed/deepspeed_files.h"
+#include "formats/deepspeed/deepspeed_weights.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

@@ -3,9 +3,8 @@
 
 #include <stdlib.h>
 
-#include "formats/common/majority.h"
-#include "formats/deepspeed/deepspeed_values.h"
-#include "formats/pickle/enum_names.h"
+#include "formats/common/incomplete.h"
+#include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
 

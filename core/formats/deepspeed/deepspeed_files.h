@@ -3,9 +3,9 @@
  *   mp_rank_00_model_states.pt                        ZeRO 0 to 2: one per model-parallel rank
  *   zero_pp_rank_1_mp_rank_00_model_states.pt         ZeRO 3: one per rank
  *   bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt    ZeRO 1 to 3: one per rank; the prefix is used with bf16
- *   layer_04-model_states.pt                          pipelines: the weights of one layer; see deepspeed_layers.h
+ *   layer_04-model_states.pt                          pipelines: the weights of one layer; see deepspeed_module.h
  *   layer_04-model_01-model_states.pt                 the part of that layer that one of several tensor-parallel ranks holds
- *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_experts.h
+ *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_module.h
  *   expert_2_mp_rank_00_model_states.pt               the same expert of all layers, by versions that had one list of experts
  *   expp_rank_1_mp_rank_00_optim_states.pt            without ZeRO: see deepspeed_expert_ranks.h
  *
@@ -15,6 +15,10 @@
 #define TSR_FORMATS_DEEPSPEED_DEEPSPEED_FILES_H
 
 #include "formats/common/reader.h"
+#include "tessera/catalog.h"
+#include "tessera/sys/map.h"
+#include "tessera/sys/try.h"
+#include "tessera/value.h"
 
 typedef enum tsr_ds_kind {
     TSR_DS_OTHER = 0,
@@ -69,7 +73,7 @@ typedef struct tsr_ds_files {
                                  * module and engine; NULL if they are read */
     bool universal;             /* a universal checkpoint; its model states have every weight that is not trained */
     bool has_layers; /* saved from a PipelineModule: the weights are in files of layers, not in the model states */
-    struct tsr_ds_layers *layers;   /* NULL before tsr_ds_layers_open (deepspeed_layers.h), and without has_layers */
+    struct tsr_ds_layers *layers;   /* NULL before tsr_ds_layers_open (deepspeed_module.h), and without has_layers */
     struct tsr_ds_layouts *layouts; /* how to join what the tensor-parallel ranks hold; NULL: nothing says it */
     uint32_t tensor_ranks;          /* dividing a model-parallel rank by this gives its pipeline stage; the remainder is its
                             * tensor-parallel rank */
@@ -104,5 +108,68 @@ uint64_t tsr_ds_world_of(const tsr_value *optimizer);
 /* Reports at `file` (may be empty) that the save is incomplete, with a message formatted like printf's. */
 #define tsr_ds_report(checkpoint, file, err, ...) \
     tsr_checkpoint_is_incomplete((checkpoint), (file), tsr_arena_format((checkpoint)->arena, (err), __VA_ARGS__), (err))
+
+/* Compares how many steps the optimizer files of a DeepSpeed checkpoint count with the number in the model states. */
+
+/* The first step that an optimizer file states, a number or a tensor. NULL if it counts no steps, like SGD's. */
+const tsr_value *tsr_ds_step_of(const tsr_ds_files *files, const tsr_ds_file *file);
+
+/* The first "step" in the dictionaries of a LIST, or in those that are the values of a DICT; otherwise NULL. */
+const tsr_value *tsr_ds_step_in(const tsr_value *states);
+
+/* The result of comparing a step with a number of steps. UNKNOWN: the step is neither a number nor a 0-d float32 tensor. */
+typedef enum tsr_ds_steps { TSR_DS_STEPS_UNKNOWN = 0, TSR_DS_STEPS_SAME, TSR_DS_STEPS_OTHER } tsr_ds_steps;
+
+/* For ZeRO 3, whose model states have no weights to compare with the float32 ones. Reports an optimizer file that counts
+ * other steps, or has other learning rates, than the model states of its column, and one that counts no steps. Does not
+ * reject the checkpoint, since the optimizer may have been restarted. Fails if reading fails, or with TSR_E_NOMEM. */
+tsr_status tsr_ds_check_steps(const tsr_ds_files *files, const tsr_ds_column *column, tsr_error *err);
+
+/* Accessors for values that may contain anything. Each accepts NULL, and returns NULL if something is not as expected. */
+
+TSR_INLINE const tsr_value *tsr_ds_kind_or_null(const tsr_value *value, tsr_value_kind kind)
+{
+    return value && value->kind == kind ? value : NULL;
+}
+TSR_INLINE const tsr_value *tsr_ds_get(const tsr_value *dict, const char *key)
+{
+    return dict && dict->kind == TSR_VALUE_DICT ? tsr_value_get(dict, tsr_str_from(key)) : NULL;
+}
+TSR_INLINE const tsr_value *tsr_ds_dict(const tsr_value *dict, const char *key)
+{
+    return tsr_ds_kind_or_null(tsr_ds_get(dict, key), TSR_VALUE_DICT);
+}
+TSR_INLINE const tsr_value *tsr_ds_list(const tsr_value *dict, const char *key)
+{
+    return tsr_ds_kind_or_null(tsr_ds_get(dict, key), TSR_VALUE_LIST);
+}
+TSR_INLINE const tsr_entry *tsr_ds_tensor(const tsr_value *value)
+{
+    return value && value->kind == TSR_VALUE_TENSOR ? value->as.tensor : NULL;
+}
+/* Reads a nonnegative number; returns false for any other value. */
+TSR_INLINE bool tsr_ds_number(const tsr_value *value, uint64_t *out)
+{
+    if (!value || value->kind != TSR_VALUE_INT || value->as.integer < 0) return false;
+    *out = (uint64_t)value->as.integer;
+    return true;
+}
+/* The number of items of a LIST, or of pairs of a DICT. */
+TSR_INLINE size_t tsr_ds_count(const tsr_value *value)
+{
+    return !value ? 0 : value->kind == TSR_VALUE_DICT ? tsr_value_pairs(value) : value->count;
+}
+TSR_INLINE const tsr_value *tsr_ds_item(const tsr_value *list, size_t index)
+{
+    return list && list->kind == TSR_VALUE_LIST && index < list->count ? list->items[index] : NULL;
+}
+
+/* Adds every string of a LIST to a set of names. */
+static inline tsr_status tsr_ds_add_names(const tsr_value *list, tsr_map *names, tsr_error *err)
+{
+    for (size_t i = 0; i < tsr_ds_count(list); i++)
+        if (list->items[i]->kind == TSR_VALUE_STR) TSR_TRY(tsr_map_put(names, list->items[i]->text, 1, NULL, NULL, err));
+    return TSR_OK;
+}
 
 #endif

@@ -1,5 +1,5 @@
-/* See deepspeed_flat.h. */
-#include "formats/deepspeed/deepspeed_flat.h"
+/* See deepspeed_weights.h. */
+#include "formats/deepspeed/deepspeed_weights.h"
 
 #include "formats/common/expansion.h"
 #include "tessera/sys/box.h"

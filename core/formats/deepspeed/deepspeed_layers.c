@@ -1,11 +1,10 @@
-/* See deepspeed_layers.h. */
-#include "formats/deepspeed/deepspeed_layers.h"
+/* See deepspeed_module.h. */
+#include "formats/deepspeed/deepspeed_module.h"
 
-#include "formats/common/rank_bytes.h"
-#include "formats/common/shown_names.h"
-#include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/common/file_names.h"
+#include "formats/common/rank_entries.h"
 #include "formats/deepspeed/deepspeed_files.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
@@ -450,7 +449,7 @@ tsr_status tsr_ds_layers_add_rest(const tsr_ds_files *files, tsr_ds_rows *model,
 
 /* ---- layers missing ---- */
 
-/* Reports layers of a pipeline whose files are missing. See deepspeed_layers.h. */
+/* Reports layers of a pipeline whose files are missing. See deepspeed_module.h. */
 
 enum { MOST_TRIED = 1 << 12, TRIED_BEYOND = 8 };
 

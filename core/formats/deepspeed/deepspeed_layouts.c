@@ -1,10 +1,8 @@
 /* Joins what tensor-parallel ranks hold. */
-#include "formats/deepspeed/deepspeed_layouts.h"
-
-#include "formats/common/chunk_cut.h"
-#include "formats/common/rank_bytes.h"
-#include "formats/deepspeed/deepspeed_values.h"
 #include "formats/deepspeed/deepspeed_weights.h"
+
+#include "formats/common/rank_entries.h"
+#include "formats/deepspeed/deepspeed_files.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"

@@ -1,11 +1,7 @@
 /* See deepspeed_module.h. */
 #include "formats/deepspeed/deepspeed_module.h"
 
-#include "formats/deepspeed/deepspeed_experts.h"
-#include "formats/deepspeed/deepspeed_flat.h"
-#include "formats/deepspeed/deepspeed_layers.h"
-#include "formats/deepspeed/deepspeed_layouts.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_weights.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"

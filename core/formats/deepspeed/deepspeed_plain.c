@@ -1,9 +1,8 @@
-/* See deepspeed_plain.h. */
-#include "formats/deepspeed/deepspeed_plain.h"
+/* See deepspeed_module.h. */
+#include "formats/deepspeed/deepspeed_module.h"
 
-#include "formats/common/shown_names.h"
-#include "formats/deepspeed/deepspeed_experts.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/common/file_names.h"
+#include "formats/deepspeed/deepspeed_files.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/value_walk.h"

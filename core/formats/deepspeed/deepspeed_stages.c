@@ -1,12 +1,10 @@
-/* See deepspeed_stages.h. */
-#include "formats/deepspeed/deepspeed_stages.h"
+/* See deepspeed_parts.h. */
+#include "formats/deepspeed/deepspeed_parts.h"
 
 #include <string.h>
 
-#include "formats/deepspeed/deepspeed_engine.h"
-#include "formats/deepspeed/deepspeed_parts.h"
-#include "formats/deepspeed/deepspeed_values.h"
-#include "formats/pickle/enum_names.h"
+#include "formats/deepspeed/deepspeed_files.h"
+#include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"

@@ -4,11 +4,9 @@
  *   zero/optimizer_state.pt              param groups, the loss scaler
  *   zero/norm.weight/fp32.pt             {param: tensor}; converted from ZeRO 3, just the tensor, flattened
  *   zero/norm.weight/exp_avg.pt          the same; step.pt is just a number */
-#include "formats/deepspeed/deepspeed_engine.h"
+#include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
-#include "formats/deepspeed/deepspeed_states.h"
-#include "formats/deepspeed/deepspeed_values.h"
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/try.h"

@@ -1,10 +1,8 @@
 /* See deepspeed_weights.h. */
 #include "formats/deepspeed/deepspeed_weights.h"
 
-#include "formats/deepspeed/deepspeed_experts.h"
-#include "formats/deepspeed/deepspeed_groups.h"
-#include "formats/deepspeed/deepspeed_layers.h"
-#include "formats/deepspeed/deepspeed_values.h"
+#include "formats/deepspeed/deepspeed_files.h"
+#include "formats/deepspeed/deepspeed_module.h"
 #include "tessera/sys/box.h"
 #include "tessera/sys/try.h"
 

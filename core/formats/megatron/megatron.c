@@ -5,7 +5,7 @@
 #include "base/cursor.h"
 #include "codec/json.h"
 #include "formats/common/expansion.h"
-#include "formats/common/name_index.h"
+#include "formats/common/file_names.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"

@@ -2,8 +2,7 @@
  * Lib/uuid.py, Modules/_decimal, Objects. */
 #include "formats/pickle/torch_fits.h"
 
-#include "formats/pickle/torch_numpy_elements.h"
-#include "formats/pickle/torch_type.h"
+#include "formats/pickle/torch_numpy.h"
 
 /* ---- type ---- */
 

@@ -2,7 +2,6 @@
  * torch/distributed/tensor, torch/distributed/_shard of PyTorch 2.13, and where older versions kept the same classes. */
 #include "formats/pickle/torch_names.h"
 
-#include "formats/pickle/enum_names.h"
 #include "tessera/sys/dtype_forms.h"
 
 #define DTENSOR_MODULES(name, id) \

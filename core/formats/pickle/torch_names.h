@@ -5,6 +5,7 @@
 
 #include "codec/pickle.h"
 #include "tessera/dtype.h"
+#include "tessera/value.h"
 
 enum tsr_torch_name {
     TSR_TORCH_LISTED = 1, /* known, kept as an object */
@@ -41,7 +42,7 @@ enum tsr_torch_name {
     TSR_TORCH_RECONSTRUCTOR, /* copyreg._reconstructor: calls its second argument's __init__ */
     TSR_TORCH_FUNCTION,      /* known, its result kept as an object; has no instances */
     TSR_TORCH_QSCHEME,       /* a value: neither called nor built */
-    TSR_TORCH_ENUM,          /* a listed enum class (enum_names.h) */
+    TSR_TORCH_ENUM,          /* a listed enum class (torch_names.h) */
     TSR_TORCH_PARTIAL_CALL,  /* functools.partial: a function with arguments, which loading does not call */
     TSR_TORCH_RETURN_TYPE    /* what torch.max and the like return: a tuple with names */
 };
@@ -62,5 +63,29 @@ size_t tsr_torch_return_size(tsr_str name);
 tsr_dtype tsr_torch_dtype(const tsr_pickle *pickle, tsr_ref global);
 /* The element type of a storage class such as "torch FloatStorage"; uint8 for untyped storages; else TSR_DTYPE_NONE. */
 tsr_dtype tsr_torch_storage_dtype(const tsr_pickle *pickle, tsr_ref global);
+
+/* Enum classes of training frameworks. Their members are data: Python pickles one as `Class(value)` (up to 3.10, and from
+ * 3.12) or as `getattr(Class, name)` (3.11), which looks like a call, but only picks one of a few constants.
+ *
+ * The list is exact: a class that is not on it, and any other use of one that is, stays a call that nobody vouched for.
+ * Source: the frameworks themselves (tests/golden/make_enum_names.py). */
+
+bool tsr_enum_is_listed(tsr_str module, tsr_str name);
+
+/* The class of a listed enum in the text "module.Class"; false for any other text. */
+bool tsr_enum_is_class(tsr_str dotted);
+
+/* Whether a pickled value can be the name of a member: an identifier, but none of the attributes that every class has
+ * (`__globals__`) or every enum (`_member_map_`). */
+bool tsr_enum_is_member(const tsr_pickle *pickle, tsr_ref name);
+
+/* Whether a pickled value can be that of a member: None, a bool, a number or a string. */
+bool tsr_enum_is_plain(tsr_pickle_kind kind);
+
+/* For a value that was read as `Class(value)` with a listed class, that plain value; for any other NULL. */
+const tsr_value *tsr_enum_value(const tsr_value *value);
+
+/* For a value that was read as `getattr(Class, name)` with a listed class, the text "module.Class"; for any other, empty. */
+tsr_str tsr_enum_named(const tsr_value *value);
 
 #endif

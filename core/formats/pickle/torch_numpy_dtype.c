@@ -1,10 +1,8 @@
 /* Source: numpy 2.4, numpy/_core/src/multiarray/descriptor.c (_convert_from_str), numpy/_core/_type_aliases.py, and
  * numpy/_core/_internal.py (_commastring). */
-#include "formats/pickle/torch_numpy_dtype.h"
+#include "formats/pickle/torch_numpy.h"
 
-#include "formats/pickle/pickle_short.h"
 #include "formats/pickle/torch_names.h"
-#include "formats/pickle/torch_numpy_elements.h"
 
 enum { LONGEST = 4096 /* bytes of text that are parsed; many dtypes may share one text, and each parses it again */ };
 

@@ -1,4 +1,4 @@
-/* A signature is one word per argument: the letters of the types that it may be of (torch_type.h), with '.' before the first
+/* A signature is one word per argument: the letters of the types that it may be of (torch_fits.h), with '.' before the first
  * that may be absent, and '*' behind the last when there may be more of it. '/' separates alternatives. What is not known fits
  * everywhere. Beside the types:
  *
@@ -7,12 +7,9 @@
  *   Python's own  K an int that is not negative
  *
  * Source: torch/_utils.py, torch/_tensor.py of PyTorch 2.13, the constructors of CPython 3.11 and numpy 2. */
-#include "formats/pickle/torch_signature.h"
-
 #include "formats/pickle/torch_fits.h"
+
 #include "formats/pickle/torch_numpy.h"
-#include "formats/pickle/torch_states.h"
-#include "formats/pickle/torch_type.h"
 
 /* ---- states ---- */
 

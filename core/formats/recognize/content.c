@@ -4,8 +4,8 @@
 #include "codec/json.h"
 #include "formats/common/file_names.h"
 #include "formats/recognize/recognize.h"
-#include "formats/safetensors/safetensors_kinds.h"
-#include "formats/torch/torch_kinds.h"
+#include "formats/safetensors/safetensors_reader.h"
+#include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
 
 /* ---- files ---- */

@@ -1,8 +1,8 @@
 /* Every format, in order of precedence. To add one, add a row. */
 #include "formats/common/file_names.h"
 #include "formats/recognize/recognize.h"
-#include "formats/safetensors/safetensors_kinds.h"
-#include "formats/torch/torch_kinds.h"
+#include "formats/safetensors/safetensors_reader.h"
+#include "formats/torch/torch_file.h"
 
 /* Tried in this order. A format whose files other frameworks write as well comes after those. */
 const tsr_directory *const tsr_directories[] = {

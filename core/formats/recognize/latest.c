@@ -2,9 +2,7 @@
 #include "formats/recognize/recognize.h"
 
 #include "formats/common/file_names.h"
-#include "formats/common/shown_names.h"
 #include "formats/common/step_names.h"
-#include "formats/recognize/run_steps.h"
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/options.h"

@@ -2,9 +2,8 @@
  * formats have in common. */
 #include <inttypes.h>
 
+#include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
-#include "formats/common/name_index.h"
-#include "formats/common/shown_names.h"
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/checkpoint_files.h"

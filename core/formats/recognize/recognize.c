@@ -15,8 +15,7 @@
 #include "codec/json.h"
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
-#include "formats/common/shown_names.h"
-#include "formats/safetensors/safetensors_kinds.h"
+#include "formats/safetensors/safetensors_reader.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 

@@ -1,11 +1,10 @@
-/* See run_steps.h. A store's files are sorted by name, so those below one directory are contiguous. */
-#include "formats/recognize/run_steps.h"
+/* See recognize.h. A store's files are sorted by name, so those below one directory are contiguous. */
+#include "formats/recognize/recognize.h"
 
 #include <stdlib.h>
 
 #include "formats/common/file_names.h"
 #include "formats/common/step_names.h"
-#include "formats/recognize/recognize.h"
 #include "tessera/sys/try.h"
 
 typedef struct listing {

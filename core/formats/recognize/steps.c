@@ -1,8 +1,8 @@
 /* Chooses which of the checkpoints below a directory is opened: the requested one, or the one named in a marker file. */
 #include <stdlib.h>
 
-#include "formats/common/marker.h"
-#include "formats/common/shown_names.h"
+#include "formats/common/file_names.h"
+#include "formats/common/incomplete.h"
 #include "formats/common/step_names.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"

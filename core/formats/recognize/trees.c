@@ -7,7 +7,7 @@
 
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_file.h"
-#include "formats/torch/torch_survey.h"
+#include "formats/torch/torch_flatten.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/nest.h"
 #include "tessera/sys/try.h"

@@ -7,8 +7,6 @@
 
 #include "base/cursor.h"
 #include "base/utf8.h"
-#include "formats/safetensors/safetensors_header.h"
-#include "formats/safetensors/safetensors_scan.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"

@@ -11,9 +11,10 @@
 #ifndef TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 #define TSR_FORMATS_SAFETENSORS_SAFETENSORS_H
 
-#include "formats/common/name_index.h"
+#include "formats/common/file_names.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
+#include "tessera/sys/json.h"
 #include "tessera/sys/store_read.h"
 #include "tessera/sys/vec.h"
 
@@ -97,5 +98,61 @@ bool tsr_safetensors_may_be_second(tsr_str key);
 bool tsr_safetensors_is_own_key(tsr_str key);
 /* Whether a file that begins with `first_bytes` and has `size` bytes may be a safetensors file. */
 bool tsr_safetensors_looks_like(tsr_str first_bytes, uint64_t size);
+
+/* Writes safetensors files: computes the header and the data offsets from a list of tensors.
+ *
+ *   u64 length | {"w":{…},…,"__metadata__":{"format":"pt",…,"tessera.crc32":"…"}} | spaces up to a multiple of 64 | data section
+ *
+ * Tensors are in the same order as in the reference library's files (widest dtype first, then by name), so each begins at a
+ * multiple of its element size. The output depends only on the input. Source: serialize() of safetensors 0.8 and its
+ * output. */
+
+typedef struct tsr_safetensors_item {
+    tsr_str name;
+    tsr_dtype dtype; /* PyTorch's float4 pairs are written as F4 with twice the last dimension */
+    uint32_t ndim;
+    const uint64_t *shape; /* in elements */
+    uint64_t tag;          /* for the caller's own use */
+    uint64_t begin, end;   /* set by the plan: bytes in the data section */
+} tsr_safetensors_item;
+
+/* One file. The caller sets its contents, and tsr_safetensors_plan_file computes the sizes. */
+typedef struct tsr_safetensors_plan {
+    tsr_safetensors_item *items;
+    uint64_t count;
+    const tsr_text_pair *pairs; /* of the metadata, in this order; without any it is "format": "pt" */
+    size_t pair_count;
+    bool unsummed;        /* leave out "tessera.crc32", which is otherwise added after the pairs */
+    uint64_t header_size; /* bytes before the data section; a multiple of 64 */
+    uint64_t data_size;   /* bytes */
+} tsr_safetensors_plan;
+
+/* Sorts the items and lays out the file. Borrows items and pairs. Errors name the tensor: TSR_E_UNSUPPORTED for a dtype or a
+ * name that the format cannot represent (empty, NUL, invalid UTF-8, "__metadata__", a duplicate), TSR_E_LIMIT for a header
+ * beyond 100,000,000 bytes. `allocator` is used for temporary memory. */
+tsr_status tsr_safetensors_plan_file(tsr_safetensors_plan *plan, const tsr_allocator *allocator, tsr_error *err);
+/* Writes exactly plan->header_size bytes. `crc32` is that of the file's bytes with TSR_SAFETENSORS_NO_SUM for the digits; the header
+ * does not state it if the plan is unsummed. With a `crc32` of 0 the digits are TSR_SAFETENSORS_NO_SUM. */
+tsr_status tsr_safetensors_write_header(const tsr_safetensors_plan *plan, uint32_t crc32, tsr_write_fn *write, void *ctx,
+                                        tsr_error *err);
+
+/* ---- The scanner of safetensors headers: bytes → tensors, in one pass. ---- */
+
+typedef struct tsr_safetensors_scan {
+    tsr_str header;
+    uint64_t byte_base; /* position of the header in the file, for error messages */
+    tsr_str file_name;
+    tsr_arena *arena;
+    tsr_findings *findings;
+    uint64_t max_entries;
+    tsr_vec tensors;  /* of tsr_safetensors_tensor; the caller sets the allocator and frees it */
+    tsr_vec metadata; /* of tsr_text_pair; likewise */
+    bool has_metadata;
+    tsr_safetensors_sum sum; /* out */
+} tsr_safetensors_scan;
+
+/* Checks the syntax, the fields, and that each tensor's bytes match its shape and dtype; does not compare the names or the
+ * offsets of different tensors. Names, shapes and pairs are copied into the arena. */
+tsr_status tsr_safetensors_scan_header(tsr_safetensors_scan *scan, tsr_error *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* See safetensors_kinds.h. */
-#include "formats/safetensors/safetensors_kinds.h"
+/* See safetensors_reader.h. */
+#include "formats/safetensors/safetensors_reader.h"
 
 #include "base/cursor.h"
 #include "codec/json.h"

@@ -3,13 +3,13 @@
  *   {"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},…}
  *
  * Names and shapes are copied compactly (recent shapes are shared), so that the header can be freed. */
-#include "formats/safetensors/safetensors_scan.h"
+#include "formats/safetensors/safetensors.h"
 
 #include <inttypes.h>
 
 #include "base/cursor.h"
 #include "base/utf8.h"
-#include "codec/json_check.h"
+#include "codec/json.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/map.h"

@@ -5,7 +5,7 @@
 #include "base/cursor.h"
 #include "codec/json.h"
 #include "formats/common/reader.h"
-#include "formats/shards/shards_rules.h"
+#include "formats/shards/shards_join.h"
 #include "tessera/glob.h"
 #include "tessera/sys/try.h"
 

@@ -1,5 +1,5 @@
 /* Splits a tensor into blocks in the same way in which shards_join.c joins them. */
-#include "formats/shards/shards_cut.h"
+#include "formats/shards/shards_join.h"
 
 #include <inttypes.h>
 

@@ -5,13 +5,12 @@
 #include "base/cursor.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/shards/shards_join.h"
-#include "formats/shards/shards_pattern.h"
 #include "tessera/sys/shard_names.h"
 #include "tessera/sys/try.h"
 
 /* ---- pattern ---- */
 
-/* See shards_pattern.h. Captures are greedy: they match as many digits as possible. */
+/* See shards_join.h. Captures are greedy: they match as many digits as possible. */
 
 enum { MAX_DIGITS = 9 };
 

@@ -5,14 +5,8 @@
 #include <inttypes.h>
 
 #include "base/cursor.h"
-#include "formats/common/chunk_cut.h"
-#include "formats/common/joined_entries.h"
-#include "formats/common/rank_bytes.h"
+#include "formats/common/rank_entries.h"
 #include "formats/common/reader.h"
-#include "formats/shards/shards_chunks.h"
-#include "formats/shards/shards_cut.h"
-#include "formats/shards/shards_rules.h"
-#include "formats/shards/shards_stages.h"
 #include "tessera/box.h"
 #include "tessera/glob.h"
 #include "tessera/sys/box.h"

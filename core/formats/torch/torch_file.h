@@ -3,8 +3,12 @@
 #ifndef TSR_FORMATS_TORCH_TORCH_FILE_H
 #define TSR_FORMATS_TORCH_TORCH_FILE_H
 
+#include "codec/zip.h"
 #include "formats/common/reader.h"
+#include "formats/pickle/pickle_verdict.h"
 #include "formats/torch/torch_build.h"
+#include "tessera/catalog.h"
+#include "tessera/findings.h"
 
 typedef struct tsr_torch_file {
     uint32_t file;
@@ -48,5 +52,64 @@ tsr_status tsr_torch_extents(tsr_checkpoint *checkpoint,
 /* Their `crc`. */
 tsr_status tsr_torch_crc(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                          tsr_stated_crc *out, tsr_error *err);
+
+/* One torch.save archive that fills a range of a file: a DCP item, or a whole file. Its pickle becomes a value tree in
+ * which dense tensors are TSR_VALUE_TENSOR nodes, each with one chunk that says where the bytes lie (chunk.view is set
+ * where they are not contiguous raw bytes). A DTensor or ShardedTensor is a tensor of the global size whose chunks are the
+ * boxes that its rank holds. Quantized, sparse, nested and other tensors are TSR_VALUE_OBJECT with a DICT of named parts.
+ *
+ * Source of the behavior: torch/serialization.py, torch/_utils.py, torch/_tensor.py of PyTorch 2.13. */
+
+typedef struct tsr_torch_source {
+    tsr_range range; /* the archive's bytes */
+    /* The rank in the file's name, for meshes without a coordinate. */
+    bool has_rank;
+    uint32_t rank;
+    /* The chunk that holds a zstd stream which contains the archive; NULL if the archive is not compressed. `range` then
+     * counts the decompressed bytes, with the file number of the stream. The chunk of every tensor is the stream, and its
+     * view describes the tensor's place in the decompressed bytes. */
+    const tsr_chunk *zstd;
+    bool salvage; /* the archive has lost its end: chunks of storages that are not whole get the file TSR_NO_FILE */
+} tsr_torch_source;
+
+typedef struct tsr_torch_item {
+    const tsr_value *root;
+    tsr_zip zip;
+    uint32_t storage_count; /* storage ids of its tensors are 1 … storage_count */
+    bool rank_known;        /* a DTensor or ShardedTensor states the rank that wrote the file */
+    uint32_t rank;
+    uint32_t world;        /* the number of ranks according to these; 0: unknown */
+    uint64_t pickle_bytes; /* size of the pickle */
+    /* Some storage has bytes, and no storage has a CRC other than 0, although other members have: torch.serialization.skip_data
+     * leaves room for storages, which are filled in later. */
+    bool storages_unsummed;
+} tsr_torch_item;
+
+/* Adds to `findings` (may be NULL) unlisted classes (a warning if they are built, an error if they are called) and an
+ * archive whose CRCs, or those of whose storages, are all 0 (a note). Checks that each storage lies within its member and each dense tensor within its
+ * storage. Everything lives in `arena`. Errors: TSR_E_FORMAT, TSR_E_UNSUPPORTED (TorchScript, unknown storages),
+ * TSR_E_LIMIT, TSR_E_IO, TSR_E_NOMEM, with positions in the file. Thread-safe for different arenas and findings. */
+tsr_status tsr_torch_item_open(const tsr_torch_source *from, const tsr_host *host, tsr_arena *arena, tsr_findings *findings,
+                               tsr_torch_item *out, tsr_error *err);
+
+/* ---- Recognizes torch.save files by their first bytes, and what several of them in one directory are. ---- */
+
+/* The name of the first member of a zip archive that begins with these bytes; empty if it is not a zip archive. */
+tsr_str tsr_first_member(tsr_str head);
+/* The reader for a file of torch.save, of either form, that begins with these bytes; NULL for any other file. */
+const tsr_reader *tsr_torch_kind(tsr_str head, uint64_t size);
+/* Chooses the reader for a directory whose root has these files of torch.save, unless they are several checkpoints. Only in a
+ * directory that is `alone`, without checkpoints below it, can they be a single file, or shards without their index. */
+tsr_status tsr_torch_choose(tsr_checkpoint *checkpoint, tsr_numbered_files *files, bool alone, const tsr_reader **reader,
+                            tsr_error *err);
+
+/* What loading a torch.save pickle would do beside making data: pickle_verdict.h, and what the known functions would do with
+ * the arguments that they are given here. */
+
+/* Adds the findings on the pickle of `build`, if these are wanted. `resolves`: PyTorch resolves persistent ids
+ * in it. */
+tsr_status tsr_torch_verdict(const tsr_torch_build *build, bool resolves, tsr_error *err);
+/* The same of a pickle that ends at `end` of its `size` bytes. */
+tsr_status tsr_torch_verdict_on_end(const tsr_torch_build *build, uint64_t end, uint64_t size, tsr_error *err);
 
 #endif

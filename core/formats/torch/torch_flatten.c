@@ -6,8 +6,6 @@
 
 #include "base/line.h"
 #include "formats/common/expansion.h"
-#include "formats/torch/torch_containers.h"
-#include "formats/torch/torch_survey.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 

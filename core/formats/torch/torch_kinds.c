@@ -1,5 +1,5 @@
-/* See torch_kinds.h. */
-#include "formats/torch/torch_kinds.h"
+/* See torch_file.h. */
+#include "formats/torch/torch_file.h"
 
 #include "base/cursor.h"
 #include "formats/common/file_names.h"

@@ -2,7 +2,7 @@
  * from their arguments. Everything else stays an object whose class, arguments and state are shown.
  *
  * Sources: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py of PyTorch 2.13. */
-#include "formats/torch/torch_walk.h"
+#include "formats/torch/torch_build.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"

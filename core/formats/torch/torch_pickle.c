@@ -5,7 +5,6 @@
  * shared for the reader too, and lists and dicts may hold themselves. */
 #include <stdlib.h>
 
-#include "formats/pickle/enum_names.h"
 #include "formats/pickle/pickle_verdict.h"
 #include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_loadable.h"

@@ -4,7 +4,7 @@
  * file's name. */
 #include <inttypes.h>
 
-#include "formats/common/name_index.h"
+#include "formats/common/file_names.h"
 #include "formats/common/rank_entries.h"
 #include "formats/common/weight_map.h"
 #include "formats/torch/torch_file.h"

@@ -1,8 +1,8 @@
 /* A torch.save pickle as a value tree. The walk is a stack of frames, one a node whose children are being made; a node that
  * several parents share is made once, so the tree is as large as the pickle, not as its expansion. */
+#include "formats/torch/torch_build.h"
+#include "formats/torch/torch_file.h"
 #include "formats/torch/torch_loadable.h"
-#include "formats/torch/torch_verdict.h"
-#include "formats/torch/torch_walk.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/try.h"
 

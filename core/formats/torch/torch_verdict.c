@@ -1,13 +1,10 @@
 /* Known functions are harmless only with the arguments that PyTorch gives them: getattr reaches anything, copyreg's
  * _reconstructor calls the __init__ of its second argument, _rebuild_from_type_v2 calls its first, a defaultdict its factory,
  * and _codecs.encode any codec. All objects of the pickle are looked at, not only those that the root holds. */
-#include "formats/torch/torch_verdict.h"
 #include "formats/pickle/torch_fits.h"
-#include "formats/pickle/torch_signature.h"
-#include "formats/pickle/torch_states.h"
-#include "formats/pickle/torch_type.h"
+#include "formats/torch/torch_file.h"
 
-#include "formats/pickle/enum_names.h"
+#include "formats/pickle/torch_names.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/finding_add.h"

@@ -1,4 +1,4 @@
-/* Ranks that talk to each other: a small set of collectives as a vtable. Back ends: one rank (core/io/comm_self.c), ranks
+/* Ranks that talk to each other: a small set of collectives as a vtable. Back ends: one rank (core/io/comm.c), ranks
  * simulated by threads of one process (native/comm/comm_threads.h), MPI (native/comm/comm_mpi.h).
  *
  * Every function is called by all ranks of a communicator, in the same order; it returns when the caller's buffers may be used
