@@ -1,4 +1,4 @@
-/* See crc32_fold.h. A message is a polynomial over GF(2), and its CRC is the remainder modulo P. Bytes that n bits follow may therefore be
+/* See digests.h. A message is a polynomial over GF(2), and its CRC is the remainder modulo P. Bytes that n bits follow may therefore be
  * replaced by anything that is congruent to them times x^n, which is added to what follows:
  *
  *   block  ──× x^2048 mod P──▶ ⊕ next block ──× x^2048 mod P──▶ ⊕ …      eight vectors side by side, so that the multiplier is always busy
@@ -7,7 +7,7 @@
  * Bits are reflected. Each half of 64 bits is multiplied on its own: for a distance of n bits the low half, whose powers are higher, by
  * x^(n+32), the high half by x^(n-32), each modulo P, reflected, and shifted by one bit since products of reflected numbers are one bit
  * short. */
-#include "io/crc32_fold.h"
+#include "io/digests.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

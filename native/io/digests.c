@@ -1,7 +1,6 @@
 /* Thin adapters over the optional libraries. */
 #include "io/digests.h"
 
-#include "io/crc32_fold.h"
 #include "tessera/sys/host_calls.h"
 
 #if defined(TSR_HAVE_ISAL)

@@ -7,14 +7,13 @@
 #include <string.h>
 #include <strings.h>
 
-#include "io/http_origin.h"
 #include "io/retry.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/uri.h"
 
 /* ---- http origin ---- */
 
-/* See http_origin.h. Source: RFC 3986, 3.2. */
+/* See http.h. Source: RFC 3986, 3.2. */
 
 typedef struct place {
     size_t scheme;    /* number of its characters; 0: neither http nor https */

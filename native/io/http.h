@@ -4,6 +4,8 @@
 
 #include "io/transport.h"
 
+#include <stdbool.h>
+
 typedef struct tsr_http tsr_http;
 
 /* TSR_E_UNSUPPORTED without libcurl. Uses at most `depth` connections. Thread-safe, except for close. */
@@ -23,5 +25,10 @@ typedef struct tsr_http_range {
  * of the server counts as an answer; TSR_E_IO if there is no answer after all retries, or if a 206 does not contain the
  * requested range. Messages contain the URL without its secrets. */
 tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, tsr_http_answer *answer, tsr_error *err);
+
+/* ---- The origin of a URL: its scheme, host and port. Together they decide who may receive a secret. ---- */
+
+/* Whether both are http or https URLs with the same scheme, host and port (by default 80 and 443). */
+bool tsr_http_same_origin(const char *a, const char *b);
 
 #endif

@@ -7,10 +7,9 @@
 #include <unistd.h>
 
 #include "io/digests.h"
-#include "io/pair_shuffles.h"
+#include "io/host_parts.h"
 #include "io/retry.h"
 #include "io/thread_pool.h"
-#include "io/wide_scan.h"
 
 static uint32_t cores_allowed(void)
 {

@@ -1,6 +1,6 @@
-/* See pair_shuffles.h. A table of 16 products of 2 bytes becomes two vectors, of their low and of their high bytes. A shuffle by 16
+/* See host_parts.h. A table of 16 products of 2 bytes becomes two vectors, of their low and of their high bytes. A shuffle by 16
  * numbers looks up the low bytes of their products, another one the high bytes, and both are interleaved. */
-#include "io/pair_shuffles.h"
+#include "io/host_parts.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

@@ -13,6 +13,8 @@
 
 #include "io/checksums.h"
 
+#include <time.h>
+
 typedef struct tsr_transport tsr_transport;
 
 /* The checksums that an answer states, in Base64; empty: not stated. */
@@ -83,5 +85,17 @@ void tsr_transport_close(tsr_transport *transport); /* accepts NULL; no thread m
 
 /* Returns when all transfers have ended. Each has its own result. Thread-safe. */
 void tsr_transport_perform(tsr_transport *transport, tsr_http_transfer *const *transfers, size_t count);
+
+/* ---- Parses the headers of an HTTP answer, line by line (RFC 9110). ---- */
+
+/* Whether `line` ("Name: value\r\n") is the header `name`, ignoring case. *value borrows the line. */
+bool tsr_header_is(const char *line, size_t size, const char *name, tsr_str *value);
+/* Stores what a header line states in `answer`. A status line starts a new answer. */
+void tsr_answer_header(tsr_http_answer *answer, const char *line, size_t size);
+/* Parses "Wed, 21 Oct 2026 07:28:00 GMT" as seconds since 1970; 0 if it is something else. */
+time_t tsr_http_date(tsr_str value);
+/* The number of seconds to wait according to a Retry-After header with seconds or a date; 0 if it is neither, or in the
+ * past. `now` is in seconds since 1970. */
+double tsr_retry_after(tsr_str value, time_t now);
 
 #endif

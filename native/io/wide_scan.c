@@ -1,5 +1,5 @@
-/* See wide_scan.h. A block is four vectors of 32 bytes. */
-#include "io/wide_scan.h"
+/* See host_parts.h. A block is four vectors of 32 bytes. */
+#include "io/host_parts.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

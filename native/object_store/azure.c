@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 
-#include "object_store/encoding.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/upload.h"

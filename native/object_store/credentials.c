@@ -9,13 +9,12 @@
 #include <time.h>
 
 #include "io/retry.h"
-#include "object_store/aws_profile.h"
 #include "object_store/service.h"
 #include "tessera/sys/try.h"
 
 /* ---- aws profile ---- */
 
-/* See aws_profile.h. Source: AWS's documentation of the configuration and credential files. */
+/* See credentials.h. Source: AWS's documentation of the configuration and credential files. */
 
 enum { MOST_BYTES = 1 << 20 };
 

@@ -1,5 +1,5 @@
-/* See encoding.h. Source: AWS's documentation of Signature Version 4 ("UriEncode"). */
-#include "object_store/encoding.h"
+/* See service.h. Source: AWS's documentation of Signature Version 4 ("UriEncode"). */
+#include "object_store/service.h"
 
 static bool is_plain(char c)
 {

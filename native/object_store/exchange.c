@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "io/http_origin.h"
+#include "io/http.h"
 #include "io/retry.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/object_store.h"

@@ -12,11 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "io/http_origin.h"
+#include "io/http.h"
 #include "io/locked.h"
 #include "io/retry.h"
 #include "io/sys.h"
-#include "object_store/encoding.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/s3.h"

@@ -4,8 +4,7 @@
 #include <cjson/cJSON.h>
 #include <stdio.h>
 
-#include "io/http_origin.h"
-#include "object_store/encoding.h"
+#include "io/http.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 

@@ -1,5 +1,5 @@
-/* See location.h. */
-#include "object_store/location.h"
+/* See service.h. */
+#include "object_store/service.h"
 
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/try.h"

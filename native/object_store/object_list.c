@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "io/answer_headers.h"
+#include "io/transport.h"
 #include "object_store/object_listing.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/try.h"

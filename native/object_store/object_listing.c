@@ -1,7 +1,7 @@
 /* See object_listing.h. Sources: the S3 API reference (ListObjectsV2, ListMultipartUploads, ListParts), Azure's "List Blobs" and "Get Block List". */
 #include "object_store/object_listing.h"
 
-#include "object_store/encoding.h"
+#include "object_store/service.h"
 
 const tsr_listing_form tsr_listing_of_s3 = {
     "ListBucketResult", "Contents",         "Key", "Size", "ETag", "NextContinuationToken", NULL,

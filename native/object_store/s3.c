@@ -7,7 +7,6 @@
 #include <time.h>
 
 #include "io/retry.h"
-#include "object_store/encoding.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
 #include "object_store/service.h"

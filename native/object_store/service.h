@@ -3,10 +3,30 @@
 #define TSR_OBJECT_STORE_SERVICE_H
 
 #include "io/transport.h"
-#include "object_store/location.h"
 #include "tessera/memory.h"
+#include "tessera/status.h"
 #include "tessera/sys/vec.h"
+
 #include <stdlib.h>
+
+/* The location of an object: s3://BUCKET/KEY, gs://BUCKET/KEY, az://ACCOUNT/CONTAINER/KEY,
+ * hf://[datasets/]ORG/REPO[@REV][/PATH]. */
+
+typedef enum tsr_location_kind { TSR_AT_S3, TSR_AT_GCS, TSR_AT_AZURE, TSR_AT_HF } tsr_location_kind;
+
+/* All parts borrow the URL. */
+typedef struct tsr_location {
+    tsr_location_kind kind;
+    tsr_str account;  /* Azure only */
+    tsr_str bucket;   /* Azure: the container; Hugging Face: "ORG/REPO" */
+    tsr_str revision; /* Hugging Face only; empty: not given */
+    bool is_dataset;  /* Hugging Face only */
+    tsr_str key;      /* as given, except for one slash at its end; empty: the root */
+} tsr_location;
+
+/* Parses a URL. Keys are not decoded: '%', '?' and '#' are ordinary characters. Errors: TSR_E_USAGE that names what is
+ * missing or not allowed. */
+tsr_status tsr_location_parse(const char *url, tsr_location *out, tsr_error *err);
 
 enum { TSR_MOST_HEADERS = 16, TSR_MOST_CHECKSUM_HEADERS = 2 };
 
@@ -195,5 +215,14 @@ static inline const char *tsr_setting(const char *variable)
     const char *value = getenv(variable);
     return value && *value ? value : NULL;
 }
+
+/* Percent-encoding as signatures require it: of every byte except letters, digits, '-', '.', '_' and '~'. */
+
+/* Encodes `text`. With `keeps_slashes`, '/' is not encoded, as in paths. NULL data: TSR_E_NOMEM is in err. */
+tsr_str tsr_url_encode(tsr_arena *arena, tsr_str text, bool keeps_slashes, tsr_error *err);
+/* Makes "?a=1&b=2" from the parameters in their order; empty if there are none. */
+tsr_str tsr_url_query(tsr_arena *arena, const tsr_parameter *parameters, size_t count, tsr_error *err);
+/* Decodes what S3 calls encoding-type=url: "%2B" is '+', and '+' is a space. */
+tsr_str tsr_url_decode(tsr_arena *arena, tsr_str text, tsr_error *err);
 
 #endif

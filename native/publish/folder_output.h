@@ -8,7 +8,7 @@
 
 #include "io/sys.h"
 #include "publish/file_sums.h"
-#include "publish/identity.h"
+#include "publish/record.h"
 #include "tessera/sys/folder.h"
 #include <stdbool.h>
 #include <sys/stat.h>

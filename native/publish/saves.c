@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "publish/destination.h"
-#include "publish/identity.h"
 #include "publish/record.h"
 #include "publish/text.h"
 #include "tessera/native_host.h"

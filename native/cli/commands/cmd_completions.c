@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/program/completions.h"
+#include "cli/program/help.h"
 #include "cli/program/session.h"
 
 #include "tessera/sys/visible.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "cli/commands/commands.h"
-#include "cli/text/inspect_view.h"
+#include "cli/text/listing.h"
 #include "cli/text/report_text.h"
 #include "tessera/sys/cast.h"
 #include "tessera/sys/check.h"

@@ -1,5 +1,5 @@
-/* See completions.h. */
-#include "cli/program/completions.h"
+/* See help.h. */
+#include "cli/program/help.h"
 
 #include <stdio.h>
 

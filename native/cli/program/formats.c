@@ -1,6 +1,6 @@
 /* The documents that people write by hand. `tessera help formats` and tessera-formats(5) are printed from this table, and tests run its
  * examples. */
-#include "cli/program/formats.h"
+#include "cli/program/help.h"
 
 // clang-format off
 const cli_format cli_formats[] = {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "cli/program/cli.h"
-#include "cli/program/formats.h"
+#include "cli/program/help.h"
 #include "cli/program/term.h"
 
 static void heading(const cli *program, const char *text)

@@ -8,7 +8,6 @@
 
 #include "cli/program/launch.h"
 #include "cli/program/signals.h"
-#include "cli/program/startup.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/collectives.h"
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "cli/program/cli.h"
-#include "cli/program/formats.h"
+#include "cli/program/help.h"
 
 /* Decodes one character of valid UTF-8, which the tables are. *size is the number of its bytes. */
 static unsigned code_point(const char *text, size_t *size)

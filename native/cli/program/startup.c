@@ -1,6 +1,6 @@
-/* See startup.h. The limit is watched by a thread, because the main thread is inside MPI. Only tessera-mpi contains this
+/* See launch.h. The limit is watched by a thread, because the main thread is inside MPI. Only tessera-mpi contains this
  * file. */
-#include "cli/program/startup.h"
+#include "cli/program/launch.h"
 
 #include <mpi.h>
 #include <pthread.h>

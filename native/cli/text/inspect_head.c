@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli/text/inspect_view.h"
+#include "cli/text/listing.h"
 
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint.h"

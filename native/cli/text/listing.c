@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cli/text/inspect_view.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
