@@ -11,7 +11,7 @@ import { coordinatesOf, coordinatesText, type MeshAxis } from "../mesh";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
 import { meshOf, PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
-import { bytesText, exactText, plural } from "../text";
+import { bytesText, exactText, plural, visible } from "../text";
 import { SameCommand } from "./command";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
