@@ -23,9 +23,9 @@ class Server(http_serving.Server):
 
 class Handler(http_serving.Handler):
     def answer(self, status, body=b"", **headers):
-        super().answer(status, body, **headers)
         with self.server.lock:
             self.server.sent += len(body)
+        return super().answer(status, body, **headers)
 
     def do_GET(self):
         s = self.server
