@@ -28,7 +28,7 @@ tsr_status tessera_request_read(const char *command, const tessera_option *items
 {
     const tsr_command *row = tsr_command_find(tsr_str_from(command));
     *out = (request){.path = NULL};
-    TSR_FAIL_IF(!row, err, TSR_E_USAGE, "there is no call '%s'", command);
+    TSR_FAIL_IF(!row || !row->options, err, TSR_E_USAGE, "there is no call '%s'", command);
     for (uint32_t i = 0; i < count; i++) {
         const tsr_str name = str_of(&items[i].name), value = tsr_arena_str(arena, str_of(&items[i].value), err);
         const char **member = member_of(out, name);
