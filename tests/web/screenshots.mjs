@@ -63,7 +63,7 @@ const STATES = {
   optimizer_none: ["safetensors_model", [ready("Optimizer")]], names_changed: ["dcp_ddp", [ready("Names")]],
   compared: [MAIN, [compared]], compared_entry: [MAIN, [compared, (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("[aria-label='B of the comparison']").waitFor()]],
   convert_choose: [MAIN, [ready("Convert…"), click("radio", "Choose"), open(".advanced")]], convert_failed: ["broken_dcp_missing_file", [ready("Convert…"), end(".view")]],
-  reshard_mesh: [MAIN, [ready("Reshard…"), click("button", "Add a mesh dim"), (page) => page.waitForTimeout(1000)]],
+  reshard_mesh: [MAIN, [ready("Reshard…"), click("radio", "A device mesh"), click("button", "Add a mesh dim"), (page) => page.waitForTimeout(1000)]],
 };
 const views = given ? Object.fromEntries(Object.entries(ANY).map(([name, acts]) => [name, [given, acts]])) : { ...Object.fromEntries(Object.entries(ANY).map(([name, acts]) => [name, [MAIN, acts]])), ...STATES };
 const wanted = option("--views", Object.keys(views).join()).split(",");

@@ -84,7 +84,7 @@ function ForRanks({ form, set }: { form: TargetForm; set: Set }): JSX.Element {
 function Form({ form, set, to, setTo }: { form: TargetForm; set: Set; to: To; setTo: (to: To) => void }): JSX.Element {
   const overview = useModel().opened?.overview, { chooses = false } = form;
   return (
-    <form class="questions" aria-label="Target" onSubmit={(e) => e.preventDefault()}>
+    <form class="questions target" aria-label="Target" onSubmit={(e) => e.preventDefault()}>
       <ForRanks form={form} set={set} />
       <fieldset>
         <legend>What?</legend>
