@@ -168,6 +168,23 @@ def test_addresses_of_many_files_are_requested_together(t):
 
 
 @test
+def test_addresses_of_files_that_were_copied_are_not_requested_again(t):
+    """What an interrupted copy has recorded is kept, and costs a continued one no request."""
+    dcp_of(t, 8, 64)
+
+    def gone(handler, path, count):
+        return path == "/ck/__5_0.distcp" and count > 1 and handler.answer(404)
+
+    with serving(t.folder, gone) as s:
+        t.run("cp", s.url + "ck/", t.at("copy"), "--resume", "--io-depth", "1", status=2)
+    with serving(t.folder) as s:
+        p = t.run("cp", s.url + "ck/", t.at("copy"), "--resume")
+        of_data = sorted(path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0")
+    need(of_data == [f"/ck/__{i}_0.distcp" for i in (5, 6, 7)], of_data)
+    need(files_below(t.at("copy")) == files_below(t.at("ck")), "another copy")
+
+
+@test
 def test_addresses_of_files_that_fail_in_a_deep_check(t):
     """A file that cannot be read any more is named, and what was fetched ahead of others is checked nevertheless."""
     dcp_of(t, 8, 64)

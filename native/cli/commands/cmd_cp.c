@@ -233,14 +233,28 @@ static tsr_status compare(copying *c, tsr_error *err)
     return TSR_OK;
 }
 
-/* Announces the files, in the order of the copy, to a store whose every read is a request. */
+/* What is left to copy of a file: everything from its first chunk that no interrupted run has recorded. */
+static tsr_store_place what_is_left(const copying *c, uint32_t index)
+{
+    const uint64_t size = c->files.sizes[index];
+    uint64_t at = 0;
+    while (c->log.first && at < size && c->log.is_recorded[cli_copy_log_chunk(&c->log, index, at)])
+        at += size - at < CLI_COPY_CHUNK ? size - at : CLI_COPY_CHUNK;
+    return (tsr_store_place){c->files.numbers[index], at, size - at};
+}
+
+/* Announces what will be copied, in this order, to a store whose every read is a request. */
 static tsr_status announce(copying *c, tsr_error *err)
 {
+    size_t count = 0;
     if (!tsr_store_takes_schedules(c->store)) return TSR_OK;
     tsr_store_place *places = tsr_arena_array(c->arena, c->files.count, sizeof *places, err);
     if (!places) return TSR_E_NOMEM;
-    for (uint32_t i = 0; i < c->files.count; i++) places[i] = (tsr_store_place){c->files.numbers[i], 0, c->files.sizes[i]};
-    const tsr_status status = c->store->schedule(c->store, places, c->files.count, err);
+    for (uint32_t i = 0; i < c->files.count; i++) {
+        places[count] = what_is_left(c, i);
+        count += places[count].size > 0;
+    }
+    const tsr_status status = c->store->schedule(c->store, places, count, err);
     if (status == TSR_OK) c->scheduled = c->store;
     return status;
 }
