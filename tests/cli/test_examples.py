@@ -111,7 +111,7 @@ def training(t, at):
 
 
 def optimizer(t, at):
-    """The native state of a torch.save file, and FSDP1 states of ranks with what describes them."""
+    """The native state of a torch.save file, and FSDP1 states of ranks, of an optimizer and of a model, with what describes them."""
     path, want = sample("torch_train_state")
     shutil.copy(path, at("optim.pt"))
     names = {n[len("model."):]: w["shape"] for n, w in want["entries"].items() if n.startswith("model.") and "running" not in n and "tracked" not in n}
@@ -126,6 +126,9 @@ def optimizer(t, at):
                                  "param_groups": [["_flat_param"]]})
     t.run("optim", "shard", path, at("ranks"), "--flat-params", at("flat.json"))
     t.run("optim", "unshard", at("ranks"), at("full.pt"), "--flat-params", at("flat.json"))
+    size = [sum(unit["numels_with_padding"])]
+    st_write(t.at("flat.safetensors"), {"_flat_param": ("F32", size, rows(size, "_flat_param"))})
+    t.run("reshard", t.at("flat.safetensors"), at("local-state"), "--mesh", "dp=2", "--placements", "shard(0)", "--to", "torch")
 
 
 def weights(t, at):

@@ -43,6 +43,8 @@ const cli_command cli_convert = {
         "Join the consolidated.NN.pth files of all ranks\n"
         "tessera convert awq/ plain/ --dequantize --config --max-shard-size 5GB\nTurn a quantized model into one that loads "
         "without quantization\n"
+        "tessera convert local-state/ model.safetensors --flat-params flat.json\n"
+        "Join the model that the ranks of FSDP1 saved with LOCAL_STATE_DICT\n"
         "tessera convert base/ merged.safetensors --lora adapter/\nFold a LoRA adapter into its base model\n"
         "tessera convert model/ fp8/ --quantize fp8-block --max-shard-size 5GB\nQuantize the weights of a model for "
         "inference\n"

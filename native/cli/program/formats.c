@@ -167,8 +167,8 @@ const cli_format cli_formats[] = {
      "}\n"
      "tessera fqn modules.json\n"},
     {"tessera.flat-params/1",
-     "The flat parameters of an FSDP1 model. `optim unshard` and `optim shard` read it with `--flat-params`; "
-     "samples/describe_modules.py writes it.",
+     "The flat parameters of an FSDP1 model. `optim unshard`, `optim shard`, `convert` and `plan` read it with "
+     "`--flat-params`; samples/describe_modules.py writes it.",
      {{"world_size", "the number of ranks"},
       {"units", "the wrapped modules: fsdp_module is the unit's name, params its parameters in flat order, and "
        "numels_with_padding with is_padding_mask the elements of parameters and paddings in that order"},
