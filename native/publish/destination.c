@@ -1,6 +1,7 @@
 /* See destination.h. */
 #include "publish/destination.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,4 +50,14 @@ tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error 
     const tsr_status status = split(real ? real : plain, out, err);
     free(real);
     return status;
+}
+
+tsr_status tsr_destination_within(const char *path, tsr_destination *out, tsr_error *err)
+{
+    tsr_destination place;
+    TSR_TRY(tsr_destination_of(path, &place, err));
+    const int size = snprintf(out->parent, sizeof out->parent, "%s/%s", place.parent, place.name);
+    TSR_FAIL_IF(size >= (int)sizeof out->parent, err, TSR_E_USAGE, "the name '%s' is too long", path);
+    memcpy(out->name, ".", sizeof ".");
+    return TSR_OK;
 }

@@ -17,6 +17,9 @@ typedef struct tsr_destination {
  * elsewhere. */
 tsr_status tsr_destination_of(const char *path, tsr_destination *out, tsr_error *err);
 
+/* The destination as a name in itself, "." in "a/b/c", for files that cannot be made next to it. It must be a directory. */
+tsr_status tsr_destination_within(const char *path, tsr_destination *out, tsr_error *err);
+
 /* ---- stems ---- */
 
 /* The part of a destination's name that its temporary names contain. */

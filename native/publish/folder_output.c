@@ -234,8 +234,7 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
     if (output->exists) status = look_at_old(output, err);
     if (status == TSR_OK && output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
     if (status == TSR_OK) status = open_work(output, folder, err);
-    if (status != TSR_OK) return status;
-    if (output->options.existing == TSR_EXISTING_EITHER) return tsr_output_check_move(output, err);
+    if (status != TSR_OK || output->options.existing == TSR_EXISTING_EITHER) return status;
     return output->mode == OUTPUT_SWAP_FOLDER ? tsr_output_check_swap(output, made, err) : TSR_OK;
 }
 
@@ -269,7 +268,9 @@ static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator,
     };
     pthread_mutex_init(&output->lock, NULL);
     output->arena = tsr_arena_new(allocator, 0, err);
-    tsr_status status = output->arena ? tsr_destination_of(path, &place, err) : TSR_E_NOMEM;
+    tsr_status status = !output->arena       ? TSR_E_NOMEM
+                        : options->is_within ? tsr_destination_within(path, &place, err)
+                                             : tsr_destination_of(path, &place, err);
     if (status == TSR_OK) output->name = tsr_arena_str(output->arena, tsr_str_from(place.name), err).data;
     if (status == TSR_OK) output->parent_path = tsr_arena_str(output->arena, tsr_str_from(place.parent), err).data;
     if (status == TSR_OK && (!output->name || !output->parent_path)) status = TSR_E_NOMEM;

@@ -108,8 +108,8 @@ tsr_status tsr_output_sync_all(tsr_output *output, tsr_error *err);
 tsr_status tsr_output_publish(tsr_output *output, uint32_t marker, tsr_error *err);
 /* folder_publish.c: checks whether the destination can be swapped (`made`: this process created the new directory). */
 tsr_status tsr_output_check_swap(folder_output *output, bool made, tsr_error *err);
-/* TSR_E_UNSUPPORTED if files cannot be moved from the new directory to the destination, because that is a mount point. */
-tsr_status tsr_output_check_move(const folder_output *output, tsr_error *err);
+/* Whether two names are in the same mount; if that is not known, it is assumed. Links are not followed. */
+bool tsr_is_one_mount(const tsr_sys *sys, int folder, const char *name, int other_folder, const char *other);
 /* Removes everything that is not published. */
 void tsr_output_discard(folder_output *output);
 

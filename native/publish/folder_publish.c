@@ -147,28 +147,28 @@ static tsr_status refuse_folder(void *ctx, int folder, const char *name, tsr_err
         output->name, name, output->name);
 }
 
-/* Whether the old and the new directory are in the same mount. Names cannot be linked or exchanged between two mounts, even of the
- * same file system. Where the system does not tell mounts apart, those of two devices are. */
-static bool is_one_mount(const folder_output *output)
+/* Names cannot be linked, exchanged or moved between two mounts, even of the same file system. Where the system does not tell mounts
+ * apart, those of two devices are. */
+bool tsr_is_one_mount(const tsr_sys *sys, int folder, const char *name, int other_folder, const char *other)
 {
 #if defined(STATX_MNT_ID)
-    struct statx old, new;
-    if (statx(output->parent, output->name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &old) != 0 ||
-        statx(output->work, "", AT_EMPTY_PATH, STATX_MNT_ID, &new) != 0)
+    struct statx a, b;
+    (void)sys;
+    if (statx(folder, name, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &a) != 0 ||
+        statx(other_folder, other, AT_SYMLINK_NOFOLLOW, STATX_MNT_ID, &b) != 0)
         return true;
-    return old.stx_mask & new.stx_mask &STATX_MNT_ID
-               ? old.stx_mnt_id == new.stx_mnt_id
-               : old.stx_dev_major == new.stx_dev_major &&old.stx_dev_minor == new.stx_dev_minor;
+    return a.stx_mask & b.stx_mask & STATX_MNT_ID ? a.stx_mnt_id == b.stx_mnt_id
+                                                  : a.stx_dev_major == b.stx_dev_major && a.stx_dev_minor == b.stx_dev_minor;
 #else
-    struct stat old, new;
-    return output->sys->link_stat_at(output->sys, output->parent, output->name, &old) != 0 ||
-           output->sys->stat(output->sys, output->work, &new) != 0 || old.st_dev == new.st_dev;
+    struct stat a, b;
+    return sys->link_stat_at(sys, folder, name, &a) != 0 || sys->link_stat_at(sys, other_folder, other, &b) != 0 ||
+           a.st_dev == b.st_dev;
 #endif
 }
 
 static tsr_status refuse_mount(const folder_output *output, tsr_error *err)
 {
-    if (is_one_mount(output)) return TSR_OK;
+    if (tsr_is_one_mount(output->sys, output->parent, output->name, output->work, ".")) return TSR_OK;
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
                      "'%s' cannot be replaced as a whole, because it is a mount point; remove the files in it instead of "
                      "passing --overwrite, or write to a new directory in it",
@@ -281,21 +281,12 @@ static tsr_status output_swap(folder_output *output, tsr_error *err)
  *
  * In between there is no marker. After a kill, the record shows what is left to remove. */
 
-tsr_status tsr_output_check_move(const folder_output *output, tsr_error *err)
-{
-    if (is_one_mount(output)) return TSR_OK;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
-                     "'%s' is a mount point, so the files that are written next to it cannot be moved there; write to a new "
-                     "directory in it",
-                     output->name);
-}
-
 tsr_status tsr_folder_output_choose(tsr_output *base, tsr_error *err)
 {
     folder_output *output = (folder_output *)base;
     tsr_error why = {0};
     assert(output->options.existing == TSR_EXISTING_EITHER);
-    const tsr_status status = tsr_output_check_swap(output, true, &why);
+    const tsr_status status = output->options.is_within ? TSR_E_UNSUPPORTED : tsr_output_check_swap(output, true, &why);
     if (status == TSR_E_UNSUPPORTED) output->mode = OUTPUT_MOVE;
     else if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
     return TSR_OK;

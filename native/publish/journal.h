@@ -18,6 +18,7 @@
 #include <limits.h>
 
 #include "io/sys.h"
+#include "publish/destination.h"
 #include "tessera/memory.h"
 
 #define TSR_JOURNAL_TAG_SIZE 17
@@ -55,6 +56,8 @@ typedef struct tsr_journals {
 /* `sys` NULL: the real calls. TSR_E_NOT_FOUND if the parent directory does not exist, TSR_E_IO if this user cannot write to it. */
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err);
+tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocator, const tsr_destination *place,
+                                tsr_journals *out, tsr_error *err);
 void tsr_journals_close(tsr_journals *journals); /* accepts a zeroed one */
 /* For tsr_folder_output_options.parent: NULL if they were not opened, as on ranks that keep no journal. */
 static inline const int *tsr_journals_parent(const tsr_journals *journals)

@@ -32,16 +32,23 @@ static tsr_status check_parent(const tsr_journals *j, const char *parent, tsr_er
                      exists ? ", where '" : "", exists ? j->name : "", exists ? "' exists" : "", why);
 }
 
+tsr_status tsr_journals_open_at(const tsr_sys *sys, const tsr_allocator *allocator, const tsr_destination *place,
+                                tsr_journals *out, tsr_error *err)
+{
+    *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1, .held = -1};
+    memcpy(out->name, place->name, sizeof place->name);
+    out->folder = out->sys->open_at(out->sys, AT_FDCWD, place->parent, O_RDONLY | O_DIRECTORY, 0);
+    return out->folder >= 0 ? check_parent(out, place->parent, err)
+                            : tsr_sys_raise(err, "open the directory", place->parent);
+}
+
 tsr_status tsr_journals_open(const tsr_sys *sys, const tsr_allocator *allocator, const char *destination, tsr_journals *out,
                              tsr_error *err)
 {
     tsr_destination place;
-    *out = (tsr_journals){.sys = sys ? sys : &tsr_sys_posix, .allocator = allocator, .folder = -1, .held = -1};
-    tsr_status status = tsr_destination_of(destination, &place, err);
-    if (status != TSR_OK) return status;
-    memcpy(out->name, place.name, sizeof place.name);
-    out->folder = out->sys->open_at(out->sys, AT_FDCWD, place.parent, O_RDONLY | O_DIRECTORY, 0);
-    return out->folder >= 0 ? check_parent(out, place.parent, err) : tsr_sys_raise(err, "open the directory", place.parent);
+    *out = (tsr_journals){.folder = -1, .held = -1};
+    TSR_TRY(tsr_destination_of(destination, &place, err));
+    return tsr_journals_open_at(sys, allocator, &place, out, err);
 }
 
 void tsr_journals_close(tsr_journals *journals)

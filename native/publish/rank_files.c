@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "publish/destination.h"
 #include "publish/folder_output.h"
@@ -21,6 +23,7 @@ struct tsr_rank_files {
     tsr_journals journals;
     tsr_journal *journal;
     tsr_output *output;
+    bool is_within; /* everything is made in the directory, not next to it */
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
 };
 
@@ -36,16 +39,46 @@ static void name_of_folder(const char *name, const char *tag, char folder[NAME_M
     snprintf(folder, NAME_MAX + 64, ".%s.tessera-%s", tsr_stem_of(name, stem), tag);
 }
 
+/* Whether new files are written to the directory itself: it is a mount point, or the directory that holds it is not writable. One that
+ * does not exist yet will be made. */
+static bool is_within(const tsr_sys *sys, const tsr_destination *place, const char *path)
+{
+    struct stat info;
+    if (!sys) sys = &tsr_sys_posix;
+    if (sys->stat_at(sys, AT_FDCWD, path, &info) != 0) return false;
+    if (faccessat(AT_FDCWD, place->parent, R_OK | W_OK | X_OK, AT_EACCESS) != 0) return errno == EACCES || errno == EROFS;
+    return !tsr_is_one_mount(sys, AT_FDCWD, place->parent, AT_FDCWD, path);
+}
+
+static tsr_status place_of(const tsr_sys *sys, const char *path, tsr_destination *out, bool *within, tsr_error *err)
+{
+    tsr_destination inner;
+    TSR_TRY(tsr_destination_of(path, out, err));
+    TSR_TRY(tsr_destination_within(path, &inner, err));
+    *within = is_within(sys, out, inner.parent);
+    if (*within) *out = inner;
+    return TSR_OK;
+}
+
 tsr_status tsr_rank_files_folder(const char *path, char folder[PATH_MAX], tsr_error *err)
 {
     tsr_destination place;
+    bool within;
     char tag[TSR_JOURNAL_TAG_SIZE + 1], name[NAME_MAX + 64];
-    TSR_TRY(tsr_destination_of(path, &place, err));
+    TSR_TRY(place_of(NULL, path, &place, &within, err));
     tsr_journal_tag(JOB, tag);
     name_of_folder(place.name, tag, name);
     const int size = snprintf(folder, PATH_MAX, "%s/%s", place.parent, name);
     TSR_FAIL_IF(size >= PATH_MAX, err, TSR_E_USAGE, "the name '%s' is too long", path);
     return TSR_OK;
+}
+
+static tsr_status open_journals(const tsr_rank_files_request *request, tsr_journals *out, bool *within, tsr_error *err)
+{
+    tsr_destination place;
+    *out = (tsr_journals){.folder = -1, .held = -1};
+    TSR_TRY(place_of(request->sys, request->path, &place, within, err));
+    return tsr_journals_open_at(request->sys, &tsr_allocator_libc, &place, out, err);
 }
 
 /* `rank` is from 0; the coordinator's journal follows those of all ranks. */
@@ -66,9 +99,10 @@ tsr_status tsr_rank_files_journal(const tsr_rank_files_request *request, uint64_
 {
     tsr_journals journals;
     tsr_journal *journal = NULL;
+    bool within;
     char tag[TSR_JOURNAL_TAG_SIZE + 1];
     tsr_journal_tag(JOB, tag);
-    tsr_status status = tsr_journals_open(request->sys, &tsr_allocator_libc, request->path, &journals, err);
+    tsr_status status = open_journals(request, &journals, &within, err);
     if (status == TSR_OK)
         status =
             begin_journal(&journals, tag, (tsr_journal_share){rank + 1, request->ranks + 1, true}, files, &journal, err);
@@ -81,7 +115,7 @@ static tsr_status open_files(tsr_rank_files *f, tsr_error *err)
 {
     uint64_t cleared;
     tsr_journal_tag(JOB, f->tag);
-    TSR_TRY(tsr_journals_open(f->request.sys, &tsr_allocator_libc, f->request.path, &f->journals, err));
+    TSR_TRY(open_journals(&f->request, &f->journals, &f->is_within, err));
     TSR_TRY(tsr_journals_hold(&f->journals, f->request.path, &cleared, err));
     TSR_FAIL_IF(f->journals.held < 0, err, TSR_E_NOT_FOUND, "the directory is gone");
     return tsr_journals_clear(&f->journals, f->request.path, f->request.warn, f->request.ctx, err);
@@ -116,7 +150,7 @@ static tsr_status refuse_foreign(const tsr_rank_files *f, tsr_error *err)
     name_of_folder(f->journals.name, f->tag, name);
     if (f->journals.sys->link_stat_at(f->journals.sys, f->journals.folder, name, &info) != 0) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
-                     "'%s' prevents '%s' from being written, and no save created it; move it away", name, f->journals.name);
+                     "'%s' prevents '%s' from being written, and no save created it; move it away", name, f->request.path);
 }
 
 tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const tsr_str *replaced, size_t count,
@@ -133,6 +167,7 @@ tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const 
     TSR_TRY(begin_journal(&f->journals, f->tag, share, own, &f->journal, err));
     const tsr_folder_output_options options = {.is_folder = true,
                                                .existing = TSR_EXISTING_EITHER,
+                                               .is_within = f->is_within,
                                                .tag = f->tag,
                                                .begun = TSR_BEGUN_JOINED,
                                                .unfinished = TSR_UNFINISHED_KEPT, /* until it is closed */

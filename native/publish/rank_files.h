@@ -7,6 +7,9 @@
  *   .DIR.tessera-TAG.3-by-9          the journal (journal.h) of rank 2 of 8, made before its files; the last one is the coordinator's
  *   .DIR.tessera-TAG.publishing      the record (record.h) of what they replace
  *
+ * Nothing can be moved from there if DIR is a mount point, and nothing can be made there if that is not writable. All of this is then in
+ * DIR itself, and called "...tessera-TAG" and so on.
+ *
  * Where the file system can do it, DIR is exchanged for the directory with the new files. Otherwise they are moved there one by one, after
  * the old checkpoint was removed, its marker first (TSR_EXISTING_EITHER in folder.h). TAG is always the same, because PyTorch lets a rank
  * save by an old plan of its own, of which the coordinator knows nothing.

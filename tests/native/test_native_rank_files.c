@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "native/scratch.h"
 #include "publish/rank_files.h"
@@ -114,12 +115,31 @@ static void clean_up(bool has_folder)
     assert_string_equal(scratch_list(""), "d");
 }
 
-static void end_at_every_call(bool has_folder, const char *possible)
+enum { NOBODY = 65534 };
+
+/* Makes it impossible to create anything next to the directory, for root by being somebody else. */
+static void close_parent(void)
+{
+    static const char *const names[] = {"d", "d/sharded", "d/" INDEX, "d/" WHOLE, "d/" SHARD, "d/notes"};
+    assert_int_equal(chmod(scratch_path(""), 0555), 0);
+    if (geteuid()) return;
+    for (size_t i = 0; i < 6; i++) assert_int_equal(chown(scratch_path(names[i]), NOBODY, (gid_t)-1), 0);
+    assert_int_equal(seteuid(NOBODY), 0);
+}
+
+static void open_parent(void)
+{
+    if (geteuid() != getuid()) assert_int_equal(seteuid(getuid()), 0);
+    assert_int_equal(chmod(scratch_path(""), 0700), 0);
+}
+
+static void end_at_every_call(bool has_folder, bool is_within, const char *possible)
 {
     bool done = false, seen[3] = {false};
     unsigned long n = 0;
     while (!done) {
         start_over(has_folder);
+        if (is_within) close_parent();
         faulty_sys killed = faulty_sys_make();
         killed.fail_at = ++n;
         killed.stays = killed.writes_only = true;
@@ -129,6 +149,7 @@ static void end_at_every_call(bool has_folder, const char *possible)
         assert_non_null(at);
         seen[at - possible] = true;
         clean_up(has_folder);
+        if (is_within) open_parent();
     }
     for (size_t i = 0; i < strlen(possible); i++) assert_true(seen[i]);
     assert_true(n > 20);
@@ -138,15 +159,21 @@ static void end_at_every_call(bool has_folder, const char *possible)
 static void test_native_rank_files__one_that_is_killed_leaves_the_old_or_the_new_checkpoint(void **state)
 {
     (void)state;
-    end_at_every_call(false, "on");
+    end_at_every_call(false, false, "on");
 }
 
 static void test_native_rank_files__where_files_are_moved_there_is_no_marker_in_between(void **state)
 {
     (void)state;
-    end_at_every_call(true, "o-n");
+    end_at_every_call(true, false, "o-n");
     struct stat info;
     assert_int_equal(stat(scratch_path("d/mine"), &info), 0);
+}
+
+static void test_native_rank_files__where_nothing_can_be_made_next_to_the_directory_it_is_made_in_it(void **state)
+{
+    (void)state;
+    end_at_every_call(false, true, "o-n");
 }
 
 static void test_native_rank_files__what_looks_like_ours_stays(void **state)
@@ -266,6 +293,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         SCRATCH_TEST(test_native_rank_files__one_that_is_killed_leaves_the_old_or_the_new_checkpoint),
         SCRATCH_TEST(test_native_rank_files__where_files_are_moved_there_is_no_marker_in_between),
+        SCRATCH_TEST(test_native_rank_files__where_nothing_can_be_made_next_to_the_directory_it_is_made_in_it),
         SCRATCH_TEST(test_native_rank_files__what_looks_like_ours_stays),
         SCRATCH_TEST(test_native_rank_files__a_file_that_another_program_put_among_them_is_neither_published_nor_removed),
         SCRATCH_TEST(test_native_rank_files__what_another_program_changed_is_not_replaced),

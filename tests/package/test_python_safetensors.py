@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 
 import torch
 import torch.distributed as dist
@@ -226,6 +227,31 @@ def test_a_save_that_is_killed_among_other_files_keeps_them(t):
             with open(os.path.join(path, mine)) as f:
                 assert f.read() == "a user's file"
         assert seen == {1, 2}, seen
+
+
+def test_a_mount_point_is_saved_to_and_replaced(t):
+    """Nothing can be moved there from next to it. The native tests have a directory in one that is not writable."""
+    disk = t.at("disk")
+    os.makedirs(disk)
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk]).returncode:
+        print("note: no file system can be mounted here, so mount points are not tested")
+        return
+    try:
+        options = {"save_distributed": True, "enable_consolidation": True, "overwrite": True}
+        with open(os.path.join(disk, "mine.txt"), "w") as f:
+            f.write("a user's file")
+        save(disk, state_of(1), **options)
+        seen, number, ended = set(), 0, True
+        while ended:
+            number += 1
+            ended = killed_at(number, disk, **options)
+            seen.add(value_in(disk))
+            save(disk, state_of(1), **options)
+            assert value_in(disk) == 1 and sorted(os.listdir(disk)) == ["mine.txt", "model-00001-of-00001.safetensors", INDEX, "sharded"], os.listdir(disk)
+        assert seen == {1, 2} and number > 10, (seen, number)
+        assert os.listdir(t.scratch) == ["disk"]
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_what_looks_like_the_rest_of_a_save_stays(t):

@@ -5,7 +5,7 @@ HuggingFaceStorageWriter, and with the checksum of Tessera's.
     model-0000I-of-0000N.safetensors               the whole tensors of file I
     model.safetensors.index.json                   next to whole tensors: which file has which tensor
 
-All files are first written to a directory next to the destination. Shards whose tensors are joined are read from there, and the joined tensors are
+All files are first written to a directory next to the destination, or in it if that is a mount point or nothing can be created next to it. Shards whose tensors are joined are read from there, and the joined tensors are
 written next to them. When everything is complete, the coordinator publishes it (native/publish/rank_files.h): in one step if possible; otherwise it
 removes the old checkpoint and then moves the new files one by one, the index last. Journals and a record list both, so the next save or run of
 `tessera` removes what a killed one left."""

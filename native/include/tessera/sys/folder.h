@@ -109,6 +109,9 @@ typedef enum tsr_unfinished {
 typedef struct tsr_folder_output_options {
     bool is_folder; /* the destination is a folder of files; otherwise one file, created under the name "" */
     tsr_existing existing;
+    /* With TSR_EXISTING_EITHER: the new folder is made in the old one, because nothing can be made next to that, or moved from there.
+     * Its files are always moved. */
+    bool is_within;
     /* NULL: temporary names are private to this process. Otherwise a word (letters, digits, '-') that they contain. With the
      * same tag several processes, or a later one, write to the same unpublished files, which `create` opens as `begun` says.
      * All processes must create the files in the same order. */
@@ -138,6 +141,7 @@ typedef struct tsr_folder_output_options {
  *   a new folder       .NAME.tessera-TAG/ next to it, renamed to NAME as a whole
  *   a swapped folder   .NAME.tessera-TAG/ next to it, exchanged with NAME; then the old one is removed
  *   either             as a swapped folder; if it cannot be exchanged, its files are moved to NAME
+ *   … within           ...tessera-TAG/ in it, whose files are moved to NAME
  *   a replaced folder  .tessera-TAG-N in it; data files (under names that were free), then the marker are renamed; then
  *                      the obsolete files are removed
  *
