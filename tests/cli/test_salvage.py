@@ -45,6 +45,18 @@ def test_salvage_of_a_safetensors_file_keeps_the_tensors_before_its_end(t):
 
 
 @test
+def test_salvage_keeps_tensors_without_bytes_wherever_they_are(t):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "b": {"dtype": "F32", "shape": [4], "data_offsets": [16, 32]},
+                         "none": {"dtype": "F32", "shape": [0, 3], "data_offsets": [32, 32]}}).encode()
+    with open(t.at("cut.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header + struct.pack("<5f", *range(5)))
+    need(lost_in(t.json("inspect", t.at("cut.safetensors"), "--salvage", "--json")) == {"b"}, "others are lost")
+    t.run("convert", t.at("cut.safetensors"), t.at("whole.safetensors"), "--salvage")
+    rows, values, _ = header_of(t.at("whole.safetensors"))
+    need(values == {"a": struct.pack("<4f", *range(4)), "none": b""} and rows["none"]["shape"] == [0, 3], values)
+
+
+@test
 def test_salvage_of_a_torch_file_writes_what_repair_writes(t):
     path = sample("torch_train_state")[0]
     with zipfile.ZipFile(path) as z:

@@ -248,12 +248,15 @@ static tsr_status safetensors_zeros(tsr_checkpoint *checkpoint, const tsr_safete
 
 tsr_chunk tsr_safetensors_chunk(const tsr_safetensors *opened, const tsr_safetensors_tensor *tensor, const uint64_t *offsets)
 {
+    const uint64_t size = tensor->end - tensor->begin;
+    /* A tensor without bytes cannot be lost: behind the end of a file that was cut short, it is at the end. */
+    const uint64_t begin = size || tensor->begin <= opened->data_size ? tensor->begin : opened->data_size;
     return (tsr_chunk){
         .offsets = offsets,
         .sizes = tensor->shape,
-        .byte_offset = opened->data_offset + tensor->begin,
-        .byte_length = tensor->end - tensor->begin,
-        .file = tensor->end <= opened->data_size ? opened->file : TSR_NO_FILE,
+        .byte_offset = opened->data_offset + begin,
+        .byte_length = size,
+        .file = begin + size <= opened->data_size ? opened->file : TSR_NO_FILE,
     };
 }
 
