@@ -80,13 +80,18 @@ static bool matches_any(tsr_str name, const char *const *patterns)
 
 const tsr_every_step *tsr_in_every_step(tsr_str name)
 {
-    static const tsr_every_step files[] = {
-        {"layer_*_states.pt", "layer_", NULL},         {"model.safetensors", "model", NULL},
-        {"model_#.safetensors", "model", NULL},        {"pytorch_model.bin", "model", NULL},
-        {"pytorch_model_#.bin", "model", NULL},        {"optimizer.pt", "optimizer", "scheduler.pt"},
-        {"scheduler.pt", "scheduler", "optimizer.pt"}, {"optimizer.bin", "optimizer", NULL},
-        {"optimizer_#.bin", "optimizer", NULL},        {"scheduler.bin", "scheduler", NULL},
-        {"scheduler_#.bin", "scheduler", NULL},        {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL}};
+    static const tsr_every_step files[] = {{"layer_*_states.pt", "layer_", NULL},
+                                           {"model.safetensors", "model", NULL},
+                                           {"model_#.safetensors", "model", NULL},
+                                           {"pytorch_model.bin", "model", NULL},
+                                           {"pytorch_model_#.bin", "model", NULL},
+                                           {"optimizer.pt", "optim", "scheduler.pt"},
+                                           {"scheduler.pt", "scheduler", "optimizer.pt"},
+                                           {"optimizer.bin", "optim", NULL},
+                                           {"optimizer_#.bin", "optim", NULL},
+                                           {"scheduler.bin", "scheduler", NULL},
+                                           {"scheduler_#.bin", "scheduler", NULL},
+                                           {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         if (matches(name, files[i].pattern)) return &files[i];
     return NULL;
