@@ -4,6 +4,7 @@ command, and documents against their schemas. Needs only Python's standard libra
 import argparse
 import functools
 import glob
+import importlib
 import json
 import os
 import re
@@ -16,56 +17,10 @@ import schema
 from harness import SAMPLES, SCHEMAS, TESTS, Tessera, need, sample, st_write, test
 
 import runner
+import test_plans
 
-import test_accelerate  # noqa: F401
-import test_addresses  # noqa: F401
-import test_altered  # noqa: F401
-import test_built_in_maps  # noqa: F401
-import test_changed_files  # noqa: F401
-import test_checksums  # noqa: F401
-import test_choices  # noqa: F401
-import test_clones  # noqa: F401
-import test_contracts  # noqa: F401
-import test_copies  # noqa: F401
-import test_destinations  # noqa: F401
-import test_enums  # noqa: F401
-import test_deepspeed  # noqa: F401
-import test_extensions  # noqa: F401
-import test_folders  # noqa: F401
-import test_forms  # noqa: F401
-import test_examples  # noqa: F401
-import test_expansion  # noqa: F401
-import test_header_metadata  # noqa: F401
-import test_inner  # noqa: F401
-import test_latest  # noqa: F401
-import test_long_names  # noqa: F401
-import test_megatron  # noqa: F401
-import test_messages  # noqa: F401
-import test_moved  # noqa: F401
-import test_names  # noqa: F401
-import test_outputs  # noqa: F401
-import test_overwrite  # noqa: F401
-import test_packed  # noqa: F401
-import test_permissions  # noqa: F401
-import test_pipelines  # noqa: F401
-import test_pipes  # noqa: F401
-import test_pickles  # noqa: F401
-import test_prune  # noqa: F401
-import test_planted  # noqa: F401
-import test_plans  # noqa: F401
-import test_policy  # noqa: F401
-import test_remote_forms  # noqa: F401
-import test_requests  # noqa: F401
-import test_repair  # noqa: F401
-import test_scaled  # noqa: F401
-import test_shards  # noqa: F401
-import test_signals  # noqa: F401
-import test_source_crc  # noqa: F401
-import test_subclasses  # noqa: F401
-import test_two_jobs  # noqa: F401
-import test_unmatched  # noqa: F401
-import test_view  # noqa: F401
-import test_visible  # noqa: F401
+for file in sorted(glob.glob("test_*.py", root_dir=os.path.dirname(__file__))):
+    importlib.import_module(file.removesuffix(".py"))
 
 
 # ---- real samples against their goldens ----
