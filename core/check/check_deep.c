@@ -1,5 +1,5 @@
-/* The state of a deep check: findings and counts of values, which the passes add to (check_extents.c, check_deep.c) and
- * ranks or parts exchange (check_extents.c, check_extents.c). */
+/* The state of a deep check: findings and counts of values, which both passes add to (the first is in check_extents.c) and ranks
+ * or parts exchange. */
 #include "check/check_share.h"
 
 #include <stdlib.h>

@@ -307,7 +307,7 @@ static tsr_status tsr_flat_stage(const tsr_flat_rank *of, tsr_torch_plan *file, 
 /* ---- torch ---- */
 
 /* Writes one torch.save file per rank, with everything the rank holds: DTensors on the target's mesh, or slices of FSDP1's
- * flat parameters (reshard.c), and the objects. Each rank is a stage, laid out in its own arena when it is needed. */
+ * flat parameters, and the objects. Each rank is a stage, laid out in its own arena when it is needed. */
 
 typedef struct ranks {
     const tsr_conversion_job *job;

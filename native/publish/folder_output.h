@@ -1,6 +1,6 @@
 /* The state of an output to a directory or a single file. It is shared by the code that opens and closes it
- * (folder_output.c), creates files (folder_create.c), writes them (folder_create.c), keeps descriptors (folder_create.c) and
- * publishes (folder_publish.c). */
+ * (folder_output.c), creates and writes files and keeps their descriptors (folder_create.c), makes subdirectories (subfolders.c)
+ * and publishes (folder_publish.c). */
 #ifndef TSR_NATIVE_FOLDER_OUTPUT_H
 #define TSR_NATIVE_FOLDER_OUTPUT_H
 
@@ -83,7 +83,7 @@ void tsr_output_next_tag(folder_output *output);
 tsr_status tsr_output_refuse_foreign(const folder_output *output, const char *name, tsr_error *err);
 /* The function `create` of the output. */
 tsr_status tsr_output_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
-/* folder_create.c: the functions `write_at` and `copy_range` of the output. */
+/* The functions `write_at` and `copy_range` of the output. */
 tsr_status tsr_output_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size,
                                tsr_error *err);
 tsr_status tsr_output_copy_range(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,

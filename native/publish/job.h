@@ -93,7 +93,7 @@ tsr_status tsr_job_check(tsr_job *job, tsr_error *err);
 
 /* ---- the text of a job ---- */
 
-/* Describes jobs in lines of text, for their journals (job.h): two jobs with the same lines write the same bytes. Texts begin with
+/* Describes jobs in lines of text, for their journals: two jobs with the same lines write the same bytes. Texts begin with
  * TSR_JOURNAL_MAGIC and live in an arena. */
 
 tsr_status tsr_job_add_line(tsr_arena *arena, tsr_str *text, const char *key, tsr_str value, tsr_error *err);

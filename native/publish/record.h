@@ -1,5 +1,5 @@
 /* The record of a publication that takes several steps. It is written before the first step and shows after a kill what is
- * done and what is left to do. Files are recorded with their identities (record.h): a file of the same name that somebody
+ * done and what is left to do. Files are recorded with their identities: a file of the same name that somebody
  * else has put there since, even with the same inode number, is neither removed nor taken for ours.
  *
  *   tessera.publishing/2

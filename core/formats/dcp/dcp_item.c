@@ -1,4 +1,4 @@
-/* One item of a DCP data file: a torch.save archive, either plain or inside a zstd stream (dcp_item.c).
+/* One item of a DCP data file: a torch.save archive, either plain or inside a zstd stream.
  *
  *   [ archive/data.pkl | … | archive/data/0 | … | central directory ]   at [byte_offset, + byte_length) of the file */
 #include "tessera/sys/dcp_item.h"
@@ -350,7 +350,7 @@ static void copy_object(const tsr_entry *from, tsr_entry *to)
     to->ndim = from->ndim;
 }
 
-/* Megatron-Core keeps values of many names in this object (megatron_objects.c), so names depend on it, too. */
+/* Megatron-Core keeps values of many names in this object (megatron.c), so names depend on it, too. */
 static bool holds_names(const tsr_entry *entry)
 {
     return tsr_str_equal(entry->fqn, TSR_STR("common_state")) || tsr_str_starts(entry->fqn, TSR_STR("common_state/"));

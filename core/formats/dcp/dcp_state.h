@@ -235,7 +235,7 @@ tsr_status tsr_dcp_find_subclasses(tsr_checkpoint *checkpoint, tsr_entry *entrie
 /* Reads the values of byte items. */
 tsr_status tsr_dcp_read_objects(tsr_checkpoint *checkpoint, tsr_entry *entries, uint64_t count, tsr_error *err);
 
-/* Folds the objects in the pickle of a `.metadata` file into records while it is parsed. dcp_state.h shows the records. */
+/* Folds the objects in the pickle of a `.metadata` file into the records above, while it is parsed. */
 
 /* Ids of the classes whose objects stay in the pickle. */
 enum { TSR_DCP_ID_METADATA = 32, TSR_DCP_ID_LISTED /* all others that are accepted */ };

@@ -5,8 +5,8 @@
  *   zero_pp_rank_0_…_optim_states.pt              groups of experts are partitioned over fewer ranks than the others
  *   expp_rank_0_mp_rank_00_optim_states.pt        without ZeRO: the optimizer of a rank, by numbers
  *
- * The stored weights have names and are complete. The float32 weights and the states are read, too: under ZeRO 1 and 2 see
- * deepspeed_weights.h, without ZeRO deepspeed_expert_ranks.h.
+ * The stored weights have names and are complete. The float32 weights and the states are read, too: under ZeRO 1 and 2 by
+ * deepspeed_weights.c, without ZeRO by deepspeed.c.
  * Neither zero_to_fp32 nor ds_to_universal reads any of this, so the running engine is the reference. */
 #include "formats/deepspeed/deepspeed_module.h"
 

@@ -7,7 +7,7 @@
  *   layer_04-model_01-model_states.pt                 the part of that layer that one of several tensor-parallel ranks holds
  *   layer_0_expert_2_mp_rank_00_model_states.pt       mixtures of experts: see deepspeed_module.h
  *   expert_2_mp_rank_00_model_states.pt               the same expert of all layers, by versions that had one list of experts
- *   expp_rank_1_mp_rank_00_optim_states.pt            without ZeRO: see deepspeed_expert_ranks.h
+ *   expp_rank_1_mp_rank_00_optim_states.pt            without ZeRO: see deepspeed.c
  *
  * "pp_rank" in these names is the data-parallel rank, "mp_rank" the model-parallel one: a number that counts the
  * tensor-parallel ranks of all pipeline stages. */

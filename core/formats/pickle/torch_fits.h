@@ -1,4 +1,4 @@
-/* Whether the values of arguments are such that Python's own types accept them: a signature (torch_fits.h) tells the
+/* Whether the values of arguments are such that Python's own types accept them: a signature states the
  * types only. */
 #ifndef TSR_FORMATS_PICKLE_TORCH_FITS_H
 #define TSR_FORMATS_PICKLE_TORCH_FITS_H

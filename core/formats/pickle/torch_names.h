@@ -42,7 +42,7 @@ enum tsr_torch_name {
     TSR_TORCH_RECONSTRUCTOR, /* copyreg._reconstructor: calls its second argument's __init__ */
     TSR_TORCH_FUNCTION,      /* known, its result kept as an object; has no instances */
     TSR_TORCH_QSCHEME,       /* a value: neither called nor built */
-    TSR_TORCH_ENUM,          /* a listed enum class (torch_names.h) */
+    TSR_TORCH_ENUM,          /* a listed enum class */
     TSR_TORCH_PARTIAL_CALL,  /* functools.partial: a function with arguments, which loading does not call */
     TSR_TORCH_RETURN_TYPE    /* what torch.max and the like return: a tuple with names */
 };

@@ -35,7 +35,7 @@ tsr_numpy_dtype tsr_numpy_dtype_from(tsr_str text);
 /* Whether the text is a unit of time: "ns", "D", "generic". */
 bool tsr_numpy_is_unit(tsr_str text);
 
-/* What a numpy.dtype object of a pickle tells about the elements of an array. Whether numpy makes the dtype: torch_numpy.h. */
+/* What a numpy.dtype object of a pickle tells about the elements of an array. */
 
 /* What is known of the elements of an array. */
 typedef struct tsr_numpy_elements {
@@ -46,7 +46,7 @@ typedef struct tsr_numpy_elements {
     uint64_t size; /* bytes of each otherwise */
 } tsr_numpy_elements;
 
-/* The letter of a dtype's type, as in torch_numpy.h; 0 where `dtype` is not a numpy.dtype whose type is known. */
+/* The letter of a dtype's type, as numpy has it; 0 where `dtype` is not a numpy.dtype whose type is known. */
 char tsr_numpy_letter(const tsr_pickle *pickle, tsr_ref dtype);
 
 /* The type (torch_fits.h) of a scalar of that dtype: some are subclasses of Python's own. */

@@ -1,5 +1,5 @@
 /* Flattens a value tree with a stack of containers. Values may be shared, so a small pickle can stand for a huge tree:
- * its size is counted first (torch_flatten.c). */
+ * its size is counted first. */
 #include "formats/torch/torch_flatten.h"
 
 #include <inttypes.h>

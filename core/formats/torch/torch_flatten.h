@@ -39,7 +39,7 @@ tsr_status tsr_torch_leaf(const tsr_value *value, const tsr_host *host, tsr_map 
 
 /* What a walk over a state dict goes into, and in which order: mappings whose keys have names, lists that hold tensors or
  * mappings at any depth of lists, and pickled modules, which count as the mapping that their state_dict() would give. The walk
- * that names entries (torch_flatten.c) and the one that counts them beforehand (torch_flatten.c) share this. */
+ * that names entries and the one that counts them beforehand share this. */
 
 /* The mappings of a module's state: the walk takes them one after the other. */
 enum { TSR_MODULE_PARTS = 3 };
