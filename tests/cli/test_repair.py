@@ -2,6 +2,7 @@
 import os
 import shutil
 import struct
+import subprocess
 import zipfile
 
 from harness import need, sample, test
@@ -79,6 +80,20 @@ def test_repair_is_not_misled_by_bytes_of_tensors(t):
     doc = t.json("repair", t.at("dcp"), t.at("dcp", ".metadata"), "--json", status=1)
     need(doc["items"] == 1, doc)
     need(t.run("get", t.at("dcp"), "__0_0.distcp#0", "-o", t.at("w.bin")) and open(t.at("w.bin"), "rb").read() == data, "the bytes")
+
+
+@test
+def test_repair_of_a_header_that_no_file_can_have_needs_no_memory_for_it(t):
+    """A damaged length may state almost the whole file."""
+    with open(t.at("damaged.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", 1 << 30))
+        f.truncate((1 << 30) + 4096)
+    p = subprocess.Popen([t.path, "repair", t.at("damaged.safetensors"), t.at("x")], stderr=subprocess.PIPE)
+    with p.stderr:
+        said = p.stderr.read()
+    _, status, used = os.wait4(p.pid, 0)
+    need(os.waitstatus_to_exitcode(status) == 2 and b"1073741824" in said, said)
+    need(used.ru_maxrss < 512 << 10, f"{used.ru_maxrss} KiB of memory")
 
 
 @test
