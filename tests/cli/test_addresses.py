@@ -1,4 +1,5 @@
 """Checkpoints at addresses, on a server of the loopback address: ranges, redirects, retries, and every odd answer."""
+import collections
 import contextlib
 import json
 import os
@@ -142,26 +143,28 @@ def test_addresses_of_directories_that_may_not_be_listed(t):
 
 @test
 def test_addresses_of_many_files_are_requested_together(t):
-    """Latency counts once for many requests, over files as well as within one: when sizes are asked for, in a deep check, and in a copy."""
-    now, most, bad = [0], [0], []
+    """Latency counts once for many requests, over files as well as within one: when sizes are asked for, in a deep check, in a copy, and where a
+    copy is compared with a complete one."""
+    now, most = collections.Counter(), collections.Counter()
     dcp_of(t, 24, 24 * 8)
 
     def slow(handler, path, count):
+        what = "sizes" if handler.headers.get("Range") == "bytes=0-0" else "data"
         with handler.server.lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
+            now[what] += 1
+            most[what] = max(most[what], now[what])
         time.sleep(0.05)
         with handler.server.lock:
-            now[0] -= 1
-        return path in bad and handler.answer(206, b"x", Content_Range="bytes 0-0/1")
+            now[what] -= 1
 
-    commands = {"inspect": ["inspect"], "validate": ["validate", "--deep"], "cp": ["cp"]}
+    commands = {"inspect": ["inspect"], "validate": ["validate", "--deep"], "cp": ["cp", "--overwrite"], "compared": ["cp", "--resume"]}
     for depth, least in ((1, 1), (6, 5)):
         for name, command in commands.items():
             with serving(t.folder, slow) as s:
-                most[0] = 0
-                t.run(*command, s.url + "ck/", *([t.at("copy"), "--overwrite"] if name == "cp" else []), "--threads", "2", "--io-depth", str(depth))
-                need(least <= most[0] <= depth, f"{name} --io-depth {depth}: {most[0]} requests at once")
+                most.clear()
+                t.run(*command, s.url + "ck/", *([t.at("copy")] if "cp" in command else []), "--threads", "2", "--io-depth", str(depth))
+                for what in ("sizes",) if name == "inspect" else ("sizes", "data"):
+                    need(least <= most[what] <= depth, f"{name} --io-depth {depth}: {most[what]} requests for {what} at once")
                 of_data = [path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0"]
                 need(len(of_data) == len(set(of_data)) == (0 if name == "inspect" else 24), f"{name}: {len(of_data)} requests for data: {[(p, r) for p, r, _ in s.asked if of_data.count(p) > 1]}")
     need(files_below(t.at("copy")) == files_below(t.at("ck")), "another copy")

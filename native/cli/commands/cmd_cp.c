@@ -221,18 +221,6 @@ static tsr_status verify(copying *c, tsr_error *err)
     return tsr_folder_output_verify(output, c->sums, c->files.count, err);
 }
 
-/* Creates all files first, so that a destination with other files is refused before anything is read. */
-static tsr_status compare(copying *c, tsr_error *err)
-{
-    uint32_t file;
-    tsr_output *output = c->publication.output;
-    for (uint32_t i = 0; i < c->files.count; i++)
-        TSR_TRY(output->create(output, c->files.names[i], c->files.sizes[i], &file, err));
-    for (uint32_t i = 0; i < c->files.count; i++)
-        TSR_TRY(copy_range(c, i, c->files.numbers[i], (tsr_file_range){0, c->files.sizes[i]}, err));
-    return TSR_OK;
-}
-
 /* What is left to copy of a file: everything from its first chunk that no interrupted run has recorded. */
 static tsr_store_place what_is_left(const copying *c, uint32_t index)
 {
@@ -263,10 +251,22 @@ static tsr_status copy_files(copying *c, tsr_error *err)
 {
     tsr_error ignored = {0};
     tsr_status status = announce(c, err);
-    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++) status = copy_file(c, i, err);
+    for (uint32_t i = 0; i < c->files.count && status == TSR_OK; i++)
+        status = c->publication.compares ? copy_range(c, i, c->files.numbers[i], (tsr_file_range){0, c->files.sizes[i]}, err)
+                                         : copy_file(c, i, err);
     if (c->scheduled) (void)c->scheduled->schedule(c->scheduled, NULL, 0, &ignored); /* which cannot fail */
     c->scheduled = NULL;
     return status;
+}
+
+/* Creates all files first, so that a destination with other files is refused before anything is read. */
+static tsr_status compare(copying *c, tsr_error *err)
+{
+    uint32_t file;
+    tsr_output *output = c->publication.output;
+    for (uint32_t i = 0; i < c->files.count; i++)
+        TSR_TRY(output->create(output, c->files.names[i], c->files.sizes[i], &file, err));
+    return copy_files(c, err);
 }
 
 static tsr_status write_files(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
