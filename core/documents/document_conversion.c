@@ -198,19 +198,16 @@ static tsr_status add_errors(const tsr_findings *findings, tsr_arena *arena, tsr
 {
     uint64_t left = tsr_findings_total(findings, TSR_ERROR);
     size_t shown = 0;
-    const char *option = "";
     for (size_t i = 0; i < tsr_findings_count(findings) && shown < FINDINGS_SHOWN; i++) {
         const tsr_finding *f = tsr_findings_at(findings, i);
         if (f->level != TSR_ERROR) continue;
-        if (strcmp(f->rule->id, "repair/lost") == 0) option = " --salvage";
         TSR_TRY(add_finding(f, arena, warnings, err));
         shown++;
         left--;
     }
     if (!left) return TSR_OK;
     const tsr_str errors = plural(left, "error", arena, err);
-    return add(warnings,
-               tsr_arena_format(arena, err, "%.*s more; run tessera validate%s to list them", TSR_STR_ARG(errors), option),
+    return add(warnings, tsr_arena_format(arena, err, "%.*s more; run tessera validate to list them", TSR_STR_ARG(errors)),
                err);
 }
 
