@@ -343,15 +343,26 @@ static cJSON *parse_with_lone(tsr_str text, const tsr_host *host)
     return root;
 }
 
-tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err)
+static tsr_status check_document(tsr_str text, const tsr_host *host, size_t *lone, tsr_error *err)
 {
     uint32_t depth = host->limits.depth < MAX_DEPTH ? host->limits.depth : MAX_DEPTH;
-    *out = NULL;
     TSR_FAIL_IF(text.size > host->limits.metadata_bytes, err, TSR_E_LIMIT,
                 "json: a document of %zu bytes exceeds the limit of %llu", text.size,
                 (unsigned long long)host->limits.metadata_bytes);
+    return json_check(text, depth, 0, NULL, lone, err);
+}
+
+tsr_status tsr_json_check(tsr_str text, const tsr_host *host, tsr_error *err)
+{
     size_t lone = 0;
-    TSR_TRY(json_check(text, depth, 0, NULL, &lone, err));
+    return check_document(text, host, &lone, err);
+}
+
+tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err)
+{
+    size_t lone = 0;
+    *out = NULL;
+    TSR_TRY(check_document(text, host, &lone, err));
     cJSON *root = lone ? parse_with_lone(text, host) : cJSON_ParseWithLength(text.data, text.size);
     TSR_FAIL_IF(!root, err, TSR_E_NOMEM, "json: out of memory for a document of %zu bytes", text.size);
     tsr_status status = refuse_duplicates(root, host, text, err);

@@ -17,6 +17,8 @@
 /* Parses a document. The caller owns the tree and frees it with cJSON_Delete. Errors, with the byte position in `text`:
  * TSR_E_FORMAT; TSR_E_LIMIT for the depth. Also TSR_E_LIMIT for limits.metadata_bytes, and TSR_E_NOMEM. Thread-safe. */
 tsr_status tsr_json_parse(tsr_str text, const tsr_host *host, cJSON **out, tsr_error *err);
+/* The same checks, except for that of duplicate keys, which Python's json.loads accepts. */
+tsr_status tsr_json_check(tsr_str text, const tsr_host *host, tsr_error *err);
 
 typedef enum tsr_json_type {
     TSR_JSON_OBJECT,

@@ -72,7 +72,7 @@ def resumed(t, run):
 FORMS = [
     ("dcp", lambda: sample("dcp_fsdp2")[0], "step-{}", [(".metadata", "missing"), (".metadata", "truncated"), ("__0_0.distcp", "missing"), ("__1_0.distcp", "truncated"), ("__2_0.distcp", "empty")]),
     ("torchtitan", lambda: sample("dcp_tp_fsdp2")[0], "checkpoint/step-{}", [(".metadata", "missing"), ("__3_0.distcp", "truncated")]),
-    ("trainer", trainer, "checkpoint-{}", [("model.safetensors", "missing"), ("model.safetensors", "truncated"), ("trainer_state.json", "missing"), ("optimizer.pt", "truncated"), ("optimizer.pt", "missing"), ("scheduler.pt", "missing")]),
+    ("trainer", trainer, "checkpoint-{}", [("model.safetensors", "missing"), ("model.safetensors", "truncated"), ("trainer_state.json", "missing"), ("optimizer.pt", "truncated"), ("optimizer.pt", "missing"), ("scheduler.pt", "missing"), ("config.json", "truncated"), ("config.json", "empty")]),
     ("deepspeed", deepspeed, "global_step{}", [("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "missing"), ("zero_pp_rank_0_mp_rank_00_model_states.pt", "truncated")]),
     # 4 and 5 are uses of a tied layer by two stages, and 6 is frozen: no other file says that these layers exist.
     ("deepspeed pipeline", lambda: os.path.join(ROOT, "tests", "golden", "deepspeed", "zero1_pipeline"), "global_step{}", [(f"layer_0{n}-model_states.pt", "missing") for n in (0, 1, 3, 4, 5, 6, 7, 8)]),
@@ -104,6 +104,35 @@ def test_latest_of_every_form_passes_over_what_is_damaged(t):
                 raise AssertionError(f"{form}, {file} {how}: {e}") from e
         os.makedirs(t.at("run", name.format(200)))
         latest(t, names[1], [name.format(200), names[2]])
+
+
+@test
+def test_documents_that_from_pretrained_reads_are_checked(t):
+    """What json.load of Python makes a dict of is quiet, and so is a step that never had the document."""
+    copies(t, trainer(), "checkpoint-4", "checkpoint-5")
+    with open(t.at("run", "checkpoint-5", "config.json")) as f:
+        config = f.read()
+    adapter = os.path.join(ROOT, *"tests/golden/adapters/adapter/llama_dora_both".split("/"))
+    copies(t, adapter, "adapter")
+    good = (config, "{}", ' {"a": NaN, "b": -Infinity, "a": 1e300}\n\n', '{"a": "\\ud800"}')
+    bad = (config[:-2], config + "x", config.replace(":", ";", 1), "[]", '"x"', "null", "\ufeff{}", "{}\0", '{"a": 1,}', '// a\n{}', '{"a": "\1"}', b'{"a": "\xff"}')
+    for directory, name in (("checkpoint-5", "config.json"), ("adapter", "adapter_config.json")):
+        path = t.at("run", directory)
+        for texts, want in ((good, 0), (bad, 1)):
+            for text in texts:
+                with open(os.path.join(path, name), "wb") as f:
+                    f.write(text if isinstance(text, bytes) else text.encode())
+                found = t.json("validate", path, "--json", status=want)["findings"]
+                need([(f["rule"], f["file"]) for f in found if f["level"] == "error"] == [("file/unreadable", name)] * want, (name, text, found))
+                t.run("inspect", path)
+    shutil.rmtree(t.at("run", "adapter"))
+    doc = latest(t, "checkpoint-4", ["checkpoint-5"])
+    need("config.json" in doc["passed_over"][0]["reason"], doc)
+    os.remove(t.at("run", "checkpoint-5", "config.json"))
+    doc = latest(t, "checkpoint-4", ["checkpoint-5"])
+    need("lacks 'config.json'" in doc["passed_over"][0]["reason"], doc)
+    os.remove(t.at("run", "checkpoint-4", "config.json"))
+    latest(t, "checkpoint-5")
 
 
 @test

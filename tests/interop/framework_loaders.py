@@ -76,7 +76,7 @@ class Accelerate:
 
 
 class Trainer:
-    """Resumes at the last step, so that nothing is trained after loading."""
+    """Makes the model from the checkpoint alone, and resumes at the last step, so that nothing is trained after loading."""
     name = "checkpoint-{}"
     shard_size = None
 
@@ -112,7 +112,9 @@ class Trainer:
         return self.kept
 
     def load(self, path):
+        import transformers
         self.kept = None
+        transformers.AutoModelForCausalLM.from_pretrained(path)
         self.trainer().train(resume_from_checkpoint=path)
 
 

@@ -490,8 +490,28 @@ static const tsr_part_row training_state[] = {
 /* A model, and then either file: the final model that save_model writes has training_args.bin, but no training state. */
 static const char *const trainer_files[] = {MODELS, NULL, "trainer_state.json", "training_args.bin", NULL, NULL};
 READER(tsr_reader_trainer, TSR_FORMAT_HF_TRAINER);
+
+/* from_pretrained, and the Trainer when it resumes, read these documents before any weights. Whether one must be there cannot be
+ * seen: a Trainer of a plain nn.Module writes no config.json. */
+static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    static const char *const models[] = {MODELS, NULL}, *const configs[] = {"config.json", "adapter_config.json"};
+    const tsr_store *store = checkpoint->store;
+    if (checkpoint->options.purpose != TSR_FOR_FINDINGS || store->primary != TSR_NO_FILE || !tsr_has_any(store, models))
+        return TSR_OK;
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        const tsr_str name = tsr_str_from(configs[i]);
+        const uint32_t file = tsr_store_find(store, name);
+        tsr_error why = {0};
+        if (file == TSR_NO_FILE || tsr_part_check_dict(checkpoint, file, &why) == TSR_OK) continue;
+        const tsr_place place = {name, why.byte_position, {NULL, 0}};
+        TSR_TRY(tsr_finding_add_failure(checkpoint->findings, "file/unreadable", place, &why, err));
+    }
+    return TSR_OK;
+}
+
 const tsr_directory tsr_directory_trainer = {
-    .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true};
+    .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = check_configs};
 
 static const tsr_part_row trainer_parts[] = {
     {.part = "model",

@@ -127,20 +127,29 @@ static const tsr_value *value_of(reading *r, const cJSON *item)
     return tsr_value_items(r->arena, dict ? TSR_VALUE_DICT : TSR_VALUE_LIST, items, count, r->err);
 }
 
-static tsr_status read_text(reading *r, char *copy, const tsr_value **out)
+/* Reads the value of r->text into *out; `copy` is the text without words that JSON does not have. */
+static tsr_status read_text(reading *r, tsr_str copy, const tsr_value **out)
 {
     cJSON *root;
-    if (r->text.size) memcpy(copy, r->text.data, r->text.size);
-    hide_words(copy, r->text);
-    TSR_TRY(tsr_json_parse((tsr_str){copy, r->text.size}, r->host, &root, r->err));
+    TSR_TRY(tsr_json_parse(copy, r->host, &root, r->err));
     *out = value_of(r, root);
     cJSON_Delete(root);
     return *out ? TSR_OK : TSR_E_NOMEM;
 }
 
-/* The value of a JSON document, as Python's json.loads returns it: NaN and Infinity are numbers, and 1.0 is
- * not an integer. Lives in the checkpoint's arena. Errors name the file. */
-static tsr_status json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err)
+static tsr_status check_dict(reading *r, tsr_str copy, const tsr_value **out)
+{
+    size_t at = 0;
+    (void)out;
+    TSR_TRY(tsr_json_check(copy, r->host, r->err));
+    while (memchr(" \t\r\n", copy.data[at], 4)) at++;
+    TSR_FAIL_IF(copy.data[at] != '{', r->err, TSR_E_FORMAT, "json: the document is not an object");
+    return TSR_OK;
+}
+
+static tsr_status read_json(tsr_checkpoint *checkpoint, uint32_t file,
+                            tsr_status (*read)(reading *r, tsr_str copy, const tsr_value **out), const tsr_value **out,
+                            tsr_error *err)
 {
     const tsr_allocator *allocator = checkpoint->host->allocator;
     const tsr_store_file *from = &checkpoint->store->files[file];
@@ -148,11 +157,25 @@ static tsr_status json_file_value(tsr_checkpoint *checkpoint, uint32_t file, con
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &bytes, err));
     reading r = {.host = checkpoint->host, .arena = checkpoint->arena, .text = bytes.data, .err = err};
     char *copy = tsr_alloc(allocator, bytes.data.size, 1, err);
-    const tsr_status status = copy ? read_text(&r, copy, out) : TSR_E_NOMEM;
+    if (copy && bytes.data.size) memcpy(copy, bytes.data.data, bytes.data.size);
+    if (copy) hide_words(copy, bytes.data);
+    const tsr_status status = copy ? read(&r, (tsr_str){copy, bytes.data.size}, out) : TSR_E_NOMEM;
     if (status != TSR_OK) tsr_error_context(err, "%.*s", TSR_STR_ARG(from->name));
     tsr_free(allocator, copy, bytes.data.size, 1);
     tsr_bytes_free(&bytes);
     return status;
+}
+
+/* The value of a JSON document, as Python's json.loads returns it: NaN and Infinity are numbers, and 1.0 is
+ * not an integer. Lives in the checkpoint's arena. Errors name the file. */
+static tsr_status json_file_value(tsr_checkpoint *checkpoint, uint32_t file, const tsr_value **out, tsr_error *err)
+{
+    return read_json(checkpoint, file, read_text, out, err);
+}
+
+tsr_status tsr_part_check_dict(tsr_checkpoint *checkpoint, uint32_t file, tsr_error *err)
+{
+    return read_json(checkpoint, file, check_dict, NULL, err);
 }
 
 /* ---- pickle ---- */

@@ -56,6 +56,10 @@ tsr_status tsr_part_mount(tsr_checkpoint *checkpoint, const tsr_mount_place *pla
  * torch.save file. */
 tsr_status tsr_part_mount_value(tsr_checkpoint *checkpoint, uint32_t file, tsr_format format, tsr_error *err);
 
+/* Checks that Python's json.loads returns a dict for a file. Errors, which name the file: TSR_E_FORMAT, TSR_E_LIMIT, those of
+ * reading, and TSR_E_NOMEM. */
+tsr_status tsr_part_check_dict(tsr_checkpoint *checkpoint, uint32_t file, tsr_error *err);
+
 /* The functions in the table of a reader that mounts checkpoints. */
 tsr_status tsr_mounts_locate(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_chunk *chunk, tsr_arena *scratch,
                              tsr_view *out, tsr_error *err);

@@ -91,7 +91,9 @@ const tsr_every_step *tsr_in_every_step(tsr_str name)
                                            {"optimizer_#.bin", "optim", NULL},
                                            {"scheduler.bin", "scheduler", NULL},
                                            {"scheduler_#.bin", "scheduler", NULL},
-                                           {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL}};
+                                           {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL},
+                                           {"config.json", "/config.", NULL},
+                                           {"adapter_config.json", "adapter_config", NULL}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         if (matches(name, files[i].pattern)) return &files[i];
     return NULL;
