@@ -674,3 +674,22 @@ def the_step_that_dlrover_names_is_opened(t):
     with open(t.at("run/dlrover_latest.txt"), "w") as f:
         f.write("8")
     need(tensors(t.json("inspect", t.at("run"), "--json", "--hash", "sha256")) == tensors(t.json("inspect", sample("dcp_tp_fsdp2")[0], "--json", "--hash", "sha256")), "another step was opened")
+
+
+@test
+def test_damaged_files_of_ranks_are_named(t):
+    """The others would be taken for all ranks. What only happens to be in the directory stays quiet."""
+    source = sample("torch_ranks_fsdp1_local")[0]
+    for name in ("rank0.pt", "rank3.pt"):
+        for content in (b"", b"\0" * 4096, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"):
+            shutil.copytree(source, t.at("ranks"))
+            for other in ("rank.pt", "rank0.txt", "ranks7.json", "notes0"):
+                with open(t.at("ranks", other), "wb") as f:
+                    f.write(b"mine")
+            t.run("validate", t.at("ranks"))
+            with open(t.at("ranks", name), "wb") as f:
+                f.write(content)
+            found = t.json("validate", t.at("ranks"), "--json", status=1)["findings"]
+            need([f["file"] for f in found if f["rule"] == "parts/incomplete-save"] == [name], found)
+            need(name in t.run("convert", t.at("ranks"), t.at("out"), "--to", "dcp", status=2).stderr.decode(), "convert")
+            shutil.rmtree(t.at("ranks"))

@@ -24,6 +24,7 @@ typedef struct recognizer {
     tsr_store *store;
     tsr_vec files[TSR_FILE_KINDS]; /* of tsr_numbered_file, in the root, by content */
     tsr_vec indexes;               /* the same, by name */
+    tsr_vec others;                /* the same, of no kind */
     uint32_t foreign_file;
     const char *foreign;
     tsr_error *err;
@@ -321,13 +322,48 @@ static tsr_status sort_file(recognizer *r, uint32_t file)
             r->foreign_file = file;
         }
         const tsr_file_kind *kind = content.unknown ? tsr_kind_named(name) : content.kind;
-        if (!kind) return TSR_OK;
-        sorted.reader = content.unknown ? kind->named : content.reader;
-        list = &r->files[kind - tsr_file_kinds];
+        if (kind) sorted.reader = content.unknown ? kind->named : content.reader;
+        list = kind ? &r->files[kind - tsr_file_kinds] : &r->others;
     }
     tsr_numbered_file *item = tsr_vec_push(list, r->err);
     if (!item) return TSR_E_NOMEM;
     *item = sorted;
+    return TSR_OK;
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* Whether two names are the same except for the numbers in them. */
+static bool differ_in_numbers(tsr_str a, tsr_str b)
+{
+    size_t i = 0, j = 0;
+    while (i < a.size && j < b.size) {
+        if (is_digit(a.data[i]) && is_digit(b.data[j])) {
+            while (i < a.size && is_digit(a.data[i])) i++;
+            while (j < b.size && is_digit(b.data[j])) j++;
+        } else if (a.data[i++] != b.data[j++]) {
+            return false;
+        }
+    }
+    return i == a.size && j == b.size;
+}
+
+/* Reports files that are named like those that are read, such as "rank1.pt" next to "rank0.pt": they are damaged, and the others
+ * would be taken for all ranks. */
+static tsr_status report_unread_ranks(const recognizer *r, tsr_str read)
+{
+    const tsr_numbered_file *items = r->others.items;
+    for (size_t i = 0; i < r->others.count && r->checkpoint->findings; i++) {
+        const tsr_str name = name_at(r, items[i].file);
+        if (!differ_in_numbers(name, read)) continue;
+        const tsr_str message = tsr_arena_format(r->checkpoint->arena, r->err,
+                                                 "'%.*s' is not in the format of '%.*s', whose name differs only in numbers",
+                                                 TSR_STR_ARG(name), TSR_STR_ARG(read));
+        TSR_TRY(tsr_checkpoint_is_incomplete(r->checkpoint, name, message, r->err));
+    }
     return TSR_OK;
 }
 
@@ -350,7 +386,7 @@ static tsr_status recognize_folder(recognizer *r, const tsr_reader **reader)
         const bool alone =
             !has_marked_below(r->store); /* a Trainer's scheduler.pt is next to those of model and optimizer */
         TSR_TRY(tsr_file_kinds[last].choose(r->checkpoint, &files, alone, reader, r->err));
-        if (*reader) return TSR_OK;
+        if (*reader) return report_unread_ranks(r, name_at(r, files.items[0].file));
         list_files(r, &list, &r->files[last]);
         if (!alone) TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));
         return refuse_several(r, &list, alone ? tsr_file_kinds[last].several : "several checkpoints", "name one of them");
@@ -424,11 +460,12 @@ tsr_status tsr_recognize(tsr_checkpoint *checkpoint, const tsr_reader **reader, 
     if (*reader) return TSR_OK;
     const uint32_t only = store->file_count > 1 && tsr_foreign_directory(store) ? TSR_NO_FILE : only_file(store);
     if (only != TSR_NO_FILE && !tsr_ends_in_marker(store->files[only].name)) return recognize_only_file(&r, only, reader);
-    r.indexes = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_numbered_file));
+    r.indexes = r.others = tsr_vec_of(checkpoint->host->allocator, sizeof(tsr_numbered_file));
     for (size_t c = 0; c < TSR_FILE_KINDS; c++) r.files[c] = r.indexes;
     const tsr_status status = recognize_folder(&r, reader);
     for (size_t c = 0; c < TSR_FILE_KINDS; c++) tsr_vec_free(&r.files[c]);
     tsr_vec_free(&r.indexes);
+    tsr_vec_free(&r.others);
     return status;
 }
 
