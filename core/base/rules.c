@@ -66,8 +66,8 @@ static const tsr_rule rules[] = {
     {"diff/value", TSR_ERROR, "a tensor has different values in the second checkpoint",
      "Training continued, or the bytes were changed. --atol and --rtol allow for rounding errors."},
     {"file/crc", TSR_ERROR, "a document's bytes do not match the CRC-32 at its end",
-     "The bytes changed after Tessera wrote the file: an index, .metadata or metadata.json ends with white space that is the CRC-32 of "
-     "what is before it. Restore the file from a copy. If it was edited on purpose, remove that white space."},
+     "The bytes changed after Tessera wrote the file: an index, .metadata, metadata.json or a document of objects ends with white "
+     "space that is the CRC-32 of what is before it. Restore the file from a copy. If it was edited on purpose, remove that white space."},
     {"file/io", TSR_ERROR, "a file of the checkpoint cannot be opened or read",
      "Its permissions forbid it, or the storage fails. What could not be read was not checked."},
     {"file/unreadable", TSR_ERROR, "bytes of the checkpoint cannot be read or make no sense",

@@ -6,6 +6,7 @@
 
 #include "base/cursor.h"
 #include "check/compare_copy.h"
+#include "formats/common/end_sum.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"
@@ -17,9 +18,11 @@
 #include "tessera/sys/contract_rules.h"
 #include "tessera/sys/dtype_forms.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/repeats.h"
+#include "tessera/sys/store_read.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"
 
@@ -248,6 +251,14 @@ tsr_place tsr_deep_place(const tsr_deep *c, uint32_t file, uint64_t offset, tsr_
 tsr_status tsr_deep_failure(tsr_deep *c, tsr_place place, const tsr_error *failure, tsr_error *err)
 {
     return tsr_finding_add_failure(c->share.found, "file/unreadable", place, failure, err);
+}
+
+tsr_status tsr_deep_judge_file(tsr_deep *c, tsr_place place, uint32_t crc, uint32_t expected, tsr_error *err)
+{
+    if (crc == expected) return TSR_OK;
+    return tsr_finding_add(c->share.found, "file/crc", place, err,
+                           "the bytes of the file have CRC-32 %08x, but the white space at its end states %08x",
+                           (unsigned)crc, (unsigned)expected);
 }
 
 void tsr_deep_count(const tsr_host *host, tsr_dtype part, const uint8_t *data, size_t bytes, tsr_deep_counts *out)
@@ -481,6 +492,75 @@ static uint64_t cost_of(const tsr_entry *entry, const tally *t)
                                                                                                               : bytes;
 }
 
+/* ---- objects ---- */
+
+/* Documents of objects that a conversion wrote next to the tensors (TSR_OBJECTS_SIDECAR). No container lists them, so the walk
+ * of its files leaves them out. */
+typedef struct sidecar {
+    check *check;
+    tsr_store *store;
+} sidecar;
+
+static tsr_status check_sidecar(void *ctx, const tsr_extent *extent, tsr_error *err)
+{
+    const sidecar *s = ctx;
+    const tsr_host *host = tsr_checkpoint_host(s->check->checkpoint);
+    const tsr_place place = {s->store->files[extent->file].name, 0, {NULL, 0}};
+    char bytes[4096];
+    uint32_t crc = 0;
+    for (uint64_t at = 0, left; (left = extent->byte_length - at) > 0; at += left) {
+        tsr_error failure = {0};
+        if (left > sizeof bytes) left = sizeof bytes;
+        if (tsr_store_read(s->store, extent->file, at, bytes, (size_t)left, &failure) != TSR_OK)
+            return tsr_deep_failure(s->check, place, &failure, err);
+        crc = tsr_crc32(host, crc, bytes, (size_t)left);
+    }
+    return tsr_deep_judge_file(s->check, place, crc, extent->crc32, err);
+}
+
+/* Whether a conversion gives this name to a document of objects: objects.json, objects-g2.json, FILE.objects.json. */
+static bool may_be_sidecar(tsr_str name)
+{
+    for (size_t at = name.size; at && name.data[at - 1] != '/'; at--) {
+        const tsr_str end = {name.data + at - 1, name.size - at + 1};
+        if (tsr_str_starts(end, TSR_STR("objects"))) return tsr_str_ends(end, TSR_STR(".json"));
+    }
+    return false;
+}
+
+/* Opens the document next to a single file. *out is NULL if there is none. */
+static tsr_status open_neighbor(const check *c, tsr_store *store, tsr_store **out, tsr_error *err)
+{
+    static const char end[] = ".objects.json";
+    char name[256];
+    const tsr_str file = store->files[store->primary].name;
+    *out = NULL;
+    if (!store->neighbor || file.size > sizeof name - sizeof end) return TSR_OK;
+    memcpy(name, file.data, file.size);
+    memcpy(name + file.size, end, sizeof end);
+    const tsr_status status = store->neighbor(store, tsr_checkpoint_host(c->checkpoint), tsr_str_from(name), out, err);
+    return status == TSR_E_NOT_FOUND ? TSR_OK : status;
+}
+
+static tsr_status check_sidecars(check *c, tsr_error *err)
+{
+    sidecar s = {c, tsr_checkpoint_store(c->checkpoint)};
+    if (s.store->primary == TSR_NO_FILE) {
+        for (uint32_t f = 0; f < s.store->file_count; f++)
+            if (may_be_sidecar(s.store->files[f].name)) TSR_TRY(tsr_end_sum_extent(s.store, f, check_sidecar, &s, err));
+        return TSR_OK;
+    }
+    tsr_error failure = {0};
+    tsr_store *neighbor;
+    const tsr_status status = open_neighbor(c, s.store, &neighbor, &failure);
+    if (status != TSR_OK) return tsr_deep_failure(c, TSR_NOWHERE, &failure, err);
+    if (!neighbor) return TSR_OK;
+    s.store = neighbor;
+    const tsr_status checked = tsr_end_sum_extent(neighbor, neighbor->primary, check_sidecar, &s, err);
+    neighbor->close(neighbor);
+    return checked;
+}
+
 tsr_status tsr_deep_entries(check *c, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
@@ -497,7 +577,8 @@ tsr_status tsr_deep_entries(check *c, tsr_error *err)
         TSR_TRY(check_entry(c, &catalog->entries[i], &c->tallies[i], err));
         TSR_TRY(tsr_share_order(&c->share, i, err));
     }
-    return TSR_OK;
+    if (c->share.comm->rank == 0) TSR_TRY(check_sidecars(c, err));
+    return tsr_share_order(&c->share, catalog->entry_count, err);
 }
 
 /* ---- digests ---- */

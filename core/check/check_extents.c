@@ -117,10 +117,7 @@ static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
 {
     if (p->has_sum) return judge_sum(c, &p->sum, crc, err);
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
-    if (p->covers == TSR_COVERS_FILE)
-        return tsr_finding_add(c->share.found, "file/crc", place_of_piece(c, p), err,
-                               "the bytes of the file have CRC-32 %08x, but the white space at its end states %08x",
-                               (unsigned)crc, (unsigned)p->expected_crc);
+    if (p->covers == TSR_COVERS_FILE) return tsr_deep_judge_file(c, place_of_piece(c, p), crc, p->expected_crc, err);
     if (p->covers == TSR_COVERS_AROUND)
         return tsr_finding_add(c->share.found, "zip/around-members", place_of_piece(c, p), err,
                                "the bytes before '%.*s' are not those that Tessera writes between the members of an archive",

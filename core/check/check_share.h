@@ -99,6 +99,8 @@ void tsr_deep_close(tsr_deep *c);
 tsr_place tsr_deep_place(const tsr_deep *c, uint32_t file, uint64_t offset, tsr_str fqn);
 /* Turns an error of one tensor or range into a finding. Errors that stop the whole check are passed on. */
 tsr_status tsr_deep_failure(tsr_deep *c, tsr_place place, const tsr_error *failure, tsr_error *err);
+/* Compares a file with the checksum at its end. */
+tsr_status tsr_deep_judge_file(tsr_deep *c, tsr_place place, uint32_t crc, uint32_t expected, tsr_error *err);
 /* Adds what `bytes` bytes of whole elements of `dtype` contain to *out. */
 void tsr_deep_count(const tsr_host *host, tsr_dtype dtype, const uint8_t *data, size_t bytes, tsr_deep_counts *out);
 void tsr_deep_counts_add(tsr_deep_counts *sum, const tsr_deep_counts *more);

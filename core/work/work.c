@@ -4,6 +4,7 @@
 
 #include "check/compare_copy.h"
 #include "convert/reshard_to.h"
+#include "formats/common/end_sum.h"
 #include "tessera/read.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
@@ -178,6 +179,8 @@ static tsr_status put_objects_aside(const tsr_conversion_job *job, tsr_error *er
     if (!count) return TSR_OK;
     tsr_vec text = tsr_vec_of(tsr_checkpoint_host(job->checkpoint)->allocator, 1);
     tsr_status status = emit_sidecar(job, &text, err);
+    if (status == TSR_OK && !job->options->no_checksums)
+        status = tsr_end_sum_append(&text, tsr_checkpoint_host(job->checkpoint), err);
     if (status == TSR_OK) {
         job->out->sidecar = tsr_arena_str(job->arena, (tsr_str){text.items, text.count}, err);
         if (!job->out->sidecar.data) status = TSR_E_NOMEM;

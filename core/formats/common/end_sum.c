@@ -49,16 +49,16 @@ bool tsr_end_sum_is(tsr_str bytes)
     return bytes.size == TSR_END_SUM_SIZE && decode(bytes.data).wrong <= 1;
 }
 
-tsr_status tsr_end_sum_extent(tsr_checkpoint *checkpoint, uint32_t file,
+tsr_status tsr_end_sum_extent(tsr_store *store, uint32_t file,
                               tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                               tsr_error *err)
 {
     end_sum end;
     if (file == TSR_NO_FILE) return TSR_OK;
-    TSR_TRY(read_end(checkpoint->store, file, &end, err));
+    TSR_TRY(read_end(store, file, &end, err));
     if (end.wrong > 1) return TSR_OK;
     /* The bit of a damaged pair is a guess, so the CRC might be right. With the pairs it cannot be. */
-    const uint64_t size = checkpoint->store->files[file].size - (end.wrong ? 0 : TSR_END_SUM_SIZE);
+    const uint64_t size = store->files[file].size - (end.wrong ? 0 : TSR_END_SUM_SIZE);
     const tsr_extent extent = {
         .file = file, .byte_length = size, .has_crc = true, .covers = TSR_COVERS_FILE, .crc32 = end.crc};
     return each(ctx, &extent, err);

@@ -20,7 +20,7 @@ tsr_status tsr_end_sum_append(tsr_vec *text, const tsr_host *host, tsr_error *er
 bool tsr_end_sum_is(tsr_str bytes);
 /* Passes on the bytes before the checksum as an extent with their CRC, if there is one; a damaged one is passed on so that it differs.
  * For TSR_NO_FILE does nothing. */
-tsr_status tsr_end_sum_extent(tsr_checkpoint *checkpoint, uint32_t file,
+tsr_status tsr_end_sum_extent(tsr_store *store, uint32_t file,
                               tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                               tsr_error *err);
 

@@ -853,7 +853,7 @@ static tsr_status index_extents(tsr_checkpoint *checkpoint,
                                 tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
                                 tsr_error *err)
 {
-    TSR_TRY(tsr_end_sum_extent(checkpoint, checkpoint->files[0], each, ctx, err));
+    TSR_TRY(tsr_end_sum_extent(checkpoint->store, checkpoint->files[0], each, ctx, err));
     return tsr_safetensors_extents(checkpoint, each, ctx, err);
 }
 
