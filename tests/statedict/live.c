@@ -1,7 +1,10 @@
 /* See live.h. */
 #include "live.h"
 
+#include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/value_walk.h"
@@ -477,4 +480,43 @@ tsr_state_options live_options(const cJSON *json)
         *((bool *)&options + fields[i].place / sizeof(bool)) = cJSON_IsTrue(o);
     }
     return options;
+}
+
+/* ---- damage ---- */
+
+tsr_status live_flip(const live_byte *byte, const tsr_comm *comm, tsr_error *err)
+{
+    FILE *file = fopen(byte->path, "r+b");
+    NEED(file && fseek(file, byte->at, SEEK_SET) == 0);
+    const int was = fgetc(file);
+    NEED(fseek(file, byte->at, SEEK_SET) == 0 && fputc(was ^ 4, file) == (was ^ 4) && fclose(file) == 0);
+    return TSR_OK;
+}
+
+tsr_status live_flip_bit(void *byte, tsr_comm *comm, tsr_error *err)
+{
+    if (comm->rank == 0) TSR_TRY(live_flip(byte, comm, err));
+    return tsr_comm_barrier(comm, err);
+}
+
+void live_last_element(const char *path, const char *name, live_byte *out)
+{
+    const tsr_host host = live_host(NULL);
+    tsr_store *store;
+    tsr_checkpoint *checkpoint;
+    tsr_view view;
+    tsr_error err = {0};
+    tsr_arena *arena = tsr_arena_new(host.allocator, 0, &err);
+    assert_int_equal(tsr_folder_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
+    if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
+    const tsr_entry *entry = tsr_checkpoint_entry(checkpoint, tsr_str_from(name));
+    const tsr_chunk *chunk = &entry->chunks[entry->chunk_count - 1];
+    assert_int_equal(tsr_checkpoint_locate(checkpoint, entry, chunk, arena, &view, &err), TSR_OK);
+    const bool is_folder = store->primary == TSR_NO_FILE;
+    snprintf(out->path, sizeof out->path, "%s%s%.*s", path, is_folder ? "/" : "",
+             is_folder ? (int)store->files[view.file].name.size : 0, store->files[view.file].name.data);
+    out->at = (long)(view.byte_offset + chunk->sizes[0] * chunk->sizes[1] * 4 - 1);
+    tsr_arena_free(arena);
+    tsr_checkpoint_close(checkpoint);
+    store->close(store);
 }

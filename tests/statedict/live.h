@@ -41,6 +41,18 @@ typedef struct live_meter {
 } live_meter;
 void live_meter_open(live_meter *meter);
 
+/* A byte of a file of a checkpoint. */
+typedef struct live_byte {
+    char path[600];
+    long at;
+} live_byte;
+/* Finds the last byte of a float32 matrix, in the last of its chunks. */
+void live_last_element(const char *path, const char *name, live_byte *out);
+/* Changes a bit of a byte, and restores it the next time. The failure names the rank. */
+tsr_status live_flip(const live_byte *byte, const tsr_comm *comm, tsr_error *err);
+/* A body: rank 0 does that. */
+tsr_status live_flip_bit(void *byte, tsr_comm *comm, tsr_error *err);
+
 /* Runs `body` on every rank of a world of `world` ranks. The ranks are threads (for 1, also the communicator of one rank),
  * or the first processes of mpirun; when these are too few, nothing runs and false is returned. Fails the test with the
  * message of the lowest rank that failed. */

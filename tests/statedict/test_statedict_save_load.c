@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "ramp.h"
+#include "support/full_counts.h"
+#include "support/random.h"
 #include "tessera/check.h"
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
@@ -431,51 +433,10 @@ static tsr_status load_damaged(void *arg, tsr_comm *comm, tsr_error *err)
     return TSR_OK;
 }
 
-typedef struct flip {
-    const char *path;
-    long at;
-} flip;
-
-/* Rank 0 changes a bit of a file. */
-static tsr_status flip_bit(void *arg, tsr_comm *comm, tsr_error *err)
-{
-    const flip *f = arg;
-    if (comm->rank == 0) {
-        FILE *file = fopen(f->path, "r+b");
-        NEED(file && fseek(file, f->at, SEEK_SET) == 0);
-        const int byte = fgetc(file);
-        NEED(fseek(file, f->at, SEEK_SET) == 0 && fputc(byte ^ 4, file) == (byte ^ 4) && fclose(file) == 0);
-    }
-    return tsr_comm_barrier(comm, err);
-}
-
 static tsr_status run_command(void *arg, tsr_comm *comm, tsr_error *err)
 {
     if (comm->rank == 0) NEED(system(arg) == 0);
     return tsr_comm_barrier(comm, err);
-}
-
-/* Where the last element of the tensor is, and in which file of the checkpoint. */
-static long last_element(const char *path, const char *name, char *file, size_t size)
-{
-    const tsr_host host = live_host(NULL);
-    tsr_store *store;
-    tsr_checkpoint *checkpoint;
-    tsr_view view;
-    tsr_error err = {0};
-    tsr_arena *arena = tsr_arena_new(host.allocator, 0, &err);
-    assert_int_equal(tsr_folder_store_open(NULL, host.allocator, path, &store, &err), TSR_OK);
-    if (tsr_checkpoint_open(store, &host, NULL, &checkpoint, &err) != TSR_OK) fail_msg("%s", err.message);
-    const tsr_entry *entry = tsr_checkpoint_entry(checkpoint, tsr_str_from(name));
-    const tsr_chunk *chunk = &entry->chunks[entry->chunk_count - 1];
-    assert_int_equal(tsr_checkpoint_locate(checkpoint, entry, chunk, arena, &view, &err), TSR_OK);
-    snprintf(file, size, "%s%s%.*s", path, store->file_count > 1 ? "/" : "",
-             store->file_count > 1 ? (int)store->files[view.file].name.size : 0, store->files[view.file].name.data);
-    const long at = (long)(view.byte_offset + chunk->sizes[0] * chunk->sizes[1] * 4 - 1);
-    tsr_arena_free(arena);
-    tsr_checkpoint_close(checkpoint);
-    store->close(store);
-    return at;
 }
 
 /* A safetensors file as Tessera writes it, with its checksum. */
@@ -497,8 +458,8 @@ static tsr_status put_safetensors(void *path, tsr_comm *comm, tsr_error *err)
 
 static void check_damage(const char *path, const char *name)
 {
-    char file[600];
-    flip last = {file, last_element(path, name, file, sizeof file)};
+    live_byte last;
+    live_last_element(path, name, &last);
     for (int round = 0; round < 2; round++) {
         for (int how = 0; how < 8; how++) {
             damaged d = {.path = path, .name = name, .on_device = how & 1};
@@ -507,7 +468,7 @@ static void check_damage(const char *path, const char *name)
             d.status = round && !d.load.ignore_crc ? TSR_E_FORMAT : TSR_OK;
             live_run(2, load_damaged, &d);
         }
-        live_run(2, flip_bit, &last);
+        live_run(2, live_flip_bit, &last);
     }
 }
 
@@ -528,6 +489,59 @@ static void test_statedict_save_load__damage_is_noticed(void **state)
     check_damage(path, "w");
 }
 
+/* Whether a deep check of the checkpoint has errors. */
+static bool has_errors(tsr_store *store, const tsr_host *host)
+{
+    const tsr_open_options options = {.purpose = TSR_FOR_FINDINGS};
+    const tsr_validate_options deep = {.deep = true};
+    tsr_checkpoint *checkpoint = NULL;
+    tsr_error err = {0};
+    bool has = tsr_checkpoint_open(store, host, &options, &checkpoint, &err) != TSR_OK ||
+               tsr_validate(checkpoint, &deep, &err) != TSR_OK;
+    const tsr_findings *findings = checkpoint ? tsr_checkpoint_findings(checkpoint) : NULL;
+    for (uint64_t i = 0; findings && i < tsr_findings_count(findings); i++)
+        has |= tsr_findings_at(findings, i)->level == TSR_ERROR;
+    if (checkpoint) tsr_checkpoint_close(checkpoint);
+    return has;
+}
+
+static tsr_status flip_any(const char *path, random_source *random, const tsr_comm *comm, tsr_error *err)
+{
+    const tsr_host host = live_host(NULL);
+    tsr_store *store;
+    live_byte byte;
+    uint64_t total = 0;
+    uint32_t f = 0;
+    TSR_TRY(tsr_folder_store_open(NULL, host.allocator, path, &store, err));
+    NEED(!has_errors(store, &host));
+    for (uint32_t i = 0; i < store->file_count; i++) total += store->files[i].size;
+    uint64_t at = random_next(random) % total;
+    while (at >= store->files[f].size) at -= store->files[f++].size;
+    snprintf(byte.path, sizeof byte.path, "%s/%.*s", path, TSR_STR_ARG(store->files[f].name));
+    byte.at = (long)at;
+    TSR_TRY(live_flip(&byte, comm, err));
+    if (!has_errors(store, &host)) return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "%s: byte %ld", byte.path, byte.at);
+    store->close(store);
+    return live_flip(&byte, comm, err);
+}
+
+static tsr_status flip_many(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    random_source random = {44};
+    for (int n = full_counts() ? 4000 : 200; comm->rank == 0 && n > 0; n--) TSR_TRY(flip_any(arg, &random, comm, err));
+    return TSR_OK;
+}
+
+static void test_statedict_save_load__a_deep_check_reports_every_flip(void **state)
+{
+    (void)state;
+    char path[400];
+    snprintf(path, sizeof path, "%s/flips", ranks_scratch());
+    job j = {.seed = 5, .path = path};
+    live_run(2, save, &j);
+    live_run(2, flip_many, path);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -539,6 +553,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_save_load__failures_leave_nothing),
         cmocka_unit_test(test_statedict_save_load__memory_is_bounded),
         cmocka_unit_test(test_statedict_save_load__damage_is_noticed),
+        cmocka_unit_test(test_statedict_save_load__a_deep_check_reports_every_flip),
     };
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));

@@ -394,17 +394,16 @@ static void test_statedict_sharded_optimizer__slices_are_for_loading_only(void *
 
 enum { ROWS = 4096, COLUMNS = 256, STATES = 3 };
 
-/* Saves one parameter's state, cut by columns, so that every rank's file has parts of each row. */
-static tsr_status save_large(tsr_comm *comm, const char *path, tsr_error *err)
+static const char *const names[STATES] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+
+/* Saves one parameter's state, cut along a dimension. */
+static tsr_status save_state(tsr_comm *comm, const char *path, const uint64_t *global, int dim, tsr_error *err)
 {
-    static const char *const names[STATES] = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
-    static const uint64_t large[] = {ROWS, COLUMNS};
     const tsr_host host = live_host(NULL);
     const uint64_t ranks[] = {comm->size};
     const tsr_mesh mesh = {1, ranks, NULL};
-    const tsr_placement by_columns = {TSR_SHARD, 1, 0};
-    const tsr_tensor like =
-        tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, large, NULL), &mesh, &by_columns, comm->rank);
+    const tsr_placement cut = {TSR_SHARD, dim, 0};
+    const tsr_tensor like = tsr_tensor_over_mesh(tsr_tensor_whole(TSR_FLOAT32, 2, global, NULL), &mesh, &cut, comm->rank);
     tsr_state_dict *dict;
     const tsr_value *values[STATES];
     TSR_TRY(tsr_state_dict_new(&host, &dict, err));
@@ -429,7 +428,8 @@ static tsr_status within_bounds(void *arg, tsr_comm *comm, tsr_error *err)
     const tsr_host host = live_host(&meter.base), own = live_host(NULL);
     tsr_state_dict *model, *out;
     bool right = true;
-    TSR_TRY(save_large(comm, arg, err));
+    /* By columns, so that every rank's file has parts of each row. */
+    TSR_TRY(save_state(comm, arg, (const uint64_t[]){ROWS, COLUMNS}, 1, err));
     TSR_TRY(tsr_state_dict_new(&own, &model, err));
     TSR_TRY(tsr_state_dict_new(&host, &out, err));
     const tsr_optimizer_target to = {.out = out, .buffer_bytes = 65536};
@@ -455,6 +455,66 @@ static void test_statedict_sharded_optimizer__memory_is_the_rank_s_own_shards(vo
     live_run(4, within_bounds, path);
 }
 
+/* ---- damage ---- */
+
+typedef struct damaged {
+    const char *path;
+    bool on_device, ignore_crc;
+    size_t buffer_bytes;
+    bool noticed;
+} damaged;
+
+static tsr_status save_small(void *path, tsr_comm *comm, tsr_error *err)
+{
+    return save_state(comm, path, (const uint64_t[]){12, 7}, 0, err);
+}
+
+static tsr_status load_damaged(void *arg, tsr_comm *comm, tsr_error *err)
+{
+    const damaged *d = arg;
+    const tsr_host host = live_host(NULL);
+    live_device device;
+    tsr_state_dict *model, *out;
+    tsr_error found = {0};
+    live_device_open(&device);
+    TSR_TRY(tsr_state_dict_new(&host, &model, err));
+    TSR_TRY(tsr_state_dict_new(&host, &out, err));
+    const tsr_optimizer_target to = {.out = out,
+                                     .device = d->on_device ? &device.base : NULL,
+                                     .buffer_bytes = d->buffer_bytes,
+                                     .ignore_crc = d->ignore_crc};
+    const tsr_status status = tsr_optimizer_state_load(d->path, optimizer, tsr_state_dict_root(model), comm, &to, &found);
+    const bool is_empty = tsr_state_dict_root(out)->count == 0;
+    tsr_state_dict_free(out);
+    tsr_state_dict_free(model);
+    if (status != (d->noticed ? TSR_E_FORMAT : TSR_OK) || is_empty != d->noticed ||
+        (d->noticed && !strstr(found.message, "is damaged")))
+        return tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "'%s' (device %d, buffer %zu): status %d: %s", d->path,
+                         d->on_device, d->buffer_bytes, status, found.message);
+    return TSR_OK;
+}
+
+/* Each rank reads whole chunks: it has the rows that were saved by the rank with its number. */
+static void test_statedict_sharded_optimizer__damage_is_noticed(void **state)
+{
+    (void)state;
+    char path[400], name[100];
+    for (uint32_t world = 2; world <= 3; world++) { /* a world of one runs each body twice */
+        live_byte last;
+        snprintf(path, sizeof path, "%s/damaged-%u", ranks_scratch(), (unsigned)world);
+        if (!live_run(world, save_small, path)) continue;
+        for (int flips = 0; flips < 2 * STATES + 1; flips++) {
+            for (int how = 0; how < 8; how++) {
+                damaged d = {path, how & 1, how & 4, how & 2 ? 128 : 0, flips % 2 && !(how & 4)};
+                live_run(world, load_damaged, &d);
+            }
+            snprintf(name, sizeof name, "optimizer.state.w.%s", names[flips / 2 % STATES]);
+            if (flips % 2 == 0) live_last_element(path, name, &last);
+            live_run(world, live_flip_bit, &last);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -465,6 +525,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_statedict_sharded_optimizer__torch_save_files),
         cmocka_unit_test(test_statedict_sharded_optimizer__slices_are_for_loading_only),
         cmocka_unit_test(test_statedict_sharded_optimizer__memory_is_the_rank_s_own_shards),
+        cmocka_unit_test(test_statedict_sharded_optimizer__damage_is_noticed),
     };
     ranks_begin(&argc, &argv);
     return ranks_end(cmocka_run_group_tests(tests, NULL, NULL));
