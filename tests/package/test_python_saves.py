@@ -1,7 +1,9 @@
 """Saves by tessera.torch.StorageWriter into directories, and runs of the program: each is safe from the other, and removes what the other left
 when it was killed."""
 import contextlib
+import json
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -201,6 +203,36 @@ def test_a_save_keeps_the_shares_of_a_plan_and_names_them(t):
         warnings.simplefilter("always")
         save(path, 1)
     assert any("unfinished job of 2 parts" in str(w.message) for w in said) and beside(path) == left and step_of(path) == 1
+
+
+def test_a_deep_check_reports_every_flip_in_the_documents_of_a_save(t):
+    """And in safetensors files. Of an archive that torch.save wrote, the bytes between its members have no checksum."""
+    rng = random.Random(44)
+    for form in ("dcp", "safetensors"):
+        path = t.at(form)
+        dcp.save({"w": torch.randn(4, 5), "b": torch.arange(3.)}, storage_writer=tessera.torch.StorageWriter(path, form=form), no_dist=True)
+        assert not json.loads(t.run("validate", "--deep", "--json", path).stdout)["findings"]
+        names = sorted(name for name in os.listdir(path) if not name.endswith(".distcp"))
+        for name in names * (1500 if os.environ.get("TSR_TEST_FULL") else 30):
+            with open(os.path.join(path, name), "r+b") as f:
+                at = rng.randrange(os.path.getsize(f.name))
+                f.seek(at)
+                was = f.read(1)
+                f.seek(at)
+                f.write(bytes([was[0] ^ rng.randrange(1, 256)]))
+            p = subprocess.run([t.path, "validate", "--deep", path], capture_output=True)
+            assert p.returncode in (1, 2), f"{name} of {names}, byte {at}: {p.stdout}"
+            with open(os.path.join(path, name), "r+b") as f:
+                f.seek(at)
+                f.write(was)
+        if form == "dcp":
+            state = {"w": torch.zeros(4, 5), "b": torch.zeros(3)}
+            dcp.load(state, checkpoint_id=path, no_dist=True)
+            assert torch.equal(state["b"], torch.arange(3.))
+        dcp.save({"w": torch.ones(2)}, storage_writer=tessera.torch.StorageWriter(path, form=form, overwrite=True, checksums=False), no_dist=True)
+        document = ".metadata" if form == "dcp" else "model.safetensors.index.json"
+        with open(os.path.join(path, document), "rb") as f:
+            assert f.read()[-1:] == (b"." if form == "dcp" else b"}")
 
 
 def test_a_converted_file_is_whole(t):

@@ -1,6 +1,7 @@
 """What directories and object stores have in common as destinations of tessera.torch.StorageWriter."""
 import re
 import secrets
+import zlib
 
 from ._checkpoint import Checkpoint
 from ._library import FOR_NAMES
@@ -18,6 +19,12 @@ def names_of_files(number, token, count):
 def token_of(name):
     """Returns the token in the name of a rank's file."""
     return name.rpartition("_")[2].removesuffix(".distcp")
+
+
+def with_end_sum(document):
+    """Returns the bytes of a document, followed by their CRC-32 in white space, as core/formats/common/end_sum.h describes it."""
+    crc = zlib.crc32(document)
+    return document + b"".join(b"\t " if crc >> bit & 1 else b" \t" for bit in reversed(range(32))) + b"\n"
 
 
 class Place:

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ._checkpoint import Checkpoint
 from ._library import FOR_NAMES, FOR_VALUES, TesseraError, _WRITE, _char, _function, _int, _p, _u32, _u64, crc32
 from ._save_directory import Directory, _create, _do, _Lock, _locks, _missing, _names, _naming, _remove, _write_new
-from ._save_place import TO_REPLACE
+from ._save_place import TO_REPLACE, with_end_sum
 from ._torch_save import StorageWriter, _in_host_memory, _Results
 
 _open_files = _function("files_open", _p, _char, _u64, _int, _WRITE, _p)
@@ -376,4 +376,5 @@ class SafetensorsWriter(StorageWriter):
         stored = metadata.state_dict_metadata
         index = {"metadata": {"total_size": sum(math.prod(value.size) * value.properties.dtype.itemsize for value in stored.values())},
                  "weight_map": {name: os.path.basename(self._path_of(self._file_of(name))) for name in sorted(stored)}}
-        _write_new(self._place.stage(INDEX), json.dumps(index, indent=2).encode(), self.sync_files)
+        data = json.dumps(index, indent=2).encode()
+        _write_new(self._place.stage(INDEX), with_end_sum(data) if self.checksums else data, self.sync_files)

@@ -25,6 +25,7 @@ from ._choices import StrPath
 from ._library import TesseraError, warn
 from ._save_directory import Directory
 from ._save_objects import SCHEMES, Objects
+from ._save_place import with_end_sum
 from ._torch_versions import BlockingAsyncStager, StreamTransforms, create_cpu_state_dict, meta_fields
 
 # ---- one rank's files ----
@@ -394,6 +395,7 @@ class StorageWriter(_StorageWriter, _Stager):
             if hasattr(metadata, "version"):
                 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
                 metadata.version = CURRENT_DCP_VERSION
-            self._place.publish(pickle.dumps(metadata), files)
+            data = pickle.dumps(metadata)
+            self._place.publish(with_end_sum(data) if self.checksums else data, files)
         finally:
             self._place.release()
