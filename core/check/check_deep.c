@@ -492,16 +492,16 @@ static uint64_t cost_of(const tsr_entry *entry, const tally *t)
                                                                                                               : bytes;
 }
 
-/* ---- objects ---- */
+/* ---- objects next to a single file ---- */
 
-/* Documents of objects that a conversion wrote next to the tensors (TSR_OBJECTS_SIDECAR). No container lists them, so the walk
- * of its files leaves them out. */
+/* Stores of a build for size show no neighbors of a file. */
+#ifndef TSR_SMALL
 typedef struct sidecar {
     check *check;
     tsr_store *store;
 } sidecar;
 
-static tsr_status check_sidecar(void *ctx, const tsr_extent *extent, tsr_error *err)
+static tsr_status check_bytes(void *ctx, const tsr_extent *extent, tsr_error *err)
 {
     const sidecar *s = ctx;
     const tsr_host *host = tsr_checkpoint_host(s->check->checkpoint);
@@ -518,48 +518,27 @@ static tsr_status check_sidecar(void *ctx, const tsr_extent *extent, tsr_error *
     return tsr_deep_judge_file(s->check, place, crc, extent->crc32, err);
 }
 
-/* Whether a conversion gives this name to a document of objects: objects.json, objects-g2.json, FILE.objects.json. */
-static bool may_be_sidecar(tsr_str name)
-{
-    for (size_t at = name.size; at && name.data[at - 1] != '/'; at--) {
-        const tsr_str end = {name.data + at - 1, name.size - at + 1};
-        if (tsr_str_starts(end, TSR_STR("objects"))) return tsr_str_ends(end, TSR_STR(".json"));
-    }
-    return false;
-}
-
-/* Opens the document next to a single file. *out is NULL if there is none. */
-static tsr_status open_neighbor(const check *c, tsr_store *store, tsr_store **out, tsr_error *err)
+/* Checks the document of objects that a conversion wrote next to a single file (TSR_OBJECTS_SIDECAR), if there is one. In a directory
+ * it is among the files of the checkpoint's store. */
+static tsr_status check_sidecar(check *c, tsr_error *err)
 {
     static const char end[] = ".objects.json";
+    tsr_store *store = tsr_checkpoint_store(c->checkpoint), *neighbor;
     char name[256];
+    tsr_error failure = {0};
+    if (c->share.comm->rank || store->primary == TSR_NO_FILE || !store->neighbor) return TSR_OK;
     const tsr_str file = store->files[store->primary].name;
-    *out = NULL;
-    if (!store->neighbor || file.size > sizeof name - sizeof end) return TSR_OK;
+    if (file.size > sizeof name - sizeof end) return TSR_OK;
     memcpy(name, file.data, file.size);
     memcpy(name + file.size, end, sizeof end);
-    const tsr_status status = store->neighbor(store, tsr_checkpoint_host(c->checkpoint), tsr_str_from(name), out, err);
-    return status == TSR_E_NOT_FOUND ? TSR_OK : status;
-}
-
-static tsr_status check_sidecars(check *c, tsr_error *err)
-{
-    sidecar s = {c, tsr_checkpoint_store(c->checkpoint)};
-    if (s.store->primary == TSR_NO_FILE) {
-        for (uint32_t f = 0; f < s.store->file_count; f++)
-            if (may_be_sidecar(s.store->files[f].name)) TSR_TRY(tsr_end_sum_extent(s.store, f, check_sidecar, &s, err));
-        return TSR_OK;
-    }
-    tsr_error failure = {0};
-    tsr_store *neighbor;
-    const tsr_status status = open_neighbor(c, s.store, &neighbor, &failure);
+    tsr_status status = store->neighbor(store, tsr_checkpoint_host(c->checkpoint), tsr_str_from(name), &neighbor, &failure);
+    if (status == TSR_E_NOT_FOUND) return TSR_OK;
     if (status != TSR_OK) return tsr_deep_failure(c, TSR_NOWHERE, &failure, err);
-    if (!neighbor) return TSR_OK;
-    s.store = neighbor;
-    const tsr_status checked = tsr_end_sum_extent(neighbor, neighbor->primary, check_sidecar, &s, err);
+    status = tsr_end_sum_extent(neighbor, neighbor->primary, check_bytes, &(sidecar){c, neighbor}, err);
     neighbor->close(neighbor);
-    return checked;
+    return status;
 }
+#endif
 
 tsr_status tsr_deep_entries(check *c, tsr_error *err)
 {
@@ -577,7 +556,9 @@ tsr_status tsr_deep_entries(check *c, tsr_error *err)
         TSR_TRY(check_entry(c, &catalog->entries[i], &c->tallies[i], err));
         TSR_TRY(tsr_share_order(&c->share, i, err));
     }
-    if (c->share.comm->rank == 0) TSR_TRY(check_sidecars(c, err));
+#ifndef TSR_SMALL
+    TSR_TRY(check_sidecar(c, err));
+#endif
     return tsr_share_order(&c->share, catalog->entry_count, err);
 }
 

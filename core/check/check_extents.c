@@ -5,6 +5,7 @@
  *             [piece 0      ][piece 1      ][pc 2]        boundaries at whole elements of the tensor inside */
 #include "base/cursor.h"
 #include "check/check_share.h"
+#include "formats/common/end_sum.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/alloc.h"
@@ -342,10 +343,21 @@ static tsr_status announce(check *c, tsr_error *err)
     return status;
 }
 
+/* Documents that end with a checksum: an index, Megatron's metadata.json, and objects that a conversion wrote next to the tensors. */
+static tsr_status take_documents(check *c, tsr_error *err)
+{
+    tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+    for (uint32_t f = 0; f < store->file_count; f++)
+        if (f == store->primary || tsr_str_ends(store->files[f].name, TSR_STR(".json")))
+            TSR_TRY(tsr_end_sum_extent(store, f, take_extent, c, err));
+    return TSR_OK;
+}
+
 static tsr_status read_extents(check *c, const tsr_ring_work *work, tsr_error *err)
 {
     TSR_TRY(tsr_ring_begin(c->ring, work, err));
     TSR_TRY(tsr_ring_reserve(c->ring, (size_t)work->enough / 2, err));
+    TSR_TRY(take_documents(c, err));
     TSR_TRY(tsr_checkpoint_extents(c->checkpoint, take_extent, c, err));
     return tsr_ring_end(c->ring, err);
 }

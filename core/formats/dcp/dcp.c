@@ -389,9 +389,6 @@ tsr_status tsr_dcp_extents_of(tsr_checkpoint *checkpoint, const tsr_entry *entri
     tsr_vec items = tsr_vec_of(host->allocator, sizeof(item));
     for (uint32_t s = 0; s < tsr_dcp_state_of(checkpoint)->source_count; s++)
         TSR_TRY(tsr_end_sum_extent(checkpoint->store, tsr_dcp_state_of(checkpoint)->sources[s].file, each, ctx, err));
-    /* Whatever it says, as it may be damaged and say that this is not Megatron's. */
-    TSR_TRY(
-        tsr_end_sum_extent(checkpoint->store, tsr_store_find(checkpoint->store, TSR_STR("metadata.json")), each, ctx, err));
     w.room = tsr_threads(host) > 1 ? (size_t)AHEAD_PER_THREAD * tsr_threads(host) : 1;
     w.ahead = tsr_alloc(host->allocator, w.room, sizeof *w.ahead, err);
     tsr_status status = w.ahead ? collect(entries, count, &items, err) : TSR_E_NOMEM;

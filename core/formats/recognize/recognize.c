@@ -359,8 +359,7 @@ static tsr_status report_unread_ranks(const recognizer *r, tsr_str read)
     for (size_t i = 0; i < r->others.count && r->checkpoint->findings; i++) {
         const tsr_str name = name_at(r, items[i].file);
         if (!differ_in_numbers(name, read)) continue;
-        const tsr_str message = tsr_arena_format(r->checkpoint->arena, r->err,
-                                                 "'%.*s' is not in the format of '%.*s', whose name differs only in numbers",
+        const tsr_str message = tsr_arena_format(r->checkpoint->arena, r->err, "'%.*s' is not in the format of '%.*s'",
                                                  TSR_STR_ARG(name), TSR_STR_ARG(read));
         TSR_TRY(tsr_checkpoint_is_incomplete(r->checkpoint, name, message, r->err));
     }

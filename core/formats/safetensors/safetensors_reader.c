@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "formats/common/end_sum.h"
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
 #include "formats/common/lost_entries.h"
@@ -849,16 +848,8 @@ static tsr_status open_index(tsr_checkpoint *checkpoint, tsr_error *err)
     return status;
 }
 
-static tsr_status index_extents(tsr_checkpoint *checkpoint,
-                                tsr_status (*each)(void *ctx, const tsr_extent *extent, tsr_error *err), void *ctx,
-                                tsr_error *err)
-{
-    TSR_TRY(tsr_end_sum_extent(checkpoint->store, checkpoint->files[0], each, ctx, err));
-    return tsr_safetensors_extents(checkpoint, each, ctx, err);
-}
-
 const tsr_reader tsr_reader_safetensors_index = {
-    .format = TSR_FORMAT_SAFETENSORS_INDEX, .open = open_index, .extents = index_extents};
+    .format = TSR_FORMAT_SAFETENSORS_INDEX, .open = open_index, .extents = tsr_safetensors_extents};
 
 /* ---- ranks ---- */
 
