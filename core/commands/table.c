@@ -12,8 +12,8 @@
 #else
 #define HELP
 #endif
-/* Before the options of commands that the npm package does not have. */
-#define PROGRAM HELP
+/* Before the lists of commands that the npm package does not have. */
+#define OF_PROGRAM HELP
 
 /* The last arguments are the help text and other members. */
 #define OPTION(id, kind, place, text, named, ...) \
@@ -363,34 +363,43 @@ OPTION(version, FLAG, version, "version", NULL, "Show the version and the librar
        .npm = HELP "package.json states it", .python = HELP "__version__ states it")
 /* ---- commands ---- */
 
-#define SOURCE &part, &step, &also, &shards, &salvage
+/* An option that the npm package does not have. In the module another one, which is never given, takes its place. */
+#ifdef TSR_WITHOUT_HELP
+OPTION(absent, FLAG, tree, "", NULL, "")
+#define PROGRAM(option) 1 ? &absent : &(option)
+#else
+#define PROGRAM(option) &(option)
+#endif
+
+#define SOURCE &part, &step, PROGRAM(also), &shards, &salvage
 #define WRITING \
-    &include, &exclude, &dtype, &for_torch, &raw_cast, &objects, &max_mem, &ignore_crc, &no_checksums, &overwrite, &resume, \
-        &discard_parts, &no_verify, &dry_run, &allow_expansion, &writing_json
+    &include, &exclude, &dtype, &for_torch, &raw_cast, &objects, &max_mem, &ignore_crc, &no_checksums, PROGRAM(overwrite), \
+        PROGRAM(resume), PROGRAM(discard_parts), PROGRAM(no_verify), PROGRAM(dry_run), &allow_expansion, \
+        PROGRAM(writing_json)
 #define SELECTION &include, &exclude
 #define MAP       &map, &inverse
 #define TARGET    &target, &mesh, &placements
 #define CANONICAL &canonical, &canonical_modules
 #define QUANTIZE  &quantize, &no_quantize
 
-static const tsr_option *const inspect_options[] = {&tree,  &inspect_json,    SELECTION, &inspect_hash,
-                                                    &stats, &allow_expansion, SOURCE,    NULL};
+static const tsr_option *const inspect_options[] = {PROGRAM(tree), PROGRAM(inspect_json), SELECTION, &inspect_hash,
+                                                    &stats,        &allow_expansion,      SOURCE,    NULL};
 static const tsr_option *const view_options[] = {&port, &pages, SOURCE, NULL};
-static const tsr_option *const get_options[] = {&get_output, &print, &allow_expansion, SOURCE, NULL};
+static const tsr_option *const get_options[] = {PROGRAM(get_output), PROGRAM(print), &allow_expansion, SOURCE, NULL};
 static const tsr_option *const diff_options[] = {MAP,
                                                  &diff_dequantize,
-                                                 &diff_values,
+                                                 PROGRAM(diff_values),
                                                  &atol,
                                                  &rtol,
                                                  &diff_layout,
                                                  &diff_canonical,
                                                  &canonical_modules,
-                                                 &diff_format,
-                                                 &report_json,
-                                                 &diff_fail_on,
+                                                 PROGRAM(diff_format),
+                                                 PROGRAM(report_json),
+                                                 PROGRAM(diff_fail_on),
                                                  &rule,
                                                  &diff_baseline,
-                                                 &diff_list_rules,
+                                                 PROGRAM(diff_list_rules),
                                                  &allow_expansion,
                                                  SOURCE,
                                                  NULL};
@@ -400,38 +409,38 @@ static const tsr_option *const validate_options[] = {&deep,
                                                      &validate_prefix,
                                                      &validate_exclude,
                                                      &allow,
-                                                     &format,
-                                                     &report_json,
-                                                     &validate_fail_on,
+                                                     PROGRAM(format),
+                                                     PROGRAM(report_json),
+                                                     PROGRAM(validate_fail_on),
                                                      &rule,
                                                      &validate_baseline,
-                                                     &changed_files,
-                                                     &validate_list_rules,
+                                                     PROGRAM(changed_files),
+                                                     PROGRAM(validate_list_rules),
                                                      SOURCE,
                                                      NULL};
-static const tsr_option *const latest_options[] = {&latest_deep, &latest_json, NULL};
-static const tsr_option *const prune_options[] = {&prune_keep,    &prune_keep_every, &prune_deep, &whole_directory,
-                                                  &prune_dry_run, &prune_json,       NULL};
-static const tsr_option *const explain_options[] = {&explain_json, NULL};
-static const tsr_option *const layout_options[] = {&layout_output, &no_chunks,       &layout_hash, SELECTION,
-                                                   &listing_json,  &allow_expansion, SOURCE,       NULL};
+static const tsr_option *const latest_options[] = {&latest_deep, PROGRAM(latest_json), NULL};
+static const tsr_option *const prune_options[] = {&prune_keep,    &prune_keep_every,   &prune_deep, &whole_directory,
+                                                  &prune_dry_run, PROGRAM(prune_json), NULL};
+static const tsr_option *const explain_options[] = {PROGRAM(explain_json), NULL};
+static const tsr_option *const layout_options[] = {PROGRAM(layout_output), &no_chunks,       &layout_hash, SELECTION,
+                                                   PROGRAM(listing_json),  &allow_expansion, SOURCE,       NULL};
 static const tsr_option *const manifest_options[] = {
-    &layout_output,     &manifest_hash,   SELECTION, &listing_json, CANONICAL, MAP,
-    &dequantize_stored, &allow_expansion, SOURCE,    NULL};
-static const tsr_option *const verify_options[] = {&format,          &report_json, &allow, MAP, &dequantize_stored,
-                                                   &allow_expansion, SOURCE,       NULL};
+    PROGRAM(layout_output), &manifest_hash, SELECTION, PROGRAM(listing_json), CANONICAL, MAP, &dequantize_stored,
+    &allow_expansion,       SOURCE,         NULL};
+static const tsr_option *const verify_options[] = {PROGRAM(format),    PROGRAM(report_json), &allow, MAP,
+                                                   &dequantize_stored, &allow_expansion,     SOURCE, NULL};
 static const tsr_option *const convert_options[] = {&convert_to,
                                                     &convert_world_size,
                                                     CANONICAL,
                                                     &kept_prefix,
                                                     &rename,
-                                                    &convert_flat_params,
+                                                    PROGRAM(convert_flat_params),
                                                     &max_shard_size,
                                                     &convert_against,
                                                     MAP,
                                                     &dequantize,
                                                     QUANTIZE,
-                                                    &config,
+                                                    PROGRAM(config),
                                                     &convert_lora,
                                                     WRITING,
                                                     SOURCE,
@@ -439,30 +448,78 @@ static const tsr_option *const convert_options[] = {&convert_to,
 static const tsr_option *const merge_options[] = {&method,   &weight,         &no_normalize, &base,    &t,
                                                   &merge_to, &max_shard_size, &dequantize,   QUANTIZE, &merge_lora,
                                                   WRITING,   SOURCE,          NULL};
-static const tsr_option *const plan_options[] = {
-    TARGET,       MAP,           &dequantize,     QUANTIZE,      CANONICAL,
-    &kept_prefix, &convert_lora, SELECTION,       &rename,       &convert_flat_params,
-    &plan_to,     &config,       &max_shard_size, &plan_objects, &plan_dtype,
-    &for_torch,   &raw_cast,     &no_checksums,   &plan_storage, &convert_world_size,
-    &plan_json,   &items,        SOURCE,          NULL};
-static const tsr_option *const reshard_options[] = {TARGET,      &reshard_to, &reshard_storage, CANONICAL, MAP,
-                                                    &dequantize, QUANTIZE,    WRITING,          SOURCE,    NULL};
-static const tsr_option *const exec_options[] = {
-    &share,           &exec_part, &finish,      &source,        &also,           &max_mem,      &ignore_crc,
-    &no_checksums,    &overwrite, &exec_resume, &discard_parts, &exec_no_verify, &exec_dry_run, &exec_json,
-    &allow_expansion, &shards,    NULL};
-static const tsr_option *const optim_options[] = {
-    &optim_to,        &modules,      &flat_params, &optim_world_size, &sharded, &rank, &at,   &max_mem, &optim_no_checksums,
-    &optim_overwrite, &optim_resume, &optim_json,  &allow_expansion,  &part,    &step, &also, NULL};
-static const tsr_option *const cp_options[] = {&cp_overwrite, &cp_resume, &cp_no_verify, &cp_json, NULL};
-static const tsr_option *const repair_options[] = {&like, &repair_json, &repair_part, &step, &also, NULL};
-static const tsr_option *const fqn_options[] = {&checkpoint, &fqn_against, &fqn_prefix, MAP, &fqn_json, SOURCE, NULL};
-static const tsr_option *const map_options[] = {&map_values, &map_json, &allow_expansion, SOURCE, NULL};
-static const tsr_option *const doctor_options[] = {&doctor_json, NULL};
+static const tsr_option *const plan_options[] = {TARGET,
+                                                 MAP,
+                                                 &dequantize,
+                                                 QUANTIZE,
+                                                 CANONICAL,
+                                                 &kept_prefix,
+                                                 &convert_lora,
+                                                 SELECTION,
+                                                 &rename,
+                                                 PROGRAM(convert_flat_params),
+                                                 &plan_to,
+                                                 PROGRAM(config),
+                                                 &max_shard_size,
+                                                 &plan_objects,
+                                                 &plan_dtype,
+                                                 &for_torch,
+                                                 &raw_cast,
+                                                 &no_checksums,
+                                                 &plan_storage,
+                                                 &convert_world_size,
+                                                 PROGRAM(plan_json),
+                                                 &items,
+                                                 SOURCE,
+                                                 NULL};
+static const tsr_option *const reshard_options[] = {
+    TARGET, &reshard_to, PROGRAM(reshard_storage), CANONICAL, MAP, &dequantize, QUANTIZE, WRITING, SOURCE, NULL};
+static const tsr_option *const exec_options[] = {&share,
+                                                 &exec_part,
+                                                 &finish,
+                                                 &source,
+                                                 PROGRAM(also),
+                                                 &max_mem,
+                                                 &ignore_crc,
+                                                 &no_checksums,
+                                                 PROGRAM(overwrite),
+                                                 PROGRAM(exec_resume),
+                                                 PROGRAM(discard_parts),
+                                                 PROGRAM(exec_no_verify),
+                                                 PROGRAM(exec_dry_run),
+                                                 PROGRAM(exec_json),
+                                                 &allow_expansion,
+                                                 &shards,
+                                                 NULL};
+static const tsr_option *const optim_options[] = {PROGRAM(optim_to),
+                                                  &modules,
+                                                  &flat_params,
+                                                  &optim_world_size,
+                                                  &sharded,
+                                                  &rank,
+                                                  &at,
+                                                  &max_mem,
+                                                  PROGRAM(optim_no_checksums),
+                                                  PROGRAM(optim_overwrite),
+                                                  PROGRAM(optim_resume),
+                                                  PROGRAM(optim_json),
+                                                  &allow_expansion,
+                                                  &part,
+                                                  &step,
+                                                  PROGRAM(also),
+                                                  NULL};
+static const tsr_option *const cp_options[] = {PROGRAM(cp_overwrite), PROGRAM(cp_resume), PROGRAM(cp_no_verify),
+                                               PROGRAM(cp_json), NULL};
+static const tsr_option *const repair_options[] = {&like, PROGRAM(repair_json), &repair_part, &step, PROGRAM(also), NULL};
+static const tsr_option *const fqn_options[] = {
+    PROGRAM(checkpoint), PROGRAM(fqn_against), &fqn_prefix, MAP, PROGRAM(fqn_json), SOURCE, NULL};
+static const tsr_option *const map_options[] = {&map_values, PROGRAM(map_json), &allow_expansion, SOURCE, NULL};
+static const tsr_option *const doctor_options[] = {PROGRAM(doctor_json), NULL};
 static const tsr_option *const help_options[] = {&man, NULL};
 static const tsr_option *const completions_options[] = {NULL};
-const tsr_option *const tsr_global_options[] = {&quiet,  &no_progress, &color,   &threads, &io_depth,
-                                                &no_mpi, &help,        &version, NULL};
+const tsr_option *const tsr_global_options[] = {PROGRAM(quiet),   PROGRAM(no_progress), PROGRAM(color),
+                                                PROGRAM(threads), PROGRAM(io_depth),    PROGRAM(no_mpi),
+                                                PROGRAM(help),    PROGRAM(version),     NULL};
 
 #define RESHARD_HINT "it writes whole tensors; tessera reshard writes a checkpoint for a device mesh"
 static const tsr_absent_option absent_in_convert[] = {
@@ -497,7 +554,7 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "PATH [PATH]",
      .least = 1,
      .most = 2,
-     .options = PROGRAM view_options,
+     .options = OF_PROGRAM view_options,
      .python = HELP python_none},
     {.name = "get",
      .summary = HELP "Read a tensor, or a slice of one",
@@ -528,19 +585,19 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "RUN",
      .least = 1,
      .most = 1,
-     .options = PROGRAM latest_options},
+     .options = OF_PROGRAM latest_options},
     {.name = "prune",
      .summary = HELP "Remove old checkpoints of a run, and keep the newest that would load",
      .operands = HELP "RUN",
      .least = 1,
      .most = 1,
-     .options = PROGRAM prune_options},
+     .options = OF_PROGRAM prune_options},
     {.name = "explain",
      .summary = HELP "Explain a rule of validate or diff",
      .operands = HELP "[RULE]",
      .least = 0,
      .most = 1,
-     .options = PROGRAM explain_options},
+     .options = OF_PROGRAM explain_options},
     {.name = "layout",
      .summary = HELP "Write a layout file for CI to check later checkpoints against",
      .operands = HELP "PATH",
@@ -576,7 +633,7 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "OUT A [B…]",
      .least = 2,
      .most = 1000,
-     .options = PROGRAM merge_options},
+     .options = OF_PROGRAM merge_options},
     {.name = "plan",
      .summary = HELP "Preview a reshard, or a conversion, and write the plan that exec carries out",
      .operands = HELP "PATH",
@@ -596,7 +653,7 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "PLAN DEST",
      .least = 2,
      .most = 2,
-     .options = PROGRAM exec_options},
+     .options = OF_PROGRAM exec_options},
     {.name = "optim",
      .summary = HELP "Convert optimizer state between its forms: names, ids, flat keys, FSDP1 shards",
      .operands = HELP "flatten|unflatten|to-fqn|to-id|unshard|shard PATH DEST",
@@ -611,7 +668,7 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "PATH DEST",
      .least = 2,
      .most = 2,
-     .options = PROGRAM cp_options,
+     .options = OF_PROGRAM cp_options,
      .python = HELP python_cp},
     {.name = "repair",
      .summary =
@@ -619,7 +676,7 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "PATH FILE",
      .least = 2,
      .most = 2,
-     .options = PROGRAM repair_options,
+     .options = OF_PROGRAM repair_options,
      .absent = HELP absent_in_repair},
     {.name = "fqn",
      .group = HELP "Names",
@@ -642,19 +699,19 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "[DIRECTORY]",
      .least = 0,
      .most = 1,
-     .options = PROGRAM doctor_options},
+     .options = OF_PROGRAM doctor_options},
     {.name = "help",
      .summary = HELP "Show how to use a command, starting with examples",
      .operands = HELP "[COMMAND|formats]",
      .least = 0,
      .most = 1,
-     .options = PROGRAM help_options,
+     .options = OF_PROGRAM help_options,
      .python = HELP python_none},
     {.name = "completions",
      .summary = HELP "Write the completion script for bash, zsh or fish",
      .operands = HELP "bash|zsh|fish",
      .least = 1,
      .most = 3 /* the scripts call `completions names PATH PREFIX` */,
-     .options = PROGRAM completions_options,
+     .options = OF_PROGRAM completions_options,
      .python = HELP python_none},
     {.name = NULL}};

@@ -398,7 +398,7 @@ static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
     tsr_status status = check_files_of(f, step, scratch, why);
     if (status == TSR_OK && step->file == TSR_NO_FILE && !why->size) {
         status = check_earlier(f, step, why);
-        if (f->gathering && f->holds_several && why->size) f->gathering->is_unmarked = true;
+        if (f->gathering && why->size) f->gathering->is_unmarked = true;
     }
     f->err = err;
     tsr_arena_free(scratch);
