@@ -183,11 +183,11 @@ async function testTolerance(page, at, said) {
     await first.locator("li", { hasText: "layers.1.q.weight" }).waitFor();
     check((await first.locator("li").allTextContents()).join() === "layers.1.q.weight A: none; B: 2 NaN", (await first.locator("li").allTextContents()).join());
     await first.getByRole("button", { name: "layers.1.q.weight" }).click();
-    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
   });
   await test("an entry has relative error and cosine as PyTorch computes them, and values of both sides", async () => {
     await page.getByLabel("Filter").fill("layers.0.up.weight");
-    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
     await button(page, "Show differences").click();
     const fact = async (name) => Number(await page.locator(`[aria-label='Comparison with B'] dt:text-is('${name}') + dd`).textContent());
@@ -203,7 +203,7 @@ async function testSides(page) {
     await button(page, "Sharding").click();
     await verdict(page, "6 changed");
     await page.getByLabel("Filter").fill("model.block.up.weight");
-    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
     for (const [side, chunks] of [["A", 4], ["B", 2]]) {
       const shown = page.getByRole("region", { name: `${side} of the comparison` });

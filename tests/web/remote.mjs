@@ -66,7 +66,7 @@ async function testCosts(page, url, folder) {
     const opened = asked.length;
     check(opened <= 6 && asked.reduce((n, a) => n + a.bytes, 0) < 300_000, JSON.stringify(asked));
     await page.getByLabel("Filter").fill("layers.251.w");
-    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
     await page.locator(".window .row:not(.group)").click();
     await page.locator("section[aria-label=Values]", { hasText: "251.5" }).waitFor();
     check(asked.length <= opened + 2, JSON.stringify(asked.slice(opened)));

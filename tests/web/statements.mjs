@@ -140,7 +140,7 @@ async function testCompare(page, made) {
     check(diff.changed.length === 4 && diff.changed.find((c) => c.fqn === "nan").max_abs === 0, JSON.stringify(diff.changed));
     for (const { fqn, max_abs: most, differing, a: { shape } } of diff.changed) {
       const cells = await rowOf(page, fqn), want = most === 0 ? "NaN or −0" : String(most);
-      check(cells.at(-1) === want, `${fqn}: ${cells.join(" | ")} instead of ${want}`);
+      check(cells[4] === want, `${fqn}: ${cells.join(" | ")} instead of ${want}`);
       const bar = await page.locator(".window .row", { has: page.locator(".text", { hasText: new RegExp(`^${fqn}$`) }) }).locator(".bar.delta").getAttribute("aria-label");
       check(bar === `${differing} of ${shape.reduce((x, y) => x * y, 1)} values differ`, `${fqn}: the bar says '${bar}'`);
     }

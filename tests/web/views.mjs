@@ -62,7 +62,7 @@ export async function testViews({ page, url, broken }) {
   });
   await test("a tensor with its shard map, values, statistics", async () => {
     await page.getByLabel("Filter").fill("model.block.up.weight");
-    await page.locator(".filter [role=status]", { hasText: "1 match" }).waitFor();
+    await page.locator(".filter [role=status]", { hasText: /\b1 match\b/ }).waitFor();
     await choose(page, "weight");
     await page.getByRole("button", { name: /^Statistics/ }).click();
     await page.locator(".histogram").waitFor();
