@@ -472,8 +472,8 @@ static const tsr_option *const plan_options[] = {TARGET,
                                                  &items,
                                                  SOURCE,
                                                  NULL};
-static const tsr_option *const reshard_options[] = {
-    TARGET, &reshard_to, PROGRAM(reshard_storage), CANONICAL, MAP, &dequantize, QUANTIZE, WRITING, SOURCE, NULL};
+static const tsr_option *const reshard_options[] = {TARGET,      &reshard_to, &reshard_storage, CANONICAL, MAP,
+                                                    &dequantize, QUANTIZE,    WRITING,          SOURCE,    NULL};
 static const tsr_option *const exec_options[] = {&share,
                                                  &exec_part,
                                                  &finish,
@@ -691,7 +691,7 @@ const tsr_command tsr_commands[] = {
      .operands = HELP "list|show|suggest [NAME|A] [B]",
      .least = 1,
      .most = 3,
-     .options = map_options,
+     .options = OF_PROGRAM map_options,
      .python = HELP python_map},
     {.name = "doctor",
      .group = HELP "Help",
