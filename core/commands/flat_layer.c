@@ -31,22 +31,7 @@ typedef struct unflattening {
 /* A name as state dicts have it, without the components that wrappers insert. */
 static tsr_str without_wrappers(const unflattening *u, tsr_str name)
 {
-    static const char *const wrappers[] = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"};
-    char *text = tsr_arena_array(u->m->own->arena, name.size + 1, 1, u->err);
-    size_t size = 0, end;
-    for (size_t at = 0; text && at < name.size; at = end + 1) {
-        const char *dot = memchr(name.data + at, '.', name.size - at);
-        end = dot ? (size_t)(dot - name.data) : name.size;
-        const tsr_str component = {name.data + at, end - at};
-        bool inserted = false;
-        for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
-            inserted = inserted || tsr_str_equal(component, tsr_str_from(wrappers[i]));
-        if (inserted) continue;
-        if (size) text[size++] = '.';
-        memcpy(text + size, component.data, component.size);
-        size += component.size;
-    }
-    return (tsr_str){text, size};
+    return tsr_name_without(u->m->own->arena, name, "_fsdp_wrapped_module\0_checkpoint_wrapped_module\0_orig_mod\0", u->err);
 }
 
 static tsr_str joined(const unflattening *u, tsr_str head, tsr_str tail)

@@ -193,3 +193,28 @@ tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *value
     }
     return (tsr_str){text, used};
 }
+
+/* ---- components ---- */
+
+bool tsr_is_among(tsr_str component, const char *names)
+{
+    for (; *names; names += strlen(names) + 1)
+        if (tsr_str_equal(component, tsr_str_from(names))) return true;
+    return false;
+}
+
+tsr_str tsr_name_without(tsr_arena *arena, tsr_str name, const char *names, tsr_error *err)
+{
+    char *text = tsr_arena_array(arena, name.size + 1, 1, err);
+    size_t size = 0;
+    for (size_t at = 0; text && at <= name.size;) {
+        const char *dot = at < name.size ? memchr(name.data + at, '.', name.size - at) : NULL;
+        const tsr_str component = {name.data + at, dot ? (size_t)(dot - name.data) - at : name.size - at};
+        at += component.size + 1;
+        if (tsr_is_among(component, names)) continue;
+        if (size) text[size++] = '.';
+        if (component.size) memcpy(text + size, component.data, component.size);
+        size += component.size;
+    }
+    return (tsr_str){text, size};
+}

@@ -260,4 +260,10 @@ typedef struct tsr_shape_text {
 } tsr_shape_text;
 tsr_shape_text tsr_shape_of(const tsr_mapped_tensor *tensor);
 
+/* ---- mapping_pattern.c: components of names. `names` are several, each with its NUL, and an empty one at the end ---- */
+
+bool tsr_is_among(tsr_str component, const char *names);
+/* The name without the components among `names`, in `arena`. Its data is NULL if memory runs out. */
+tsr_str tsr_name_without(tsr_arena *arena, tsr_str name, const char *names, tsr_error *err);
+
 #endif

@@ -84,13 +84,6 @@ void tsr_lora_names_close(tsr_lora_names *names)
 
 /* ---- names of the base ---- */
 
-static bool is_among(tsr_str component, const char *names)
-{
-    for (; *names; names += strlen(names) + 1)
-        if (tsr_str_equal(component, tsr_str_from(names))) return true;
-    return false;
-}
-
 /* Modules of PyTorch that wrap others and show in the names of a state dict. */
 #define WRAPPERS "_checkpoint_wrapped_module\0_fsdp_wrapped_module\0_orig_mod\0"
 /* Modules that PEFT puts around those of the base. */
@@ -100,23 +93,6 @@ static bool is_among(tsr_str component, const char *names)
  * conversion_mapping.py and base_model_prefix. */
 #define OUTER "model\0"
 #define INNER "model\0language_model\0thinker\0vision_model\0"
-
-/* `name` without the components among `left_out`, which is as in is_among; in the arena. */
-static tsr_str leave_out(tsr_arena *arena, tsr_str name, const char *left_out, tsr_error *err)
-{
-    char *text = tsr_arena_array(arena, name.size + 1, 1, err);
-    size_t size = 0;
-    for (size_t at = 0; text && at <= name.size;) {
-        const char *dot = at < name.size ? memchr(name.data + at, '.', name.size - at) : NULL;
-        const tsr_str component = {name.data + at, dot ? (size_t)(dot - name.data) - at : name.size - at};
-        at += component.size + 1;
-        if (is_among(component, left_out)) continue;
-        if (size) text[size++] = '.';
-        if (component.size) memcpy(text + size, component.data, component.size);
-        size += component.size;
-    }
-    return (tsr_str){text, size};
-}
 
 /* Removes everything up to PEFT's prefix, if the name has it at the start of a component. */
 static void leave_out_prefix(tsr_str *name)
@@ -146,8 +122,8 @@ tsr_status tsr_lora_base_name(const tsr_lora_names *names, tsr_str name, tsr_str
         *out = tsr_arena_format(arena, err, "%.*s%.*s", (int)at, out->data, TSR_STR_ARG(tail));
         if (!out->data) return TSR_E_NOMEM;
     }
-    *out = leave_out(arena, *out, wrappers, err);
-    if (out->data && !tsr_checkpoint_entry(names->m->source, *out)) *out = leave_out(arena, *out, WRAPPERS, err);
+    *out = tsr_name_without(arena, *out, wrappers, err);
+    if (out->data && !tsr_checkpoint_entry(names->m->source, *out)) *out = tsr_name_without(arena, *out, WRAPPERS, err);
     return out->data ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -163,7 +139,7 @@ static bool has_inner_model(const tsr_mapped *m)
         tsr_str name = catalog->entries[i].fqn;
         if (tsr_str_starts(name, TSR_STR("model."))) name.data += 6, name.size -= 6;
         const char *dot = memchr(name.data, '.', name.size);
-        if (dot && is_among((tsr_str){name.data, (size_t)(dot - name.data)}, towers)) return true;
+        if (dot && tsr_is_among((tsr_str){name.data, (size_t)(dot - name.data)}, towers)) return true;
     }
     return false;
 }
@@ -226,10 +202,10 @@ static void rename_modules(tsr_str *name, char *text)
 static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_str name, tsr_error *err)
 {
     tsr_arena *arena = names->m->own->arena;
-    tsr_str left = leave_out(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
+    tsr_str left = tsr_name_without(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
     if (!left.data || !comparison) return left;
     rename_modules(&left, (char *)(uintptr_t)left.data);
-    return leave_out(arena, left, "mlp\0blocks\0block_sparse_moe\0", err);
+    return tsr_name_without(arena, left, "mlp\0blocks\0block_sparse_moe\0", err);
 }
 
 static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_error *err)
@@ -300,7 +276,7 @@ static tsr_status fill_base(tsr_mapped *m, void *ctx, tsr_error *err)
         }
         tsr_str name = entry->fqn;
         leave_out_prefix(&name);
-        name = leave_out(m->own->arena, name, WRAPPERS PEFT_WRAPPERS, err);
+        name = tsr_name_without(m->own->arena, name, WRAPPERS PEFT_WRAPPERS, err);
         if (!name.data) return TSR_E_NOMEM;
         TSR_TRY(tsr_mapped_keep(m, entry, i, err));
         tsr_entry *kept = &((tsr_mapped_row *)m->rows.items)[m->rows.count - 1].entry;
