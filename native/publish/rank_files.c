@@ -177,13 +177,11 @@ tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const 
     return tsr_folder_output_open(f->request.sys, &tsr_allocator_libc, f->request.path, &options, &f->output, err);
 }
 
-/* Takes up a file that a rank has written. */
-static tsr_status take_up(tsr_rank_files *f, tsr_str name, tsr_error *err)
+/* Takes up a file that a rank has written to `folder`. */
+static tsr_status take_up(tsr_rank_files *f, const char *folder, tsr_str name, tsr_error *err)
 {
     struct stat info;
     uint32_t file;
-    char folder[PATH_MAX];
-    TSR_TRY(tsr_rank_files_folder(f->request.path, folder, err));
     const tsr_str path = tsr_arena_format(f->arena, err, "%s/%.*s", folder, TSR_STR_ARG(name));
     if (!path.data) return TSR_E_NOMEM;
     if (f->journals.sys->link_stat_at(f->journals.sys, AT_FDCWD, path.data, &info) != 0)
@@ -195,7 +193,9 @@ tsr_status tsr_rank_files_publish(tsr_rank_files *f, const tsr_str *names, size_
 {
     tsr_error ignored = {0}; /* what is published counts */
     tsr_vec record = tsr_vec_of(&tsr_allocator_libc, 1);
-    for (size_t i = 0; i < count; i++) TSR_TRY(take_up(f, names[i], err));
+    char folder[PATH_MAX];
+    TSR_TRY(tsr_rank_files_folder(f->request.path, folder, err));
+    for (size_t i = 0; i < count; i++) TSR_TRY(take_up(f, folder, names[i], err));
     TSR_TRY(tsr_folder_output_choose(f->output, err));
     TSR_TRY(f->output->sync(f->output, err));
     tsr_status status = tsr_folder_output_record(f->output, marker, NULL, &record, err);
