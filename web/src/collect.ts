@@ -165,19 +165,19 @@ export async function openingOfSample(sample: Sample, signal: AbortSignal): Prom
 export const isServed = (): boolean => /^\/[0-9a-f]{32}\/$/.test(location.pathname);
 
 interface Listing { readonly title: string; readonly primary?: string; readonly part?: string; readonly shards?: string; readonly salvage?: boolean; readonly files: readonly { readonly name: string; readonly size: number }[]; readonly other?: Listing }
-export interface Served { readonly opening: Opening; readonly other?: Opening }
 
 function openingListed({ title, files, other: _, ...chosen }: Listing, below: string): Opening {
   const address = (name: string) => new URL(`${below}/${name.split("/").map(encodeURIComponent).join("/")}`, document.baseURI).href;
   return { title, files: files.map(({ name, size }) => ({ name, size, url: address(name) })), ...chosen };
 }
 
-/** Returns the checkpoint that `tessera view` serves with the page, and the one to compare it with. Returns undefined on any
- *  other host. */
-export async function openingServed(): Promise<Served | undefined> {
+/** Returns the checkpoint that `tessera view` serves with the page, or the two that it compares. Returns undefined on any other
+ *  host. */
+export async function openingServed(): Promise<Opening | Choice | undefined> {
   if (!isServed()) return undefined;
   const response = await fetch(new URL("checkpoint.json", document.baseURI));
   if (!response.ok) throw new Error(`the checkpoint is not served: ${response.status} ${response.statusText}`);
   const listing = await response.json() as Listing;
-  return { opening: openingListed(listing, "checkpoint"), ...(listing.other ? { other: openingListed(listing.other, "other") } : {}) };
+  const opening = openingListed(listing, "checkpoint");
+  return listing.other ? { title: opening.title, options: [opening, openingListed(listing.other, "other")], isPair: true } : opening;
 }

@@ -4,26 +4,26 @@ import { isElsewhere, mayReadOthers } from "./elsewhere";
 import { Model } from "./model";
 import { keepPage } from "./offline";
 import { keepOpen, reopen } from "./reopening";
-import { entryOf, hashOf, linkOf, nameInAddress, viewOf, wholeUrl, type View } from "./route";
+import { entryOf, hashOf, linkOf, nameInAddress, viewOf, wholeUrl } from "./route";
 import "./style.css";
 import { App } from "./views/app";
 import { ModelContext } from "./views/hooks";
 
-const model = new Model(), show = (view: View) => { location.hash = hashOf(view, undefined); };
+const model = new Model();
 
 /** Opens the checkpoint that the page's address names. The strict page may not read other sites, so it passes such a link on
  *  to the page that may. */
 async function openLink(): Promise<void> {
   const { url: named, entry, tab } = linkOf(location.search), shown = entryOf(location.hash);
   const url = named === undefined ? undefined : wholeUrl(named), showEntry = async () => { if (model.opened && shown !== undefined) await model.reveal(shown); };
-  if (url === undefined && isServed()) return model.openServed(openingServed, () => show("compare"));
+  if (url === undefined && isServed()) return model.openServed(openingServed);
   if (url === undefined) return viewOf(location.hash) === "start" ? undefined : reopen(model, showEntry); // the address of a reload names a view
   if (isElsewhere(url) && !mayReadOthers()) return location.replace(new URL(`remote.html${location.search}`, document.baseURI).href);
   await model.open(async (signal, tell) => {
     const { openingOfRemote, resolveUrl } = await import("./remote");
     return { ...await openingOfRemote(await resolveUrl(url, signal), signal, tell), link: url };
   });
-  if (model.opened && tab) show(tab);
+  if (model.opened && tab) location.hash = hashOf(tab, undefined);
   if (model.opened && (entry ?? shown) !== undefined) await model.reveal(entry ?? shown ?? "");
 }
 

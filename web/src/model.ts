@@ -1,7 +1,7 @@
 /** The state of the page and everything that can be done to it. Views draw the state and call the functions. They have no
  *  state of their own except scroll positions and open menus. */
 import { Client, Failure, type Progress } from "./client";
-import type { Choice, Prepare, Served } from "./collect";
+import type { Choice, Prepare } from "./collect";
 import { Comparing } from "./comparing";
 import type { ConvertForm, Weights } from "./convert_form";
 import { Lists } from "./lists";
@@ -286,15 +286,10 @@ export class Model {
     return [whole, await client.call("describe", {})];
   }
 
-  /** Opens the checkpoint that the page's own server offers, if there is one and nothing else was opened in the meantime. */
-  async openServed(find: () => Promise<Served | undefined>, showComparison: () => void): Promise<void> {
+  /** Opens what the page's own server offers, if there is anything and nothing else was opened in the meantime. */
+  async openServed(find: () => Promise<Opening | Choice | undefined>): Promise<void> {
     const client = this.#client, served = find();
-    if (!await served.then((s) => s !== undefined, () => true) || this.#client !== client) return;
-    await this.open(async () => ((await served) as Served).opening);
-    const { other, opening } = await served.catch(() => undefined) ?? {};
-    if (!other || this.opening !== opening || !this.opened) return;
-    showComparison();
-    await this.comparing.with(async () => other);
+    if (await served.then((s) => s !== undefined, () => true) && this.#client === client) await this.open(async () => await served as Opening | Choice);
   }
 
   offerAgain(again: Again): void {
