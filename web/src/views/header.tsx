@@ -1,6 +1,6 @@
 /** One line about the checkpoint: its name, what it is, and a verdict; then the theme and a menu. */
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { formatText } from "../formats";
 import { rankOf } from "../ranks";
 import type { View } from "../route";
@@ -41,7 +41,7 @@ interface Item { readonly label: string; readonly keys?: string; readonly act: (
 /** A button and the list that it opens. Escape, a click elsewhere and each item close it. */
 function Menu({ items }: { items: readonly Item[] }): JSX.Element {
   const [isOpen, setOpen] = useState(false), box = useRef<HTMLDivElement>(null), button = useRef<HTMLButtonElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isOpen) return undefined;
     box.current?.querySelector<HTMLElement>(".items button")?.focus();
     const leave = (e: Event) => { if (!(e.target instanceof Node) || !box.current?.contains(e.target)) setOpen(false); };
