@@ -200,16 +200,17 @@ class Handler(http_serving.Handler):
 
     def list(self, query):
         s, prefix = self.server, query.get("prefix", [""])[0]
-        keys = sorted(k for k in s.objects if k.startswith(prefix))
+        objects = dict(s.objects)  # other requests change them meanwhile
+        keys = sorted(k for k in objects if k.startswith(prefix))
         if "delimiter" in query:
             keys = [k for k in keys if "/" not in k[len(prefix):]]
         start = int(query.get("continuation-token", ["t/+0"])[0][3:])
         page = keys[start:start + s.page]
         more = start + s.page < len(keys)
-        items = "".join(f"<Contents><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><ETag>{escape(etag(s.objects[k]))}</ETag>"
+        items = "".join(f"<Contents><Key>{escape(urllib.parse.quote_plus(k, safe='/'))}</Key><ETag>{escape(etag(objects[k]))}</ETag>"
                         f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(s.modified(k)))}</LastModified>"
-                        f"{'<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>' if s.summed.get(k) is s.objects[k] else ''}"
-                        f"<Size>{len(s.objects[k])}</Size><Owner><ID>x</ID></Owner></Contents>" for k in page)
+                        f"{'<ChecksumAlgorithm>CRC32</ChecksumAlgorithm>' if s.summed.get(k) is objects[k] else ''}"
+                        f"<Size>{len(objects[k])}</Size><Owner><ID>x</ID></Owner></Contents>" for k in page)
         token = f"<NextContinuationToken>t/+{start + s.page}</NextContinuationToken>" if more else ""
         return self.answer(200, (f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{items}'
                                  f"<EncodingType>url</EncodingType><IsTruncated>{str(more).lower()}</IsTruncated>{token}</ListBucketResult>").encode())
