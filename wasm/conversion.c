@@ -194,7 +194,7 @@ static tsr_status add_warnings(conversion *c, tsr_error *err)
                            : NULL;
     if (warning) *warning = TSR_STR(TSR_SHARDS_UNUSED);
     TSR_TRY(tsr_opening_warnings(c->call.source, c->call.arena, &c->warnings, err));
-    TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, &c->warnings, err));
+    TSR_TRY(tsr_mapping_add_notes(c->call.checkpoint, false, &c->warnings, err));
     TSR_TRY(tsr_conversion_warnings(c->call.checkpoint, &c->result, c->options.to, c->call.arena, &c->warnings, err));
     if (c->options.to == TSR_TO_DCP)
         return tsr_conversion_text_keys(c->call.checkpoint, &c->result, c->call.arena, &c->warnings, err);

@@ -188,9 +188,10 @@ OPTION(quantize, CHOICE, quantize, "quantize", "fp8-block",
 OPTION(
     no_quantize, TEXTS, no_quantize, "no-quantize", "GLOB",
     "With --quantize: also leave weights that match as they are (repeatable); embeddings, norms, output layers and routers are never quantized")
-OPTION(config, FLAG, config, "config", NULL,
-       "Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype",
-       .npm = HELP "a sink receives the checkpoint's files only")
+OPTION(
+    config, FLAG, config, "config", NULL,
+    "Copy config.json next to the output, with what the conversion changes: quantization_config, the dtype, and the vocabulary and tied embeddings of an adapter; a DEST that ends in / then is safetensors",
+    .npm = HELP "a sink receives the checkpoint's files only")
 OPTION(convert_lora, CHECKPOINT, lora, "lora", "DIRECTORY",
        "Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does", .role = TSR_OPTION_OF_SOURCE)
 OPTION(dtype, TEXT, dtype, "dtype", "DTYPE", "Cast floating-point tensors, rounding correctly")

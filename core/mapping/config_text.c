@@ -2,6 +2,7 @@
 #include "tessera/sys/config_text.h"
 
 #include "codec/json.h"
+#include "mapping/mapping_rules.h"
 #include "tessera/sys/try.h"
 
 enum { DEEPEST = 8 };
@@ -11,6 +12,7 @@ typedef struct editor {
     tsr_str text;
     const tsr_config_changes *changes;
     tsr_vec *out;
+    bool states_tie, states_tokens; /* tie_word_embeddings, of the model itself; the vocabulary that has grown */
     tsr_error *err;
 } editor;
 
@@ -73,20 +75,56 @@ static bool is_dropped(const editor *e, tsr_str key)
     return quantizes && (e->changes->unquantized || e->changes->quantization.size);
 }
 
+static tsr_status put_number(editor *e, uint64_t number)
+{
+    char digits[20];
+    size_t at = sizeof digits;
+    do digits[--at] = (char)('0' + number % 10);
+    while (number /= 10);
+    return put(e, (tsr_str){digits + at, sizeof digits - at});
+}
+
 static tsr_status put_object(editor *e, size_t at, unsigned depth);
 
 /* Puts the value that is between these positions, as the member `key` has it now. */
 static tsr_status put_value(editor *e, tsr_str key, size_t from, size_t to, unsigned depth)
 {
+    uint64_t tokens;
     if (states_dtype(key) && e->text.data[from] == '"' && e->changes->dtype != TSR_DTYPE_NONE) {
         TSR_TRY(put(e, TSR_STR("\"")));
         TSR_TRY(put(e, tsr_str_from(tsr_dtype_describe(e->changes->dtype)->name)));
         return put(e, TSR_STR("\""));
     }
+    if (tsr_str_equal(key, TSR_STR("tie_word_embeddings")) && e->changes->untied) {
+        e->states_tie |= !depth;
+        return put(e, TSR_STR("false"));
+    }
+    if (tsr_str_equal(key, TSR_STR("vocab_size")) && e->changes->more_tokens &&
+        tsr_index_parse(slice(e, from, to), &tokens) && tokens == e->changes->tokens) {
+        e->states_tokens = true;
+        return put_number(e, e->changes->more_tokens);
+    }
     const bool is_part = e->text.data[from] == '{' && tsr_str_ends(key, TSR_STR("_config")) &&
                          !tsr_str_equal(key, TSR_STR("quantization_config"));
     if (is_part && depth < DEEPEST) return put_object(e, from, depth + 1);
     return put(e, slice(e, from, to));
+}
+
+static tsr_status put_member(editor *e, const char *name, tsr_str value, bool *has_members)
+{
+    TSR_TRY(put(e, *has_members ? TSR_STR(",\n  \"") : TSR_STR("\n  \"")));
+    TSR_TRY(put(e, tsr_str_from(name)));
+    TSR_TRY(put(e, TSR_STR("\": ")));
+    *has_members = true;
+    return put(e, value);
+}
+
+/* Puts what the model has to state, and did not. */
+static tsr_status put_new_members(editor *e, bool has_members)
+{
+    const tsr_config_changes *c = e->changes;
+    if (c->untied && !e->states_tie) TSR_TRY(put_member(e, "tie_word_embeddings", TSR_STR("false"), &has_members));
+    return c->quantization.size ? put_member(e, "quantization_config", c->quantization, &has_members) : TSR_OK;
 }
 
 /* Puts the object that begins at `at`. A member is put with the white space before it. */
@@ -116,10 +154,7 @@ static tsr_status put_object(editor *e, size_t at, unsigned depth)
         }
         at++;
     }
-    if (!depth && e->changes->quantization.size) {
-        TSR_TRY(put(e, has_members ? TSR_STR(",\n  \"quantization_config\": ") : TSR_STR("\n  \"quantization_config\": ")));
-        TSR_TRY(put(e, e->changes->quantization));
-    }
+    if (!depth) TSR_TRY(put_new_members(e, has_members));
     const size_t close = skip_space(e, at);
     TSR_TRY(put(e, slice(e, at, close + 1)));
     return depth ? TSR_OK : put(e, slice(e, close + 1, e->text.size));
@@ -136,5 +171,9 @@ tsr_status tsr_config_rewrite(tsr_str text, const tsr_config_changes *changes, c
     TSR_FAIL_IF(!is_object, err, TSR_E_FORMAT, "config.json is not an object");
     const size_t begin = skip_space(&e, 0);
     TSR_TRY(put(&e, slice(&e, 0, begin)));
-    return put_object(&e, begin, 0);
+    TSR_TRY(put_object(&e, begin, 0));
+    TSR_FAIL_IF(changes->more_tokens && !e.states_tokens, err, TSR_E_FORMAT,
+                "config.json states no vocab_size of %llu, which the adapter changes to %llu",
+                (unsigned long long)changes->tokens, (unsigned long long)changes->more_tokens);
+    return TSR_OK;
 }

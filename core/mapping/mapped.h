@@ -7,6 +7,7 @@
 #include "formats/common/reader.h"
 #include "mapping/mapping_rules.h"
 #include "tessera/sys/cast.h"
+#include "tessera/sys/config_text.h"
 #include "tessera/sys/read_run.h"
 
 /* A file of the mapped store whose bytes are computed when they are read. */
@@ -88,9 +89,10 @@ typedef struct tsr_mapped {
     void *ctx;        /* the context of the scheme that filled the rows, in the arena; or NULL */
     tsr_tied tied;
     bool drops_flattened; /* the metadata of torchao's weights (TSR_FLATTENED_NAMES) does not hold any more */
-    /* For users: what the map leaves out, a name that an inverse guessed, and the like. Its data is NULL if there is nothing
-     * to say. */
-    tsr_str note;
+    /* For users: what the map leaves out, a name that an inverse guessed, and the like; and what has to change in config.json.
+     * Their data is NULL if there is nothing to say. */
+    tsr_str note, config_note;
+    tsr_config_changes config_changes; /* what `config_note` says */
 } tsr_mapped;
 
 /* The source of a chunk's elements. It is found through the chunk's `offsets`, which point into `numbers`, because chunks
@@ -116,6 +118,8 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
 /* mapping_origin.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
  * of memory while making it, and this returns TSR_E_NOMEM. */
 tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
+/* The same for a sentence that says what to change in config.json, which m->config_changes states, too. */
+tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 
 /* mapping_store.c: returns the state of a mapped checkpoint, or NULL for any other checkpoint. */
 const tsr_mapped *tsr_mapped_state(const tsr_checkpoint *checkpoint);

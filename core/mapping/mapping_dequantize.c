@@ -365,7 +365,12 @@ static tsr_status find_all(finder *f)
     const tsr_status status = scaled ? find_unscaled(f, scaled) : TSR_E_NOMEM;
     tsr_map_free(scaled);
     if (status != TSR_OK || !f->done->found || !f->is_quantized) return status;
-    return tsr_mapped_add_note(f->m, TSR_STR(TSR_NOTE_UNQUANTIZED), f->err);
+    f->m->config_changes.unquantized = true;
+    return tsr_mapped_add_config_note(
+        f->m,
+        TSR_STR(
+            "the weights are not quantized any more; remove quantization_config from the config.json that is used with them"),
+        f->err);
 }
 
 tsr_status tsr_mapped_dequantize(tsr_mapped *m, tsr_dtype dtype, bool given, tsr_error *err)

@@ -261,6 +261,8 @@ static bool has_more_tokens(const folding *f, const tsr_fold *fold)
 
 static tsr_status note_more_tokens(const folding *f, const tsr_fold *fold)
 {
+    f->m->config_changes.tokens = fold->weight->shape[0];
+    f->m->config_changes.more_tokens = fold->start->shape[0];
     return tsr_mapped_add_note(
         f->m,
         tsr_arena_format(

@@ -107,12 +107,6 @@ static bool lora_is_saved(const tsr_lora_config *config, const tsr_fold *fold)
     return fold && fold->start && tsr_lora_lists(setting(config, "modules_to_save"), module_of(fold->name));
 }
 
-static tsr_status add_note(tsr_mapped *m, const char *format, tsr_str output, const tsr_entry *embedding, tsr_error *err)
-{
-    return tsr_mapped_add_note(
-        m, tsr_arena_format(m->own->arena, err, format, TSR_STR_ARG(output), TSR_STR_ARG(embedding->fqn)), err);
-}
-
 /* A module of modules_to_save has a tensor of its own. The other module keeps the tensor that both had shared, which
  * therefore needs a second name if the base stores it only once. */
 static tsr_status untie(tsr_mapped *m, tsr_lora_tied *tied, tsr_error *err)
@@ -130,9 +124,15 @@ static tsr_status untie(tsr_mapped *m, tsr_lora_tied *tied, tsr_error *err)
         if (!copy->name.data) return TSR_E_NOMEM;
         tied->out = copy;
     }
-    return add_note(
-        m, "'%.*s' is no longer the same tensor as '%.*s'; set tie_word_embeddings to false in config.json, as PEFT does",
-        tied->output ? tied->output->fqn : tied->out->name, embedding, err);
+    const tsr_str output = tied->output ? tied->output->fqn : tied->out->name;
+    m->config_changes.untied = true;
+    return tsr_mapped_add_config_note(
+        m,
+        tsr_arena_format(
+            m->own->arena, err,
+            "'%.*s' is no longer the same tensor as '%.*s'; set tie_word_embeddings to false in config.json, as PEFT does",
+            TSR_STR_ARG(output), TSR_STR_ARG(embedding->fqn)),
+        err);
 }
 
 /* Makes one fold of both. PEFT loads the replacement of the output layer last, and adds the change of the embedding first. */
@@ -168,14 +168,15 @@ tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, ts
     join(in, out, tied);
     if (tied->output && !tsr_lora_one_storage(tied)) m->tied = (tsr_tied){tied->output, tied->embedding};
     if (!changes) return TSR_OK;
-    return add_note(
+    const tsr_str output = tied->output ? tied->output->fqn : out ? out->name : TSR_STR("the output layer");
+    return tsr_mapped_add_note(
         m,
-        "'%.*s' and '%.*s' are tied and both change, as in PEFT's merge, so the result does not compute what the adapter "
-        "does; to prevent that, first save the base with both tensors and tie_word_embeddings false",
-        tied->output ? tied->output->fqn
-        : out        ? out->name
-                     : TSR_STR("the output layer"),
-        tied->embedding, err);
+        tsr_arena_format(
+            m->own->arena, err,
+            "'%.*s' and '%.*s' are tied and both change, as in PEFT's merge, so the result does not compute what the adapter "
+            "does; to prevent that, first save the base with both tensors and tie_word_embeddings false",
+            TSR_STR_ARG(output), TSR_STR_ARG(tied->embedding->fqn)),
+        err);
 }
 
 /* ---- check ---- */

@@ -128,3 +128,33 @@ def test_dest_in_a_bucket_whose_reader_would_load_a_kept_object(t):
         before = dict(s.objects)
         p = t.run("convert", path, "s3://b/hf", "--max-shard-size", "2KB", "--overwrite", env=s.env(), status=2)
         need(b"'model.safetensors'" in p.stderr and b"transformers" in p.stderr and s.objects == before, p.stderr)
+
+
+@test
+def test_config_json_in_a_bucket(t):
+    """It is what a disk gets, replaces no other one, and is written by a run that finds its checkpoint complete."""
+    os.makedirs(t.at("model"))
+    shutil.copy(os.path.join(sample("safetensors_model")[0]), t.at("model", "model.safetensors"))
+    with open(t.at("model", "config.json"), "w") as f:
+        json.dump({"dtype": "float32", "vocab_size": 3}, f)
+    with serving({f"in/{n}": d for n, d in files_below(t.at("model")).items()}) as s:
+        run = lambda *args, status=0: t.run("convert", *args, env=s.env(), status=status).stderr
+        for more in ((), ("--max-shard-size", "1KB")):
+            t.run("convert", t.at("model"), t.at("out") + "/", "--config", "--dtype", "bfloat16", *more)
+            want = {f"out/{n}": d for n, d in files_below(t.at("out")).items()}
+            need(json.loads(want["out/config.json"]) == {"dtype": "bfloat16", "vocab_size": 3} and len(want) > 1, want["out/config.json"])
+            job = ("s3://b/in", "s3://b/out/", "--config", "--dtype", "bfloat16", *more)
+            run(*job)
+            below = lambda: {n: d for n, d in s.objects.items() if n.startswith("out/")}
+            need(below() == want and s.done[-1][1].endswith("config.json"), f"{list(s.objects)} {s.done}")
+            need(b"already complete" in run(*job, "--resume") and below() == want, "--resume")
+            del s.objects["out/config.json"]
+            need(b"already complete" in run(*job, "--resume") and below() == want, "--resume after a kill in between")
+            s.objects["out/config.json"] = b"mine"
+            for how in ("--resume", "--overwrite"):
+                need(b"config.json' already exists" in run(*job, how, status=2) and below() == {**want, "out/config.json": b"mine"}, how)
+            shutil.rmtree(t.at("out"))
+            for name in want:
+                del s.objects[name]
+        run("s3://b/in", "s3://b/one.safetensors", "--config")
+        need(s.objects["config.json"] == s.objects["in/config.json"], list(s.objects))

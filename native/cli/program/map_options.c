@@ -230,11 +230,8 @@ static tsr_status add_layers(cli *program, const cli_map_options *map, const tsr
     show_top(session);
     if (status != TSR_OK) return status;
     if (options->quantize) TSR_TRY(tell_config(program, session, err));
-    for (size_t i = 0; tsr_mapping_note(session->checkpoint, i).size; i++) {
-        const tsr_str note = tsr_mapping_note(session->checkpoint, i);
-        const bool done = options->config && tsr_str_equal(note, TSR_STR(TSR_NOTE_UNQUANTIZED));
-        if (!done) cli_note(program, "%.*s", TSR_STR_ARG(note));
-    }
+    for (size_t i = 0; tsr_mapping_note(session->checkpoint, options->config, i).size; i++)
+        cli_note(program, "%.*s", TSR_STR_ARG(tsr_mapping_note(session->checkpoint, options->config, i)));
     return TSR_OK;
 }
 

@@ -4,19 +4,22 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cli/writing/out_file.h"
 #include "tessera/path.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/config_text.h"
-#include "tessera/sys/object_store.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/path_store.h"
+#include "tessera/sys/publication.h"
+#include "tessera/sys/try.h"
 
 static tsr_status make_text(cli_writing *w, tsr_str from, tsr_str *out, tsr_error *err)
 {
     tsr_config_changes changes = {.unquantized = w->options->dequantize, .quantization = w->source.quantization};
     tsr_vec text = tsr_vec_of(cli_host(w->program)->allocator, 1);
+    tsr_mapping_change_config(w->source.checkpoint, &changes);
     tsr_status status = tsr_cast_parse(tsr_str_from(w->options->dtype), w->options->raw_cast, &changes.dtype, err);
     if (status == TSR_OK) status = tsr_config_rewrite(from, &changes, cli_host(w->program), &text, err);
-    if (status != TSR_OK) tsr_error_context(err, "config.json");
+    if (status != TSR_OK) tsr_error_context(err, "--config");
     if (status == TSR_OK) *out = tsr_arena_str(w->arena, (tsr_str){text.items, text.count}, err);
     tsr_vec_free(&text);
     return status == TSR_OK && !out->data ? TSR_E_NOMEM : status;
@@ -39,13 +42,16 @@ static tsr_status check_place(cli_writing *w, cli_config_copy *copy, tsr_error *
 {
     struct stat info;
     tsr_str there;
-    if (lstat(copy->path, &info) != 0) return TSR_OK;
-    tsr_error ignored = {0};
-    const bool same = S_ISREG(info.st_mode) && (uint64_t)info.st_size == copy->text.size &&
-                      tsr_path_load(copy->path, cli_host(w->program), w->arena, &there, &ignored) == TSR_OK &&
-                      tsr_str_equal(there, copy->text);
-    if (same) copy->text = TSR_STR("");
-    if (same) return TSR_OK;
+    tsr_error failure = {0};
+    const tsr_status status = tsr_path_load(copy->path, cli_host(w->program), w->arena, &there, &failure);
+    const bool is_url = tsr_is_url(copy->path);
+    if (status == TSR_E_NOT_FOUND && (is_url || lstat(copy->path, &info) != 0)) return TSR_OK;
+    if (status != TSR_OK && is_url) *err = failure;
+    if (status != TSR_OK && is_url) return status;
+    if (status == TSR_OK && tsr_str_equal(there, copy->text)) {
+        copy->text = TSR_STR("");
+        return TSR_OK;
+    }
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "--config: '%s' already exists and is not what would be written; remove it, or choose another "
                      "destination",
@@ -57,9 +63,6 @@ tsr_status cli_config_plan(cli_writing *w, cli_config_copy *copy, tsr_error *err
     tsr_bytes from;
     *copy = (cli_config_copy){.text = TSR_STR("")};
     if (!w->options->config) return TSR_OK;
-    if (tsr_is_url(w->destination))
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--config cannot write to '%s'; write to a local directory",
-                         w->destination);
     tsr_status status = tsr_config_load(cli_source_checkpoint(&w->source), &from, err);
     if (status != TSR_OK) return status;
     if (from.data.size) status = make_text(w, from.data, &copy->text, err);
@@ -69,16 +72,28 @@ tsr_status cli_config_plan(cli_writing *w, cli_config_copy *copy, tsr_error *err
     return status == TSR_OK ? check_place(w, copy, err) : status;
 }
 
+static tsr_status put_text(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
+{
+    const cli_config_copy *copy = ctx;
+    TSR_TRY(output->create(output, TSR_STR(""), copy->text.size, marker, err));
+    return output->write_at(output, *marker, 0, copy->text.data, copy->text.size, err);
+}
+
 tsr_status cli_config_write(cli_writing *w, const cli_config_copy *copy, tsr_error *err)
 {
-    cli_out_file out;
     if (!copy->text.size || w->options->dry_run || !cli_speaks(w->program)) return TSR_OK;
-    tsr_status status = cli_out_open(w->program, copy->path, &w->source, &out, err);
-    if (status != TSR_OK) return status;
-    if (fwrite(copy->text.data, 1, copy->text.size, out.to) != copy->text.size)
-        status = tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "cannot write '%s'", copy->path);
-    status = cli_out_close(&out, status, err);
-    if (status == TSR_OK && !w->options->quiet)
-        cli_note(w->program, "wrote %s%s", copy->path, w->options->dequantize ? " without quantization_config" : "");
-    return status;
+    cli_guard guard = {.program = w->program};
+    tsr_publication p = {.environment = cli_environment(&guard),
+                         .host = cli_host(w->program),
+                         .arena = w->arena,
+                         .destination = copy->path,
+                         .line = TSR_STR("config.json of a conversion\n"),
+                         .write = put_text,
+                         .ctx = (void *)(uintptr_t)copy};
+    TSR_TRY(tsr_publication_run(&p, err));
+    if (w->options->quiet) return TSR_OK;
+    /* A map may just as well lead away from the names of transformers, and come back with the numbers in config.json. */
+    cli_note(w->program, "wrote %s%s%s", copy->path, w->options->dequantize ? " without quantization_config" : "",
+             w->options->map ? "; transformers loads the model if --map makes the names that it knows" : "");
+    return TSR_OK;
 }

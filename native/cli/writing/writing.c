@@ -33,11 +33,13 @@ static bool ends_in_slash(const char *path)
     return tsr_str_ends(tsr_str_from(path), TSR_STR("/"));
 }
 
-/* --max-shard-size means safetensors where the extension of DEST does not mean anything else. */
+/* --max-shard-size means safetensors where the extension of DEST does not mean anything else, and so does a directory with a
+ * config.json: together they are a model as transformers saves it. */
 static tsr_status infer(cli_writing *w, uint64_t max_shard_size, tsr_error *err)
 {
     w->to = TSR_TO_SAFETENSORS;
-    if (!cli_container_of_name(w->destination, &w->to) && !max_shard_size)
+    const bool is_model = max_shard_size || (w->options->config && ends_in_slash(w->destination));
+    if (!cli_container_of_name(w->destination, &w->to) && !is_model)
         return tsr_raise(
             err, TSR_E_USAGE, TSR_NO_POSITION,
             "cannot infer the output format from '%s'; pass --to safetensors, torch, dcp, megatron-dist, deepspeed-universal or ranks",

@@ -390,7 +390,8 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
     dequantize: Turn quantized numbers into weights, in dtype (default: the dtype in config.json, or bfloat16)
     quantize: Write linear weights as float8_e4m3fn in blocks of 128 x 128, with NAME.weight_scale_inv, as transformers does
     no_quantize: With quantize: also leave weights that match as they are; embeddings, norms, output layers and routers are never quantized
-    config: Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype
+    config: Copy config.json next to the output, with what the conversion changes: quantization_config, the dtype, and the vocabulary and
+    tied embeddings of an adapter; a DEST that ends in / then is safetensors
     lora: Fold a LoRA adapter of PEFT into PATH, as its merge_and_unload does
     include: Use only names that match: * within a component, ** across components, ?, [...]
     exclude: Leave out names that match; overrides include
@@ -518,7 +519,8 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     rename: Rename: a literal prefix, or one * on each side (each applies to the result of those before it)
     flat_params: Cut the flat parameters of FSDP1's LOCAL_STATE_DICT into the model's parameters, as a tessera.flat-params/1 document states
     to: Let exec write this format (default: as reshard and convert)
-    config: Copy config.json next to the output, with what the conversion changes: quantization_config and the dtype
+    config: Copy config.json next to the output, with what the conversion changes: quantization_config, the dtype, and the vocabulary and
+    tied embeddings of an adapter; a DEST that ends in / then is safetensors
     max_shard_size: Write a directory of safetensors files of at most SIZE, with an index
     objects: Let exec treat non-tensor objects this way
     dtype: Let exec cast floating-point tensors

@@ -17,16 +17,19 @@
 TSR_API_BEGIN
 
 typedef struct tsr_config_changes {
-    bool unquantized;     /* the weights are not quantized any more: quantization_config goes */
-    tsr_dtype dtype;      /* what floating-point tensors were cast to; TSR_DTYPE_NONE: they keep their dtypes */
-    tsr_str quantization; /* the quantization_config that the weights have now; empty: it does not change */
+    bool unquantized;             /* the weights are not quantized any more: quantization_config goes */
+    bool untied;                  /* the output layer is no longer the input embedding */
+    uint64_t tokens, more_tokens; /* the vocabulary has grown from `tokens`; more_tokens 0: it has not */
+    tsr_dtype dtype;              /* what floating-point tensors were cast to; TSR_DTYPE_NONE: they keep their dtypes */
+    tsr_str quantization;         /* the quantization_config that the weights have now; empty: it does not change */
 } tsr_config_changes;
 
 /* Loads the config.json among the checkpoint's files, or next to its single file. Without one, out->data is empty. The caller
  * frees the bytes. Errors of reading. */
 tsr_status tsr_config_load(const tsr_checkpoint *checkpoint, tsr_bytes *out, tsr_error *err);
 /* Appends the changed document to `out`, a vec of char. The configs of a model's parts (text_config, …) are changed, too; a
- * dtype that is not stated stays unstated. Errors: TSR_E_FORMAT if the text is not a JSON object; TSR_E_NOMEM. */
+ * dtype that is not stated stays unstated. Errors: TSR_E_FORMAT if the text is not a JSON object, or does not state the vocabulary
+ * that has grown; TSR_E_NOMEM. */
 tsr_status tsr_config_rewrite(tsr_str text, const tsr_config_changes *changes, const tsr_host *host, tsr_vec *out,
                               tsr_error *err);
 

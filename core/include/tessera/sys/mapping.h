@@ -17,6 +17,7 @@
 #define TESSERA_SYS_MAPPING_H
 
 #include "tessera/checkpoint.h"
+#include "tessera/sys/config_text.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/vec.h"
 
@@ -104,13 +105,14 @@ tsr_str tsr_mapping_builtin(tsr_str name);
  * that checkpoint's memory, or an empty text after the last one. An inverse names the first entry that may also come from
  * another name, because the map makes it by a rule and its exception, or may have kept it (tsr_mapping_write_table lists
  * them all). An adapter names a module that its configuration selects but for which it has no tensors, a setting that PEFT
- * does not have, and an embedding that is also the output layer, with what became of both. */
-tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, size_t index);
-/* The note about a dequantized model whose config.json still says that it is quantized. */
-#define TSR_NOTE_UNQUANTIZED \
-    "the weights are not quantized any more; remove quantization_config from the config.json that is used with them"
+ * does not have, and an embedding that is also the output layer, with what became of both. `configured` leaves out what has to change
+ * in config.json, for callers that write one with tsr_mapping_change_config. */
+tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, bool configured, size_t index);
 /* Appends all of them to `out`, a vector of tsr_str. */
-tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, tsr_vec *out, tsr_error *err);
+tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, bool configured, tsr_vec *out, tsr_error *err);
+/* Sets in *changes what has to change in config.json: the model is not quantized any more, or an adapter has changed its vocabulary.
+ * The rest of *changes stays. */
+void tsr_mapping_change_config(const tsr_checkpoint *mapped, tsr_config_changes *changes);
 
 /* Adds a note (tsr_mapping_note) about a layer that has some of the names of another, but not all, where a rule takes the names
  * of layers as they are (`{rest...}`), so that no rule states which of them are required. Call it once after
