@@ -258,6 +258,16 @@ tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err)
 /* Finds out whether an earlier run of the job has already written DEST: the job runs over an output that compares
  * (publish/completed.h) instead of writing. */
 
+/* Whether a directory in an object store lacks the file that makes its checkpoint complete. A model that fits into one shard has no
+ * index: that one file is it. */
+static bool is_unmarked(const job_state *s, const tsr_store *store)
+{
+    const char *marker = s->job->marker, *alone = tsr_file_of(s->options.to);
+    if (!tsr_is_object_url(s->job->destination) || !s->job->is_folder || !marker) return false;
+    return tsr_store_find(store, tsr_str_from(marker)) == TSR_NO_FILE &&
+           (strcmp(marker, TSR_INDEX_MARKER) != 0 || tsr_store_find(store, tsr_str_from(alone)) == TSR_NO_FILE);
+}
+
 /* What is at DEST, as far as it must be known before the comparison. */
 typedef struct found {
     uint32_t exists;     /* a directory in an object store without its marker is not a checkpoint */
@@ -272,11 +282,9 @@ static tsr_status look(const job_state *s, found *out, tsr_error *err)
     const tsr_status status = tsr_path_store_open(s->job->host, s->job->destination, &store, &why);
     if (status == TSR_E_NOT_FOUND) return TSR_OK;
     if (status != TSR_OK) return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
-    const bool is_unmarked = tsr_is_object_url(s->job->destination) && s->job->is_folder && s->job->marker &&
-                             tsr_store_find(store, tsr_str_from(s->job->marker)) == TSR_NO_FILE;
     /* A run that was killed after it had published a plan's parts leaves their notes, which the next one removes. */
     const bool has_notes = s->is_shared && tsr_is_object_url(s->job->destination) && tsr_path_store_hidden(store).count;
-    out->exists = store->file_count > 0 && !is_unmarked && !has_notes;
+    out->exists = store->file_count > 0 && !is_unmarked(s, store) && !has_notes;
     for (uint32_t f = 0; f < store->file_count && s->job->is_folder; f++) {
         const uint32_t next = tsr_generation_after(store->files[f].name.data);
         if (next > out->generation + 1) out->generation = next - 1;
