@@ -83,6 +83,21 @@ def p23_nvfp4(bench):
     return dequantization(bench, "P23c", "nvfp4", "torch: unpack, multiply, save_file", "≥ 0.5 × cp's rate")
 
 
+def packed(scheme):
+    """Numbers that other libraries unpack. tests/interop compares the results with theirs; here only the time counts."""
+    def make(bench):
+        source = made(bench, scheme, "make_packed", scheme)
+        result = os.path.join(bench.scratch, scheme + ".plain")
+        convert = lambda dest: [bench.tessera, "convert", source, dest, "--dequantize", "--quiet"]
+        if not os.path.exists(result):
+            os.makedirs(result)
+            subprocess.run(convert(os.path.join(result, "model.safetensors")), check=True)
+        out, remove = bench.fresh("plain.safetensors")
+        return Job("P23e", f"{scheme} → bfloat16", f"{mib(source)} → {mib(result)}", [Side("tessera convert --dequantize", convert(out), remove), copy(bench, result)],
+                   "≥ 0.5 × cp's rate of the larger side", metric="cpu")
+    return make
+
+
 def find_mergekit():
     return os.environ.get("TESSERA_MERGEKIT") or shutil.which("mergekit-yaml")
 
@@ -108,4 +123,5 @@ def p23_merge(bench):
                check=check("close_files", plain, out))
 
 
-JOBS = {"P22": [p22], "P23": [p23_fp8, p23_mxfp4, p23_nvfp4, p23_merge]}
+JOBS = {"P22": [p22], "P23": [p23_fp8, p23_mxfp4, p23_nvfp4, p23_merge],
+        "P23e": [packed(s) for s in ("pack-quantized", "gptq", "gptq-ordered", "awq", "nf4", "fp4", "bnb-int8", "deepseek-v4")]}

@@ -68,6 +68,69 @@ def make_quantized(path, scheme, count=20, rows=4096, columns=12288):
     write_folder(path, tensors)
 
 
+def words(*shape):
+    return torch.randint(-1 << 31, 1 << 31, shape, dtype=torch.int64).int()
+
+
+def scales(*shape):
+    return (torch.rand(*shape) / 50 + 0.001).half()
+
+
+def by_compressed_tensors(rows, columns):
+    return {"weight_packed": words(rows, columns // 8), "weight_scale": scales(rows, columns // 128).bfloat16(), "weight_shape": torch.tensor([rows, columns])}
+
+
+def by_gptq(rows, columns, ordered=False):
+    groups = torch.arange(columns) // 128
+    return {"qweight": words(columns // 8, rows), "qzeros": words(columns // 128, rows // 8), "scales": scales(columns // 128, rows),
+            "g_idx": (groups[torch.randperm(columns)] if ordered else groups).int()}
+
+
+def by_awq(rows, columns):
+    return {"qweight": words(columns, rows // 8), "qzeros": words(columns // 128, rows // 8), "scales": scales(columns // 128, rows)}
+
+
+def by_bitsandbytes(rows, columns, kind):
+    state = {"quant_type": kind, "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
+    if kind == "nf4":
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.02}
+    blocks = rows * columns // 64
+    nested = {"weight.absmax": torch.randint(0, 256, (blocks,), dtype=torch.uint8), "weight.nested_absmax": torch.rand(blocks // 256), "weight.nested_quant_map": torch.rand(256)}
+    return {"weight": torch.randint(0, 256, (rows * columns // 2, 1), dtype=torch.uint8), "weight.quant_map": torch.rand(16),
+            f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+            **(nested if kind == "nf4" else {"weight.absmax": torch.rand(blocks)})}
+
+
+def by_llm_int8(rows, columns):
+    return {"weight": torch.randint(-127, 128, (rows, columns), dtype=torch.int8), "SCB": torch.rand(rows), "weight_format": torch.tensor(0, dtype=torch.uint8)}
+
+
+def by_deepseek_v4(rows, columns):
+    return {"weight": torch.randint(-128, 128, (rows, columns // 2), dtype=torch.int8),
+            "scale": torch.randint(110, 135, (rows, columns // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)}
+
+
+# What a layer has, and the quantization_config of the model.
+PACKED = {
+    "pack-quantized": (by_compressed_tensors, {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                                               "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128, "symmetric": True}}}}),
+    "gptq": (by_gptq, {"quant_method": "gptq", "bits": 4, "group_size": 128}),
+    "gptq-ordered": (lambda *sizes: by_gptq(*sizes, ordered=True), {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}),
+    "awq": (by_awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}),
+    "nf4": (lambda *sizes: by_bitsandbytes(*sizes, "nf4"), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "fp4": (lambda *sizes: by_bitsandbytes(*sizes, "fp4"), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "bnb-int8": (by_llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "deepseek-v4": (by_deepseek_v4, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+}
+
+
+def make_packed(path, scheme, count=8, rows=4096, columns=8192):
+    """512 MiB of bfloat16, when they are dequantized."""
+    torch.manual_seed(24)
+    layer, config = PACKED[scheme]
+    write_folder(path, {f"layers.{i}.{k}": v for i in range(count) for k, v in layer(rows, columns).items()}, torch_dtype="bfloat16", quantization_config=config)
+
+
 def dequantize_packed(scheme, source):
     """By PyTorch's operators: its reader of quantized models reads the first 16 numbers of an MXFP4 row and leaves the rest as it is (2.13)."""
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
