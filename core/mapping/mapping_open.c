@@ -4,6 +4,7 @@
 #include "codec/json.h"
 #include "formats/common/file_names.h"
 #include "mapping/mapped.h"
+#include "mapping/mapping_packed.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/try.h"
 
@@ -14,6 +15,7 @@ static void close_mapped(tsr_checkpoint *own)
     tsr_vec_free(&m->rows);
     tsr_vec_free(&m->computed);
     tsr_vec_free(&m->dropped);
+    if (TSR_PRODUCTS_BUILT) tsr_packed_close(m);
     tsr_checkpoint_close(m->below);
 }
 

@@ -107,6 +107,7 @@ static tsr_status take_groups(search *s, const tsr_entry *index, bool may_be_uns
 {
     tsr_packed_weight *p = s->packed;
     int32_t groups[INDEX_STEP];
+    bool is_plain = true; /* it says what the size of groups says */
     if (!index) return TSR_OK;
     if (index->dtype != TSR_INT32 || index->ndim != 1 || index->shape[0] != p->columns) return misfit(s, index);
     for (uint64_t at = 0; at < p->columns; at += INDEX_STEP) {
@@ -118,9 +119,10 @@ static tsr_status take_groups(search *s, const tsr_entry *index, bool may_be_uns
                         "'%.*s' states group %d for column %llu of '%.*s', but '%.*s' %s has %llu groups",
                         TSR_STR_ARG(index->fqn), (int)groups[i], (unsigned long long)(at + i), TSR_STR_ARG(s->entry->fqn),
                         TSR_STR_ARG(p->scale->fqn), shape_of(p->scale).text, (unsigned long long)p->groups);
+            is_plain = is_plain && (uint64_t)groups[i] == (at + i) / p->group;
         }
     }
-    p->group_index = index;
+    if (!is_plain) p->group_index = index;
     return TSR_OK;
 }
 
@@ -608,8 +610,8 @@ static const struct {
 static tsr_status open_form(search *s, size_t form)
 {
     tsr_packed_weight *p = s->packed;
-    *p =
-        (tsr_packed_weight){.source = s->m->source, .form = forms[form].form, .factor = 1, .matrices = 1, .dtype = p->dtype};
+    *p = (tsr_packed_weight){
+        .mapped = s->m, .source = s->m->source, .form = forms[form].form, .factor = 1, .matrices = 1, .dtype = p->dtype};
     p->parts[p->part_count++] = s->entry;
     s->ending = forms[form].packed;
     TSR_TRY(forms[form].open(s));

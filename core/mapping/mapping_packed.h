@@ -30,6 +30,7 @@ typedef struct tsr_nested_scale {
 } tsr_nested_scale;
 
 typedef struct tsr_packed_weight {
+    tsr_mapped *mapped;
     tsr_checkpoint *source;
     const char *form;                     /* for messages, such as "GPTQ" */
     tsr_codes numbers, zeros;             /* zeros have the layout of scales */
@@ -59,6 +60,8 @@ tsr_status tsr_packed_find(tsr_mapped *m, const tsr_entry *entry, tsr_dtype dtyp
 /* mapping_unpack.c: computes elements of the weight (tsr_computed.compute); `ctx` is a tsr_packed_weight. */
 tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                               tsr_error *err);
+
+void tsr_packed_close(tsr_mapped *m); /* frees m->bands */
 
 /* Weights that torchao quantized: objects that hold several tensors, in torch.save files and DCPs, and the same tensors next to
  * each other in safetensors files, whose metadata states what they are. */

@@ -6,7 +6,14 @@
 #include "tessera/sys/read_run.h"
 #include "tessera/sys/try.h"
 
-enum { NUMBERS = 256, TILE = 16, SLACK = 16 }; /* SLACK: bytes of a line of words beyond its numbers */
+enum {
+    NUMBERS = 256,
+    ROWS = 64,     /* are unpacked at a time */
+    STEP = 2048,   /* columns of a row are computed at a time */
+    PAD = 64,      /* keeps unpacked rows from being at the same places of a cache */
+    SLACK = 16,    /* bytes of a line of words beyond its numbers */
+    BAND = 4 << 20 /* bytes that are read at a time of numbers that are stored column by column */
+};
 
 /* A part of one matrix: of the weight, or of what is stored. */
 typedef struct area {
@@ -14,14 +21,35 @@ typedef struct area {
     size_t rows, columns;
 } area;
 
+/* What is stored of a part of a matrix of numbers. */
+typedef struct stored_words {
+    const uint8_t *words;
+    size_t width;   /* bytes per line */
+    uint64_t first; /* the number of the first bit in its line of the matrix */
+} stored_words;
+
+/* Rows of a weight whose numbers are stored column by column. A read of few rows takes few bytes from each column, so the rows around
+ * them are read with them and kept for the next read. A thread that uses a band has taken it out of the mapped checkpoint. */
+typedef struct tsr_band {
+    const tsr_packed_weight *weight;
+    uint64_t row, rows;
+    size_t size; /* of this block */
+    stored_words stored;
+    uint8_t words[];
+} tsr_band;
+
 /* The memory for one area of a weight, all in one block. */
 typedef struct room {
     size_t size;
-    float *values, *scales, *zeros; /* zeros NULL: there are none */
-    int32_t *groups;                /* of each column, counted from first_group */
+    float *numbers;        /* what each code means */
+    float *values;         /* products */
+    float *scales, *zeros; /* zeros NULL: there are none */
+    int32_t *groups;       /* with an index, of each column, counted from first_group */
     uint8_t *rounded, *codes, *words;
+    uint8_t *table, *row; /* products in the dtype of the weight: by group and code; of a part of a row */
     uint64_t first_group;
     size_t group_count;
+    size_t apart, beside; /* how far the scales of the next row, and those of the next group, are from each other */
 } room;
 
 /* ---- reading ---- */
@@ -69,17 +97,31 @@ static uint64_t place_of(const tsr_codes *codes, uint64_t at)
     return start + codes->order[at - start];
 }
 
+/* The 8 numbers of 4 bits in a word, each in a byte, the lowest first. */
+static uint64_t spread(const uint8_t *word)
+{
+    uint64_t x = (uint64_t)word[0] | (uint64_t)word[1] << 8 | (uint64_t)word[2] << 16 | (uint64_t)word[3] << 24;
+    x = (x | x << 16) & UINT64_C(0x0000FFFF0000FFFF);
+    x = (x | x << 8) & UINT64_C(0x00FF00FF00FF00FF);
+    return (x | x << 4) & UINT64_C(0x0F0F0F0F0F0F0F0F);
+}
+
+static void put_bytes(uint64_t x, uint8_t *out)
+{
+    for (unsigned i = 0; i < 8; i++) out[i] = (uint8_t)(x >> 8 * i);
+}
+
 /* Unpacks 8 numbers of 4 bits at a time, from the first whole word on; returns how many. */
 static size_t unpack_words(const tsr_codes *codes, const area *a, uint64_t first, const uint8_t *words, uint8_t *out)
 {
     size_t done = 0;
-    unsigned shifts[8];
-    if (codes->bits != 4 || a->column % 8 || (a->column * 4 - first) % 8) return 0;
-    for (unsigned i = 0; i < 8; i++) shifts[i] = 4 * (unsigned)place_of(codes, i);
-    for (words += (a->column * 4 - first) / 8; done + 8 <= a->columns; done += 8, words += 4) {
-        const uint32_t word =
-            (uint32_t)words[0] | (uint32_t)words[1] << 8 | (uint32_t)words[2] << 16 | (uint32_t)words[3] << 24;
-        for (unsigned i = 0; i < 8; i++) out[done + i] = (uint8_t)(word >> shifts[i] & 15);
+    const bool swapped = codes->order && codes->period == 2;
+    if (codes->bits != 4 || a->column % 8 || (a->column * 4 - first) % 8 || (codes->order && !swapped)) return 0;
+    words += (a->column * 4 - first) / 8;
+    for (; done + 8 <= a->columns; done += 8, words += 4) {
+        const uint64_t x = spread(words);
+        const uint64_t even = UINT64_C(0x00FF00FF00FF00FF);
+        put_bytes(swapped ? (x & even) << 8 | (x >> 8 & even) : x, out + done);
     }
     return done;
 }
@@ -103,9 +145,9 @@ static void unpack_across(const tsr_codes *codes, const area *a, size_t width, u
     }
 }
 
-/* Reads and unpacks a part of a matrix of stored numbers. */
-static tsr_status read_codes(const tsr_packed_weight *p, const tsr_codes *codes, const area *a, uint8_t *words, uint8_t *out,
-                             tsr_error *err)
+/* Reads the words of a part of a matrix of stored numbers. */
+static tsr_status read_words(const tsr_packed_weight *p, const tsr_codes *codes, const area *a, uint8_t *words,
+                             stored_words *out, tsr_error *err)
 {
     const uint64_t item = tsr_dtype_size(codes->entry->dtype), period = codes->order ? codes->period : 1;
     const uint64_t begin = codes->down ? a->row : a->column, end = begin + (codes->down ? a->rows : a->columns);
@@ -114,10 +156,102 @@ static tsr_status read_codes(const tsr_packed_weight *p, const tsr_codes *codes,
     area stored = *a;
     if (codes->down) stored.row = low, stored.rows = (size_t)(high - low);
     else stored.column = low, stored.columns = (size_t)(high - low);
-    TSR_TRY(read_area(p, codes->entry, &stored, words, err));
+    *out = (stored_words){words, stored.columns * (size_t)item, low * item * 8};
+    return read_area(p, codes->entry, &stored, words, err);
+}
+
+/* Reads and unpacks a part of a matrix of stored numbers. */
+static tsr_status read_codes(const tsr_packed_weight *p, const tsr_codes *codes, const area *a, uint8_t *words, uint8_t *out,
+                             tsr_error *err)
+{
+    stored_words stored;
+    TSR_TRY(read_words(p, codes, a, words, &stored, err));
     if (codes->down) unpack_down(codes, a, words, out);
-    else unpack_across(codes, a, (size_t)((high - low) * item), low * item * 8, words, out);
+    else unpack_across(codes, a, stored.width, stored.first, words, out);
     return TSR_OK;
+}
+
+/* ---- rows of numbers that are stored column by column ---- */
+
+/* Turns 8 rows of 8 bytes: byte i of x[k] becomes byte k of x[i]. */
+static void turn(uint64_t x[8])
+{
+    static const uint64_t masks[] = {UINT64_C(0x00FF00FF00FF00FF), UINT64_C(0x0000FFFF0000FFFF),
+                                     UINT64_C(0x00000000FFFFFFFF)};
+    for (unsigned step = 0; step < 3; step++) {
+        const unsigned far = 1u << step, bits = 8 << step;
+        for (unsigned i = 0; i < 8; i++) {
+            if (i & far) continue;
+            const uint64_t moved = (x[i] >> bits ^ x[i + far]) & masks[step];
+            x[i + far] ^= moved;
+            x[i] ^= moved << bits;
+        }
+    }
+}
+
+/* Words that hold numbers of one row: each is unpacked where its numbers belong. Lines are far apart in memory, so some of them are
+ * brought together first. Returns how many columns are done. */
+static size_t unpack_down_words(const tsr_codes *codes, const area *a, const stored_words *stored, uint8_t *out)
+{
+    enum { LINES = 16 };
+    uint8_t near[LINES][ROWS * sizeof(uint32_t)];
+    const unsigned bits = codes->bits, each = 32 / bits, mask = (1u << bits) - 1;
+    const size_t whole = a->columns / each, line = (size_t)((a->column * bits - stored->first) / 32);
+    if (!TSR_PRODUCTS_BUILT || 32 % bits || a->column * bits % 32) return 0;
+    for (size_t w = 0; w < whole; w++) {
+        const uint8_t *words = stored->words + (line + w) * stored->width + a->row * sizeof(uint32_t);
+        for (size_t j = 0; w % LINES == 0 && j < LINES && w + j < whole; j++, words += stored->width)
+            memcpy(near[j], words, a->rows * sizeof(uint32_t));
+        words = near[w % LINES];
+        for (size_t i = 0; i < a->rows; i++, words += sizeof(uint32_t)) {
+            uint8_t *to = out + i * (a->columns + PAD) + w * each;
+            if (bits == 4) put_bytes(spread(words), to);
+            for (unsigned j = 0; bits != 4 && j < each; j++) to[j] = (uint8_t)(words[j * bits / 8] >> j * bits % 8 & mask);
+        }
+    }
+    return whole * each;
+}
+
+/* Words that hold numbers of 8 rows: 8 columns are turned at a time. Returns how many columns are done. */
+static size_t unpack_across_words(const tsr_codes *codes, const area *a, const stored_words *stored, uint8_t *out)
+{
+    const uint8_t *words = stored->words + (a->row * 4 - stored->first) / 8;
+    if (!TSR_PRODUCTS_BUILT || codes->bits != 4 || !codes->order || codes->period != 8) return 0;
+    const size_t whole = a->columns / 8 * 8;
+    for (size_t k = 0; k < whole; k += 8) {
+        for (size_t i = 0; i < a->rows; i += 8) {
+            uint64_t x[8];
+            for (unsigned j = 0; j < 8; j++) x[j] = spread(words + (k + j) * stored->width + i / 2);
+            turn(x);
+            for (unsigned j = 0; j < 8; j++) put_bytes(x[codes->order[j]], out + (i + j) * (a->columns + PAD) + k);
+        }
+    }
+    return whole;
+}
+
+/* Unpacks rows of an area, whose numbers are stored as its columns. `a->row` counts from the first stored one if the numbers are
+ * below each other. */
+static void unpack_turned(const tsr_codes *codes, const area *a, const stored_words *stored, uint8_t *out)
+{
+    const unsigned bits = codes->bits, mask = (1u << bits) - 1;
+    size_t k = codes->down ? unpack_down_words(codes, a, stored, out) : unpack_across_words(codes, a, stored, out);
+    for (; k < a->columns; k++) {
+        for (size_t i = 0; i < a->rows; i++) {
+            uint64_t bit;
+            const uint8_t *at, *next;
+            if (codes->down) {
+                bit = (a->column + k) * bits - stored->first;
+                at = stored->words + bit / 32 * stored->width + (a->row + i) * sizeof(uint32_t) + bit % 32 / 8;
+                next = bit % 32 / 8 < 3 ? at + 1 : at + stored->width - 3;
+            } else {
+                bit = place_of(codes, a->row + i) * bits - stored->first;
+                at = stored->words + k * stored->width + bit / 8;
+                next = at + 1;
+            }
+            const unsigned high = bit % 8 + bits > 8 ? *next : 0;
+            out[i * (a->columns + PAD) + k] = (uint8_t)((high << 8 | *at) >> bit % 8 & mask);
+        }
+    }
 }
 
 static float number_of(const tsr_codes *codes, uint8_t code)
@@ -126,18 +260,13 @@ static float number_of(const tsr_codes *codes, uint8_t code)
     return (float)((int32_t)(number ^ codes->flip) - codes->bias);
 }
 
-/* Sets the group of every column of the area, and which groups there are. */
+/* Finds out which groups there are in the area and, with an index, the group of every column. */
 static tsr_status find_groups(const tsr_packed_weight *p, const area *a, room *r, tsr_error *err)
 {
     int32_t low = INT32_MAX, high = 0;
     const tsr_run run = {.first = a->column, .count = a->columns};
     r->first_group = a->column / p->group;
     if (!p->group_index) {
-        uint64_t left = p->group - a->column % p->group;
-        for (size_t k = 0; k < a->columns; k++) {
-            r->groups[k] = high;
-            if (!--left) left = p->group, high++;
-        }
         r->group_count = (size_t)((a->column + a->columns - 1) / p->group - r->first_group + 1);
         return TSR_OK;
     }
@@ -196,79 +325,258 @@ static tsr_status read_scales(const tsr_packed_weight *p, const area *a, room *r
 
 /* ---- computing ---- */
 
-/* Multiplies numbers that share a zero and a scale. Those of few bits are looked up. */
-static void multiply_group(const tsr_packed_weight *p, const float *numbers, const uint8_t *codes, size_t count, float zero,
-                           float scale, float *out)
+/* Some columns of a row that are computed together. */
+typedef struct row_part {
+    const float *scales, *zeros; /* of the row's first group; zeros may be NULL */
+    const int32_t *groups;       /* with an index, of its columns */
+    uint64_t column;             /* the first one in the weight */
+    size_t count;
+} row_part;
+
+/* The columns from one on that have the same group, up to `end`. */
+typedef struct column_run {
+    size_t group, end;
+} column_run;
+
+static column_run run_from(const tsr_packed_weight *p, const room *r, const row_part *part, size_t k)
 {
-    float products[16];
-    if (p->numbers.bits > 4) {
-        const float less = (float)p->numbers.bias + zero; /* integers, as the numbers are */
-        for (size_t k = 0; k < count; k++) out[k] = ((float)(codes[k] ^ p->numbers.flip) - less) * scale;
-        return;
+    if (!p->group_index) {
+        const uint64_t group = (part->column + k) / p->group, end = (group + 1) * p->group - part->column;
+        return (column_run){(size_t)(group - r->first_group), end < part->count ? (size_t)end : part->count};
     }
-    for (unsigned i = 0; i < 16; i++) products[i] = (numbers[i] - zero) * scale;
-    for (size_t k = 0; k < count; k++) out[k] = products[codes[k]];
+    column_run run = {(size_t)part->groups[k], k + 1};
+    while (run.end < part->count && (size_t)part->groups[run.end] == run.group) run.end++;
+    return run;
 }
 
-/* The area is stored row by row. */
-static void multiply_rows(const tsr_packed_weight *p, const area *a, const float *numbers, const room *r)
+static size_t place_in(const tsr_packed_weight *p, const room *r, size_t group)
 {
-    const uint8_t *codes = r->codes;
-    float *out = r->values;
-    for (size_t i = 0; i < a->rows; i++, codes += a->columns, out += a->columns) {
-        for (size_t k = 0, end; k < a->columns; k = end) {
-            const size_t group = p->one_scale ? 0 : i * r->group_count + (size_t)r->groups[k];
-            const uint64_t left = p->group - (a->column + k) % p->group;
-            end = k + 1;
-            if (!p->group_index) end = left < a->columns - k ? k + (size_t)left : a->columns;
-            else
-                while (end < a->columns && r->groups[end] == r->groups[k]) end++;
-            multiply_group(p, numbers, codes + k, end - k, r->zeros ? r->zeros[group] : 0, r->scales[group], out + k);
-        }
-    }
+    return p->one_scale ? 0 : group * r->beside;
 }
 
-/* The area is stored column by column, and so are its scales. Some columns at a time are multiplied and then turned. */
-static void multiply_columns(const area *a, const room *r)
+/* Rounds products to the dtype that the library gives them, and casts them to the one that is wanted. */
+static void round_products(const tsr_packed_weight *p, float *values, size_t count, uint8_t *rounded, uint8_t *out,
+                           tsr_cast_losses *losses)
 {
-    float *tile = (float *)(void *)r->rounded; /* it is needed later */
-    for (size_t first = 0; first < a->columns; first += TILE) {
-        const size_t count = a->columns - first < TILE ? a->columns - first : TILE;
-        for (size_t k = 0; k < count; k++) {
-            const size_t group = (size_t)r->groups[first + k] * a->rows;
-            const float *scales = r->scales + group, *zeros = r->zeros + group;
-            const uint8_t *codes = r->codes + (first + k) * a->rows;
-            for (size_t i = 0; i < a->rows; i++) tile[k * a->rows + i] = ((float)codes[i] - zeros[i]) * scales[i];
-        }
-        for (size_t i = 0; i < a->rows; i++)
-            for (size_t k = 0; k < count; k++) r->values[i * a->columns + first + k] = tile[k * a->rows + i];
-    }
-}
-
-/* Rounds the products to the dtype that the library gives them, and casts them to the one that is wanted. */
-static void round_products(const tsr_packed_weight *p, size_t count, room *r, uint8_t *out, tsr_cast_losses *losses)
-{
-    const uint8_t *values = (const uint8_t *)r->values;
     if (p->factor != 1)
-        for (size_t i = 0; i < count; i++) r->values[i] *= p->factor;
+        for (size_t i = 0; i < count; i++) values[i] *= p->factor;
     if (p->rounded == TSR_FLOAT32 || p->rounded == p->dtype) {
-        tsr_cast_counted(TSR_FLOAT32, p->dtype, values, count, out, losses);
+        tsr_cast_counted(TSR_FLOAT32, p->dtype, (const uint8_t *)values, count, out, losses);
         return;
     }
-    tsr_cast_counted(TSR_FLOAT32, p->rounded, values, count, r->rounded, losses);
-    tsr_cast_counted(p->rounded, p->dtype, r->rounded, count, out, losses);
+    tsr_cast_counted(TSR_FLOAT32, p->rounded, (const uint8_t *)values, count, rounded, losses);
+    tsr_cast_counted(p->rounded, p->dtype, rounded, count, out, losses);
 }
 
-static tsr_status compute_area(const tsr_packed_weight *p, const area *a, const float *numbers, room *r, uint8_t *out,
+/* Multiplies the numbers of the part one by one. */
+static void multiply(const tsr_packed_weight *p, const row_part *part, const uint8_t *codes, room *r, uint8_t *out,
+                     tsr_cast_losses *losses)
+{
+    for (size_t k = 0, end; k < part->count; k = end) {
+        const column_run run = run_from(p, r, part, k);
+        const size_t place = place_in(p, r, run.group);
+        const float scale = part->scales[place], zero = part->zeros ? part->zeros[place] : 0;
+        const float less = (float)p->numbers.bias + zero; /* integers, as the numbers are */
+        end = run.end;
+        for (size_t i = k; p->numbers.bits > 4 && i < end; i++)
+            r->values[i] = ((float)(codes[i] ^ p->numbers.flip) - less) * scale;
+        for (size_t i = k; p->numbers.bits <= 4 && i < end; i++) r->values[i] = (r->numbers[codes[i]] - zero) * scale;
+    }
+    round_products(p, r->values, part->count, r->rounded, out, losses);
+}
+
+/* Copies what each code of a run means. */
+#define LOOK_UP(type) \
+    static void look_up_##type(const uint8_t *table, const uint8_t *codes, size_t count, uint8_t *out) \
+    { \
+        for (size_t i = 0; i < count; i++) memcpy(out + i * sizeof(type), table + codes[i] * sizeof(type), sizeof(type)); \
+    } \
+    static void look_up_each_##type(const uint8_t *table, const uint8_t *codes, const int32_t *groups, unsigned bits, \
+                                    size_t count, uint8_t *out) \
+    { \
+        for (size_t i = 0; i < count; i++) \
+            memcpy(out + i * sizeof(type), table + (((size_t)groups[i] << bits) + codes[i]) * sizeof(type), sizeof(type)); \
+    }
+LOOK_UP(uint16_t)
+LOOK_UP(uint32_t)
+LOOK_UP(uint64_t)
+
+/* Looks the products of the part up, if each is used often, and none of them loses anything in a cast, which would have to be
+ * counted. Returns false otherwise. */
+static bool look_up(const tsr_packed_weight *p, const row_part *part, const uint8_t *codes, room *r, uint8_t *out)
+{
+    const unsigned bits = p->numbers.bits;
+    const size_t size = tsr_dtype_size(p->dtype);
+    const size_t low = p->group_index ? 0 : run_from(p, r, part, 0).group,
+                 high = p->group_index ? r->group_count - 1 : run_from(p, r, part, part->count - 1).group,
+                 count = (high - low + 1) << bits;
+    tsr_cast_losses losses = {0};
+    if (count > part->count / 2 || size < 2) return false;
+    for (size_t g = low; g <= high; g++) {
+        const size_t place = place_in(p, r, g);
+        const float scale = part->scales[place], zero = part->zeros ? part->zeros[place] : 0;
+        float *products = r->values + ((g - low) << bits);
+        for (size_t i = 0; i < (size_t)1 << bits; i++) products[i] = (r->numbers[i] - zero) * scale;
+    }
+    round_products(p, r->values, count, r->rounded, r->table, &losses);
+    if (losses.zeros || losses.overflows) return false;
+    uint8_t *row = r->row; /* small writes to `out`, which is large, would wait for memory */
+    if (p->group_index && size == 2) look_up_each_uint16_t(r->table, codes, part->groups, bits, part->count, row);
+    if (p->group_index && size == 4) look_up_each_uint32_t(r->table, codes, part->groups, bits, part->count, row);
+    if (p->group_index && size == 8) look_up_each_uint64_t(r->table, codes, part->groups, bits, part->count, row);
+    for (size_t k = 0; !p->group_index && k < part->count;) {
+        const column_run run = run_from(p, r, part, k);
+        const uint8_t *table = r->table + ((run.group - low) << bits) * size;
+        if (size == 2) look_up_uint16_t(table, codes + k, run.end - k, row + k * size);
+        else if (size == 4) look_up_uint32_t(table, codes + k, run.end - k, row + k * size);
+        else look_up_uint64_t(table, codes + k, run.end - k, row + k * size);
+        k = run.end;
+    }
+    memcpy(out, row, part->count * size);
+    return true;
+}
+
+/* ---- bands ---- */
+
+static void free_band(tsr_mapped *m, tsr_band *band)
+{
+    if (band) tsr_free(m->own->host->allocator, band, band->size, 1);
+}
+
+/* Keeps a band in the first place that is free, or instead of another one. */
+static void keep_band(tsr_mapped *m, tsr_band *band)
+{
+    for (unsigned i = 0; i < TSR_BANDS; i++) {
+        tsr_band *none = NULL;
+        if (atomic_compare_exchange_strong(&m->bands[i], &none, band)) return;
+    }
+    free_band(m, atomic_exchange(&m->bands[0], band));
+}
+
+/* Takes the band that has the row. Without one, *spare becomes a band of another weight, or NULL. */
+static tsr_band *find_band(const tsr_packed_weight *p, uint64_t row, tsr_band **spare)
+{
+    *spare = NULL;
+    for (unsigned i = 0; i < TSR_BANDS; i++) {
+        tsr_band *band = atomic_exchange(&p->mapped->bands[i], NULL), *found = NULL;
+        if (band && band->weight == p && row >= band->row && row - band->row < band->rows) found = band;
+        else if (band && band->weight != p && !*spare) *spare = band;
+        else if (band) keep_band(p->mapped, band);
+        if (found) {
+            if (*spare) keep_band(p->mapped, *spare);
+            return found;
+        }
+    }
+    return NULL;
+}
+
+/* Takes the band that has the row, or reads the one that begins with it. */
+static tsr_status take_band(const tsr_packed_weight *p, uint64_t row, tsr_band **out, tsr_error *err)
+{
+    tsr_band *band;
+    *out = find_band(p, row, &band);
+    if (*out) return TSR_OK;
+    const uint64_t bits = p->columns * p->numbers.bits, most = BAND * UINT64_C(8) / bits / 8 * 8, first = row / 8 * 8;
+    const uint64_t rows = p->rows - first < most ? p->rows - first : most;
+    const size_t size = sizeof(tsr_band) + (size_t)(rows * bits / 8) + (size_t)(rows + p->columns) * SLACK;
+    const area turned = {.rows = (size_t)p->columns, .column = first, .columns = (size_t)rows};
+    if (band && band->size < size) {
+        free_band(p->mapped, band);
+        band = NULL;
+    }
+    const size_t has = band ? band->size : size;
+    if (!band) band = tsr_alloc(p->mapped->own->host->allocator, size, 1, err);
+    if (!band) return TSR_E_NOMEM;
+    *band = (tsr_band){.weight = p, .row = first, .rows = rows, .size = has};
+    const tsr_status status = read_words(p, &p->numbers, &turned, band->words, &band->stored, err);
+    if (status == TSR_OK) *out = band;
+    else free_band(p->mapped, band);
+    return status;
+}
+
+void tsr_packed_close(tsr_mapped *m)
+{
+    for (unsigned i = 0; i < TSR_BANDS; i++) free_band(m, m->bands[i]);
+}
+
+/* Whether the area is of whole rows, enough of them to be worth a band. */
+static bool has_bands(const tsr_packed_weight *p, const area *a)
+{
+    return TSR_PRODUCTS_BUILT && p->transposed && a->rows >= ROWS && a->columns == p->columns && p->columns <= BAND / ROWS &&
+           p->rows % 8 == 0;
+}
+
+/* ---- areas ---- */
+
+/* Rows and columns of an area that are computed together, and what is stored of the area. */
+typedef struct block {
+    size_t row, rows, column, columns; /* counted in the area */
+    stored_words stored;
+    uint64_t stored_row; /* of the weight */
+} block;
+
+/* Unpacks the rows of the block, `before` rows of the same words ahead of them. */
+static void unpack_block(const tsr_packed_weight *p, const area *a, const block *b, size_t before, uint8_t *codes)
+{
+    const tsr_codes *numbers = &p->numbers;
+    const uint32_t period = p->transposed && numbers->order ? numbers->period : 1;
+    const uint64_t row = a->row + b->row;
+    stored_words stored = b->stored;
+    area part = {.column = a->column + b->column, .columns = b->columns};
+    part.rows = (before + b->rows + period - 1) / period * period;
+    part.row = numbers->down ? row - b->stored_row : row - before;
+    if (!p->transposed) stored.words += b->row * stored.width;
+    else if (!numbers->down) stored.words += b->column * stored.width;
+    if (p->transposed) unpack_turned(numbers, &part, &stored, codes);
+    else unpack_across(numbers, &part, stored.width, stored.first, stored.words, codes);
+}
+
+static void compute_block(const tsr_packed_weight *p, const area *a, const block *b, room *r, uint8_t *out,
+                          tsr_cast_losses *losses)
+{
+    const tsr_codes *numbers = &p->numbers;
+    const size_t itemsize = tsr_dtype_size(p->dtype), line = b->columns + (p->transposed ? PAD : 0);
+    const size_t before = p->transposed && numbers->order ? (size_t)((a->row + b->row) % numbers->period) : 0;
+    row_part part = {.groups = r->groups + b->column, .column = a->column + b->column, .count = b->columns};
+    unpack_block(p, a, b, before, r->codes);
+    for (size_t i = 0; i < b->rows; i++) {
+        const size_t row = b->row + i, place = p->one_scale ? 0 : row * r->apart;
+        const uint8_t *codes = r->codes + (before + i) * line;
+        uint8_t *to = out + (row * a->columns + b->column) * itemsize;
+        part.scales = r->scales + place;
+        part.zeros = r->zeros ? r->zeros + place : NULL;
+        if (!TSR_PRODUCTS_BUILT || !look_up(p, &part, codes, r, to)) multiply(p, &part, codes, r, to, losses);
+    }
+}
+
+/* Blocks end at multiples of ROWS, so that words of several rows are unpacked whole. With an index, groups are in no order, so all of
+ * them are needed for any column. */
+static void compute_blocks(const tsr_packed_weight *p, const area *a, block b, room *r, uint8_t *out,
+                           tsr_cast_losses *losses)
+{
+    const size_t step = p->group_index ? a->columns : STEP;
+    for (b.row = 0; b.row < a->rows; b.row += b.rows) {
+        const size_t rows = ROWS - (size_t)((a->row + b.row) % ROWS), left = a->rows - b.row;
+        b.rows = rows < left ? rows : left;
+        for (b.column = 0; b.column < a->columns; b.column += b.columns) {
+            b.columns = a->columns - b.column < step ? a->columns - b.column : step;
+            compute_block(p, a, &b, r, out, losses);
+        }
+    }
+}
+
+static tsr_status compute_area(const tsr_packed_weight *p, const area *a, const tsr_band *band, room *r, uint8_t *out,
                                tsr_cast_losses *losses, tsr_error *err)
 {
     const area turned = {.row = a->column, .rows = a->columns, .column = a->row, .columns = a->rows};
+    block b = {.stored_row = band ? band->row : a->row};
     TSR_TRY(find_groups(p, a, r, err));
     TSR_TRY(read_scales(p, a, r, err));
-    TSR_TRY(read_codes(p, &p->numbers, p->transposed ? &turned : a, r->words, r->codes, err));
-    if (p->transposed) multiply_columns(a, r);
-    else multiply_rows(p, a, numbers, r);
-    round_products(p, a->rows * a->columns, r, out, losses);
+    if (band) b.stored = band->stored;
+    else TSR_TRY(read_words(p, &p->numbers, p->transposed ? &turned : a, r->words, &b.stored, err));
+    r->apart = p->transposed ? 1 : r->group_count;
+    r->beside = p->transposed ? a->rows : 1;
+    compute_blocks(p, a, b, r, out, losses);
     return TSR_OK;
 }
 
@@ -279,29 +587,45 @@ static size_t most_groups(const tsr_packed_weight *p, size_t columns)
     return (size_t)(most < p->groups ? most : p->groups);
 }
 
+/* Takes some of the room's memory, aligned for all that is kept in it. */
+static void *take(uint8_t **memory, size_t bytes)
+{
+    uint8_t *taken = *memory;
+    *memory += (bytes + 15) / 16 * 16;
+    return taken;
+}
+
 /* Makes room for areas of at most `rows` and `columns`. */
 static tsr_status room_open(const tsr_packed_weight *p, size_t rows, size_t columns, room *r, tsr_error *err)
 {
-    const size_t elements = rows * columns, scales = rows * most_groups(p, columns),
-                 larger = elements > scales ? elements : scales;
-    const size_t lines = rows + columns + most_groups(p, columns);
-    const size_t words = larger * sizeof(float) + lines * SLACK;
-    *r = (room){.size =
-                    sizeof(float) * (elements + 2 * scales + columns + NUMBERS) + elements * sizeof(float) + larger + words};
+    const size_t groups = most_groups(p, columns), scales = rows * groups, elements = rows * columns;
+    const size_t part = columns < STEP || p->group_index ? columns : STEP;
+    const size_t unpacked = (rows < ROWS && !p->transposed ? rows : ROWS) * (part + PAD);
+    const size_t codes = unpacked > scales ? unpacked : scales;              /* also those of zeros */
+    const size_t values = part > groups ? part + NUMBERS : groups + NUMBERS; /* also the scales of scales */
+    const size_t lines = rows + columns + groups;
+    const size_t words = (elements > scales * sizeof(float) ? elements : scales * sizeof(float)) + lines * SLACK;
+    *r = (room){.size = 2 * values * sizeof(float) + 2 * scales * sizeof(float) + columns * sizeof(int32_t) +
+                        NUMBERS * sizeof(float) + 2 * part * sizeof(double) + codes + words + 10 * 16};
     uint8_t *memory = tsr_alloc(p->source->host->allocator, r->size, 1, err);
     if (!memory) return TSR_E_NOMEM;
-    r->values = (float *)(void *)memory;
-    r->scales = r->values + elements + NUMBERS; /* look_up_scales puts fewer scales than that into `values` */
-    r->groups = (int32_t *)(void *)(r->scales + 2 * scales);
-    r->zeros = p->zeros.entry ? r->scales + scales : NULL;
-    r->rounded = (uint8_t *)(r->groups + columns);
-    r->codes = r->rounded + elements * sizeof(float);
-    r->words = r->codes + larger;
+    r->numbers = take(&memory, NUMBERS * sizeof(float)); /* the first: the block is freed by it */
+    r->values = take(&memory, values * sizeof(float));
+    r->rounded = take(&memory, values * sizeof(float));
+    r->scales = take(&memory, scales * sizeof(float));
+    r->zeros = take(&memory, scales * sizeof(float));
+    if (!p->zeros.entry) r->zeros = NULL;
+    r->groups = take(&memory, columns * sizeof(int32_t));
+    r->table = take(&memory, part * sizeof(double));
+    r->row = take(&memory, part * sizeof(double));
+    r->codes = take(&memory, codes);
+    r->words = memory;
+    for (unsigned i = 0; i < NUMBERS; i++) r->numbers[i] = p->table ? p->table[i % 16] : number_of(&p->numbers, (uint8_t)i);
     return TSR_OK;
 }
 
-static tsr_status compute_all(const tsr_packed_weight *p, uint64_t first, size_t count, const float *numbers, room *r,
-                              uint8_t *out, tsr_cast_losses *losses, tsr_error *err)
+static tsr_status compute_all(const tsr_packed_weight *p, uint64_t first, size_t count, room *r, uint8_t *out,
+                              tsr_cast_losses *losses, tsr_error *err)
 {
     const uint64_t end = first + count;
     for (uint64_t at = first; at < end;) {
@@ -310,7 +634,12 @@ static tsr_status compute_all(const tsr_packed_weight *p, uint64_t first, size_t
         const uint64_t line = p->columns - a.column, whole = (end - at) / p->columns, left = p->rows - a.row;
         a.columns = (size_t)(line < end - at ? line : end - at);
         if (!a.column && whole) a.rows = (size_t)(whole < left ? whole : left);
-        TSR_TRY(compute_area(p, &a, numbers, r, out + (at - first) * tsr_dtype_size(p->dtype), losses, err));
+        tsr_band *band = NULL;
+        if (has_bands(p, &a)) TSR_TRY(take_band(p, a.row, &band, err));
+        if (band && band->row + band->rows - a.row < a.rows) a.rows = (size_t)(band->row + band->rows - a.row);
+        const tsr_status status = compute_area(p, &a, band, r, out + (at - first) * tsr_dtype_size(p->dtype), losses, err);
+        if (band) keep_band(p->mapped, band);
+        TSR_TRY(status);
         at += (uint64_t)a.rows * a.columns;
     }
     return TSR_OK;
@@ -321,11 +650,9 @@ tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uin
 {
     const tsr_packed_weight *p = ctx;
     const uint64_t rows = count / p->columns, most = rows < p->rows ? rows : p->rows;
-    float numbers[NUMBERS];
     room r;
-    for (unsigned i = 0; i < NUMBERS; i++) numbers[i] = p->table ? p->table[i % 16] : number_of(&p->numbers, (uint8_t)i);
     TSR_TRY(room_open(p, most ? (size_t)most : 1, count < p->columns ? count : (size_t)p->columns, &r, err));
-    const tsr_status status = compute_all(p, first, count, numbers, &r, out, losses, err);
-    tsr_free(p->source->host->allocator, r.values, r.size, 1);
+    const tsr_status status = compute_all(p, first, count, &r, out, losses, err);
+    tsr_free(p->source->host->allocator, r.numbers, r.size, 1);
     return status;
 }

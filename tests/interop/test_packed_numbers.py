@@ -132,3 +132,20 @@ def test_awq(t):
     modules = [awq(64 * i, 8 * (7 - i), 64, torch.float16) for i in range(1, 5)]
     compare(t, *model_of(t, "awq", modules, {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}), "awq")
     compare(t, *model_of(t, "whole", [awq(40, 16, 40, torch.bfloat16)], {"quant_method": "awq", "bits": 4, "group_size": -1}), "awq without groups")
+
+
+def test_large_matrices(t):
+    """Words of matrices that are stored column by column are read in bands, and few products are looked up; rows end inside of either."""
+    torch.manual_seed(9)
+    modules = [gptq(4, False, False, 4096, 200, 128, torch.float16), gptq(4, False, True, 8192, 1096, 128, torch.float16), gptq(8, True, True, 4096, 200, 64, torch.bfloat16),
+               gptq(2, False, False, 4096, 200, 2048, torch.float16), gptq(3, False, False, 4096, 200, 1024, torch.float16)]
+    for i, (parts, weight) in enumerate(modules):
+        bits = (4, 4, 8, 2, 3)[i]
+        model, want = model_of(t, f"gptq{i}", [(parts, weight)], {"quant_method": "gptq", "bits": bits, "group_size": (128, 128, 64, 2048, 1024)[i], "checkpoint_format": "gptq_v2" if i == 2 else "gptq"})
+        for dtype in (torch.bfloat16, torch.float32)[:2 if weight.numel() < 1 << 20 else 1]:
+            t.run("convert", model, t.at("out.safetensors"), "--dequantize", "--dtype", str(dtype)[6:], "--overwrite")
+            same(load_file(t.at("out.safetensors")), {k: v.to(dtype) for k, v in want.items()}, f"gptq {bits} bits {dtype}")
+    model, want = model_of(t, "awq", [awq(8192, 1096, 128, torch.float16), awq(4096, 200, 4096, torch.float16)], {"quant_method": "awq", "bits": 4, "version": "gemm"})
+    for more in ((), ("--max-mem", "64KiB")):
+        t.run("convert", model, t.at("out.safetensors"), "--dequantize", "--dtype", "bfloat16", "--overwrite", *more)
+        same(load_file(t.at("out.safetensors")), {k: v.bfloat16() for k, v in want.items()}, f"awq {more}")
