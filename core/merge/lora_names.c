@@ -164,6 +164,13 @@ static void rename_modules(tsr_str *name, char *text)
 {
     /* In this order: the results of earlier ones are in later ones. */
     static const char pairs[] = "encoder.layer\0layers\0"
+                                "transformer.h\0layers\0"
+                                "transformer.wte\0embed\0"
+                                "embed_tokens\0embed\0"
+                                "lm_head\0head\0"
+                                "tok_embeddings\0embed\0"
+                                "ffn\0mlp\0"
+                                "feed_forward\0mlp\0"
                                 "encoder.block\0stages\0"
                                 "attention.attention\0attention\0"
                                 "attention.self\0attention\0"
@@ -188,9 +195,30 @@ static void rename_modules(tsr_str *name, char *text)
                                 "dense_4h_to_h\0fc2\0"
                                 "dense1\0fc1\0"
                                 "dense2\0fc2\0"
-                                "mlp.c_fc_0\0gate_proj\0"
-                                "mlp.c_fc_1\0up_proj\0"
-                                "mlp.c_proj\0down_proj\0";
+                                "mlp.c_fc_0\0mlp.w1\0"
+                                "mlp.gate_proj\0mlp.w1\0"
+                                "mlp.c_proj\0mlp.w2\0"
+                                "mlp.down_proj\0mlp.w2\0"
+                                "mlp.c_fc_1\0mlp.w3\0"
+                                "mlp.up_proj\0mlp.w3\0"
+                                "attn.wq\0attn.q\0"
+                                "attn.wv\0attn.v\0"
+                                "attn.wo\0attn.o\0"
+                                "kv_a_proj_with_mqa\0wkv_a_with_mqa\0"
+                                "kv_b_proj\0wkv_b\0"
+                                "q_a_proj\0wq_a\0"
+                                "q_b_proj\0wq_b\0"
+                                "kv_proj\0wkv\0"
+                                "o_a_proj\0wo_a\0"
+                                "o_b_proj\0wo_b\0"
+                                "shared_experts.gate_proj\0shared_experts.w1\0"
+                                "shared_experts.down_proj\0shared_experts.w2\0"
+                                "shared_experts.up_proj\0shared_experts.w3\0"
+                                "compressor.indexer\0indexer\0"
+                                "indexer.compressor\0indexer\0"
+                                "indexer.scorer\0indexer\0"
+                                "indexer.gate_proj\0indexer.wgate\0"
+                                "compressor.gate_proj\0compressor.wgate\0";
     tsr_str old, new;
     for (const char *at = pairs; *at; at = new.data + new.size + 1) {
         old = tsr_str_from(at);

@@ -1,6 +1,6 @@
 """Writes tests/golden/renamed_modules: models whose modules transformers renames when it loads them, and what PEFT merges into them.
 
-Usage: python tests/golden/make_renamed_modules.py    in an environment with torch 2.13.0, transformers 5.24.0 and peft 0.21.2
+Usage: python tests/golden/make_renamed_modules.py [NAME…]    in an environment with torch 2.13.0, transformers 5.24.0 and peft 0.21.2
 
   NAME/base      as save_pretrained writes it
   NAME/adapter   of the model in memory, as PEFT writes it
@@ -10,6 +10,7 @@ All numbers are small multiples of powers of two, so that the order of sums does
 """
 import pathlib
 import shutil
+import sys
 
 import peft
 import torch
@@ -28,6 +29,18 @@ def models():
     yield "segformer", transformers.SegformerModel(transformers.SegformerConfig(
         num_encoder_blocks=2, depths=[2, 1], sr_ratios=[2, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2], patch_sizes=[3, 3], strides=[2, 2], mlp_ratios=[2, 2],
         decoder_hidden_size=8)), ["q_proj", "fc1", "fc2"]
+    words = {"vocab_size": 16, "num_key_value_heads": 1, "intermediate_size": 12, **SIZES}
+    yield "exaone", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("exaone", **words)), ["embed_tokens", "q_proj", "o_proj", "gate_proj", "down_proj"]
+    yield "deepseek_v4", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "deepseek_v4", **{**words, "hidden_size": 16, "moe_intermediate_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2,
+                          "head_dim": 8, "qk_rope_head_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 2, "num_hidden_layers": 4})), [
+        "embed_tokens", "q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", "shared_experts.gate_proj", "shared_experts.down_proj", "weights_proj", "compressor.gate_proj"]
+    yield "mistral_large4", transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(
+        "mistral_large4", vision_config={"model_type": "pixtral", **SIZES, **IMAGES, "num_hidden_layers": 1, "intermediate_size": 12, "head_dim": 4},
+        text_config={**words, "num_key_value_heads": 2, "moe_intermediate_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": None,
+                     "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, "qk_head_dim": 8, "head_dim": 4, "layer_types": None, "mlp_layer_types": None,
+                     "indexer_types": None})), (
+        r".*language_model.*(q_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)|.*embed_tokens")
 
 
 def fill(parameters, numbers):
@@ -37,9 +50,11 @@ def fill(parameters, numbers):
 
 
 def main():
-    shutil.rmtree(HERE, ignore_errors=True)
-    numbers = torch.Generator().manual_seed(1)
     for name, model, targets in models():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        shutil.rmtree(HERE / name, ignore_errors=True)
+        numbers = torch.Generator().manual_seed(1)
         base, adapter = HERE / name / "base", HERE / name / "adapter"
         fill(model.parameters(), numbers)
         model.save_pretrained(base)
