@@ -215,12 +215,13 @@ static tsr_status list_inside(const finder *f, tsr_store *store, tsr_arena *scra
     return TSR_OK;
 }
 
-static tsr_status refuse_foreign(const finder *f, tsr_store *store, tsr_arena *scratch)
+/* Refuses a directory of another program: by what marks it, and once it was `refused`, by the names of its files, too. */
+static tsr_status refuse_foreign(const finder *f, tsr_store *store, bool refused, tsr_arena *scratch)
 {
     const char *foreign;
     tsr_checkpoint guess = {.store = store, .host = f->host, .arena = scratch, .is_probe = true};
     TSR_TRY(tsr_foreign_form(&guess, &foreign, f->err));
-    if (!foreign) foreign = tsr_foreign_directory(store);
+    if (!foreign && refused) foreign = tsr_foreign_directory(store);
     TSR_FAIL_IF(foreign, f->err, TSR_E_UNSUPPORTED, "it is %s, so whether it is complete cannot be decided", foreign);
     return TSR_OK;
 }
@@ -265,7 +266,7 @@ static tsr_status check_directory(finder *f, tsr_store *store, tsr_arena *scratc
 {
     bool alone, refused;
     TSR_TRY(check_one(f, store, why, &alone, &refused));
-    if (refused) TSR_TRY(refuse_foreign(f, store, scratch));
+    if (refused) TSR_TRY(refuse_foreign(f, store, true, scratch));
     if (!refused && (!alone || why->size)) return TSR_OK;
     const bool is_unmarked = f->gathering && f->gathering->is_unmarked;
     if (f->gathering) f->gathering->is_unmarked = false;
@@ -461,11 +462,18 @@ static tsr_status choose(finder *f, const tsr_vec *steps)
     return TSR_OK;
 }
 
-static bool holds_checkpoint_files(const tsr_store *store)
+/* Whether a file is named like one of a checkpoint, or is one of another program. */
+static tsr_status holds_checkpoint_files(const finder *f, bool *holds)
 {
-    for (uint32_t f = 0; f < store->file_count; f++)
-        if (tsr_is_checkpoint_name(store->files[f].name)) return true;
-    return false;
+    tsr_store *store = f->store;
+    tsr_content content = {.foreign = NULL};
+    *holds = false;
+    for (uint32_t n = 0; n < store->file_count && !*holds; n++) {
+        const tsr_str name = store->files[n].name;
+        if (!memchr(name.data, '/', name.size)) TSR_TRY(tsr_content_of(store, n, &content, f->err));
+        *holds = content.foreign || tsr_is_checkpoint_name(name);
+    }
+    return TSR_OK;
 }
 
 /* A run without steps is a checkpoint, or contains one. */
@@ -474,10 +482,10 @@ static tsr_status choose_without_steps(finder *f)
     tsr_shown_names names = {.used = 0};
     tsr_vec paths = tsr_vec_of(f->host->allocator, sizeof(tsr_str));
     tsr_run_step run = {.path = {"", 0}, .file = TSR_NO_FILE};
-    bool alone, refused, cut = false;
+    bool alone, refused, cut = false, holds = false;
     tsr_str why;
     TSR_TRY(check_one(f, f->store, &why, &alone, &refused));
-    if (refused) TSR_TRY(refuse_foreign(f, f->store, f->arena));
+    if (refused) TSR_TRY(refuse_foreign(f, f->store, true, f->arena));
     f->out->found = !refused && !why.size;
     if (!refused) return f->out->found ? TSR_OK : pass_over(f, &run, false, why);
     tsr_status status = list_inside(f, f->store, f->arena, &paths, &cut);
@@ -489,7 +497,8 @@ static tsr_status choose_without_steps(finder *f)
         status = tsr_fail(f->err, TSR_E_USAGE,
                           "no step is in the names of these checkpoints, so the newest is unknown: %s%s; name one of them",
                           names.text, tsr_shown_names_rest(&names));
-    if (status == TSR_OK && !paths.count && holds_checkpoint_files(f->store)) status = pass_over(f, &run, false, why);
+    if (status == TSR_OK && !paths.count) status = holds_checkpoint_files(f, &holds);
+    if (status == TSR_OK && holds) status = pass_over(f, &run, false, why);
     if (status == TSR_OK && paths.count == 1) {
         run.path = tsr_arena_str(f->arena, items[0], f->err);
         status = run.path.data ? check_step(f, &run, &why) : TSR_E_NOMEM;
@@ -557,6 +566,7 @@ static tsr_status list_levels(finder *f)
     tsr_store *store = f->store;
     const unsigned levels = TSR_BELOW_LEVELS + (store->below ? 0 : LEVELS_OF_STEP);
     bool cut = false;
+    TSR_TRY(refuse_foreign(f, store, false, f->arena)); /* what is below belongs to it */
     if (store->deepen) TSR_TRY(store->deepen(store, levels, &cut, &f->out->deeper, f->err));
     TSR_FAIL_IF(cut, f->err, TSR_E_LIMIT,
                 "the run has more files than can be listed; the listing ended at '%.*s'; name a directory further down",

@@ -94,17 +94,21 @@ static tsr_status enter_found(choice *c, tsr_str asked)
     return found.data ? enter(c->checkpoint, found, c->err) : TSR_E_NOMEM;
 }
 
-/* Whether the directory is a checkpoint itself, even if it contains marker files. */
-static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+/* Whether the directory is a checkpoint itself, even if it contains marker files; if not, `why` it is none. */
+static tsr_status is_checkpoint_or(tsr_checkpoint *checkpoint, bool *is, tsr_error *why, tsr_error *err)
 {
     const tsr_reader *reader;
-    tsr_error why = {0};
     tsr_checkpoint guess = {
         .store = checkpoint->store, .host = checkpoint->host, .arena = checkpoint->arena, .is_probe = true};
-    const tsr_status status = tsr_recognize(&guess, &reader, &why);
+    const tsr_status status = tsr_recognize(&guess, &reader, why);
     *is = status == TSR_OK;
-    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_fail(err, status, "%s", why.message);
+    if (status == TSR_E_NOMEM || status == TSR_E_IO) return tsr_fail(err, status, "%s", why->message);
     return TSR_OK;
+}
+
+static tsr_status is_checkpoint(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    return is_checkpoint_or(checkpoint, is, &(tsr_error){0}, err);
 }
 
 /* ---- steps that are single files, as Lightning writes them ---- */
@@ -173,17 +177,18 @@ static void list_step_files(const tsr_store *store, tsr_shown_names *names)
 static tsr_status refuse_unknown(choice *c, tsr_str asked)
 {
     tsr_shown_names files = {.used = 0};
+    tsr_error why = {0};
     bool is;
     TSR_TRY(look(c, NULL, NULL));
     list_step_files(c->checkpoint->store, &files);
     TSR_FAIL_IF(files.count, c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s",
                 TSR_STR_ARG(asked), files.text, tsr_shown_names_rest(&files));
-    if (c->list.count == 0) TSR_TRY(is_checkpoint(c->checkpoint, &is, c->err));
+    if (c->list.count == 0) TSR_TRY(is_checkpoint_or(c->checkpoint, &is, &why, c->err));
     TSR_FAIL_IF(c->list.count == 0 && is, c->err, TSR_E_NOT_FOUND,
                 "there is no step '%.*s': the directory is a checkpoint itself and contains no others; leave out --step",
                 TSR_STR_ARG(asked));
     TSR_FAIL_IF(c->list.count == 0, c->err, TSR_E_NOT_FOUND,
-                "there is no step '%.*s': the directory contains no checkpoints%s", TSR_STR_ARG(asked),
+                "there is no step '%.*s': the directory contains no checkpoints (%s)%s", TSR_STR_ARG(asked), why.message,
                 tsr_below_deeper(&c->list));
     return tsr_fail(c->err, TSR_E_NOT_FOUND, "there is no step '%.*s'; the directory contains %s%s", TSR_STR_ARG(asked),
                     c->list.text, tsr_below_rest(&c->list));
@@ -416,8 +421,9 @@ tsr_status tsr_choose_valid(choice *c)
     TSR_FAIL_IF(!latest.found && !latest.passed_count, c->err, TSR_E_NOT_FOUND, "the directory contains no checkpoints%s",
                 latest.deeper ? " within three levels, and there are directories further down" : "");
     TSR_FAIL_IF(!latest.found, c->err, TSR_E_NOT_FOUND,
-                "no checkpoint in the directory is without errors; the newest is '%.*s': %.*s",
-                TSR_STR_ARG(latest.passed_over->path), TSR_STR_ARG(latest.passed_over->reason));
+                "no checkpoint in the directory is without errors; the newest%s%.*s: %.*s",
+                latest.passed_over->path.size ? " is " : "", TSR_STR_ARG(latest.passed_over->path),
+                TSR_STR_ARG(latest.passed_over->reason));
     TSR_TRY(report_passed_over(c, &latest));
     if (!latest.path.size) return TSR_OK;
     const uint32_t file = tsr_store_find(checkpoint->store, latest.path);

@@ -51,14 +51,23 @@ static tsr_status enter_part(repair *r, tsr_error *err)
     return opened;
 }
 
-/* Refuses a checkpoint that can be read and so needs no repair. */
-static tsr_status refuse_sound(const repair *r, tsr_error *err)
+/* Refuses what is not a checkpoint to repair: another program's format, and a checkpoint that can be read, unless it is
+ * `safetensors`, which may have bytes behind its end. */
+static tsr_status refuse_sound(const repair *r, bool safetensors, tsr_error *err)
 {
     const tsr_host *host = cli_host(r->program);
-    tsr_error ignored = {0};
+    tsr_error why = {0};
     tsr_checkpoint *checkpoint = NULL;
+    bool has_data = false;
     const tsr_open_options options = {.skip_objects = true};
-    if (tsr_checkpoint_open(r->store, host, &options, &checkpoint, &ignored) != TSR_OK) return TSR_OK;
+    for (uint32_t f = 0; f < r->store->file_count; f++)
+        has_data |= tsr_str_ends(r->store->files[f].name, TSR_STR(".distcp"));
+    const tsr_status opened = tsr_checkpoint_open(r->store, host, &options, &checkpoint, &why);
+    if (opened == TSR_E_UNSUPPORTED && !has_data) return tsr_raise(err, opened, why.byte_position, "%s", why.message);
+    if (opened != TSR_OK || safetensors) {
+        tsr_checkpoint_close(checkpoint);
+        return TSR_OK;
+    }
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
     tsr_findings *findings = tsr_checkpoint_findings(checkpoint);
     tsr_status status = tsr_validate_catalog(catalog, host, findings, err);
@@ -301,7 +310,7 @@ static int run(cli *program, const tsr_command_options *arguments)
     tsr_status status = cli_files_open(program, r.path, &r.files, &err);
     if (status == TSR_OK) status = enter_part(&r, &err);
     const uint32_t safetensors = status == TSR_OK ? safetensors_file(&r) : TSR_NO_FILE;
-    if (status == TSR_OK && safetensors == TSR_NO_FILE) status = refuse_sound(&r, &err);
+    if (status == TSR_OK) status = refuse_sound(&r, safetensors != TSR_NO_FILE, &err);
     if (status == TSR_OK && safetensors == TSR_NO_FILE) status = begins_as_torch(&r, &r.is_torch, &err);
     if (status == TSR_OK && r.arguments->like && !r.is_torch)
         status = cli_open_apart(program, at = r.arguments->like, NULL, &r.like, &err);
