@@ -420,12 +420,58 @@ def test_compressed_models_are_not_models(t):
 
 @test
 def test_orbax_next_to_other_files_is_refused(t):
-    write(t.at("orbax", "_METADATA"), b'{"tree_metadata": {}, "use_zarr3": false}')
+    write(t.at("orbax", "_METADATA"), b'{"tree_metadata": {}, "use_zarr3": true}')
+    write(t.at("orbax", "w", "c", "0"), b"\x28\xb5\x2f\xfd")  # a chunk of zarr 3, whose name is no step
     shutil.copy(sample("torch_plain")[0], t.at("orbax", "extra.pt"))
-    write(t.at("marked", "_CHECKPOINT_METADATA"), b"{}")
+    write(t.at("marked", "_CHECKPOINT_METADATA"), b'{"item_handlers": {}, "metrics": {}, "init_timestamp_nsecs": 1795962723046228601}')
     shutil.copy(sample("torch_plain")[0], t.at("marked", "extra.pt"))
     for name in ("orbax", "marked"):
         check_refused(t, t.at(name), "an Orbax checkpoint", "orbax.checkpoint")
+        for command in (["latest", t.at(name)], ["inspect", t.at(name), "--step", "latest-valid"], ["repair", t.at(name), t.at("new")]):
+            need("an Orbax checkpoint" in t.run(*command, status=2).stderr.decode(), command)
+    for name in ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", ".snapshot_metadata", "Manifest.json"):
+        st_file(t, f"named{name}/model.safetensors", None)
+        write(t.at("named" + name, name), b'{"a": 1}')
+        t.run("convert", t.at("named" + name), t.at(f"{name}.pt"), "--to", "torch")
+
+
+def member(name, data=bytes(40)):
+    return b"PK\3\4" + bytes(22) + struct.pack("<HH", len(name), 0) + name + data
+
+
+# The first bytes of files that the libraries wrote: bz2, zlib and lzma of Python 3.11, flax 0.12, onnx 1.23, coremltools 9, executorch 1.5,
+# tensorflow 2.21, torch 2.13. That of TensorRT is a published one.
+FOREIGN = {
+    "bz2": (b"BZh91AY&SY", "bzip2"), "zlib": (b"x\x9c\xa5\x55\x4d\x6c\x1b\x45", "joblib.load"), "lzma": (b"]\0\0\x40\0" + b"\xff" * 8, "LZMA"), "lz4": (b"\x04\x22\x4d\x18", "LZ4"),
+    "flax": (b"\x81\xa6params\x81\xa5dense", "flax.serialization"), "flax of 40": (b"\xde\0\x28\xa2l0\xc7\x15\1\x93", "flax.serialization"),
+    "flax of many": (b"\xdf\0\1\x11\x70\xa2l0\xc7", "flax.serialization"), "onnx": (b"\x08\x0e:\x91\xb9\2\n\x12\n\1x", "onnx.load"), "onnx by pytorch": (b"\x08\x0a\x12\7pytorch", "onnx.load"),
+    "coreml": (b"\x08\6\x12\xcd\1\n\x0f\n\1x\x1a\n*", "coremltools"), "saved model": (b"\x08\1\x12\xf0\3\n\x20\n\4", "tf.train"), "tf index": (b"\0\0\6\x08\1\x1a\2\x08\1", "tf.train"),
+    "pte": (b"<\0\0\0ET12eh00 \0\0\0", "runtime of ExecuTorch"), "ptd": (b"H\0\0\0FT01FH01(\0\0\0", "runtime of ExecuTorch"), "tflite": (b"\x1c\0\0\0TFL3", "LiteRT"), "trt": (b"ftrt\0\0\0\0", "tensorrt.Runtime"),
+    "mobile": (b"8\0\0\0PTMF", "torch.jit.load"), "pickle 0": (b"(dp0\nVw\n", "bare pickle"), "pickle 1": (b"}q\0X\1\0\0\0w", "Paddle"),
+    "jit": (member(b"m/extra/a.txt"), "torch.jit.load"), "export": (member(b"m/data/weights/model_weights_config.json"), "torch.export.load"),
+    "aoti": (member(b"m/data/aotinductor/model/c.wrapper.cpp"), "aoti_load_package"), "package": (member(b"m/.data/0.storage"), "PackageImporter"), "zip": (member(b"a.txt"), "that torch.save did not write")}
+
+
+@test
+def test_files_of_other_programs_are_named(t):
+    for name, (head, tool) in FOREIGN.items():
+        write(t.at(name, "pytorch_model.bin"), head + b"\x01" * 600)
+        for path in (t.at(name), t.at(name, "pytorch_model.bin")):
+            check_refused(t, path, tool)
+            for command in (["inspect", path], ["validate", "--deep", path], ["repair", path, t.at("new")]):
+                need(tool in t.run(*command, status=2).stderr.decode(), command)
+        need(tool in t.run("latest", t.at(name), status=1).stderr.decode(), name)
+        need(tool in t.run("inspect", t.at(name), "--step", "latest", status=2).stderr.decode(), name)
+        st_file(t, f"next to {name}/model.safetensors", None)
+        write(t.at(f"next to {name}", "other.bin2"), head + bytes(600))
+        t.run("validate", t.at(f"next to {name}"))
+    for name, tool in (("m.onnx.data", "onnx.load"), ("ckpt-1.data-00000-of-00001", "tf.train"), ("manifest.ocdbt", "orbax.checkpoint")):
+        write(t.at("raw", name), b"\x5e\x91\xc8\x3e" * 40)
+        need(tool in t.run("validate", t.at("raw", name), status=2).stderr.decode(), name)
+    for head in (b"\x81\xa6\0\0", b"x\x9c\1\0", b"]\0\0\0"):  # lengths of headers that are not there
+        write(t.at("cut.safetensors"), head + bytes(4) + b"{" * 40)
+        message = t.run("validate", t.at("cut.safetensors"), status=(1, 2))
+        need(b"flax" not in message.stderr + message.stdout and b"zlib" not in message.stderr + message.stdout and b"LZMA" not in message.stderr, message)
 
 
 @test
@@ -457,6 +503,9 @@ def test_local_checkpoints_of_ranks_are_named(t):
     for path in (t.at("ckpt"), t.at("ckpt", "iter_0000010_1_local.pt")):
         check_refused(t, path, "nvidia-resiliency-ext", "LocalCheckpointManager")
         need("LocalCheckpointManager" in t.run("inspect", path, status=2).stderr.decode(), path)
+    os.makedirs(t.at("plain"))
+    shutil.copy(sample("torch_plain")[0], t.at("plain", "iter_0000010_0_local.pt"))
+    t.run("validate", t.at("plain"))
 
 
 @test

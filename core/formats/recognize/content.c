@@ -8,7 +8,37 @@
 #include "formats/torch/torch_file.h"
 #include "tessera/sys/try.h"
 
+/* ---- texts that several rows have ---- */
+
+#define ORBAX      "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
+#define ZARR       "a Zarr store, which is not supported: the Python package zarr reads it"
+#define SNAPSHOT   "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python"
+#define TENSORFLOW "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it"
+#define MEGATRON_ZARR \
+    "a Megatron checkpoint in the zarr format, which is not supported: a version of Megatron-Core that still has this format loads it, with the packages zarr and tensorstore, and can save it as torch_dist"
+#define MEGATRON_OTHER \
+    "a Megatron checkpoint whose sharded_backend is not torch_dist, which is not supported: the version of Megatron-Core that wrote it loads it"
+#define DELTA_SKYRL \
+    "a delta update of SkyRL, which holds the encoded differences from an earlier version of the model and not its weights; " \
+    "SkyRL applies it to that version"
+#define NVRX_LOCAL \
+    "a directory of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
+    "them in the job that wrote them"
+#define ONNX_DATA "the external data of an ONNX model, which is not supported: onnx.load reads it with the model"
+#define PICKLE \
+    "a bare pickle, not written by torch.save: the program that wrote it loads it, such as Paddle, joblib or NumPy"
+#define ZLIB        "a zlib stream, as joblib writes, which is not supported: joblib.load reads it"
+#define EXECUTORCH  "a file of ExecuTorch: a program, not a checkpoint; the runtime of ExecuTorch loads it"
+#define TORCHSCRIPT "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it"
+#define EXPORTED    "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it"
+#define KERAS       "a Keras archive, which is not supported: keras.models.load_model loads it"
+#define ONNX        "an ONNX model, which is not supported: onnx.load reads it"
+#define MSGPACK     "a msgpack file, as Flax writes, which is not supported: flax.serialization.msgpack_restore reads it"
+#define CORE_ML     "a Core ML model, which is not supported: coremltools loads it"
+
 /* ---- files ---- */
+
+enum { HEAD = 512 }; /* bytes of a file that are looked at */
 
 typedef struct signature {
     uint16_t at;
@@ -29,6 +59,9 @@ static const signature foreign_kinds[] = {
     {0, 2, "\x1f\x8b", "a gzip file; unpack it first"},
     {0, 6, "7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it first"},
     {0, 4, "\x28\xb5\x2f\xfd", "a Zstandard file; unpack it first"},
+    {0, 4, "\x04\x22\x4d\x18", "an LZ4 file; unpack it first"},
+    {0, 3, "BZh", "a bzip2 file; unpack it first"},
+    {5, 8, "\xff\xff\xff\xff\xff\xff\xff\xff", "an LZMA file; unpack it first"},
     {0, 6,
      "\xfd"
      "7zXZ\0",
@@ -43,6 +76,14 @@ static const signature foreign_kinds[] = {
     {0, 9, "<!doctype", "an HTML page, perhaps a failed download"},
     {0, 5, "<html", "an HTML page, perhaps a failed download"},
     {0, 4, "PAR1", "a Parquet file"},
+    {0, 4, "ftrt", "a TensorRT engine: a program, not a checkpoint; tensorrt.Runtime loads it"},
+    {4, 4, "ET12", EXECUTORCH},
+    {4, 4, "FT01", EXECUTORCH},
+    {4, 4, "TFL3", "a TensorFlow Lite model: a program, not a checkpoint; LiteRT loads it"},
+    {4, 4, "PTMF", TORCHSCRIPT},
+    {5, 4, "\x1a\2\x08\1", TENSORFLOW},
+    {0, 3, "(dp", PICKLE},
+    {0, 3, "}q\0", PICKLE},
     {0, 4,
      "\x7f"
      "ELF",
@@ -58,22 +99,111 @@ static bool is_json(tsr_str head)
     return at + 1 < head.size && head.data[at] == '{' && memchr(" \t\r\n\"}", head.data[at + 1], 6);
 }
 
-static const char *foreign_zip_name(tsr_str head, tsr_str member, bool is_onnx)
+/* ---- the names of files ---- */
+
+typedef enum name_kind { IS, ENDS, HOLDS } name_kind;
+
+static bool fits(tsr_str name, name_kind kind, const char *row)
 {
-    static const char *const keras[] = {"metadata.json", "config.json", "model.weights.h5"};
-    for (size_t i = 0; i < sizeof keras / sizeof keras[0]; i++)
-        if (tsr_str_equal(member, tsr_str_from(keras[i])))
-            return "a Keras archive, which is not supported: keras.models.load_model loads it";
-    if (tsr_str_ends(member, TSR_STR(".npy")))
-        return "a NumPy archive (.npz), which is not supported: numpy.load reads it, or mlx.core.load where MLX wrote it";
-    if (head.size >= 4 && memcmp(head.data, "PK", 2) == 0) return "a zip archive that torch.save did not write";
-    if (head.size > 8 && head.data[0] == 8 && head.data[1] < 32 && (head.data[2] == 0x12 || is_onnx))
-        return "an ONNX model, which is not supported: onnx.load reads it";
+    const tsr_str text = tsr_str_from(row);
+    if (kind == IS) return tsr_str_equal(name, text);
+    return kind == ENDS ? tsr_str_ends(name, text) : tsr_name_holds(name, text);
+}
+
+typedef struct name_row {
+    const char *name;
+    name_kind kind;
+    const char *what;
+} name_row;
+
+/* They count only if nothing can be opened. */
+static const name_row names[] = {
+    {"_CHECKPOINT_METADATA", IS, ORBAX},
+    {"manifest.ocdbt", IS, ORBAX},
+    {".zarray", IS, ZARR},
+    {".zgroup", IS, ZARR},
+    {"zarr.json", IS, ZARR},
+    {".snapshot_metadata", IS, SNAPSHOT},
+    {"saved_model.pb", IS, TENSORFLOW},
+    {".data-00000-of-", HOLDS, TENSORFLOW},
+    {".onnx.data", ENDS, ONNX_DATA},
+    {".onnx_data", ENDS, ONNX_DATA},
+};
+
+static const char *foreign_by_name(tsr_str path)
+{
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (fits(names[i].kind == HOLDS ? path : tsr_last_path_part(path), names[i].kind, names[i].name))
+            return names[i].what;
     return NULL;
+}
+
+const char *tsr_foreign_directory(const tsr_store *store)
+{
+    const char *what = NULL;
+    for (uint32_t f = 0; f < store->file_count && !what; f++)
+        if (!tsr_is_deeper(store->files[f].name)) what = foreign_by_name(store->files[f].name);
+    return what;
+}
+
+/* ---- zip archives, by the name of the first member ---- */
+
+/* torch.jit.save writes extra files, tensors and constants first, in this order. */
+static const struct {
+    name_kind kind;
+    const char *name, *what;
+} members[] = {
+    {ENDS, "/data/0", TORCHSCRIPT},
+    {ENDS, "/constants.pkl", TORCHSCRIPT},
+    {HOLDS, "/extra/", TORCHSCRIPT},
+    {HOLDS, "/data/weights/", EXPORTED},
+    {HOLDS, "/data/aotinductor/",
+     "a package of AOTInductor: a program, not a checkpoint; torch._inductor.aoti_load_package loads it"},
+    {HOLDS, "/.data/", "an archive of torch.package, which is not supported: torch.package.PackageImporter loads it"},
+    {IS, "metadata.json", KERAS},
+    {IS, "config.json", KERAS},
+    {IS, "model.weights.h5", KERAS},
+    {ENDS, ".npy",
+     "a NumPy archive (.npz), which is not supported: numpy.load reads it, or mlx.core.load where MLX wrote it"},
+};
+
+static const char *foreign_archive(tsr_str head)
+{
+    const tsr_str member = tsr_first_member(head);
+    if (head.size < 4 || memcmp(head.data, "PK", 2) != 0) return NULL;
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
+        if (fits(member, members[i].kind, members[i].name)) return members[i].what;
+    return "a zip archive that torch.save did not write";
+}
+
+/* ---- formats without a signature ---- */
+
+/* ONNX, Core ML and TensorFlow write messages that begin with a version. What comes next is a text or the graph in ONNX, and a message
+ * with a field of its own in the others. */
+static const char *foreign_message(tsr_str head)
+{
+    size_t at = 3;
+    if (head.size < 10 || head.data[0] != 8 || head.data[1] >= 32) return NULL;
+    while (at < 8 && (head.data[at] & 0x80)) at++;
+    if (head.data[2] == 0x12 && head.data[at + 1] == '\n') return head.data[1] == 1 ? TENSORFLOW : CORE_ML;
+    return head.data[2] == 0x12 || head.data[2] == ':' ? ONNX : NULL;
+}
+
+/* msgpack: a map whose first key is a text. zlib: a checksum of two bytes. Neither is certain in a file that could be a damaged one of
+ * safetensors, which begins with a length. */
+static const char *foreign_stream(tsr_str head)
+{
+    const uint8_t *b = (const uint8_t *)head.data;
+    if (head.size < 8 || !(b[4] | b[5] | b[6] | b[7])) return NULL;
+    if (b[0] == 'x' && (('x' << 8) + b[1]) % 31 == 0) return ZLIB;
+    const size_t key = b[0] == 0xde ? 3 : b[0] == 0xdf ? 5 : 1;
+    const bool is_map = key > 1 || (b[0] > 0x80 && b[0] < 0x90);
+    return is_map && (b[key] >> 5 == 5 || b[key] == 0xd9) ? MSGPACK : NULL;
 }
 
 static const char *foreign_name(tsr_str head, tsr_str name)
 {
+    const char *what;
     const bool packed =
         head.size > 262 && (memcmp(head.data + 257, "ustar", 5) == 0 || memcmp(head.data, "\x1f\x8b", 2) == 0);
     if (packed && tsr_str_ends(name, TSR_STR(".nemo")))
@@ -83,22 +213,15 @@ static const char *foreign_name(tsr_str head, tsr_str name)
         const signature *s = &foreign_kinds[i];
         if (head.size >= (size_t)s->at + s->size && memcmp(head.data + s->at, s->bytes, s->size) == 0) return s->name;
     }
-    if (head.size > 2 && head.data[0] == '\x80' && head.data[1] >= 2 && head.data[1] <= 5)
-        return "a bare pickle, not written by torch.save";
-    tsr_str member = tsr_first_member(head); /* torch.jit.save writes tensors and constants first */
-    if (tsr_str_ends(member, TSR_STR("/data/0")) || tsr_str_ends(member, TSR_STR("/constants.pkl")))
-        return "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it";
-    if (tsr_str_ends(member, TSR_STR("/data/weights/weight_0")) ||
-        tsr_str_ends(member, TSR_STR("/data/weights/model_weights_config.json")))
-        return "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it";
+    if (head.size > 2 && head.data[0] == '\x80' && head.data[1] >= 2 && head.data[1] <= 5) return PICKLE;
     if (head.size > 4 && memcmp(head.data, "ZN", 2) == 0 && (unsigned char)head.data[2] < ' ')
         return "compressed by ZipNN, which is not supported: the package zipnn decompresses it";
-    return foreign_zip_name(head, member, tsr_str_ends(name, TSR_STR(".onnx")));
+    if ((what = foreign_archive(head)) || (what = foreign_message(head)) || (what = foreign_stream(head))) return what;
+    return foreign_by_name(name);
 }
 
 tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, tsr_error *err)
 {
-    enum { HEAD = 512 };
     char bytes[HEAD];
     const uint64_t size = store->files[file].size;
     const tsr_str head = {bytes, size < HEAD ? (size_t)size : HEAD};
@@ -123,61 +246,6 @@ const tsr_file_kind *tsr_kind_named(tsr_str name)
     return of->reader_of ? of : NULL;
 }
 
-#define ORBAX      "an Orbax checkpoint, which is not supported: orbax.checkpoint loads it in Python"
-#define ZARR       "a Zarr store, which is not supported: the Python package zarr reads it"
-#define SNAPSHOT   "a torchsnapshot checkpoint, which is not supported: torchsnapshot.Snapshot loads it in Python"
-#define TENSORFLOW "a TensorFlow checkpoint, which is not supported: tf.train.load_checkpoint reads it"
-#define MEGATRON_ZARR \
-    "a Megatron checkpoint in the zarr format, which is not supported: a version of Megatron-Core that still has this format loads it, with the packages zarr and tensorstore, and can save it as torch_dist"
-#define MEGATRON_OTHER \
-    "a Megatron checkpoint whose sharded_backend is not torch_dist, which is not supported: the version of Megatron-Core that wrote it loads it"
-#define DELTA_SKYRL \
-    "a delta update of SkyRL, which holds the encoded differences from an earlier version of the model and not its weights; " \
-    "SkyRL applies it to that version"
-#define NVRX_LOCAL \
-    "a directory of local checkpoints of nvidia-resiliency-ext, which is not supported: its LocalCheckpointManager loads " \
-    "them in the job that wrote them"
-#define ONNX_DATA "the external data of an ONNX model, which is not supported: onnx.load reads it with the model"
-
-/* ---- directories, by the names of files ---- */
-
-typedef enum name_kind { IS, ENDS, HOLDS } name_kind;
-
-typedef struct name_row {
-    const char *name;
-    name_kind kind;
-    bool decides; /* in the root, whatever else is in the directory; other rows only count if nothing can be opened */
-    const char *what;
-} name_row;
-
-static const name_row names[] = {
-    {"_CHECKPOINT_METADATA", IS, true, ORBAX},
-    {"manifest.ocdbt", IS, true, ORBAX},
-    {".zarray", IS, false, ZARR},
-    {".zgroup", IS, false, ZARR},
-    {"zarr.json", IS, false, ZARR},
-    {".snapshot_metadata", IS, true, SNAPSHOT},
-    {"saved_model.pb", IS, false, TENSORFLOW},
-    {".data-00000-of-", HOLDS, false, TENSORFLOW},
-    {".onnx.data", ENDS, false, ONNX_DATA},
-    {".onnx_data", ENDS, false, ONNX_DATA},
-};
-
-static bool names_it(const name_row *row, tsr_str path)
-{
-    const tsr_str name = tsr_last_path_part(path), text = tsr_str_from(row->name);
-    if (row->kind == IS) return tsr_str_equal(name, text);
-    return row->kind == ENDS ? tsr_str_ends(name, text) : tsr_name_holds(path, text);
-}
-
-const char *tsr_foreign_directory(const tsr_store *store)
-{
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        for (uint32_t f = 0; f < store->file_count; f++)
-            if (!tsr_is_deeper(store->files[f].name) && names_it(&names[i], store->files[f].name)) return names[i].what;
-    return NULL;
-}
-
 /* Megatron writes one directory per tensor, with the array's description in it, and everything else to common.pt. Its
  * metadata.json comes last. */
 static bool is_megatron_zarr(const tsr_store *store)
@@ -188,18 +256,20 @@ static bool is_megatron_zarr(const tsr_store *store)
     return false;
 }
 
-/* "iter_0000010_3_local.pt", as LocalCheckpointManager names what rank 3 wrote. */
-static bool is_local_checkpoint(const tsr_store *store)
+/* "iter_0000010_3_local.pt", as LocalCheckpointManager names what rank 3 wrote: an object of a class for such states. */
+static tsr_status is_local_checkpoint(tsr_store *store, bool *is, tsr_error *err)
 {
-    const tsr_str before = TSR_STR("iter_"), after = TSR_STR("_local.pt");
-    for (uint32_t f = 0; f < store->file_count; f++) {
+    char head[HEAD];
+    *is = false;
+    for (uint32_t f = 0; f < store->file_count && !*is; f++) {
         const tsr_str name = store->files[f].name;
-        bool is = tsr_str_starts(name, before) && tsr_str_ends(name, after) && name.size > before.size + after.size;
-        for (size_t i = before.size; is && i < name.size - after.size; i++)
-            is = (name.data[i] >= '0' && name.data[i] <= '9') || name.data[i] == '_';
-        if (is) return true;
+        if (!tsr_str_starts(name, TSR_STR("iter_")) || !tsr_str_ends(name, TSR_STR("_local.pt"))) continue;
+        const uint64_t size = store->files[f].size;
+        const tsr_str read = {head, size < HEAD ? (size_t)size : HEAD};
+        TSR_TRY(tsr_store_read(store, f, 0, head, read.size, err));
+        *is = tsr_name_holds(read, TSR_STR("TensorAwareStateDict\n"));
     }
-    return false;
+    return TSR_OK;
 }
 
 /* ---- directories, by documents in the root ---- */
@@ -219,28 +289,22 @@ static const char *by_manifest(const cJSON *root)
     return is ? DELTA_SKYRL : NULL;
 }
 
-static const char *by_config(const cJSON *root)
-{
-    return cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "dfloat11_config")) ? TSR_DFLOAT11 : NULL;
-}
-
-static const char *by_tree(const cJSON *root)
-{
-    return cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(root, "tree_metadata")) ? ORBAX : NULL;
-}
-
 typedef struct document_row {
     const char *file;
-    const char *word; /* which the document must contain, so that others are not parsed */
+    const char *key;  /* in the document's root */
+    const char *text; /* what the directory is; or NULL, and then `what` decides */
     const char *(*what)(const cJSON *root);
-    bool not_if_marked; /* does not count next to the marker of a directory (tsr_directory) */
+    bool if_marked; /* counts next to the marker of a directory (tsr_directory), too */
 } document_row;
 
 static const document_row documents[] = {
-    {"metadata.json", "\"sharded_backend\"", by_backend, true},
-    {"manifest.json", "\"payload_files\"", by_manifest, true},
-    {"config.json", "\"dfloat11_config\"", by_config, false},
-    {"_METADATA", "\"tree_metadata\"", by_tree, true},
+    {"metadata.json", "sharded_backend", .what = by_backend},
+    {"manifest.json", "payload_files", .what = by_manifest},
+    {"config.json", "dfloat11_config", .text = TSR_DFLOAT11, .if_marked = true},
+    {"_METADATA", "tree_metadata", .text = ORBAX},
+    {"_CHECKPOINT_METADATA", "init_timestamp_nsecs", .text = ORBAX},
+    {".snapshot_metadata", "manifest", .text = SNAPSHOT},
+    {"Manifest.json", "rootModelIdentifier", .text = CORE_ML},
 };
 
 /* Documents that cannot be parsed are ignored: other programs write files of these names, too. */
@@ -254,14 +318,14 @@ static tsr_status by_document(tsr_checkpoint *checkpoint, const document_row *ro
     cJSON *root = NULL;
     *what = NULL;
     if (file == TSR_NO_FILE || store->files[file].size == 0 || store->files[file].size > LARGEST) return TSR_OK;
-    if (row->not_if_marked && tsr_is_marked(store)) return TSR_OK;
+    if (!row->if_marked && tsr_is_marked(store)) return TSR_OK;
     TSR_TRY(tsr_range_load(tsr_whole_file(checkpoint->store, file), checkpoint->host, &text, err));
     tsr_status status = TSR_OK;
-    if (tsr_name_holds(text.data, tsr_str_from(row->word)))
+    if (tsr_name_holds(text.data, tsr_str_from(row->key)))
         status = tsr_json_parse(text.data, checkpoint->host, &root, &ignored);
     tsr_bytes_free(&text);
     if (status == TSR_E_NOMEM) return tsr_fail(err, status, "%s", ignored.message);
-    if (root) *what = row->what(root);
+    if (root && tsr_json_states(root, row->key)) *what = row->text ? row->text : row->what(root);
     cJSON_Delete(root);
     return TSR_OK;
 }
@@ -269,9 +333,9 @@ static tsr_status by_document(tsr_checkpoint *checkpoint, const document_row *ro
 tsr_status tsr_foreign_form(tsr_checkpoint *checkpoint, const char **what, tsr_error *err)
 {
     const tsr_store *store = checkpoint->store;
-    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local_checkpoint(store) ? NVRX_LOCAL : NULL;
-    for (size_t i = 0; i < sizeof names / sizeof names[0] && !*what; i++)
-        if (names[i].decides && tsr_has_file(store, names[i].name)) *what = names[i].what;
+    bool is_local;
+    TSR_TRY(is_local_checkpoint(checkpoint->store, &is_local, err));
+    *what = is_megatron_zarr(store) ? MEGATRON_ZARR : is_local ? NVRX_LOCAL : NULL;
     for (size_t i = 0; i < sizeof documents / sizeof documents[0] && !*what; i++)
         TSR_TRY(by_document(checkpoint, &documents[i], what, err));
     return TSR_OK;
