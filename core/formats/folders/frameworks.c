@@ -926,12 +926,15 @@ static const tsr_part_row nemo_parts[] = {
     {NULL},
 };
 
-/* NeMo Automodel. Source of the names: nemo_automodel/components/checkpoint/checkpointing.py, recipes/base_recipe.py */
+/* NeMo Automodel. Next to the shards that every rank writes of the model is a script that joins them. Source of the names:
+ * nemo_automodel/components/checkpoint/checkpointing.py, recipes/base_recipe.py */
 static const char *const automodel_files[] = {"optim/.metadata",
                                               NULL,
                                               "model/.metadata",
                                               "model/model.safetensors.index.json",
                                               "model/model.safetensors",
+                                              "model/adapter_model.safetensors",
+                                              "model/consolidate.sh",
                                               NULL,
                                               "config.yaml",
                                               "losses.json",
@@ -943,7 +946,10 @@ const tsr_directory tsr_directory_automodel = {
 static const tsr_part_row automodel_parts[] = {
     {.part = "model", .from = {{TSR_SOURCE_DCP, "model"}}},
     {.part = "optim", .from = {{TSR_SOURCE_DCP, "optim"}}},
-    {.part = "rng", .from = {{TSR_SOURCE_RANKS, "rng/rng_dp_rank_*.pt"}, {TSR_SOURCE_FILE, "rng.pt"}}},
+    {.part = "rng",
+     .from = {{TSR_SOURCE_RANKS, "rng/rng_global_rank_*.pt"},
+              {TSR_SOURCE_RANKS, "rng/rng_dp_rank_*.pt"},
+              {TSR_SOURCE_FILE, "rng.pt"}}},
     {.part = "dataloader", .from = {{TSR_SOURCE_RANKS, "dataloader/dataloader_dp_rank_*.pt"}}},
     {.part = "step_scheduler", .from = {{TSR_SOURCE_FILE, "step_scheduler.pt"}}},
     {.part = "lr_scheduler", .from = {{TSR_SOURCE_FILE, "lr_scheduler.pt"}}},
