@@ -586,7 +586,8 @@ static tsr_status part_of(search *s, uint32_t from, uint32_t to, size_t prefix, 
     for (uint32_t f = from; f < to; f++) {
         const tsr_str name = inner->files[f].name, rest = {name.data + prefix, name.size - prefix};
         files[f - from] = (tsr_store_file){rest, inner->files[f].size};
-        worth = worth || (!memchr(rest.data, '/', rest.size) && tsr_is_checkpoint_name(rest));
+        worth = worth || (!memchr(rest.data, '/', rest.size) && tsr_is_checkpoint_name(rest)) ||
+                (!tsr_is_deeper(rest) && tsr_is_marker(tsr_last_path_part(rest))); /* a part in a directory of its own */
         deeper = deeper || memchr(rest.data, '/', rest.size);
     }
     *part = (part_store){.base = {.file_count = to - from, .files = files, .primary = TSR_NO_FILE, .read_at = read_part},
