@@ -155,6 +155,7 @@ static const tsr_pickle_name names[] = {
     CLASSES("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem"),
     CLASSES("torch.distributed._shard.checkpoint.metadata", "torch.distributed._shard.checkpoint.filesystem"),
     CLASSES("torch.distributed._shard.sharded_tensor.metadata", "torch.distributed._shard.checkpoint.filesystem"),
+    {"olmo_core.distributed.checkpoint.filesystem", "_StorageInfo", ID_STORAGE | BUILT | UNHASHABLE},
     PATHS("pathlib"),
     PATHS("pathlib._local"),
     {"torch", "Size", ID_SIZE | MADE},
