@@ -661,6 +661,22 @@ def directories_of_dcps_open_as_parts(t):
 
 
 @test
+def a_step_that_olmo_core_saved_is_read(t):
+    """tests/golden/make_olmo_core.py. Its storage writer describes where items are by a class of its own, of the same fields."""
+    root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "olmo_core")
+    step = os.path.join(root, "step10")
+    doc = t.json("inspect", step, "--json")
+    need(doc["format"] == "olmo-core" and {p["name"] for p in doc["summary"]["parts"]} == {"", "train"}, doc["summary"])
+    need(not t.json("validate", step, "--deep", "--json")["findings"], "a healthy step has findings")
+    need(t.run("latest", root).stdout.decode().strip() == step, "another step")
+    need("step10 (olmo-core)" in t.run("inspect", root, status=2).stderr.decode(), "the directory above")
+    for i, (name, shape) in enumerate({"0.weight": (5, 3), "0.bias": (5,), "1.weight": (4, 5), "1.bias": (4,)}.items()):
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        shown = t.run("get", step, f"model.{name}", "--print").stdout.decode()
+        need([float(x) for x in shown.replace("[", " ").replace("]", " ").split()] == [100 * i + k for k in range(count)], shown)
+
+
+@test
 def directories_of_dcps_that_only_look_alike(t):
     """Directories with such names, but without what else the frameworks write, are several checkpoints, as before."""
     for place, folders in (("a", ("model", "optim")), ("b", ("trainer", "other")), ("c", ("weights", "more"))):
