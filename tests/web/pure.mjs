@@ -117,6 +117,18 @@ export async function testPure() {
     check(`${of("float16", [0x3c00, 0xc500, 0x0001, 0x7bff, 0x7c00, 0x7e00])}` === `1,-5,${2 ** -24},65504,Infinity,NaN`, `${of("float16", [0x3c00, 0xc500, 0x0001, 0x7bff, 0x7c00, 0x7e00])}`);
     check(`${of("bfloat16", [0x3f80, 0xc0a0, 0x7f7f, 0xff80])}` === `1,-5,${Math.fround(3.3895313892515355e38)},-Infinity`, `${of("bfloat16", [0x3f80, 0xc0a0, 0x7f7f, 0xff80])}`);
   });
+  await test("the statistics of a slice are Python's sample statistics of its finite numbers", async () => {
+    const { statisticsOf } = await load("elements.ts"), numbers = [0.25, -3, 7.5, 0, 11];
+    const [mean, std] = JSON.parse(spawnSync("python3", ["-c", "import json, statistics, sys; n = json.loads(sys.argv[1]); print(json.dumps([statistics.mean(n), statistics.stdev(n)]))", JSON.stringify(numbers)], { encoding: "utf8" }).stdout);
+    const got = statisticsOf(Float64Array.from([...numbers, NaN, -Infinity]));
+    check(Math.abs(got.mean - mean) < 1e-12 && Math.abs(got.std - std) < 1e-12 && got.min === -3 && got.max === 11 && got.zeros === 1 && got.nan === 1 && got.inf === 1, JSON.stringify([got, mean, std]));
+    check(statisticsOf(Float64Array.from([5, NaN])).std === 0, "one finite number has a spread");
+  });
+  await test("numbers in tables have four digits, and large ones an exponent", async () => {
+    const { shortText } = await load("elements.ts");
+    const rows = [["10.4285717", "10.43"], ["-0.00122070312", "-0.001221"], ["0.5", "0.5"], ["123456789", "123456789"], ["4503599627370496.5", "4.504e+15"], ["53287412.5+13911234560.25j", "5.329e+7+1.391e+10j"], ["nan", "nan"], ["-inf", "-inf"], ["3+4j", "3+4j"]];
+    for (const [exact, want] of rows) check(shortText(exact) === want, `${exact}: ${shortText(exact)} instead of ${want}`);
+  });
   await test("texts of the core name a form's fields, and leave options without one as they are", async () => {
     const { convertFields, inFields, OPTIMIZER_FIELDS, RESHARD_FIELDS } = await load("field_names.ts");
     const convert = (to, more = {}) => convertFields({ dtype: "", quantized: "", ...more }, to);

@@ -62,17 +62,19 @@ export function textsOf(elements: Elements): string[] | undefined {
   return Array.from({ length: texts.length / 2 }, (_, i) => { const im = texts[2 * i + 1] ?? ""; return `${texts[2 * i]}${/^-/.test(im) ? "" : "+"}${im}j`; });
 }
 
+const LARGE = 1e7;
 /** A number with four significant digits, for tables. Integers, and what is short already, stay as they are. */
 export function shortText(exact: string): string {
   return /^[-+]?\d+$/.test(exact) ? exact : exact.replace(/-?\d+(\.\d+)?(e[-+]?\d+)?/g, (text) => {
-    const short = Number(text).toPrecision(4), plain = String(Number(short));
+    const short = Number(Number(text).toPrecision(4)), plain = Math.abs(short) < LARGE ? String(short) : short.toExponential();
     return plain.length <= text.length ? plain : text;
   });
 }
 
 export interface Statistics { readonly min: number; readonly max: number; readonly mean: number; readonly std: number; readonly zeros: number; readonly nan: number; readonly inf: number }
 
-/** Returns statistics of the finite numbers, and how many are not finite. `std` divides by their number. */
+/** Returns statistics of the finite numbers, and how many are not finite. `std` divides by one less than their number, as in the
+ *  statistics of the whole tensor and in torch.std. */
 export function statisticsOf(numbers: ArrayLike<number>): Statistics | undefined {
   let min = Infinity, max = -Infinity, sum = 0, count = 0, zeros = 0, nan = 0, inf = 0, squares = 0;
   for (let i = 0; i < numbers.length; i++) {
@@ -83,7 +85,7 @@ export function statisticsOf(numbers: ArrayLike<number>): Statistics | undefined
   }
   const mean = sum / count;
   for (let i = 0; i < numbers.length; i++) { const n = numbers[i] ?? 0; if (Number.isFinite(n)) squares += (n - mean) ** 2; }
-  return numbers.length ? { min, max, mean, std: Math.sqrt(squares / count), zeros, nan, inf } : undefined;
+  return numbers.length ? { min, max, mean, std: count > 1 ? Math.sqrt(squares / (count - 1)) : 0, zeros, nan, inf } : undefined;
 }
 
 const DESCR: Readonly<Record<string, string>> = {

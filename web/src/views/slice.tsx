@@ -42,7 +42,7 @@ export function HeatMap({ elements, what = "values" }: { elements: Elements; wha
   return (
     <figure class="heat">
       <canvas ref={canvas} width={width} height={height} role="img" aria-label={`Heat map of ${exactText(rows)} × ${exactText(columns)} ${what} from ${realText(-most)} to ${realText(most)}`} />
-      <figcaption><span>{most > 0 && "−"}{realText(most)}</span><span class="scale" aria-hidden="true" /><span>{realText(most)}</span></figcaption>
+      <figcaption><span>{realText(-most)}</span><span class="scale" aria-hidden="true" /><span>{realText(most)}</span></figcaption>
       {(width < columns || height < rows) && <p class="quiet">The first {height} × {width} are drawn.</p>}
     </figure>
   );

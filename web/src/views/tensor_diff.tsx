@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { differencesOf, type Differences } from "../differences";
-import { textsOf, type Elements } from "../elements";
+import { shortText, textsOf, type Elements } from "../elements";
 import { isDense, type Compared, type Detail, type DiffOptions, type Trouble } from "../protocol";
 import { elementsOfSlice, firstSlice, MOST_SLICE } from "../slice";
 import { exactText, realText, shapeText, visible } from "../text";
@@ -37,8 +37,6 @@ function Corner({ a, b }: { a: Elements; b: Elements }): JSX.Element | null {
   );
   return <><div class="sides">{table(x, y, "A")}{table(y, x, "B")}</div>{x.length > rows * shown && <p class="quiet">The first {rows} × {shown} values of the slice. What differs is marked.</p>}</>;
 }
-
-const shortText = (text: string): string => /^-?\d*\.?\d+(e[-+]?\d+)?$/.test(text) && text.length > 8 ? String(Number(Number(text).toPrecision(4))) : text;
 
 /** Whether both sides are tensors of one shape. */
 const isComparable = ({ a, b }: Compared): boolean => a?.kind === "tensor" && b?.kind === "tensor" && a.shape?.join() === b.shape?.join();
