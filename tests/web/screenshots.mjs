@@ -31,7 +31,8 @@ const choose = (name) => async (page) => {
   await page.locator("aside :is(.legend, pre, .facts)").first().waitFor();
 };
 const open = (summary) => (page) => page.locator(summary).first().evaluate((details) => { details.open = true; details.scrollIntoView(); });
-const end = (selector) => (page) => page.locator(selector).evaluate((box) => box.scrollTo(0, box.scrollHeight));
+/** On a phone the panel scrolls, and not the view in it. */
+const end = (selector) => (page) => page.locator(selector).evaluate((box) => { for (const e of [box, box.parentElement]) e.scrollTo(0, e.scrollHeight); });
 const ready = (view) => async (page) => { await goTo(page, view === "Problems" ? /^Problems/ : view); await page.locator(READY[view]).first().waitFor(); };
 const compared = async (page) => { await ready("Compare")(page); await sample("dcp_fsdp2")(page); await page.locator(".compared").waitFor(); await page.locator(".window .row").first().waitFor(); };
 /** Holds back the answer to a request, so that what shows meanwhile stays. */
@@ -54,7 +55,7 @@ const STATES = {
   opening: ["", [held("**/dcp_fsdp2/**"), sample("dcp_fsdp2")]],
   menu: [MAIN, [click("button", "Menu")]], palette: [MAIN, [key("Control+k")]], palette_empty: [MAIN, [key("Control+k"), type("nothing has this name")]],
   drop: [MAIN, [dragOver]],
-  contents_empty: [MAIN, [(page) => page.getByLabel("Filter").fill("nothing has this name")]], contents_wrong: [MAIN, [(page) => page.getByLabel("Filter").fill("shape:x")]],
+  contents_empty: [MAIN, [(page) => page.getByLabel("Filter").fill("nothing has this name")]], contents_wrong: [MAIN, [(page) => page.getByLabel("Filter").fill(">12Q")]],
   contents_absent: [path.join(made, "partial"), []], contents_metadata: [path.join(made, "metadata"), []], contents_objects: ["torch_objects", []], contents_dtypes: ["torch_dtypes", []], contents_quantized: ["torch_quantized", []],
   entry_sharded: [MAIN, [choose("model.block.down.weight"), open("aside details")]], entry_absent: [path.join(made, "partial"), [choose("model.few.weight"), open("aside details")]], entry_hole: ["broken_dcp_hole", [choose("kind:tensor")]],
   entry_mesh: [RANKS, [choose("model.block.down.weight"), open("aside details")]], entry_replicated: [RANKS, [choose("model.block.down.bias")]], entry_object: [MAIN, [choose("kind:object")]], entry_complex: ["torch_dtypes", [choose("complex64")]], entry_quantized: ["torch_quantized", [choose("kind:opaque")]],

@@ -16,7 +16,7 @@ import { useModel } from "./hooks";
 import { JsonFile } from "./json_file";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
-import { Answer, Text } from "./questions";
+import { Answer, Asking, Text } from "./questions";
 import { Check, Save } from "./save";
 
 const WAIT_MS = 200;
@@ -153,7 +153,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
   const save = () => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: (preview?.files.length ?? 0) > 1 }));
   const command = convertCommand(form, source, opening, base ?? name, mapNamed(model.mapChoice)), left = leftOut(form, source, options.objects, model.findings ? lostOf(model.findings).count : 0);
   return (
-    <>
+    <Asking questions={<>
       <p class="buttons"><button type="button" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">sets the answers below: weights only, safetensors, the model's own names</span></p>
       <OpenAs why={(saving.previewTrouble ?? saving.trouble)?.message} />
       <form class="questions" aria-label="Conversion" onSubmit={(e) => e.preventDefault()}>
@@ -162,12 +162,13 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
         <UnderNames {...asked} />
         <Advanced {...asked} />
       </form>
-      <Texts to={to} />
+    </>}>
       <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form, to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
         retry={() => void saving.ask(writing)} left={left}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
+      <Texts to={to} />
       <SameCommand command={command} />
-    </>
+    </Asking>
   );
 }
 

@@ -9,3 +9,7 @@ export function Text({ label, value = "", hint, set }: { label: string; value: s
 export function Answer({ name, label, isChosen, choose, children }: { name: string; label: string; isChosen: boolean; choose: () => void; children?: ComponentChildren }): JSX.Element {
   return <label class="answer"><input type="radio" name={name} aria-label={label} checked={isChosen} onChange={choose} /><span><strong>{label}</strong> <span class="quiet">{children}</span></span></label>;
 }
+
+/** The questions, and what follows from the answers: next to each other where there is room. */
+export const Asking = ({ questions, children }: { questions: ComponentChildren; children: ComponentChildren }): JSX.Element =>
+  <div class="asking"><div>{questions}</div><div class="outcome">{children}</div></div>;

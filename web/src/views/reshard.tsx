@@ -17,7 +17,7 @@ import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
 import { Copy, Facts, TroubleBox } from "./parts";
-import { Answer, Text } from "./questions";
+import { Answer, Asking, Text } from "./questions";
 import { Check, Save } from "./save";
 
 const MOST_DIMS = 4, MOST_RANKS = 256, WAIT_MS = 150;
@@ -197,17 +197,21 @@ export function Reshard(): JSX.Element {
     <section class="view" aria-label="Reshard">
       <h2>Reshard</h2>
       <p class="quiet">Say which ranks are to load this checkpoint. The plan is made from what is known already; nothing is read or written for it.</p>
-      <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
-      <Form form={form} set={(target) => { model.target = target; model.changed(); }} to={to} setTo={setTo} />
-      {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
-      {preview?.plan && <PlanView plan={preview.plan} axes={form.dims} />}
-      <p class="buttons">
-        <Copy text={target} what="target" label="Copy the target file" />
-        <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
-        {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
-      </p>
-      {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} />}
-      <SameCommand command={command} />
+      <Asking questions={<>
+        <OpenAs why={(preview?.trouble ?? model.resharding.previewTrouble)?.message} />
+        <Form form={form} set={(target) => { model.target = target; model.changed(); }} to={to} setTo={setTo} />
+      </>}>
+        <h2>The plan</h2>
+        {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
+        {preview?.plan && <PlanView plan={preview.plan} axes={form.dims} />}
+        <p class="buttons">
+          <Copy text={target} what="target" label="Copy the target file" />
+          <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
+          {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
+        </p>
+        {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} />}
+        <SameCommand command={command} />
+      </Asking>
     </section>
   );
 }

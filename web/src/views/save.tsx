@@ -100,7 +100,7 @@ export function Save({ saving, isReady, name, fields, fileName, save, goesTo, re
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
         <button type="submit" class="primary" disabled={!isReady || isRunning || !name.trim()}>{isRunning ? "Writing …" : "Save…"}</button>
       </form>
-      <p class="quiet">{goesTo}</p>
+      {preview && <p class="quiet">{goesTo}</p>}
       {trouble && <TroubleBox trouble={troubleInFields(trouble, fields)} />}
       {isCancelled && <p role="status">Cancelled. Nothing was left behind.</p>}
       {written && <Result written={written} fields={fields} omitted={saving.left} />}
