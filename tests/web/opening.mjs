@@ -114,7 +114,7 @@ async function testDifferences(page, made) {
 }
 
 /** Provides a directory of the origin's private file system with the files of a sample through the page's dialog. */
-async function lendDirectory(page, name) {
+export async function lendDirectory(page, name) {
   const files = fs.readdirSync(path.join(samples, name)).map((file) => [file, fs.readFileSync(path.join(samples, name, file)).toString("base64")]);
   await page.evaluate(async ([directory, list]) => {
     const handle = await (await navigator.storage.getDirectory()).getDirectoryHandle(directory, { create: true });

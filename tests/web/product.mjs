@@ -11,7 +11,7 @@ import { fromMenu, goTo, openSample } from "./views.mjs";
 const TYPES = { float32: ["F32", 4, (v) => Buffer.from(Float32Array.from(v).buffer)], int64: ["I64", 8, (v) => Buffer.from(BigInt64Array.from(v.map(BigInt)).buffer)], complex64: ["C64", 8, (v) => Buffer.from(Float32Array.from(v).buffer)] };
 
 /** Writes a safetensors file of tensors: [dtype, shape, values] by name. */
-function made(folder, name, tensors) {
+export function made(folder, name, tensors) {
   let at = 0;
   const bodies = Object.values(tensors).map(([dtype, , values]) => TYPES[dtype][2](values));
   const header = Buffer.from(JSON.stringify(Object.fromEntries(Object.entries(tensors).map(([key, [dtype, shape]], i) => [key, { dtype: TYPES[dtype][0], shape, data_offsets: [at, (at += bodies[i].length)] }])))), size = Buffer.alloc(8), file = path.join(folder, name);
@@ -20,7 +20,7 @@ function made(folder, name, tensors) {
   return file;
 }
 
-const count = (n, of = (i) => i) => Array.from({ length: n }, (_, i) => of(i));
+export const count = (n, of = (i) => i) => Array.from({ length: n }, (_, i) => of(i));
 const weight = (n) => ["float32", [n, 4], count(n * 4)];
 
 const open = async (page, target) => {

@@ -14,6 +14,7 @@ import { testFields } from "./fields.mjs";
 import { testFirefox } from "./firefox.mjs";
 import { testFrameworks } from "./frameworks.mjs";
 import { testHabits } from "./habits.mjs";
+import { testKeyboard } from "./keyboard.mjs";
 import { testMaps } from "./maps.mjs";
 import { testOffline } from "./offline.mjs";
 import { testLoading } from "./loading.mjs";
@@ -34,7 +35,7 @@ import { testWaiting } from "./waiting.mjs";
 import { testWriting } from "./writing.mjs";
 
 const option = (name) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length];
-const families = { testViews, testTruth, testStatements, testWriting, testDamaged, testCommands, testFields, testComparing, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testProduct, testSamples, testScale };
+const families = { testViews, testTruth, testStatements, testWriting, testDamaged, testCommands, testFields, testComparing, testFetching, testMaps, testLoading, testOptimizer, testOpening, testFrameworks, testHabits, testKeyboard, testRemote, testRaces, testReading, testWaiting, testSuspended, testSharing, testStaying, testOffline, testPackage, testProduct, testSamples, testScale };
 const server = await serve();
 const browser = await launch({ viewport: { width: 1280, height: 800 }, acceptDownloads: true });
 try {

@@ -7,6 +7,7 @@ import type { Job, Model } from "../model";
 import { TABS, viewOf, type Tab, type View } from "../route";
 import { bytesText, exactText, visible } from "../text";
 import { closeEntry, SidePane } from "./detail";
+import { useKeptFocus } from "./focus";
 import { Header } from "./header";
 import { useModel, useView } from "./hooks";
 import { Listing } from "./listing";
@@ -108,7 +109,7 @@ function useShortcuts(model: Model, ask: (what: "palette" | "shortcuts") => void
     const hear = (e: KeyboardEvent) => {
       const inText = e.target instanceof HTMLInputElement || e.target instanceof HTMLTextAreaElement || e.target instanceof HTMLSelectElement;
       if (document.querySelector("dialog[open]")) return;
-      if (e.key === "k" && (e.ctrlKey || e.metaKey)) { e.preventDefault(); ask("palette"); }
+      if (e.key === "k" && (e.ctrlKey || e.metaKey)) { e.preventDefault(); if (model.opened) ask("palette"); }
       if (e.key === "?" && !inText) { e.preventDefault(); ask("shortcuts"); }
       if (e.key === "Escape" && !inText && model.selected) closeEntry(model);
       if (e.key === "/" && !inText) {
@@ -148,6 +149,7 @@ export function App(): JSX.Element {
   const { isOver, handlers } = useDrop(model, view);
   const [isAsking, setAsked] = useState<"palette" | "shortcuts">();
   useShortcuts(model, setAsked);
+  useKeptFocus();
   useEffect(() => {
     if (!opened) return;
     if (viewOf(location.hash) === "start") go("contents"); // `asked` may not have the tab of a link yet

@@ -1,6 +1,6 @@
 /** One entry: its facts, its shard map, its values and the findings about it. */
-import type { JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import type { JSX, RefObject } from "preact";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import type { Model, Selected } from "../model";
 import { isDense, type Detail, type ObjectDetail, type PerRankDetail, type TensorDetail } from "../protocol";
 import { bytesText, exactText, fullBytesText, plural, realText, shapeText, visible } from "../text";
@@ -51,12 +51,11 @@ function Body({ detail }: { detail: Detail }): JSX.Element {
   return <><TensorFacts detail={detail} /><ShardMapView detail={detail} /><Values detail={detail} /></>;
 }
 
-/** Closes the entry and returns to the list. On a phone the entry is an entry of the browser's history, and that is
+/** Closes the entry. On a phone the entry is an entry of the browser's history, and that is
  *  undone. */
 export function closeEntry(model: Model): void {
   if (isStep(history.state)) history.back();
   else model.deselect();
-  setTimeout(() => document.querySelector<HTMLElement>(".grid")?.focus());
 }
 
 const isStep = (state: unknown): boolean => typeof state === "object" && state !== null && "entry" in state;
@@ -79,6 +78,24 @@ function useHistoryStep(model: Model): void {
     addEventListener("popstate", hear);
     return () => removeEventListener("popstate", hear);
   }, [model]);
+}
+
+/** When the entry is closed, what was focused before it was shown is focused again. On a phone the entry covers the rest, so it has the
+ *  focus. */
+function useReturn(model: Model): RefObject<HTMLElement> {
+  const box = useRef<HTMLElement>(null), isNarrow = useNarrow(), isShown = model.selected !== undefined;
+  useLayoutEffect(() => {
+    if (!isShown) return undefined;
+    const before = document.activeElement;
+    if (isNarrow) box.current?.focus();
+    return () => {
+      const { activeElement: active, body } = document, isElsewhere = active !== body && !box.current?.contains(active);
+      if (model.selected || isElsewhere) return;
+      if (before instanceof HTMLElement && before.isConnected && before !== body && !box.current?.contains(before)) before.focus();
+      else document.querySelector<HTMLElement>(".grid")?.focus();
+    };
+  }, [isShown]);
+  return box;
 }
 
 function Breadcrumb({ fqn }: { fqn: string }): JSX.Element {
@@ -117,5 +134,6 @@ function EntryPane({ selected }: { selected: Selected }): JSX.Element {
 export function SidePane({ go }: { go: (view: View) => void }): JSX.Element {
   const model = useModel(), { selected } = model;
   useHistoryStep(model);
-  return <aside class="detail" aria-label={selected ? "Entry" : "Overview"} tabIndex={0}>{selected ? <EntryPane selected={selected} /> : <OverviewPane go={go} />}</aside>;
+  const box = useReturn(model);
+  return <aside ref={box} class="detail" aria-label={selected ? "Entry" : "Overview"} tabIndex={0}>{selected ? <EntryPane selected={selected} /> : <OverviewPane go={go} />}</aside>;
 }

@@ -38,7 +38,7 @@ function aboutText(model: ReturnType<typeof useModel>): string {
 
 interface Item { readonly label: string; readonly keys?: string; readonly act: () => void }
 
-/** A button and the list that it opens. Escape, a click elsewhere and each item close it. */
+/** A button and the list that it opens. Escape, a click elsewhere, Tab beyond its end and each item close it. */
 function Menu({ items }: { items: readonly Item[] }): JSX.Element {
   const [isOpen, setOpen] = useState(false), box = useRef<HTMLDivElement>(null), button = useRef<HTMLButtonElement>(null);
   useLayoutEffect(() => {
@@ -48,16 +48,17 @@ function Menu({ items }: { items: readonly Item[] }): JSX.Element {
     addEventListener("pointerdown", leave);
     return () => removeEventListener("pointerdown", leave);
   }, [isOpen]);
+  const close = () => { setOpen(false); button.current?.focus(); };
   const key = (e: KeyboardEvent) => {
     const list = [...box.current?.querySelectorAll<HTMLElement>(".items button") ?? []], at = list.indexOf(document.activeElement as HTMLElement);
     const by = e.key === "ArrowDown" ? 1 : e.key === "ArrowUp" ? -1 : 0;
-    if (isOpen && e.key === "Escape") { e.stopPropagation(); setOpen(false); button.current?.focus(); }
+    if (isOpen && e.key === "Escape") { e.stopPropagation(); close(); }
     if (isOpen && by) { e.preventDefault(); list[(at + by + list.length) % list.length]?.focus(); }
   };
   return (
-    <div ref={box} class="menu" onKeyDown={key}>
+    <div ref={box} class="menu" onKeyDown={key} onFocusOut={(e) => { if (e.relatedTarget instanceof Node && !box.current?.contains(e.relatedTarget)) setOpen(false); }}>
       <button ref={button} type="button" class="ghost icon" aria-label="Menu" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}><svg viewBox="0 0 16 16" aria-hidden="true"><path d="M2 4.5h12M2 8h12M2 11.5h12" /></svg></button>
-      {isOpen && <div class="items">{items.map(({ label, keys, act }) => <button key={label} type="button" class="ghost" onClick={() => { setOpen(false); act(); }}>{label}{keys && <kbd aria-hidden="true">{keys}</kbd>}</button>)}</div>}
+      {isOpen && <div class="items">{items.map(({ label, keys, act }) => <button key={label} type="button" class="ghost" onClick={() => { close(); act(); }}>{label}{keys && <kbd aria-hidden="true">{keys}</kbd>}</button>)}</div>}
     </div>
   );
 }

@@ -3,14 +3,16 @@ import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { TABS, type View } from "../route";
 import { visible } from "../text";
+import { focusView } from "./focus";
 import { useModel } from "./hooks";
 
-function Dialog({ label, close, children }: { label: string; close: () => void; children: ComponentChildren }): JSX.Element {
+/** When it is closed, the focus returns to where it was, unless `focus` moves it. */
+function Dialog({ label, close, focus, children }: { label: string; close: () => void; focus?: () => boolean; children: ComponentChildren }): JSX.Element {
   const box = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     const { current } = box, before = document.activeElement;
     current?.showModal();
-    return () => { current?.close(); if (before instanceof HTMLElement) before.focus(); };
+    return () => { current?.close(); if (!focus?.() && before instanceof HTMLElement) before.focus(); };
   }, []);
   return <dialog ref={box} aria-label={label} onCancel={(e) => { e.preventDefault(); close(); }} onClick={(e) => { if (e.target === box.current) close(); }}>{children}</dialog>;
 }
@@ -35,7 +37,7 @@ interface Command { readonly label: string; readonly kind: string; readonly act:
 
 export function Palette({ go, close, ask }: { go: (view: View) => void; close: () => void; ask: (what: "shortcuts") => void }): JSX.Element {
   const model = useModel(), [text, setText] = useState(""), [at, setAt] = useState(0), [names, setNames] = useState<readonly string[]>([]), latest = useRef("");
-  const list = useRef<HTMLUListElement>(null);
+  const list = useRef<HTMLUListElement>(null), went = useRef(false);
   const find = async (typed: string) => {
     latest.current = typed;
     setText(typed);
@@ -44,11 +46,11 @@ export function Palette({ go, close, ask }: { go: (view: View) => void; close: (
     if (latest.current === typed) setNames(found);
   };
   const commands: Command[] = [
-    ...[...TABS, "load" as const, "share" as const].map((view): Command => ({ label: VIEWS[view] ?? `${view.charAt(0).toUpperCase()}${view.slice(1)}`, kind: "View", act: () => go(view) })),
+    ...[...TABS, "load" as const, "share" as const].map((view): Command => ({ label: VIEWS[view] ?? `${view.charAt(0).toUpperCase()}${view.slice(1)}`, kind: "View", act: () => { go(view); went.current = true; } })),
     { label: "Shortcuts", kind: "Help", act: () => ask("shortcuts") },
     { label: "Open another", kind: "Checkpoint", act: () => { model.close(); go("start"); } },
   ].filter(({ label }) => label.toLowerCase().includes(text.trim().toLowerCase()));
-  const all = [...commands, ...names.map((fqn): Command => ({ label: visible(fqn), kind: "Entry", act: () => { go("contents"); void model.reveal(fqn); } }))];
+  const all = [...commands, ...names.map((fqn): Command => ({ label: visible(fqn), kind: "Entry", act: () => { go("contents"); void model.reveal(fqn); went.current = true; } }))];
   const run = (command: Command | undefined) => { if (command) { close(); command.act(); } };
   useEffect(() => { list.current?.children[at]?.scrollIntoView({ block: "nearest" }); }, [at]);
   const key = (e: KeyboardEvent) => {
@@ -57,7 +59,7 @@ export function Palette({ go, close, ask }: { go: (view: View) => void; close: (
     if (e.key === "Enter") { e.preventDefault(); run(all[at]); }
   };
   return (
-    <Dialog label="Go to" close={close}>
+    <Dialog label="Go to" close={close} focus={() => { if (went.current) focusView(); return went.current; }}>
       <input type="search" role="combobox" aria-label="Go to" aria-expanded={true} aria-controls="commands" aria-activedescendant={all.length ? `command-${at}` : undefined} value={text} placeholder="Go to an entry or a view" spellcheck={false} autocomplete="off" autofocus onInput={(e) => void find(e.currentTarget.value)} onKeyDown={key} />
       <ul ref={list} id="commands" class="commands" role="listbox" aria-label="Entries and views">
         {all.map((c, i) => <li key={`${c.kind} ${c.label}`} id={`command-${i}`} role="option" aria-selected={i === at} onClick={() => run(c)} onPointerMove={() => setAt(i)}><span class="label">{c.label}</span><span class="quiet">{c.kind}</span></li>)}

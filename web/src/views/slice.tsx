@@ -86,15 +86,16 @@ function StatisticsLine({ elements, isWhole }: { elements: Elements; isWhole: bo
   );
 }
 
-/** Buttons that move the slice along each dimension of which it shows only a part. */
+/** Buttons that move the slice along each dimension of which it shows only a part. At an end a button keeps the focus. */
 function Steppers({ shape, along, go }: { shape: readonly number[]; along: readonly Along[]; go: (text: string) => void }): JSX.Element | null {
   const dims = along.map((a, d) => ({ a, d })).filter(({ a, d }) => "at" in a ? (shape[d] ?? 0) > 1 : a.to - a.from < (shape[d] ?? 0));
   if (dims.length === 0) return null;
+  const isFirst = (a: Along) => ("at" in a ? a.at : a.from) === 0, isLast = (a: Along, d: number) => ("at" in a ? a.at + 1 : a.to) >= (shape[d] ?? 0);
   const step = (d: number, by: 1 | -1) => go(alongText(moved(along, d, by, shape), shape));
   return (
     <div class="steppers" role="group" aria-label="Position">
-      {dims.map(({ a, d }) => <span key={d}><span class="quiet">dim {d}</span> <button type="button" class="small ghost" aria-label={`Back along dim ${d}`} disabled={("at" in a ? a.at : a.from) === 0} onClick={() => step(d, -1)}>‹</button>
-        <code>{"at" in a ? a.at : `${a.from}:${a.to}`}</code><span class="quiet"> of {shape[d]}</span><button type="button" class="small ghost" aria-label={`Forward along dim ${d}`} disabled={("at" in a ? a.at + 1 : a.to) >= (shape[d] ?? 0)} onClick={() => step(d, 1)}>›</button></span>)}
+      {dims.map(({ a, d }) => <span key={d}><span class="quiet">dim {d}</span> <button type="button" class="small ghost" aria-label={`Back along dim ${d}`} aria-disabled={isFirst(a)} onClick={() => { if (!isFirst(a)) step(d, -1); }}>‹</button>
+        <code>{"at" in a ? a.at : `${a.from}:${a.to}`}</code><span class="quiet"> of {shape[d]}</span><button type="button" class="small ghost" aria-label={`Forward along dim ${d}`} aria-disabled={isLast(a, d)} onClick={() => { if (!isLast(a, d)) step(d, 1); }}>›</button></span>)}
     </div>
   );
 }
