@@ -90,18 +90,19 @@ function UrlForm({ open }: { open: Open }): JSX.Element {
   );
 }
 
-/** `children` come before the samples. */
-export function Opener({ open, about, children }: { open: Open; about: string; children?: ComponentChildren }): JSX.Element {
+/** `recent` comes first, and `drops` is about what is dropped. */
+export function Opener({ open, about, recent, drops }: { open: Open; about: string; recent?: ComponentChildren; drops?: ComponentChildren }): JSX.Element {
   const [samples, setSamples] = useState<readonly Sample[]>([]);
   useEffect(() => { samplesHere().then(setSamples, () => setSamples([])); }, []);
   return (
     <section class="opener" aria-label={about}>
+      {recent}
+      <UrlForm open={open} />
       <div class="drop">
         <p>Drop {about} here: a directory, or its files</p>
         <p class="buttons"><Picker label="Choose directory…" folder open={open} /><Picker label="Choose files…" folder={false} open={open} /></p>
+        {drops}
       </div>
-      <UrlForm open={open} />
-      {children}
       {samples.length > 0 && <div class="sample-line"><h2>Samples</h2><ul class="samples">
         {samples.map((s) => <li key={s.name}><button type="button" title={s.title} onClick={() => open((signal) => openingOfSample(s, signal))}>{s.name}</button></li>)}
       </ul></div>}

@@ -1,4 +1,4 @@
-/** The checkpoints that were opened before. This script is loaded on demand. */
+/** The checkpoints that were opened before, and whether dropped ones are to be among them. This script is loaded on demand. */
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { rememberDrops, remembersDrops } from "../collect";
@@ -12,20 +12,24 @@ export function Recents(): JSX.Element | null {
   const model = useModel(), [list, setList] = useState<readonly Recent[]>([]);
   const load = () => void recents().then(setList, () => setList([])); // In a browser that stores nothing, the list is empty.
   useEffect(load, []);
-  const [isOn, setOn] = useState(remembersDrops());
-  const canRemember = "getAsFileSystemHandle" in DataTransferItem.prototype;
-  if (list.length === 0 && !canRemember) return null;
+  if (list.length === 0) return null;
   const open = (recent: Recent) => void model.open(() => openingOfRecent(recent), Promise.resolve(recent.handles));
   return (
     <section aria-label="Recent checkpoints">
-      {list.length > 0 && <><h2>Recent</h2>
+      <h2>Recent</h2>
       <ul class="recents">
         {list.map((r) => <li key={r.id}>
           <button type="button" onClick={() => open(r)}><strong>{visible(r.title)}</strong><span>{dateText(r.when)}</span></button>
           <button type="button" class="small" onClick={() => void forget(r.id).then(load)} aria-label={`Forget ${visible(r.title)}`}>✕</button>
         </li>)}
-      </ul></>}
-      {canRemember && <label class="check quiet"><input type="checkbox" checked={isOn} onChange={(e) => { rememberDrops(e.currentTarget.checked); setOn(remembersDrops()); }} /> Also remember what is dropped (the browser may then ask about each drop)</label>}
+      </ul>
     </section>
   );
+}
+
+/** Whether to ask for handles of what is dropped. The browser may ask a person about each of them. */
+export function RememberDrops(): JSX.Element | null {
+  const [isOn, setOn] = useState(remembersDrops());
+  if (!("getAsFileSystemHandle" in DataTransferItem.prototype)) return null;
+  return <label class="check"><input type="checkbox" checked={isOn} onChange={(e) => { rememberDrops(e.currentTarget.checked); setOn(remembersDrops()); }} /> Also remember what is dropped (the browser may then ask about each drop)</label>;
 }

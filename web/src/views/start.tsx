@@ -32,6 +32,7 @@ function Chooser({ choice }: { choice: Choice }): JSX.Element {
 }
 
 const loadRecents = async () => (await import("./recent")).Recents;
+const loadRememberDrops = async () => (await import("./recent")).RememberDrops;
 
 export function Start({ back }: { back?: () => void }): JSX.Element {
   const model = useModel();
@@ -42,7 +43,7 @@ export function Start({ back }: { back?: () => void }): JSX.Element {
       {back && <p class="buttons"><button type="button" onClick={back}>Return to {visible(model.opening?.title ?? "the checkpoint")}</button></p>}
       {model.again && <p class="buttons"><button type="button" class="primary" onClick={() => void model.again?.open()}>Open {visible(model.again.title)} again</button> <span class="quiet">It was open before this page was reloaded.</span></p>}
       {model.choice && <Chooser choice={model.choice} />}
-      <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)}>{"indexedDB" in window && <Later load={loadRecents} />}</Opener>
+      <Opener about="a checkpoint" open={(prepare, handles) => void model.open(prepare, handles)} {...("indexedDB" in window ? { recent: <Later load={loadRecents} />, drops: <Later load={loadRememberDrops} /> } : {})} />
       <p class="quiet">Two checkpoints that are dropped together are compared. Nothing is uploaded, nothing in them is executed, and only the bytes that are needed are read.</p>
     </div>
   );
