@@ -57,7 +57,7 @@ function Duplicates({ show }: { show: (fqn: string) => void }): JSX.Element {
       {!groups && <p class="buttons"><button type="button" onClick={() => void findTwins(model)}>Look for tensors with equal bytes (reads up to {bytesText(model.opened?.overview.bytes ?? 0)})</button></p>}
       {groups && <p class="fine" role="status">{groups.length ? `${plural(groups.length, "group")} of tensors ${groups.length === 1 ? "holds" : "hold"} equal bytes, ${wasted ? `${bytesText(wasted)} more than once` : groups.length === 1 ? "which are stored once" : "each stored once"}.` : "No two tensors hold equal bytes."}</p>}
       {groups && <ul class="names">{groups.slice(0, MOST).map((g) => (
-        <li key={g.fqns[0]}>{bytesText(g.bytes)}{g.stored < g.fqns.length && ` (stored ${g.stored === 1 ? "once" : `${exactText(g.stored)} times`})`}: {g.fqns.slice(0, MOST_NAMES).map((n) => <><button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button> </>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
+        <li key={g.fqns[0]}>{bytesText(g.bytes)}{g.stored < g.fqns.length && ` (stored ${g.stored === 1 ? "once" : `${exactText(g.stored)} times`})`}: {g.fqns.slice(0, MOST_NAMES).map((n, i) => <>{i > 0 && ", "}<button type="button" class="link" onClick={() => show(n)}>{visible(n)}</button></>)}{g.fqns.length > MOST_NAMES && `… and ${exactText(g.fqns.length - MOST_NAMES)} more`}</li>
       ))}</ul>}
     </section>
   );

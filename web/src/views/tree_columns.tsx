@@ -32,11 +32,11 @@ function ShardingCell({ sharding: { text, boxes } }: { sharding: Sharding }): JS
   return <><svg class="thumb" viewBox={`0 0 ${THUMB_WIDTH} ${THUMB_HEIGHT}`} aria-hidden="true">{boxes.map(([x = 0, y = 0, w = 0, h = 0], i) => <rect key={i} class="chunk" style={{ "--t": `${boxes.length > 1 ? i / (boxes.length - 1) * 100 : 40}%` }} x={x * THUMB_WIDTH} y={y * THUMB_HEIGHT} width={w * THUMB_WIDTH} height={h * THUMB_HEIGHT} />)}</svg><span title={text}>{text}</span></>;
 }
 
-const CONTENTS: readonly Column[] = [
-  { name: "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : row.value === undefined ? "" : <span class="value" title={visible(row.value)}>{visible(row.value)}</span>) : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
-  { name: "dtype", className: "dtype", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? `${row.dtypes.join(", ")} ${row.dtypes.length ? "per rank" : row.kind}`.trim() : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ") },
+const contentsOf = (hasObjects: boolean, isDivided: boolean): readonly Column[] => [
+  { name: hasObjects ? "Shape or value" : "Shape", className: "shape", sort: "shape", cell: (row, model) => row.entry !== undefined ? (row.kind === "tensor" ? shapeText(row.shape) : row.value === undefined ? "" : <span class="value" title={visible(row.value)}>{visible(row.value)}</span>) : row.group && hasTotals(row, model) ? plural(row.entries * alike(row), "entry", "entries") : "" },
+  { name: "dtype", className: isDivided ? "dtype" : "dtype alone", sort: "dtype", cell: (row) => row.entry !== undefined && row.kind !== "tensor" ? `${row.dtypes.join(", ")} ${row.dtypes.length ? "per rank" : row.kind}`.trim() : row.dtypes.length > 2 ? `${row.dtypes.length} dtypes` : row.dtypes.join(", ") },
   { name: "Size", className: "number size", sort: "size", cell: (row, model) => <Size row={row} model={model} /> },
-  { name: "Sharding", className: "shards", sort: "shards", cell: (row) => row.sharding ? <ShardingCell sharding={row.sharding} /> : "" },
+  ...(isDivided ? [{ name: "Sharding", className: "shards", sort: "shards", cell: (row: Row) => row.sharding ? <ShardingCell sharding={row.sharding} /> : "" } as const] : []),
 ];
 
 const MARKS: Readonly<Record<Mark, readonly [string, string]>> = {
@@ -88,9 +88,11 @@ const MEASURED: readonly Column[] = [
   { name: "Cosine", className: "number measure", sort: "cosine", cell: (row) => <Measure row={row} of="cosine" /> },
 ];
 
-/** A checkpoint in which no tensor is divided has no column for that. */
+/** A checkpoint in which no tensor is divided has no column for that, and neither has a comparison that has not read values one for
+ *  their differences. */
 export function columnsOf(outline: OutlineName, model: Model): readonly Column[] {
-  if (outline === "compare") return model.comparing.comparison?.measured?.length ? [...COMPARE, ...MEASURED] : COMPARE;
+  const { comparison } = model.comparing;
+  if (outline === "compare") return comparison?.measured?.length ? [...COMPARE, ...MEASURED] : comparison?.diff?.summary.values_compared ? COMPARE : COMPARE.slice(0, -1);
   const overview = model.opened?.overview, chunks = overview?.files.reduce((sum, f) => sum + f.chunks, 0) ?? 0;
-  return chunks > (overview?.tensors ?? 0) ? CONTENTS : CONTENTS.slice(0, -1);
+  return contentsOf(overview !== undefined && overview.objects + overview.opaque > 0, chunks > (overview?.tensors ?? 0));
 }
