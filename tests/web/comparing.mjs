@@ -194,6 +194,8 @@ async function testTolerance(page, at, said) {
     const [relative, cosine] = [await fact("relative error ‖A − B‖ / ‖B‖"), await fact("cosine of A and B")];
     check(Math.abs(relative - said.relative) < 1e-5 && Math.abs(cosine - said.cosine) < 1e-5, `${relative} ${cosine} instead of ${JSON.stringify(said)}`);
     for (const side of ["A", "B"]) check(await page.getByRole("region", { name: `Values of ${side}` }).locator("td").count() === 24, `values of ${side}`);
+    const sections = await page.locator("aside section").evaluateAll((l) => l.map((e) => e.closest("section section") ? `${e.parentElement.closest("section").ariaLabel}: ${e.ariaLabel}` : e.ariaLabel));
+    check(new Set(sections).size === sections.length, `two sections have one name: ${sections.join(", ")}`);
   });
 }
 

@@ -73,8 +73,18 @@ async function testModel(page, made) {
     await view(page).getByLabel("Ignore unexpected entries").check();
     await says(page, "It would not load as it is: 9 missing.");
   });
-  await test("a suggested rename goes into the conversion, whose result would load", async () => {
+  await test("the buttons of suggested renames are in sight at every width", async () => {
     await view(page).getByLabel("Ignore unexpected entries").uncheck();
+    const buttons = page.locator("[aria-label='Suggested renames'] td button");
+    await buttons.first().waitFor();
+    for (const width of [1440, 1024, 390]) {
+      await page.setViewportSize({ width, height: 800 });
+      const cut = await buttons.evaluateAll((list) => list.filter((e) => { const box = e.getBoundingClientRect(), frame = e.closest(".scroll").getBoundingClientRect(); return box.right > Math.min(frame.right, innerWidth) + 1 || e.scrollWidth > e.clientWidth + 1; }).map((e) => e.textContent));
+      check(cut.length === 0 && await buttons.count() >= 2, `${width} px: ${cut.join(", ")}`);
+    }
+    await page.setViewportSize({ width: 1280, height: 800 });
+  });
+  await test("a suggested rename goes into the conversion, whose result would load", async () => {
     await page.getByRole("button", { name: "Convert with model.=" }).click();
     check(await page.getByLabel("Renames, one per line").inputValue() === "model.=", "the rename is not there");
     const to = path.join(made, "renamed.pt");

@@ -162,6 +162,10 @@ async function testRecents(page, url) {
     await page.locator("section[aria-label='Recent checkpoints'] strong").first().waitFor();
     const titles = await page.locator("section[aria-label='Recent checkpoints'] strong").allTextContents();
     check(JSON.stringify(titles) === '["dcp_fsdp2","safetensors_index"]', JSON.stringify(titles));
+    const places = await page.locator(".start :is(.recents, .url, .drop, .samples)").evaluateAll((l) => l.map((e) => e.classList[0]));
+    check(places.join() === "recents,url,drop,samples", places.join());
+    const [card, forget] = await page.locator(".recents li").first().locator("button").evaluateAll((l) => l.map((e) => e.getBoundingClientRect().width));
+    check(forget < 40 && card > 400, `the button that forgets is ${forget} px wide next to ${card}`);
   });
   await test("what could not be opened is not among the recent checkpoints", async () => {
     await page.evaluate(async () => {

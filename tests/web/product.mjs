@@ -4,7 +4,7 @@ import fs from "node:fs";
 import http from "node:http";
 import os from "node:os";
 import path from "node:path";
-import { pick, rowsOf, samples } from "./browser.mjs";
+import { pick, rowsOf, samples, view } from "./browser.mjs";
 import { check, test } from "./harness.mjs";
 import { fromMenu, goTo, openSample } from "./views.mjs";
 
@@ -82,6 +82,18 @@ async function testShell(page, scratch) {
     check(await width() === kept, `${await width()} instead of ${kept}`);
     await page.evaluate(() => localStorage.removeItem("side"));
   });
+  await test("what cannot be clicked does not look like a button", async () => {
+    for (const tab of ["Contents", /^Problems/, "Files", "Optimizer", "Names", "Compare", "Convert", "Reshard"]) {
+      await goTo(page, tab);
+      await page.locator("#panel :is(.view, .filter)").first().waitFor();
+      const alike = await page.evaluate(() => [...document.querySelectorAll(".top *, #panel *")].filter((e) => {
+        const style = getComputedStyle(e), box = e.getBoundingClientRect();
+        return box.height > 0 && box.height < 44 && style.borderTopWidth !== "0px" && style.borderLeftWidth !== "0px" && style.borderTopColor !== "rgba(0, 0, 0, 0)" && style.borderRadius !== "0px" && !e.matches("button, a, input, select, textarea, kbd");
+      }).map((e) => e.outerHTML.slice(0, 120)));
+      check(alike.length === 0, `${tab}: ${alike.join("\n")}`);
+    }
+    await goTo(page, "Contents");
+  });
   await test("the menu opens by keys and closes with Escape", async () => {
     const menu = page.getByRole("button", { name: "Menu", exact: true });
     await menu.focus();
@@ -105,6 +117,28 @@ async function testContents(page, scratch) {
     check(await page.locator(".window .row .tag").first().textContent() === "12 alike", "it does not say how many are alike");
     const size = (await rowsOf(page))[1].split(" | ")[3];
     check(size === `${12 * 3 * 4 * 4} B`, size);
+  });
+  await test("layers are folded in a comparison, too", async () => {
+    const changed = Object.fromEntries(count(12).flatMap((i) => [[`model.layers.${i}.self_attn.q_proj.weight`, weight(4)], [`model.layers.${i}.norm.weight`, weight(1)]]));
+    const other = made(scratch, "changed.safetensors", { "model.embed.weight": weight(5), ...changed, "lm_head.weight": weight(7) });
+    await goTo(page, "Compare");
+    await pick(page, other);
+    await page.locator(".chip", { hasText: "Changed 12" }).waitFor();
+    await page.waitForFunction(() => document.querySelectorAll(".window .row .text").length === 3);
+    const shown = await names(page);
+    check(JSON.stringify(shown) === JSON.stringify(["model.layers", "0 … 11", "self_attn.q_proj.weight"]), JSON.stringify(shown));
+    await page.locator(".window .row .tag", { hasText: "12 alike" }).waitFor();
+    await goTo(page, "Contents");
+  });
+  await test("one is not said as several", async () => {
+    await open(page, made(scratch, "one.safetensors", { only: ["int64", [1], [7]] }));
+    await filter(page, "only", "1 match · 1 element · 8 B");
+    await row(page, "only").click();
+    await page.locator("aside .map").waitFor();
+    const text = await page.locator("#app").innerText();
+    check(!/\b1 (elements|tensors|matches|entries|files|chunks|ranks|values)\b/.test(text), text.match(/.*\b1 (elements|tensors|matches|entries|files|chunks|ranks|values)\b.*/)?.[0]);
+    await open(page, path.join(scratch, "layers.safetensors"));
+    await filter(page, "q_proj", "12 matches");
   });
   await test("what the filter found is marked in the names", async () => {
     check((await page.locator(".window mark").allTextContents()).join() === "q_proj", (await page.locator(".window mark").allTextContents()).join());
@@ -279,8 +313,12 @@ async function testFigures(page, scratch) {
 
 async function testOverview(page, scratch) {
   await test("the overview says parameters by module, layers, step and learning rate", async () => {
-    await openSample(page, "torch_train_state");
-    await page.locator("section[aria-label=Summary] dt", { hasText: "learning rate" }).waitFor();
+    const said = async (target, name, text) => {
+      await open(page, target);
+      await page.locator(`section[aria-label=Summary] dt:text-is("${name}") + dd`, { hasText: text }).waitFor();
+    };
+    await said(path.join(scratch, "layers.safetensors"), "layers", /^12 in model\.layers$/);
+    await said(path.join(samples, "torch_train_state"), "epoch", /^3$/);
     await openSample(page, "dcp_tp_fsdp2");
     await page.locator("section[aria-label='Parameters by module'] li").first().waitFor();
     const facts = await page.locator("section[aria-label=Summary] dl > div").evaluateAll((l) => Object.fromEntries(l.map((f) => [f.children[0].textContent, f.children[1].textContent])));
@@ -378,11 +416,21 @@ async function testAddress(page, url, scratch) {
     }
   });
   await test("under tessera view, Share does not call the checkpoint one of this computer", async () => {
+    const served = await view(path.join(samples, "dcp_fsdp2"));
+    try {
+      await page.goto(served.url);
+      await page.locator(".window .row .text").first().waitFor();
+      await fromMenu(page, "Share");
+      await page.locator(".view", { hasText: "on the machine on which tessera view runs" }).waitFor();
+      check(!/this computer/.test(await page.locator(".view").textContent()), await page.locator(".view").textContent());
+      check(/^tessera view dcp_fsdp2$/.test(await page.locator(".view code").textContent()), await page.locator(".view code").textContent());
+    } finally {
+      served.stop();
+    }
     await page.goto(url);
     await openSample(page, "dcp_fsdp2");
     await fromMenu(page, "Share");
     await page.getByText("was not opened from a URL").waitFor();
-    check(!/this computer/.test(await page.locator(".view").textContent()), await page.locator(".view").textContent());
   });
 }
 

@@ -48,6 +48,13 @@ async function testOtherSites(page, url) {
     await page.getByRole("button", { name: "Open URL" }).click();
     await page.waitForURL(/remote\.html\?url=/);
   });
+  await test("a URL of another site opens with one click on the ordinary page", () => on({}, async (there) => {
+    await page.goto(url);
+    await page.getByLabel(/^URL/).fill(`${there.url}model-00001-of-00003.safetensors`);
+    await page.getByRole("button", { name: "Open URL" }).click();
+    await page.waitForURL(/remote\.html/);
+    await firstRow(page);
+  }));
   await test("another site's file is read by ranges", () => on({}, () => firstRow(page)));
   await test("a site that allows no others is refused with what to do", () => on({ cors: false }, () => page.locator(".trouble", { hasText: "Download the file and drop it here" }).waitFor()));
   await test("a whole download is asked for first", () => on({ ranges: false }, async () => {
