@@ -318,6 +318,7 @@ async function testOverview(page, scratch) {
       await page.locator(`section[aria-label=Summary] dt:text-is("${name}") + dd`, { hasText: text }).waitFor();
     };
     await said(path.join(scratch, "layers.safetensors"), "layers", /^12 in model\.layers$/);
+    await said(path.join(samples, "torch_ranks_tp_fsdp2"), "mesh", "dp=2,tp=2");
     await said(path.join(samples, "torch_train_state"), "epoch", /^3$/);
     await openSample(page, "dcp_tp_fsdp2");
     await page.locator("section[aria-label='Parameters by module'] li").first().waitFor();

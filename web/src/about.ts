@@ -56,7 +56,8 @@ export function aboutOf(checkpoint: Pick<MappedCheckpoint, "document">, leaves: 
   const objects = leaves.filter((l) => l.kind === "object"), named = (of: (name: string, depth: number) => boolean) => objects.filter(({ fqn }) => of(lastOf(fqn), fqn.split(".").length)).slice(0, MOST_READ);
   const steps = named((name, depth) => STEPS.has(name) && depth <= 2).map((leaf) => ({ name: leaf.fqn, value: textOf(leaf) })).filter(({ value }) => isNumber(value));
   const rates = [...new Set(named((name, depth) => name === "lr" && depth > 1).map(textOf).filter(isNumber))];
-  const divided = tensors.find((l) => l.chunks > 1) ?? tensors[0], { entries: [detail] } = divided ? JSON.parse(checkpoint.document("entry", { entry: divided.entry })) as { entries: Detail[] } : { entries: [] };
+  const divided = tensors.reduce<Leaf | undefined>((a, b) => a && a.chunks >= b.chunks ? a : b, undefined); // others may be on a part of the mesh
+  const { entries: [detail] } = divided ? JSON.parse(checkpoint.document("entry", { entry: divided.entry })) as { entries: Detail[] } : { entries: [] };
   const mesh = detail && "mesh" in detail ? detail.mesh : undefined, layers = layersOf(model);
   return {
     largest: [...tensors].sort((a, b) => b.bytes - a.bytes).slice(0, count).map(({ fqn, bytes }) => ({ fqn, bytes })),
