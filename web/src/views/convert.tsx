@@ -154,7 +154,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
   const command = convertCommand(form, source, opening, base ?? name, mapNamed(model.mapChoice)), left = leftOut(form, source, options.objects, model.findings ? lostOf(model.findings).count : 0);
   return (
     <Asking questions={<>
-      <p class="buttons"><button type="button" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">sets the answers below: weights only, safetensors, the model's own names</span></p>
+      <p class="buttons"><button type="button" onClick={() => set(HUGGING_FACE)}>Weights for Hugging Face</button> <span class="quiet">weights only, in safetensors, under the model's own names</span></p>
       <OpenAs why={(saving.previewTrouble ?? saving.trouble)?.message} />
       <form class="questions" aria-label="Conversion" onSubmit={(e) => e.preventDefault()}>
         <What {...asked} />
