@@ -24,7 +24,7 @@ async function until(page, condition, ...args) {
 
 const shown = (page, selector, text = "") => until(page, (s, t) => [...document.querySelectorAll(s)].some((e) => e.textContent.includes(t)), selector, text);
 const click = (page, selector, text = "") => until(page, (s, t) => {
-  const found = [...document.querySelectorAll(s)].find((e) => e.textContent.trim().startsWith(t) && !e.disabled && e.ariaDisabled !== "true");
+  const found = [...document.querySelectorAll(s)].find((e) => e.textContent.trim().startsWith(t) && !e.disabled);
   found?.click();
   return found !== undefined;
 }, selector, text);

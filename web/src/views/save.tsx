@@ -96,9 +96,9 @@ export function Save({ saving, isReady, name, fields, fileName, save, goesTo, re
       {previewTrouble && <TroubleBox trouble={troubleInFields(previewTrouble, fields)} isMapped={isMapped} retry={retry} />}
       {preview && !isWritten && <Preview preview={preview} name={fileName} />}
       {preview && left && !isWritten && <p>{left}</p>}
-      <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning && name.trim()) submit(); }}>
+      <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) submit(); }}>
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
-        <button type="submit" class="primary" aria-disabled={!isReady || isRunning || !name.trim()}>{isRunning ? "Writing …" : "Save…"}</button>
+        <button type="submit" class="primary" disabled={!isReady || !name.trim()} aria-disabled={isRunning}>{isRunning ? "Writing …" : "Save…"}</button>
       </form>
       {preview && <p class="quiet">{goesTo}</p>}
       {trouble && <TroubleBox trouble={troubleInFields(trouble, fields)} />}
