@@ -137,6 +137,18 @@ async function testMeasures(page, at, { measured }) {
     check(await order("Cosine") === byCosine, `${await rows()} instead of ${byCosine}`);
     await page.locator("section[aria-label='NaN and infinity'] li", { hasText: "broken A: 1 infinite; B: 1 NaN" }).waitFor();
   });
+  await test("names have room next to the measures, also with an entry open", async () => {
+    const size = page.viewportSize();
+    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator("aside[aria-label=Entry]").waitFor();
+    for (const width of [1440, 1024]) {
+      await page.setViewportSize({ width, height: 800 });
+      const [name, change] = await page.locator(".head.row > :is(.name, .change)").evaluateAll((l) => l.map((e) => e.getBoundingClientRect().width));
+      check(name >= 150 && change >= 80, `${width} px: names have ${name} px, changes ${change}`);
+    }
+    await page.setViewportSize(size);
+    await page.getByRole("button", { name: "Close entry" }).click();
+  });
 }
 
 async function testFits(page, at) {

@@ -83,7 +83,9 @@ function Measure({ row: { compared }, of }: { row: Row; of: "relative" | "cosine
   return <>{!isFinitePair(measured) && <span class="level error" title="NaN or infinite values, which are left out of this number">NaN</span>} {value === undefined || Number.isNaN(value) ? "–" : realText(value)}</>;
 }
 
+/** With measures, what each side is has room only in a wide list. */
 const MEASURED: readonly Column[] = [
+  ...COMPARE.map((c) => c.className === "side" ? { ...c, className: "side spare" } : c),
   { name: "‖A − B‖ / ‖B‖", className: "number measure", sort: "relative", cell: (row) => <Measure row={row} of="relative" /> },
   { name: "Cosine", className: "number measure", sort: "cosine", cell: (row) => <Measure row={row} of="cosine" /> },
 ];
@@ -92,7 +94,7 @@ const MEASURED: readonly Column[] = [
  *  their differences. */
 export function columnsOf(outline: OutlineName, model: Model): readonly Column[] {
   const { comparison } = model.comparing;
-  if (outline === "compare") return comparison?.measured?.length ? [...COMPARE, ...MEASURED] : comparison?.diff?.summary.values_compared ? COMPARE : COMPARE.slice(0, -1);
+  if (outline === "compare") return comparison?.measured?.length ? MEASURED : comparison?.diff?.summary.values_compared ? COMPARE : COMPARE.slice(0, -1);
   const overview = model.opened?.overview, chunks = overview?.files.reduce((sum, f) => sum + f.chunks, 0) ?? 0;
   return contentsOf(overview !== undefined && overview.objects + overview.opaque > 0, chunks > (overview?.tensors ?? 0));
 }
