@@ -5,6 +5,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { axeSource, launch, pick, samples, serve } from "./browser.mjs";
+import { takePickers } from "./files.mjs";
 import { goTo, READY } from "./views.mjs";
 
 const option = (name, otherwise) => process.argv[process.argv.indexOf(name) + 1 || process.argv.length] ?? otherwise;
@@ -34,7 +35,8 @@ const open = (summary) => (page) => page.locator(summary).first().evaluate((deta
 /** On a phone the panel scrolls, and not the view in it. */
 const end = (selector) => (page) => page.locator(selector).evaluate((box) => { for (const e of [box, box.parentElement]) e.scrollTo(0, e.scrollHeight); });
 const ready = (view) => async (page) => { await goTo(page, view === "Problems" ? /^Problems/ : view); await page.locator(READY[view]).first().waitFor(); };
-const compared = async (page) => { await ready("Compare")(page); await sample("dcp_fsdp2")(page); await page.locator(".compared").waitFor(); await page.locator(".window .row").first().waitFor(); };
+const compared = (other) => async (page) => { await ready("Compare")(page); await sample(other)(page); await page.locator(".compared").waitFor(); await page.locator(".window .row").first().waitFor(); };
+const values = async (page) => { await click("button", /^Values/)(page); await page.locator(".verdict-line", { hasText: "values included" }).waitFor(); };
 /** Holds back the answer to a request, so that what shows meanwhile stays. */
 const held = (url) => (page) => page.route(url, () => undefined);
 const type = (text) => async (page) => { await page.locator("dialog input").fill(text); };
@@ -62,7 +64,12 @@ const STATES = {
   problems_found: ["broken_dcp_hole", [ready("Problems")]], problems_checked: ["broken_dcp_byte_flipped", [ready("Problems"), click("button", /^Check every byte/), (page) => page.locator(".findings li").first().waitFor()]], problems_scanned: [MAIN, [ready("Problems"), click("button", /^Scan the values/), (page) => page.waitForTimeout(1000)]],
   files_absent: [path.join(made, "partial"), [ready("Files")]], files_one: ["safetensors_model", [ready("Files")]], files_duplicates: [MAIN, [ready("Files"), click("button", /^Look for/), (page) => page.locator("[aria-label=Duplicates] .fine").waitFor()]],
   optimizer_none: ["safetensors_model", [ready("Optimizer")]], names_changed: ["dcp_ddp", [ready("Names")]],
-  compared: [MAIN, [compared]], compared_entry: [MAIN, [compared, (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("[aria-label='B of the comparison']").waitFor()]],
+  compared: [MAIN, [compared("dcp_fsdp2")]], compared_entry: [MAIN, [compared("dcp_fsdp2"), (page) => page.locator(".window .row:not(.group)").first().click(), (page) => page.locator("[aria-label='B of the comparison']").waitFor()]],
+  compared_values: [RANKS, [compared(MAIN), values]], compared_values_entry: [RANKS, [compared(MAIN), values, (page) => page.locator(".window .row:not(.group)").first().click(), click("button", "Show differences"), (page) => page.locator("aside .heat").first().waitFor()]],
+  compared_series: [RANKS, [compared(MAIN), click("button", "Layer by layer"), click("button", /^Read norms/), (page) => page.locator("table.series td").first().waitFor()]],
+  load_result: [MAIN, [ready("Would it load?"), sample("dcp_fsdp2"), (page) => page.getByRole("button", { name: "Check against something else" }).waitFor()]],
+  damaged: ["broken_dcp_truncated", []],
+  convert_written: [MAIN, [takePickers, ready("Convert…"), click("button", "Weights for Hugging Face"), (page) => page.waitForTimeout(1000), click("button", "Save…"), (page) => page.locator(".written").waitFor(), end(".view")]],
   convert_choose: [MAIN, [ready("Convert…"), click("radio", "Choose"), open(".advanced")]], convert_failed: ["broken_dcp_missing_file", [ready("Convert…"), end(".view")]],
   reshard_mesh: [MAIN, [ready("Reshard…"), click("radio", "A device mesh"), click("button", "Add a mesh dim"), (page) => page.waitForTimeout(1000)]],
 };
