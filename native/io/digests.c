@@ -92,10 +92,16 @@ static uint32_t crc32_library(uint32_t crc, const void *data, size_t size)
 
 uint32_t tsr_native_crc32(uint32_t crc, const void *data, size_t size)
 {
-    uint8_t folded[TSR_FOLDED];
-    if (size < TSR_FOLD_BLOCK || !tsr_crc32_can_fold()) return crc32_library(crc, data, size);
-    const size_t done = tsr_crc32_fold(crc, data, size, folded);
-    return crc32_library(crc32_library(UINT32_MAX, folded, sizeof folded), (const uint8_t *)data + done, size - done);
+    const uint8_t *p = data;
+    for (const tsr_crc32_fold *fold = tsr_crc32_folds; fold < tsr_crc32_folds + TSR_FOLDS; fold++) {
+        uint8_t folded[TSR_FOLDED_MOST];
+        if (!fold->is_there() || size < fold->block) continue;
+        const size_t done = fold->run(crc, p, size, folded);
+        crc = crc32_library(UINT32_MAX, folded, fold->folded);
+        p += done;
+        size -= done;
+    }
+    return crc32_library(crc, p, size);
 }
 
 /* ---- digests ---- */

@@ -9,6 +9,7 @@
 
 #include "io/digests.h"
 #include "io/transport.h"
+#include "tessera/sys/host_calls.h"
 
 static void is_sum(tsr_checksum_kind kind, const void *data, size_t size, const char *expected)
 {
@@ -28,6 +29,34 @@ static void test_check_values(void **state)
     is_sum(TSR_CHECKSUM_CRC32C, zeros, sizeof zeros, "ipE2qg=="); /* RFC 3720, B.4: 0x8a9136aa */
     is_sum(TSR_CHECKSUM_CRC32C, "", 0, "AAAAAA==");
     if (tsr_native_md5) is_sum(TSR_CHECKSUM_MD5, "abc", 3, "kAFQmDzST7DWlj99KOF/cg=="); /* RFC 1321, A.5 */
+}
+
+/* Each width of the processor's vectors, for every number of bytes around its blocks, at every alignment and after any CRC. The expectation
+ * is core's portable CRC-32, which test_check_values covers with the check value. */
+static void test_widths_agree(void **state)
+{
+    enum { MOST = 4 * 512 + 64 };
+    uint8_t bytes[MOST + 64], folded[TSR_FOLDED_MOST];
+    uint32_t random = 1;
+    int tested = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (uint8_t)((random = random * 1664525 + 1013904223) >> 24);
+    assert_int_equal(tsr_crc32(NULL, 0, "123456789", 9), 0xcbf43926);
+    for (int i = 0; i < TSR_FOLDS; i++) {
+        const tsr_crc32_fold *fold = &tsr_crc32_folds[i];
+        if (!fold->is_there()) continue;
+        for (size_t size = fold->block; size <= MOST; size++, tested++) {
+            const uint8_t *data = bytes + size % 64;
+            const uint32_t crc = random * (uint32_t)size;
+            const size_t done = fold->run(crc, data, size, folded);
+            assert_int_equal(done, size / fold->block * fold->block);
+            assert_int_equal(tsr_crc32(NULL, UINT32_MAX, folded, fold->folded), tsr_crc32(NULL, crc, data, done));
+        }
+    }
+    for (size_t size = 0; size <= MOST; size++)
+        assert_int_equal(tsr_native_crc32((uint32_t)size * random, bytes + size % 64, size),
+                         tsr_crc32(NULL, (uint32_t)size * random, bytes + size % 64, size));
+    if (!tested) print_message("this processor has no carry-less multiplication of wide vectors\n");
 }
 
 /* What arrives in two pieces, wherever they meet, has the checksum of the whole. */
@@ -74,7 +103,8 @@ static void test_stated_checksums(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_values), cmocka_unit_test(test_joined_pieces),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_values), cmocka_unit_test(test_widths_agree),
+                                       cmocka_unit_test(test_joined_pieces),
                                        cmocka_unit_test(test_stated_checksums)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
