@@ -245,7 +245,7 @@ static const tsr_rule rules[] = {
      "Programs differ in how they interpret such a byte. Save the tensor again from bool values."},
     {"values/nan", TSR_NOTE, "a tensor contains NaN or infinite values",
      "Training diverged, or the values are not meant as numbers. The file itself is intact."},
-    {"zip/around-members", TSR_ERROR, "the bytes between an archive's members changed after Tessera wrote it",
+    {"zip/around-members", TSR_ERROR, "the bytes between an archive's members changed after it was written",
      "Headers, padding or the directory are damaged. The values may be intact, but other readers may fail. Restore the file from a "
      "copy, or convert it again."},
     {"zip/crc", TSR_ERROR, "a member's bytes do not match its CRC-32",

@@ -120,9 +120,10 @@ static tsr_status judge(check *c, const piece *p, uint32_t crc, tsr_error *err)
     if (!p->has_crc || crc == p->expected_crc) return TSR_OK;
     if (p->covers == TSR_COVERS_FILE) return tsr_deep_judge_file(c, place_of_piece(c, p), crc, p->expected_crc, err);
     if (p->covers == TSR_COVERS_AROUND)
-        return tsr_finding_add(c->share.found, "zip/around-members", place_of_piece(c, p), err,
-                               "the bytes before '%.*s' are not those that Tessera writes between the members of an archive",
-                               (int)p->member_size, p->member);
+        return tsr_finding_add(
+            c->share.found, "zip/around-members", place_of_piece(c, p), err,
+            "the bytes before '%.*s' are not those that PyTorch and Tessera write between the members of an archive",
+            (int)p->member_size, p->member);
     return tsr_finding_add(c->share.found, "zip/crc", place_of_piece(c, p), err,
                            "the bytes of member '%.*s' have CRC-32 %08x, but the archive states %08x", (int)p->member_size,
                            p->member, (unsigned)crc, (unsigned)p->expected_crc);

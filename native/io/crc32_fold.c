@@ -86,7 +86,8 @@ static bool has_512(void)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("vpclmulqdq");
 }
 
-const tsr_crc32_fold tsr_crc32_folds[TSR_FOLDS] = {{VECTORS * 64, 64, has_512, fold_512}, {VECTORS * 32, 32, has_256, fold_256}};
+const tsr_crc32_fold tsr_crc32_folds[TSR_FOLDS] = {{VECTORS * 64, 64, has_512, fold_512},
+                                                   {VECTORS * 32, 32, has_256, fold_256}};
 #else
 static bool has_none(void)
 {

@@ -199,3 +199,25 @@ def test_archives_that_another_program_packed_again(t):
     with open(t.at("out.pt"), "wb") as f:
         f.write(data)
     need(rules(t, t.at("out.pt"), 1) == ["zip/around-members"], rules(t, t.at("out.pt"), 1))
+
+
+@test
+def test_flips_between_the_members_of_archives_that_pytorch_wrote(t):
+    """In files of torch.save and items of DCPs, of PyTorch 2.3 to 2.15: each padding, descriptor and entry of a directory."""
+    for name, file in (("torch_v2_3_train_state", None), ("torch_v2_15_train_state", None), ("torch_nested", None), ("dcp_small", "__0_0.distcp"),
+                       ("dcp_v2_3_layouts", "__0_0.distcp"), ("dcp_v2_15_layouts", "__0_0.distcp")):
+        path = shutil.copytree(os.path.join(SAMPLES, name), t.at(name))
+        file = os.path.join(path, file or next(n for n in os.listdir(path) if n.endswith(".pt")))
+        data = content(file)
+        need(b"ZZZZ" in data, f"{file} has no padding")
+        places = [data.rindex(mark) + more for mark, more in ((b"FB", 2), (b"ZZZZ", 3), (b"PK\3\4", 4), (b"PK\3\4", 11), (b"PK\1\2", 5), (b"PK\1\2", 12),
+                                                              (b"PK\1\2", 38), (b"PK\6\6", 12))]
+        for at in places:
+            with open(file, "r+b") as f:
+                f.seek(at)
+                f.write(bytes([data[at] ^ 4]))
+            need("zip/around-members" in rules(t, path, 1), f"{file}, byte {at}: {rules(t, path, 1)}")
+            with open(file, "r+b") as f:
+                f.seek(at)
+                f.write(data[at:at + 1])
+        need("zip/around-members" not in rules(t, path, 0), f"{file}, as it was")

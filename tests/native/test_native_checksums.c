@@ -104,7 +104,6 @@ static void test_stated_checksums(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_check_values), cmocka_unit_test(test_widths_agree),
-                                       cmocka_unit_test(test_joined_pieces),
-                                       cmocka_unit_test(test_stated_checksums)};
+                                       cmocka_unit_test(test_joined_pieces), cmocka_unit_test(test_stated_checksums)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,7 +115,7 @@ static tsr_zip_member *sort_members(const tsr_zip *zip, tsr_arena *scratch, tsr_
     return members;
 }
 
-/* Passes on what is before member `i`, or with `i` of zip->count the end, if Tessera wrote the archive. */
+/* Passes on what is before member `i`, or with `i` of zip->count the end, if Tessera or torch.save wrote the archive. */
 static tsr_status give_gap(const walk *w, tsr_torch_written *written, size_t i, tsr_error *err)
 {
     tsr_extent gap;

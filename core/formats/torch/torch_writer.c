@@ -15,7 +15,8 @@
 #include "tessera/sys/host_calls.h"
 
 #define TOP            "archive/"
-#define ID_NAME        TOP ".data/serialization_id"
+#define ID_MEMBER      ".data/serialization_id"
+#define ID_NAME        TOP ID_MEMBER
 #define ID_DIGITS      40u
 #define MEMBERS_AROUND 6u /* data.pkl, .format_version, .storage_alignment, byteorder; version, serialization_id */
 
@@ -84,7 +85,7 @@ static tsr_status append_member(const tsr_zip_new_member *member, tsr_str conten
     return tsr_zip_append_descriptor(member, out, err);
 }
 
-static void put_digits(char *out, uint32_t number)
+static void put_digits(char *out, uint64_t number)
 {
     for (unsigned i = ID_DIGITS / 2; i-- > 0; number /= 10) out[i] = (char)('0' + number % 10);
 }
@@ -128,23 +129,36 @@ tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_v
     return append_tail(archive, out, err);
 }
 
-/* ---- what Tessera wrote ---- */
+/* ---- what Tessera or torch.save wrote ---- */
 
-/* Whether the last member is the id of the others. One half is enough, as the other one may be damaged. */
-static tsr_status has_own_id(tsr_range range, const tsr_zip_new_member *members, size_t count, bool *out, tsr_error *err)
+/* The second half of torch's id: PyTorch's hash_combine over the CRCs of all members that have bytes. Its first half is a hash of names that
+ * differs from one C++ library to another. */
+static void identify_as_torch(const tsr_zip_new_member *members, size_t count, char contents[ID_DIGITS / 2])
+{
+    uint64_t hash = 0;
+    for (size_t i = 0; i + 1 < count; i++)
+        if (members[i].size) hash ^= members[i].crc32 + UINT64_C(0x9e3779b9) + (hash << 6) + (hash >> 2);
+    put_digits(contents, hash);
+}
+
+/* Whether the last member is the id of the others. One half of Tessera's is enough, as the other one may be damaged. */
+static tsr_status has_known_id(tsr_range range, const tsr_zip_new_member *members, size_t count, bool *out, tsr_error *err)
 {
     const tsr_zip_new_member *last = &members[count - 1];
-    char id[ID_DIGITS], want[ID_DIGITS];
-    *out = tsr_str_equal(last->name, TSR_STR(ID_NAME)) && last->size == ID_DIGITS;
+    char id[ID_DIGITS], want[ID_DIGITS], torch[ID_DIGITS / 2];
+    const char *contents = id + ID_DIGITS / 2;
+    *out = tsr_str_ends(last->name, TSR_STR("/" ID_MEMBER)) && last->size == ID_DIGITS;
     if (!*out) return TSR_OK;
     TSR_TRY(tsr_store_read(range.store, range.file, last->byte_offset, id, sizeof id, err));
     identify(members, count, want);
-    *out = memcmp(id, want, ID_DIGITS / 2) == 0 || memcmp(id + ID_DIGITS / 2, want + ID_DIGITS / 2, ID_DIGITS / 2) == 0;
+    identify_as_torch(members, count, torch);
+    *out = memcmp(id, want, ID_DIGITS / 2) == 0 || memcmp(contents, want + ID_DIGITS / 2, ID_DIGITS / 2) == 0 ||
+           memcmp(contents, torch, ID_DIGITS / 2) == 0;
     return TSR_OK;
 }
 
-/* Replaces the members' places by those that Tessera gives them. Returns whether they are the same. */
-static bool has_own_places(tsr_range range, tsr_zip_new_member *members, size_t count, uint64_t *before)
+/* Replaces the members' places by those that Tessera and torch.save give them. Returns whether they are the same. */
+static bool has_known_places(tsr_range range, tsr_zip_new_member *members, size_t count, uint64_t *before)
 {
     uint64_t directory, size;
     for (size_t i = 0; i < count; i++) before[i] = members[i].byte_offset;
@@ -156,13 +170,13 @@ static bool has_own_places(tsr_range range, tsr_zip_new_member *members, size_t 
 tsr_status tsr_torch_written_open(tsr_range range, const tsr_host *host, tsr_zip_new_member *members, size_t count,
                                   tsr_torch_written *out, tsr_error *err)
 {
-    bool own = count >= MEMBERS_AROUND;
+    bool known = count > 1;
     *out = (tsr_torch_written){.count = count, .range = range, .bytes = tsr_vec_of(host->allocator, 1)};
-    if (own) TSR_TRY(has_own_id(range, members, count, &own, err));
-    if (!own) return TSR_OK;
+    if (known) TSR_TRY(has_known_id(range, members, count, &known, err));
+    if (!known) return TSR_OK;
     uint64_t *places = tsr_alloc(host->allocator, count, sizeof *places, err);
     if (!places) return TSR_E_NOMEM;
-    if (has_own_places(range, members, count, places)) out->members = members;
+    if (has_known_places(range, members, count, places)) out->members = members;
     tsr_free(host->allocator, places, count, sizeof *places);
     return TSR_OK;
 }

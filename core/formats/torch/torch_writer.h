@@ -80,17 +80,18 @@ static inline uint64_t tsr_torch_storage_at(const tsr_torch_archive *archive, ui
  * of the storages before it. */
 tsr_status tsr_torch_archive_piece(tsr_torch_archive *archive, uint32_t i, tsr_vec *out, uint64_t *byte_at, tsr_error *err);
 
-/* An archive that was read, and what is between its members if Tessera wrote it: that follows from their names, sizes and CRCs. */
+/* An archive that was read, and what is between its members if Tessera or torch.save wrote it: that follows from their names, sizes and
+ * CRCs. */
 typedef struct tsr_torch_written {
-    tsr_zip_new_member *members; /* NULL: another program wrote it */
+    tsr_zip_new_member *members; /* NULL: another program wrote it, or a PyTorch before 2.1 */
     size_t count;
     tsr_range range; /* of the archive */
     tsr_vec bytes;   /* for a single gap */
 } tsr_torch_written;
 
 /* Finds out who wrote the archive in `range`, of whose members the caller sets name, size, crc32 and byte_offset (in the file), in file
- * order. An archive of Tessera has its serialization id, its order and its offsets; one that another program packed again has not. Must
- * be closed. */
+ * order. An archive of Tessera or torch.save has the serialization id and the offsets that follow from its members; one that another
+ * program packed again does not. Must be closed. */
 tsr_status tsr_torch_written_open(tsr_range range, const tsr_host *host, tsr_zip_new_member *members, size_t count,
                                   tsr_torch_written *out, tsr_error *err);
 /* The bytes before member i, from the end of the one before it, and with i = count those behind the last, as an extent with their CRC.

@@ -44,8 +44,8 @@ typedef struct tsr_file_sum {
 /* What the bytes of an extent with a CRC are. */
 typedef enum tsr_extent_covers {
     TSR_COVERS_MEMBER, /* of a zip archive */
-    TSR_COVERS_AROUND, /* what is before `member` in an archive that Tessera wrote, where only these bytes can be */
-    TSR_COVERS_FILE    /* a file, or all of it but the CRC at its end */
+    TSR_COVERS_AROUND, /* what is before `member` in an archive that Tessera or torch.save wrote, where only these bytes can be */
+    TSR_COVERS_FILE /* a file, or all of it but the CRC at its end */
 } tsr_extent_covers;
 
 /* One run of bytes that a full check must read: a zip member, a tensor of a safetensors file, … */
