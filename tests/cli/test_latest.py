@@ -159,6 +159,24 @@ def test_latest_takes_steps_that_other_settings_wrote(t):
 
 
 @test
+def test_a_final_export_of_the_model_does_not_stop_a_run_from_resuming(t):
+    """accelerate's load_state refuses a directory without an optimizer. What save_model wrote is passed over, and is not called damaged; it
+    is a checkpoint of its own for every other command, and prune leaves it where it is."""
+    run = copies(t, golden("accelerate")[0], "checkpoint_1", "checkpoint_2")
+    os.makedirs(t.at("run", "checkpoint_3"))
+    shutil.copy(t.at("run", "checkpoint_2", "model.safetensors"), t.at("run", "checkpoint_3"))
+    passed = latest(t, "checkpoint_2", ["checkpoint_3"])["passed_over"]
+    need("only a model was exported" in passed[0]["reason"] and "damaged" not in passed[0]["reason"], passed)
+    t.run("validate", "--deep", t.at("run", "checkpoint_3"))
+    for at, _, names in os.walk(run):
+        for name in (*names, "."):
+            os.utime(os.path.join(at, name), (1e9, 1e9))
+    t.run("prune", run, "--keep", "1")
+    need(sorted(os.listdir(run)) == ["checkpoint_2", "checkpoint_3"] and os.listdir(t.at("run", "checkpoint_3")) == ["model.safetensors"], os.listdir(run))
+    latest(t, "checkpoint_2", ["checkpoint_3"])
+
+
+@test
 def test_latest_of_files_with_a_step_in_their_names(t):
     path = os.path.join(golden("trainer")[0], "optimizer.pt")
     names = ["epoch=0-step=9.ckpt", "epoch=0-step=10.ckpt", "epoch=0-step=10-v1.ckpt", "last.ckpt"]

@@ -343,9 +343,10 @@ static tsr_status check_earlier(const finder *f, const tsr_run_step *step, tsr_s
         TSR_TRY(is_lost(f, step->path, earlier->path, name, &is));
         for (other = earlier + 1; is && (other = next_earlier(f, step, other)); other++) is = has_name(f, other->path, name);
         if (!is) continue;
-        *why = tsr_arena_format(f->arena, f->err,
-                                "it lacks '%.*s', which '%.*s' has: the save was interrupted, or has not finished",
-                                TSR_STR_ARG(name), TSR_STR_ARG(earlier->path));
+        *why = tsr_arena_format(
+            f->arena, f->err,
+            "it lacks '%.*s', which '%.*s' has: either only a model was exported, or the save is not complete",
+            TSR_STR_ARG(name), TSR_STR_ARG(earlier->path));
         return why->data ? TSR_OK : TSR_E_NOMEM;
     }
     return TSR_OK;
