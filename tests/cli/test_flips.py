@@ -75,6 +75,11 @@ def of_repair(t):
     os.truncate(t.at("short.pt"), os.path.getsize(t.at("short.pt")) - 300)
     t.run("repair", t.at("short.pt"), t.at("whole.pt"), "-q", status=(0, 1))
     yield "whole.pt", ["whole.pt"]
+    shutil.copy(MODEL, t.at("long.safetensors"))
+    with open(t.at("long.safetensors"), "ab") as f:
+        f.write(b"left over")
+    t.run("repair", t.at("long.safetensors"), t.at("mended.safetensors"), "-q")
+    yield "mended.safetensors", ["mended.safetensors"]
 
 
 def of_copies(t):

@@ -30,6 +30,13 @@ static tsr_status read_salvaged(tsr_store *store, uint32_t file, uint64_t offset
     return TSR_OK;
 }
 
+static tsr_store *origin_of_salvaged(const tsr_store *store, uint32_t *file)
+{
+    const salvaged_store *s = (const salvaged_store *)store;
+    *file = s->file;
+    return s->inner;
+}
+
 static void close_salvaged(tsr_store *store)
 {
     (void)store; /* it is in the arena */
@@ -91,11 +98,15 @@ tsr_status tsr_salvage_safetensors(tsr_store *store, uint32_t file, const tsr_ho
     tsr_checkpoint *checkpoint = NULL;
     *out = (tsr_salvaged_file){.size = 0};
     if (!s) return TSR_E_NOMEM;
-    *s = (salvaged_store){
-        .base = {.file_count = 1, .files = &s->shown, .primary = 0, .read_at = read_salvaged, .close = close_salvaged},
-        .shown = store->files[file],
-        .inner = store,
-        .file = file};
+    *s = (salvaged_store){.base = {.file_count = 1,
+                                   .files = &s->shown,
+                                   .primary = 0,
+                                   .read_at = read_salvaged,
+                                   .origin = origin_of_salvaged,
+                                   .close = close_salvaged},
+                          .shown = store->files[file],
+                          .inner = store,
+                          .file = file};
     TSR_TRY(read_header(store, file, arena, &s->header, &out->header_nuls, err));
     tsr_status status = tsr_checkpoint_open(&s->base, host, NULL, &checkpoint, err);
     if (status == TSR_OK) status = check_findings(tsr_checkpoint_findings(checkpoint), err);

@@ -1,5 +1,5 @@
-/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible; copies a safetensors file
- * without what makes it unreadable; and writes what is whole of a truncated torch.save file. */
+/* `tessera repair`: rebuilds a lost or damaged `.metadata` from the data files, as far as possible; writes a safetensors file
+ * again without what makes it unreadable; and writes what is whole of a truncated torch.save file. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -96,30 +96,18 @@ static tsr_status salvage(repair *r, tsr_error *err)
     return status;
 }
 
-/* What is written: memory, or the file of a store. */
 typedef struct contents {
     const repair *repair;
     const tsr_vec *bytes;
-    const tsr_salvaged_file *file;
 } contents;
 
 static tsr_status write_contents(void *ctx, tsr_output *output, uint32_t *number, tsr_error *err)
 {
-    enum { STEP = 4 << 20 };
     const contents *c = ctx;
-    const repair *r = c->repair;
-    const uint64_t byte_count = c->bytes ? c->bytes->count : c->file->size;
-    const bool is_folder = r->place.name.size > 0;
-    TSR_TRY(output->create(output, r->place.name, byte_count, number, err));
-    char *buffer = c->bytes ? c->bytes->items : tsr_arena_array(r->arena, STEP, 1, err);
-    tsr_status status = buffer ? TSR_OK : TSR_E_NOMEM;
-    if (c->bytes) status = output->write_at(output, *number, 0, buffer, c->bytes->count, err);
-    for (uint64_t at = 0; !c->bytes && at < byte_count && status == TSR_OK; at += STEP) {
-        const size_t size = (size_t)(byte_count - at < STEP ? byte_count - at : STEP);
-        status = c->file->store->read_at(c->file->store, 0, at, buffer, size, err);
-        if (status == TSR_OK) status = output->write_at(output, *number, at, buffer, size, err);
-    }
-    if (is_folder) *number = TSR_NO_FILE;
+    const tsr_str name = c->repair->place.name;
+    TSR_TRY(output->create(output, name, c->bytes->count, number, err));
+    const tsr_status status = output->write_at(output, *number, 0, c->bytes->items, c->bytes->count, err);
+    if (name.size) *number = TSR_NO_FILE;
     return status;
 }
 
@@ -169,16 +157,6 @@ static uint32_t safetensors_file(const repair *r)
     return file != TSR_NO_FILE && tsr_str_ends(store->files[file].name, TSR_STR(".safetensors")) ? file : TSR_NO_FILE;
 }
 
-static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
-{
-    if (r->arguments->like)
-        return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a safetensors file");
-    tsr_status status = tsr_salvage_safetensors(r->store, file, cli_host(r->program), r->arena, &r->found, err);
-    if (status == TSR_OK) status = cli_place_file(r->dest, TSR_STR("model.safetensors"), r->arena, &r->place, err);
-    if (status == TSR_OK) r->dest = r->place.path;
-    return status == TSR_OK ? write_file(r, &(contents){.file = &r->found}, err) : status;
-}
-
 /* Sets *is to whether PATH is a single file that begins as those of torch.save do. */
 static tsr_status begins_as_torch(const repair *r, bool *is, tsr_error *err)
 {
@@ -208,6 +186,30 @@ static tsr_status take_lost(repair *r, const cli_session *source, tsr_error *err
         if (status != TSR_OK) return status;
     }
     return TSR_OK;
+}
+
+/* Converts the sound file inside a damaged one, so that the new file states a checksum. */
+static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
+{
+    tsr_command_options options = *r->arguments;
+    options.json = false; /* the document is that of repair */
+    options.to = TSR_TO_SAFETENSORS + 1;
+    cli_writing w = {
+        .program = r->program, .options = &options, .what = "repairing", .destination = r->dest, .arena = r->arena};
+    if (options.like) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a safetensors file");
+    tsr_status status = tsr_salvage_safetensors(r->store, file, cli_host(r->program), r->arena, &r->found, err);
+    if (status == TSR_OK) status = cli_choose_container(&w, options.to, 0, err);
+    if (status == TSR_OK)
+        status = tsr_checkpoint_open(r->found.store, cli_host(r->program), NULL, &w.source.checkpoint, err);
+    if (status != TSR_OK) return status;
+    w.source.path = r->path;
+    w.source.store = r->found.store;
+    w.source.layers.top = w.source.checkpoint;
+    w.source.catalog = tsr_checkpoint_catalog(w.source.checkpoint);
+    status = cli_write(&w, err);
+    cli_writing_close(&w);
+    cli_close(&w.source);
+    return status;
 }
 
 /* Converts what is whole of a truncated torch.save file to another one. */
