@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints by accelerate, Transformers' Trainer, Lightning and DeepSpeed, in an environment that has them.
+"""Saves and loads checkpoints by accelerate, Transformers' Trainer, Lightning, DeepSpeed and Megatron-Core, in an environment that has them.
 
 Usage: PYTHON framework_loaders.py FRAMEWORK DIRECTORY
 
@@ -11,6 +11,7 @@ import sys
 import warnings
 
 warnings.filterwarnings("ignore")
+GOLDEN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # the frameworks print to stdout
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 10000),
@@ -72,6 +73,37 @@ class Accelerate:
 
     def load(self, path):
         scramble(self.model, [self.optimizer.optimizer], [self.scheduler.scheduler])
+        self.accelerator.load_state(path)
+
+
+class AccelerateFsdp:
+    """Two FSDP models, whose states accelerate saves as DCPs."""
+
+    def __init__(self, directory):
+        sys.path.insert(0, GOLDEN)
+        import make_accelerate as made
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        torch.distributed.init_process_group("gloo")
+        self.path, self.full_state = os.path.join(directory, "checkpoint_1"), made.full_state
+        self.accelerator = made.with_fsdp("SHARDED_STATE_DICT")
+        self.models = [FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True) for _ in range(2)]
+        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in self.models]
+        self.schedulers = [torch.optim.lr_scheduler.StepLR(self.optimizers[0], 2)]
+        self.accelerator._models, self.accelerator._optimizers, self.accelerator._schedulers = self.models, self.optimizers, self.schedulers
+        for model, optimizer in zip(self.models, self.optimizers):
+            model(torch.randn(4, 5)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        self.schedulers[0].step()
+        self.accelerator.save_state(self.path)
+
+    def state(self):
+        return [model.state_dict() for model in self.models], [optimizer.state_dict() for optimizer in self.optimizers], self.schedulers[0].state_dict()
+
+    def load(self, path):
+        for model, optimizer in zip(self.models, self.optimizers):
+            scramble(model, [optimizer])
+        scramble(self.models[0], schedulers=self.schedulers)
         self.accelerator.load_state(path)
 
 
@@ -223,7 +255,36 @@ class DeepSpeedPipeline(DeepSpeed):
         self.engine.train_batch(iter([(torch.randn(4, 5, dtype=torch.bfloat16), torch.zeros(4))] * 8))
 
 
-FRAMEWORKS = {"accelerate": Accelerate, "trainer": Trainer, "lightning": Lightning, "deepspeed": DeepSpeed, "deepspeed-3": DeepSpeed3,
+class Megatron:
+    def __init__(self, directory):
+        import numpy
+        numpy.product = numpy.prod  # Megatron-Core 0.14 was written for an older numpy
+        torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_: None
+        torch.cuda.current_device = lambda *_: "cpu"
+        torch.distributed.init_process_group("gloo")
+        from megatron.core import dist_checkpointing
+        self.core, self.path = dist_checkpointing, os.path.join(directory, "iter_0000002")
+        os.makedirs(self.path)
+        self.core.save(self.sharded(network(), 3), self.path)
+        self.load(self.path)
+
+    def sharded(self, model, seed):
+        from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
+        tensors = {name: ShardedTensor.from_rank_offsets(name, value.clone()) for name, value in model.state_dict().items()}
+        moments = {name: ShardedTensor.from_rank_offsets(f"optimizer.{name}", value * seed) for name, value in model.named_parameters()}
+        return {"model": tensors, "optimizer": moments, "rng": ShardedObject("rng_state", [{"seed": seed}], (1,), (0,)),
+                "iteration": seed, "scheduler": {"lr": seed / 8, "style": "cosine"}}
+
+    def state(self):
+        return self.kept
+
+    def load(self, path):
+        self.kept, model = None, network()
+        scramble(model)
+        self.kept = self.core.load(self.sharded(model, -3), path)
+
+
+FRAMEWORKS = {"accelerate": Accelerate, "accelerate-fsdp": AccelerateFsdp, "megatron": Megatron, "trainer": Trainer, "lightning": Lightning, "deepspeed": DeepSpeed, "deepspeed-3": DeepSpeed3,
               "deepspeed-pipeline": DeepSpeedPipeline}
 
 

@@ -1,5 +1,5 @@
-"""Faults are injected into the newest checkpoint of a run that accelerate, Transformers' Trainer, Lightning or DeepSpeed has saved, and
-`tessera latest` must answer with what the framework itself loads (framework_loaders.py). TESSERA_FRAMEWORKS names a Python that has
+"""Faults are injected into the newest checkpoint of a run that accelerate, Transformers' Trainer, Lightning, DeepSpeed or Megatron-Core has
+saved, and `tessera latest` must answer with what the framework itself loads (framework_loaders.py). TESSERA_FRAMEWORKS names a Python that has
 them; with TSR_TEST_FULL there are 300 faults for each, otherwise 20."""
 import json
 import os
@@ -11,9 +11,9 @@ from harness import Skip
 
 LOADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "framework_loaders.py")
 CASES = 300 if os.environ.get("TSR_TEST_FULL") else 20
-NAMES = {"accelerate": "checkpoint_{}", "trainer": "checkpoint-{}", "lightning": "epoch=0-step={}.ckpt"}
+NAMES = {"accelerate": "checkpoint_{}", "accelerate-fsdp": "checkpoint_{}", "megatron": "iter_{:07d}", "trainer": "checkpoint-{}", "lightning": "epoch=0-step={}.ckpt"}
 # Files whose damage the framework does not notice, or notices only when it goes on to train: both answers are right.
-UNREAD = {"accelerate": ("random_states_0.pkl",), "trainer": ("rng_state.pth", "training_args.bin", "generation_config.json")}
+UNREAD = {"accelerate": ("random_states_0.pkl",), "accelerate-fsdp": ("random_states_0.pkl",), "trainer": ("rng_state.pth", "training_args.bin", "generation_config.json")}
 
 
 def copy(path, step):
@@ -26,7 +26,8 @@ def copy(path, step):
 
 def fault(rng, step):
     """Returns (what was done, the damaged file, whether only --deep can see it)."""
-    name = rng.choice(sorted(os.listdir(step))) if os.path.isdir(step) else ""
+    names = sorted(os.path.relpath(os.path.join(at, name), step) for at, _, names in os.walk(step) for name in names)
+    name = rng.choice(names) if names else ""
     file = os.path.join(step, name) if name else step
     size = os.path.getsize(file)
     kind = rng.choice(("lost", "cut", "emptied", "flipped", "dropped"))
@@ -59,7 +60,7 @@ def states_other_settings(step, file):
 def check(t, framework):
     python = os.environ.get("TESSERA_FRAMEWORKS")
     if not python:
-        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning and deepspeed")
+        raise Skip("TESSERA_FRAMEWORKS names no Python with accelerate, transformers, lightning, deepspeed and megatron-core")
     rng = random.Random(f"{framework} 46")
     os.makedirs(t.at("saved"))
     os.makedirs(t.at("run"))
@@ -91,6 +92,14 @@ def check(t, framework):
 
 def test_accelerate_loads_the_answer(t):
     check(t, "accelerate")
+
+
+def test_accelerate_with_fsdp_loads_the_answer(t):
+    check(t, "accelerate-fsdp")
+
+
+def test_megatron_loads_the_answer(t):
+    check(t, "megatron")
 
 
 def test_the_trainer_loads_the_answer(t):
