@@ -27,8 +27,9 @@ struct tsr_publishing {
     /* only on the first */
     tsr_replacement replacement;
     tsr_journals journals;
-    tsr_journal *journal; /* NULL: its directory is not writable */
-    bool continues;       /* the tag belongs to an interrupted run, whose journal and output are kept */
+    tsr_journal *journal;     /* NULL: its directory is not writable */
+    bool continues;           /* the tag belongs to an interrupted run, whose journal and output are kept */
+    tsr_ranked_output ranked; /* of ranks that write to an object store: over the output, which it hides */
 };
 
 typedef struct tsr_publishing publishing;
@@ -228,11 +229,17 @@ static bool is_left(const publishing *s)
     return p->resumes && (s->is_remote || (p->continuation && *p->continuation->has_records));
 }
 
+/* The output below the one that the caller writes to. */
+static tsr_output *output_of(const publishing *s)
+{
+    return s->ranked.inner ? s->ranked.inner : s->job->output;
+}
+
 /* Removes unfinished files when a signal ends the program. */
 static bool remove_unfinished(void *state)
 {
     const publishing *s = state;
-    tsr_output *output = s->job->output;
+    tsr_output *output = output_of(s);
     if (s->is_remote && output) tsr_object_output_abandon(output);
     if (!s->is_remote) tsr_sys_stop_naming();
     if (s->is_remote || is_left(s)) return is_left(s);
@@ -265,20 +272,25 @@ static tsr_status open_first(publishing *s, tsr_error *err)
     return status;
 }
 
-static tsr_status open_remote(publishing *s, tsr_error *err)
+static tsr_status decide_remote(publishing *s, tsr_error *err)
+{
+    tsr_publication *p = s->job;
+    TSR_TRY(tsr_urls_refuse_overlap(p->sources, p->source_count, p->destination, err));
+    TSR_TRY(decide_replacement(s, err));
+    if (p->plan) p->generation = s->place.generation = s->replacement.generation;
+    TSR_TRY(plan(p, err));
+    return check_names(s, err);
+}
+
+static tsr_status open_remote_output(publishing *s, tsr_error *err)
 {
     tsr_publication *p = s->job;
     const tsr_replacement *r = &s->replacement;
     const tsr_str single = TSR_STR("");
-    TSR_FAIL_IF(p->environment.ranks, err, TSR_E_UNSUPPORTED,
-                "ranks cannot save to '%s' together; save to a local directory, and copy that", p->destination);
-    TSR_TRY(tsr_urls_refuse_overlap(p->sources, p->source_count, p->destination, err));
-    TSR_TRY(decide_replacement(s, err));
-    TSR_TRY(plan(p, err));
-    TSR_TRY(check_names(s, err));
     const tsr_object_output_options options = {.is_folder = p->is_folder,
                                                .overwrite = p->replaces,
                                                .verify = p->reads_back,
+                                               .generation = p->generation,
                                                .obsolete = r->obsolete,
                                                .obsolete_count = r->obsolete_count,
                                                .marker_count = r->marker_count,
@@ -288,8 +300,30 @@ static tsr_status open_remote(publishing *s, tsr_error *err)
                                                .name_count = p->is_folder ? p->name_count : 1};
     tsr_job_guard(&p->environment, remove_unfinished, s);
     TSR_TRY(tsr_object_output_open(p->host, p->destination, &options, &p->output, err));
-    tsr_job_warn_of_other_parts(&p->environment, p->output, p->destination);
+    if (s->is_first) tsr_job_warn_of_other_parts(&p->environment, p->output, p->destination);
+    if (p->environment.ranks) {
+        tsr_ranked_output_open(p->output, p->environment.ranks, p->host->allocator, &s->ranked);
+        p->output = &s->ranked.base;
+    }
     return p->create ? p->create(p->ctx, p->output, err) : TSR_OK;
+}
+
+static tsr_status open_remote(publishing *s, tsr_error *err)
+{
+    TSR_TRY(decide_remote(s, err));
+    return open_remote_output(s, err);
+}
+
+/* Rank 0 opens its output first, which refuses an existing destination. Each rank uploads the files that it writes. */
+static tsr_status open_remote_on_ranks(publishing *s, tsr_error *err)
+{
+    tsr_publication *p = s->job;
+    tsr_comm *ranks = p->environment.ranks;
+    TSR_TRY(tsr_comm_agree(ranks, s->is_first ? open_remote(s, err) : TSR_OK, err));
+    TSR_TRY(ranks->broadcast(ranks, &s->place, sizeof s->place, 0, err));
+    p->generation = s->place.generation;
+    TSR_TRY(tsr_comm_agree(ranks, s->is_first ? TSR_OK : plan(p, err), err));
+    return tsr_comm_agree(ranks, s->is_first ? TSR_OK : open_remote_output(s, err), err);
 }
 
 /* Rank 0 opens the output first: it refuses an existing destination, and creates the files that the others open. */
@@ -318,7 +352,9 @@ tsr_status tsr_publication_open(tsr_publication *p, tsr_error *err)
                       .journals = {.folder = -1, .held = -1}};
     p->state = s;
     p->generation = 0;
-    const tsr_status status = s->is_remote ? open_remote(s, err) : ranks ? open_on_ranks(s, err) : open_first(s, err);
+    tsr_status status;
+    if (ranks) status = s->is_remote ? open_remote_on_ranks(s, err) : open_on_ranks(s, err);
+    else status = s->is_remote ? open_remote(s, err) : open_first(s, err);
     p->replaced = s->replacement.swap || s->replacement.obsolete_count > 0;
     return status;
 }
@@ -363,8 +399,10 @@ tsr_status tsr_publication_publish(tsr_publication *p, uint32_t marker, tsr_erro
 
 static void close_output(publishing *s, bool left)
 {
-    tsr_output *output = s->job->output;
+    tsr_output *output = output_of(s);
     s->job->output = NULL;
+    tsr_ranked_output_free(&s->ranked);
+    s->ranked.inner = NULL;
     if (output && s->is_first && !s->is_remote && !left) tsr_folder_output_drop(output);
     if (output) output->close(output);
 }
@@ -434,14 +472,26 @@ static tsr_status find_completed(tsr_publication *p, tsr_error *err)
     return tsr_raise(err, status, TSR_NO_POSITION, "%s", why.message);
 }
 
+/* What a rank has written of the files is its own to upload, and to publish. */
+static tsr_status publish_on_ranks(tsr_publication *p, uint32_t marker, tsr_status status, tsr_error *err)
+{
+    tsr_ranked_output *ranked = &p->state->ranked;
+    TSR_TRY(tsr_ranked_output_hand_out(ranked, status, err));
+    TSR_TRY(tsr_ranked_output_publish(ranked, marker, err));
+    return tsr_ranked_output_resumed(ranked, &p->resumed, err);
+}
+
 static tsr_status write_and_publish(tsr_publication *p, tsr_error *err)
 {
     uint32_t marker = TSR_NO_FILE;
+    const bool on_ranks = p->state->ranked.inner != NULL;
     tsr_status status = p->write(p->ctx, p->output, &marker, err);
     if (status == TSR_OK) status = p->output->sync(p->output, err);
     TSR_TRY(agree(p, status, err));
+    if (on_ranks) TSR_TRY(tsr_ranked_output_divide(&p->state->ranked, err));
     if (p->finish) TSR_TRY(agree(p, p->finish(p->ctx, p->output, &marker, err), err));
     status = p->state->is_first ? unchanged(p, err) : TSR_OK;
+    if (on_ranks) return publish_on_ranks(p, marker, status, err);
     if (status == TSR_OK && p->state->is_first) status = tsr_publication_publish(p, marker, err);
     return agree(p, status, err);
 }

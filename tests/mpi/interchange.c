@@ -1,13 +1,14 @@
-/* Loads a checkpoint in any format with the ranks of an MPI job, changes it, and saves it: `interchange SOURCE DEST [same]`.
- * Every tensor is sharded along its first dim over all ranks. Adds 1 to float32 tensors and to ints that are not tensors,
- * unless `same` is given. */
+/* Loads a checkpoint in any format with the ranks of an MPI job, changes it, and saves it: `interchange SOURCE DEST [same] [overwrite]`.
+ * Both may be URLs. Every tensor is sharded along its first dim over all ranks. Adds 1 to float32 tensors and to ints that are not
+ * tensors, unless `same` is given. */
 #include <stdio.h>
+#include <string.h>
 
 #include "tessera/comm_mpi.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
 #include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/folder.h"
+#include "tessera/sys/path_store.h"
 #include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/trees.h"
@@ -57,7 +58,7 @@ static tsr_status plan(const char *path, const tsr_mesh *mesh, uint32_t rank, ts
     tsr_store *store;
     tsr_trees trees;
     const tsr_value *root;
-    TSR_TRY(tsr_folder_store_open(NULL, tsr_state_dict_host(dict)->allocator, path, &store, err));
+    TSR_TRY(tsr_path_store_open(tsr_state_dict_host(dict), path, &store, err));
     tsr_status status = tsr_trees_of(store, tsr_state_dict_host(dict), false, &trees, err);
     if (status == TSR_OK) {
         status = plan_value(trees.roots[0], mesh, rank, dict, &root, err);
@@ -83,8 +84,25 @@ static void change(const tsr_value *value)
         change(value->items[i]);
 }
 
-static tsr_status run(tsr_comm *comm, const char *source, const char *dest, bool same, const tsr_host *host, tsr_error *err)
+typedef struct choices {
+    bool same, overwrite;
+} choices;
+
+static choices choices_of(int count, char **words)
 {
+    choices out = {0};
+    for (int i = 0; i < count; i++) {
+        out.same |= strcmp(words[i], "same") == 0;
+        out.overwrite |= strcmp(words[i], "overwrite") == 0;
+    }
+    return out;
+}
+
+static tsr_status run(tsr_comm *comm, const char *source, const char *dest, choices how, const tsr_host *host,
+                      tsr_error *err)
+{
+    tsr_save_options options = TSR_OPTIONS(tsr_save_options);
+    options.overwrite = how.overwrite;
     const uint64_t ranks[] = {comm->size};
     const tsr_str name[] = {TSR_STR("dp")};
     const tsr_mesh mesh = {1, ranks, name};
@@ -93,8 +111,8 @@ static tsr_status run(tsr_comm *comm, const char *source, const char *dest, bool
     TSR_TRY(tsr_state_dict_new(host, &loaded, err));
     TSR_TRY(tsr_comm_agree(comm, plan(source, &mesh, comm->rank, planned, err), err));
     TSR_TRY(tsr_state_dict_load(source, tsr_state_dict_root(planned), comm, NULL, loaded, err));
-    if (!same) change(tsr_state_dict_root(loaded));
-    TSR_TRY(tsr_state_dict_save(tsr_state_dict_root(loaded), comm, dest, NULL, host, err));
+    if (!how.same) change(tsr_state_dict_root(loaded));
+    TSR_TRY(tsr_state_dict_save(tsr_state_dict_root(loaded), comm, dest, &options, host, err));
     tsr_state_dict_free(loaded);
     tsr_state_dict_free(planned);
     return TSR_OK;
@@ -109,7 +127,7 @@ int main(int argc, char **argv)
     if (status == TSR_OK) status = tsr_comm_mpi_open(MPI_COMM_WORLD, NULL, &tsr_allocator_libc, &comm, &err);
     if (status == TSR_OK && argc >= 3) {
         tsr_native_host_open(&native, 1);
-        status = run(comm, argv[1], argv[2], argc > 3, &native.host, &err);
+        status = run(comm, argv[1], argv[2], choices_of(argc - 3, argv + 3), &native.host, &err);
         tsr_native_host_close(&native);
         if (status != TSR_OK && comm->rank == 0) fprintf(stderr, "interchange: %s\n", err.message);
         comm->close(comm);

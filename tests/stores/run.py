@@ -31,6 +31,7 @@ import test_resume  # noqa: E402, F401
 import test_resume_disk  # noqa: E402, F401
 import test_s3  # noqa: E402, F401
 import test_s3_trouble  # noqa: E402, F401
+import test_state_dict  # noqa: E402, F401
 import test_write  # noqa: E402, F401
 import test_write_commands  # noqa: E402, F401
 import test_write_others  # noqa: E402, F401

@@ -12,6 +12,9 @@
  *     rank 0    decide ──▶ plan ──▶ journal ──▶ create ──▶ write, sync ──▶ finish ──▶ publish
  *     others               plan                        ──▶ create ──▶ write, sync
  *
+ * To an object store each rank uploads the files that it writes, and a file may be written by one rank only. The ranks publish together,
+ * the marker last, so they must call tsr_publication_run.
+ *
  * Example:
  *
  *     tsr_publication p = {.host = host, .arena = arena, .destination = "note.txt", .line = TSR_STR("a note\n")};
@@ -61,7 +64,7 @@ typedef struct tsr_publication {
     tsr_job_environment environment;
     const tsr_host *host;
     tsr_arena *arena;
-    const char *destination; /* a path, or the URL of an object store, which ranks cannot write to */
+    const char *destination; /* a path, or the URL of an object store */
     tsr_str line;            /* what journals call this kind of run: one line, including its newline */
     bool is_folder;          /* it becomes a directory; otherwise one file, which is created under the name "" */
     const char *marker;      /* the file that makes the output complete; NULL: there is none */
@@ -112,7 +115,7 @@ tsr_status tsr_publication_run(tsr_publication *publication, tsr_error *err);
 
 /* The steps, for callers that write in between by themselves. Open must be followed by close, after a failure, too. */
 tsr_status tsr_publication_open(tsr_publication *publication, tsr_error *err);
-/* Called by rank 0, when all ranks have synced what they wrote. */
+/* Called by rank 0, when all ranks have synced what they wrote. Not for ranks that write to an object store. */
 tsr_status tsr_publication_publish(tsr_publication *publication, uint32_t marker, tsr_error *err);
 /* `status` is the outcome, the same on all ranks. Accepts one that was not opened. */
 void tsr_publication_close(tsr_publication *publication, tsr_status status);

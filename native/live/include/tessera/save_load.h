@@ -31,10 +31,12 @@ typedef struct tsr_save_options {
     tsr_warnings warnings;
 } tsr_save_options;
 
-/* Writes the directory `path`, which all ranks must see. A shard that several ranks hold is written once, by the least loaded
+/* Writes the directory `path`, which all ranks must see, or the URL of an object store (s3://, gs://, az://), to which each rank uploads
+ * its own file. A shard that several ranks hold is written once, by the least loaded
  * of them. Objects are written by rank 0, with its values. The checkpoint becomes visible only when all of it is durable. A
  * failed or killed save leaves an earlier checkpoint as it was; the next save to that path removes the files of a killed one,
- * but not those that are still being written (a lock shows which). Besides its buffer a rank needs a few hundred bytes for each
+ * but not those that are still being written (a lock shows which). In an object store the files of a killed save stay until they are
+ * removed, next to the old checkpoint or without `.metadata`. Besides its buffer a rank needs a few hundred bytes for each
  * shard of all ranks. `options` may be NULL. Warns rank 0 when `overwrite` replaces a checkpoint, as FileSystemWriter does, and
  * other ranks of objects whose values differ from rank 0's. Errors: TSR_E_EXISTS, TSR_E_IO, TSR_E_UNSUPPORTED (a tensor inside
  * a tuple, a value that cannot be pickled, a partial tensor). */
