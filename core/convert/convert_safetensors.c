@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
-#include "formats/common/end_sum.h"
+#include "tessera/sys/end_sum.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/vec.h"

@@ -4,10 +4,10 @@
  * Source: traverse_state_dict and traverse_state_dict_v_2_3 in torch/distributed/checkpoint/_traverse.py. */
 #include "base/cursor.h"
 #include "convert/reshard_to.h"
-#include "formats/common/end_sum.h"
 #include "formats/megatron/megatron.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
+#include "tessera/sys/end_sum.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/map.h"
 #include "tessera/sys/nest.h"

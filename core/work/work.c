@@ -4,12 +4,12 @@
 
 #include "check/compare_copy.h"
 #include "convert/reshard_to.h"
-#include "formats/common/end_sum.h"
 #include "tessera/read.h"
 #include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint_bytes.h"
 #include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/end_sum.h"
 #include "tessera/sys/entries.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/map.h"

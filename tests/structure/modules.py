@@ -47,7 +47,7 @@ HEADERS = {
     "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
     "plan": "target plan target_fsdp1 plan_items storage",
     "optim": "optim optim_forms optim_load optim_states optim_tree flat_params flat_index flat_keys fsdp_optim",
-    "formats/common": "checkpoint checkpoint_bytes checkpoint_files",
+    "formats/common": "checkpoint checkpoint_bytes checkpoint_files end_sum",
     "formats/safetensors": "salvaged_file",
     "formats/dcp": "salvage dcp_item",
     "formats/torch": "loadable",

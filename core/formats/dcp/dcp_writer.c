@@ -7,7 +7,7 @@
 #include "tessera/sys/dcp_item.h"
 
 #include "codec/pickle_write.h"
-#include "formats/common/end_sum.h"
+#include "tessera/sys/end_sum.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"

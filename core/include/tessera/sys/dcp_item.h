@@ -76,7 +76,7 @@ typedef struct tsr_dcp_new_metadata {
     uint64_t count;
     tsr_str save_id;             /* 36 characters of hexadecimal digits and dashes */
     tsr_torch_version for_torch; /* from 2.4 on, and for 0, with the save id; from 2.15 on with strides */
-    bool unsummed;               /* without a checksum at the end (formats/common/end_sum.h) */
+    bool unsummed;               /* without a checksum at the end (tessera/sys/end_sum.h) */
 } tsr_dcp_new_metadata;
 
 /* Appends the pickle (protocol 4, without frames) to `out`, which is empty. Entries without items (an empty tensor that no rank holds) get no
