@@ -177,32 +177,40 @@ tsr_status tsr_rank_files_begin(tsr_rank_files *f, tsr_journal_files own, const 
     return tsr_folder_output_open(f->request.sys, &tsr_allocator_libc, f->request.path, &options, &f->output, err);
 }
 
+tsr_output *tsr_rank_files_output(tsr_rank_files *f)
+{
+    return f->output;
+}
+
 /* Takes up a file that a rank has written to `folder`. */
-static tsr_status take_up(tsr_rank_files *f, const char *folder, tsr_str name, tsr_error *err)
+static tsr_status take_up(tsr_rank_files *f, const char *folder, tsr_str name, uint32_t *file, tsr_error *err)
 {
     struct stat info;
-    uint32_t file;
     const tsr_str path = tsr_arena_format(f->arena, err, "%s/%.*s", folder, TSR_STR_ARG(name));
     if (!path.data) return TSR_E_NOMEM;
     if (f->journals.sys->link_stat_at(f->journals.sys, AT_FDCWD, path.data, &info) != 0)
         return tsr_sys_raise(err, "look at", path.data);
-    return f->output->create(f->output, name, (uint64_t)info.st_size, &file, err);
+    return f->output->create(f->output, name, (uint64_t)info.st_size, file, err);
 }
 
 tsr_status tsr_rank_files_publish(tsr_rank_files *f, const tsr_str *names, size_t count, uint32_t marker, tsr_error *err)
 {
     tsr_error ignored = {0}; /* what is published counts */
     tsr_vec record = tsr_vec_of(&tsr_allocator_libc, 1);
+    uint32_t file, marker_file = TSR_NO_FILE;
     char folder[PATH_MAX];
     TSR_TRY(tsr_rank_files_folder(f->request.path, folder, err));
-    for (size_t i = 0; i < count; i++) TSR_TRY(take_up(f, folder, names[i], err));
+    for (size_t i = 0; i < count; i++) {
+        TSR_TRY(take_up(f, folder, names[i], &file, err));
+        if (i == marker) marker_file = file;
+    }
     TSR_TRY(tsr_folder_output_choose(f->output, err));
     TSR_TRY(f->output->sync(f->output, err));
-    tsr_status status = tsr_folder_output_record(f->output, marker, NULL, &record, err);
+    tsr_status status = tsr_folder_output_record(f->output, marker_file, NULL, &record, err);
     if (status == TSR_OK)
         status = tsr_journals_publishing(&f->journals, f->tag, (tsr_str){record.items, record.count}, true, err);
     tsr_vec_free(&record);
-    if (status == TSR_OK) status = f->output->publish(f->output, marker, err);
+    if (status == TSR_OK) status = f->output->publish(f->output, marker_file, err);
     if (status == TSR_OK) tsr_journals_remove(&f->journals, f->tag, NULL, &ignored);
     return status;
 }

@@ -44,8 +44,10 @@ tsr_status tsr_rank_files_open(const tsr_rank_files_request *request, tsr_rank_f
  * files of the old checkpoint in the directory, the marker first; names below it are allowed. Nothing else in the directory is changed. */
 tsr_status tsr_rank_files_begin(tsr_rank_files *files, tsr_journal_files own, const tsr_str *replaced, size_t count,
                                 tsr_error *err);
-/* Gives the new files their names. `names` are all files that are to be published, and all that are in their directory; `marker` is
- * the number of the one that makes them a checkpoint, or TSR_NO_FILE. TSR_E_CHANGED if another program has changed what is replaced;
+/* The output, for further files that the coordinator creates and writes: some of `own`. */
+tsr_output *tsr_rank_files_output(tsr_rank_files *files);
+/* Gives the new files their names. `names` are the files that are to be published and were not created in the output; `marker` is the
+ * number of the name that makes them a checkpoint, or TSR_NO_FILE. Nothing else may be in their directory. TSR_E_CHANGED if another program has changed what is replaced;
  * TSR_E_EXISTS if another file has one of the names. */
 tsr_status tsr_rank_files_publish(tsr_rank_files *files, const tsr_str *names, size_t count, uint32_t marker,
                                   tsr_error *err);
