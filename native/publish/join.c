@@ -33,6 +33,7 @@ static tsr_status write_file(joining *j, tsr_output *output, tsr_arena *arena, t
     options.want_ctx = j;
     options.file_name = file->name;
     options.no_checksums = j->join->unsummed;
+    options.progress = j->join->progress;
     TSR_TRY(tsr_convert(j->shards, output, &options, arena, &written, err));
     TSR_FAIL_IF(written.byte_total != file->bytes, err, TSR_E_FORMAT,
                 "the shards of '%s' have %" PRIu64 " bytes of tensors instead of %" PRIu64, file->name.data,

@@ -9,6 +9,7 @@
 #define TSR_NATIVE_JOIN_H
 
 #include "tessera/output.h"
+#include "tessera/read.h"
 
 typedef struct tsr_joined_file {
     tsr_str name;   /* ends with a NUL */
@@ -22,8 +23,9 @@ typedef struct tsr_join {
     const tsr_str *tensors;  /* all that the shards have */
     const uint32_t *file_of; /* the number of each one's file */
     size_t tensor_count;
-    uint32_t threads; /* 0: one per processor */
-    bool unsummed;    /* the files state no checksum */
+    uint32_t threads;             /* 0: one per processor */
+    bool unsummed;                /* the files state no checksum */
+    const tsr_progress *progress; /* of each file; may stop the work with TSR_E_CANCELLED. May be NULL */
 } tsr_join;
 
 /* Writes the files to `output`, in which they are created in their order. TSR_E_FORMAT if the shards are not all of the tensors; errors of

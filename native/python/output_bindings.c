@@ -7,11 +7,13 @@
 #include <string.h>
 
 #include "io/digests.h"
+#include "publish/join.h"
 #include "publish/rank_files.h"
 #include "publish/saves.h"
 #include "session.h"
 #include "tessera/output.h"
-#include "tessera/sys/json.h"
+#include "tessera/sys/alloc.h"
+#include "tessera/sys/end_sum.h"
 #include "tessera/sys/object_output.h"
 #include "tessera/sys/try.h"
 
@@ -24,6 +26,20 @@ typedef struct saving {
     tsr_output *output;
 } saving;
 
+/* A tsr_join. Mirrored in _saving.py. */
+typedef struct joining {
+    const char *shards;
+    const char *files; /* names, each of which ends with a NUL, like those of the tensors */
+    size_t files_size;
+    const uint64_t *bytes; /* of the tensors in each file */
+    const char *tensors;
+    size_t tensors_size;
+    const uint32_t *file_of; /* of each tensor */
+    const int *stop;         /* it ends when this is set */
+    uint32_t threads;
+    uint8_t unsummed;
+} joining;
+
 EXPORT saving *tsr_python_saving_open(const char *url, uint32_t kind, const char *marker, tsr_error *err);
 EXPORT void tsr_python_saving_close(saving *s);
 EXPORT tsr_status tsr_python_saving_names(saving *s, tsr_write_fn *write, void *ctx, tsr_error *err);
@@ -33,12 +49,15 @@ EXPORT tsr_status tsr_python_saving_hand_over(saving *s, uint64_t size, tsr_writ
 EXPORT void tsr_python_saving_keep(saving *s);
 EXPORT tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t size, const char *note, size_t note_size,
                                               tsr_error *err);
+EXPORT tsr_status tsr_python_saving_join(saving *s, const joining *from, tsr_error *err);
+EXPORT tsr_status tsr_python_saving_complete(saving *s, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_publish(saving *s, const char *marker, const void *data, size_t size, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_put_note(saving *s, const char *name, const char *text, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_write_fn *write, void *ctx, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err);
 EXPORT uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size);
+EXPORT tsr_status tsr_python_end_sum(const void *data, size_t size, char sum[TSR_END_SUM_SIZE], tsr_error *err);
 
 /* ---- an open output ---- */
 
@@ -130,6 +149,60 @@ tsr_status tsr_python_saving_take_over(saving *s, const char *name, uint64_t siz
     return tsr_object_output_take_over(s->output, (tsr_str){note, note_size}, &records, err);
 }
 
+/* Splits names each of which ends with a NUL. The caller frees the result. */
+static tsr_str *split(const char *names, size_t size, size_t *count, tsr_error *err)
+{
+    tsr_str *list = malloc((size + 1) * sizeof *list); /* a name has at least its NUL */
+    *count = 0;
+    if (!list) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    for (size_t at = 0; list && at < size; at += list[(*count)++].size + 1) list[*count] = tsr_str_from(names + at);
+    return list;
+}
+
+static bool goes_on(void *ctx, uint64_t done, uint64_t total)
+{
+    (void)done, (void)total;
+    return !*(const volatile int *)ctx;
+}
+
+static tsr_status join(const joining *from, tsr_output *output, tsr_error *err)
+{
+    size_t count, file_count;
+    tsr_str *tensors = split(from->tensors, from->tensors_size, &count, err);
+    tsr_str *names = split(from->files, from->files_size, &file_count, err);
+    tsr_joined_file *files = malloc((file_count + 1) * sizeof *files);
+    tsr_status status = tensors && names && files ? TSR_OK : tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+    if (status == TSR_OK) {
+        for (size_t f = 0; f < file_count; f++) files[f] = (tsr_joined_file){names[f], from->bytes[f]};
+        const tsr_progress progress = {goes_on, (void *)(uintptr_t)from->stop};
+        const tsr_join all = {.shards = from->shards,
+                              .files = files,
+                              .file_count = (uint32_t)file_count,
+                              .tensors = tensors,
+                              .file_of = from->file_of,
+                              .tensor_count = count,
+                              .threads = from->threads,
+                              .unsummed = from->unsummed,
+                              .progress = &progress};
+        status = tsr_join_shards(&all, output, err);
+    }
+    free(files);
+    free(names);
+    free(tensors);
+    return status;
+}
+
+tsr_status tsr_python_saving_join(saving *s, const joining *from, tsr_error *err)
+{
+    return join(from, s->output, err);
+}
+
+/* Makes what was taken over visible. There is no marker among it. */
+tsr_status tsr_python_saving_complete(saving *s, tsr_error *err)
+{
+    return s->output->publish(s->output, TSR_NO_FILE, err);
+}
+
 tsr_status tsr_python_saving_publish(saving *s, const char *marker, const void *data, size_t size, tsr_error *err)
 {
     uint32_t file;
@@ -157,18 +230,43 @@ tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err)
     return tsr_object_output_remove(s->output, tsr_str_from(name), err);
 }
 
-/* Whether a name has the form "__12_0123456789abcdef.distcp". Only tessera.torch.StorageWriter makes such names. */
+/* Takes a random token off the front of a name. */
+static bool take_token(tsr_str *name)
+{
+    enum { DIGITS = 16 };
+    if (name->size < DIGITS) return false;
+    for (size_t i = 0; i < DIGITS; i++)
+        if (!isxdigit((unsigned char)name->data[i]) || isupper((unsigned char)name->data[i])) return false;
+    *name = (tsr_str){name->data + DIGITS, name->size - DIGITS};
+    return true;
+}
+
+static bool take_text(tsr_str *name, tsr_str text)
+{
+    if (!tsr_str_starts(*name, text)) return false;
+    *name = (tsr_str){name->data + text.size, name->size - text.size};
+    return true;
+}
+
+static bool take_number(tsr_str *name)
+{
+    size_t digits = 0;
+    while (digits < name->size && isdigit((unsigned char)name->data[digits])) digits++;
+    *name = (tsr_str){name->data + digits, name->size - digits};
+    return digits > 0;
+}
+
+/* Whether a name has the form "__12_TOKEN.distcp", "model-TOKEN-00001-of-00002.safetensors" or ".tessera-save-shards/TOKEN-…", where TOKEN is
+ * 16 hexadecimal digits. Only tessera.torch.StorageWriter makes such names. */
 static bool is_of_a_save(tsr_str name)
 {
-    static const char end[] = ".distcp";
-    enum { DIGITS = 16, END = sizeof end - 1 };
-    size_t at = 2;
-    if (name.size < 2 + 1 + 1 + DIGITS + END || memcmp(name.data, "__", 2) != 0) return false;
-    while (at < name.size && isdigit((unsigned char)name.data[at])) at++;
-    if (at == 2 || name.size - at != 1 + DIGITS + END || name.data[at] != '_') return false;
-    for (size_t i = at + 1; i <= at + DIGITS; i++)
-        if (!isxdigit((unsigned char)name.data[i]) || isupper((unsigned char)name.data[i])) return false;
-    return memcmp(name.data + name.size - END, end, END) == 0;
+    if (take_text(&name, TSR_STR("__")))
+        return take_number(&name) && take_text(&name, TSR_STR("_")) && take_token(&name) &&
+               tsr_str_equal(name, TSR_STR(".distcp"));
+    if (take_text(&name, TSR_STR(".tessera-save-shards/"))) return take_token(&name);
+    return take_text(&name, TSR_STR("model-")) && take_token(&name) && take_text(&name, TSR_STR("-")) &&
+           take_number(&name) && take_text(&name, TSR_STR("-of-")) && take_number(&name) &&
+           tsr_str_equal(name, TSR_STR(".safetensors"));
 }
 
 /* Discards uploads that interrupted saves have left. */
@@ -182,6 +280,17 @@ tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err)
 uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size)
 {
     return tsr_native_crc32(crc, data, size);
+}
+
+/* The checksum of a document, which follows it. */
+tsr_status tsr_python_end_sum(const void *data, size_t size, char sum[TSR_END_SUM_SIZE], tsr_error *err)
+{
+    tsr_vec text = tsr_vec_of(&tsr_allocator_libc, 1);
+    tsr_status status = tsr_vec_append(&text, data, size, err);
+    if (status == TSR_OK) status = tsr_end_sum_append(&text, NULL, err);
+    if (status == TSR_OK) memcpy(sum, (char *)text.items + size, TSR_END_SUM_SIZE);
+    tsr_vec_free(&text);
+    return status;
 }
 
 /* ---- directories ---- */
@@ -209,16 +318,6 @@ tsr_save *tsr_python_save_open(const char *path, int64_t rank, int durable, tsr_
     const tsr_save_request options = {.path = path, .rank = rank, .is_durable = durable, .warn = warn, .ctx = &write};
     tsr_save *save = NULL;
     return tsr_save_open(&options, &save, err) == TSR_OK ? save : NULL;
-}
-
-/* Splits names each of which ends with a NUL. The caller frees the result. */
-static tsr_str *split(const char *names, size_t size, size_t *count, tsr_error *err)
-{
-    tsr_str *list = malloc((size + 1) * sizeof *list); /* a name has at least its NUL */
-    *count = 0;
-    if (!list) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
-    for (size_t at = 0; list && at < size; at += list[(*count)++].size + 1) list[*count] = tsr_str_from(names + at);
-    return list;
 }
 
 tsr_status tsr_python_save_begin(tsr_save *save, const char *marker, const char *names, size_t size, tsr_error *err)
@@ -274,6 +373,7 @@ EXPORT tsr_rank_files *tsr_python_files_open(const char *path, uint64_t ranks, i
                                              tsr_error *err);
 EXPORT tsr_status tsr_python_files_begin(tsr_rank_files *files, const char *own, size_t own_size, const char *replaced,
                                          size_t replaced_size, tsr_error *err);
+EXPORT tsr_status tsr_python_files_join(tsr_rank_files *files, const joining *from, tsr_error *err);
 EXPORT tsr_status tsr_python_files_publish(tsr_rank_files *files, const char *names, size_t size, uint32_t marker,
                                            tsr_error *err);
 EXPORT void tsr_python_files_close(tsr_rank_files *files);
@@ -302,6 +402,11 @@ tsr_status tsr_python_files_begin(tsr_rank_files *files, const char *own, size_t
     free(own_list);
     free(list);
     return status;
+}
+
+tsr_status tsr_python_files_join(tsr_rank_files *files, const joining *from, tsr_error *err)
+{
+    return join(from, tsr_rank_files_output(files), err);
 }
 
 tsr_status tsr_python_files_publish(tsr_rank_files *files, const char *names, size_t size, uint32_t marker, tsr_error *err)

@@ -3,8 +3,10 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import struct
 import subprocess
+import time
 
 import torch
 import torch.distributed as dist
@@ -115,8 +117,10 @@ def test_what_safetensors_cannot_hold_is_refused_before_anything_is_written(t):
     writer = lambda path=t.at("above/c"), **options: tessera.torch.StorageWriter(path, **{"form": "safetensors", **options})
     fails(CheckpointException, lambda: dcp.save(state_of(1), storage_writer=writer(), no_dist=True, planner=Fails("write", OSError("planned"))), "planned")
     assert not os.path.exists(t.at("above"))
-    for options in ({"single_file_per_rank": False}, {"path": "s3://bucket/c"}, {"_extensions": [object()]}):
+    for options in ({"single_file_per_rank": False}, {"_extensions": [object()]}):
         fails(tessera.TesseraError, lambda: writer(**options), "safetensors")
+    fails(tessera.TesseraError, lambda: writer(path="hf://org/model"), "cannot write to 'hf://org/model'")
+    fails(tessera.TesseraError, lambda: writer(path="s3://bucket/c", save_distributed=True), "save_distributed=True", "'s3://bucket/c'", "no index")
     for options in ({"form": "safetensor"}, {"fqn_to_index_mapping": {"w": 0}}, {"fqn_to_index_mapping": {}}, {"thread_count_consolidation": 0},
                     {"form": "dcp", "save_distributed": True}, {"form": "dcp", "fqn_to_index_mapping": {"w": 1}}):
         fails(ValueError, lambda: writer(**options), list(options)[-1])
@@ -166,9 +170,9 @@ def killed_at(number, path, **options):
             return real(*args, **kwargs)
         return call
     try:
-        for name in (*CHANGES_FILES, "pwrite", "rmdir"):
+        for name in (*CHANGES_FILES, "rmdir"):
             setattr(os, name, counted(getattr(os, name)))
-        for name in ("_open_files", "_begin_files", "_publish_files", "_close_files", "_write_journal"):  # tests/native/test_native_rank_files.c ends in each of them
+        for name in ("_open_files", "_begin_files", "_join_files", "_publish_files", "_close_files", "_write_journal"):  # tests/native/test_native_rank_files.c ends in each of them
             setattr(_save_safetensors, name, counted(getattr(_save_safetensors, name)))
         save(path, state_of(2), **options)
         os._exit(0)
@@ -206,6 +210,26 @@ def test_a_save_that_is_killed_leaves_the_old_or_the_new_checkpoint_whole(t):
             assert value_in(path) == 3 and not [name for name in files_below(path) if "tessera" in name] and os.listdir(os.path.dirname(path)).count(f"killed{number}") == 1
             assert not [name for name in os.listdir(os.path.dirname(path)) if name.startswith(".")], os.listdir(os.path.dirname(path))
         assert seen == {old, 2} and number > 10, (options, seen, number)
+
+
+def test_ctrl_c_ends_the_joining_and_leaves_the_old_checkpoint(t):
+    options = {"save_distributed": True, "enable_consolidation": True, "overwrite": True}
+    save(t.at("c"), state_of(1), **options)
+    real, ended = _save_safetensors._join_files, []
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not arguments[1]._obj._stop.flag.value:  # until the main thread has handled the signal
+            time.sleep(0.01)
+        ended.append(real(*arguments))
+        return ended[0]
+    _save_safetensors._join_files = interrupted
+    try:
+        e = fails(CheckpointException, lambda: save(t.at("c"), state_of(2), **options))
+    finally:
+        _save_safetensors._join_files = real
+    assert isinstance(e.failures[0][0], KeyboardInterrupt) and ended and ended[0] != 0, (e, ended)
+    assert value_in(t.at("c")) == 1 and os.listdir(t.scratch) == ["c"], os.listdir(t.scratch)
 
 
 def test_a_save_that_is_killed_among_other_files_keeps_them(t):

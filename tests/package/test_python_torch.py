@@ -576,7 +576,7 @@ def test_a_marker_that_appears_is_kept_whatever_links_do(t):
     assert not os.path.exists(t.at("full/.metadata"))
 
 
-CHANGES_FILES = ("open", "write", "fsync", "rename", "link", "unlink", "mkdir")
+CHANGES_FILES = ("open", "write", "pwrite", "fsync", "rename", "link", "unlink", "mkdir")
 CALLS_OF_C = ("_open_save", "_begin_save", "_unchanged", "_record", "_end_save", "_close_save", "_write_journal")  # each changes files, too
 
 
@@ -592,8 +592,8 @@ def killed_at(number, path, overwrite):
         def call(*args, **kwargs):
             left[0] -= 1
             if left[0] == 0:
-                if name == "write":
-                    real(args[0], bytes(args[1])[:len(args[1]) // 2])
+                if name in ("write", "pwrite"):
+                    real(args[0], bytes(args[1])[:len(args[1]) // 2], *args[2:])
                 os._exit(9)
             return real(*args, **kwargs)
         return call

@@ -12,6 +12,8 @@ import traceback
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -31,11 +33,15 @@ def shapes(job):
 
 def state_of(job, k, mesh):
     """Returns the state of step `k`. `large` and `small` are split by rows over the ranks, `small` unevenly. Every rank has
-    the rest."""
+    the rest. Safetensors files hold only tensors."""
     model = {name: whole(name, k, *shape) for name, shape in shapes(job).items()}
     if mesh:
         model = {name: distribute_tensor(tensor, mesh, [Shard(0)]) if name != "none" else tensor for name, tensor in model.items()}
-    return {"model": model, "step": k, "lr": [0.1 * k, {"kind": f"cosine {k}"}]}
+    return {"model": model} if of_safetensors(job) else {"model": model, "step": k, "lr": [0.1 * k, {"kind": f"cosine {k}"}]}
+
+
+def of_safetensors(job):
+    return job.get("options", {}).get("form") == "safetensors"
 
 
 class Planner(dcp.DefaultSavePlanner):
@@ -69,9 +75,9 @@ def save(job):
         rank, port = int(os.environ["RANK"]), os.environ["PORT"]
         dist.init_process_group("gloo", rank=rank, world_size=job["world"], init_method=f"tcp://127.0.0.1:{port}")
     state = state_of(job, job["k"], init_device_mesh("cpu", (job["world"],)))
-    writer = tessera.torch.StorageWriter(job["url"], **job.get("options", {}))
     planner = Planner(job.get("fault"), job.get("faulty", -1))
     try:
+        writer = tessera.torch.StorageWriter(job["url"], **job.get("options", {}))
         if job.get("is_async"):
             future = dcp.async_save(state, storage_writer=writer, planner=planner)
             for tensor in state["model"].values():
@@ -105,13 +111,25 @@ def compare(job, load):
     """Whether the state that `load` fills is that of step `k`, bit for bit."""
     want, state = state_of(job, job["k"], None), state_of(job, 0, None)
     load(state)
-    same = {name: torch.equal(state["model"][name], tensor) for name, tensor in want["model"].items()}
-    return all(same.values()) and state["step"] == want["step"] and state["lr"] == want["lr"]
+    same = {name: torch.equal(state["model"][name], tensor) for name, tensor in want.pop("model").items()}
+    return all(same.values()) and all(state[name] == value for name, value in want.items())
+
+
+def load_by_index(state, copy):
+    """Loads what the index lists, as transformers does."""
+    with open(os.path.join(copy, "model.safetensors.index.json")) as f:
+        files = json.load(f)["weight_map"]
+    for name in state["model"]:
+        state["model"][name] = load_file(os.path.join(copy, files[f"model.{name}"]))[f"model.{name}"]
 
 
 def read(job):
     """Reads with PyTorch from a copy on this machine, and with the package from the URL."""
-    by_torch = "copy" in job and compare(job, lambda state: dcp.load(state, checkpoint_id=job["copy"], no_dist=True))
+    copy = job.get("copy")
+    reader = HuggingFaceStorageReader if of_safetensors(job) else dcp.FileSystemReader
+    by_torch = copy and compare(job, lambda state: dcp.load(state, storage_reader=reader(copy), no_dist=True))
+    if copy and of_safetensors(job):
+        by_torch = by_torch and compare(job, lambda state: load_by_index(state, copy))
     by_url = compare(job, lambda state: dcp.load(state, storage_reader=tessera.torch.StorageReader(job["url"]), no_dist=True))
     return {"by_torch": by_torch, "by_url": by_url, "findings": [f.rule for f in tessera.check(job["url"], deep=True)]}
 

@@ -153,24 +153,29 @@ class _Lock:
         self.close_handle(handle)
 
 
-class _File:
+class NewFile:
     """One of a rank's files, which is created by its first write."""
 
-    def __init__(self, directory, name):
-        self.name, self._directory, self._fd = name, directory, None
+    def __init__(self, path, sync):
+        self.name, self._path, self._sync, self._fd, self._size = os.path.basename(path), path, sync, None, 0
 
     def write(self, view):
-        path, at = self._directory.at(self.name), 0
+        self.write_at(self._size, view)
+
+    def write_at(self, offset, view):
         if self._fd is None:
-            self._fd = _create(path)
-        with _naming(path):
-            while at < len(view):
-                at += os.write(self._fd, view[at:at + (64 << 20)])
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)  # a directory that the coordinator has just made may not be visible on other nodes yet
+            self._fd = _create(self._path)
+        self._size = max(self._size, offset + len(view))
+        with _naming(self._path):
+            while view:
+                written = os.pwrite(self._fd, view[:64 << 20], offset)
+                view, offset = view[written:], offset + written
 
     def finish(self):
         self.write(b"")  # an object may have no bytes
-        with _naming(self._directory.at(self.name)):
-            if self._directory.sync_files:
+        with _naming(self._path):
+            if self._sync:
                 os.fsync(self._fd)
             self._close()
 
@@ -182,7 +187,7 @@ class _File:
     def discard(self):
         with contextlib.suppress(OSError):
             self._close()
-        _remove(self._directory.at(self.name))
+        _remove(self._path)
 
 
 class _Files(list):
@@ -190,7 +195,7 @@ class _Files(list):
 
     def __init__(self, directory, number, count):
         token = directory.new_token()
-        super().__init__(_File(directory, name) for name in names_of_files(number, token, count))
+        super().__init__(NewFile(directory.at(name), directory.sync_files) for name in names_of_files(number, token, count))
         self._directory, self._journal = directory, directory.at(name_of_journal(token))
         os.makedirs(directory.path, exist_ok=True)  # local directories of several nodes are made by their own ranks
         try:

@@ -25,12 +25,7 @@ def _name_of_journal(token):
     return f".tessera-save-{token}.json"
 
 
-def _may_be_data(name):
-    """Whether a journal may cause this name to be removed. A checkpoint from somebody else may contain a journal that names any object."""
-    return isinstance(name, str) and "/" not in name and name.endswith(".distcp")
-
-
-class _File:
+class SentFile:
     """One of a rank's files while it is sent."""
 
     def __init__(self, place, name, expected):
@@ -39,14 +34,17 @@ class _File:
         self.saving.create(self.name, expected)
 
     def write(self, view):
-        self.saving.write(self._size, view)
-        self._size += len(view)
+        self.write_at(self._size, view)
+
+    def write_at(self, offset, view):
+        self.saving.write(offset, view)
+        self._size = max(self._size, offset + len(view))
 
     def finish(self):
         return self._size, self.saving.hand_over(self._size)
 
 
-class _Files(list):
+class SentFiles(list):
     def finish(self):
         pass  # every file has been handed over
 
@@ -73,7 +71,7 @@ class Objects(Place):
             names = self._lead.names()
             self.refuse_marker(name for name in names if "/" not in name)
             self._replaced = self.files_of_checkpoint() if self.marker in names else set()
-            self._clean(names)
+            self.refuse_others(set(names) - self._clean(names))
         except TesseraError as e:
             self.release()
             if e.status == "exists":
@@ -87,10 +85,14 @@ class Objects(Place):
 
     def new_files(self, number, expected):
         """expected: bytes of each file, about."""
-        files = _Files()
+        return self.send(zip(names_of_files(number, self.new_token(), len(expected)), expected))
+
+    def send(self, sizes):
+        """sizes: (name, bytes, about)."""
+        files = SentFiles()
         try:
-            for name, size in zip(names_of_files(number, self.new_token(), len(expected)), expected):
-                files.append(_File(self, name, size))
+            for name, size in sizes:
+                files.append(SentFile(self, name, size))
         except BaseException:
             files.discard()
             raise
@@ -107,30 +109,39 @@ class Objects(Place):
 
     def publish(self, data, files):
         """files: the results of `finish`, by the names of all ranks' files."""
-        journal = _name_of_journal(self.new_token())
-        replaced = sorted(self._replaced - set(files) - {self.marker})
-        self._lead.put_note(journal, json.dumps({"files": sorted(files), "replaces": replaced}).encode())
-        try:
+        def make():
             for name, (size, note) in files.items():
                 self._lead.take_over(name, size, note)
             self._lead.publish(self.marker, data)
+        self.publish_made(make, files)
+
+    def publish_made(self, make, files, temporary=()):
+        """files: the names of all that `make` makes, next to the marker, which is the last. temporary: those that nobody needs then."""
+        journal, files = _name_of_journal(self.new_token()), {*files, *temporary}
+        replaced = sorted(self._replaced - files - {self.marker})
+        self._lead.put_note(journal, json.dumps({"files": sorted(files), "replaces": replaced}).encode())
+        try:
+            make()
         except TesseraError as e:
             self._lead.close()  # which removes what was made
-            self._forget(journal, files)
+            self._forget(journal, files, temporary)
             if e.status == "exists":
                 raise FileExistsError(f"{self.path}: holds a checkpoint already ({self.marker}), which appeared during the save{TO_REPLACE}") from None
             raise
         for saving in self._open_uploads():
             saving.keep()
-        for name in replaced:
+        for name in (*temporary, *replaced):
             self._lead.remove(name)
         self._lead.remove(journal)
 
-    def _forget(self, journal, files):
+    def _forget(self, journal, files, temporary):
         """Removes the journal, but only if everything that it lists is gone."""
         try:
             place = Saving(self.path, REPLACES, self.marker)
-            if set(files).isdisjoint(place.names()):
+            left = files.intersection(place.names())
+            for name in left.intersection(temporary):
+                place.remove(name)
+            if left.issubset(temporary):
                 place.remove(journal)
             place.close()
         except TesseraError:
@@ -144,6 +155,11 @@ class Objects(Place):
 
     # ---- what interrupted saves left ----
 
+    def may_be_data(self, name, is_new):
+        """Whether a journal may cause this name to be removed. A checkpoint from somebody else may contain a journal that names any object.
+        is_new: as a file of the save; otherwise as one that it was to replace."""
+        return "/" not in name and name.endswith(".distcp")
+
     def _left_by(self, journal):
         """Returns the names that an interrupted save may have created and, if its checkpoint is in place, those that it was to replace."""
         try:
@@ -154,11 +170,14 @@ class Objects(Place):
             return None  # not a journal
         if not isinstance(document, dict):
             return None
-        files, replaces = ([name for name in document.get(key) or [] if _may_be_data(name)] for key in ("files", "replaces"))
+        files, replaces = ([name for name in document.get(key) or [] if isinstance(name, str) and self.may_be_data(name, key == "files")]
+                           for key in ("files", "replaces"))
         return files + (replaces if self._replaced.intersection(files) else [])
 
     def _clean(self, names):
-        """Removes what interrupted saves left, except the files of the checkpoint that is there. Every object that no journal lists stays."""
+        """Removes what interrupted saves left, except the files of the checkpoint that is there, and returns its names. Every object that no
+        journal lists stays."""
+        removed = set()
         for match in filter(None, map(_JOURNAL.fullmatch, names)):
             journal = match[0]
             if self.rank is not None and not match[1].startswith(f"{self.rank:08x}"):
@@ -169,12 +188,14 @@ class Objects(Place):
             for name in left:
                 if name not in self._replaced and name in names:
                     self._lead.remove(name)
+                    removed.add(name)
             self._lead.remove(journal)
         if self.rank is not None:  # the open uploads may be those of the other ranks
-            return
+            return removed
         try:
             self._lead.give_up_uploads()
         except TesseraError as e:
             if e.status != "unsupported":
                 raise
             warn(f"{e}: uploads that a killed save has left are not given up")
+        return removed

@@ -1,10 +1,13 @@
 """What directories and object stores have in common as destinations of tessera.torch.StorageWriter."""
+import ctypes
 import re
 import secrets
-import zlib
 
 from ._checkpoint import Checkpoint
-from ._library import FOR_NAMES
+from ._library import FOR_NAMES, _Error, _char, _function, _int, _p, _raise
+
+_end_sum = _function("end_sum", _int, _char, ctypes.c_size_t, _p, _p)
+_END_SUM_SIZE = 65
 
 MARKER = ".metadata"
 RANK_MARKER = re.compile(r"__(\d+)\.metadata")
@@ -22,9 +25,11 @@ def token_of(name):
 
 
 def with_end_sum(document):
-    """Returns the bytes of a document, followed by their CRC-32 in white space, as core/formats/common/end_sum.h describes it."""
-    crc = zlib.crc32(document)
-    return document + b"".join(b"\t " if crc >> bit & 1 else b" \t" for bit in reversed(range(32))) + b"\n"
+    """Returns the bytes of a document, followed by their checksum (tessera/sys/end_sum.h)."""
+    checksum, err = ctypes.create_string_buffer(_END_SUM_SIZE), _Error()
+    if _end_sum(document, len(document), checksum, ctypes.byref(err)) != 0:
+        _raise(err, None)
+    return document + checksum.raw
 
 
 class Place:
@@ -74,6 +79,9 @@ class Place:
             elif rank >= self._world:
                 raise FileExistsError(f"{self.path}: holds a checkpoint of more than {self._world} ranks ({marker}), which would be mixed with this one; "
                                       "save to another path")
+
+    def refuse_others(self, names):
+        """Raises FileExistsError if one of the names, which are all that are there, would be loaded with the new checkpoint."""
 
     def _rank_of(self, marker):
         """Returns the rank whose own metadata this is, if ranks save on their own, otherwise None."""

@@ -5,20 +5,22 @@ HuggingFaceStorageWriter, and with the checksum of Tessera's.
     model-0000I-of-0000N.safetensors               the whole tensors of file I
     model.safetensors.index.json                   next to whole tensors: which file has which tensor
 
-All files are first written to a directory next to the destination, or in it if that is a mount point or nothing can be created next to it. Shards whose tensors are joined are read from there, and the joined tensors are
-written next to them. When everything is complete, the coordinator publishes it (native/publish/rank_files.h): in one step if possible; otherwise it
-removes the old checkpoint and then moves the new files one by one, the index last. Journals and a record list both, so the next save or run of
-`tessera` removes what a killed one left."""
+In a directory, all files are first written next to it, or in it if it is a mount point or nothing can be created next to it. The library
+(native/publish/join.h) joins the shards there. When everything is complete, the coordinator publishes it (native/publish/rank_files.h): in
+one step if possible; otherwise it removes the old checkpoint and then moves the new files one by one, the index last. Journals and a
+record list both, so the next save or run of `tessera` removes what a killed one left. Object stores: see _Objects."""
 from __future__ import annotations
 
 import collections
 import ctypes
 import dataclasses
-import itertools
+import functools
 import json
 import math
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -26,13 +28,16 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ._checkpoint import Checkpoint
-from ._library import FOR_NAMES, FOR_VALUES, TesseraError, _WRITE, _char, _function, _int, _p, _u32, _u64, crc32
-from ._save_directory import Directory, _create, _do, _Lock, _locks, _missing, _names, _naming, _remove, _write_new
+from ._library import FOR_NAMES, TesseraError, _WRITE, _char, _function, _int, _p, _u32, _u64, crc32, warn
+from ._save_directory import Directory, NewFile, _do, _Lock, _locks, _missing, _names, _write_new
+from ._save_objects import SCHEMES, Objects
 from ._save_place import TO_REPLACE, with_end_sum
+from ._saving import REPLACES, Joining, Saving
 from ._torch_save import StorageWriter, _in_host_memory, _Results
 
 _open_files = _function("files_open", _p, _char, _u64, _int, _WRITE, _p)
 _begin_files = _function("files_begin", _int, _p, _char, ctypes.c_size_t, _char, ctypes.c_size_t, _p)
+_join_files = _function("files_join", _int, _p, _p, _p)
 _publish_files = _function("files_publish", _int, _p, _char, ctypes.c_size_t, _u32, _p)
 _close_files = _function("files_close", None, _p)
 _leave_files = _function("files_leave", None, _p)
@@ -42,10 +47,11 @@ _write_journal = _function("files_journal", _int, _char, _u64, _u64, _char, ctyp
 INDEX = "model.safetensors.index.json"
 ENDING = ".safetensors"
 SHARDED = "sharded"
+SHARDS = ".tessera-save-shards"  # in object stores
+_NEW_OBJECT = re.compile(r"model-[0-9a-f]{16}-\d{5}-of-\d{5}\.safetensors|\.tessera-save-shards/[0-9a-f]{16}-shard-[-\w]+\.safetensors")
 _NO_FILE, _PATH_MAX = 2**32 - 1, 4096
 _NO_SUM = "00000000"
 _PIECE_BYTES = 8 << 20  # are still in the processor's cache when they are written, after their CRC-32 was computed
-_JOIN_BYTES = 64 << 20
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
            torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
            **{getattr(torch, name): stored for name, stored in (
@@ -70,58 +76,70 @@ class _Tensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _order(tensor):
-    """In this order each tensor begins at a multiple of its element size. It is that of the safetensors library."""
-    return -tensor.dtype.itemsize, tensor.name
+class _Content:
+    """What one file holds of the write items. The order of tensors is that of the safetensors library, in which each begins at a multiple of
+    its element size."""
+
+    def __init__(self, items, is_shard, is_summed):
+        self.is_summed, self.tensors = is_summed, {}
+        for item in sorted(items, key=lambda item: (-item.tensor_data.properties.dtype.itemsize, item.index.fqn)):
+            data = item.tensor_data
+            self.tensors[item.index.fqn] = item, _Tensor(item.index.fqn, data.properties.dtype, tuple(data.chunk.sizes), tuple(data.chunk.offsets))
+        header, begin = {}, 0
+        for name, (_, tensor) in self.tensors.items():
+            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, begin + tensor.nbytes]}
+            begin += tensor.nbytes
+        more = {"format": "pt"}
+        if is_shard:
+            more["DCP_SHARDING_INFO"] = json.dumps({name: {"saved_offsets": list(tensor.offsets)} for name, (_, tensor) in self.tensors.items()})
+            more["DCP_VERSION"] = "1.0"
+        header["__metadata__"] = {**more, **({"tessera.crc32": _NO_SUM} if is_summed else {})}
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        padded = text + b" " * (-(8 + len(text)) % 64)
+        self._header, self._digits = bytearray(len(padded).to_bytes(8, "little") + padded), 8 + len(text) - len(_NO_SUM) - len('"}}')
+        self.size = len(self._header) + begin
+
+    def write(self, file, planner, ahead):
+        """Writes the header last, because the checksum in it is that of the whole file."""
+        crc, at = crc32(0, _address(self._header), len(self._header)), len(self._header)
+        for item, data in _in_host_memory([item for item, _ in self.tensors.values()], planner, ahead, as_stored=False):
+            tensor, data = self.tensors[item.index.fqn][1], data.resolve_conj().resolve_neg().contiguous()
+            if data.dtype != tensor.dtype or tuple(data.shape) != tensor.shape:
+                raise TesseraError(f"'{tensor.name}' was planned as {tensor.dtype} {list(tensor.shape)}, but is {data.dtype} {list(data.shape)}", "usage")
+            for begin in range(0, tensor.nbytes, _PIECE_BYTES):
+                size = min(_PIECE_BYTES, tensor.nbytes - begin)
+                if self.is_summed:
+                    crc = crc32(crc, data.data_ptr() + begin, size)
+                file.write_at(at, memoryview((ctypes.c_char * size).from_address(data.data_ptr() + begin)).cast("B"))
+                at += size
+        if self.is_summed:
+            self._header[self._digits:self._digits + len(_NO_SUM)] = b"%08x" % crc
+        file.write_at(0, memoryview(self._header))
 
 
-def _header(tensors, is_shard, is_summed):
-    """Returns the header of a file of `tensors`, which are in their order, and the position of the digits of its checksum."""
-    header, begin = {}, 0
-    for tensor in tensors:
-        header[tensor.name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, begin + tensor.nbytes]}
-        begin += tensor.nbytes
-    more = {"format": "pt"}
-    if is_shard:
-        more["DCP_SHARDING_INFO"] = json.dumps({tensor.name: {"saved_offsets": list(tensor.offsets)} for tensor in tensors})
-        more["DCP_VERSION"] = "1.0"
-    header["__metadata__"] = {**more, **({"tessera.crc32": _NO_SUM} if is_summed else {})}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    padded = text + b" " * (-(8 + len(text)) % 64)
-    return len(padded).to_bytes(8, "little") + padded, 8 + len(text) - len(_NO_SUM) - len('"}}')
+def _address(buffer):
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-class _Writer:
-    """Writes one file from its beginning to its end."""
+class _StagedFiles(list):
+    def discard(self):
+        for file in self:
+            file.discard()
 
-    def __init__(self, path, tensors, is_shard, is_summed, sync):
-        self._path, self._is_summed, self._sync, self._crc = path, is_summed, sync, 0
-        header, self._digits = _header(tensors, is_shard, is_summed)
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # a directory that the coordinator has just made may not be visible on other nodes yet
-        self._fd = _create(path)
-        self.write(ctypes.addressof(ctypes.c_char.from_buffer(buffer := bytearray(header))), len(buffer))
 
-    def __enter__(self):
-        return self
+@dataclasses.dataclass
+class _New:
+    """What the coordinator publishes."""
 
-    def __exit__(self, failed, *_):
-        try:
-            with _naming(self._path):
-                if not failed and self._is_summed:
-                    os.pwrite(self._fd, b"%08x" % self._crc, self._digits)
-                if not failed and self._sync:
-                    os.fsync(self._fd)
-        finally:
-            os.close(self._fd)
+    written: dict[str, Any]  # what the ranks' files have handed over, by their names
+    joined: dict[str, dict[str, int]]  # the files that whole tensors of the shards are joined to, and the bytes of each tensor
+    keeps_shards: bool
+    index: Any  # returns its bytes, given the names of files in the checkpoint by those that they have in a directory; None: there is no index
+    threads: int
+    is_summed: bool
 
-    def write(self, address, size):
-        with _naming(self._path):
-            for begin in range(0, size, _PIECE_BYTES):
-                piece = memoryview((ctypes.c_char * min(_PIECE_BYTES, size - begin)).from_address(address + begin)).cast("B")
-                if self._is_summed:
-                    self._crc = crc32(self._crc, address + begin, len(piece))
-                while piece:
-                    piece = piece[os.write(self._fd, piece):]
+    def joining(self, shards, names):
+        return Joining(shards, {names[name]: tensors for name, tensors in self.joined.items()}, self.threads, self.is_summed)
 
 
 # ---- the directory ----
@@ -192,33 +210,103 @@ class _Files(Directory):
                 raise FileExistsError(f"{self.path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be "
                                       "loaded with the new one; move it away, or save to another path")
 
-    def begin_rank(self, number, ranks, names):
+    def new_files(self, number, ranks, sizes):
         """Records the names of the files that a rank is about to write. number: of the rank, from 0."""
-        names = _names(names)
+        names = _names(sizes)
         _do(_write_journal, self.path, os.fsencode(self.path), ranks, number, names, len(names))
+        return _StagedFiles(NewFile(self.stage(name), self.sync_files) for name in sizes)
 
     def give_up(self):
         if self._ranks > 1:  # what they leave is listed in their journals
             _locks[self._key()].close_handle = _leave_files
         self.release()
 
-    def publish(self, names, marker):
+    def publish(self, new):
+        names = list(new.written)
+        for name in names:
+            if not os.path.exists(self.stage(name)):
+                raise TesseraError(f"{self.path}: there is no '{os.path.basename(name)}', which another rank has written; with form=\"safetensors\" all ranks "
+                                   "write to one file system", "not found")
+        if new.joined:
+            shards = self.stage(os.path.dirname(names[0]))
+            new.joining(shards, {name: name for name in new.joined}).write(_join_files, self._handle(), self.path)
+            if not new.keeps_shards:
+                for name in names:
+                    os.unlink(self.stage(name))
+                names = []
+        if new.index:
+            _write_new(self.stage(INDEX), new.index({name: name for name in (*new.written, *new.joined)}), self.sync_files)
+            names.append(INDEX)
         listed = _names(names)
-        _do(_publish_files, self.path, self._handle(), listed, len(listed), names.index(marker) if marker else _NO_FILE)
+        _do(_publish_files, self.path, self._handle(), listed, len(listed), len(names) - 1 if new.index else _NO_FILE)
         self._made = ()
+
+
+# ---- object stores ----
+
+
+class _Objects(Objects):
+    """In an object store the names of files have a random token, so that the old checkpoint stays whole until the index is replaced:
+
+        model-TOKEN-0000I-of-0000N.safetensors        uploaded by the rank that has all tensors, or by the coordinator, which joins shards
+        .tessera-save-shards/TOKEN-shard-0000R-…      what the coordinator joins, until the index is there
+        .tessera-save-TOKEN.json                      the journal, as of other saves (_save_objects.py)"""
+
+    def __reduce__(self):
+        return _Objects, (self.path, self.overwrite)
+
+    def is_of(self, rank, world):
+        super().is_of(rank, world)
+        self.marker = INDEX
+
+    def begin(self, ranks, own):
+        super().begin()
+
+    def refuse_marker(self, names):
+        names = list(names)
+        super().refuse_marker(names)
+        self._refuse(name for name in names if name == "model.safetensors")  # which is opened instead of what an index lists
+
+    def refuse_others(self, names):
+        self._refuse(name for name in names if name not in self._replaced and self.may_be_data(name.removeprefix(f"{SHARDS}/"), False))
+
+    def _refuse(self, others):
+        for name in sorted(others):
+            raise FileExistsError(f"{self.path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be loaded with the new one; "
+                                  "move it away, or save to another path")
+
+    def may_be_data(self, name, is_new):
+        return bool(_NEW_OBJECT.fullmatch(name)) if is_new else "/" not in name and name.endswith(ENDING)
+
+    def _name_of(self, name, token):
+        name = os.path.basename(name)
+        return f"{SHARDS}/{token}-{name}" if _is_shard(name) else name.replace("model-", f"model-{token}-", 1)
+
+    def new_files(self, number, ranks, sizes):
+        token = self.new_token()
+        return self.send((self._name_of(name, token), size) for name, size in sizes.items())
+
+    def publish(self, new):
+        token = self.new_token()
+        sent = {handed[0]: handed[1:] for handed in new.written.values()}
+        names = {name: self._name_of(name, token) for name in new.joined} or {name: handed[0] for name, handed in new.written.items()}
+
+        def make():
+            uploads = Saving(self.path, REPLACES, INDEX) if new.joined else self._lead
+            for name, (size, note) in sent.items():
+                uploads.take_over(name, size, note)
+            if new.joined:
+                uploads.complete()
+                self._lead.join(new.joining(f"{self.path.rstrip('/')}/{SHARDS}", names))
+            self._lead.publish(INDEX, new.index(names))
+        self.publish_made(make, names.values(), sent if new.joined else ())
 
 
 # ---- the writer ----
 
 
-def _pieces(shape, itemsize):
-    """Yields boxes, (offsets, sizes), that make up a tensor in row-major order, of _JOIN_BYTES or one row each."""
-    if not shape:
-        yield (), ()
-        return
-    rows = max(1, _JOIN_BYTES // max(1, math.prod(shape[1:]) * itemsize))
-    for row in range(0, shape[0], rows):
-        yield (row,) + (0,) * (len(shape) - 1), (min(rows, shape[0] - row), *shape[1:])
+def _is_shard(name):
+    return os.path.basename(name).startswith("shard-")
 
 
 class SafetensorsWriter(StorageWriter):
@@ -234,10 +322,17 @@ class SafetensorsWriter(StorageWriter):
             raise ValueError(f"fqn_to_index_mapping maps names to numbers of files from 1 to 99999, not {mapping!r:.200}")
 
     def _place_of(self, path):
-        if "://" in path:
-            raise TesseraError(f'tessera.torch.StorageWriter(…, form="safetensors") cannot write to \'{path.partition("?")[0]}\': it writes to directories. Save with '
-                               'form="dcp" there, or copy the files with tessera.copy', "unsupported")
-        return _Files(path, self.overwrite, self.sync_files)
+        if "://" not in path:
+            return _Files(path, self.overwrite, self.sync_files)
+        shown = path.partition("?")[0]
+        if not path.startswith(SCHEMES):
+            raise TesseraError(f"tessera.torch.StorageWriter cannot write to '{shown}': it writes to directories, and to s3://, gs:// and az:// URLs", "unsupported")
+        if not self._joins():
+            raise TesseraError(f"save_distributed=True without enable_consolidation=True is not supported in object stores ('{shown}'): its shards have no index, without "
+                               "which a save that was interrupted looks like a complete one", "unsupported")
+        if self.save_distributed:
+            warn(f"{shown}: the shards are not kept next to the joined tensors in an object store")
+        return _Objects(path, self.overwrite)
 
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
         if not kwargs.get("use_collectives", True):
@@ -278,27 +373,29 @@ class SafetensorsWriter(StorageWriter):
         self._place.begin(len(plans), own)
         filled = [plan for plan in plans if plan.items]
         whole = len(filled) < 2 and all(item.tensor_data.chunk.sizes == item.tensor_data.size for plan in filled for item in plan.items)
-        return [dataclasses.replace(plan, storage_data={"shard_index": number, "shards": len(plans), "is_whole": whole and not self.save_distributed})
+        return [dataclasses.replace(plan, storage_data={"shard_index": number, "shards": len(plans), "is_whole": whole})
                 for number, plan in enumerate(plans, 1)]
 
     # ---- what one rank writes ----
 
     def _write_files(self, plan, planner):
-        files, seen, rank = collections.defaultdict(list), collections.Counter(), plan.storage_data
+        groups, seen, rank = collections.defaultdict(list), collections.Counter(), plan.storage_data
+        is_whole = rank["is_whole"] and not self.save_distributed
         for item in plan.items:
             number = rank["shard_index"] + seen[item.index.fqn] * rank["shards"]  # a rank may hold several boxes of a tensor, but a file only one
             seen[item.index.fqn] += 1
-            files[self._path_of(self._file_of(item.index.fqn), None if rank["is_whole"] else number)].append(item)
-        self._place.begin_rank(rank["shard_index"] - 1, rank["shards"], files)
+            groups[self._path_of(self._file_of(item.index.fqn), None if is_whole else number)].append(item)
+        contents = {name: _Content(items, not is_whole, self.checksums) for name, items in groups.items()}
+        files = self._place.new_files(rank["shard_index"] - 1, rank["shards"], {name: content.size for name, content in contents.items()})
         results = _Results()
         try:
             with ThreadPoolExecutor(self.thread_count) as pool:
-                for of_file in pool.map(lambda each: self._write_file(*each, planner, not rank["is_whole"]), files.items()):
+                for of_file in pool.map(lambda name, content, file: self._write_file(name, content, file, planner), contents, contents.values(), files):
                     results += of_file
         except BaseException:
-            for name in files:
-                _remove(self._place.stage(name))
+            files.discard()
             raise
+        self._place.keep_while(results, files)
         return results
 
     def _path_of(self, file, shard=None):
@@ -308,73 +405,42 @@ class SafetensorsWriter(StorageWriter):
             return name
         return os.path.join(SHARDED if self.save_distributed and self.enable_consolidation else "", f"shard-{shard:05}-{name}")
 
-    def _write_file(self, path, items, planner, is_shard):
-        tensors = {}
-        for item in items:
-            data = item.tensor_data
-            tensors[item.index.fqn] = _Tensor(item.index.fqn, data.properties.dtype, tuple(data.chunk.sizes), tuple(data.chunk.offsets))
-        items, results = sorted(items, key=lambda item: _order(tensors[item.index.fqn])), []
-        with _Writer(self._place.stage(path), [tensors[item.index.fqn] for item in items], is_shard, self.checksums, self.sync_files) as file:
-            for item, data in _in_host_memory(items, planner, self.per_thread_copy_ahead, as_stored=False):
-                tensor, data = tensors[item.index.fqn], data.resolve_conj().resolve_neg().contiguous()
-                if data.dtype != tensor.dtype or tuple(data.shape) != tensor.shape:
-                    raise TesseraError(f"'{tensor.name}' was planned as {tensor.dtype} {list(tensor.shape)}, but is {data.dtype} {list(data.shape)}", "usage")
-                file.write(data.data_ptr(), tensor.nbytes)
-                results.append(WriteResult(index=item.index, size_in_bytes=tensor.nbytes, storage_data=_StorageInfo(path, 0, tensor.nbytes)))
+    def _write_file(self, name, content, file, planner):
+        content.write(file, planner, self.per_thread_copy_ahead)
+        results = [WriteResult(index=item.index, size_in_bytes=tensor.nbytes, storage_data=_StorageInfo(name, 0, tensor.nbytes))
+                   for item, tensor in content.tensors.values()]
+        handed = file.finish()
+        if handed:
+            results[0].storage_data.handed = file.name, *handed
         return results
 
     # ---- what the coordinator does at the end ----
 
     def finish(self, metadata, results):
         try:
-            names = sorted({result.storage_data.relative_path for rank in results for result in rank})
-            for name in names:
-                if not os.path.exists(self._place.stage(name)):
-                    raise TesseraError(f"{self.path}: there is no '{os.path.basename(name)}', which another rank has written; with form=\"safetensors\" all ranks "
-                                       "write to one file system", "not found")
-            if self._joins():
-                names = self._join(metadata, names)
-            self._place.publish(names, INDEX if self._joins() else None)
+            written = {}
+            for info in sorted((result.storage_data for rank in results for result in rank), key=lambda info: info.relative_path):
+                written[info.relative_path] = written.get(info.relative_path) or info.__dict__.pop("handed", None)
+            self._place.publish(_New(written, self._files_to_join(metadata, written), self.save_distributed, self._joins() and functools.partial(self._index, metadata),
+                                     self.thread_count_consolidation, self.checksums))
         finally:
             self._place.release()
 
-    def _join(self, metadata, names):
-        """Makes whole tensors of the shards of all ranks, and their index. Returns the names of the files to be published."""
-        files = collections.defaultdict(list)
+    def _files_to_join(self, metadata, written):
+        """Returns the files of whole tensors that are not there yet, with the bytes of their tensors."""
+        shards = [name for name in written if _is_shard(name)]
+        if not shards or not self._joins():
+            return {}
+        if len(shards) < len(written):
+            raise TesseraError(f"{self.path}: the ranks have saved by plans that do not belong together: some wrote shards, and one whole tensors", "usage")
+        files = collections.defaultdict(dict)
         for name, stored in metadata.state_dict_metadata.items():
-            files[self._path_of(self._file_of(name))].append(_Tensor(name, stored.properties.dtype, tuple(stored.size), (0,) * len(stored.size)))
-        shards = [name for name in names if name not in files]
-        if shards:
-            self._join_files(files, self._place.stage(os.path.dirname(shards[0])))
-        if not self.save_distributed:
-            for name in shards:
-                os.unlink(self._place.stage(name))
-        self._write_index(metadata)
-        return [*files, *(shards if self.save_distributed else ()), INDEX]
+            files[self._path_of(self._file_of(name))][name] = math.prod(stored.size) * stored.properties.dtype.itemsize
+        return files
 
-    def _join_files(self, files, shards):
-        with Checkpoint(shards, _purpose=FOR_VALUES, _warns=False) as checkpoint:
-            for tensor in itertools.chain(*files.values()):
-                if checkpoint[tensor.name].shape != tensor.shape:
-                    raise TesseraError(f"{self.path}: '{tensor.name}' is {list(tensor.shape)}, but its shards make up {list(checkpoint[tensor.name].shape)}", "malformed")
-            with ThreadPoolExecutor(self.thread_count_consolidation) as pool:
-                list(pool.map(lambda each: self._join_file(checkpoint, each[0], sorted(each[1], key=_order)), files.items()))
-
-    def _join_file(self, checkpoint, path, tensors):
-        room = torch.empty(0, dtype=torch.uint8)
-        with _Writer(self._place.stage(path), tensors, False, self.checksums, self.sync_files) as file:
-            for tensor in tensors:
-                for offsets, sizes in _pieces(tensor.shape, tensor.dtype.itemsize):
-                    size = math.prod(sizes) * tensor.dtype.itemsize
-                    if size > room.numel():
-                        room = torch.empty(max(size, min(_JOIN_BYTES, sum(tensor.nbytes for tensor in tensors))), dtype=torch.uint8)
-                    if size:
-                        checkpoint._session.read([(checkpoint[tensor.name]._index, offsets, sizes, room.data_ptr(), size)])
-                        file.write(room.data_ptr(), size)
-
-    def _write_index(self, metadata):
+    def _index(self, metadata, names):
         stored = metadata.state_dict_metadata
         index = {"metadata": {"total_size": sum(math.prod(value.size) * value.properties.dtype.itemsize for value in stored.values())},
-                 "weight_map": {name: os.path.basename(self._path_of(self._file_of(name))) for name in sorted(stored)}}
+                 "weight_map": {name: names[self._path_of(self._file_of(name))] for name in sorted(stored)}}
         data = json.dumps(index, indent=2).encode()
-        _write_new(self._place.stage(INDEX), with_end_sum(data) if self.checksums else data, self.sync_files)
+        return with_end_sum(data) if self.checksums else data

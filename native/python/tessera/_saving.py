@@ -2,7 +2,7 @@
 import ctypes
 import os
 
-from ._library import _Error, _Stop, _WRITE, _char, _collect, _function, _int, _p, _raise, _u32, _u64, warn_of_stores
+from ._library import _Error, _Stop, _WRITE, _char, _collect, _function, _int, _interruptible, _p, _raise, _u32, _u64, warn_of_stores
 
 SENDS, PUBLISHES, REPLACES = range(3)
 
@@ -14,6 +14,8 @@ _write = _function("saving_write", _int, _p, _u64, _p, ctypes.c_size_t, _p)
 _hand_over = _function("saving_hand_over", _int, _p, _u64, _WRITE, _p, _p)
 _keep = _function("saving_keep", None, _p)
 _take_over = _function("saving_take_over", _int, _p, _char, _u64, _p, ctypes.c_size_t, _p)
+_join = _function("saving_join", _int, _p, _p, _p)
+_complete = _function("saving_complete", _int, _p, _p)
 _publish = _function("saving_publish", _int, _p, _char, _p, ctypes.c_size_t, _p)
 _put_note = _function("saving_put_note", _int, _p, _char, _char, _p)
 _read_note = _function("saving_read_note", _int, _p, _char, _WRITE, _p, _p)
@@ -29,6 +31,27 @@ class _Buffer(ctypes.Structure):
 
 _get_buffer, _release_buffer = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
 _get_buffer.argtypes, _release_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_Buffer), _int], [ctypes.POINTER(_Buffer)]
+
+
+class Joining(ctypes.Structure):
+    """The files of whole tensors that are joined from the shards in a directory or below a URL. files: {name: {tensor: bytes}}"""
+    _fields_ = [("shards", _char), ("files", _char), ("files_size", ctypes.c_size_t), ("bytes", _p), ("tensors", _char), ("tensors_size", ctypes.c_size_t),
+                ("file_of", _p), ("stop", _p), ("threads", _u32), ("unsummed", ctypes.c_uint8)]
+
+    def __init__(self, shards, files, threads, is_summed):
+        tensors = [(name, number) for number, of_file in enumerate(files.values()) for name in of_file]
+        names, listed = (b"".join(name.encode() + b"\0" for name in of) for of in (files, (name for name, _ in tensors)))
+        self._bytes = (_u64 * len(files))(*(sum(of_file.values()) for of_file in files.values()))
+        self._file_of = (_u32 * len(tensors))(*(number for _, number in tensors))
+        self._stop = _Stop()
+        super().__init__(os.fsencode(shards), names, len(names), ctypes.addressof(self._bytes), listed, len(listed), ctypes.addressof(self._file_of),
+                         ctypes.addressof(self._stop.flag), threads, not is_summed)
+
+    def write(self, function, handle, path):
+        """Joins them with a function of the library. Ctrl-C ends it."""
+        err = _Error()
+        if _interruptible([self._stop], function, handle, ctypes.byref(self), ctypes.byref(err)) != 0:
+            _raise(err, path)
 
 
 class Saving:
@@ -84,6 +107,14 @@ class Saving:
 
     def take_over(self, name, size, note):
         self._do(_take_over, os.fsencode(name), size, note, len(note))
+
+    def complete(self):
+        """Makes what was taken over visible; there is no marker among it."""
+        self._do(_complete)
+
+    def join(self, joining):
+        """Writes the files of whole tensors, which `publish` makes visible."""
+        joining.write(_join, self._handle, self.url)
 
     def publish(self, marker, data):
         self._do(_publish, os.fsencode(marker), data, len(data))

@@ -242,8 +242,9 @@ class StorageWriter(_StorageWriter, _Stager):
     form="safetensors" writes what PyTorch's HuggingFaceStorageWriter writes, and takes its options by name: whole tensors in files named
     model-*.safetensors with an index, which are joined if several ranks have saved them; with save_distributed files of each rank's shards instead,
     and with enable_consolidation both, the shards in `sharded`. fqn_to_index_mapping: the number of each tensor's file, from 1.
-    thread_count: files that a rank writes at the same time. thread_count_consolidation: files that are joined at the same time. checksums:
-    a CRC-32 of each file. The state dict may hold only tensors, and path is a directory that all ranks share.
+    thread_count: files that a rank writes at the same time. thread_count_consolidation: threads that join shards. checksums: a CRC-32 of each
+    file. The state dict may hold only tensors. path is a directory that all ranks share, or a URL, where file names have a random part, so
+    that an old checkpoint stays whole until the new one is; shards are kept in directories only, and save_distributed alone is refused.
 
     With use_collectives=False each rank saves on its own, as with PyTorch's FileSystemWriter: its files, and then `__RANK.metadata`. These
     appear, replace those of the last save, or fail, rank by rank."""

@@ -66,8 +66,8 @@ typedef struct tsr_object_resumed {
 tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const tsr_object_output_options *options,
                                   tsr_output **out, tsr_error *err);
 
-/* Creates a file whose size is not yet known, about `expected` bytes. It is written from front to back, and uploaded while
- * it is written. The caller must end it before anything else is done with the output. A file has at most 10,000 parts: from
+/* Creates a file whose size is not yet known, about `expected` bytes. It is uploaded while it is written: a part when it is full. So it is
+ * written from front to back, but what is at its beginning may be written last. The caller must end it before anything else is done with the output. A file has at most 10,000 parts: from
  * 78 to 312 GiB, depending on `expected`. */
 tsr_status tsr_object_output_create_stream(tsr_output *output, tsr_str name, uint64_t expected, uint32_t *file,
                                            tsr_error *err);
