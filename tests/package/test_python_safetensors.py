@@ -433,3 +433,28 @@ def test_a_planner_that_caches_its_plans_saves_again(t):
     for n in range(3):
         save(t.at(f"c{n}"), state_of(n + 1), planner(), save_distributed=n == 2)
         loads(t.at(f"c{n}"), state_of(n + 1))
+
+
+def gains_tensors(rank, world, path):
+    """The second save has tensors of rank 1 that the first one does not have, and rank 0 saves by its plan of the first."""
+    def all_loaded(writer, reader, k):
+        state = {**full(k), **(own(1, k) if rank == 1 and k > 1 else {})}
+        dcp.save(state, storage_writer=writer(k), planner=planner(enable_plan_caching=True))
+        dist.barrier()
+        want = {**full(k), **(own(1, k) if k > 1 else {})}
+        loaded = {name: torch.full_like(value, 7) for name, value in want.items()}
+        dcp.load(loaded, storage_reader=reader(k), no_dist=True)
+        assert same(loaded, want), (writer, k)
+    at = lambda n, k: os.path.join(path, f"{n}-{k}")
+    ours = lambda n, **options: (lambda k: tessera.torch.StorageWriter(at(n, k), **options), lambda k: tessera.torch.StorageReader(at(n, k)))
+    choices = ((lambda k: dcp.FileSystemWriter(at(0, k)), lambda k: dcp.FileSystemReader(at(0, k))), ours(1), ours(2, form="safetensors"),
+               ours(3, form="safetensors", save_distributed=True), ours(4, form="safetensors", save_distributed=True, enable_consolidation=True))
+    for n, (writer, reader) in enumerate(choices):
+        planner = type(f"Planner{n}", (dcp.DefaultSavePlanner,), {})  # plans are cached by this name
+        for k in (1, 2, 3):
+            all_loaded(writer, reader, k)
+
+
+def test_ranks_that_cache_their_plans_gain_tensors(t):
+    """Loads as what PyTorch's FileSystemWriter saves with cached plans."""
+    run_ranks(gains_tensors, 2, t.at("c"))

@@ -378,9 +378,14 @@ class SafetensorsWriter(StorageWriter):
 
     # ---- what one rank writes ----
 
+    def _writes_whole(self, plan, planner):
+        """Whether this rank's files are those of the checkpoint. With a planner that caches plans, this one may be of an earlier save, since which
+        another rank has gained tensors."""
+        return plan["is_whole"] and not self.save_distributed and (plan["shards"] == 1 or not getattr(planner, "_enable_plan_caching", False))
+
     def _write_files(self, plan, planner):
         groups, seen, rank = collections.defaultdict(list), collections.Counter(), plan.storage_data
-        is_whole = rank["is_whole"] and not self.save_distributed
+        is_whole = self._writes_whole(rank, planner)
         for item in plan.items:
             number = rank["shard_index"] + seen[item.index.fqn] * rank["shards"]  # a rank may hold several boxes of a tensor, but a file only one
             seen[item.index.fqn] += 1
