@@ -3,9 +3,8 @@
 #include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/optim_convert.h"
-#include "tessera/sys/conversion_options.h"
-#include "tessera/sys/plan_items.h"
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/commands.h"
+#include "tessera/sys/plan.h"
 
 tsr_status tessera_read_target(call *c, tsr_target_texts *texts, tsr_target *target, tsr_error *err)
 {

@@ -5,8 +5,8 @@
 #include "request.h"
 #include "tessera/glob.h"
 #include "tessera/sys/casts.h"
-#include "tessera/sys/contract_rules.h"
-#include "tessera/sys/report.h"
+#include "tessera/sys/document.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 /* A document or another checkpoint to check against. */

@@ -4,10 +4,9 @@
 #include "made.h"
 #include "request.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/conversion_counts.h"
-#include "tessera/sys/conversion_options.h"
+#include "tessera/sys/commands.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/plan_job.h"
 #include "tessera/sys/try.h"
 #include "tessera/sys/work.h"
 

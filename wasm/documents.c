@@ -5,13 +5,10 @@
 
 #include "handles.h"
 #include "outline.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/document_text.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/report.h"
-#include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 
 /* ---- overview: totals, dtypes, and the parts of each file that belong to entries ---- */

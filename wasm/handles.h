@@ -3,8 +3,8 @@
 #define TSR_WASM_HANDLES_H
 
 #include "shim.h"
-#include "tessera/sys/guards.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/store.h"
 
 /* What the second file adds to the host when it is loaded (prepare.c): digests and zstd. */
 extern tsr_host tessera_lent;

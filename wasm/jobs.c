@@ -5,12 +5,10 @@
 #include "handles.h"
 #include "judge.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/tally.h"
+#include "tessera/sys/names.h"
 
 /* ---- tally ---- */
 

@@ -1,11 +1,10 @@
 /* Optimizer state in another form, as a checkpoint whose tensors are read from the source on request. */
 #include "made.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/optim_request.h"
-#include "tessera/sys/store_read.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 
 #include <stdlib.h>
 

@@ -7,7 +7,7 @@
 #include "tessera/convert.h"
 #include "tessera/optim_convert.h"
 #include "tessera/output.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 struct made {
     tsr_host host;

@@ -1,7 +1,7 @@
 /* Documents of canonical names: of a checkpoint's keys, judged by their text, and of a module tree. */
+#include "tessera/sys/names.h"
 #include "handles.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"

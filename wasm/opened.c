@@ -4,7 +4,6 @@
 #include "handles.h"
 
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 

@@ -1,6 +1,6 @@
 /* Writes tessera.optimizer/1: which state each parameter has in the checkpoint's optimizers. */
 #include "handles.h"
-#include "tessera/sys/optim_states.h"
+#include "tessera/sys/optim.h"
 
 static void put_tensor(tsr_json *json, const tsr_entry *entry)
 {

@@ -4,8 +4,7 @@
 
 #include <stdlib.h>
 
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef struct draft {
     tsr_str name;

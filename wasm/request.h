@@ -5,10 +5,8 @@
 
 #include "handles.h"
 #include "tessera/read.h"
-#include "tessera/sys/chosen_names.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/layers.h"
-#include "tessera/sys/plan_job.h"
 
 typedef struct tessera_option {
     tessera_text name, value;
@@ -43,7 +41,7 @@ typedef struct call {
 /* Reads the options of a call of `command`. The call has to be closed, also after a failure. */
 tsr_status tessera_call_start(call *out, const char *command, const tessera_option *items, uint32_t count, tsr_error *err);
 /* call_open.c: opens the checkpoint of `handle` again for a purpose, with the layers that the options ask for over it. With `lists`,
- * values are not read (tessera/sys/layers.h). tessera_call_close accepts any call, including a zeroed one and one that could not be
+ * values are not read (tessera/sys/commands.h). tessera_call_close accepts any call, including a zeroed one and one that could not be
  * opened. */
 tsr_status tessera_call_open(call *out, uint32_t handle, const tsr_open_options *wanted, bool lists, tsr_error *err);
 void tessera_call_close(call *call);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "handles.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
 
 static tsr_status open_ring(opened *item, tsr_ring **out, tsr_error *err)
 {

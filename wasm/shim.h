@@ -14,7 +14,7 @@
 
 #include "tessera/box.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/slice.h"
+#include "tessera/sys/layout.h"
 
 #define TSR_EXPORT(name) __attribute__((visibility("default"))) /* exports*.txt list the exports */
 #pragma clang diagnostic ignored "-Wmissing-prototypes"         /* only JavaScript calls exports */

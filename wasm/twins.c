@@ -4,7 +4,7 @@
 
 #include "handles.h"
 #include "tessera/check.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 
 typedef struct twin {
     uint32_t entry;

@@ -1,11 +1,9 @@
 /* Reads the values of a tensor, or of a slice of it, in pieces. */
 #include "handles.h"
 #include "tessera/read.h"
-#include "tessera/sys/box.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 
 static tsr_status find(const opened *item, tsr_str fqn, const tsr_entry **out, tsr_error *err)
 {

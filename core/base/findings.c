@@ -1,8 +1,8 @@
 /* A list of findings in its own arena. The number per rule is limited, so that a malicious file cannot fill memory with
  * findings. */
 #include "tessera/findings.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/vec.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -12,8 +12,7 @@
 #include "base/line.h"
 #include "base/utf8.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/visible.h"
+#include "tessera/sys/text.h"
 
 enum { MAX_DEPTH = 63, PRETTY_DEPTH = 2 };
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 
 tsr_line tsr_line_on(char *out, size_t capacity)
 {

@@ -1,7 +1,6 @@
 /* Open addressing with linear probing. Slots store 32 bits of the hash, so that most mismatches are found without comparing
  * keys. */
-#include "tessera/sys/map.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 #include "base/cursor.h"
 #include "tessera/sys/try.h"

@@ -2,9 +2,8 @@
 #include "tessera/memory.h"
 
 #include "base/cursor.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #include <stdalign.h>
 #include <stdarg.h>

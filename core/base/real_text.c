@@ -2,7 +2,7 @@
  * the C library's takes 9 KB there. */
 #include <stdio.h>
 
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 
 const char *tsr_real_text(double value, int digits, char out[TSR_REAL_TEXT])
 {

@@ -1,8 +1,8 @@
 /* Regular expressions: compiled to the instructions of a machine that follows all ways to match at the same time. */
-#include "tessera/sys/regex.h"
+#include "tessera/sys/text.h"
 
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 enum { MOST_STEPS = 4096, MOST_NESTED = 64, MOST_REPEATS = 1 << 16 };
 

@@ -2,7 +2,7 @@
  * command. */
 #include "tessera/findings.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/suggest.h"
+#include "tessera/sys/text.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SHA-256 (FIPS 180-4), for builds without a library that computes it faster. */
 #include <string.h>
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 
 enum { BLOCK = 64, LENGTH_AT = 56 };

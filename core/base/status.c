@@ -3,8 +3,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/visible.h"
 
 /* Appends text to the message, and escapes characters that could affect a terminal or break a one-line log. */
 static void append_clean(char *message, const char *text)

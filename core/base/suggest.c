@@ -1,6 +1,6 @@
 /* "did you mean": finds the nearest word by edit distance (insert, delete, replace, swap neighbors). */
-#include "tessera/sys/suggest.h"
 #include "tessera/str.h"
+#include "tessera/sys/text.h"
 
 enum { MAX_WORD = 32 };
 

@@ -1,8 +1,7 @@
 /* Formats and parses numbers in the form that people use. */
+#include "tessera/sys/text.h"
 #include "base/utf8.h"
 #include "tessera/str.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/visible.h"
 
 #include <inttypes.h>
 #include <stdio.h>

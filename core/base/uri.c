@@ -1,6 +1,6 @@
 /* See tessera/str.h. */
-#include "tessera/sys/uri.h"
 #include "tessera/str.h"
+#include "tessera/sys/text.h"
 
 /* Unreserved, sub-delims, '@' and '/', but not ':', which would make the first segment a scheme. */
 static bool is_plain(unsigned char c)

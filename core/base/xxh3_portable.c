@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/cursor.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 
 enum {

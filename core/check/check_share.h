@@ -14,8 +14,8 @@
 #include "tessera/store.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/vec.h"
 
 typedef struct tsr_share {
     tsr_comm *comm;

@@ -9,13 +9,12 @@
 #include "stream/gather.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/compare_pair.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 #include "tessera/value.h"
 
 #define BLOCK 512u /* elements decoded at a time */

@@ -3,7 +3,7 @@
 #define TSR_CHECK_DIGEST_H
 
 #include "tessera/check.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
 
 typedef struct tsr_running_digest {
     const tsr_digest_ops *ops;

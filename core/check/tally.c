@@ -2,17 +2,16 @@
  *
  * The histogram needs no second pass. Its fine bins have equal widths from some `low` on. A value outside of them doubles
  * the width (merging pairs of bins) until it fits, so that the counts stay exact for the current borders. */
-#include "tessera/sys/tally.h"
+#include "tessera/sys/check.h"
 
 #include <math.h>
 
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
 #include "tessera/check.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/little_endian.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* JavaScript's numbers are doubles, so a build for it (TSR_SMALL) does not find exact extremes. */

@@ -14,14 +14,14 @@
 #include "check/digest.h"
 #include "stream/gather.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- digest ---- */
 

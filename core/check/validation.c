@@ -1,8 +1,8 @@
 /* All checks of a checkpoint in one call: by its catalog, against contracts, and of its bytes. */
 #include "formats/common/reader.h"
 #include "tessera/check.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/sys/contract_rules.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 

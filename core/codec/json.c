@@ -5,9 +5,8 @@
 #include <stdlib.h>
 
 #include "base/utf8.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* ---- json check ---- */

@@ -5,7 +5,7 @@
 
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 enum { OPERAND_MAX = 8 }; /* bytes of the longest operand with a fixed size */
 

@@ -14,7 +14,7 @@
 
 #include "codec/pickle.h"
 
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef enum tag {
     TAG_CONST, /* None, False, True */

@@ -3,7 +3,7 @@
 #include "base/cursor.h"
 #include "base/utf8.h"
 #include "codec/pickle_machine.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 
 tsr_ref tsr_pickle_make_int(machine *m, int64_t value)
 {

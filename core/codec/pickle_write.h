@@ -8,8 +8,7 @@
 #ifndef TSR_CODEC_PICKLE_WRITE_H
 #define TSR_CODEC_PICKLE_WRITE_H
 
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef struct tsr_pickler {
     unsigned protocol;

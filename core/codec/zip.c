@@ -16,12 +16,11 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct tsr_zip_locals {
     const tsr_zip *zip;

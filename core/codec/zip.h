@@ -9,7 +9,7 @@
 #ifndef TSR_CODEC_ZIP_H
 #define TSR_CODEC_ZIP_H
 
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 
 /* The bytes of an archive that its reader has fetched: the tail, which contains the directory of most archives, and the last
  * read outside it. The members of a small archive, and the first members of a larger one, then need no further read. */

@@ -11,7 +11,7 @@
 #define TSR_CODEC_ZIP_WRITE_H
 
 #include "tessera/memory.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef struct tsr_zip_new_member {
     tsr_str name; /* with the top directory; at most 65,535 bytes */

@@ -1,4 +1,4 @@
-/* See tessera/sys/command_request.h. */
+/* See tessera/sys/commands.h. */
 #include "base/line.h"
 #include "commands/command_request_read.h"
 #include "tessera/sys/try.h"

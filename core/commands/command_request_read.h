@@ -3,7 +3,7 @@
 #define TSR_COMMANDS_COMMAND_REQUEST_READ_H
 
 #include "codec/json.h"
-#include "tessera/sys/command_request.h"
+#include "tessera/sys/commands.h"
 
 /* Reads a parsed tessera.request/1 object. Texts are in `arena`. Errors: TSR_E_FORMAT, naming what is not as it should be; TSR_E_USAGE for
  * values that options do not take; TSR_E_NOMEM. */

@@ -9,9 +9,9 @@
 
 #include "mapping/mapped.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/commands.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/flat_params.h"
-#include "tessera/sys/layers.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
 #define FLAT_NAME "_flat_param"

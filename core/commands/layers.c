@@ -1,16 +1,13 @@
-/* See tessera/sys/layers.h. */
-#include "tessera/sys/layers.h"
+/* See tessera/sys/commands.h. */
+#include "tessera/sys/commands.h"
 
 #include "tessera/glob.h"
-#include "tessera/sys/canonical_names.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/chosen_names.h"
-#include "tessera/sys/conversion_options.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
 
 /* ---- chosen names ---- */

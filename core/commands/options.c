@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "tessera/sys/commands.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 
 const tsr_command *tsr_command_find(tsr_str name)
 {

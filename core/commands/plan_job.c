@@ -1,16 +1,15 @@
 /* The job in a plan document: reads it, describes its source, and notices that a source has changed. */
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/commands.h"
 
 #include "base/line.h"
 #include "commands/command_request_read.h"
 #include "documents/document_parts.h"
 #include "tessera/glob.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/plan_items.h"
-#include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 
 /* ---- document ---- */

@@ -3,7 +3,7 @@
  * A row is an option with one help text, whichever commands have it. Each command lists its options in the order in which help shows
  * them. README.md says how to add an option or a command. */
 #include "tessera/sys/commands.h"
-#include "tessera/sys/report.h"
+#include "tessera/sys/document.h"
 
 /* What help is made of, and the interfaces of other languages. A program that has these from elsewhere leaves them out: the npm
  * package has them in commands.js. */

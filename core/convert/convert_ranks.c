@@ -3,9 +3,8 @@
 #include "convert/convert_to.h"
 #include "formats/shards/shards_join.h"
 #include "formats/torch/torch_loadable.h"
-#include "tessera/sys/nest.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 #include "write/safetensors_write.h"
 #include "write/torch_plan.h"
 

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/end_sum.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 #include "write/safetensors_write.h"
 
 #define INDEX_NAME "model.safetensors.index.json"

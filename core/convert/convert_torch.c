@@ -2,9 +2,8 @@
  * with the data that was read, and tensors that shared a storage share one again. */
 #include "convert/convert_to.h"
 #include "formats/torch/torch_loadable.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 #include "write/torch_plan.h"
 
 const char *tsr_torch_refusal(const tsr_converted *row)

@@ -1,7 +1,7 @@
 /* Builds the nested value that a conversion to torch.save writes, from the written rows and from the mappings that the
  * source describes in more detail than its entries do. */
 #include "convert/convert_to.h"
-#include "tessera/sys/nest.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 

@@ -1,13 +1,11 @@
 /* Connects the rows of a conversion with the tensors of a plan. */
 #include "convert/reshard_to.h"
 #include "formats/torch/torch_loadable.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/plan_items.h"
-#include "tessera/sys/target.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 #include "write/torch_plan.h"
 
 /* The slices of flat parameters on one rank. */

@@ -6,7 +6,7 @@
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 
 typedef struct gathering {
     const tsr_plan *plan;

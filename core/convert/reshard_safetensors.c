@@ -8,10 +8,10 @@
 #include <stdlib.h>
 
 #include "convert/reshard_to.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 #include "write/safetensors_write.h"
 
 typedef struct owned {

@@ -5,16 +5,15 @@
 
 #include "base/line.h"
 #include "tessera/convert.h"
-#include "tessera/sys/cast.h"
 #include "tessera/sys/casts.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/contract_rules.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optimizer_scalars.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/scaled.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 
 #define NAMED 5u /* entries named in an error message; the rest is counted */

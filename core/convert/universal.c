@@ -8,11 +8,9 @@
  *   TAG/zero_pp_rank_0_mp_rank_00_model_states.pt         read by ZeRO 3: the same, without the weights as stored */
 #include "convert/universal.h"
 
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 #include "write/torch_plan.h"
 
 #define TSR_MODEL_PREFIX "model." /* of the names of weights */

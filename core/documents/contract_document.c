@@ -5,11 +5,10 @@
 #include "tessera/box.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/contract_rules.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct contract_reader {
     const tsr_host *host;

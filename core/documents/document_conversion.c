@@ -3,14 +3,13 @@
 #include <string.h>
 
 #include "base/line.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/conversion_counts.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/latest.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #define FINDINGS_SHOWN 5u
 #define NAMES_SHOWN    5u

@@ -4,13 +4,11 @@
 
 #include "base/line.h"
 #include "documents/document_parts.h"
-#include "tessera/sys/conversion_counts.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/report.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 enum { REPR_BYTES = 400 };
 
@@ -150,7 +148,7 @@ tsr_status tsr_document_diff(const tsr_diff_document *document, tsr_json *json)
 
 /* ---- changed dicts ---- */
 
-/* Dicts that a container cannot hold as they are (tessera/sys/conversion_counts.h). */
+/* Dicts that a container cannot hold as they are (tessera/sys/document.h). */
 
 #define NAMES_SHOWN 5u
 

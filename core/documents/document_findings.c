@@ -1,12 +1,11 @@
 /* tessera.findings/1, and what it has in common with other documents: findings, types of entries, and digests. */
 #include "base/line.h"
 #include "documents/document_parts.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/entries.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/latest.h"
-#include "tessera/sys/report.h"
 #include "tessera/sys/try.h"
 
 static void put_finding(tsr_json *json, tsr_str path, const tsr_finding *finding)

@@ -3,11 +3,11 @@
 #include <stdlib.h>
 
 #include "documents/document_parts.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 typedef struct chunk_order {

@@ -5,8 +5,6 @@
 #include "codec/json.h"
 #include "tessera/document_read.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/storage_document.h"
-#include "tessera/sys/target_texts.h"
 
 /* Writes the findings as members of an open array. If `path` has no data, it is not written. */
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings);

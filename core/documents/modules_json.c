@@ -11,13 +11,11 @@
 
 #include "codec/json.h"
 #include "tessera/modules.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct pending {
     const cJSON *json;

@@ -1,15 +1,14 @@
-/* Sets the levels of rules, and applies them to findings. See tessera/sys/policy.h. */
-#include "tessera/sys/policy.h"
+/* Sets the levels of rules, and applies them to findings. See tessera/sys/document.h. */
+#include "tessera/sys/document.h"
 
 #include "base/line.h"
 #include "base/utf8.h"
 #include "codec/json.h"
 #include "tessera/host.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/suggest.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 enum { TSR_LEVEL_OFF = -1, TSR_LEVEL_USUAL = -2 };
 

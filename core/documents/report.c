@@ -1,15 +1,13 @@
 /* What all forms of reports have in common: counting, and the sources of findings. */
-#include "tessera/sys/report.h"
+#include "tessera/sys/document.h"
 
 #include "base/line.h"
 #include "codec/json.h"
 #include "documents/document_parts.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/uri.h"
-#include "tessera/sys/visible.h"
 #include "tessera/version.h"
 
 #include <inttypes.h>

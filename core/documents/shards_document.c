@@ -4,7 +4,7 @@
 #include "tessera/document_read.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/shard_names.h"
-#include "tessera/sys/suggest.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 typedef struct shards_reader {

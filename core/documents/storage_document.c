@@ -4,7 +4,7 @@
 #include "documents/document_parts.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 
 #define MOST_SERVERS ((uint64_t)65536)
 #define MOST_STRIPE  ((uint64_t)1 << 40)

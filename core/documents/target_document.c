@@ -6,8 +6,7 @@
 #include "documents/document_parts.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/target_fsdp1.h"
-#include "tessera/sys/target_texts.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 
 typedef struct target_reader {

@@ -1,10 +1,8 @@
 /* Canonical names: wrapper prefixes removed, and names that then collide. */
 #include "tessera/fqn.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/canonical_names.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* ---- canonical text ---- */
 

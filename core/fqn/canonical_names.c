@@ -5,16 +5,12 @@
  *     optim.param_groups.0.params: [module.fc…] →  [fc.weight]                     the same
  *
  * An optimizer may have no state for some parameters, so its own keys alone would not show their siblings. */
-#include "tessera/sys/canonical_names.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 #define PARAM_GROUPS TSR_STR(".param_groups.")
 #define ORIG_MOD     TSR_STR("_orig_mod.")

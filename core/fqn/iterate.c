@@ -1,9 +1,9 @@
 /* The order in which PyTorch visits a model's state (`_iterate_valid_model_state`, torch 2.13). */
 #include "tessera/fqn.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* How many modules tsr_fqn_state_keys may enter, shared ones again under each name: far more than real models have. */
 enum { MORE_MODULES = 1 << 16, NAMES_PER_MODULE = 64 };

@@ -1,9 +1,8 @@
-/* See tessera/sys/name_choice.h. A pattern that matches nothing is most often too narrow ("*" does not match dots, or a prefix
+/* See tessera/sys/names.h. A pattern that matches nothing is most often too narrow ("*" does not match dots, or a prefix
  * is missing), so wider ones are tried before the most similar name is shown. */
-#include "tessera/sys/name_choice.h"
+#include "tessera/sys/names.h"
 
 #include "tessera/glob.h"
-#include "tessera/sys/glob.h"
 #include "tessera/sys/try.h"
 
 /* ---- glob ---- */

@@ -1,11 +1,9 @@
 /* Maps tensors to their canonical names and back (the maps of PyTorch's `_verify_options`, torch 2.13). */
-#include "tessera/sys/params.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 struct tsr_params {
     const tsr_host *host;

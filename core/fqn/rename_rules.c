@@ -10,12 +10,9 @@
 
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/canonical_names.h"
-#include "tessera/sys/glob.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #define MOST_TRIED 256u /* proposals; each is tried on all names */
 

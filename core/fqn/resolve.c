@@ -11,10 +11,9 @@
  * removed as text, both before and after the walk; and every component that is kept must be an attribute, except
  * "_extra_state". */
 #include "tessera/fqn.h"
-#include "tessera/sys/canonical_names.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/params.h"
 #include "tessera/sys/try.h"
 
 #define CHECKPOINT_PREFIX TSR_STR("_checkpoint_wrapped_module.")

@@ -1,8 +1,8 @@
 /* Operations of every communicator, implemented with its few primitives. */
 #include "tessera/comm.h"
 
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #include <inttypes.h>

@@ -1,12 +1,11 @@
-/* See tessera/sys/guards.h. */
-#include "tessera/sys/guards.h"
+/* See tessera/sys/store.h. */
+#include "tessera/sys/store.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct kept {
     tsr_store_guard guard;

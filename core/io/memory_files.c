@@ -2,10 +2,9 @@
 #include "tessera/output.h"
 
 #include "tessera/store.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #include <stdlib.h>
 

@@ -2,8 +2,8 @@
 #include "tessera/store.h"
 
 #include "io/store_view.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 uint32_t tsr_store_find_from(const tsr_store *store, tsr_str name)

@@ -8,11 +8,9 @@
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "tessera/mesh.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/slice.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -11,8 +11,8 @@
 #include "base/cursor.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
 
 static int compare_u64(const void *left, const void *right)
 {

@@ -6,14 +6,11 @@
 #include "layout/shard.h"
 #include "tessera/box.h"
 #include "tessera/host.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 /* An unmatched entry of one side, with the name by which it is compared, and its dtype and shape in PyTorch's elements. */
 typedef struct tsr_unmatched {

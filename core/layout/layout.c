@@ -4,8 +4,7 @@
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "tessera/box.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* ---- shard ---- */

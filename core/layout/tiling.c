@@ -11,11 +11,10 @@
  *   +-----+--+        +-----+ +--+        a region without a face inside is in no box (a hole)
  *   |  1  |2 |   =>   |  1  | |2 |   =>   or completely in two or more (an overlap)
  *   +--+..|  |        +--+..| |  |  ok */
-#include "tessera/sys/tiling.h"
 #include "base/cursor.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 #include "tessera/validate.h"
 
 #define PRIME ((UINT64_C(1) << 61) - 1)

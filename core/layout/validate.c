@@ -1,20 +1,16 @@
 /* Finds errors in a catalog without reading bytes: checks the tiling of each tensor and the byte ranges of all chunks. */
-#include "tessera/sys/validate.h"
 #include "tessera/validate.h"
+#include "tessera/sys/layout.h"
 
 #include <stdlib.h>
 
 #include "base/cursor.h"
 #include "layout/shard.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/contract_rules.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/tiling.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct check {
     const tsr_catalog *catalog;

@@ -3,18 +3,17 @@
  * Many optimizers keep states that differ from parameter to parameter, and none of them is wrong: Adafactor factors matrices
  * only, Muon leaves vectors to AdamW, parameters that are frozen or never got a gradient have no state. So a state counts as
  * incomplete only where another parameter of the group has the same state and more. */
-#include "tessera/sys/validate.h"
+#include "tessera/sys/layout.h"
 
 #include <stdlib.h>
 
 #include "base/line.h"
 #include "layout/shard.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #define NAME_BYTES   300u
 #define NAMES_SHOWN  5u

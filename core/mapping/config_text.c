@@ -1,5 +1,5 @@
 /* Changes a few members of a config.json, and leaves the rest of its text as it is. */
-#include "tessera/sys/config_text.h"
+#include "tessera/sys/mapping.h"
 
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"

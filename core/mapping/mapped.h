@@ -6,9 +6,8 @@
 
 #include "formats/common/reader.h"
 #include "mapping/mapping_rules.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/config_text.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/read.h"
 
 /* A file of the mapped store whose bytes are computed when they are read. */
 typedef struct tsr_computed {

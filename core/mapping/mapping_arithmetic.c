@@ -1,11 +1,11 @@
-/* Refuses arithmetic that would separate quantized numbers from their scales: see tessera/sys/scaled.h. */
+/* Refuses arithmetic that would separate quantized numbers from their scales: see tessera/sys/mapping.h. */
 #include "base/line.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/scaled.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 typedef struct search {

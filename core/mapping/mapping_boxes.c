@@ -4,11 +4,9 @@
 
 #include "base/line.h"
 #include "tessera/box.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* ---- boxes ---- */
 

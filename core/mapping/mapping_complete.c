@@ -10,12 +10,10 @@
 #include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
 #include "tessera/read.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct group {
     tsr_str prefix;

@@ -4,7 +4,6 @@
 #include "mapping/mapped.h"
 #include "mapping/mapping_builtin.h"
 #include "mapping/mapping_match.h"
-#include "tessera/sys/config_text.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 

@@ -4,10 +4,10 @@
  * out to be used (mapping_arithmetic.c). */
 #include "mapping/mapping_match.h"
 #include "mapping/mapping_packed.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 typedef struct finder {

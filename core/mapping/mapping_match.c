@@ -6,7 +6,7 @@
 #include "base/line.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 

@@ -4,8 +4,7 @@
 
 #include "mapping/mapped.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 /* An entry that matches a pattern. The matches of one rule with the same key make up one binding. */
 typedef struct tsr_name_match {

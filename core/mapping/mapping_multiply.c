@@ -1,7 +1,7 @@
 /* Finds out how the shape of a scale fits that of its numbers: by tensor, row, group or block, MXFP4 or NVFP4. */
 #include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
-#include "tessera/sys/cast.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 bool tsr_mapped_is_scalable(tsr_dtype dtype)

@@ -5,7 +5,7 @@
 #include "formats/common/file_names.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_packed.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/try.h"
 
 static void close_mapped(tsr_checkpoint *own)

@@ -3,10 +3,9 @@
 
 #include "codec/json.h"
 #include "mapping/mapping_match.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_STATE = 1 << 16, INDEX_STEP = 1 << 12 };

@@ -8,7 +8,7 @@
 #define TSR_MAPPING_MAPPING_PACKED_H
 
 #include "mapping/mapped.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 
 /* A matrix of unsigned numbers of `bits` bits, packed along one of its axes: number i of a line begins at bit i · bits of the
  * line's words, counted from the lowest bit of the first. */

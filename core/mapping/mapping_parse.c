@@ -3,7 +3,7 @@
 #include "codec/json.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_rules.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 
 /* ---- dims ---- */

@@ -3,11 +3,10 @@
 #include <stdatomic.h>
 
 #include "mapping/mapped.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/optimizer_scalars.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
 
 /* The rows and the columns that share a scale, and the number of bands whose maxima are remembered. */

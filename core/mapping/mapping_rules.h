@@ -3,8 +3,8 @@
 #define TSR_MAPPING_MAPPING_RULES_H
 
 #include "tessera/mesh.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/vec.h"
 
 #define TSR_NO_CAPTURE UINT32_MAX
 

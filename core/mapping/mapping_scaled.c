@@ -2,9 +2,8 @@
 #include "mapping/mapped.h"
 #include "mapping/mapping_packed.h"
 #include "tessera/read.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 enum { NUMBERS = 256 };

@@ -3,8 +3,8 @@
 #include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
 #include "tessera/box.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/scaled.h"
+#include "tessera/sys/mapping.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- shapes ---- */

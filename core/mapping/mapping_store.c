@@ -3,12 +3,10 @@
 #include "mapping/mapping_packed.h"
 #include "tessera/box.h"
 #include "tessera/read.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- entry ---- */

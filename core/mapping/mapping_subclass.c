@@ -3,10 +3,9 @@
 #include "codec/json.h"
 #include "formats/pickle/torch_names.h"
 #include "stream/gather.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 enum { DEEPEST = 8, MOST_STATE = 1 << 16, MOST_PARTS = 16 };
 

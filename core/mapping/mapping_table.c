@@ -3,8 +3,8 @@
 #include "base/line.h"
 #include "mapping/mapped.h"
 #include "tessera/sys/mapping.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/visible.h"
 
 /* Returns the row that made an entry of a mapped checkpoint. Returns NULL for an entry of the first source, and for a part
  * of one of its objects. */

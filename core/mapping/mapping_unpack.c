@@ -2,8 +2,8 @@
 #include "mapping/mapping_packed.h"
 #include "tessera/box.h"
 #include "tessera/read.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 enum {

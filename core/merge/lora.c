@@ -2,11 +2,11 @@
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
 #include "merge/lora_parts.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/mapping.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/scaled.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 typedef struct folding {

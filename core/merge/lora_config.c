@@ -3,9 +3,9 @@
 
 #include "codec/json.h"
 #include "merge/lora_parts.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/compare_pair.h"
-#include "tessera/sys/regex.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 #define CONFIG_NAME "adapter_config.json"

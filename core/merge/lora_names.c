@@ -2,7 +2,7 @@
 #include "merge/lora_parts.h"
 
 #include "codec/json.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 
 enum { SEVERAL = UINT32_MAX - 1 };

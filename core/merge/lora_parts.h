@@ -4,11 +4,10 @@
 
 #include "mapping/mapped.h"
 #include "tessera/compare.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/compare_pair.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/merge.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/read.h"
 
 struct cJSON;
 

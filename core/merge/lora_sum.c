@@ -6,8 +6,8 @@
 
 #include "codec/json.h"
 #include "tessera/read.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/compare_pair.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- dora ---- */

@@ -2,8 +2,8 @@
  * computes, and what save_pretrained of transformers 5.23 then stores. */
 #include "codec/json.h"
 #include "merge/lora_parts.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 static tsr_str module_of(tsr_str weight)

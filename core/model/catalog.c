@@ -6,9 +6,7 @@
 
 #include "base/cursor.h"
 #include "base/line.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 tsr_str tsr_path_item_text(const tsr_path_item *item, char digits[TSR_PATH_DIGITS])
 {

@@ -1,6 +1,6 @@
 /* One table with the names of each dtype in PyTorch, its storages and safetensors, and with the size of its elements. */
 #include "tessera/dtype.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 
 #include "base/cursor.h"
 

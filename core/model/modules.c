@@ -12,12 +12,9 @@
 #include <stdlib.h>
 
 #include "tessera/catalog.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct node {
     const tsr_module *module;

@@ -4,12 +4,10 @@
  *                                                    └ "optim" ─ "state" ─ 0
  *
  * Children are found in one hash map, by their parent's number and their key, so that wide dicts need no search. */
-#include "tessera/sys/nest.h"
+#include "tessera/sys/catalog.h"
 
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 #define NO_NODE UINT32_MAX
 

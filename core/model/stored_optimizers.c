@@ -7,12 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optimizer_scalars.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 #define STATE        TSR_STR("state")
 #define PARAM_GROUPS TSR_STR("param_groups")

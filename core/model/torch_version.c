@@ -1,6 +1,6 @@
 /* See tessera/torch_version.h. */
 #include "tessera/torch_version.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 
 tsr_status tsr_torch_version_parse(tsr_str text, tsr_torch_version *out, tsr_error *err)
 {

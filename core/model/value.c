@@ -11,12 +11,10 @@
 #include "base/utf8.h"
 #include "model/value_path.h"
 #include "tessera/catalog.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 enum { MAX_DEPTH = 256 };
 

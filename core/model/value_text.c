@@ -5,7 +5,7 @@
 
 #include "base/line.h"
 #include "tessera/catalog.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/value.h"
 
 enum { MAX_DEPTH = 12 };

@@ -1,10 +1,8 @@
 /* Finds original parameters of all units by FQN. */
-#include "tessera/sys/flat_index.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/flat_params.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 struct tsr_flat_index {
     const tsr_allocator *allocator;

@@ -8,13 +8,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "tessera/sys/flat_keys.h"
-#include "tessera/sys/optim_tree.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/flat_index.h"
-#include "tessera/sys/fsdp_optim.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 typedef struct differing {
     const tsr_flat_params *flat;

@@ -4,14 +4,11 @@
  *   full   emb.weight [11, 3]   c.weight [3, 2]   c.bias: none       flat mode, rank 1 of 3: elements [14, 28)
  *   flat   |─── 33 ───────────────|─── 6 ───|─ 3 zeros ─|            → 14 of emb.weight */
 #include "optim/pieces.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/flat_index.h"
-#include "tessera/sys/flat_keys.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/optim_load.h"
-#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

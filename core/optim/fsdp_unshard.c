@@ -8,12 +8,10 @@
 #include <stdlib.h>
 
 #include "optim/pieces.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/flat_index.h"
-#include "tessera/sys/flat_keys.h"
-#include "tessera/sys/optim_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- unit ---- */
 

@@ -3,11 +3,10 @@
 
 #include "base/cursor.h"
 #include "tessera/catalog.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/optim_load.h"
-#include "tessera/sys/optim_tree.h"
 #include "tessera/sys/try.h"
 
 typedef struct tsr_optim_path {

@@ -11,8 +11,8 @@
 
 #include "base/cursor.h"
 #include "tessera/box.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 tsr_status tsr_pieces_start(tsr_pieces *pieces, const tsr_host *host, tsr_arena *arena, const tsr_entry *of, tsr_error *err)
 {

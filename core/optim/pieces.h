@@ -8,7 +8,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 /* An entry under construction, filled from its first element to its last. */
 typedef struct tsr_pieces {

@@ -1,4 +1,4 @@
-/* See optim_states.h. An entry's path shows what it is:
+/* See optim.h. An entry's path shows what it is:
  *
  *   optim, "state", FQN or id, name        a state
  *   optim, "param_groups", 0, "params"     the parameters of a group
@@ -6,13 +6,10 @@
  *   optim, "param_groups.FQN.key"          a parameter's option, flattened */
 #include <inttypes.h>
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_states.h"
-#include "tessera/sys/optim_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef enum role { ROLE_NONE, ROLE_STATE, ROLE_GROUP, ROLE_MEMBER } role;
 

@@ -4,15 +4,13 @@
 #include "tessera/box.h"
 #include "tessera/catalog.h"
 #include "tessera/optim.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/optim_tree.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optim.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 /* ---- keys ---- */
 

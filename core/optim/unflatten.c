@@ -8,12 +8,11 @@
 #include <inttypes.h>
 
 #include "tessera/optim.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/optim_tree.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- flatten ---- */
 

@@ -1,7 +1,7 @@
 /* FSDP1 as a strategy: assigns the catalog's parameters to wrap units, each of which becomes one flat parameter. */
 #include "base/cursor.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 #include "tessera/target.h"
 

@@ -5,12 +5,9 @@
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "plan/plan_room.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/plan_items.h"
-#include "tessera/sys/storage.h"
-#include "tessera/sys/target.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 
 /* ---- storage ---- */

@@ -5,9 +5,9 @@
 #include "layout/chunk_index.h"
 #include "tessera/catalog.h"
 #include "tessera/plan.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/target_fsdp1.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/plan.h"
 
 /* Tensors with the same shape, chunk boxes and placements, so that the boxes computed for one apply to all. */
 typedef struct tsr_plan_class {

@@ -1,5 +1,5 @@
 /* Models how files are striped over servers, and the order in which a reader accesses the servers. */
-#include "tessera/sys/storage.h"
+#include "tessera/sys/plan.h"
 
 #include <stdlib.h>
 

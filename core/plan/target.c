@@ -1,13 +1,12 @@
 /* Applies the rules that give every tensor its placements. */
-#include "tessera/sys/target.h"
 #include "tessera/target.h"
+#include "tessera/sys/plan.h"
 
 #include <stdlib.h>
 
 #include "plan/plan_room.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/target_fsdp1.h"
 #include "tessera/sys/try.h"
 
 /* ---- holders ---- */

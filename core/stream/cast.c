@@ -4,7 +4,7 @@
  *   double:   [s][exponent 11][fraction 52]      1.f · 2^e
  *   target:   [s][exponent  ·][fraction m ]      the fraction is cut at m bits and rounded by the bits cut off; a carry
  *                                                out of the fraction increments the exponent, which is the correct result */
-#include "tessera/sys/cast.h"
+#include "tessera/sys/read.h"
 
 #include "base/cursor.h"
 #include "stream/numeric.h"

@@ -16,12 +16,11 @@
 
 #include "base/cursor.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 /* ---- strided ---- */

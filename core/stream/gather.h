@@ -6,8 +6,8 @@
 #include "tessera/box.h"
 #include "tessera/catalog.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/store.h"
 
 /* Finds chunks of DCP items, and the CRCs that the items state, in threads before they are needed. Each chunk takes a few
  * small reads that depend on each other, which take longer than the data itself on a file server. A store that fetches ahead is

@@ -2,7 +2,7 @@
 #include "stream/numeric.h"
 
 #include "base/cursor.h"
-#include "tessera/sys/cast.h"
+#include "tessera/sys/read.h"
 
 /* Bytes whose NaNs are counted at a time: with the host's vector functions, and with the portable ones. */
 enum { COUNTED = 16 << 10, SCANNED = 128 };

@@ -4,10 +4,9 @@
 #include "base/cursor.h"
 #include "stream/tile_job.h"
 #include "tessera/box.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/optim_read.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- tile job ---- */

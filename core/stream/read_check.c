@@ -1,20 +1,16 @@
-/* See tessera/sys/read_check.h. */
-#include "tessera/sys/read_check.h"
+/* See tessera/sys/read.h. */
+#include "tessera/sys/read.h"
 
 #include <stdlib.h>
 
 #include "stream/gather.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* Bytes that are read before they are summed up: few enough to be in the cache still. */
 enum { TILE_BYTES = 512 << 10 };

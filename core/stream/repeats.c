@@ -5,19 +5,18 @@
  * Strides are merged, beginning with the smallest. A dim whose step is a multiple of the step below, and ends up inside the
  * row below or directly after it, makes that row longer. Dims that cannot be merged multiply the number. The result is at
  * most the span from the first element to the last. */
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 
 #include <stdlib.h>
 
 #include "base/line.h"
 #include "formats/common/reader.h"
 #include "tessera/box.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 enum { LONGEST_NAME = 48 };
 

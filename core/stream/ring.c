@@ -6,7 +6,7 @@
 
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 
 #define MOST_JOBS   256u

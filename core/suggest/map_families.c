@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "suggest/map_suggest_parts.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* Parses a component that is a decimal number, as in the names of lists and layers. */

@@ -1,6 +1,6 @@
 /* Compares one line of the whole with one line of a part: only where they agree are all values worth comparing. */
 #include "suggest/map_suggest_parts.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/read.h"
 
 #include <string.h>
 

@@ -1,11 +1,11 @@
 /* Chooses among the candidates, and writes the document. */
 #include "base/line.h"
 #include "suggest/map_suggest_parts.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/compare_pair.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
 
 /* ---- suggest rule ---- */

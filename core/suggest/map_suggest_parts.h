@@ -3,8 +3,8 @@
 #define TSR_SUGGEST_MAP_SUGGEST_PARTS_H
 
 #include "tessera/read.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/map_suggest.h"
-#include "tessera/sys/vec.h"
 
 enum { TSR_MOST_PATTERNS = 1024, TSR_MOST_NUMBERS = 4 };
 #define TSR_NUMBER_MARK '\x01' /* stands for a number in keys */

@@ -7,12 +7,10 @@
 #include "base/cursor.h"
 #include "layout/chunk_index.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 #define BLIT_WEIGHT ((uint64_t)4 << 10) /* the cost of a blit in addition to its bytes */
 

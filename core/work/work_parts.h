@@ -3,8 +3,8 @@
 #define TSR_WORK_WORK_PARTS_H
 
 #include "convert/convert_to.h"
-#include "tessera/sys/storage.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/work.h"
 #include "write/blit.h"
 

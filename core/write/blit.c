@@ -14,10 +14,9 @@
 
 #include "base/cursor.h"
 #include "stream/tile_job.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 /* The part of a band that belongs to one of the blits. */

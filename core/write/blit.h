@@ -5,7 +5,7 @@
 #include "stream/gather.h"
 #include "stream/tile_job.h"
 #include "tessera/output.h"
-#include "tessera/sys/cast.h"
+#include "tessera/sys/read.h"
 
 /* Which bytes of a tensor of the catalog a local tensor has, if they are a contiguous run of rows; otherwise `entry` is
  * NULL. */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 

@@ -11,13 +11,10 @@
 
 #include "formats/torch/torch_writer.h"
 #include "tessera/catalog.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 /* Building blocks. A failure propagates: if a part is NULL, the whole is NULL, too. */
 typedef struct maker {

@@ -2,7 +2,7 @@
 
 #include "formats/pickle/torch_names.h"
 
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 enum { REPR_BYTES = 1000, VALUE_DEPTH = 59 /* four containers are open around a value, the emitter allows 63 */ };
 

@@ -4,10 +4,9 @@
 
 #include <stdlib.h>
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
 bool tsr_safetensors_holds(tsr_dtype dtype)

@@ -12,13 +12,11 @@
 #include "formats/common/expansion.h"
 #include "formats/common/reader.h"
 #include "model/value_path.h"
-#include "tessera/sys/box_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 #include "tessera/sys/write_tree.h"
 
 /* ---- tensors of the tree ---- */

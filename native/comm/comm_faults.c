@@ -1,7 +1,7 @@
 /* Wraps another communicator, and makes its calls late or makes them fail. */
 #include "comm/comm_faults.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 #include <inttypes.h>
 #include <signal.h>

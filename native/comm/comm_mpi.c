@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "tessera/memory.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 typedef struct tsr_pulse tsr_pulse;
 
@@ -313,7 +313,6 @@ static void pulse_stop(tsr_pulse *p)
 
 #include "comm/comm_call.h"
 #include "tessera/comm.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/options.h"
 

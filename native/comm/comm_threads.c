@@ -14,8 +14,8 @@
 #include <stdio.h>
 
 #include "comm/comm_call.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 
 /* ---- threads ---- */
 

@@ -5,7 +5,7 @@
 #include <assert.h>
 #include <pthread.h>
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 enum { BLOCK = TSR_CACHE_BLOCK, BLOCKS = 256, MOST_AT_ONCE = TSR_CACHE_LARGEST_READ / BLOCK + 1 };
 

@@ -2,9 +2,9 @@
  * turn. folder.h describes which files are listed. */
 #include "io/locked.h"
 #include "io/sys.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 #include <assert.h>

@@ -8,8 +8,8 @@
 #include <strings.h>
 
 #include "io/retry.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/uri.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/text.h"
 
 /* ---- http origin ---- */
 

@@ -1,10 +1,10 @@
 /* Several directories as one store. */
 #include <stdlib.h>
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/remote.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { PART_BYTES = 256 << 10 };

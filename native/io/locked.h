@@ -3,7 +3,7 @@
 #ifndef TSR_IO_LOCKED_H
 #define TSR_IO_LOCKED_H
 
-#include "tessera/sys/guards.h"
+#include "tessera/sys/store.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>

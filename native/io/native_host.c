@@ -1,7 +1,7 @@
 /* See host.h. */
 #include "tessera/native_host.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/native_host.h"
+#include "tessera/sys/path.h"
 
 #include <sched.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* A pipe as a store with one file, for documents that another program writes: `--map <(…)`. All of it is read when it is opened. */
-#include "tessera/sys/pipe_store.h"
+#include "tessera/sys/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "io/sys.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 #define MOST_BYTES ((size_t)1 << 30) /* of a document; a manifest has some hundred bytes per tensor */
 #define FIRST_ROOM ((size_t)64 << 10)

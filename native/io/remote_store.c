@@ -1,4 +1,4 @@
-/* See tessera/sys/remote.h. */
+/* See tessera/sys/path.h. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,12 +10,11 @@
 #include "io/scheduled_reads.h"
 #include "io/thread_pool.h"
 #include "tessera/memory.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/remote.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/uri.h"
-#include "tessera/sys/vec.h"
 
 /* Files that most checkpoints have, to be requested one after the other. Ends with NULL. */
 extern const char *const tsr_remote_first[];

@@ -9,7 +9,7 @@
 
 #include "io/locked.h"
 #include "io/sys.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 
 /* What stays behind the reader: so many parts at most, and so many bytes for each thread. */

@@ -9,7 +9,7 @@
 
 #include "io/locked.h"
 #include "io/sys.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 struct tsr_pool {
     tsr_process process; /* the one that the workers are threads of */

@@ -16,7 +16,7 @@
 #include "io/retry.h"
 #include "io/sys.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 enum {
     MOST_HANDLES = 64,

@@ -1,9 +1,9 @@
-/* See tessera/sys/object_output.h. */
+/* See tessera/sys/object_store.h. */
 #include "object_output/object_output.h"
 
 #include "io/sys.h"
 #include "object_store/exchange.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* ---- creating ---- */

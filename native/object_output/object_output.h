@@ -6,10 +6,9 @@
 #include <pthread.h>
 
 #include "object_store/upload.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/little_endian.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/object_output.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/object_store.h"
 
 enum {
     TSR_PART_BYTES = 8 << 20,

@@ -8,7 +8,7 @@
 
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 enum { LONGEST_WAIT_SECONDS = 20 };

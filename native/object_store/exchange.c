@@ -8,10 +8,10 @@
 
 #include "io/http.h"
 #include "io/retry.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/uri.h"
 
 enum { MOST_REDIRECTS = 10, MOST_AT_ONCE = 64, CODE_SIZE = 64, MOST_DAMAGED = 3 };
 

@@ -20,7 +20,7 @@
 #include "object_store/object_listing.h"
 #include "object_store/s3.h"
 #include "object_store/upload.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_PAGE = 8 << 20, RENEW_SECONDS = 300, RENEW_PAUSE = 30 };

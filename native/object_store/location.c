@@ -2,8 +2,8 @@
 #include "object_store/service.h"
 
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/uri.h"
 
 static const struct {
     const char *scheme, *form;

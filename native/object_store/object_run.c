@@ -7,9 +7,9 @@
 #include "object_store/exchange.h"
 #include "object_store/upload.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/prune_run.h"
-#include "tessera/sys/remote.h"
 #include "tessera/sys/try.h"
 
 enum { TOGETHER = 256 };

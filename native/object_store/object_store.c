@@ -1,6 +1,6 @@
 /* See tessera/sys/object_store.h. */
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -14,13 +14,11 @@
 #include "object_store/exchange.h"
 #include "object_store/object_sums.h"
 #include "object_store/service.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/pipe_store.h"
-#include "tessera/sys/remote.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/uri.h"
 
 typedef struct tsr_read_ahead tsr_read_ahead;
 

@@ -3,8 +3,7 @@
 
 #include <pthread.h>
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* Bytes that have arrived, with their checksum. */

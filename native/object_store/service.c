@@ -2,7 +2,7 @@
 #include "object_store/service.h"
 
 #include "object_store/exchange.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_service_new(tsr_transport *transport, const tsr_service *kind, tsr_service **out, tsr_error *err)

@@ -5,7 +5,7 @@
 #include "io/transport.h"
 #include "tessera/memory.h"
 #include "tessera/status.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 #include <stdlib.h>
 

@@ -6,7 +6,7 @@
 #include "io/digests.h"
 #include "io/retry.h"
 #include "object_store/exchange.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_REPLY = 64 << 10, MOST_TRIES = 6, COMPARED = 4 << 20 };

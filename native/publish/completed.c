@@ -6,12 +6,11 @@
 #include <string.h>
 
 #include "publish/destination.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 enum { BUFFER = 1 << 20, LEVELS = 64 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
 
 static size_t without_slashes(const char *path)

@@ -11,7 +11,7 @@
 #define TSR_NATIVE_FILE_SUMS_H
 
 #include "tessera/memory.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 #define TSR_SUM_WORDS 1024u /* number of words that are summed up at a time */
 

@@ -2,7 +2,7 @@
 #include "publish/folder_output.h"
 #include "publish/destination.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #include <dirent.h>

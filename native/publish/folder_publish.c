@@ -14,7 +14,7 @@
 
 #include "publish/folder_output.h"
 #include "publish/record.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* ---- permissions ---- */

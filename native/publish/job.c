@@ -2,7 +2,7 @@
 #include "publish/job_state.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
 
 static job_state state_of(tsr_job *job, tsr_job_extent extent)

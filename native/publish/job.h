@@ -20,7 +20,7 @@
 #include "publish/journal.h"
 #include "publish/replacement.h"
 #include "tessera/store.h"
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/publication.h"
 
 /* How much of a job one run does. */

@@ -20,9 +20,9 @@
 
 #include "publish/job_state.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/object_output.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/object_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
 
 void tsr_job_warn_of_other_parts(const tsr_job_environment *environment, const tsr_output *output, const char *destination)

@@ -10,13 +10,13 @@
 #include "publish/folder_output.h"
 #include "publish/job.h"
 #include "publish/job_state.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_KEPT_NAMED = 100, MOST_PARTS_NAMED = 8 };

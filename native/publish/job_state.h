@@ -7,8 +7,8 @@
 #include "publish/journal.h"
 #include "tessera/comm.h"
 #include "tessera/output.h"
-#include "tessera/sys/object_output.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/object_store.h"
 #include "tessera/sys/work.h"
 
 /* ---- the output of a rank ---- */

@@ -6,8 +6,7 @@
 #include "tessera/convert.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 typedef struct joining {

@@ -14,7 +14,7 @@
 #include "publish/text.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 #define MOST_BYTES ((uint64_t)1 << 32) /* limit of a journal's size; enough for the records of petabytes */
 #define TRIES      20                  /* attempts to lock: a process that lists journals locks each of them for a moment */

@@ -4,16 +4,13 @@
 
 #include "tessera/document_read.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/path_choices.h"
-#include "tessera/sys/remote.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/uri.h"
-#include "tessera/sys/vec.h"
 
 /* The names that a server was asked for. */
 typedef struct asking {

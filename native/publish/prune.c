@@ -16,7 +16,7 @@
 #include "publish/text.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
 
 enum { SETTLED_SECONDS = 600, RECORD_DIGITS = 16 };

@@ -15,7 +15,7 @@
 
 #include "io/sys.h"
 #include "publish/text.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/prune_run.h"
 #include "tessera/sys/try.h"

@@ -5,11 +5,11 @@
 
 #include "publish/completed.h"
 #include "publish/job_state.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
 
 /* The decisions of rank 0 that all ranks need. */

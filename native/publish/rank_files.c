@@ -11,7 +11,7 @@
 #include "publish/destination.h"
 #include "publish/folder_output.h"
 #include "publish/saves.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #define JOB TSR_STR(TSR_JOURNAL_MAGIC "a save of files by ranks\n")

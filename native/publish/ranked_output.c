@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "publish/text.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 
 typedef struct kept_bytes {
     uint64_t offset, size;

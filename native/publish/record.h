@@ -18,7 +18,7 @@
 #define TSR_NATIVE_RECORD_H
 
 #include "publish/journal.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 #include <stdbool.h>
 #include <stdint.h>

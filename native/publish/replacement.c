@@ -13,11 +13,11 @@
 
 #include "publish/destination.h"
 #include "publish/folder_output.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 /* ---- overlap ---- */

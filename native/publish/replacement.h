@@ -12,7 +12,7 @@
 #include "tessera/convert.h"
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/folder.h"
 
 /* ---- what is read ---- */

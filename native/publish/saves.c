@@ -14,8 +14,8 @@
 #include "publish/record.h"
 #include "publish/text.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/try.h"
 

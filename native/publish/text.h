@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tessera/memory.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 static inline tsr_status tsr_text_add(tsr_vec *text, tsr_str part, tsr_error *err)
 {

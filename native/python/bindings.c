@@ -10,26 +10,19 @@
 #include "session.h"
 #include "tessera/document_read.h"
 #include "tessera/native_host.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/conversion_counts.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/json.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/loadable.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/memory_files.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_choices.h"
-#include "tessera/sys/read_check.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/scaled.h"
-#include "tessera/sys/slice.h"
-#include "tessera/sys/store_read.h"
-#include "tessera/sys/tiling.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 #include "tessera/tessera.h"
 
@@ -382,7 +375,7 @@ typedef struct reading {
 } reading;
 
 EXPORT tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_read_check *check, tsr_error *err);
-/* What is read with it is compared with the CRCs that are stated; see tessera/sys/read_check.h. NULL: an error. */
+/* What is read with it is compared with the CRCs that are stated; see tessera/sys/read.h. NULL: an error. */
 EXPORT tsr_read_check *tsr_python_check_open(session *s, tsr_error *err);
 /* Compares what was read in several calls. Closes it in any case. */
 EXPORT tsr_status tsr_python_check_end(session *s, tsr_read_check *check, uint8_t compares, tsr_error *err);

@@ -4,7 +4,7 @@
 
 #include "session.h"
 #include "tessera/box.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/optim_load.h"
 
 typedef struct plan {

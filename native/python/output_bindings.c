@@ -12,9 +12,9 @@
 #include "publish/saves.h"
 #include "session.h"
 #include "tessera/output.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/end_sum.h"
-#include "tessera/sys/object_output.h"
+#include "tessera/sys/object_store.h"
 #include "tessera/sys/try.h"
 
 /* The role of this process. Mirrored in _saving.py. */

@@ -6,7 +6,7 @@
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
 #include "tessera/shards.h"
-#include "tessera/sys/layers.h"
+#include "tessera/sys/commands.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -19,10 +19,9 @@
 
 #include "io/sys.h"
 #include "tessera/store.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/store_read.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/store.h"
 
 typedef struct view_request {
     const char *method;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "support/failing_allocator.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 
 enum { COUNT = 5000 };
 static char names[COUNT][16];

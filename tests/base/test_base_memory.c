@@ -7,8 +7,7 @@
 
 #include "support/failing_allocator.h"
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 static void test_base_memory__arena_gives_zeroed_aligned_disjoint_memory(void **state)
 {

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "support/arena_job.h"
-#include "tessera/sys/regex.h"
+#include "tessera/sys/text.h"
 
 /* Cuts the next cell off a line of regexes.tsv and removes its escapes. */
 static tsr_str next_cell(char **line)

@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "tessera/str.h"
-#include "tessera/sys/uri.h"
+#include "tessera/sys/text.h"
 
 /* Expected values: Python's urllib.parse.quote with RFC 3986's pchar and '/', without ':', as safe characters. */
 static void test_base_uri__escapes_what_may_not_stand_in_a_path(void **state)

@@ -7,7 +7,7 @@
 
 #include "base/utf8.h"
 #include "tessera/str.h"
-#include "tessera/sys/visible.h"
+#include "tessera/sys/text.h"
 
 static const char *shown_text(tsr_str text, char *out)
 {

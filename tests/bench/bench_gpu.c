@@ -19,11 +19,9 @@
 #include "tessera/box.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_kernels.h"
-#include "tessera/sys/gpu_pipe.h"
+#include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/read.h"
 
 #define NO_DEVICE 3
 #define SIMULATED ((size_t)1 << 30)

@@ -9,9 +9,9 @@
 
 #include "robust/hostile.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 #include "tessera/validate.h"
 
 enum { RUNS = 3 };

@@ -12,8 +12,7 @@
 
 #include "tessera/plan.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/plan_items.h"
-#include "tessera/sys/storage.h"
+#include "tessera/sys/plan.h"
 
 static double seconds(clockid_t clock)
 {

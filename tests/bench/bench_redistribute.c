@@ -15,7 +15,7 @@
 #include "tessera/comm_mpi.h"
 #include "tessera/redistribute.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/redistribute.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct matrix {
     uint64_t rows, columns; /* both are multiples of the number of ranks */

@@ -10,7 +10,7 @@
 
 #include "support/storage_model.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 
 #define LATENCY   0.0005
 #define BANDWIDTH 1e9

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "tessera/sys/tiling.h"
+#include "tessera/sys/layout.h"
 #include "tessera/validate.h"
 
 static double seconds(clockid_t clock)

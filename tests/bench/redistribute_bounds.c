@@ -11,7 +11,7 @@
 #include "tessera/comm_threads.h"
 #include "tessera/redistribute.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/redistribute.h"
+#include "tessera/sys/statedict.h"
 
 #define SIDE \
     128u /* number of rows and of columns: small enough that everything goes by messages, and nothing through

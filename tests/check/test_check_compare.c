@@ -8,7 +8,7 @@
 
 #include "support/made.h"
 #include "tessera/compare.h"
-#include "tessera/sys/compare_pair.h"
+#include "tessera/sys/check.h"
 
 static const tsr_tolerance exact = {.exact = true};
 

@@ -9,7 +9,6 @@
 #include "support/made.h"
 #include "tessera/check.h"
 #include "tessera/sys/check.h"
-#include "tessera/sys/check_shared.h"
 #include "tessera/sys/host_calls.h"
 
 /* Sets the bytes of entry 0, which has one contiguous chunk. */

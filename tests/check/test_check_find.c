@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "tessera/native_host.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/mapping.h"
 

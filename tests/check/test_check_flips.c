@@ -18,7 +18,7 @@
 #include "tessera/native_host.h"
 #include "tessera/plan.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/work.h"
 
 enum { MOST_FILES = 64, MOST_SHOWN = 400 };

@@ -10,9 +10,9 @@
 #include "support/checked.h"
 #include "support/random.h"
 #include "tessera/check.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 
 enum { MOST_PARTS = 7, MOST_PATH = 512 };

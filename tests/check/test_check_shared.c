@@ -10,8 +10,8 @@
 #include "support/checked.h"
 #include "support/ranks.h"
 #include "tessera/check.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
 
 /* Samples with different kinds of damage, and undamaged ones with NaN, replicas and views. */
 static const char *const samples[] = {"broken_dcp_byte_flipped",

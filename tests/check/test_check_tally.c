@@ -8,7 +8,6 @@
 
 #include "support/made.h"
 #include "tessera/sys/check.h"
-#include "tessera/sys/tally.h"
 
 enum { BINS = 20 };
 

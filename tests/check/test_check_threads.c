@@ -11,9 +11,9 @@
 
 #include "tessera/check.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/vec.h"
 
 static void backwards(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
 {

@@ -10,11 +10,10 @@
 #include "support/faults.h"
 #include "support/made.h"
 #include "tessera/convert.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/plan_items.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/plan.h"
+#include "tessera/sys/store.h"
 
 #define TENSORS 3u
 

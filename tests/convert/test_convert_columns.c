@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "support/made.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/work.h"
 
 static struct {

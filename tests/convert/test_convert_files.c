@@ -9,8 +9,8 @@
 #include "support/made.h"
 #include "tessera/compare.h"
 #include "tessera/convert.h"
-#include "tessera/sys/compare_pair.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/store.h"
 
 typedef struct written {
     tsr_output *output;

@@ -14,11 +14,10 @@
 #include "tessera/compare.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/sys/compare_pair.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/plan.h"
+#include "tessera/sys/store.h"
 
 #define TENSORS 5u
 

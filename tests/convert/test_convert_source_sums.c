@@ -7,8 +7,8 @@
 
 #include "support/full_counts.h"
 #include "support/made.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/work.h"
 
 #define TENSORS 4u

@@ -7,7 +7,7 @@
 
 #include "support/made.h"
 #include "support/storage_model.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/work.h"
 
 #define PARTS        8u

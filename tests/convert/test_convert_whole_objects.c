@@ -13,7 +13,7 @@
 #include "support/sample.h"
 #include "tessera/convert.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 /* Checks the names of the objects that the conversion wrote, and how many rows have each name. */
 static tsr_status check_names(const tsr_conversion *conversion, tsr_error *err)

@@ -10,8 +10,8 @@
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
 #include "support/made.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/storage.h"
+#include "tessera/sys/plan.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/work.h"
 
 #define TENSORS 6u

@@ -14,8 +14,7 @@
 #include <cmocka.h>
 
 #include "tessera/gpu.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_stream.h"
+#include "tessera/sys/gpu.h"
 
 #define SIMULATED_BYTES ((size_t)64 << 20)
 

@@ -6,7 +6,7 @@
 #include "support/random.h"
 #include "support/ranks.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/gpu_comm.h"
+#include "tessera/sys/gpu.h"
 #ifdef TSR_RANKS_MPI
 #include "tessera/comm_mpi.h"
 #endif

@@ -5,10 +5,7 @@
 #include "cuda/on_devices.h"
 #include "support/failing_allocator.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/gpu_comm.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_kernels.h"
-#include "tessera/sys/gpu_pipe.h"
+#include "tessera/sys/gpu.h"
 
 typedef struct scene {
     tsr_host host;

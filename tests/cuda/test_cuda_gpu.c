@@ -6,8 +6,7 @@
 
 #include "cuda/on_devices.h"
 
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_kernels.h"
+#include "tessera/sys/gpu.h"
 
 static void test_cuda_gpu__copies_come_back_as_they_went(void **state)
 {

@@ -5,9 +5,9 @@
 #include "cuda/on_devices.h"
 #include "support/full_counts.h"
 #include "support/random.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/gpu_kernels.h"
+#include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/read.h"
 
 static const tsr_dtype floats[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOAT16,
                                    TSR_BFLOAT16,    TSR_FLOAT8_E4M3FN,   TSR_FLOAT8_E4M3FNUZ,

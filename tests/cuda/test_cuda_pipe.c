@@ -12,11 +12,10 @@
 #include "support/sample.h"
 #include "tessera/box.h"
 #include "tessera/native_host.h"
-#include "tessera/sys/cast.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/gpu_pipe.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/gpu.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/store.h"
 
 static tsr_native_host native;
 

@@ -9,10 +9,9 @@
 #include "tessera/redistribute.h"
 #include "tessera/save_load.h"
 #include "tessera/statedict.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/gpu_comm.h"
-#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/statedict.h"
 
 static tsr_gpu *gpu; /* the device of all ranks in this process */

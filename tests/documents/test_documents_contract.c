@@ -9,8 +9,8 @@
 #include "support/failing_allocator.h"
 #include "tessera/document_read.h"
 #include "tessera/glob.h"
-#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 
 static const tsr_host *host_of(const tsr_allocator *allocator)
 {

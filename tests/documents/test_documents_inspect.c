@@ -6,9 +6,8 @@
 
 #include <cmocka.h>
 
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/document_text.h"
-#include "tessera/sys/value_walk.h"
 
 static const tsr_host host_libc = {.allocator = &tsr_allocator_libc, .limits = {64, 1000, 1 << 20, 1 << 24, 1 << 20}};
 

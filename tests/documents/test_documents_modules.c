@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "tessera/modules.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/catalog.h"
 
 static const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = {64, 1u << 20, 1u << 26, 1u << 28, 1u << 20}};
 

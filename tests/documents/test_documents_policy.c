@@ -8,8 +8,8 @@
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/policy.h"
 
 #define LIMITS \
     { \

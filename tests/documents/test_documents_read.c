@@ -11,9 +11,9 @@
 #include "support/arena_job.h"
 #include "tessera/document_read.h"
 #include "tessera/modules.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/plan_job.h"
 
 /* Functions that read a text, `ctx`. */
 static tsr_status read_layout(const void *ctx, const tsr_host *host, tsr_arena *arena, tsr_error *err)

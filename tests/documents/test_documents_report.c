@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
-#include "tessera/sys/report.h"
+#include "tessera/sys/document.h"
 
 #define LIMITS \
     { \

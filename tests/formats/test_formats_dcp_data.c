@@ -15,9 +15,9 @@
 #include "support/dcp_pickle.h"
 #include "support/st_image.h"
 #include "support/torch_pickle.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 static zip_image image;
 

@@ -14,7 +14,7 @@
 #include "support/faults.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 #define W                          STR("w") TENSOR(SIZE2("4", "2"), CHUNK(SIZE2("0", "0"), SIZE2("2", "2")) CHUNK(SIZE2("2", "0"), SIZE2("2", "2")))
 #define W_FIRST                    AT("w", SIZE2("0", "0"), INT("0"), "d", "0", "100")

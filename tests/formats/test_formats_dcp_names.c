@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "formats/dcp/dcp_state.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 
 enum { TRIED = 400000 };
 

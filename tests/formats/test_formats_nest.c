@@ -7,8 +7,7 @@
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
-#include "tessera/sys/nest.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000, 1u << 30};
 

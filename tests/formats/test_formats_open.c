@@ -10,8 +10,7 @@
 #include "support/checkpoint_opening.h"
 #include "support/folder.h"
 
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 
 static tsr_checkpoint *open_folder(folder *f, const part *parts)
 {

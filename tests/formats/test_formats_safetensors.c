@@ -12,7 +12,7 @@
 #include "support/faults.h"
 #include "support/st_image.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 typedef struct opened {
     tsr_host host;

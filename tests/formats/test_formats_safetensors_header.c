@@ -10,9 +10,9 @@
 
 #include "formats/safetensors/safetensors.h"
 #include "support/failing_allocator.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 typedef struct sink {
     char bytes[8192];

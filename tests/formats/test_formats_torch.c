@@ -11,9 +11,9 @@
 #include "support/checkpoint_opening.h"
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 
 typedef struct opened {
     sample sample;

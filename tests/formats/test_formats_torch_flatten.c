@@ -14,7 +14,7 @@
 #include "support/zip_image.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 static zip_image image;
 

@@ -10,7 +10,7 @@
 #include "support/torch_pickle.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 static zip_image image; /* used as a byte buffer; there is no zip archive here */
 

@@ -10,8 +10,8 @@
 #include "formats/torch/torch_writer.h"
 #include "support/failing_allocator.h"
 
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/store.h"
 
 static const tsr_limits limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000, 1u << 30};
 static const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000}};

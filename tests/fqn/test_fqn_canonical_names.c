@@ -7,7 +7,7 @@
 
 #include "support/arena_job.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/names.h"
 
 /* Fills `entries` with a scalar float32 for each name. */
 static tsr_catalog catalog_of(const char *const *names, tsr_entry *entries)

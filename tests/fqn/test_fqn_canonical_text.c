@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "tessera/fqn.h"
-#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/names.h"
 
 typedef struct fixture {
     tsr_arena *arena;

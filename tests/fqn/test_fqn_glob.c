@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "tessera/glob.h"
-#include "tessera/sys/glob.h"
+#include "tessera/sys/names.h"
 
 static void test_fqn_glob__table_of_patterns(void **state)
 {

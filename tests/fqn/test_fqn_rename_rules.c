@@ -7,8 +7,7 @@
 
 #include "tessera/fqn.h"
 #include "tessera/glob.h"
-#include "tessera/sys/canonical_names.h"
-#include "tessera/sys/glob.h"
+#include "tessera/sys/names.h"
 
 #define MOST 12
 

@@ -9,9 +9,9 @@
 
 #include "codec/json.h"
 #include "tessera/fqn.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/names.h"
 
 typedef struct fixture {
     tsr_host host;

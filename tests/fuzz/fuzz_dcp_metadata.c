@@ -3,10 +3,9 @@
 #include <assert.h>
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,10 +2,9 @@
  * one, and the rest as the bytes of its tensors, repeated. What opens must have values that can be read, or an error that says
  * why not. The config.json is also rewritten, to one that is read again. */
 #include "../support/fuzzed_models.h"
-#include "tessera/sys/config_text.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/vec.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,7 +6,7 @@
 #include "tessera/store.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 #include "tessera/validate.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "tessera/mesh.h"
-#include "tessera/sys/box.h"
 #include "tessera/sys/layout.h"
 
 #define CHECK(condition) \

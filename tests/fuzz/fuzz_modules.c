@@ -4,7 +4,7 @@
 
 #include "tessera/fqn.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/names.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,9 +2,9 @@
  * may be rejected with a reason. */
 #include <stdlib.h>
 
+#include "tessera/sys/commands.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/plan_job.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,9 +2,9 @@
  * reason. Applying it must never add findings, and must count every finding that it removes. */
 #include <stdlib.h>
 
+#include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/policy.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tessera/sys/regex.h"
+#include "tessera/sys/text.h"
 
 #define CHECK(condition) \
     do { \

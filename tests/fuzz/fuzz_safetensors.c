@@ -7,9 +7,9 @@
 
 #include "formats/safetensors/safetensors.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
 #include "tessera/sys/salvage.h"
+#include "tessera/sys/store.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

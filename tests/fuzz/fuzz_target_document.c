@@ -2,10 +2,10 @@
  * reason. */
 #include <stdlib.h>
 
+#include "tessera/sys/commands.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/plan_job.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

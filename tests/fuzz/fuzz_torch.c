@@ -6,12 +6,12 @@
 #include <stdlib.h>
 
 #include "../support/zip_image.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/store.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 
 #include "../support/zip_opening.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -8,8 +8,7 @@
 #include "support/failing_allocator.h"
 #include "tessera/output.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 
 static const tsr_memory_file files[] = {{{"b", 1}, {"second", 6}}, {{"a", 1}, {"first", 5}}};
 

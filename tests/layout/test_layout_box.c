@@ -8,8 +8,7 @@
 
 #include "support/random.h"
 #include "tessera/box.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
+#include "tessera/sys/layout.h"
 
 #define MOST 5u /* dims of random boxes */
 

@@ -10,8 +10,6 @@
 
 #include "support/arena_job.h"
 #include "support/random.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
 #include "tessera/sys/layout.h"
 
 static tsr_arena *new_arena(void)

@@ -6,7 +6,7 @@
 #include <cmocka.h>
 
 #include "tessera/box.h"
-#include "tessera/sys/slice.h"
+#include "tessera/sys/layout.h"
 
 static const uint64_t shape[] = {4, 5, 6};
 

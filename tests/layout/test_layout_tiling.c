@@ -8,8 +8,7 @@
 
 #include "layout/random_tiling.h"
 #include "support/failing_allocator.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/tiling.h"
+#include "tessera/sys/layout.h"
 #include "tessera/validate.h"
 
 static void check_with(const tsr_allocator *allocator, box_list *list, tsr_status want, tsr_tiling *out)

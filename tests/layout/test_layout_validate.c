@@ -7,8 +7,8 @@
 #include <cmocka.h>
 
 #include "support/failing_allocator.h"
-#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/validate.h"
 
 #define BOX(...) ((const uint64_t[]){__VA_ARGS__})

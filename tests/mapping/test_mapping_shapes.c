@@ -12,7 +12,7 @@
 #include "tessera/store.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 #define MAP(rules) "{\"schema\":\"tessera.map/1\",\"rules\":[" rules "]}"
 

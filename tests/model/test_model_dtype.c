@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "tessera/catalog.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 
 static void test_model_dtype__every_name_leads_back(void **state)
 {

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/torch_version.h"
 
 static void test_model_torch_version__supported_versions_are_read(void **state)

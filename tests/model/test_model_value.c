@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "tessera/catalog.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/value_walk.h"
 
 static tsr_arena *arena;
 

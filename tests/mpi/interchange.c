@@ -7,13 +7,11 @@
 #include "tessera/comm_mpi.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/latest.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/trees.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 static const tsr_placement rows = {TSR_SHARD, 0, 0}, whole = {TSR_REPLICATE, 0, 0};
 

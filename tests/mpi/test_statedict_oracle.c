@@ -10,10 +10,9 @@
 
 #include "support/ranks.h"
 #include "tessera/redistribute.h"
-#include "tessera/sys/box.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/redistribute.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_RANKS = 64 };

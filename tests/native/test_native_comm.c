@@ -12,8 +12,8 @@
 #include "support/failing_allocator.h"
 #include "support/ranks.h"
 
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 enum { MOST = 64 };

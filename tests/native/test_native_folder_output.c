@@ -13,7 +13,7 @@
 #include "io/sys.h"
 #include "native/scratch.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 
 /* Writes a file of `size` bytes `fill` in two halves, the second half first. */
 static tsr_status put(tsr_output *output, const char *name, char fill, size_t size, uint32_t *file, tsr_error *err)

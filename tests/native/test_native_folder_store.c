@@ -13,7 +13,7 @@
 
 #include "native/scratch.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 
 static tsr_store *open_store(const char *path)
 {

@@ -1,4 +1,4 @@
-/* tessera/sys/guards.h: a guard is read once, together with the first bytes that it guards, and a wrong guard fails every
+/* tessera/sys/store.h: a guard is read once, together with the first bytes that it guards, and a wrong guard fails every
  * read of the bytes after it. */
 #include <setjmp.h>
 #include <stdarg.h>

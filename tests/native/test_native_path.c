@@ -17,12 +17,12 @@
 #include "support/sample.h"
 #include "tessera/native_host.h"
 #include "tessera/path.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/trees.h"
+#include "tessera/sys/latest.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct job {
     const char *sample; /* name in samples/checkpoints */

@@ -1,8 +1,8 @@
 /* See golden.h. */
 #include "golden.h"
 
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/value_walk.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 #define GOLDEN_ZEROS UINT32_C(0xfffffffe) /* the "file" number of zeros */
 

@@ -8,8 +8,8 @@
 
 #include "tessera/comm_threads.h"
 #include "tessera/sys/flat_params.h"
-#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/optim_load.h"
+#include "tessera/sys/optimizer.h"
 
 #define NEED(condition) \
     do { \

@@ -9,10 +9,10 @@
 
 #include "golden.h"
 #include "tessera/optim.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/optim_live.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optim.h"
+#include "tessera/sys/optimizer.h"
 
 /* One case of the golden file with its module tree. */
 typedef struct scene {

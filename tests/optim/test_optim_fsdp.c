@@ -9,8 +9,8 @@
 
 #include "golden.h"
 #include "optim/pieces.h"
-#include "tessera/sys/flat_index.h"
 #include "tessera/sys/flat_params.h"
+#include "tessera/sys/optim.h"
 
 /* Whether two decoded 0-d tensors have the same number. */
 static tsr_status same_scalar(void *ctx, const tsr_entry *a, const tsr_entry *b, bool *equal, tsr_error *err)

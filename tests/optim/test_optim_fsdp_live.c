@@ -11,8 +11,8 @@
 #include "golden.h"
 #include "live/optim/tree_pack.h"
 #include "tessera/comm_threads.h"
-#include "tessera/sys/optim_comm.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/optimizer.h"
 
 #define MOST_RANKS 8
 

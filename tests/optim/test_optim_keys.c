@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "golden.h"
-#include "tessera/sys/optim_keys.h"
+#include "tessera/sys/optimizer.h"
 
 typedef void check(golden *g, const cJSON *test, const tsr_modules *modules);
 

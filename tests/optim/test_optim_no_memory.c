@@ -10,18 +10,13 @@
 #include "support/failing_allocator.h"
 #include "tessera/optim.h"
 #include "tessera/state_keys.h"
-#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/fsdp_optim.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/optim_comm.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/optim_keys.h"
-#include "tessera/sys/optim_live.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optim.h"
+#include "tessera/sys/optimizer.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* The input of the operations, read once with enough memory. */
 typedef struct material {

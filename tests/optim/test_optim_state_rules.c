@@ -10,11 +10,10 @@
 #include "golden.h"
 #include "tessera/optim.h"
 #include "tessera/state_keys.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/optim_live.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/optim_load.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/optimizer.h"
 
 static uint64_t number(const cJSON *item)
 {

@@ -11,7 +11,7 @@
 #include "support/sample.h"
 #include "tessera/checkpoint.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/optim_states.h"
+#include "tessera/sys/optim.h"
 
 enum { MOST = 16, DEEP = 8 };
 

@@ -11,13 +11,12 @@
 #include "support/random.h"
 #include "support/sample.h"
 #include "tessera/optim_convert.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/flat_params.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
 #include "tessera/sys/optim_request.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/store_read.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/store.h"
 
 static const char flat_3[] =
     "{\"schema\": \"tessera.flat-params/1\", \"world_size\": 3, \"use_orig_params\": false, \"files\": [\"rank0.pt\", "

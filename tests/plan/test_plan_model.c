@@ -13,7 +13,7 @@
 #include "tessera/glob.h"
 #include "tessera/plan.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 
 static const tsr_placement shard_0[] = {{TSR_SHARD, 0, 0}}, partial[] = {{TSR_PARTIAL, 0, 0}};
 

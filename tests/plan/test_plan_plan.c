@@ -12,11 +12,9 @@
 
 #include "layout/random_tiling.h"
 #include "tessera/plan.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 
 #define UNWRITTEN (-1)
 

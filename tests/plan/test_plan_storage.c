@@ -7,7 +7,7 @@
 
 #include "support/storage_model.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 
 #define SERVERS 6u
 

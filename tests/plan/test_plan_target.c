@@ -9,8 +9,7 @@
 #include "support/failing_allocator.h"
 #include "tessera/glob.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/target.h"
-#include "tessera/sys/target_fsdp1.h"
+#include "tessera/sys/plan.h"
 #include "tessera/target.h"
 
 static tsr_entry named(const char *fqn, uint32_t ndim)

@@ -20,8 +20,6 @@
 #include "tessera/diff.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/check.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/sys/compare_pair.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/validate.h"

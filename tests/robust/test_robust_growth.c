@@ -10,7 +10,7 @@
 
 #include "robust/hostile.h"
 #include "robust/work.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 static work work_of(const char *file, const hostile_text *content)
 {

@@ -5,7 +5,7 @@
 #define TESTS_ROBUST_WORK_H
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 typedef struct work {
     uint64_t steps;      /* basic blocks + bytes moved or compared / 16 */

@@ -6,7 +6,7 @@
 
 #include "tessera/fqn.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/names.h"
 
 static void warn(void *ctx, const char *message)
 {

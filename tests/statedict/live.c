@@ -2,12 +2,12 @@
 #include "live.h"
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/value_walk.h"
 
 #include <math.h>
 #include <setjmp.h>

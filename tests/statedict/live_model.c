@@ -1,6 +1,6 @@
 /* See live_model.h. */
 #include "live_model.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "tessera/fqn.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
 
 static tsr_status get_extra(void *ctx, tsr_str raw, tsr_arena *arena, const tsr_value **out, tsr_error *err)
 {

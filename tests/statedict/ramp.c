@@ -1,6 +1,6 @@
 /* See ramp.h. */
 #include "ramp.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/layout.h"
 
 uint64_t ramp_random(uint64_t *seed)
 {

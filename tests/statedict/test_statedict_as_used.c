@@ -9,7 +9,7 @@
 
 #include "tessera/native_host.h"
 #include "tessera/optimizer_state.h"
-#include "tessera/sys/state_calls.h"
+#include "tessera/sys/statedict.h"
 
 #define OK(call) assert_int_equal((call), TSR_OK)
 

@@ -20,7 +20,6 @@
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 
 typedef enum operation {

@@ -9,9 +9,9 @@
 
 #include "live_units.h"
 
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 static cJSON *golden;
 

@@ -10,8 +10,8 @@
 
 #include "live_units.h"
 
-#include "tessera/sys/params.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
 
 static cJSON *golden;
 

@@ -15,9 +15,9 @@
 #include "live_units.h"
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"
-#include "tessera/sys/optimizer_raw.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optimizer.h"
 
 static cJSON *plain, *units, *tp;
 

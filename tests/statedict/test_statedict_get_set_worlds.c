@@ -10,10 +10,9 @@
 
 #include "live.h"
 #include "tessera/optimizer_state.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/model_state.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/statedict.h"
 
 enum { ROWS = 5, COLUMNS = 3, KINDS = 3, MOST = ROWS * COLUMNS };
 

@@ -18,13 +18,11 @@
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
 #include "tessera/state_keys.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/model_state.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/optim_keys.h"
-#include "tessera/sys/optimizer_raw.h"
-#include "tessera/sys/sharded_optimizer.h"
+#include "tessera/sys/optim.h"
+#include "tessera/sys/optimizer.h"
+#include "tessera/sys/statedict.h"
 
 #define OK(call) assert_int_equal((call), TSR_OK)
 #define TRY(call) \

@@ -9,7 +9,7 @@
 
 #include "live_model.h"
 
-#include "tessera/sys/params.h"
+#include "tessera/sys/names.h"
 
 static cJSON *golden;
 

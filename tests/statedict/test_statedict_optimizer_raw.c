@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "live_units.h"
-#include "tessera/sys/optimizer_raw.h"
+#include "tessera/sys/optimizer.h"
 
 static cJSON *golden, *forms;
 

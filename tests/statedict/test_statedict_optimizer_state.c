@@ -10,10 +10,10 @@
 
 #include "live_model.h"
 #include "tessera/save_load.h"
-#include "tessera/sys/optimizer_raw.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/state_calls.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optimizer.h"
+#include "tessera/sys/statedict.h"
 
 static cJSON *golden, *over_meshes;
 

@@ -12,8 +12,6 @@
 #include "ramp.h"
 #include "support/failing_allocator.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/redistribute.h"
-#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 
 typedef struct property {

@@ -9,7 +9,6 @@
 
 #include "live.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 
 static cJSON *golden;

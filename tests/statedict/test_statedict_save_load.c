@@ -16,12 +16,12 @@
 #include "tessera/checkpoint.h"
 #include "tessera/native_host.h"
 #include "tessera/save_load.h"
-#include "tessera/sys/check_shared.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/check.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/value_walk.h"
 
 enum { TENSORS = 6 };
 

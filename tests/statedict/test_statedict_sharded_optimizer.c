@@ -15,7 +15,6 @@
 #include "tessera/save_load.h"
 #include "tessera/sharded_optimizer.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 
 static const tsr_str optimizer = {"optimizer", 9};

@@ -12,8 +12,8 @@
 #include "tessera/native_host.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/save_load.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 /* The warnings on one rank. */
 typedef struct told {

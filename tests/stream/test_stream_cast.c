@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "tessera/sys/cast.h"
+#include "tessera/sys/read.h"
 
 #include "stream/golden_casts.h"
 

@@ -12,7 +12,7 @@
 
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/optim_read.h"
+#include "tessera/sys/read.h"
 
 /* What a rank received: one buffer per read. */
 typedef struct received {

@@ -9,7 +9,7 @@
 #include "support/failing_allocator.h"
 #include "support/made.h"
 #include "tessera/read.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/read.h"
 
 static const tsr_dtype dtypes[] = {TSR_FLOAT64,   TSR_FLOAT32,    TSR_BFLOAT16,  TSR_FLOAT8_E5M2,
                                    TSR_INT64,     TSR_INT16,      TSR_UINT8,     TSR_BOOL,

@@ -1,4 +1,4 @@
-/* tessera/sys/read_check.h, with checkpoints that PyTorch wrote: a byte that changes is noticed if its chunk was read whole, in whatever
+/* tessera/sys/read.h, with checkpoints that PyTorch wrote: a byte that changes is noticed if its chunk was read whole, in whatever
  * pieces, and not otherwise. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,10 +11,10 @@
 #include <cmocka.h>
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/read_check.h"
+#include "tessera/sys/read.h"
 
 static const char *const samples[] = {"torch_plain", "dcp_fsdp2", "dcp_tp"};
 

@@ -12,8 +12,8 @@
 #include "support/zip_image.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/store.h"
 
 static zip_image image;
 static char pickle[8192];

@@ -40,34 +40,34 @@ CORE = {
 }
 # Module of core: its public headers.
 HEADERS = {
-    "base": "api version str status memory host map findings json alloc vec visible suggest uri regex finding_add host_calls options number_text try little_endian",
-    "io": "store output comm store_read collectives guards memory_files",
-    "model": "dtype torch_version value catalog modules dtype_forms value_walk module_tree entries nest optimizer_scalars stored_optimizers",
-    "fqn": "glob fqn canonical_names name_choice params",
-    "layout": "box layout mesh validate diff box_walk slice tiling contract_rules",
-    "plan": "target plan target_fsdp1 plan_items storage",
-    "optim": "optim optim_forms optim_load optim_states optim_tree flat_params flat_index flat_keys fsdp_optim",
-    "formats/common": "checkpoint checkpoint_bytes checkpoint_files end_sum",
+    "base": "api version str status memory host containers findings json text finding_add host_calls options try little_endian",
+    "io": "store output comm collectives",
+    "model": "dtype torch_version value catalog modules stored_optimizers",
+    "fqn": "glob fqn names",
+    "layout": "box layout mesh validate diff",
+    "plan": "target plan",
+    "optim": "optim optim_load flat_params",
+    "formats/common": "checkpoint end_sum",
     "formats/safetensors": "salvaged_file",
     "formats/dcp": "salvage dcp_item",
     "formats/torch": "loadable",
     "formats/shards": "shards shard_names",
-    "formats/recognize": "latest prune steps trees",
-    "stream": "cast read read_check repeats optim_read read_run",
-    "mapping": "config_text mapping scaled",
-    "merge": "merge merge_angles",
+    "formats/recognize": "latest",
+    "stream": "read",
+    "mapping": "mapping",
+    "merge": "merge",
     "suggest": "map_suggest",
-    "check": "check compare tally check_shared compare_pair",
+    "check": "check compare",
     "write": "write_tree",
     "convert": "convert casts",
     "work": "work",
-    "documents": "document document_read policy report target_texts document_text conversion_counts storage_document",
-    "commands": "commands chosen_names conversion_options layers plan_job command_request",
+    "documents": "document document_read",
+    "commands": "commands",
     "optim_convert": "optim_convert optim_request",
 }
 MODULE_OF = {header: module for module, names in HEADERS.items() for header in names.split()}
 # Module of core: public headers of modules below it that it may not include: names, layouts and optimizer state do no I/O.
-FILES = {"store", "store_read", "output", "guards", "memory_files"}
+FILES = {"store", "output"}
 PURE = {"fqn": FILES, "optim": FILES, "layout": FILES, "plan": FILES}
 # System header: the modules of core that may include it. Core makes no OS call.
 SYSTEM = {"stdio.h": {"base"}, "unistd.h": set(), "fcntl.h": set(), "pthread.h": set(), "sys/stat.h": set(), "time.h": set()}

@@ -4,7 +4,7 @@
 
 #include "support/faults.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 
 static inline tsr_status pass_extent(void *ctx, const tsr_extent *extent, tsr_error *err)
 {

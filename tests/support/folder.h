@@ -7,8 +7,7 @@
 #include "support/st_image.h"
 #include "tessera/store.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 
 #define MAX_FILES 8
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tessera/sys/memory_files.h"
-#include "tessera/sys/read_run.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/store.h"
 
 enum { FUZZED_DATA_BYTES = 4096, FUZZED_MOST_ELEMENTS = 1 << 16 };
 

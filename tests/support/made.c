@@ -2,7 +2,7 @@
 #include "support/made.h"
 
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #define TSR_TESTS_SUPPORT_MADE_H
 
 #include "formats/common/reader.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 typedef struct tsr_made {
     tsr_checkpoint checkpoint;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "tessera/store.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 enum { SAMPLE_FILES = 32 };
 

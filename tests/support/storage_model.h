@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include "tessera/sys/storage.h"
+#include "tessera/sys/plan.h"
 
 typedef struct model_reader {
     tsr_byte_range *reads; /* in the order in which they are requested */

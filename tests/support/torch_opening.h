@@ -7,7 +7,7 @@
 #include "support/faults.h"
 #include "support/zip_image.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/memory_files.h"
+#include "tessera/sys/store.h"
 
 typedef struct torch_opening {
     tsr_host host;

@@ -1,12 +1,12 @@
 /* Prints and parses floating-point numbers in JavaScript, which does so exactly. The C library's printf and strtod compute
  * in 128 bits and would make the module 9 KB larger. Its printf formats therefore support no such numbers
- * (print.c, tessera/sys/number_text.h). */
+ * (print.c, tessera/sys/text.h). */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 
 /* Provided by the host: prints a finite number that is not negative as "%.*g" does, with at most TSR_REAL_TEXT bytes.
  * Returns their number. */

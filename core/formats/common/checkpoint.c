@@ -2,13 +2,10 @@
  * entries. */
 #include "formats/common/file_names.h"
 #include "formats/common/reader.h"
-#include "tessera/sys/nest.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/entries.h"
 
 void tsr_checkpoint_close(tsr_checkpoint *checkpoint)
 {

@@ -2,7 +2,7 @@
 #include "formats/common/end_sum.h"
 
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { BITS = 32 };

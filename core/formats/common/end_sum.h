@@ -3,7 +3,7 @@
 #define TSR_FORMATS_COMMON_END_SUM_H
 
 #include "formats/common/reader.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/end_sum.h"
 
 /* Whether these bytes are a checksum, a damaged one too: one that differs in a single byte. */

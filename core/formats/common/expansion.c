@@ -1,9 +1,9 @@
 /* See expansion.h. */
 #include "formats/common/expansion.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 tsr_status tsr_expansion_take(uint64_t *room, uint64_t bytes, const tsr_host *host, tsr_error *err)
 {

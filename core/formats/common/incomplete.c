@@ -3,7 +3,7 @@
 
 #include "formats/common/file_names.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_COUNTED = 1 << 20 };

@@ -1,7 +1,7 @@
 /* See metadata.h. */
 #include "formats/common/metadata.h"
 
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 typedef struct common {

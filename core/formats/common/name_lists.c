@@ -1,6 +1,5 @@
 #include "formats/common/file_names.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #include <stdlib.h>

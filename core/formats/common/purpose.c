@@ -2,7 +2,7 @@
 #include "formats/common/file_names.h"
 #include "formats/common/reader.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 tsr_status tsr_checkpoint_implies(tsr_checkpoint *checkpoint, tsr_str file, tsr_error *err)

@@ -6,12 +6,10 @@
 #include "formats/common/file_names.h"
 #include "tessera/box.h"
 #include "tessera/store.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,11 +4,10 @@
 #define TSR_FORMATS_COMMON_READER_H
 
 #include "tessera/checkpoint.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/checkpoint_bytes.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/store_read.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/store.h"
 
 struct tsr_reader;
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct piece {
     tsr_chunk chunk;

@@ -5,7 +5,7 @@
 #include <inttypes.h>
 
 #include "codec/json.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 static tsr_place in_index(const tsr_checkpoint *checkpoint, tsr_str fqn)

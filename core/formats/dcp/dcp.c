@@ -12,11 +12,10 @@
 #include "formats/common/rank_entries.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_writer.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- extents ---- */
 

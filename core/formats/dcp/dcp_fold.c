@@ -3,9 +3,8 @@
 
 #include "formats/common/end_sum.h"
 #include "formats/pickle/torch_names.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 enum { TSR_DCP_DIMS_CACHE = 1 << 15 };
 

@@ -7,7 +7,7 @@
 #include "formats/safetensors/safetensors.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 
 typedef struct images {
     tsr_checkpoint *checkpoint;

@@ -9,11 +9,10 @@
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 /* ---- zstd ---- */

@@ -1,7 +1,7 @@
 /* Open addressing with linear probing over name numbers; at most half of the slots are taken. */
 #include "formats/dcp/dcp_state.h"
 
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #define MOST_NAMES (1u << 28)

@@ -4,7 +4,7 @@
  * Records are keyed by MetadataIndex, (FQN, offsets). Its `index` is only a hint, which equality ignores. */
 #include "base/cursor.h"
 #include "formats/dcp/dcp_state.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
 
 #define NO_RECORD  UINT64_MAX       /* byte_length of a chunk for which no record was found yet */

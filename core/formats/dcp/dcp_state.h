@@ -9,8 +9,7 @@
 #include "formats/torch/torch_file.h"
 #include "tessera/dtype.h"
 #include "tessera/memory.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 /* Numbers the distinct names in a `.metadata` file: FQNs and paths, which its records repeat millions of times. Names mostly
  * recur in the same order, so the name that followed the previous one last time is tried before the hash table. */

@@ -13,8 +13,8 @@
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"
 #include "tessera/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 enum { STEP = 64, LENGTHS = 64 };                 /* bytes; what exceeds their product is always examined */

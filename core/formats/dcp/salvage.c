@@ -9,13 +9,12 @@
 #include "tessera/findings.h"
 #include "tessera/host.h"
 #include "tessera/store.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/number_text.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct tsr_salvaged_item {
     uint64_t byte_offset, byte_length;

@@ -7,9 +7,9 @@
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/deepspeed/deepspeed_weights.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- expert ranks ---- */
 

@@ -6,11 +6,11 @@
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/torch/torch_file.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/little_endian.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
 /* ---- match ---- */

@@ -5,8 +5,8 @@
 #include "formats/common/rank_entries.h"
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/torch/torch_file.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 enum { DEPTH = 64, NODES = 1 << 20, MOST_NAMED = 64, MOST_COLUMNS = 4096 };
 

@@ -15,9 +15,8 @@
 #include "formats/common/rank_entries.h"
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_weights.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- rows ---- */
 

@@ -16,7 +16,7 @@
 
 #include "formats/common/reader.h"
 #include "tessera/catalog.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 #include "tessera/value.h"
 

@@ -2,11 +2,9 @@
 #include "formats/deepspeed/deepspeed_weights.h"
 
 #include "formats/common/expansion.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 tsr_status tsr_ds_buffer_new(tsr_arena *arena, uint32_t capacity, tsr_ds_buffer *out, tsr_error *err)
 {

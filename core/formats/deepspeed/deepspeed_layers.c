@@ -6,10 +6,9 @@
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/torch/torch_file.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 enum { TSR_DS_MOST_LAYERS = 1 << 16, TSR_DS_MOST_TIED = 256 };
 

@@ -3,10 +3,10 @@
 
 #include "formats/common/rank_entries.h"
 #include "formats/deepspeed/deepspeed_files.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/regex.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* Names of parameters are searched for in a map. Other patterns are few, and every name is matched with each. */

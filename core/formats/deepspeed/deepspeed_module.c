@@ -3,9 +3,9 @@
 
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_weights.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct module {
     tsr_ds_files *files;

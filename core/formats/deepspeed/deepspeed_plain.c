@@ -3,9 +3,8 @@
 
 #include "formats/common/file_names.h"
 #include "formats/deepspeed/deepspeed_files.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct plain {
     tsr_checkpoint *checkpoint;

@@ -8,10 +8,9 @@
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 enum { RUNS = 4, RUN = 256 }; /* RUNS are compared per weight; RUN is the number of elements in each */
 

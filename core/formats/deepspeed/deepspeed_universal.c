@@ -8,9 +8,8 @@
 #include "formats/deepspeed/deepspeed_module.h"
 #include "formats/deepspeed/deepspeed_parts.h"
 #include "formats/torch/torch_file.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct universal {
     tsr_ds_files files;

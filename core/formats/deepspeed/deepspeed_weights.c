@@ -3,7 +3,7 @@
 
 #include "formats/deepspeed/deepspeed_files.h"
 #include "formats/deepspeed/deepspeed_module.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 /* ---- groups ---- */

@@ -7,7 +7,7 @@
 #include "formats/common/reader.h"
 #include "formats/deepspeed/deepspeed_files.h"
 #include "tessera/box.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 
 /* ZeRO's flat buffers: the parameters of a group are concatenated in row-major order and split into the ranks' tensors.
  *

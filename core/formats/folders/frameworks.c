@@ -4,7 +4,7 @@
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
 #include "formats/parts/mount.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 

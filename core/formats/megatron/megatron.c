@@ -11,11 +11,10 @@
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
 #include "tessera/box.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* Where a box of a tensor is inside the item that stores it. */
 typedef struct tsr_megatron_piece {

@@ -10,11 +10,10 @@
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "io/store_view.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- document ---- */
 

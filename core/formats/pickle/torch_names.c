@@ -2,7 +2,7 @@
  * torch/distributed/tensor, torch/distributed/_shard of PyTorch 2.13, and where older versions kept the same classes. */
 #include "formats/pickle/torch_names.h"
 
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
 
 #define DTENSOR_MODULES(name, id) \
     {"torch.distributed.tensor", name, id}, {"torch.distributed.tensor._api", name, id}, \

@@ -4,9 +4,9 @@
 #include "formats/common/file_names.h"
 #include "formats/common/step_names.h"
 #include "io/store_view.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
 

@@ -6,10 +6,9 @@
 #include "formats/common/incomplete.h"
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/latest.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/steps.h"
 #include "tessera/sys/try.h"
 
 static tsr_str file_of(const tsr_checkpoint *checkpoint, const tsr_entry *entry)

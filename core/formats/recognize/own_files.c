@@ -5,8 +5,8 @@
 #include "formats/common/weight_map.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/recognize/recognize.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* ---- listed files ---- */

@@ -4,8 +4,8 @@
 
 #include "formats/common/reader.h"
 #include "tessera/store.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/latest.h"
-#include "tessera/sys/vec.h"
 
 /* ---- format_table.c: every format, in order of precedence ---- */
 

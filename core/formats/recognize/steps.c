@@ -8,7 +8,7 @@
 #include "io/store_view.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/steps.h"
+#include "tessera/sys/latest.h"
 #include "tessera/sys/try.h"
 
 enum { MOST_TRIED = 64 };

@@ -2,16 +2,14 @@
  * file of zeros, for the parts of a tensor that no file has; so does that of other checkpoints whose chunks are located.
  *
  *     store:  rank0.pt  rank1.pt  …  rankN.pt  "\xff zeros" (16 bytes) */
-#include "tessera/sys/trees.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/latest.h"
 
 #include "formats/common/expansion.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/nest.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 #define ZEROS_SIZE 16u
 

@@ -7,11 +7,11 @@
 
 #include "base/cursor.h"
 #include "base/utf8.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/little_endian.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { LENGTH_SIZE = 8 };

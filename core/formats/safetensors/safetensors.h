@@ -14,9 +14,9 @@
 #include "formats/common/file_names.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/store_read.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/store.h"
 
 #define TSR_SAFETENSORS_MAX_HEADER 100000000u
 /* The metadata key of a file that is one part of a checkpoint; its value is the part's name. */

@@ -12,7 +12,7 @@
 #include "base/cursor.h"
 #include "codec/json.h"
 #include "formats/safetensors/safetensors_reader.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 typedef struct placed {

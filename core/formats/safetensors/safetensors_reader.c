@@ -11,12 +11,11 @@
 #include "formats/common/rank_entries.h"
 #include "formats/common/weight_map.h"
 #include "formats/torch/torch_union.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/try.h"
 
 /* ---- checksums ---- */

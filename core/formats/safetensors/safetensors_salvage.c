@@ -4,7 +4,7 @@
 #include "formats/safetensors/safetensors.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/salvaged_file.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { LENGTH_SIZE = 8 };

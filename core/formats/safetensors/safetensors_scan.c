@@ -10,10 +10,10 @@
 #include "base/cursor.h"
 #include "base/utf8.h"
 #include "codec/json.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/number_text.h"
+#include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 
 /* Counted from inside a tensor's object; the reference reader's limit is 128. */

@@ -5,7 +5,7 @@
 
 #include "base/cursor.h"
 #include "tessera/glob.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 
 typedef struct cutting {

@@ -9,10 +9,9 @@
 #include "formats/common/reader.h"
 #include "tessera/box.h"
 #include "tessera/glob.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/shard_names.h"
 #include "tessera/sys/try.h"
 

@@ -10,8 +10,7 @@
 #include "tessera/box.h"
 #include "tessera/catalog.h"
 #include "tessera/findings.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef struct tsr_torch_storage {
     tsr_str key;

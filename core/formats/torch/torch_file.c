@@ -10,13 +10,12 @@
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
 #include "formats/torch/torch_writer.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- item ---- */
 

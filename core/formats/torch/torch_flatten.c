@@ -6,8 +6,8 @@
 
 #include "base/line.h"
 #include "formats/common/expansion.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* ---- key ---- */
 

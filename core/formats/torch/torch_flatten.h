@@ -8,8 +8,7 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef struct tsr_torch_flat {
     tsr_entry *entries;

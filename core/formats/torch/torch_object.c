@@ -4,10 +4,9 @@
  * Sources: torch/_utils.py, torch/_tensor.py, torch/_weights_only_unpickler.py of PyTorch 2.13. */
 #include "formats/torch/torch_build.h"
 #include "formats/torch/torch_writer.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct part {
     const char *name;

@@ -9,10 +9,9 @@
 #include "formats/pickle/torch_names.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 /* ---- loadable ---- */
 

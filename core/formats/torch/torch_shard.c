@@ -16,8 +16,8 @@
 #include "formats/common/subclass_chunks.h"
 #include "formats/torch/torch_build.h"
 #include "formats/torch/torch_union.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/try.h"
 

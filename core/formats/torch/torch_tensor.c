@@ -11,9 +11,9 @@
 #include "formats/torch/torch_build.h"
 #include "formats/torch/torch_flatten.h"
 #include "tessera/box.h"
-#include "tessera/sys/dtype_forms.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 typedef struct placed_chunk {
     tsr_chunk *chunk;

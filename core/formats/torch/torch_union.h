@@ -3,8 +3,7 @@
 #define TSR_FORMATS_TORCH_TORCH_UNION_H
 
 #include "formats/common/reader.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef enum tsr_joined {
     TSR_JOINED_NEW,     /* the name was not there */

@@ -6,8 +6,8 @@
 #include "formats/torch/torch_writer.h"
 #include "tessera/sys/try.h"
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 
 typedef struct slot {
     tsr_ref ref;

@@ -9,7 +9,7 @@
 
 #include <inttypes.h>
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 #include "tessera/sys/host_calls.h"

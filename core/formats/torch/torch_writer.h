@@ -12,8 +12,8 @@
 #include "codec/zip_write.h"
 #include "tessera/catalog.h"
 #include "tessera/host.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/store.h"
 
 typedef struct tsr_torch_new_storage {
     tsr_dtype dtype; /* of the tensors on it */

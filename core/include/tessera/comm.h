@@ -61,7 +61,7 @@ struct tsr_comm {
     tsr_status (*poison)(tsr_comm *comm, tsr_status mine, tsr_error *err);
     /* Collective too where there are other processes; a group is closed before what it was split from. */
     void (*close)(tsr_comm *comm);
-    /* Addresses of device memory (tessera/sys/gpu_comm.h) are accepted wherever host addresses are. The same on all ranks. */
+    /* Addresses of device memory (tessera/sys/gpu.h) are accepted wherever host addresses are. The same on all ranks. */
     bool takes_devices;
     /* Where tsr_redistribute and the other functions on state dicts keep the memory that ranks of one machine exchange data
      * through, for the next call. `close` frees it (tsr_comm_drop_kept, tessera/sys/collectives.h). NULL: nothing is kept. */

@@ -55,7 +55,7 @@ typedef struct tsr_convert_options {
     /* Gives the name at the destination in `*out`, which may be `fqn` itself or live in `arena`. NULL: names stay. */
     tsr_status (*rename)(void *ctx, tsr_str fqn, tsr_arena *arena, tsr_str *out, tsr_error *err);
     void *rename_ctx;
-    /* TSR_DTYPE_NONE, or what floating tensors become, except the scalars of optimizer state (tessera/sys/cast.h states the
+    /* TSR_DTYPE_NONE, or what floating tensors become, except the scalars of optimizer state (tessera/sys/read.h states the
      * rounding) */
     tsr_dtype dtype;
     bool raw_cast;           /* cast quantized numbers and their scales too, each by itself; otherwise that is refused */
@@ -72,7 +72,7 @@ typedef struct tsr_convert_options {
     tsr_torch_version for_torch; /* not safetensors: which PyTorch must be able to load the output */
     /* NULL: the checkpoint as it is. Otherwise it is written as the ranks of the plan's target hold it (below). */
     const tsr_plan *plan;
-    /* With `plan`: NULL, or the servers of the source (tessera/sys/storage.h). The work is then shared (tessera/sys/work.h) so
+    /* With `plan`: NULL, or the servers of the source (tessera/sys/plan.h). The work is then shared (tessera/sys/work.h) so
      * that the servers are busy for equal times, and each share begins at another server. The output does not change. */
     const struct tsr_storage *storage;
     tsr_str

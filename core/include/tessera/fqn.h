@@ -69,7 +69,7 @@ tsr_status tsr_fqn_iterate(const tsr_modules *modules, const tsr_host *host, tsr
                            size_t *count, tsr_error *err);
 
 /* FQNs and the tensors they name: PyTorch's fqn_param_mapping and shared_params_mapping (`_verify_options`). Made by tsr_params_new
- * (tessera/sys/params.h). */
+ * (tessera/sys/names.h). */
 typedef struct tsr_params tsr_params;
 
 TSR_API_END

@@ -21,7 +21,7 @@ typedef struct tsr_limits {
     uint64_t metadata_bytes; /* size of one metadata file, header or pickle */
     uint64_t memory_bytes;   /* arena of one open checkpoint, or pools of one pickle; 0: no bound */
     uint64_t expansion;      /* bytes that shared values may expand to, beyond 64 for each byte of the input */
-    uint64_t repetition;     /* bytes of tensors that repeat stored ones more than 1,024 times (tessera/sys/repeats.h) */
+    uint64_t repetition;     /* bytes of tensors that repeat stored ones more than 1,024 times (tessera/sys/read.h) */
 } tsr_limits;
 
 /* What an input of so many bytes adds to limits.expansion. */

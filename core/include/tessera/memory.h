@@ -1,4 +1,4 @@
-/* Memory: a caller's allocator, and arenas over it. (tessera/sys/vec.h has growable arrays.)
+/* Memory: a caller's allocator, and arenas over it. (tessera/sys/containers.h has growable arrays.)
  *
  *   arena:  [ block: header | used ........ | free ]→[ block ]→…   everything is freed together
  *

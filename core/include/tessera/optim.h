@@ -3,7 +3,7 @@
  *
  *   native     {"state": {0: {"step": t, "exp_avg": t}}, "param_groups": [{"params": [0, 1], "lr": 0.1}]}
  *   nested     the same, keyed by canonical FQN
- *   flat       {"state.fc.weight.step": t, "param_groups.fc.weight.lr": 0.1, …}     (tessera/sys/optim_forms.h)
+ *   flat       {"state.fc.weight.step": t, "param_groups.fc.weight.lr": 0.1, …}     (tessera/sys/optim.h)
  *
  * Results live in `arena` and share the leaves, strings and unchanged containers of their input. Walks are limited by
  * host->limits.depth and .expansion. All functions may return TSR_E_FORMAT for a state dict that lacks a part or has keys

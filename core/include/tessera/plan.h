@@ -23,8 +23,8 @@
 TSR_API_BEGIN
 
 struct tsr_layout;     /* tessera/sys/layout.h */
-struct tsr_fsdp1_unit; /* tessera/sys/target_fsdp1.h */
-struct tsr_storage;    /* tessera/sys/storage.h */
+struct tsr_fsdp1_unit; /* tessera/sys/plan.h */
+struct tsr_storage;    /* tessera/sys/plan.h */
 typedef struct tsr_plan tsr_plan;
 
 typedef struct tsr_plan_options {

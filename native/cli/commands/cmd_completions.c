@@ -5,7 +5,7 @@
 #include "cli/program/help.h"
 #include "cli/program/session.h"
 
-#include "tessera/sys/visible.h"
+#include "tessera/sys/text.h"
 
 enum { MOST_NAMES = 1000 };
 

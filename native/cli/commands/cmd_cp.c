@@ -12,15 +12,12 @@
 #include "io/sys.h"
 #include "publish/file_sums.h"
 #include "publish/replacement.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_choices.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/publication.h"
-#include "tessera/sys/remote.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
 enum { BUFFER = 8 << 20 };

@@ -10,11 +10,10 @@
 #include "cli/text/report_text.h"
 #include "tessera/fqn.h"
 #include "tessera/path.h"
-#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct comparison {
     cli *program;

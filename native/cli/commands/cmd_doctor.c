@@ -20,8 +20,8 @@
 #include "cli/program/term.h"
 #include "io/sys.h"
 #include "tessera/gpu.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/native_host.h"
+#include "tessera/sys/gpu.h"
+#include "tessera/sys/path.h"
 
 /* Facts in groups. Text and JSON are both printed from this list. */
 typedef struct fact {

@@ -5,7 +5,7 @@
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
 #include "cli/writing/writing.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 
 typedef struct execution {
     cli *program;

@@ -10,9 +10,9 @@
 #include "tessera/diff.h"
 #include "tessera/document_read.h"
 #include "tessera/fqn.h"
-#include "tessera/sys/canonical_names.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/names.h"
 
 /* One name of a side. */
 typedef struct cli_known_name {

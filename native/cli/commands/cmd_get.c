@@ -7,15 +7,12 @@
 #include "cli/program/term.h"
 #include "cli/text/listing.h"
 #include "cli/writing/out_file.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/document_text.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/repeats.h"
-#include "tessera/sys/slice.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 
 enum { PRINT_FIRST = 1000 };
 #define TILE_BYTES ((size_t)8 << 20)

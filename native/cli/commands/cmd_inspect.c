@@ -6,10 +6,9 @@
 #include "cli/commands/commands.h"
 #include "cli/text/listing.h"
 #include "cli/text/report_text.h"
-#include "tessera/sys/cast.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/repeats.h"
+#include "tessera/sys/read.h"
 #include "tessera/validate.h"
 
 static void put_digest(const tsr_digest *digest)

@@ -6,7 +6,7 @@
 #include "cli/program/term.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/latest.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 
 static tsr_status find(cli *program, bool deep, const char *run, tsr_arena *arena, tsr_latest *out, tsr_error *err)
 {

@@ -7,7 +7,6 @@
 #include "tessera/sys/casts.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/merge.h"
-#include "tessera/sys/merge_angles.h"
 
 typedef struct merging {
     cli *program;

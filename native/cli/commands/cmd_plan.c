@@ -7,7 +7,7 @@
 #include "cli/program/term.h"
 #include "cli/writing/writing.h"
 
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 
 enum { SHOWN = 16 /* rows of a table */, NAMED = 5 };
 

@@ -14,11 +14,10 @@
 #include "cli/text/report_text.h"
 #include "tessera/check.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/contract_rules.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/store.h"
 
 /* ---- changed files ---- */
 

@@ -4,7 +4,7 @@
 #include "cli/program/map_options.h"
 #include "cli/text/report_text.h"
 #include "tessera/check.h"
-#include "tessera/sys/contract_rules.h"
+#include "tessera/sys/layout.h"
 
 static tsr_status open_manifest(cli *program, const char *path, const char *allow, cli_contract *out, tsr_error *err)
 {

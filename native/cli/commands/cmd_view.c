@@ -9,8 +9,7 @@
 #include "io/thread_pool.h"
 #include "tessera/path.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/remote.h"
+#include "tessera/sys/path.h"
 #include "view/view_server.h"
 
 static bool has_index(const char *folder)

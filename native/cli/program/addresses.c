@@ -3,7 +3,7 @@
 
 #include "cli/program/cli.h"
 
-#include "tessera/sys/uri.h"
+#include "tessera/sys/text.h"
 
 typedef struct cli_address {
     char *shown;

@@ -11,7 +11,7 @@
 #include "tessera/native_host.h"
 #include "tessera/sys/commands.h"
 #include "tessera/sys/json.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/version.h"
 
 enum { CLI_DONE = 0, CLI_DIFFERS = 1, CLI_TROUBLE = 2 };

@@ -3,7 +3,7 @@
 
 #include "cli/program/cli.h"
 
-#include "tessera/sys/suggest.h"
+#include "tessera/sys/text.h"
 
 const cli_command *cli_command_of(const tsr_command *command)
 {

@@ -11,9 +11,9 @@
 #include "cli/program/term.h"
 #include "io/thread_pool.h"
 
-#include "tessera/sys/native_host.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/suggest.h"
+#include "tessera/sys/path.h"
+#include "tessera/sys/text.h"
 
 static int unknown_command(const cli *program, const char *name)
 {

@@ -10,12 +10,11 @@
 
 #include "cli/program/term.h"
 #include "tessera/path.h"
-#include "tessera/sys/layers.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/commands.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* ---- what the layers are made of ---- */
 

@@ -1,13 +1,12 @@
-/* --map, --inverse, --dequantize, --lora and --quantize: opens PATH with the layers of tessera/sys/layers.h. */
+/* --map, --inverse, --dequantize, --lora and --quantize: opens PATH with the layers of tessera/sys/commands.h. */
 #ifndef TSR_CLI_PROGRAM_MAP_OPTIONS_H
 #define TSR_CLI_PROGRAM_MAP_OPTIONS_H
 
 #include "cli/program/cli.h"
 #include "cli/program/session.h"
 #include "tessera/shards.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/plan_job.h"
-#include "tessera/sys/policy.h"
 
 typedef struct cli_map_options {
     const tsr_command_options *options;

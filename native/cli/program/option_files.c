@@ -6,8 +6,7 @@
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "tessera/glob.h"
-#include "tessera/sys/path_choices.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 
 tsr_status cli_load_file(cli *program, const char *path, tsr_store **store, tsr_bytes *bytes, tsr_error *err)
 {

@@ -7,13 +7,12 @@
 #include "cli/program/map_options.h"
 #include "cli/program/term.h"
 #include "io/sys.h"
-#include "tessera/sys/check_shared.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
-#include "tessera/sys/conversion_counts.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/folder.h"
-#include "tessera/sys/path_choices.h"
-#include "tessera/sys/steps.h"
+#include "tessera/sys/latest.h"
+#include "tessera/sys/path.h"
 
 static void add_paths(tsr_texts *list, const char *path, tsr_texts also)
 {

@@ -5,9 +5,8 @@
 #include "cli/program/cli.h"
 #include "tessera/checkpoint.h"
 #include "tessera/read.h"
-#include "tessera/sys/chosen_names.h"
-#include "tessera/sys/layers.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/commands.h"
+#include "tessera/sys/store.h"
 
 #define CLI_SETTINGS_UNREAD \
     "config.json is not read, because PATH is a single file; give its directory to use these settings"

@@ -12,8 +12,7 @@
 
 #include "cli/program/cli.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/number_text.h"
-#include "tessera/sys/visible.h"
+#include "tessera/sys/text.h"
 
 cli_terminal cli_terminal_of(int fd, unsigned color_choice)
 {

@@ -5,8 +5,8 @@
 
 #include "cli/text/listing.h"
 
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 
 typedef struct share {
     uint64_t bytes, tensors;

@@ -6,10 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct builder {
     cli_listing *listing;

@@ -7,7 +7,7 @@
 #include "cli/program/term.h"
 #include "tessera/catalog.h"
 #include "tessera/memory.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 #define CLI_NO_NODE   UINT32_MAX
 #define CLI_MAX_DEPTH 64 /* components below this depth are joined into one name */

@@ -1,4 +1,4 @@
-/* Reports the findings of several paths on stdout, for people or in one of the forms of tessera/sys/report.h. */
+/* Reports the findings of several paths on stdout, for people or in one of the forms of tessera/sys/document.h. */
 #ifndef TSR_CLI_TEXT_REPORT_TEXT_H
 #define TSR_CLI_TEXT_REPORT_TEXT_H
 
@@ -6,8 +6,7 @@
 
 #include "cli/program/cli.h"
 #include "tessera/findings.h"
-#include "tessera/sys/policy.h"
-#include "tessera/sys/report.h"
+#include "tessera/sys/document.h"
 
 typedef enum cli_report_format { CLI_REPORT_TEXT = 1, CLI_REPORT_JSON } cli_report_format; /* the others follow */
 

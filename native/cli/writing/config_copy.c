@@ -6,9 +6,8 @@
 
 #include "tessera/path.h"
 #include "tessera/sys/casts.h"
-#include "tessera/sys/config_text.h"
 #include "tessera/sys/mapping.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/publication.h"
 #include "tessera/sys/try.h"
 

@@ -10,17 +10,12 @@
 #include "publish/file_sums.h"
 #include "publish/text.h"
 #include "tessera/checkpoint.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/little_endian.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/path_choices.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/remote.h"
+#include "tessera/sys/path.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* ---- copy source ---- */
 

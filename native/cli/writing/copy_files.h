@@ -7,9 +7,9 @@
 #include "publish/journal.h"
 #include "tessera/memory.h"
 #include "tessera/store.h"
-#include "tessera/sys/object_output.h"
-#include "tessera/sys/path_store.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/object_store.h"
+#include "tessera/sys/path.h"
 
 typedef struct cli_copy_files {
     tsr_store *from;

@@ -7,7 +7,7 @@
 #include "io/sys.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/object_store.h"
-#include "tessera/sys/path_store.h"
+#include "tessera/sys/path.h"
 
 /* ---- container ---- */
 

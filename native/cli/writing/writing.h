@@ -8,10 +8,9 @@
 #include "publish/job.h"
 #include "tessera/convert.h"
 #include "tessera/glob.h"
-#include "tessera/sys/conversion_options.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/document.h"
-#include "tessera/sys/object_output.h"
-#include "tessera/sys/plan_job.h"
+#include "tessera/sys/object_store.h"
 
 /* What is written by a command, for signals and warnings. Must not move until it is closed. */
 typedef struct cli_guard {

@@ -6,8 +6,8 @@
 #include "cli/program/term.h"
 #include "cli/writing/writing.h"
 #include "publish/job.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* ---- source ---- */
 

@@ -8,7 +8,7 @@
 #include "cli/writing/writing.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
-#include "tessera/sys/conversion_counts.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/try.h"

@@ -5,11 +5,7 @@
 
 #include "live/cuda/kernel_table.h"
 #include "tessera/gpu.h"
-#include "tessera/sys/gpu_comm.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_kernels.h"
-#include "tessera/sys/gpu_pipe.h"
-#include "tessera/sys/gpu_stream.h"
+#include "tessera/sys/gpu.h"
 #include "tessera/sys/try.h"
 
 typedef struct tsr_backend {

@@ -5,7 +5,7 @@
 #include "io/optional_library.h"
 #include "live/cuda/backend.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 #ifdef TSR_HAVE_CUFILE_H
 #include <cufile.h>

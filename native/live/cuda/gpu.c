@@ -1,8 +1,8 @@
 /* What all kinds of devices have in common: empty requests are handled, and arguments are checked. */
+#include "tessera/sys/gpu.h"
 #include "live/cuda/backend.h"
 #include "live/cuda/kernel_cast.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/catalog.h"
 
 void tsr_gpu_close(tsr_gpu *device)
 {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "live/cuda/backend.h"
-#include "tessera/sys/gpu_device.h"
+#include "tessera/sys/gpu.h"
 
 #define REASON "this build has no CUDA"
 

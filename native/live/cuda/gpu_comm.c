@@ -4,8 +4,8 @@
  *
  *   half 0   copied from ─ moved ─────── copied to ─ copied from …
  *   half 1               copied from ─── moved ───── copied to … */
-#include "tessera/sys/gpu_comm.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/gpu.h"
 
 #include "live/cuda/backend.h"
 

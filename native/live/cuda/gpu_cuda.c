@@ -7,9 +7,8 @@
 #include "live/cuda/kernel_body.h"
 #include "live/cuda/kernels.h"
 
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/gpu.h"
 
 #define MOST_PITCH ((size_t)0x7fffffff) /* limit of CUDA's 2-D copies, on all devices so far */
 

@@ -8,9 +8,8 @@
  *   large                  directly, after the copies that were collected
  *
  * A copy that overlaps collected ones in memory causes these to be performed first, so the order is that of the calls. */
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/gpu.h"
 
 #include "live/cuda/backend.h"
 

@@ -1,13 +1,11 @@
 /* A pipe of slots: threads fill or empty some of them while others are being copied. */
 #include "live/cuda/backend.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/checkpoint_bytes.h"
-#include "tessera/sys/checkpoint_files.h"
+#include "tessera/sys/checkpoint.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/read_run.h"
-#include "tessera/sys/store_read.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/store.h"
 
 #define PART_BYTES ((size_t)1 << 20) /* number of bytes that a thread fills or empties at a time */
 #define PARTS_MOST 64u

@@ -13,12 +13,10 @@
 #include "live/cuda/kernel_table.h"
 #include "tessera/gpu.h"
 #include "tessera/memory.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_kernels.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/read.h"
 
 /* ---- twin ---- */
 

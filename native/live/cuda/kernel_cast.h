@@ -3,7 +3,7 @@
  *
  *   element bits ──▶ bits of the double of the same value (exact) ──▶ element bits, rounded once to nearest even
  *
- * The rules are those of tessera/sys/cast.h, which must give the same results. */
+ * The rules are those of tessera/sys/read.h, which must give the same results. */
 #ifndef TSR_CUDA_KERNEL_CAST_H
 #define TSR_CUDA_KERNEL_CAST_H
 

@@ -8,10 +8,9 @@
 
 #include "live/cuda/backend.h"
 #include "live/cuda/kernel_body.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/read.h"
 
 #define LONG_ROW   4096u             /* from this number of bytes on, copy engines copy rows as fast as a kernel */
 #define LONG_RUN   ((size_t)1 << 20) /* from this number of bytes on, the cost of a separate copy is negligible */

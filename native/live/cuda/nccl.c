@@ -6,7 +6,7 @@
 #include "io/optional_library.h"
 #include "live/cuda/nccl_api.h"
 
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/containers.h"
 
 /* The functions of NCCL that are used. Their types come from its header. */
 #define FUNCTIONS(X) \

@@ -3,16 +3,11 @@
 #include <inttypes.h>
 
 #include "live/fsdp/fsdp_model.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/module_tree.h"
 #include "tessera/sys/optim_load.h"
-#include "tessera/sys/redistribute.h"
-#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- unit ---- */
 

@@ -4,8 +4,8 @@
 
 #include <inttypes.h>
 
-#include "tessera/sys/cast.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/read.h"
 
 /* ---- load check ---- */
 

@@ -1,7 +1,6 @@
 /* A model with FSDP1 units: its settings, and what all ranks agree on before any data is sent. */
 #include "live/fsdp/fsdp_model.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

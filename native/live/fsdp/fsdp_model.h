@@ -5,11 +5,11 @@
 #include "live/tensor/state_dict.h"
 #include "tessera/fsdp_state.h"
 #include "tessera/redistribute.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/flat_params.h"
-#include "tessera/sys/flat_ranks.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/optimizer.h"
 
 #define TSR_NO_UNIT UINT32_MAX
 

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 
 #include "live/fsdp/fsdp_model.h"
-#include "tessera/sys/cast.h"
+#include "tessera/sys/read.h"
 
 typedef struct saving {
     const tsr_fsdp_model *model;

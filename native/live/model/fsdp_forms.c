@@ -3,13 +3,11 @@
 
 #include "live/model/optimizer_names.h"
 #include "live/tensor/state_dict.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_comm.h"
-#include "tessera/sys/optim_keys.h"
-#include "tessera/sys/optimizer_raw.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optimizer.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 /* A call on the raw state dict of an optimizer. */
 typedef struct tsr_raw {

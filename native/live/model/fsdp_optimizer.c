@@ -4,7 +4,7 @@
 
 #include "live/model/optimizer_names.h"
 #include "live/tensor/state_dict.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
 
 /* ---- carry ---- */
 

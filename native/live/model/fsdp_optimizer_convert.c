@@ -1,8 +1,8 @@
-/* The conversions of tessera/sys/optim_comm.h do the work; here live tensors become the entries that
+/* The conversions of tessera/sys/optimizer.h do the work; here live tensors become the entries that
  * they want, and what they received becomes live tensors. */
 #include "live/model/optimizer_names.h"
-#include "tessera/sys/optim_comm.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/optimizer.h"
 
 /* ---- live tensors → entries ---- */
 

@@ -5,10 +5,9 @@
 #include "live/ops/state_full.h"
 #include "live/tensor/state_dict.h"
 #include "live/transfer/transfer.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/redistribute.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 typedef tsr_model_setting setting;
 

@@ -7,11 +7,11 @@
 #include "live/tensor/state_dict.h"
 #include "tessera/model_state.h"
 #include "tessera/redistribute.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/optim_live.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/redistribute.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optimizer.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct tsr_model_item {
     tsr_str raw; /* the name in nn.Module.state_dict(), with the components of all wrappers */

@@ -1,16 +1,14 @@
 /* Gets a model's state dict under canonical names. */
-#include "tessera/sys/model_state.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/statedict.h"
 
 #include <inttypes.h>
 
 #include "live/fsdp/fsdp_model.h"
 #include "live/model/model_names.h"
 #include "live/tensor/state_dict.h"
-#include "tessera/sys/module_tree.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- tensors of the tree ---- */
 

@@ -2,9 +2,8 @@
 #include <math.h>
 
 #include "live/model/optimizer_names.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/module_tree.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/read.h"
 
 /* ---- optimizer names ---- */
 

@@ -8,11 +8,11 @@
 #include "live/ops/state_full.h"
 #include "live/tensor/state_dict.h"
 #include "tessera/state_keys.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- optimizer add ---- */
 

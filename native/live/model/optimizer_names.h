@@ -7,8 +7,8 @@
 #include "live/model/model_names.h"
 #include "tessera/optimizer_state.h"
 #include "tessera/statedict.h"
-#include "tessera/sys/flat_index.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optim.h"
 
 /* ---- optimizer take ---- */
 

@@ -1,9 +1,9 @@
 /* Gets the state of live optimizers under canonical names, and handles a model together with its optimizers. */
 #include "live/model/model_names.h"
 #include "live/model/optimizer_names.h"
-#include "tessera/sys/optim_forms.h"
-#include "tessera/sys/optim_live.h"
-#include "tessera/sys/state_calls.h"
+#include "tessera/sys/optim.h"
+#include "tessera/sys/optimizer.h"
+#include "tessera/sys/statedict.h"
 
 typedef struct getting {
     tsr_model_optimizer *const *optimizers;

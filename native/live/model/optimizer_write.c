@@ -2,9 +2,9 @@
 #include "live/model/optimizer_names.h"
 
 #include "live/tensor/state_dict.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- types ---- */
 

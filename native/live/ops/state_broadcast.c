@@ -6,10 +6,10 @@
 #include "live/tensor/pack.h"
 #include "live/tensor/state_dict.h"
 #include "live/transfer/transfer.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- broadcast ---- */
 

@@ -3,15 +3,12 @@
 
 #include "live/tensor/state_dict.h"
 #include "tessera/state_keys.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/nest.h"
-#include "tessera/sys/optim_tree.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/options.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 typedef struct walk {
     const tsr_iterate *how;

@@ -4,14 +4,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/flat_params.h"
-#include "tessera/sys/flat_ranks.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/optim_load.h"
+#include "tessera/sys/optimizer.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 
 /* The bytes of each rank's elements, without padding. */
 static tsr_status slice_bytes(const tsr_comm *comm, const tsr_flat_unit *unit, uint32_t itemsize, size_t *sizes,

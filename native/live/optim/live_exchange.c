@@ -6,14 +6,11 @@
 #include <inttypes.h>
 
 #include "live/optim/tree_pack.h"
-#include "tessera/sys/alloc.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/entries.h"
-#include "tessera/sys/flat_keys.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_tree.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct tsr_live_request {
     uint64_t byte_offset, byte_length; /* in the sender's imaginary memory */

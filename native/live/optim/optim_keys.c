@@ -1,15 +1,13 @@
-/* Converts the keys of parameters in optimizers' state dicts between numbers and names. See optim_keys.h. */
-#include "tessera/sys/optim_keys.h"
-#include "tessera/sys/module_tree.h"
+/* Converts the keys of parameters in optimizers' state dicts between numbers and names. See optimizer.h. */
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/optimizer.h"
 
 #include <stdlib.h>
 
-#include "tessera/sys/flat_keys.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_tree.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optim.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 /* ---- what an optimizer was created with ---- */
 

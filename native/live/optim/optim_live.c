@@ -1,14 +1,14 @@
 /* Merges several optimizers into one state dict, and splits off each one's part again (the end of `_get_optim_state_dict`,
  * and `_split_optim_state_dict`, of PyTorch 2.13). */
-#include "tessera/sys/optim_tree.h"
+#include "tessera/sys/optim.h"
 #include <math.h>
 
 #include "tessera/optim.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/optim_live.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optimizer.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct merging {
     tsr_tree state, groups;

@@ -4,11 +4,10 @@
 
 #include "tessera/box.h"
 #include "tessera/catalog.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 typedef struct visit {
     const tsr_value *value;

@@ -6,8 +6,8 @@
 #ifndef TSR_OPTIM_TREE_PACK_H
 #define TSR_OPTIM_TREE_PACK_H
 
-#include "tessera/sys/optim_comm.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/optimizer.h"
 
 /* A tensor of the packed tree, and where it begins in the imaginary memory. */
 typedef struct tsr_packed_tensor {

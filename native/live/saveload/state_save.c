@@ -12,14 +12,14 @@
 #include "tessera/comm.h"
 #include "tessera/plan.h"
 #include "tessera/save_load.h"
-#include "tessera/sys/box.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/dcp_item.h"
 #include "tessera/sys/folder.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
-#include "tessera/sys/map.h"
 #include "tessera/sys/options.h"
-#include "tessera/sys/plan_items.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/publication.h"
 
 /* A box of a tensor in its owner's file. */

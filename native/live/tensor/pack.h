@@ -7,8 +7,8 @@
 
 #include "tessera/box.h"
 #include "tessera/device.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box_walk.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
 
 /* ---- rows ---- */
 

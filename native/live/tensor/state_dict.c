@@ -7,14 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tessera/sys/box.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/state_dict_memory.h"
 #include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
-#include "tessera/sys/vec.h"
 
 /* ---- path ---- */
 

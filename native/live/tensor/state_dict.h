@@ -6,10 +6,9 @@
 #include "tessera/host.h"
 #include "tessera/memory.h"
 #include "tessera/statedict.h"
-#include "tessera/sys/alloc.h"
 #include "tessera/sys/collectives.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/vec.h"
 #include "tessera/tensor.h"
 #include "tessera/value.h"
 

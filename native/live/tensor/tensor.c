@@ -11,15 +11,11 @@
 #include <unistd.h>
 
 #include "live/tensor/state_dict.h"
-#include "tessera/sys/alloc.h"
-#include "tessera/sys/box.h"
-#include "tessera/sys/box_walk.h"
-#include "tessera/sys/cast.h"
-#include "tessera/sys/dtype_forms.h"
-#include "tessera/sys/entries.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/map.h"
-#include "tessera/sys/state_dict_memory.h"
+#include "tessera/sys/read.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
 
 static tsr_status check_box(const tsr_tensor *tensor, const tsr_tensor_part *part, uint64_t *elements, tsr_error *err)

@@ -6,10 +6,8 @@
 
 #include "live/tensor/state_dict.h"
 #include "tessera/redistribute.h"
-#include "tessera/sys/box.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/redistribute.h"
-#include "tessera/sys/tiling.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/sys/try.h"
 #include "tessera/validate.h"
 

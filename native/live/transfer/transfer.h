@@ -6,7 +6,7 @@
 #include "tessera/comm.h"
 #include "tessera/redistribute.h"
 #include "tessera/sys/layout.h"
-#include "tessera/sys/redistribute.h"
+#include "tessera/sys/statedict.h"
 #include "tessera/tensor.h"
 
 /* What every rank holds of a tensor before or after. */

@@ -26,7 +26,7 @@
 #include "live/tensor/state_dict.h"
 #include "tessera/memory.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/map.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
 /* ---- nodes ---- */

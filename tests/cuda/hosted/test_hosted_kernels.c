@@ -13,8 +13,7 @@
 #include "support/random.h"
 #include "tessera/statedict.h"
 #include "tessera/sys/collectives.h"
-#include "tessera/sys/gpu_device.h"
-#include "tessera/sys/gpu_pipe.h"
+#include "tessera/sys/gpu.h"
 #include "tessera/sys/host_calls.h"
 
 /* ---- order ---- */

@@ -12,10 +12,10 @@
 #include "tessera/comm_threads.h"
 #include "tessera/fqn.h"
 #include "tessera/state_keys.h"
-#include "tessera/sys/optimizer_raw.h"
-#include "tessera/sys/params.h"
+#include "tessera/sys/catalog.h"
+#include "tessera/sys/names.h"
+#include "tessera/sys/optimizer.h"
 #include "tessera/sys/statedict.h"
-#include "tessera/sys/value_walk.h"
 
 enum { MOST_RANKS = 16 };
 

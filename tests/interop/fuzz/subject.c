@@ -2,9 +2,9 @@
 #include "subject.h"
 
 #include "tessera/fqn.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/params.h"
-#include "tessera/sys/value_walk.h"
+#include "tessera/sys/names.h"
 
 static const tsr_value none = {.kind = TSR_VALUE_NONE};
 

@@ -1,9 +1,9 @@
 /* See wire.h. */
 #include "wire.h"
 
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
-#include "tessera/sys/value_walk.h"
 
 #define NO_BYTES UINT64_MAX
 

@@ -4,7 +4,7 @@
 #define TSR_TESTS_INTEROP_FUZZ_WIRE_H
 
 #include "tessera/statedict.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 typedef struct wire_in {
     const uint8_t *at, *end;

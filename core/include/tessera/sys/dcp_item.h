@@ -19,8 +19,8 @@
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
-#include "tessera/sys/vec.h"
 #include "tessera/torch_version.h"
 
 TSR_API_BEGIN

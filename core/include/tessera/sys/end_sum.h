@@ -15,7 +15,7 @@
 #define TESSERA_SYS_END_SUM_H
 
 #include "tessera/host.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 TSR_API_BEGIN
 

@@ -9,6 +9,7 @@
 #define TESSERA_SYS_LATEST_H
 
 #include "tessera/checkpoint.h"
+#include "tessera/sys/checkpoint.h"
 
 TSR_API_BEGIN
 
@@ -90,6 +91,108 @@ void tsr_run_own_companions(const tsr_str *names, size_t count, bool *owned);
 /* What to warn of where `step` was "latest" and the checkpoint that it opened has errors, judged by metadata and sizes of files; in
  * `arena`, empty if there is nothing to say. Errors: TSR_E_NOMEM. */
 tsr_status tsr_latest_warning(tsr_checkpoint *checkpoint, tsr_arena *arena, tsr_str *out, tsr_error *err);
+
+/* The directory of one step as a store, for what reads files of a step that need not be a whole checkpoint. (core/formats/recognize)
+ *
+ * Example:
+ *
+ *     tsr_checkpoint *step;
+ *     status = tsr_step_open(store, host, TSR_STR("1000"), &step, &err);
+ *     if (status == TSR_OK) printf("%u files\n", (unsigned)tsr_checkpoint_store(step)->file_count);
+ *     tsr_checkpoint_close(step); */
+
+/* Chooses a directory below `store` by `step` (see tsr_open_options.step), or, if that is not given (NULL data), by a
+ * `latest` file; without either, the store itself. Interrupted saves can also be chosen. Nothing of the checkpoint is read:
+ * the result has no entries, and tsr_checkpoint_store gives the files. Borrows `store` and `host` until
+ * tsr_checkpoint_close. Errors: those of tsr_open_options.step. */
+tsr_status tsr_step_open(tsr_store *store, const tsr_host *host, tsr_str step, tsr_checkpoint **out, tsr_error *err);
+
+/* Checkpoints as nested value trees: what optimizer state is worked on as, before it is flattened to names. Tensor leaves
+ * are entries whose bytes can be read through `checkpoint`. (core/formats/recognize)
+ *
+ * Example:
+ *
+ *     tsr_trees trees = {0};
+ *     status = tsr_trees_of(store, host, false, &trees, &err);
+ *     if (status == TSR_OK) printf("%zu keys at the root\n", tsr_value_pairs(trees.roots[0]));
+ *     tsr_trees_close(&trees); */
+
+typedef struct tsr_trees {
+    tsr_checkpoint *checkpoint;    /* reads the tensors of all trees; its catalog is empty when `raw` */
+    const tsr_value *const *roots; /* one per file, in the order asked for */
+    uint32_t count;
+    bool raw;                /* chunks have the locations of the bytes */
+    uint32_t zeros_file;     /* raw: a file of 16 zero bytes, which follows the others in the store */
+    tsr_checkpoint *entered; /* NULL, or the checkpoint that keeps the store of a step open */
+} tsr_trees;
+
+/* Opens `count` files of `store` (numbers; zip or legacy form). Borrows `store` and `host` until close; the trees live as
+ * long as the checkpoint. Errors: those of reading torch.save files, naming the file. */
+tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t *files, uint32_t count, tsr_trees *out,
+                          tsr_error *err);
+
+/* The single tree of the checkpoint in `store`, whatever its format. For a torch.save file it is the pickled value itself,
+ * as above; for other formats it is the nested state dict that the entries' paths describe, without empty containers. Their
+ * chunks have to be located through `checkpoint`. With `located` that is done here (for DCP by looking into every item), and
+ * the tree is also `raw`. Errors as tsr_checkpoint_open and tsr_checkpoint_locate. */
+tsr_status tsr_trees_of(tsr_store *store, const tsr_host *host, bool located, tsr_trees *out, tsr_error *err);
+/* The same for a part of the checkpoint (tsr_open_options.part), or, with NULL data, for all of it. */
+tsr_status tsr_trees_of_part(tsr_store *store, const tsr_host *host, tsr_str part, bool located, tsr_trees *out,
+                             tsr_error *err);
+void tsr_trees_close(tsr_trees *trees); /* accepts a zeroed one */
+
+/* What is removed from a training run, and what is kept. (core/formats/recognize) tessera/sys/prune_run.h of native decides and removes.
+ *
+ * Example:
+ *
+ *     tsr_prune_result result = {.found_valid = false};
+ *     if (!result.found_valid) printf("%u removed\n", (unsigned)result.removed_count); */
+
+typedef struct tsr_prune_options {
+    size_t size;         /* TSR_OPTIONS sets it */
+    uint64_t keep;       /* the newest valid checkpoints to keep, at least 1 */
+    uint64_t keep_every; /* valid ones whose step is a multiple of it are kept as well; 0: not used */
+    bool whole_directory, dry_run;
+    tsr_latest_options judging;
+} tsr_prune_options;
+
+typedef enum tsr_pruned_because {
+    TSR_PRUNED_OLDER,     /* it is valid, and there are enough newer ones */
+    TSR_PRUNED_DAMAGED,   /* it has errors and is older than the newest valid one */
+    TSR_PRUNED_UNFINISHED /* an earlier run was killed while it removed it */
+} tsr_pruned_because;
+
+/* Paths are below the run. */
+typedef struct tsr_pruned {
+    tsr_str path;
+    bool has_step;
+    uint64_t step;
+    tsr_pruned_because because;
+    tsr_str error;         /* of a damaged one */
+    uint64_t files, bytes; /* that are removed */
+    const tsr_str *left;   /* files in its directory that are not its own, and stay */
+    size_t left_count;
+    tsr_str left_because; /* why they stay although whole directories are removed; otherwise empty */
+} tsr_pruned;
+
+typedef struct tsr_prune_kept {
+    tsr_str path;
+    bool has_step;
+    uint64_t step;
+    bool is_valid;
+    bool is_asked; /* kept because of `keep` or `keep_every`; otherwise `reason` says why it is not removed */
+    tsr_str reason;
+} tsr_prune_kept;
+
+typedef struct tsr_prune_result {
+    bool found_valid; /* false: nothing was removed, because nothing is valid */
+    bool dry_run;
+    tsr_pruned *removed; /* the newest first */
+    size_t removed_count;
+    tsr_prune_kept *kept; /* the newest first */
+    size_t kept_count;
+    tsr_str unlisted, unlisted_why; /* as in tsr_latest */
+} tsr_prune_result;
 
 TSR_API_END
 

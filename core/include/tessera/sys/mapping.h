@@ -1,3 +1,70 @@
+/* Maps of names and values. */
+#ifndef TESSERA_SYS_MAPPING_H
+#define TESSERA_SYS_MAPPING_H
+
+#include "tessera/checkpoint.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/json.h"
+#include "tessera/sys/store.h"
+
+TSR_API_BEGIN
+
+/* Arithmetic on stored numbers. A quantized tensor holds numbers that are not the weights themselves:
+ *
+ *   weight (float8, int8, or packed in uint8 … uint32)  ×  weight_scale  =  the actual weight
+ *
+ * A cast, a sum or an adapter that used these numbers alone would give other weights without any error, so it is refused.
+ * Scales are found by the names that quantization libraries use, and by the dtype of the numbers next to them. float8 weights
+ * without such a scale are refused where config.json has a quantization_config.
+ *
+ * Example:
+ *
+ *     const tsr_arithmetic cast = {.dtype = TSR_BFLOAT16};
+ *     status = tsr_check_arithmetic(checkpoint, &cast, &err); */
+
+typedef struct tsr_arithmetic {
+    tsr_selection selection; /* what is changed; a scale that is not selected counts, too */
+    tsr_dtype dtype;         /* what it is cast to; TSR_DTYPE_NONE: something is added to it */
+    bool by_map;             /* a step of a map, which --raw-cast does not allow */
+} tsr_arithmetic;
+
+/* Refuses arithmetic on the numbers and scales of any tensor. Errors: TSR_E_UNSUPPORTED naming the first tensor and its scale;
+ * those of reading config.json; TSR_E_NOMEM. */
+tsr_status tsr_check_arithmetic(tsr_checkpoint *checkpoint, const tsr_arithmetic *what, tsr_error *err);
+/* Refuses arithmetic on the numbers of one tensor. */
+tsr_status tsr_check_arithmetic_on(tsr_checkpoint *checkpoint, const tsr_entry *entry, const tsr_arithmetic *what,
+                                   tsr_error *err);
+/* Finds the packed numbers that stand for a tensor which the checkpoint does not have: NAME.qweight or NAME.weight_packed for
+ * NAME.weight. *out is NULL if there are none with a scale. */
+tsr_status tsr_find_packed(tsr_checkpoint *checkpoint, tsr_str fqn, const tsr_entry **out, tsr_error *err);
+
+/* The config.json of a model, copied with what a conversion changed. Everything else stays as it is written, byte for byte.
+ *
+ * Example:
+ *
+ *     const tsr_config_changes changes = {.unquantized = true, .dtype = TSR_BFLOAT16};
+ *     tsr_bytes config;
+ *     tsr_vec copy = tsr_vec_of(host->allocator, 1);
+ *     status = tsr_config_load(checkpoint, &config, &err);
+ *     if (status == TSR_OK && config.data.size) status = tsr_config_rewrite(config.data, &changes, host, &copy, &err); */
+
+typedef struct tsr_config_changes {
+    bool unquantized;             /* the weights are not quantized any more: quantization_config goes */
+    bool untied;                  /* the output layer is no longer the input embedding */
+    uint64_t tokens, more_tokens; /* the vocabulary has grown from `tokens`; more_tokens 0: it has not */
+    tsr_dtype dtype;              /* what floating-point tensors were cast to; TSR_DTYPE_NONE: they keep their dtypes */
+    tsr_str quantization;         /* the quantization_config that the weights have now; empty: it does not change */
+} tsr_config_changes;
+
+/* Loads the config.json among the checkpoint's files, or next to its single file. Without one, out->data is empty. The caller
+ * frees the bytes. Errors of reading. */
+tsr_status tsr_config_load(const tsr_checkpoint *checkpoint, tsr_bytes *out, tsr_error *err);
+/* Appends the changed document to `out`, a vec of char. The configs of a model's parts (text_config, …) are changed, too; a
+ * dtype that is not stated stays unstated. Errors: TSR_E_FORMAT if the text is not a JSON object, or does not state the vocabulary
+ * that has grown; TSR_E_NOMEM. */
+tsr_status tsr_config_rewrite(tsr_str text, const tsr_config_changes *changes, const tsr_host *host, tsr_vec *out,
+                              tsr_error *err);
+
 /* Maps from one model's names and layouts to another's (`tessera.map/1`).
  *
  * A map is a list of rules. A rule selects tensors by patterns, transforms them in steps (split, concat, stack, transpose,
@@ -13,15 +80,6 @@
  *     if (status == TSR_OK) status = tsr_mapping_open(checkpoint, rules, &mapped, &err);
  *     if (status == TSR_OK) entry = tsr_checkpoint_entry(mapped, TSR_STR("model.embed_tokens.weight"));
  *     tsr_checkpoint_close(mapped); */
-#ifndef TESSERA_SYS_MAPPING_H
-#define TESSERA_SYS_MAPPING_H
-
-#include "tessera/checkpoint.h"
-#include "tessera/sys/config_text.h"
-#include "tessera/sys/json.h"
-#include "tessera/sys/vec.h"
-
-TSR_API_BEGIN
 
 /* A parsed map. Lives in the arena that it was parsed into, and is read-only. */
 typedef struct tsr_mapping_rules tsr_mapping_rules;

@@ -55,7 +55,7 @@ tsr_status tsr_merge_open(const tsr_merge_input *inputs, uint32_t count, const t
 
 /* slerp needs the angle between whole tensors before the first element. Reads the selected tensors whose number modulo `parts` is
  * `part` and remembers their angles, with the host's threads; tensors that were not measured are read once more for every run of
- * elements. Several processes exchange what they measured (tessera/sys/merge_angles.h). Does nothing for other methods. Errors of reading. */
+ * elements. Several processes exchange what they measured (tessera/sys/merge.h). Does nothing for other methods. Errors of reading. */
 tsr_status tsr_merge_measure(tsr_checkpoint *merged, uint64_t part, uint64_t parts, tsr_error *err);
 
 /* A LoRA adapter of PEFT (adapter_config.json and adapter_model.safetensors), folded into its base as PEFT's merge_and_unload does:
@@ -81,6 +81,18 @@ typedef struct tsr_lora_options {
  * ensure_weight_tying, and for a base in which several embeddings may be tied to the output layer. */
 tsr_status tsr_lora_fold(tsr_checkpoint *base, tsr_checkpoint *adapter, const tsr_lora_options *options,
                          tsr_checkpoint **out, tsr_error *err);
+
+/* The angles that processes exchange when they share the measuring (tsr_merge_measure).
+ *
+ * Example:
+ *
+ *     status = tsr_merge_measure(checkpoint, 0, 2, &err);
+ *     if (status == TSR_OK) printf("%zu bytes for the other process\n", tsr_merge_angles(checkpoint).size); */
+
+/* tsr_merge_angles returns the angles that this process measured, in the memory of `merged`; the size is the same in every
+ * process. tsr_merge_take_angles adds those that another process measured. */
+tsr_str tsr_merge_angles(tsr_checkpoint *merged);
+void tsr_merge_take_angles(tsr_checkpoint *merged, tsr_str angles);
 
 TSR_API_END
 

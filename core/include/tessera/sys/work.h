@@ -32,7 +32,7 @@
 #define TESSERA_SYS_WORK_H
 
 #include "tessera/convert.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 TSR_API_BEGIN
 

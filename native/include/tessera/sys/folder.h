@@ -10,7 +10,7 @@
 #define TESSERA_SYS_FOLDER_H
 
 #include "tessera/output.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
 
 TSR_API_BEGIN
 

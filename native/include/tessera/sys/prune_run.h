@@ -9,8 +9,8 @@
 #define TESSERA_SYS_PRUNE_RUN_H
 
 #include "tessera/host.h"
-#include "tessera/sys/prune.h"
-#include "tessera/sys/vec.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/latest.h"
 
 TSR_API_BEGIN
 

@@ -30,7 +30,7 @@
 #include "tessera/comm.h"
 #include "tessera/host.h"
 #include "tessera/output.h"
-#include "tessera/sys/object_output.h"
+#include "tessera/sys/object_store.h"
 
 TSR_API_BEGIN
 

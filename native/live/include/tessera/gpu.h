@@ -1,7 +1,7 @@
-/* Opens GPUs and makes them the memory of state dicts. Tessera's own modules use tessera/sys/gpu_stream.h (memory, streams,
- * copies) and tessera/sys/gpu_kernels.h; tessera/sys/gpu_device.h lists the available devices.
+/* Opens GPUs and makes them the memory of state dicts. Tessera's own modules use tessera/sys/gpu.h (memory, streams,
+ * copies) and tessera/sys/gpu.h; tessera/sys/gpu.h lists the available devices.
  *
- * A device is a CUDA device, or a simulated one for tests without a GPU (tsr_gpu_simulate of tessera/sys/gpu_device.h). The
+ * A device is a CUDA device, or a simulated one for tests without a GPU (tsr_gpu_simulate of tessera/sys/gpu.h). The
  * memory of a simulated device cannot be accessed directly (the processor traps), work in its streams does not run before
  * somebody waits for it, freed and new memory is filled with garbage, and every address is checked against the allocations.
  * Both give bit-identical results.

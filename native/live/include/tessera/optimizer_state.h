@@ -63,7 +63,7 @@ typedef struct tsr_model_optimizer {
     tsr_state_dict *memory; /* owns first states and loaded values, so it must outlive them */
     /* DICT: the optimizer's state under keys that are not parameters; NULL: none. As in PyTorch, getting includes it, with
      * a warning, if the model has FSDP1 units, and fails otherwise. Setting replaces it with the state that a state dict
-     * keyed by number has under such keys (tessera/sys/optimizer_raw.h loads those). State dicts keyed by name have no such
+     * keyed by number has under such keys (tessera/sys/optimizer.h loads those). State dicts keyed by name have no such
      * state, so it is dropped, with a warning. Without FSDP1 units, setting with full_state_dict fails if it is present
      * (TSR_E_UNSUPPORTED). */
     const tsr_value *user_state;
