@@ -1,7 +1,7 @@
 /* validate and verify: check a checkpoint by itself, and against a layout, a manifest, or what it is to be loaded into. */
 #include <stdlib.h>
 
-#include "judge.h"
+#include "made.h"
 #include "request.h"
 #include "tessera/glob.h"
 #include "tessera/sys/casts.h"

@@ -1,7 +1,7 @@
 /* Makes documents, and lets JavaScript read them. */
 #include <stdlib.h>
 
-#include "handles.h"
+#include "shim.h"
 
 struct document {
     char *data;

@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#include "handles.h"
-#include "outline.h"
+#include "request.h"
+#include "shim.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
@@ -273,16 +273,16 @@ static bool is_this(const void *ctx, tsr_str fqn)
     return fqn.data == ((const tsr_entry *)ctx)->fqn.data;
 }
 
-typedef struct request {
+typedef struct wanted {
     opened *item;
     uint32_t kind;
     const tsr_entry *entry;
     tsr_str path;
-} request;
+} wanted;
 
 static tsr_status write_document(void *ctx, tsr_json *json, tsr_error *err)
 {
-    const request *r = ctx;
+    const wanted *r = ctx;
     tsr_inspect_options options = {.path = r->path};
     const bool judges = r->kind == FINDINGS || r->kind == FINDINGS_DEEP;
     if (!judges && tsr_checkpoint_require(r->item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return err->status;
@@ -308,7 +308,7 @@ TSR_EXPORT(tessera_document)
 document *tessera_document(uint32_t handle, uint32_t kind, uint32_t entry, const char *path, uint32_t path_size,
                            tsr_error *err)
 {
-    request r = {tessera_checkpoint_of(handle, err), kind, NULL, {path, path_size}};
+    wanted r = {tessera_checkpoint_of(handle, err), kind, NULL, {path, path_size}};
     if (!r.item) return NULL;
     if (kind == ENTRY || kind == PREVIEW) {
         r.entry = tessera_entry_of(r.item, entry, err);

@@ -2,8 +2,8 @@
  * the comparison of two checkpoints' values, tensor by tensor. */
 #include <stdlib.h>
 
-#include "handles.h"
-#include "judge.h"
+#include "made.h"
+#include "shim.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"

@@ -1,6 +1,6 @@
 /* Documents of canonical names: of a checkpoint's keys, judged by their text, and of a module tree. */
 #include "tessera/sys/names.h"
-#include "handles.h"
+#include "shim.h"
 #include "tessera/fqn.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/document.h"

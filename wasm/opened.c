@@ -1,7 +1,7 @@
 /* Open checkpoints and their entries. */
 #include <stdlib.h>
 
-#include "handles.h"
+#include "shim.h"
 
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/finding_add.h"

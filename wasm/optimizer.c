@@ -1,5 +1,5 @@
 /* Writes tessera.optimizer/1: which state each parameter has in the checkpoint's optimizers. */
-#include "handles.h"
+#include "shim.h"
 #include "tessera/sys/optim.h"
 
 static void put_tensor(tsr_json *json, const tsr_entry *entry)

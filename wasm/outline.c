@@ -1,10 +1,15 @@
 /* Builds outlines. Names are split at their dots, which is suitable for display whatever the nesting of the checkpoint. A
  * hash table of (parent, component) finds the nodes, which are then put into depth-first order. */
-#include "outline.h"
+#include "request.h"
 
-#include <stdlib.h>
-
+#include "shim.h"
+#include "tessera/glob.h"
+#include "tessera/store.h"
+#include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
 
 typedef struct draft {
     tsr_str name;
@@ -254,5 +259,379 @@ void tessera_outline_show(outline *o)
             o->shown[o->shown_count++] = at;
             at = (o->filtered ? n->open_filtered : n->open) ? at + 1 : n->end;
         }
+    }
+}
+
+static uint8_t lower(uint8_t c)
+{
+    return c >= 'A' && c <= 'Z' ? (uint8_t)(c + 32) : c;
+}
+
+static bool contains(tsr_str text, tsr_str part)
+{
+    for (size_t at = 0; at + part.size <= text.size; at++) {
+        size_t n = 0;
+        while (n < part.size && lower((uint8_t)text.data[at + n]) == lower((uint8_t)part.data[n])) n++;
+        if (n == part.size) return true;
+    }
+    return false;
+}
+
+static bool fits(const filter_term *term, tsr_str text)
+{
+    return term->is_glob ? tsr_glob_match(term->text, text) : contains(text, term->text);
+}
+
+/* ---- parsing ---- */
+
+static bool take_prefix(tsr_str *text, const char *prefix)
+{
+    const size_t size = strlen(prefix);
+    if (text->size < size || memcmp(text->data, prefix, size) != 0) return false;
+    *text = (tsr_str){text->data + size, text->size - size};
+    return true;
+}
+
+static bool parse_size(tsr_str text, double *bytes)
+{
+    static const struct {
+        const char *unit;
+        double factor;
+    } units[] = {{"", 1},    {"B", 1},   {"KB", 1e3}, {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"K", 1e3},
+                 {"M", 1e6}, {"G", 1e9}, {"T", 1e12}, {"KIB", 0x1p10}, {"MIB", 0x1p20}, {"GIB", 0x1p30}, {"TIB", 0x1p40}};
+    char copy[32] = {0}, *unit;
+    if (text.size == 0 || text.size >= sizeof copy) return false;
+    for (size_t i = 0; i < text.size; i++)
+        copy[i] = text.data[i] >= 'a' && text.data[i] <= 'z' ? (char)(text.data[i] - 32) : text.data[i];
+    *bytes = strtod(copy, &unit);
+    if (unit == copy) return false;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (strcmp(unit, units[i].unit) == 0) {
+            *bytes *= units[i].factor;
+            return true;
+        }
+    }
+    return false;
+}
+
+static tsr_status parse_term(tsr_str text, size_t at, filter_term *term, tsr_error *err)
+{
+    term->negated = text.size > 1 && take_prefix(&text, "-");
+    if (take_prefix(&text, ">")) term->what = TERM_MORE;
+    else if (take_prefix(&text, "<")) term->what = TERM_LESS;
+    else if (take_prefix(&text, "dtype:")) term->what = TERM_DTYPE;
+    else if (take_prefix(&text, "shape:")) term->what = TERM_SHAPE;
+    else if (take_prefix(&text, "file:")) term->what = TERM_FILE;
+    else if (take_prefix(&text, "kind:")) term->what = TERM_KIND;
+    else term->what = TERM_NAME;
+    if (term->what == TERM_MORE || term->what == TERM_LESS) {
+        term->or_equal = take_prefix(&text, "=");
+        if (parse_size(text, &term->bytes)) return TSR_OK;
+        return tsr_raise(err, TSR_E_USAGE, at, "filter: '%.*s' is not a size; write it as 500MB or 1.5GiB",
+                         TSR_STR_ARG(text));
+    }
+    term->text = text;
+    for (size_t i = 0; i < text.size; i++)
+        term->is_glob |= text.data[i] == '*' || text.data[i] == '?' || text.data[i] == '[';
+    return TSR_OK;
+}
+
+tsr_status tessera_filter_parse(tsr_str text, filter *out, tsr_error *err)
+{
+    *out = (filter){0};
+    for (size_t at = 0; at < text.size;) {
+        size_t end = at;
+        while (end < text.size && text.data[end] != ' ') end++;
+        if (end > at) {
+            if (out->count == FILTER_TERMS) return tsr_raise(err, TSR_E_USAGE, at, "filter: at most %d terms", FILTER_TERMS);
+            tsr_status status = parse_term((tsr_str){text.data + at, end - at}, at, &out->terms[out->count++], err);
+            if (status != TSR_OK) return status;
+        }
+        at = end + 1;
+    }
+    return TSR_OK;
+}
+
+/* ---- matching ---- */
+
+/* Whether `one_fits` is true for a dense tensor of the entry: its own, or that of any rank. */
+static bool any_tensor(const filter_term *term, const tsr_entry *entry,
+                       bool (*one_fits)(const filter_term *, const tsr_entry *))
+{
+    if (entry->kind == TSR_ENTRY_TENSOR) return one_fits(term, entry);
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++) {
+        const tsr_entry *held = entry->per_rank->tensors[r];
+        if (held && held->kind == TSR_ENTRY_TENSOR && one_fits(term, held)) return true;
+    }
+    return false;
+}
+
+static bool fits_dtype(const filter_term *term, const tsr_entry *entry)
+{
+    return fits(term, tsr_str_from(tsr_dtype_describe(entry->dtype)->name));
+}
+
+static bool fits_shape(const filter_term *term, const tsr_entry *entry)
+{
+    char text[24 * 8 + 8];
+    size_t size = 0;
+    if (entry->ndim > 8) return false;
+    for (uint32_t d = 0; d < entry->ndim; d++) {
+        size +=
+            (size_t)snprintf(text + size, sizeof text - size, "%s%llu", d ? "x" : "", (unsigned long long)entry->shape[d]);
+    }
+    return tsr_glob_match(term->text, (tsr_str){text, size});
+}
+
+static bool fits_file(const filter_term *term, const tsr_catalog *catalog, const tsr_entry *entry)
+{
+    uint32_t last = TSR_NO_FILE;
+    for (uint64_t c = 0; c < entry->chunk_count; c++) {
+        const uint32_t file = entry->chunks[c].file;
+        if (file == last || file >= catalog->store->file_count) continue;
+        if (fits(term, catalog->store->files[file].name)) return true;
+        last = file;
+    }
+    for (uint32_t r = 0; entry->per_rank && r < entry->per_rank->count; r++)
+        if (entry->per_rank->tensors[r] && fits_file(term, catalog, entry->per_rank->tensors[r])) return true;
+    return false;
+}
+
+static bool any(const filter_term *term, const tsr_entry *entry)
+{
+    (void)term, (void)entry;
+    return true;
+}
+
+bool tessera_is_tensor(const tsr_entry *entry)
+{
+    return any_tensor(NULL, entry, any);
+}
+
+static bool fits_size(const filter_term *term, const tsr_entry *entry)
+{
+    uint64_t bytes = 0, held;
+    const bool whole = entry->kind == TSR_ENTRY_TENSOR;
+    if (whole ? !tsr_entry_bytes(entry, &bytes) : !tessera_is_tensor(entry)) return false;
+    for (uint32_t r = 0; !whole && r < entry->per_rank->count; r++) {
+        const tsr_entry *on_rank = entry->per_rank->tensors[r];
+        if (on_rank && on_rank->kind == TSR_ENTRY_TENSOR && tsr_entry_bytes(on_rank, &held)) bytes += held;
+    }
+    if ((double)bytes == term->bytes) return term->or_equal;
+    return ((double)bytes > term->bytes) == (term->what == TERM_MORE);
+}
+
+static bool holds(const filter_term *term, const tsr_catalog *catalog, const tsr_entry *entry)
+{
+    static const char *const kinds[] = {"tensor", "object", "opaque"};
+    switch (term->what) {
+    case TERM_DTYPE: return any_tensor(term, entry, fits_dtype);
+    case TERM_SHAPE: return any_tensor(term, entry, fits_shape);
+    case TERM_FILE: return fits_file(term, catalog, entry);
+    case TERM_KIND: return fits(term, tsr_str_from(kinds[tessera_is_tensor(entry) ? TSR_ENTRY_TENSOR : entry->kind]));
+    case TERM_MORE:
+    case TERM_LESS: return fits_size(term, entry);
+    default: return fits(term, entry->fqn);
+    }
+}
+
+bool tessera_filter_keeps(const filter *f, const tsr_catalog *catalog, const tsr_entry *entry)
+{
+    for (uint32_t i = 0; i < f->count; i++) {
+        if (holds(&f->terms[i], catalog, entry) == f->terms[i].negated) return false;
+    }
+    return true;
+}
+
+/* What JavaScript does with an outline: reads visible rows, opens, closes, filters and finds. */
+
+static void free_outline(void *pointer)
+{
+    outline *o = pointer;
+    tsr_arena_free(o->arena);
+    free(o);
+}
+
+/* Makes an outline of all entries, or of those that are not tensors. Returns a handle. */
+TSR_EXPORT(tessera_outline) uint32_t tessera_outline(uint32_t handle, uint32_t objects_only, tsr_error *err)
+{
+    const opened *item = tessera_checkpoint_of(handle, err);
+    if (item && tsr_checkpoint_require(item->checkpoint, TSR_FOR_NAMES, err) != TSR_OK) return 0;
+    outline *o = item ? calloc(1, sizeof *o) : NULL;
+    if (!o) {
+        if (item) tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return 0;
+    }
+    o->checkpoint = item->checkpoint;
+    o->objects_only = objects_only != 0;
+    o->arena = tsr_arena_new(item->host.allocator, 0, err);
+    if (!o->arena || tessera_outline_build(o, err) != TSR_OK) {
+        free_outline(o);
+        return 0;
+    }
+    return tessera_add_handle(HANDLE_OUTLINE, o, free_outline, handle, 0, err);
+}
+
+/* Returns the number of visible rows. */
+TSR_EXPORT(tessera_outline_count) uint32_t tessera_outline_count(uint32_t handle)
+{
+    const outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
+    return o ? o->shown_count : 0;
+}
+
+enum { /* the columns of a page of rows, with `count` numbers each: first those of 32 bits, then those of 64 */
+       ROW_NODE,
+       ROW_ENTRY,
+       ROW_NAME,
+       ROW_NAME_SIZE,
+       ROW_DEPTH,
+       ROW_STATE,
+       ROW_ENTRIES,
+       ROW_RUN,
+       ROW_NDIM,
+       ROW_SHAPE,
+       ROW_CHUNKS,
+       ROW_FQN,
+       ROW_FQN_SIZE,
+       ROW_NARROW
+};
+enum { ROW_ELEMENTS, ROW_BYTES, ROW_DTYPES, ROW_WIDE };
+enum {
+    STATE_GROUP = 1,
+    STATE_OPEN = 2,
+    STATE_FOLDED = 4,
+    STATE_RUN = 8,
+    STATE_ODD = 16,
+    STATE_KIND = 32 /* times 0 to 2 */,
+    STATE_LEVEL = 256 /* times 0 to 3 */
+};
+
+static uint32_t pointer_of(const void *pointer)
+{
+    return (uint32_t)(uintptr_t)pointer;
+}
+
+static uint32_t state_of(const outline *o, uint32_t at)
+{
+    const node *n = &o->nodes[at];
+    uint32_t state = n->end > at + 1 ? STATE_GROUP : 0;
+    if (o->filtered ? n->open_filtered : n->open) state |= STATE_OPEN;
+    if (n->run_count) state |= STATE_RUN | (!o->filtered && !n->unfolded ? STATE_FOLDED : 0);
+    return state | (n->odd ? STATE_ODD : 0) | (uint32_t)n->level * STATE_LEVEL;
+}
+
+static void put_row(const outline *o, uint32_t at, uint32_t *narrow, uint64_t *wide, uint32_t stride)
+{
+    const node *n = &o->nodes[at];
+    const tsr_entry *entry = n->entry == NO_ENTRY ? NULL : &tsr_checkpoint_catalog(o->checkpoint)->entries[n->entry];
+    narrow[ROW_NODE * stride] = at;
+    narrow[ROW_ENTRY * stride] = n->entry;
+    narrow[ROW_NAME * stride] = pointer_of(n->name.data);
+    narrow[ROW_NAME_SIZE * stride] = (uint32_t)n->name.size;
+    narrow[ROW_DEPTH * stride] = n->depth;
+    narrow[ROW_STATE * stride] = state_of(o, at) | (entry ? (uint32_t)entry->kind * STATE_KIND : 0);
+    narrow[ROW_ENTRIES * stride] = n->entries;
+    narrow[ROW_RUN * stride] = n->run_count;
+    narrow[ROW_NDIM * stride] = entry ? entry->ndim : 0;
+    narrow[ROW_SHAPE * stride] = entry ? pointer_of(entry->shape) : 0;
+    narrow[ROW_CHUNKS * stride] = entry ? (uint32_t)entry->chunk_count : 0;
+    narrow[ROW_FQN * stride] = entry ? pointer_of(entry->fqn.data) : 0;
+    narrow[ROW_FQN_SIZE * stride] = entry ? (uint32_t)entry->fqn.size : 0;
+    wide[ROW_ELEMENTS * stride] = n->elements;
+    wide[ROW_BYTES * stride] = n->bytes;
+    wide[ROW_DTYPES * stride] = n->dtypes;
+}
+
+/* Writes the visible rows [first, first + count) into columns of `count` numbers: ROW_NARROW columns in `narrow`, ROW_WIDE
+ * in `wide`. Returns the number of rows. Names and shapes are borrowed from the checkpoint. */
+TSR_EXPORT(tessera_outline_rows)
+uint32_t tessera_outline_rows(uint32_t handle, uint32_t first, uint32_t count, uint32_t *narrow, uint64_t *wide)
+{
+    const outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
+    uint32_t rows = 0;
+    for (; o && rows < count && first + rows < o->shown_count; rows++)
+        put_row(o, o->shown[first + rows], narrow + rows, wide + rows, count);
+    return rows;
+}
+
+enum { ACT_CLOSE = 0, ACT_OPEN = 1, ACT_FOLD = 2, ACT_UNFOLD = 3, ACT_OPEN_ALL = 4, ACT_CLOSE_ALL = 5 };
+
+static void set_open(outline *o, uint32_t at, uint8_t open)
+{
+    if (o->filtered) o->nodes[at].open_filtered = open;
+    else o->nodes[at].open = open;
+}
+
+/* Acts on a node, or for the last two acts on everything below it. Returns the new number of visible rows. */
+TSR_EXPORT(tessera_outline_act) uint32_t tessera_outline_act(uint32_t handle, uint32_t at, uint32_t act)
+{
+    outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
+    if (!o || at >= o->count) return o ? o->shown_count : 0;
+    if (act <= ACT_OPEN) {
+        set_open(o, at, (uint8_t)act);
+        while (act == ACT_OPEN && o->nodes[at].end > at + 1 && o->nodes[at + 1].end == o->nodes[at].end)
+            set_open(o, ++at, 1); /* open chains of only children, too */
+    } else if (act <= ACT_UNFOLD) {
+        o->nodes[at].unfolded = act == ACT_UNFOLD;
+    } else {
+        for (uint32_t i = at; i < o->nodes[at].end; i++) set_open(o, i, act == ACT_OPEN_ALL);
+    }
+    tessera_outline_show(o);
+    return o->shown_count;
+}
+
+/* Shows only entries that the filter keeps, and their parents; an empty filter shows all. Returns 1 + the number of entries
+ * kept. */
+TSR_EXPORT(tessera_outline_filter)
+uint32_t tessera_outline_filter(uint32_t handle, const char *text, uint32_t size, tsr_error *err)
+{
+    outline *o = tessera_item_of(handle, HANDLE_OUTLINE, err);
+    filter f;
+    if (!o || tessera_filter_parse((tsr_str){text, size}, &f, err) != TSR_OK) return 0;
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(o->checkpoint);
+    uint32_t kept = 0;
+    o->filtered = f.count > 0;
+    for (uint32_t i = o->count; i-- > 0;) {
+        node *n = &o->nodes[i];
+        const bool keeps = n->entry != NO_ENTRY && tessera_filter_keeps(&f, catalog, &catalog->entries[n->entry]);
+        bool below = false; /* children have higher numbers, so they were visited before */
+        kept += keeps;
+        n->open_filtered = 1;
+        for (uint32_t c = i + 1; c < n->end && !below; c = o->nodes[c].end) below = o->nodes[c].matches;
+        n->matches = keeps || below;
+    }
+    tessera_outline_show(o);
+    return kept + 1;
+}
+
+/* Opens the parents of an entry. Returns 1 + the number of its row, or 0 if the filter hides it. */
+TSR_EXPORT(tessera_outline_reveal) uint32_t tessera_outline_reveal(uint32_t handle, uint32_t entry)
+{
+    outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
+    if (!o || entry >= tsr_checkpoint_catalog(o->checkpoint)->entry_count) return 0;
+    const uint32_t own = o->node_of[entry];
+    for (uint32_t at = own; at;) {
+        if (o->nodes[at].run && o->nodes[at].run != at) o->nodes[o->nodes[at].run].unfolded = 1;
+        at = o->nodes[at].parent;
+        set_open(o, at, 1);
+    }
+    tessera_outline_show(o);
+    uint32_t low = 0, high = o->shown_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (o->shown[middle] < own) low = middle + 1;
+        else high = middle;
+    }
+    return low < o->shown_count && o->shown[low] == own ? low + 1 : 0;
+}
+
+/* Marks an entry and its parents with the level of a finding, from 1 (note) to 3 (error). */
+TSR_EXPORT(tessera_outline_mark) void tessera_outline_mark(uint32_t handle, uint32_t entry, uint32_t level)
+{
+    outline *o = tessera_item_of(handle, HANDLE_OUTLINE, NULL);
+    if (!o || entry >= tsr_checkpoint_catalog(o->checkpoint)->entry_count) return;
+    for (uint32_t at = o->node_of[entry];; at = o->nodes[at].parent) {
+        if (o->nodes[at].level < level) o->nodes[at].level = (uint8_t)level;
+        if (!at) return;
     }
 }

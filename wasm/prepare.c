@@ -1,6 +1,6 @@
 /* Connects the second file to the first when it is loaded. */
-#include "handles.h"
 #include "platform/lent.h"
+#include "shim.h"
 #include "tessera/document_read.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/host_calls.h"

@@ -1,7 +1,7 @@
 /* A deep check that several modules share, each with the same files: parts are bytes, which JavaScript passes on. */
 #include <stdlib.h>
 
-#include "handles.h"
+#include "shim.h"
 #include "tessera/sys/check.h"
 
 static tsr_status open_ring(opened *item, tsr_ring **out, tsr_error *err)

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "handles.h"
+#include "shim.h"
 
 /* ---- memory and errors ---- */
 

@@ -2,7 +2,7 @@
  * read. */
 #include <stdlib.h>
 
-#include "handles.h"
+#include "shim.h"
 #include "tessera/check.h"
 #include "tessera/sys/read.h"
 

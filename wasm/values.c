@@ -1,5 +1,5 @@
 /* Reads the values of a tensor, or of a slice of it, in pieces. */
-#include "handles.h"
+#include "shim.h"
 #include "tessera/read.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/layout.h"

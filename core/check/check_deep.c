@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "check/compare_copy.h"
 #include "formats/common/end_sum.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"

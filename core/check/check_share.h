@@ -8,10 +8,13 @@
 #ifndef TSR_CHECK_CHECK_SHARE_H
 #define TSR_CHECK_CHECK_SHARE_H
 
+#include "stream/gather.h"
 #include "tessera/check.h"
 #include "tessera/comm.h"
+#include "tessera/compare.h"
 #include "tessera/findings.h"
 #include "tessera/store.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
@@ -111,5 +114,20 @@ tsr_status tsr_deep_list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err
 tsr_status tsr_deep_add_tallies(tsr_deep *c, tsr_str sent, tsr_error *err);
 /* Checks the entries in this rank's share, once `tallies` has the counts of all ranks. */
 tsr_status tsr_deep_entries(tsr_deep *c, tsr_error *err);
+
+/* ---- A digest that is computed from bytes as they arrive. ---- */
+
+typedef struct tsr_running_digest {
+    const tsr_digest_ops *ops;
+    void *state;
+} tsr_running_digest;
+
+/* ---- Compares the chunks of a tensor with a replica of them. ---- */
+
+/* Compares a replica of the gathered entry with the elements that `chunks` has in the replica's box. TSR_OK and no
+ * difference if no element of the replica can be read. `out->first` is relative to the box. Begins and ends its own work on
+ * the ring. Fails like tsr_compare_tensors. */
+tsr_status tsr_compare_copy(const tsr_gather *chunks, const tsr_chunk *replica, tsr_ring *ring, tsr_difference *out,
+                            tsr_error *err);
 
 #endif

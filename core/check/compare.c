@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/cursor.h"
-#include "check/compare_copy.h"
+#include "check/check_share.h"
 #include "stream/gather.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"

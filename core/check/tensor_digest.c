@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "base/cursor.h"
-#include "check/digest.h"
+#include "check/check_share.h"
 #include "stream/gather.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/catalog.h"

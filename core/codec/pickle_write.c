@@ -1,5 +1,5 @@
 /* Writes values as opcodes. */
-#include "codec/pickle_write.h"
+#include "codec/pickle.h"
 
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"

@@ -7,7 +7,7 @@
  *
  * The flags 0x0808 mean that the descriptor has the sizes and the CRC, and that names are UTF-8. Empty members have 0x0800
  * and no descriptor. Times are 0, as in torch's files. */
-#include "codec/zip_write.h"
+#include "codec/zip.h"
 
 #include "base/cursor.h"
 #include "tessera/sys/little_endian.h"

@@ -1,6 +1,6 @@
 /* Writes a checkpoint as a DCP directory with one data file: first byte items, then whole tensors, in the order of the
  * source. */
-#include "convert/reshard_to.h"
+#include "convert/convert_to.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"

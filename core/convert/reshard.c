@@ -1,5 +1,5 @@
 /* Connects the rows of a conversion with the tensors of a plan. */
-#include "convert/reshard_to.h"
+#include "convert/convert_to.h"
 #include "formats/torch/torch_loadable.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/host_calls.h"

@@ -2,7 +2,7 @@
  * it, and objects in rank 0's file, before its tensors. */
 #include <stdlib.h>
 
-#include "convert/reshard_to.h"
+#include "convert/convert_to.h"
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"
 

@@ -7,7 +7,7 @@
  * The format does not store global shapes: readers infer them from the farthest end of the pieces. */
 #include <stdlib.h>
 
-#include "convert/reshard_to.h"
+#include "convert/convert_to.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/json.h"
 #include "tessera/sys/plan.h"

@@ -1,8 +1,6 @@
 /* Filters, renames, casts and rejects entries, before anything is written. */
 #include "convert/convert_to.h"
 
-#include <inttypes.h>
-
 #include "base/line.h"
 #include "tessera/convert.h"
 #include "tessera/sys/casts.h"
@@ -15,6 +13,8 @@
 #include "tessera/sys/read.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
+
+#include <inttypes.h>
 
 #define NAMED 5u /* entries named in an error message; the rest is counted */
 
@@ -329,4 +329,23 @@ tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_cont
     tsr_findings_free(findings);
     tsr_arena_free(arena);
     return status;
+}
+
+/* --dequantize: multiplies quantized numbers by their scales in a layer below all others. What it could not multiply is
+ * rejected after all layers are open. */
+
+tsr_status tsr_dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequantizing *out, tsr_error *err)
+{
+    tsr_dtype wanted;
+    *out = (tsr_dequantizing){.layer = NULL};
+    TSR_TRY(tsr_cast_parse(dtype, false, &wanted, err));
+    return tsr_mapping_dequantize(source, wanted, &out->dtype, &out->layer, err);
+}
+
+tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
+                                tsr_error *err)
+{
+    const tsr_convert_options used = {.dtype = done->dtype, .want = tsr_mapping_uses, .want_ctx = done->layer};
+    TSR_TRY(tsr_mapping_check_dequantized(done->layer, top, selection, err));
+    return tsr_check_casts(done->layer, &used, err);
 }

@@ -6,7 +6,7 @@
  *   TAG/zero/optimizer_state.pt                           param groups for ZeRO 1 and 2, and once more for ZeRO 3
  *   TAG/mp_rank_00_model_states.pt                        read by ZeRO 1 and 2: what is not trained, and the engine's state
  *   TAG/zero_pp_rank_0_mp_rank_00_model_states.pt         read by ZeRO 3: the same, without the weights as stored */
-#include "convert/universal.h"
+#include "convert/convert_to.h"
 
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"

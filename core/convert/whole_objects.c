@@ -3,7 +3,7 @@
  *
  * Source: traverse_state_dict and traverse_state_dict_v_2_3 in torch/distributed/checkpoint/_traverse.py. */
 #include "base/cursor.h"
-#include "convert/reshard_to.h"
+#include "convert/convert_to.h"
 #include "formats/megatron/megatron.h"
 #include "formats/torch/torch_loadable.h"
 #include "formats/torch/torch_writer.h"

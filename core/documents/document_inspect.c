@@ -16,7 +16,7 @@
 #include "tessera/sys/options.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
-#include "write/object_json.h"
+#include "write/dcp_write.h"
 
 /* ---- element ---- */
 

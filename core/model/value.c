@@ -9,7 +9,7 @@
 
 #include "base/line.h"
 #include "base/utf8.h"
-#include "model/value_path.h"
+#include "model/catalog.h"
 #include "tessera/catalog.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"

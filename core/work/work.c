@@ -2,8 +2,8 @@
  * batches, and finishes the output. */
 #include <stdlib.h>
 
-#include "check/compare_copy.h"
-#include "convert/reshard_to.h"
+#include "check/check_share.h"
+#include "convert/convert_to.h"
 #include "tessera/read.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
@@ -14,10 +14,9 @@
 #include "tessera/sys/plan.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
-#include "work/lanes.h"
 #include "work/work_parts.h"
 #include "write/blit.h"
-#include "write/object_json.h"
+#include "write/dcp_write.h"
 
 /* ---- lanes ---- */
 
@@ -788,7 +787,7 @@ static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_l
     const uint32_t threads = work->host->threads;
     const size_t count = range->end - range->first;
     running r = {.work = work, .part = part, .journal = journal};
-    r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: lanes.h */
+    r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */
     r.progress = (tsr_progress){step, &r};
     tsr_status status = open_run(&r, range->first, count, err);
     if (status == TSR_OK) status = run_units(&r, count, err);

@@ -2,7 +2,10 @@
 #ifndef TSR_WRITE_DCP_WRITE_H
 #define TSR_WRITE_DCP_WRITE_H
 
+#include "tessera/catalog.h"
+#include "tessera/host.h"
 #include "tessera/sys/dcp_item.h"
+#include "tessera/sys/json.h"
 #include "write/blit.h"
 
 /* An entry of the new checkpoint. */
@@ -43,5 +46,13 @@ typedef struct tsr_dcp_job {
 
 /* Lays everything out in the job's arena. Borrows everything the job points to. */
 tsr_status tsr_dcp_lay_out(tsr_dcp_job *job, tsr_writer *out, tsr_error *err);
+
+/* Writes an entry that is not a tensor as JSON, in listings and in the objects.json next to a file that cannot contain
+ * objects. */
+
+/* Writes the members "type" and "value", or "repr" if JSON cannot represent the value exactly. */
+void tsr_put_object(tsr_json *json, const tsr_entry *entry, const tsr_host *host);
+/* Writes the members "dtype" and "shape". */
+void tsr_put_dtype_and_shape(tsr_json *json, const tsr_entry *entry);
 
 #endif

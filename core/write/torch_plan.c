@@ -11,7 +11,7 @@
 #include "base/cursor.h"
 #include "formats/common/expansion.h"
 #include "formats/common/reader.h"
-#include "model/value_path.h"
+#include "model/catalog.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"

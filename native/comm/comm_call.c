@@ -1,8 +1,12 @@
 /* Detects calls of ranks that contradict each other, and makes the errors. */
 #include "comm/comm_call.h"
 
+#include "tessera/sys/containers.h"
+
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
+#include <time.h>
 
 /* The order matters: the same sizes in a different order are a different call. */
 static uint64_t mix(uint64_t digest, uint64_t value)
@@ -99,4 +103,151 @@ tsr_status tsr_traffic_check(uint32_t from, const tsr_traffic *sent, uint32_t ra
                      ", which expects %" PRIu64 " of %" PRIu64 " bytes%s",
                      from, sent->count, sent->bytes, rank, expected->count, expected->bytes,
                      sent->count == expected->count && sent->bytes == expected->bytes ? " with different sizes" : "");
+}
+
+/* Wraps another communicator, and makes its calls late or makes them fail. */
+
+typedef struct faulty {
+    tsr_comm base;
+    tsr_comm *inner;
+    tsr_faults *faults;
+    uint32_t rank; /* in the first communicator */
+    const tsr_allocator *allocator;
+} faulty;
+
+static uint64_t draw(uint64_t seed, uint64_t rank, uint64_t call)
+{
+    uint64_t x = seed + rank * UINT64_C(0x9e3779b97f4a7c15) + call * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+static void be_late(const faulty *f, uint64_t call)
+{
+    const tsr_faults *faults = f->faults;
+    if (!faults->delay_seed || !faults->delay_microseconds) return;
+    uint64_t microseconds = draw(faults->delay_seed, f->rank, call) % faults->delay_microseconds;
+    struct timespec nap = {(time_t)(microseconds / 1000000), (long)(microseconds % 1000000) * 1000};
+    nanosleep(&nap, NULL);
+}
+
+static tsr_status strike(faulty *f, const tsr_fault *fault, tsr_error *err)
+{
+    const uint64_t call = fault->call;
+    if (fault->kind == TSR_FAULT_KILL) raise(SIGKILL);
+    f->faults->gone = fault->kind != TSR_FAULT_FAIL;
+    tsr_status status =
+        tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "injected at call %" PRIu64 " of rank %" PRIu32, call, f->rank);
+    return fault->kind == TSR_FAULT_FAIL ? f->inner->poison(f->inner, status, err) : status;
+}
+
+static const tsr_fault *fault_at(const faulty *f, uint64_t call, bool afterwards)
+{
+    for (size_t i = 0; i < f->faults->count; i++) {
+        const tsr_fault *fault = &f->faults->list[i];
+        if (fault->rank == f->rank && fault->call == call && fault->afterwards == afterwards) return fault;
+    }
+    return NULL;
+}
+
+static tsr_status before(faulty *f, uint64_t *call, tsr_error *err)
+{
+    *call = f->faults->calls;
+    if (f->faults->gone) return tsr_raise(err, TSR_E_IO, TSR_NO_POSITION, "this rank is gone");
+    f->faults->calls++;
+    be_late(f, *call);
+    const tsr_fault *fault = fault_at(f, *call, false);
+    return fault ? strike(f, fault, err) : TSR_OK;
+}
+
+static tsr_status after(faulty *f, uint64_t call, tsr_status status, tsr_error *err)
+{
+    const tsr_fault *fault = status == TSR_OK ? fault_at(f, call, true) : NULL;
+    return fault ? strike(f, fault, err) : status;
+}
+
+static tsr_status all_gather(tsr_comm *comm, const void *mine, const size_t *sizes, void *all, tsr_error *err)
+{
+    faulty *f = (faulty *)comm;
+    uint64_t call;
+    tsr_status status = before(f, &call, err);
+    return status == TSR_OK ? after(f, call, f->inner->all_gather(f->inner, mine, sizes, all, err), err) : status;
+}
+
+static tsr_status broadcast(tsr_comm *comm, void *data, size_t size, uint32_t root, tsr_error *err)
+{
+    faulty *f = (faulty *)comm;
+    uint64_t call;
+    tsr_status status = before(f, &call, err);
+    return status == TSR_OK ? after(f, call, f->inner->broadcast(f->inner, data, size, root, err), err) : status;
+}
+
+static tsr_status exchange(tsr_comm *comm, const tsr_message *sends, size_t send_count, const tsr_message *receives,
+                           size_t receive_count, tsr_error *err)
+{
+    faulty *f = (faulty *)comm;
+    uint64_t call;
+    tsr_status status = before(f, &call, err);
+    if (status != TSR_OK) return status;
+    return after(f, call, f->inner->exchange(f->inner, sends, send_count, receives, receive_count, err), err);
+}
+
+static tsr_status largest(tsr_comm *comm, uint64_t *value, tsr_error *err)
+{
+    faulty *f = (faulty *)comm;
+    uint64_t call;
+    tsr_status status = before(f, &call, err);
+    return status == TSR_OK ? after(f, call, f->inner->largest(f->inner, value, err), err) : status;
+}
+
+static tsr_status poison(tsr_comm *comm, tsr_status mine, tsr_error *err)
+{
+    faulty *f = (faulty *)comm;
+    return f->faults->gone ? mine : f->inner->poison(f->inner, mine, err);
+}
+
+static tsr_status wrap(const faulty *like, tsr_comm *inner, tsr_comm **out, tsr_error *err);
+
+static tsr_status split(tsr_comm *comm, uint32_t group, uint32_t order, tsr_comm **out, tsr_error *err)
+{
+    faulty *f = (faulty *)comm;
+    uint64_t call;
+    tsr_comm *inner = NULL;
+    *out = NULL;
+    tsr_status status = before(f, &call, err);
+    if (status == TSR_OK) status = f->inner->split(f->inner, group, order, &inner, err);
+    if (status == TSR_OK && inner) status = wrap(f, inner, out, err);
+    status = after(f, call, status, err);
+    if (status == TSR_OK) return TSR_OK;
+    if (*out) (*out)->close(*out);
+    else if (inner) inner->close(inner);
+    *out = NULL;
+    return status;
+}
+
+static void close_faulty(tsr_comm *comm)
+{
+    faulty *f = (faulty *)comm;
+    f->inner->close(f->inner);
+    tsr_free(f->allocator, f, 1, sizeof *f);
+}
+
+static tsr_status wrap(const faulty *like, tsr_comm *inner, tsr_comm **out, tsr_error *err)
+{
+    faulty *f = tsr_alloc(like->allocator, 1, sizeof *f, err);
+    if (!f) return TSR_E_NOMEM;
+    *f = *like;
+    f->inner = inner;
+    f->base = (tsr_comm){inner->rank, inner->size,  all_gather,           broadcast,  exchange, largest, split,
+                         poison,      close_faulty, inner->takes_devices, inner->kept};
+    *out = &f->base;
+    return TSR_OK;
+}
+
+tsr_status tsr_comm_faulty(tsr_comm *inner, tsr_faults *faults, const tsr_allocator *allocator, tsr_comm **out,
+                           tsr_error *err)
+{
+    const faulty like = {.faults = faults, .rank = inner->rank, .allocator = allocator};
+    return wrap(&like, inner, out, err);
 }

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "io/digests.h"
 #include "tessera/sys/host_calls.h"
 
 /* The polynomials with reflected bits. A CRC of 32 bits is computed as one of 64 bits whose upper half is zero. */

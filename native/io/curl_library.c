@@ -1,7 +1,7 @@
 /* See curl_library.h. */
 #include "io/curl_library.h"
 
-#include "io/optional_library.h"
+#include "io/sys.h"
 
 tsr_status tsr_curl_open(tsr_curl *out, tsr_error *err)
 {

@@ -1,5 +1,5 @@
 /* Thin adapters over the optional libraries. */
-#include "io/digests.h"
+#include "io/checksums.h"
 
 #include "tessera/sys/host_calls.h"
 

@@ -1,5 +1,5 @@
-/* See http.h. Source: RFC 9110 (ranges, redirects). */
-#include "io/http.h"
+/* See transport.h. Source: RFC 9110 (ranges, redirects). */
+#include "io/transport.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -7,13 +7,12 @@
 #include <string.h>
 #include <strings.h>
 
-#include "io/retry.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/text.h"
 
 /* ---- http origin ---- */
 
-/* See http.h. Source: RFC 3986, 3.2. */
+/* See transport.h. Source: RFC 3986, 3.2. */
 
 typedef struct place {
     size_t scheme;    /* number of its characters; 0: neither http nor https */

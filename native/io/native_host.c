@@ -1,15 +1,21 @@
 /* See host.h. */
 #include "tessera/native_host.h"
+
+#include "io/checksums.h"
+#include "io/host_parts.h"
+#include "io/locked.h"
+#include "io/sys.h"
+#include "io/transport.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/path.h"
 
+#include <assert.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <unistd.h>
-
-#include "io/digests.h"
-#include "io/host_parts.h"
-#include "io/retry.h"
-#include "io/thread_pool.h"
 
 static uint32_t cores_allowed(void)
 {
@@ -68,4 +74,193 @@ tsr_native_parts tsr_native_parts_built(void)
     if (tsr_native_xxh3 != &tsr_xxh3_portable) parts.xxh3 = "libxxhash";
     if (tsr_native_zstd) parts.zstd = "libzstd";
     return parts;
+}
+
+/* Runs one loop at a time: a generation number wakes the workers, and an atomic counter hands out
+ * indices. */
+
+struct tsr_pool {
+    tsr_process process; /* the one that the workers are threads of */
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* signalled for a new loop, or to stop */
+    pthread_cond_t done; /* signalled when `working` becomes 0 */
+    pthread_t *workers;
+    uint32_t wanted; /* number of workers */
+    uint32_t started;
+    uint32_t working; /* number of workers in the current loop */
+    uint64_t generation;
+    /* A loop is running, until its last worker is done. A thread that starts another loop in the meantime, such as that
+     * worker, runs it alone. */
+    bool busy;
+    bool open; /* the loop has indices left, so workers may join it */
+    bool stop;
+    void (*body)(void *arg, size_t index);
+    void *arg;
+    size_t count;
+    atomic_size_t next;
+};
+
+static void deal(tsr_pool *pool, void (*body)(void *arg, size_t index), void *arg, size_t count)
+{
+    for (size_t i; (i = atomic_fetch_add_explicit(&pool->next, 1, memory_order_relaxed)) < count;) body(arg, i);
+}
+
+static void *worker(void *ctx)
+{
+    tsr_pool *pool = ctx;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->stop && (seen == pool->generation || !pool->open)) pthread_cond_wait(&pool->wake, &pool->lock);
+        if (pool->stop) break;
+        assert(pool->busy);
+        seen = pool->generation;
+        pool->working++;
+        pthread_mutex_unlock(&pool->lock);
+        deal(pool, pool->body, pool->arg, pool->count);
+        pthread_mutex_lock(&pool->lock);
+        if (--pool->working == 0) pthread_cond_signal(&pool->done);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return NULL;
+}
+
+static void *return_at_once(void *arg)
+{
+    return arg;
+}
+
+bool tsr_threads_exist(void)
+{
+    pthread_t thread;
+    return pthread_create(&thread, NULL, return_at_once, NULL) == 0 && pthread_join(thread, NULL) == 0;
+}
+
+static void init_locks(tsr_pool *pool)
+{
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+}
+
+tsr_pool *tsr_pool_new(uint32_t threads)
+{
+    tsr_pool *pool = calloc(1, sizeof *pool);
+    if (!pool) return NULL;
+    pool->wanted = threads > 1 ? threads - 1 : 0;
+    pool->workers = calloc(pool->wanted + 1, sizeof *pool->workers);
+    if (!pool->workers) {
+        free(pool);
+        return NULL;
+    }
+    init_locks(pool);
+    tsr_process_init(&pool->process);
+    return pool;
+}
+
+/* A child of a fork has none of the workers, and may find the locks in any state. */
+static void begin_in_child(void *ctx)
+{
+    tsr_pool *pool = ctx;
+    init_locks(pool);
+    pool->started = pool->working = 0;
+    pool->busy = pool->open = false;
+}
+
+void tsr_pool_free(tsr_pool *pool)
+{
+    if (!pool) return;
+    tsr_process_enter(&pool->process, begin_in_child, pool);
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i < pool->started; i++) pthread_join(pool->workers[i], NULL);
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->workers);
+    free(pool);
+}
+
+/* The caller must hold the lock. If fewer threads than wanted can be started, loops are only slower. */
+static void start_workers(tsr_pool *pool, size_t count)
+{
+    assert(tsr_is_locked(&pool->lock));
+    while (pool->started < pool->wanted && pool->started + 1 < count) {
+        if (pthread_create(&pool->workers[pool->started], NULL, worker, pool) != 0) {
+            pool->wanted = pool->started;
+            break;
+        }
+        pool->started++;
+    }
+}
+
+void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg)
+{
+    tsr_pool *pool = ctx;
+    tsr_process_enter(&pool->process, begin_in_child, pool);
+    pthread_mutex_lock(&pool->lock);
+    bool alone = count < 2 || pool->busy || pool->wanted == 0;
+    if (!alone) {
+        assert(!pool->open && !pool->working);
+        start_workers(pool, count);
+        pool->busy = pool->open = true;
+        pool->generation++;
+        pool->body = body;
+        pool->arg = arg;
+        pool->count = count;
+        atomic_store(&pool->next, 0);
+        pthread_cond_broadcast(&pool->wake);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (alone) {
+        for (size_t i = 0; i < count; i++) body(arg, i);
+        return;
+    }
+    deal(pool, body, arg, count);
+    pthread_mutex_lock(&pool->lock);
+    pool->open = false; /* all indices were handed out, so a worker that wakes up only now need not join */
+    while (pool->working > 0) pthread_cond_wait(&pool->done, &pool->lock);
+    pool->busy = false;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* ---- thread guards ---- */
+
+typedef struct mutex {
+    const tsr_allocator *allocator;
+    pthread_mutex_t lock;
+} mutex;
+
+static void take(void *ctx)
+{
+    pthread_mutex_lock(&((mutex *)ctx)->lock);
+}
+
+static void release(void *ctx)
+{
+    pthread_mutex_unlock(&((mutex *)ctx)->lock);
+}
+
+static bool is_taken(void *ctx)
+{
+    return tsr_is_locked(&((mutex *)ctx)->lock);
+}
+
+static void free_mutex(void *ctx)
+{
+    mutex *m = ctx;
+    pthread_mutex_destroy(&m->lock);
+    tsr_free(m->allocator, m, 1, sizeof *m);
+}
+
+tsr_status tsr_thread_guards_new(const tsr_allocator *allocator, tsr_unguarded_read *read, void *ctx, tsr_guards **out,
+                                 tsr_error *err)
+{
+    mutex *m = tsr_alloc(allocator, 1, sizeof *m, err);
+    if (!m) return TSR_E_NOMEM;
+    m->allocator = allocator;
+    pthread_mutex_init(&m->lock, NULL);
+    return tsr_guards_new(allocator, read, ctx, &(tsr_guards_lock){m, take, release, is_taken, free_mutex}, out, err);
 }

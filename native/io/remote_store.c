@@ -5,10 +5,9 @@
 #include <strings.h>
 
 #include "io/block_cache.h"
-#include "io/http.h"
 #include "io/locked.h"
-#include "io/scheduled_reads.h"
-#include "io/thread_pool.h"
+#include "io/sys.h"
+#include "io/transport.h"
 #include "tessera/memory.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/path.h"

@@ -1,5 +1,5 @@
-/* See scheduled_reads.h. Part n is kept in slot n % slot_count. */
-#include "io/scheduled_reads.h"
+/* See block_cache.h. Part n is kept in slot n % slot_count. */
+#include "io/block_cache.h"
 
 #include <assert.h>
 #include <pthread.h>

@@ -3,13 +3,15 @@
 #ifndef TSR_NATIVE_SYS_H
 #define TSR_NATIVE_SYS_H
 
-#include <sys/stat.h>
-#include <sys/types.h>
-
+#include "tessera/host.h"
 #include "tessera/status.h"
 #include "tessera/str.h"
 #include "tessera/sys/folder.h"
+
+#include <dlfcn.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/types.h>
 #include <time.h>
 
 typedef struct tsr_sys tsr_sys;
@@ -108,5 +110,57 @@ void tsr_process_init(tsr_process *process);
 /* In another process than the noted one, calls `begin` with `ctx` and notes that process; otherwise does nothing. Several threads may
  * call this at the same time: all return after `begin`. */
 void tsr_process_enter(tsr_process *process, void (*begin)(void *ctx), void *ctx);
+
+/* Opens external libraries when they are first needed, so that programs that do not need them start without them. This is a
+ * header because both libtessera and libtessera-cuda need the functions, and neither exports them. */
+
+typedef struct tsr_library_call {
+    const char *name;
+    void *slot; /* address of a function pointer of the type that the caller declares */
+} tsr_library_call;
+
+static inline tsr_status tsr_library_find(void *library, const char *name, const tsr_library_call *calls, size_t count,
+                                          tsr_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *found = dlsym(library, calls[i].name);
+        if (!found) return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s has no %s", name, calls[i].name);
+        memcpy(calls[i].slot, &found, sizeof found); /* ISO C cannot cast this pointer to a function pointer */
+    }
+    return TSR_OK;
+}
+
+/* Opens the first of the libraries `names` (ended by NULL) that exists, and looks up every call in it. The caller closes it
+ * with dlclose; its code stays in the process, because libraries like NCCL have threads that may still be about to end.
+ * TSR_E_UNSUPPORTED if none exists, or if it lacks a call; *out is then NULL. */
+static inline tsr_status tsr_library_open(const char *const *names, const tsr_library_call *calls, size_t count, void **out,
+                                          tsr_error *err)
+{
+    void *library = NULL;
+    *out = NULL;
+    for (; *names && !library; names++) library = dlopen(*names, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!library) {
+        const char *why = dlerror();
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "%s", why ? why : "a library cannot be opened");
+    }
+    const tsr_status status = tsr_library_find(library, names[-1], calls, count, err);
+    if (status == TSR_OK) *out = library;
+    else dlclose(library);
+    return status;
+}
+
+/* A pool of threads for tsr_host.parallel_for. The caller works, too. A loop that is started while another is running
+ * (nested, or from another thread) is executed by its caller alone, so nothing ever waits for the pool itself. */
+
+typedef struct tsr_pool tsr_pool;
+
+/* `threads` includes the caller: threads − 1 are started with the first loop. NULL if memory runs out. */
+tsr_pool *tsr_pool_new(uint32_t threads);
+void tsr_pool_free(tsr_pool *pool); /* accepts NULL; no loop may be running */
+/* Whether the system gives this process another thread. */
+bool tsr_threads_exist(void);
+
+/* A tsr_parallel_for; `ctx` is the pool. */
+void tsr_pool_run(void *ctx, size_t count, void (*body)(void *arg, size_t index), void *arg);
 
 #endif

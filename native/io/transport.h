@@ -13,6 +13,7 @@
 
 #include "io/checksums.h"
 
+#include <stdbool.h>
 #include <time.h>
 
 typedef struct tsr_transport tsr_transport;
@@ -30,7 +31,7 @@ typedef struct tsr_http_answer {
     uint64_t total;       /* size of the whole file in bytes; UINT64_MAX: the server does not report it */
     uint64_t first, last; /* with is_range: the range that was sent, according to Content-Range */
     bool is_range;
-    bool is_directory;   /* it was redirected to the same URL with a slash (http.h) */
+    bool is_directory;   /* it was redirected to the same URL with a slash (transport.h) */
     char version[160];   /* ETag, otherwise Last-Modified, otherwise empty */
     size_t size;         /* number of bytes received */
     char region[32];     /* x-amz-bucket-region; may be empty */
@@ -97,5 +98,52 @@ time_t tsr_http_date(tsr_str value);
 /* The number of seconds to wait according to a Retry-After header with seconds or a date; 0 if it is neither, or in the
  * past. `now` is in seconds since 1970. */
 double tsr_retry_after(tsr_str value, time_t now);
+
+/* ---- Reads ranges of files at http(s) URLs. ---- */
+
+typedef struct tsr_http tsr_http;
+
+/* TSR_E_UNSUPPORTED without libcurl. Uses at most `depth` connections. Thread-safe, except for close. */
+tsr_status tsr_http_open(const tsr_allocator *allocator, unsigned depth, tsr_http **out, tsr_error *err);
+void tsr_http_close(tsr_http *http); /* accepts NULL */
+
+/* Which bytes to read, and where to store them. */
+typedef struct tsr_http_range {
+    uint64_t byte_offset;
+    size_t size;
+    void *buffer;
+} tsr_http_range;
+
+/* Reads the bytes of `range`, or fewer if the file ends before, and follows redirects. If the server sends the whole file,
+ * does not wait for what follows the range. The headers in TESSERA_HTTP_HEADERS, the user and password in the URL and those
+ * in ~/.netrc are sent only to the URL's own scheme, host and port. Temporary failures are retried (io/transport.h). Any status
+ * of the server counts as an answer; TSR_E_IO if there is no answer after all retries, or if a 206 does not contain the
+ * requested range. Messages contain the URL without its secrets. */
+tsr_status tsr_http_get(tsr_http *http, const char *url, tsr_http_range range, tsr_http_answer *answer, tsr_error *err);
+
+/* ---- The origin of a URL: its scheme, host and port. Together they decide who may receive a secret. ---- */
+
+/* Whether both are http or https URLs with the same scheme, host and port (by default 80 and 443). */
+bool tsr_http_same_origin(const char *a, const char *b);
+
+/* Decides when to repeat a request: after statuses 429 and 5xx other than 501, after a connection was cut, and if none was
+ * made; never after any other answer. Waiting times grow, and are at least what the server requests in Retry-After.
+ *
+ * All requests of a command together may lose TESSERA_RETRY_SECONDS (default: 40) through failures. Then nothing is repeated any
+ * more, and a little later nothing is sent any more, so that a command whose server stays broken ends within a minute whatever
+ * it does about the error. Bytes that arrive slowly are not lost time. */
+
+/* Whether to repeat the transfer after its `attempt`th try (counted from 1), and how many seconds to wait before. Must be called
+ * once after each try, because it counts the time that was lost. */
+bool tsr_retry_worthwhile(const tsr_http_transfer *transfer, unsigned attempt, double *seconds);
+void tsr_retry_wait(double seconds);
+
+/* Forgets what was lost: a command begins, or a request has succeeded that failed before. */
+void tsr_retry_forget(void);
+bool tsr_retry_is_spent(void);
+/* How many seconds a request may wait for the next byte; 0: it must not be sent. */
+double tsr_retry_patience(void);
+/* TSR_E_USAGE if TESSERA_RETRY_SECONDS is not a number that is allowed. */
+tsr_status tsr_retry_check_setting(tsr_error *err);
 
 #endif

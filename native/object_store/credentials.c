@@ -8,7 +8,7 @@
 #include <strings.h>
 #include <time.h>
 
-#include "io/retry.h"
+#include "io/transport.h"
 #include "object_store/service.h"
 #include "tessera/sys/try.h"
 

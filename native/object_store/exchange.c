@@ -6,8 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "io/http.h"
-#include "io/retry.h"
+#include "io/transport.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/text.h"

@@ -12,13 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "io/http.h"
 #include "io/locked.h"
-#include "io/retry.h"
 #include "io/sys.h"
+#include "io/transport.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
-#include "object_store/s3.h"
 #include "object_store/upload.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"

@@ -4,7 +4,7 @@
 #include <cjson/cJSON.h>
 #include <stdio.h>
 
-#include "io/http.h"
+#include "io/transport.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 

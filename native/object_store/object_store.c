@@ -10,9 +10,7 @@
 
 #include "io/block_cache.h"
 #include "io/locked.h"
-#include "io/scheduled_reads.h"
 #include "object_store/exchange.h"
-#include "object_store/object_sums.h"
 #include "object_store/service.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"

@@ -1,5 +1,5 @@
-/* See object_sums.h. */
-#include "object_store/object_sums.h"
+/* See service.h. */
+#include "object_store/service.h"
 
 #include <pthread.h>
 

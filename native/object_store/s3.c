@@ -1,15 +1,14 @@
-/* See s3.h. Source: the S3 API reference; AWS's documentation of Signature Version 4. */
-#include "object_store/s3.h"
+/* See service.h. Source: the S3 API reference; AWS's documentation of Signature Version 4. */
+#include "object_store/service.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <strings.h>
 #include <time.h>
 
-#include "io/retry.h"
+#include "io/transport.h"
 #include "object_store/exchange.h"
 #include "object_store/object_listing.h"
-#include "object_store/service.h"
 #include "object_store/upload.h"
 #include "tessera/sys/try.h"
 

@@ -2,7 +2,9 @@
 #ifndef TSR_OBJECT_STORE_SERVICE_H
 #define TSR_OBJECT_STORE_SERVICE_H
 
+#include "io/checksums.h"
 #include "io/transport.h"
+#include "object_store/credentials.h"
 #include "tessera/memory.h"
 #include "tessera/status.h"
 #include "tessera/sys/containers.h"
@@ -224,5 +226,43 @@ tsr_str tsr_url_encode(tsr_arena *arena, tsr_str text, bool keeps_slashes, tsr_e
 tsr_str tsr_url_query(tsr_arena *arena, const tsr_parameter *parameters, size_t count, tsr_error *err);
 /* Decodes what S3 calls encoding-type=url: "%2B" is '+', and '+' is a space. */
 tsr_str tsr_url_decode(tsr_arena *arena, tsr_str text, tsr_error *err);
+
+/* ---- S3 and services with the same protocol, such as MinIO or Google's XML API. ---- */
+
+/* The settings of a service that is not S3 itself. All texts are borrowed. */
+typedef struct tsr_s3_elsewhere {
+    const char *shown;    /* "gs://bucket" */
+    const char *endpoint; /* "https://storage.googleapis.com" */
+    const char *region;
+    const char *absent_header, *absent_value; /* header that makes a request fail if the object exists; literals */
+    tsr_credentials credentials;
+} tsr_s3_elsewhere;
+
+/* Opens a bucket. `elsewhere` NULL: as AWS's environment variables and profile say. Sets *out as described for
+ * tsr_service_new. */
+tsr_status tsr_s3_open(const tsr_allocator *allocator, const tsr_location *location, const tsr_s3_elsewhere *elsewhere,
+                       tsr_transport *transport, tsr_service **out, tsr_error *err);
+
+/* Adds up the checksums of the ranges of objects that arrive, in any order and from any thread, until an object has arrived whole. What a
+ * store states of the whole object can then be compared with it, although no request was for the whole object. */
+
+typedef struct tsr_object_sums tsr_object_sums;
+
+tsr_status tsr_object_sums_new(const tsr_allocator *allocator, tsr_object_sums **out, tsr_error *err);
+void tsr_object_sums_free(tsr_object_sums *sums); /* accepts NULL */
+
+/* Bytes of an object that have arrived. */
+typedef struct tsr_arrived {
+    const tsr_object *object;
+    tsr_checksum_kind kind; /* not MD5, and always the same for an object */
+    uint64_t offset;
+    const void *data;
+    size_t size;
+} tsr_arrived;
+
+/* Adds bytes; those that were added before are passed over. Borrows the object's key. When they are the last that were missing, *whole is true
+ * and `sum` is the checksum of the object. Errors: TSR_E_NOMEM. */
+tsr_status tsr_object_sums_add(tsr_object_sums *sums, const tsr_arrived *bytes, bool *whole, char sum[TSR_CHECKSUM_TEXT],
+                               tsr_error *err);
 
 #endif

@@ -1,5 +1,4 @@
 /* Chooses the kind of store that serves a URL. */
-#include "object_store/s3.h"
 #include "object_store/service.h"
 #include "tessera/sys/try.h"
 

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-#include "io/digests.h"
-#include "io/retry.h"
+#include "io/checksums.h"
+#include "io/transport.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"

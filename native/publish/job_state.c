@@ -6,9 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "publish/completed.h"
+#include "publish/destination.h"
 #include "publish/folder_output.h"
-#include "publish/job.h"
 #include "publish/job_state.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
@@ -256,7 +255,7 @@ tsr_status tsr_job_write_sidecar(job_state *s, tsr_error *err)
 /* ---- completed ---- */
 
 /* Finds out whether an earlier run of the job has already written DEST: the job runs over an output that compares
- * (publish/completed.h) instead of writing. */
+ * (publish/destination.h) instead of writing. */
 
 /* Whether a directory in an object store lacks the file that makes its checkpoint complete. A model that fits into one shard has no
  * index: that one file is it. */

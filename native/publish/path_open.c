@@ -2,15 +2,25 @@
  * metadata names are therefore requested after it was read, and the checkpoint is opened again with all of them. */
 #include "tessera/path.h"
 
+#include "publish/job_state.h"
 #include "tessera/document_read.h"
+#include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/collectives.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/document.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/latest.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/path.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
+#include "tessera/sys/work.h"
+#include "tessera/sys/write_tree.h"
+#include "tessera/version.h"
 
 /* The names that a server was asked for. */
 typedef struct asking {
@@ -200,4 +210,208 @@ tsr_status tsr_path_load(const char *path, const tsr_host *host, tsr_arena *aren
     tsr_bytes_free(&bytes);
     store->close(store);
     return status;
+}
+
+/* Writes a checkpoint to a path or a URL, by one process or by ranks that share the work, as a job (job_state.h). */
+
+typedef struct writing {
+    tsr_checkpoint *checkpoint;
+    tsr_convert_options convert;
+    tsr_job job;
+} writing;
+
+/* ---- what is written ---- */
+
+/* All numbers that decide where which bytes of tensors go. What surrounds the tensors is written by the run that publishes. */
+typedef struct numbers {
+    tsr_vec bytes;
+    tsr_error *err;
+} numbers;
+
+static tsr_status put_number(numbers *n, uint64_t number)
+{
+    return tsr_vec_append(&n->bytes, &number, sizeof number, n->err);
+}
+
+static tsr_status put_text(numbers *n, tsr_str text)
+{
+    TSR_TRY(put_number(n, text.size));
+    return tsr_vec_append(&n->bytes, text.data, text.size, n->err);
+}
+
+static tsr_status put_shard(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
+{
+    numbers *n = ctx;
+    (void)err;
+    TSR_TRY(put_number(n, tensor));
+    TSR_TRY(put_number(n, owner));
+    for (uint64_t b = 0; b < shard->box_count; b++) {
+        for (uint32_t d = 0; d < shard->ndim; d++) {
+            TSR_TRY(put_number(n, shard->boxes[b].offsets[d]));
+            TSR_TRY(put_number(n, shard->boxes[b].sizes[d]));
+        }
+    }
+    return TSR_OK;
+}
+
+/* The layout of the output. The plan of the conversion has the effects of all options. */
+static tsr_status put_conversion(numbers *n, const tsr_conversion *c)
+{
+    for (uint32_t f = 0; f < c->file_count; f++) {
+        TSR_TRY(put_text(n, c->files[f]));
+        TSR_TRY(put_number(n, c->file_sizes[f]));
+    }
+    for (uint64_t r = 0; r < c->row_count; r++) {
+        const tsr_converted *row = &c->rows[r];
+        const uint64_t facts[] = {row->dtype, row->bytes, row->file, row->written, row->cast};
+        TSR_TRY(put_text(n, row->name));
+        for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) TSR_TRY(put_number(n, facts[i]));
+    }
+    return TSR_OK;
+}
+
+static tsr_status describe(void *ctx, tsr_str *text, tsr_error *err)
+{
+    writing *w = ctx;
+    tsr_file_id id;
+    tsr_plan_source source = {0};
+    const tsr_host *host = tsr_checkpoint_host(w->checkpoint);
+    tsr_store *store = tsr_checkpoint_store(w->checkpoint);
+    const bool is_remote = store->file_count && !tsr_folder_store_identify(store, 0, &id);
+    const uint64_t flags = (uint64_t)w->convert.raw_cast << 1 | w->convert.no_checksums;
+    numbers n = {tsr_vec_of(host->allocator, 1), err};
+    *text = TSR_STR(TSR_JOURNAL_MAGIC);
+    TSR_TRY(tsr_job_add_line(w->job.arena, text, "tessera", TSR_STR(TSR_VERSION), err));
+    TSR_TRY(tsr_plan_source_describe(tsr_checkpoint_catalog(w->checkpoint), &(tsr_command_options){0}, host, w->job.arena,
+                                     &source, err));
+    TSR_TRY(tsr_job_date_source(store, is_remote, &source, w->job.arena, err));
+    TSR_TRY(tsr_job_add_source(w->job.arena, text, &source, err));
+    TSR_TRY(tsr_job_add_line(w->job.arena, text, "to", tsr_str_from(tsr_container_words[w->convert.to]), err));
+    tsr_status status = put_number(&n, flags);
+    if (status == TSR_OK) status = put_conversion(&n, &w->job.conversion);
+    if (status == TSR_OK && w->convert.plan) status = tsr_plan_each_write(w->convert.plan, put_shard, &n, err);
+    if (status == TSR_OK)
+        status = tsr_job_add_hash(w->job.arena, text, "layout", (tsr_str){n.bytes.items, n.bytes.count}, err);
+    tsr_vec_free(&n.bytes);
+    return status;
+}
+
+static tsr_status list_inputs(void *ctx, tsr_inputs *inputs, tsr_error *err)
+{
+    const writing *w = ctx;
+    return tsr_inputs_add(inputs, tsr_checkpoint_store(w->checkpoint), w->checkpoint, err);
+}
+
+static tsr_status unchanged(void *ctx, tsr_error *err)
+{
+    const writing *w = ctx;
+    return tsr_folder_store_unchanged(tsr_checkpoint_store(w->checkpoint), err);
+}
+
+/* ---- the job ---- */
+
+tsr_status tsr_path_write(tsr_checkpoint *checkpoint, const char *path, const tsr_path_write_options *options,
+                          tsr_arena *arena, tsr_conversion *out, tsr_error *err)
+{
+    tsr_path_write_options own;
+    writing w = {.checkpoint = checkpoint};
+    TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_path_write_options, err));
+    TSR_FAIL_IF(!own.convert, err, TSR_E_USAGE, "tsr_path_write_options.convert is required");
+    TSR_TRY(TSR_OPTIONS_COPY(&w.convert, own.convert, tsr_convert_options, err));
+    const tsr_convert_options *convert = &w.convert;
+    const tsr_job_form form = tsr_job_form_of(convert, path);
+    if (form.file_name.size) w.convert.file_name = form.file_name;
+    tsr_comm *ranks = own.comm && own.comm->size > 1 ? own.comm : NULL;
+    w.job = (tsr_job){.environment = {.ranks = ranks},
+                      .host = tsr_checkpoint_host(checkpoint),
+                      .arena = arena,
+                      .destination = path,
+                      .is_folder = form.is_folder,
+                      .file_name = form.file_name,
+                      .marker = form.marker,
+                      .source = checkpoint,
+                      .options = convert,
+                      .has_holes = tsr_folder_store_has_holes(tsr_checkpoint_store(checkpoint)),
+                      .replaces = own.overwrite,
+                      .resumes = own.resume,
+                      .describe = describe,
+                      .describes_plan = true,
+                      .list_inputs = list_inputs,
+                      .unchanged = unchanged,
+                      .ctx = &w};
+    tsr_status status;
+    if (convert->dry_run) {
+        status = tsr_convert(checkpoint, NULL, convert, arena, &w.job.conversion, err);
+        if (ranks) status = tsr_comm_agree(ranks, status, err);
+    } else {
+        status = tsr_job_run(&w.job, err);
+    }
+    if (status == TSR_OK && out) *out = w.job.conversion;
+    return status;
+}
+
+/* ---- path tree ---- */
+
+/* Value trees by path: loads a checkpoint as one tree, and writes a tree as torch.save would. */
+
+typedef struct written_tree {
+    tsr_checkpoint *checkpoint;
+    const tsr_value *root;
+} written_tree;
+
+static tsr_status write_tree(void *ctx, tsr_output *output, uint32_t *number, tsr_error *err)
+{
+    const written_tree *t = ctx;
+    tsr_tree_file file = {.output = output, .name = TSR_STR("")};
+    TSR_TRY(tsr_ring_new(tsr_checkpoint_host(t->checkpoint), 0, &file.ring, err));
+    const tsr_status status = tsr_write_tree(t->checkpoint, t->root, NULL, &file, err);
+    tsr_ring_free(file.ring);
+    *number = file.number;
+    return status;
+}
+
+tsr_status tsr_path_write_tree(tsr_checkpoint *checkpoint, const tsr_value *root, const char *path, tsr_error *err)
+{
+    const tsr_host *host = tsr_checkpoint_host(checkpoint);
+    written_tree tree = {checkpoint, root};
+    tsr_publication p = {.host = host,
+                         .arena = tsr_arena_new(host->allocator, 0, err),
+                         .destination = path,
+                         .line = TSR_STR("a checkpoint that a program writes\n"),
+                         .source = tsr_checkpoint_store(checkpoint),
+                         .write = write_tree,
+                         .ctx = &tree};
+    const tsr_status status = p.arena ? tsr_publication_run(&p, err) : TSR_E_NOMEM;
+    tsr_arena_free(p.arena);
+    return status;
+}
+
+/* What a tsr_path_tree keeps open. */
+struct tsr_path_tree_files {
+    tsr_store *store;
+    tsr_trees trees;
+};
+
+tsr_status tsr_path_tree_open(const char *path, const tsr_host *host, tsr_arena *arena, tsr_path_tree *out, tsr_error *err)
+{
+    *out = (tsr_path_tree){.files = TSR_ARENA_NEW(arena, tsr_path_tree_files, err)};
+    if (!out->files) return TSR_E_NOMEM;
+    TSR_TRY(tsr_path_store_open(host, path, &out->files->store, err));
+    const tsr_status status = tsr_trees_of(out->files->store, host, false, &out->files->trees, err);
+    if (status != TSR_OK) {
+        tsr_path_tree_close(out);
+        return status;
+    }
+    out->checkpoint = out->files->trees.checkpoint;
+    out->root = out->files->trees.roots[0];
+    return TSR_OK;
+}
+
+void tsr_path_tree_close(tsr_path_tree *tree)
+{
+    if (tree->files) {
+        tsr_trees_close(&tree->files->trees);
+        if (tree->files->store) tree->files->store->close(tree->files->store);
+    }
+    *tree = (tsr_path_tree){0};
 }

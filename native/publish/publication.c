@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "publish/completed.h"
+#include "publish/destination.h"
 #include "publish/job_state.h"
 #include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"

@@ -1,5 +1,5 @@
-/* See rank_files.h. */
-#include "publish/rank_files.h"
+/* See folder_output.h. */
+#include "publish/folder_output.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "publish/destination.h"
-#include "publish/folder_output.h"
 #include "publish/saves.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"

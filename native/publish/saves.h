@@ -35,7 +35,7 @@ typedef struct tsr_save_request {
     void *ctx;
 } tsr_save_request;
 
-/* Holds the directory, and removes what killed runs of other jobs (job.h) left next to it; shares of plans stay, with a warning.
+/* Holds the directory, and removes what killed runs of other jobs (job_state.h) left next to it; shares of plans stay, with a warning.
  * TSR_E_EXISTS if another process is saving there or replaces it; TSR_E_IO; TSR_E_NOMEM. Copies the options. */
 tsr_status tsr_save_open(const tsr_save_request *options, tsr_save **out, tsr_error *err);
 /* Notes the marker and the files of the checkpoint that will be replaced, as they are now, and removes what killed saves left, except
@@ -50,7 +50,7 @@ tsr_status tsr_save_end(const tsr_save *save, const char *token, const tsr_str *
 /* Releases the directory. Accepts NULL. */
 void tsr_save_close(tsr_save *save);
 
-/* Removes what killed jobs (job.h) left next to a destination; shares of plans stay, with a warning. `say` may be NULL. */
+/* Removes what killed jobs (job_state.h) left next to a destination; shares of plans stay, with a warning. `say` may be NULL. */
 tsr_status tsr_journals_clear(const tsr_journals *journals, const char *path, void (*say)(void *ctx, const char *text),
                               void *ctx, tsr_error *err);
 

@@ -1,13 +1,11 @@
 /* The functions that Python calls through ctypes. They are flat functions over the library, so only the few structs below
  * must be known outside C. Documents and files are returned through a callback. Every function may be called from several
  * threads at the same time for different sessions; tsr_python_read also for the same one. */
-#include <errno.h>
-#include <inttypes.h>
-#include <stdlib.h>
-
+#include "cli/program/cli.h"
 #include "cli/program/map_options.h"
 #include "io/sys.h"
 #include "session.h"
+#include "tessera/box.h"
 #include "tessera/document_read.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/catalog.h"
@@ -20,11 +18,16 @@
 #include "tessera/sys/loadable.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/object_store.h"
+#include "tessera/sys/optim_load.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 #include "tessera/tessera.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
 
 /* Which checkpoint to open, and how. Mirrored in _library.py. Texts may be NULL. */
 typedef struct opening {
@@ -610,4 +613,126 @@ tsr_status tsr_python_object(session *s, uint64_t index, tsr_write_fn *write, vo
     tsr_ring_free(ring);
     if (output) output->close(output);
     return status;
+}
+
+/* Commands, for Python: the functions of the command line, with their documents and messages as results. */
+
+/* What a call of a command needs besides its request. Mirrored in _library.py. */
+typedef struct call {
+    tsr_write_fn *write; /* receives the document, or the report */
+    void (*say)(void *ctx, cli_saying saying, const char *text, const tsr_error *err);
+    void (*progress)(void *ctx, uint64_t byte_done, uint64_t byte_total); /* may be NULL */
+    const int *stop;                                                      /* not 0: the call is to end soon */
+    uint8_t writes; /* it makes files, and needs memory to clean up after it was stopped */
+} call;
+
+/* Returns whether the command ran. If not, the reason has been said as an error. */
+EXPORT int tsr_python_call(const cli_request *request, const call *with);
+
+int tsr_python_call(const cli_request *request, const call *with)
+{
+    tsr_error err = {0};
+    session *s = python_session_new(0, with->stop, &err);
+    if (!s) {
+        with->say(NULL, CLI_SAYS_ERROR, err.message, &err);
+        return 0;
+    }
+    const cli_caller caller = {.write = with->write,
+                               .say = with->say,
+                               .progress = with->progress,
+                               .sys = &s->sys,
+                               .allocator = with->writes ? &tsr_allocator_libc : &s->allocator,
+                               .stop = with->stop};
+    const int status = cli_call(request, &caller, 0);
+    tsr_python_close(s);
+    return status != CLI_TROUBLE;
+}
+
+/* Used by _optimizer.py: plans what a rank reads of a sharded optimizer state (tessera/sys/optim_load.h). The data is then
+ * read with tsr_python_read. */
+
+typedef struct plan {
+    tsr_checkpoint *checkpoint;
+    tsr_arena *arena;
+    tsr_optim_reads plan;
+} plan;
+
+/* One read of the plan. Mirrored in _library.py. */
+typedef struct planned {
+    uint64_t index; /* index of the entry; UINT64_MAX: an empty dict */
+    tsr_str fqn;
+    tsr_str parameter;
+    uint64_t storage_offsets[TSR_MAX_NDIM], dest_offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM], dest_size[TSR_MAX_NDIM];
+    uint32_t kind; /* a tsr_optim_read_kind */
+    uint32_t path_length;
+    uint32_t ndim; /* of the box described by the arrays above */
+    uint8_t has_shard, is_unknown;
+} planned;
+
+/* Makes a plan. tsr_tp_slice and tsr_optim_mesh are mirrored, too. Returns NULL with the error in `err`. The plan must be
+ * freed before the session. */
+EXPORT plan *tsr_python_plan_optimizer(session *s, const char *key, const tsr_optim_mesh *mesh, const tsr_tp_slice *slices,
+                                       size_t slice_count, tsr_error *err);
+EXPORT void tsr_python_free_plan(plan *p);
+EXPORT size_t tsr_python_plan_count(const plan *p);
+EXPORT void tsr_python_planned(const plan *p, size_t at, planned *out);
+EXPORT void tsr_python_planned_path_item(const plan *p, size_t at, uint32_t item, path_item *out);
+
+void tsr_python_free_plan(plan *p)
+{
+    if (!p) return;
+    tsr_arena_free(p->arena);
+    free(p);
+}
+
+plan *tsr_python_plan_optimizer(session *s, const char *key, const tsr_optim_mesh *mesh, const tsr_tp_slice *slices,
+                                size_t slice_count, tsr_error *err)
+{
+    tsr_checkpoint *checkpoint = s->checkpoint;
+    const tsr_allocator *allocator = tsr_checkpoint_host(checkpoint)->allocator;
+    plan *p = calloc(1, sizeof *p);
+    if (!p) {
+        tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "out of memory");
+        return NULL;
+    }
+    p->checkpoint = checkpoint;
+    p->arena = tsr_arena_new(allocator, 0, err);
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
+    const tsr_optim_mesh sliced = {mesh->data_rank, mesh->data_world, mesh->tensor_parallel, slices, slice_count};
+    if (p->arena && tsr_optim_load(catalog, tsr_str_from(key), &sliced, p->arena, &p->plan, err) == TSR_OK) return p;
+    tsr_python_free_plan(p);
+    return NULL;
+}
+
+size_t tsr_python_plan_count(const plan *p)
+{
+    return p->plan.count;
+}
+
+void tsr_python_planned(const plan *p, size_t at, planned *out)
+{
+    const tsr_optim_read *read = &p->plan.reads[at];
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(p->checkpoint);
+    const bool is_entry = tsr_catalog_has(catalog, read->entry);
+    *out = (planned){.index = is_entry ? (uint64_t)(read->entry - catalog->entries) : UINT64_MAX,
+                     .fqn = read->entry->fqn,
+                     .parameter = read->parameter,
+                     .kind = (uint32_t)read->kind,
+                     .path_length = read->path_length,
+                     .has_shard = read->has_shard,
+                     .is_unknown = read->is_unknown};
+    if (read->kind != TSR_READ_BOX || read->entry->ndim > TSR_MAX_NDIM) return;
+    out->ndim = read->entry->ndim;
+    for (uint32_t d = 0; d < out->ndim; d++) {
+        out->storage_offsets[d] = read->storage_offsets[d];
+        out->dest_offsets[d] = read->dest_offsets[d];
+        out->sizes[d] = read->sizes[d];
+        out->dest_size[d] = read->dest_size[d];
+    }
+}
+
+void tsr_python_planned_path_item(const plan *p, size_t at, uint32_t item, path_item *out)
+{
+    const tsr_path_item *from = &p->plan.reads[at].path[item];
+    *out = (path_item){from->key, from->integer, from->kind};
 }

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "io/digests.h"
+#include "io/checksums.h"
+#include "publish/folder_output.h"
 #include "publish/join.h"
-#include "publish/rank_files.h"
 #include "publish/saves.h"
 #include "session.h"
 #include "tessera/output.h"

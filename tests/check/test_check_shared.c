@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "comm/comm_faults.h"
+#include "comm/comm_call.h"
 #include "support/checked.h"
 #include "support/ranks.h"
 #include "tessera/check.h"

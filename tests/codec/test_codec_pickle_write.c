@@ -9,7 +9,6 @@
 #include <cmocka.h>
 
 #include "codec/pickle.h"
-#include "codec/pickle_write.h"
 #include "support/failing_allocator.h"
 
 static const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = {1000, 1000000, 1u << 30, 1u << 30, 1000000}};

@@ -8,7 +8,6 @@
 
 #include "base/cursor.h"
 #include "codec/zip.h"
-#include "codec/zip_write.h"
 #include "support/sample.h"
 #include "support/zip_opening.h"
 

@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "work/lanes.h"
+#include "work/work_parts.h"
 
 #define TENSORS 8u
 #define FILES   200u

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "comm/comm_faults.h"
+#include "comm/comm_call.h"
 #include "tessera/comm_mpi.h"
 
 enum { CALLS = 6, LARGE = 3 << 20 };

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "io/digests.h"
+#include "io/checksums.h"
 #include "io/transport.h"
 #include "tessera/sys/host_calls.h"
 

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "comm/comm_faults.h"
+#include "comm/comm_call.h"
 #include "support/failing_allocator.h"
 #include "support/ranks.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "native/scratch.h"
-#include "publish/completed.h"
+#include "publish/destination.h"
 #include "tessera/native_host.h"
 
 static tsr_native_host native;

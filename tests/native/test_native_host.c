@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "io/thread_pool.h"
+#include "io/sys.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/host_calls.h"
 

@@ -1,4 +1,4 @@
-/* io/scheduled_reads.h: what is read is what the files have, whatever the order of the reads, and as many requests are in flight
+/* io/block_cache.h: what is read is what the files have, whatever the order of the reads, and as many requests are in flight
  * as were allowed, over files as well as within one. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "io/scheduled_reads.h"
+#include "io/block_cache.h"
 #include "tessera/memory.h"
 
 enum { MIB = 1 << 20, DEPTH = 4, AHEAD = 16, FILES = 6 };

@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cli/program/launch.h"
+#include "cli/program/session.h"
 #include "robust/crash_sys.h"
 #include "support/full_counts.h"
 

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "comm/comm_faults.h"
+#include "comm/comm_call.h"
 #include "ramp.h"
 #include "support/failing_allocator.h"
 #include "support/full_counts.h"

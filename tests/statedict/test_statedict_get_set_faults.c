@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "comm/comm_faults.h"
+#include "comm/comm_call.h"
 #include "live_model.h"
 #include "live_units.h"
 #include "support/failing_allocator.h"

@@ -1,6 +1,6 @@
-/* cli/program/signals.h where there is one thread: instead of native/cli/program/signals.c, whose thread waits for signals. The
+/* cli/program/session.h where there is one thread: instead of native/cli/program/signals.c, whose thread waits for signals. The
  * main thread of Node receives them, and the thread of the program looks for them when it reads or writes (system.js). */
-#include "cli/program/signals.h"
+#include "cli/program/session.h"
 
 #include <signal.h>
 #include <stddef.h>

@@ -54,4 +54,11 @@ static inline void tsr_majority_vote(tsr_majority *m, uint64_t value)
     else if (value) *m = (tsr_majority){value, 1};
 }
 
+/* ---- Entries of a damaged file whose bytes are lost (tsr_open_options.salvage). ---- */
+
+/* Whether a chunk of the entry is in no file. */
+bool tsr_entry_lacks_bytes(const tsr_entry *entry);
+/* Adds the finding `repair/lost`, for an entry that a reader leaves out of the catalog. */
+tsr_status tsr_entry_report_lost(tsr_checkpoint *checkpoint, const tsr_entry *entry, tsr_error *err);
+
 #endif

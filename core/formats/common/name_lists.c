@@ -1,4 +1,5 @@
 #include "formats/common/file_names.h"
+
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 

@@ -65,4 +65,12 @@ tsr_status tsr_entry_list_per_rank(tsr_entry *entry, const tsr_entry **tensors, 
 tsr_status tsr_chunk_cut(const tsr_chunk *chunk, tsr_box box, uint32_t item, tsr_arena *arena, tsr_chunk *out,
                          tsr_error *err);
 
+/* Tensor subclasses (torchao's quantized tensors, say) of which several boxes are stored: catalog.h describes how an entry lists
+ * them. */
+
+/* Gives an opaque entry its `count` boxes and what each of them holds; both arrays are sorted, and kept. A single box that
+ * covers the tensor makes it a whole one, whose value is what the box holds. */
+tsr_status tsr_entry_set_pieces(tsr_entry *entry, tsr_chunk *chunks, const tsr_value **values, uint64_t count,
+                                tsr_arena *arena, tsr_error *err);
+
 #endif

@@ -1,5 +1,4 @@
-/* See step_names.h. */
-#include "formats/common/step_names.h"
+#include "formats/common/file_names.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
  * The items of a few small matrices have such a length by chance: what a quantized tensor lacks in elements, its longer pickle adds.
  * So small matrices are examined whatever their length, if there are few, or if the checkpoint has tensor subclasses. */
 #include "formats/common/expansion.h"
-#include "formats/common/subclass_chunks.h"
+#include "formats/common/rank_entries.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_writer.h"

@@ -6,7 +6,7 @@
  * wrote. */
 #include "tessera/sys/dcp_item.h"
 
-#include "codec/pickle_write.h"
+#include "codec/pickle.h"
 #include "tessera/sys/end_sum.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/little_endian.h"

@@ -2,7 +2,6 @@
 #include "formats/recognize/recognize.h"
 
 #include "formats/common/file_names.h"
-#include "formats/common/step_names.h"
 #include "io/store_view.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/options.h"

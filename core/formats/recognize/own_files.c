@@ -2,7 +2,7 @@
  * framework always writes next to them. Sources of the names: transformers' Trainer, tokenizers, processors and PEFT; accelerate's
  * save_state; DeepSpeed's save_checkpoint; Megatron-Core; verl's checkpoint managers; Lightning. */
 #include "formats/common/file_names.h"
-#include "formats/common/weight_map.h"
+#include "formats/common/metadata.h"
 #include "formats/dcp/dcp_state.h"
 #include "formats/recognize/recognize.h"
 #include "tessera/sys/checkpoint.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "formats/common/file_names.h"
-#include "formats/common/step_names.h"
 #include "tessera/sys/try.h"
 
 typedef struct listing {

@@ -3,7 +3,6 @@
 
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
-#include "formats/common/step_names.h"
 #include "formats/recognize/recognize.h"
 #include "io/store_view.h"
 #include "tessera/sys/finding_add.h"

@@ -6,10 +6,8 @@
 
 #include "formats/common/file_names.h"
 #include "formats/common/incomplete.h"
-#include "formats/common/lost_entries.h"
 #include "formats/common/metadata.h"
 #include "formats/common/rank_entries.h"
-#include "formats/common/weight_map.h"
 #include "formats/torch/torch_union.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"

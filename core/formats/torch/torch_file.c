@@ -6,7 +6,7 @@
 
 #include "base/cursor.h"
 #include "formats/common/expansion.h"
-#include "formats/common/lost_entries.h"
+#include "formats/common/incomplete.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"
 #include "formats/torch/torch_writer.h"

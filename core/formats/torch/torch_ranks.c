@@ -5,8 +5,8 @@
 #include <inttypes.h>
 
 #include "formats/common/file_names.h"
+#include "formats/common/metadata.h"
 #include "formats/common/rank_entries.h"
-#include "formats/common/weight_map.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/torch_flatten.h"
 #include "formats/torch/torch_union.h"

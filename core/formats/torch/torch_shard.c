@@ -13,7 +13,7 @@
  * _shard/sharded_tensor/api.py of PyTorch 2.13; the local tensors that ranks saved. */
 #include "base/cursor.h"
 
-#include "formats/common/subclass_chunks.h"
+#include "formats/common/rank_entries.h"
 #include "formats/torch/torch_build.h"
 #include "formats/torch/torch_union.h"
 #include "tessera/sys/catalog.h"

@@ -8,8 +8,8 @@
 #ifndef TSR_FORMATS_TORCH_TORCH_WRITER_H
 #define TSR_FORMATS_TORCH_TORCH_WRITER_H
 
-#include "codec/pickle_write.h"
-#include "codec/zip_write.h"
+#include "codec/pickle.h"
+#include "codec/zip.h"
 #include "tessera/catalog.h"
 #include "tessera/host.h"
 #include "tessera/sys/checkpoint.h"

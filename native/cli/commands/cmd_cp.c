@@ -5,7 +5,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
-#include "cli/program/signals.h"
 #include "cli/program/term.h"
 #include "cli/writing/copy_files.h"
 #include "cli/writing/writing.h"

@@ -16,7 +16,7 @@
 #endif
 
 #include "cli/commands/commands.h"
-#include "cli/program/launch.h"
+#include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "io/sys.h"
 #include "tessera/gpu.h"

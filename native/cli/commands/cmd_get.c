@@ -6,7 +6,7 @@
 #include "cli/program/session.h"
 #include "cli/program/term.h"
 #include "cli/text/listing.h"
-#include "cli/writing/out_file.h"
+#include "cli/writing/writing.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"

@@ -3,7 +3,7 @@
  * without chunks but with hashes. */
 #include "cli/commands/commands.h"
 #include "cli/program/map_options.h"
-#include "cli/writing/out_file.h"
+#include "cli/writing/writing.h"
 #include "tessera/sys/document.h"
 
 /* Writes to the output of the command, if `to` is NULL. */

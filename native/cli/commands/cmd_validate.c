@@ -7,7 +7,6 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/cli.h"
-#include "cli/program/contract.h"
 #include "cli/program/map_options.h"
 #include "cli/program/session.h"
 #include "cli/program/term.h"

@@ -1,7 +1,7 @@
 /* `tessera verify`: checks a checkpoint's values against their manifest, even if they are sharded differently. */
 #include "cli/commands/commands.h"
-#include "cli/program/contract.h"
 #include "cli/program/map_options.h"
+#include "cli/program/session.h"
 #include "cli/text/report_text.h"
 #include "tessera/check.h"
 #include "tessera/sys/layout.h"

@@ -6,7 +6,7 @@
 
 #include "cli/commands/commands.h"
 #include "cli/program/session.h"
-#include "io/thread_pool.h"
+#include "io/sys.h"
 #include "tessera/path.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/path.h"

@@ -1,5 +1,5 @@
 /* Recognizes launchers of parallel programs by the environment variables that they set. */
-#include "cli/program/launch.h"
+#include "cli/program/session.h"
 
 #include <inttypes.h>
 #include <signal.h>

@@ -5,11 +5,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cli/program/launch.h"
 #include "cli/program/map_options.h"
-#include "cli/program/signals.h"
+#include "cli/program/session.h"
 #include "cli/program/term.h"
-#include "io/thread_pool.h"
+#include "io/sys.h"
 
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/path.h"

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cli/program/launch.h"
-#include "cli/program/signals.h"
+#include "cli/program/session.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/collectives.h"
 

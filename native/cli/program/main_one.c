@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <unistd.h>
 
-#include "cli/program/launch.h"
+#include "cli/program/session.h"
 
 /* Whether the command is about the program or the machine. One process printing it is enough. */
 static bool is_about(int argc, char **argv)

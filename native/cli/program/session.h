@@ -4,9 +4,12 @@
 
 #include "cli/program/cli.h"
 #include "tessera/checkpoint.h"
+#include "tessera/document_read.h"
 #include "tessera/read.h"
 #include "tessera/sys/commands.h"
 #include "tessera/sys/store.h"
+
+#include <stdbool.h>
 
 #define CLI_SETTINGS_UNREAD \
     "config.json is not read, because PATH is a single file; give its directory to use these settings"
@@ -102,5 +105,103 @@ typedef struct cli_deep_check {
     tsr_ring *ring;
 } cli_deep_check;
 tsr_status cli_check_deep(void *deep, tsr_checkpoint *checkpoint, tsr_error *err);
+
+/* ---- What an MPI launcher has set in the environment of its processes, read without calling MPI. ---- */
+
+typedef struct cli_launch {
+    const char *sign;   /* the environment variable by which it was recognized; NULL: no launcher */
+    uint64_t processes; /* 1 without a launcher */
+    bool first;         /* this is the process that prints messages */
+    bool is_srun;
+    bool has_pmi;  /* the launcher serves PMI or PMIx, without which processes cannot find each other */
+    bool has_pmix; /* the launcher serves PMIx, or is Open MPI's own; Open MPI cannot use older PMI alone */
+} cli_launch;
+
+cli_launch cli_launch_seen(void);
+
+/* Finds the installed tessera-mpi, next to this program or in libexec; false if there is none. */
+bool cli_find_mpi(char *path, size_t capacity);
+
+/* Whether the command in the command line can be shared by several processes. */
+bool cli_is_shared(int argc, char **argv);
+/* Whether `word` is one of the arguments after the command. */
+bool cli_has_word(int argc, char **argv, const char *word);
+
+/* Prints a message and refuses to run, for processes that a launcher started together. The first one prints it, and all of
+ * them wait a moment, so that a launcher that ends the job at the first failure reports this exit status. Returns the exit
+ * status. */
+int cli_refuse(const cli_launch *launch, const char *format, ...) TSR_PRINTF_LIKE(2, 3);
+/* Refuses to run processes that cannot find each other and would all write the same output. The message names the launcher
+ * that works. */
+int cli_refuse_unconnected(const cli_launch *launch);
+
+/* Runs the command line, for `tessera` and `tessera-mpi`. `ranks` NULL: one process. `threads` 0: as many as allowed;
+ * --threads overrides it. Returns the exit status. */
+int cli_main(int argc, char **argv, tsr_comm *ranks, uint32_t threads);
+
+/* Limits the time that ranks may take to find each other.
+ *
+ * Once a communicator is open, its watchdog notices dead ranks (tessera/comm_mpi.h). But if a rank dies earlier, inside
+ * MPI_Init, the others would wait for it there or in the first collective, until the job's time limit. */
+
+/* To be called before MPI_Init. Ends the process with status 2 if cli_startup_connected does not follow within three times
+ * `limit` seconds: MPI_Init waits for the slowest rank, which may still be loading the program. `speaks`: whether this
+ * process prints the reason. */
+void cli_startup_begin(double limit, bool speaks);
+/* To be called after MPI_Init. Ends the job with status 2 if cli_startup_end does not follow within `limit` seconds. */
+void cli_startup_connected(void);
+/* To be called when every rank has been heard from. */
+void cli_startup_end(void);
+
+/* The contract that a checkpoint is checked against: a document (tessera/document_read.h), or another checkpoint of any
+ * format. */
+
+typedef struct cli_contract {
+    tsr_contract contract;
+    tsr_store *store;
+    tsr_bytes text;
+    tsr_arena *arena;
+    cli_session session;
+} cli_contract;
+
+/* After a failure, cli_contract_free must be called, too. */
+tsr_status cli_contract_open(cli *program, const char *path, cli_contract *out, tsr_error *err);
+void cli_contract_free(cli_contract *contract); /* accepts a zeroed one */
+
+/* What happens when a signal ends a command.
+ *
+ * A command without unfinished output has no handler: SIGINT, SIGTERM, SIGHUP and SIGPIPE end it as they end any program.
+ * A command with unfinished output registers a function that removes it. A signal then wakes a separate thread, which
+ * cleans up, says on stderr what became of the output, and ends the process by that signal. It does not wait for the other threads, which may be in the middle of a
+ * tensor of gigabytes or waiting for a server. */
+
+typedef struct cli_cleanup cli_cleanup;
+struct cli_cleanup {
+    /* Removes what is unfinished, and returns whether it left something for --resume. Runs in another thread, once, while the command's own threads continue until the process
+     * ends. It may only read data that no longer changes, must not take a lock that they hold for long, and has to keep them
+     * from creating files again (tsr_sys_stop_naming, tsr_folder_output_abandon). */
+    bool (*remove)(void *ctx);
+    void *ctx;
+    cli_cleanup *next; /* set by cli_cleanup_add */
+};
+
+/* From now on, `cleanup` runs before a signal ends the process. The caller keeps it until cli_cleanup_drop. */
+void cli_cleanup_add(cli_cleanup *cleanup);
+/* Removes `cleanup` when nothing is left to clean up. Does not return if a signal has already arrived. Accepts one that
+ * was not added. */
+void cli_cleanup_drop(cli_cleanup *cleanup);
+
+/* A signal waits between these two calls. They protect steps that must not be separated, such as creating a file and
+ * recording its name, or the renames of a publication. */
+void cli_signals_hold(void);
+void cli_signals_release(void);
+
+/* For a process of another program, which handles its signals itself: no handlers are installed. Must precede all other calls. */
+void cli_signals_leave(void);
+
+/* For a rank under an MPI launcher; must precede all other calls. SIGCONT sent to a process that was not stopped then ends
+ * the program like SIGTERM. Open MPI announces in this way that it ends the job, a second before it sends SIGTERM; SIGKILL
+ * follows SIGTERM after a few milliseconds, which is too short for cleaning up. */
+void cli_signals_heed_launcher(void);
 
 #endif

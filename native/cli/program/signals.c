@@ -1,5 +1,5 @@
-/* See signals.h. The handler only posts a semaphore, because a handler may do little more than that. */
-#include "cli/program/signals.h"
+/* See session.h. The handler only posts a semaphore, because a handler may do little more than that. */
+#include "cli/program/session.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,6 +1,6 @@
-/* See launch.h. The limit is watched by a thread, because the main thread is inside MPI. Only tessera-mpi contains this
+/* See session.h. The limit is watched by a thread, because the main thread is inside MPI. Only tessera-mpi contains this
  * file. */
-#include "cli/program/launch.h"
+#include "cli/program/session.h"
 
 #include <mpi.h>
 #include <pthread.h>

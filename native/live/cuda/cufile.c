@@ -2,7 +2,7 @@
  * that are used have not changed since its first release. They are declared here, so its header is not needed. */
 #include <sys/types.h>
 
-#include "io/optional_library.h"
+#include "io/sys.h"
 #include "live/cuda/backend.h"
 
 #include "tessera/sys/containers.h"

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "io/optional_library.h"
+#include "io/sys.h"
 #include "live/cuda/nccl_api.h"
 
 #include "tessera/sys/containers.h"

@@ -1,6 +1,6 @@
 /* Writes files that are not a conversion, and publishes them all or none: copies, optimizer state, repaired files, value trees, single
  * files of -o, and what the ranks of a communicator save together. Conversions, whose units can be divided and continued, are jobs
- * (native/publish/job.h).
+ * (native/publish/job_state.h).
  *
  *   open      refuses an existing destination, or decides what of it is replaced; removes what killed runs of the same kind left there,
  *             or continues it; begins the journal; opens the output, whose files have temporary names

@@ -1,6 +1,6 @@
 /* Finds where a tensor is in a value tree, for messages about tensors without a name. */
-#ifndef TSR_MODEL_VALUE_PATH_H
-#define TSR_MODEL_VALUE_PATH_H
+#ifndef TSR_MODEL_CATALOG_H
+#define TSR_MODEL_CATALOG_H
 
 #include "tessera/catalog.h"
 #include "tessera/host.h"
