@@ -4,7 +4,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { TesseraError } from "../../wasm/tessera.js";
-import { check, errorOf, same, test } from "./harness.mjs";
+import { check, errorOf, same, test } from "../support/harness.mjs";
 
 const TARGET = { schema: "tessera.target/1", mesh: { shape: [2, 2], dim_names: ["a", "b"] }, rules: [{ match: "**.bias", placements: ["replicate", "replicate"] }], default: ["shard(0)", "replicate"] };
 

@@ -1,11 +1,11 @@
 /** Members of every length that the module's CRC-32 treats differently (wasm/platform/crc32_sliced.c) are checked against the
  *  CRC-32 that zlib computes. */
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { expandedFile } from "./torch_files.mjs";
 
 const LENGTHS = [4, 20, 4796, 4800, 9596, 9600, 9604, 14684, 14688, 14692, 24988, 131068, 131072, 131076, 393220];
 
-export function testChecksums(tessera) {
+export function testChecksums({ tessera }) {
   const findingsOf = (bytes) => {
     const opened = tessera.open([{ name: "x.pt", size: bytes.length, read: (at, into) => { bytes.copy(into, 0, at, at + into.length); } }]);
     try {

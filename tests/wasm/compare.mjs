@@ -4,7 +4,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pathless, refusalOf } from "./calls.mjs";
 import { filesAt, MemorySink, resultOf, sameFiles } from "./conversions.mjs";
-import { check, same } from "./harness.mjs";
+import { check, same } from "../support/harness.mjs";
 
 /** Compares a call, or a conversion, of a checkpoint that was opened with options, with a command. */
 export function comparer({ tessera, native, withOpened, sourceOf }, folder) {

@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { filesOf, sinkOf } from "../../wasm/node.js";
-import { check, errorOf, testAsync } from "./harness.mjs";
+import { check, errorOf, test } from "../support/harness.mjs";
 
 /** Keeps everything that it receives, and how it was called. If `late`, it acts only in a later task, with a copy of the
  *  bytes. */
@@ -110,14 +110,14 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
 
   for (const target of targets)
     for (const each of CASES)
-      await testAsync(`${path.relative(root, target)} ${each[0]} ${each[2].join(" ")}`, () => compare(target, each, new MemorySink()));
-  await testAsync("a sink that answers later gets the same", () => compare(sample("dcp_fsdp2"), CASES[0], new MemorySink(true)));
-  await testAsync("a sink that answers later gets the same directory", () => compare(sample("torch_train_state"), CASES[1], new MemorySink(true)));
+      await test(`${path.relative(root, target)} ${each[0]} ${each[2].join(" ")}`, () => compare(target, each, new MemorySink()));
+  await test("a sink that answers later gets the same", () => compare(sample("dcp_fsdp2"), CASES[0], new MemorySink(true)));
+  await test("a sink that answers later gets the same directory", () => compare(sample("torch_train_state"), CASES[1], new MemorySink(true)));
 
   for (const [name, to] of [["lightning_dist", "megatron-dist"], ["deepspeed_zero3", "deepspeed-universal"]])
-    await testAsync(`a sink that answers later gets the same ${to}`, () => compare(sample(name), ["convert", { to }, ["--to", to]], new MemorySink(true)));
+    await test(`a sink that answers later gets the same ${to}`, () => compare(sample(name), ["convert", { to }, ["--to", to]], new MemorySink(true)));
 
-  await testAsync("what optim makes is written as the command writes it", async () => {
+  await test("what optim makes is written as the command writes it", async () => {
     fs.rmSync(at("native"), { recursive: true, force: true });
     const sink = new MemorySink(), target = sample("dcp_fsdp2");
     check(run("optim", "flatten", target, at("native")).status === 0, "native");
@@ -126,7 +126,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     check(result.files.length === 1 && result.files[0].bytes === sink.files.get("").length && result.entries.length > 0, JSON.stringify(result.files));
   });
 
-  await testAsync("a file per rank is written as the command writes it, though the ranks' tensors differ", async () => {
+  await test("a file per rank is written as the command writes it, though the ranks' tensors differ", async () => {
     const target = sample("dcp_fsdp2"), fqns = JSON.parse(run("inspect", target, "--json").stdout).entries.filter((e) => /^optim\.state\..*\.exp_avg$/.test(e.fqn));
     const params = fqns.map(({ fqn, shape }) => ({ fqn: fqn.slice("optim.state.".length, -".exp_avg".length), shape }));
     const flatParams = { schema: "tessera.flat-params/1", world_size: 3, use_orig_params: false, files: [0, 1, 2].map((rank) => `rank${rank}.pt`), param_groups: [["_flat_param"]],
@@ -141,7 +141,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     }
   });
 
-  await testAsync("refusals call nothing and are the command's", async () => {
+  await test("refusals call nothing and are the command's", async () => {
     const target = sample("torch_train_state");
     for (const [command, options, args] of [["convert", { to: "safetensors" }, ["--to", "safetensors"]], ["convert", { to: "torch", maxShardSize: "1MB" }, ["--to", "torch", "--max-shard-size", "1MB"]], ["convert", { to: "safetensors", maxShardSize: "big" }, ["--to", "safetensors", "--max-shard-size", "big"]],
       ["convert", { to: "zip" }, ["--to", "zip"]], ["convert", { to: "torch", rename: ["a"] }, ["--to", "torch", "--rename", "a"]], ["convert", { to: "torch", dtype: "no" }, ["--to", "torch", "--dtype", "no"]], ["reshard", { mesh: "dp=2" }, ["--mesh", "dp=2"]]]) {
@@ -151,7 +151,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     }
   });
 
-  await testAsync("wrong options and sinks are TypeErrors", async () => {
+  await test("wrong options and sinks are TypeErrors", async () => {
     await withSource(sample("dcp_fsdp2"), async (opened) => {
       for (const [call, name] of [[() => opened.convert({ to: "dcp", shard: 1 }, new MemorySink()), "shard"], [() => opened.convert({ to: "dcp", signal: {} }, new MemorySink()), "signal"], [() => opened.convert({ to: "dcp" }, {}), "create"], [() => opened.reshard({ onProgress: 1 }, new MemorySink()), "onProgress"]]) {
         const e = await call().then(() => undefined, (error) => error);
@@ -171,7 +171,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     } };
   }
 
-  await testAsync("an abort calls abort alone, progress rises, and steps are bounded", async () => {
+  await test("an abort calls abort alone, progress rises, and steps are bounded", async () => {
     const file = largeFile(12), opened = tessera.open([file], { primary: file.name }), control = new AbortController(), seen = [];
     const sink = new MemorySink();
     const e = await opened.convert({ to: "dcp", signal: control.signal, onProgress: (p) => { seen.push(p.done); if (p.done > 30 << 20) control.abort(new Error("enough")); } }, sink).then(() => undefined, (error) => error);
@@ -185,7 +185,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     check(tessera.openCount === 0, "handles are open");
   });
 
-  await testAsync("an error of the sink is thrown as it is, and no file is finished", async () => {
+  await test("an error of the sink is thrown as it is, and no file is finished", async () => {
     for (const step of ["create", "write", "finish"]) {
       const sink = new MemorySink(), mine = new Error(`no room to ${step}`);
       sink[step] = () => { throw mine; };
@@ -194,7 +194,7 @@ export async function testConversions({ tessera, native, root, targets, sourceOf
     }
   });
 
-  await testAsync("sinkOf writes what the command writes, and leaves what is not the checkpoint's", async () => {
+  await test("sinkOf writes what the command writes, and leaves what is not the checkpoint's", async () => {
     const out = at("out"), single = at("one.pt"), target = sample("dcp_fsdp2");
     for (const name of fs.readdirSync(folder)) fs.rmSync(at(name), { recursive: true });
     const convert = (options, to, how) => withSource(target, (opened) => opened.convert(options, sinkOf(to, how)));

@@ -3,7 +3,7 @@ import path from "node:path";
 import { Tessera, TesseraError } from "../../wasm/tessera.js";
 import { filesOf } from "../../wasm/node.js";
 import { MemorySink } from "./conversions.mjs";
-import { check, errorOf, test, testAsync } from "./harness.mjs";
+import { check, errorOf, test } from "../support/harness.mjs";
 
 /** A module whose function `f` traps. */
 const TRAP = Uint8Array.of(0, 0x61, 0x73, 0x6d, 1, 0, 0, 0, 1, 4, 1, 0x60, 0, 0, 3, 2, 1, 0, 7, 5, 1, 1, 0x66, 0, 0, 10, 5, 1, 3, 0, 0, 11);
@@ -27,7 +27,7 @@ export async function testFailures({ tessera, module, writers, root }) {
       release();
     });
 
-  await testAsync("a checkpoint that its source closes during a conversion is closed, and the conversion fails", async () => {
+  await test("a checkpoint that its source closes during a conversion is closed, and the conversion fails", async () => {
     let isClosing = false, { checkpoint, release } = opened(() => { if (isClosing) checkpoint.close(); });
     isClosing = true;
     const sink = new MemorySink(), e = await checkpoint.convert({ to: "dcp" }, sink).then(() => undefined, (error) => error);
@@ -35,7 +35,7 @@ export async function testFailures({ tessera, module, writers, root }) {
     release();
   });
 
-  await testAsync("a source that returns a promise which is rejected does not end the process", async () => {
+  await test("a source that returns a promise which is rejected does not end the process", async () => {
     const unhandled = [], note = (e) => unhandled.push(e);
     process.on("unhandledRejection", note);
     const e = errorOf(() => tessera.open([{ name: "a.pt", size: 10, read: () => Promise.reject(new Error("gone")) }]));
@@ -44,7 +44,7 @@ export async function testFailures({ tessera, module, writers, root }) {
     check(e instanceof TypeError && unhandled.length === 0, `${e}, ${unhandled}`);
   });
 
-  await testAsync("a listener of progress that rejects ends the conversion", async () => {
+  await test("a listener of progress that rejects ends the conversion", async () => {
     const mine = new Error("mine"), { checkpoint, release } = opened(), sink = new MemorySink();
     const e = await checkpoint.convert({ to: "dcp", onProgress: async () => { throw mine; } }, sink).then(() => undefined, (error) => error);
     check(e === mine && sink.calls.at(-1) === "abort", `${e}, ${sink.calls.at(-1)}`);
@@ -64,7 +64,7 @@ export async function testFailures({ tessera, module, writers, root }) {
     release();
   });
 
-  await testAsync("a module that trapped is not called again", async () => {
+  await test("a module that trapped is not called again", async () => {
     const { exports } = (await WebAssembly.instantiate(TRAP)).instance;
     for (const [name, call] of [["tessera_call", (c) => c.inspect()], ["tessera_find", (c) => c.find("x")], ["tessera_convert_step", (c) => c.convert({ to: "dcp" }, new MemorySink())]]) {
       const own = await Tessera.load(module);

@@ -6,7 +6,8 @@ import path from "node:path";
 import { filesOf } from "../../wasm/node.js";
 import { refusalOf } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
-import { check, errorOf, opener, same, test } from "./harness.mjs";
+import { opener } from "./opening.mjs";
+import { check, errorOf, same, test } from "../support/harness.mjs";
 
 export function testListing(environment) {
   const { tessera, root } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-listing-"));
@@ -42,6 +43,15 @@ export function testListing(environment) {
     fs.writeFileSync(at("deep/notes.json"), "{}");
     fs.cpSync(path.join(samples, "safetensors_model"), at("deep/a/b/c/d/e"), { recursive: true });
     inspect(at("deep"));
+  });
+
+  test("files of an output that is being written are not a checkpoint's", () => {
+    const written = at("written");
+    for (const name of ["a.pt", ".a.pt.tessera-77", "step/b.pt", "step/.tessera-w0-0", ".out.tessera-w0/c.pt"]) {
+      fs.mkdirSync(path.dirname(path.join(written, name)), { recursive: true });
+      fs.writeFileSync(path.join(written, name), "x");
+    }
+    same("a.pt step/b.pt", filesOf(written).files.map((f) => f.name).sort().join(" "), "the files");
   });
 
   test("one of several directories with a single file each is found by step", () => {

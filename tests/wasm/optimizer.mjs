@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { Tessera, TesseraError } from "../../wasm/tessera.js";
 import { filesOf } from "../../wasm/node.js";
-import { check, errorOf, same, test } from "./harness.mjs";
+import { check, errorOf, same, test } from "../support/harness.mjs";
 
 const FLAT = (files, shapes, more = {}) => ({
   schema: "tessera.flat-params/1", world_size: files.length, use_orig_params: false, files,
@@ -304,8 +304,8 @@ export function testOptimizers({ tessera, native, root, targets, withOpened }) {
 }
 
 /** Tests a module for which `prepare` was not called. */
-export async function testUnprepared(bytes, writers, { sample, root }) {
-  const bare = await Tessera.load(bytes), source = filesOf(sample), opened = bare.open(source.files, source.options);
+export async function testUnprepared({ module, writers, root, samples }) {
+  const bare = await Tessera.load(module), source = filesOf(path.join(samples, "dcp_fsdp2")), opened = bare.open(source.files, source.options);
   test("without the second file what needs it says what to do, and all else works", () => {
     const e = errorOf(() => opened.optimizer("flatten"));
     check(e instanceof TesseraError && /prepare\(\)/.test(e.message), e.message);
@@ -317,7 +317,7 @@ export async function testUnprepared(bytes, writers, { sample, root }) {
 
   /* Common formats need only the first file. Whatever needs the second one throws an error that names it, and leaves nothing
    * open. */
-  const samples = path.join(root, "samples/checkpoints"), golden = path.join(root, "tests/golden");
+  const golden = path.join(root, "tests/golden");
   const common = ["dcp_fsdp2", "dcp_hsdp", "dcp_fsdp1_sharded", "safetensors_model", "safetensors_index", "torch_plain", "torch_nested", "torch_legacy", "torch_bin_index", "torch_train_state"];
   const rare = [...["deepspeed/zero3_bf16", "deepspeed/universal_zero1_bf16", "megatron/layers", "folders/trainer", "folders/torch_checkpointing"].map((name) => path.join(golden, name)), ...["dcp_hf_sharded", "dcp_objects", "torch_classes"].map((name) => path.join(samples, name))];
   const openedAs = (tessera, target) => {

@@ -4,7 +4,7 @@ import os from "node:os";
 import path from "node:path";
 import { refusalOf } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
-import { check, errorOf, same, test, testAsync } from "./harness.mjs";
+import { check, errorOf, same, test } from "../support/harness.mjs";
 import { expandedFile } from "./torch_files.mjs";
 
 const GOLDEN = "tests/golden";
@@ -12,16 +12,16 @@ const QUANTIZED = [[{}, []], [{ noQuantize: ["**.up*", "tall.*"] }, ["--no-quant
   [{ include: ["tall.**"] }, ["--include", "tall.**"]], [{ rawCast: true }, ["--raw-cast"]], [{ exclude: ["**.weight"] }, ["--exclude", "**.weight"]], [{ exclude: ["**_scale_inv"] }, ["--exclude", "**_scale_inv"]]];
 
 /** Tests --quantize, --no-quantize and --lora, and the options of diff, read and optimizer. */
-export async function testNewOptions(environment) {
+export async function testOptions(environment) {
   const { tessera, root, withOpened, sourceOf } = environment, folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-options-"));
   const { files, run } = comparer(environment, folder);
   const golden = (...names) => path.join(root, GOLDEN, ...names), weights = golden("quantized", "weights.safetensors");
 
   for (const [options, args] of QUANTIZED) {
-    await testAsync(`quantize ${args.join(" ")}`, () => files(weights, {}, ["convert", { to: "safetensors", quantize: "fp8-block", ...options }], ["--to", "safetensors", "--quantize", "fp8-block", ...args]));
-    await testAsync(`quantize and reshard ${args.join(" ")}`, () => files(weights, {}, ["reshard", { to: "dcp", mesh: "dp=3", placements: "shard(0)", quantize: "fp8-block", ...options }], ["--to", "dcp", "--mesh", "dp=3", "--placements", "shard(0)", "--quantize", "fp8-block", ...args]));
+    await test(`quantize ${args.join(" ")}`, () => files(weights, {}, ["convert", { to: "safetensors", quantize: "fp8-block", ...options }], ["--to", "safetensors", "--quantize", "fp8-block", ...args]));
+    await test(`quantize and reshard ${args.join(" ")}`, () => files(weights, {}, ["reshard", { to: "dcp", mesh: "dp=3", placements: "shard(0)", quantize: "fp8-block", ...options }], ["--to", "dcp", "--mesh", "dp=3", "--placements", "shard(0)", "--quantize", "fp8-block", ...args]));
   }
-  await testAsync("what is quantized is what transformers writes", async () => {
+  await test("what is quantized is what transformers writes", async () => {
     const at = path.join(folder, "fp8.safetensors"), source = sourceOf(weights), opened = tessera.open(source.files, source.options), parts = [];
     await opened.convert({ to: "safetensors", quantize: "fp8-block" }, { create() {}, finish() {}, write: (_, offset, bytes) => void parts.push([offset, Buffer.from(bytes)]) });
     const bytes = Buffer.alloc(Math.max(...parts.map(([offset, part]) => offset + part.length)));
@@ -32,26 +32,26 @@ export async function testNewOptions(environment) {
     source.close();
   });
   for (const [options, args] of [[{ quantize: "fp4" }, ["--quantize", "fp4"]], [{ noQuantize: ["a"] }, ["--no-quantize", "a"]]])
-    await testAsync(`refused: ${args.join(" ")}`, () => files(weights, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
+    await test(`refused: ${args.join(" ")}`, () => files(weights, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
 
   for (const name of fs.readdirSync(golden("merging", "lora")).filter((n) => fs.existsSync(golden("merging", "lora", n, "base.safetensors")))) {
     const base = golden("merging", "lora", name, "base.safetensors"), directory = golden("merging", "lora", name, "adapter"), source = sourceOf(directory);
     const lora = tessera.open(source.files, source.options);
     for (const [options, args] of [[{}, []], [{ dtype: "bfloat16", include: ["**.weight"] }, ["--dtype", "bfloat16", "--include", "**.weight"]], [{ quantize: "fp8-block" }, ["--quantize", "fp8-block"]]])
-      await testAsync(`lora ${name} ${args.join(" ")}`, () => files(base, {}, ["convert", { to: "safetensors", lora, ...options }], ["--to", "safetensors", "--lora", directory, ...args]));
+      await test(`lora ${name} ${args.join(" ")}`, () => files(base, {}, ["convert", { to: "safetensors", lora, ...options }], ["--to", "safetensors", "--lora", directory, ...args]));
     lora.close();
     source.close();
   }
   const adapters = golden("adapters");
   for (const [name, { base }] of Object.entries(JSON.parse(fs.readFileSync(path.join(adapters, "cases.json"), "utf8"))))
-    await testAsync(`adapter ${name}`, async () => {
+    await test(`adapter ${name}`, async () => {
       const directory = path.join(adapters, "adapter", name), source = sourceOf(directory), lora = tessera.open(source.files, source.options);
       const without = (text) => text.replace(/adapter \S+: /, "adapter: ");
       await files(path.join(adapters, "base", base), {}, ["convert", { to: "safetensors", objects: "drop", lora }], ["--to", "safetensors", "--objects", "drop", "--lora", directory], without);
       lora.close();
       source.close();
     });
-  await testAsync("adapters that are refused, and what is not an adapter", async () => {
+  await test("adapters that are refused, and what is not an adapter", async () => {
     const base = golden("merging", "lora", "plain", "base.safetensors");
     for (const directory of [golden("merging", "lora", "square", "adapter"), golden("merging", "lora", "rslora", "adapter"), path.join(root, "samples/checkpoints/dcp_fsdp2")]) {
       const source = sourceOf(directory), lora = tessera.open(source.files, source.options);
@@ -76,9 +76,9 @@ export async function testNewOptions(environment) {
   fs.writeFileSync(list, [...names, "head.bias"].join("\n"));
   for (const [options, args] of [[model, asked], [{ ...model, dtype: "float16" }, [...asked, "--dtype", "float16"]], [{ include: ["model.bn.**"] }, ["--include", "model.bn.**"]]]) {
     const convert = (against, at) => files(state, {}, ["convert", { to: "safetensors", ...options, against }], ["--to", "safetensors", ...args, "--against", at]);
-    await testAsync(`against a layout ${args.join(" ")}`, () => convert(layout, path.join(folder, "layout.json")));
-    await testAsync(`against names ${args.join(" ")}`, () => convert([...names, "head.bias"], list));
-    await testAsync(`against a checkpoint ${args.join(" ")}`, async () => {
+    await test(`against a layout ${args.join(" ")}`, () => convert(layout, path.join(folder, "layout.json")));
+    await test(`against names ${args.join(" ")}`, () => convert([...names, "head.bias"], list));
+    await test(`against a checkpoint ${args.join(" ")}`, async () => {
       const source = sourceOf(fitting), other = tessera.open(source.files, source.options);
       await convert(other, fitting);
       other.close();

@@ -1,6 +1,6 @@
 /** Compares the outline with a tree and a filter that are built here from names alone. */
 import path from "node:path";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 const walk = (outline) => outline.rows(0, outline.count);
 
@@ -42,7 +42,7 @@ const filters = [
   ["**.weight", (e) => e.fqn.endsWith(".weight")],
 ];
 
-export function testOutlines(targets, withOpened, root) {
+export function testOutlines({ root, targets, withOpened }) {
   for (const target of targets) {
     test(`${path.relative(root, target)} outline`, () => {
       let entries;

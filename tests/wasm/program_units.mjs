@@ -8,7 +8,7 @@ import { System, numberOf } from "../../wasm/program/system.js";
 import { lockServer, locker, pipeOf } from "../../wasm/program/locks.js";
 import { isAbsolute, isWithin, renamed, toArguments, toProgram, within } from "../../wasm/program/paths.js";
 import { VALUES } from "../../wasm/program/values.js";
-import { check, same, test, testAsync } from "./harness.mjs";
+import { check, same, skip, test } from "../support/harness.mjs";
 
 const O_RDONLY = 0, O_WRONLY = 1, O_CREAT = 0o100, O_DIRECTORY = 0o200000, O_NOFOLLOW = 0o400000, AT_FDCWD = -100;
 const equal = (is, expected, what = "it") => same(JSON.stringify(expected), JSON.stringify(is), what);
@@ -118,7 +118,9 @@ function testFiles(scratch) {
 async function testLocks(scratch) {
   const file = path.join(scratch, "locked");
   fs.writeFileSync(file, "");
-  if (process.platform === "linux") test("the native program sees locks, of files and directories", () => {
+  const seen = "the native program sees locks, of files and directories";
+  if (process.platform !== "linux") skip(seen, "flock is used on Linux");
+  else test(seen, () => {
     const lock = locker("linux"), isFree = (name) => spawnSync("flock", ["-n", name, "true"]).status === 0;
     for (const [name, flags] of [[file, O_RDONLY], [scratch, O_DIRECTORY]]) {
       const [one, two] = [0, 0].map(() => systemWith("linux", {}, { lock }));
@@ -133,7 +135,7 @@ async function testLocks(scratch) {
     }
     equal(systemWith("linux").imports().tessera.lock(5), 8, "EBADF");
   });
-  await testAsync("a name is locked on Windows as long as one process listens to it", async () => {
+  await test("a name is locked on Windows as long as one process listens to it", async () => {
     equal(pipeOf("x"), "\\\\.\\pipe\\x");
     const addressOf = (name) => path.join(scratch, name), [one, two] = [lockServer(addressOf), lockServer(addressOf)];
     equal([await one("lock", "n"), await two("lock", "n"), await two("lock", "m")], [true, false, true]);
@@ -153,7 +155,7 @@ async function testLocks(scratch) {
   });
 }
 
-export async function testUnits() {
+export async function testProgramUnits() {
   const scratch = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-units-"));
   testPaths();
   testFiles(scratch);

@@ -2,7 +2,7 @@
  *  C's. */
 import { spawnSync } from "node:child_process";
 import { parseReal, printReal } from "../../wasm/reals.js";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 /** Doubles of all magnitudes, halves of the last digit (ties), subnormal and largest ones: their bits, the digits, and the
  *  printed text. */

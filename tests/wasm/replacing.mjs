@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { filesOf, sinkOf } from "../../wasm/node.js";
-import { check, same, testAsync } from "./harness.mjs";
+import { check, same, test } from "../support/harness.mjs";
 
 const MESH = { mesh: "dp=2", placements: "shard(0)" };
 const flagsOf = (options) => Object.entries(options).flatMap(([key, value]) => [`--${key.replace(/[A-Z]/g, (c) => `-${c.toLowerCase()}`)}`, value]);
@@ -69,7 +69,7 @@ export async function testReplacing({ tessera, native, root }) {
     same("target", fs.readdirSync(path.join(folder, "ours")).join(), what);
   };
   for (const directory of directoriesOf(made, samples)) {
-    await testAsync(`sinkOf replaces what the command line replaces: ${[...directory[0], ...Object.keys(directory[1])].join(", ")}`, async () => {
+    await test(`sinkOf replaces what the command line replaces: ${[...directory[0], ...Object.keys(directory[1])].join(", ")}`, async () => {
       for (const name of Object.keys(forms)) {
         for (const who of ["ours", "theirs"]) fs.rmSync(path.join(folder, who), { recursive: true, force: true });
         await replace(directory, name);

@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { filesOf, sinkOf } from "../../wasm/node.js";
 import { MemorySink } from "./conversions.mjs";
-import { check, errorOf, same, testAsync } from "./harness.mjs";
+import { check, errorOf, same, test } from "../support/harness.mjs";
 
 export async function testSinks({ tessera, native, root }) {
   const target = path.join(root, "samples/checkpoints/dcp_fsdp2");
@@ -21,7 +21,7 @@ export async function testSinks({ tessera, native, root }) {
   };
   const mine = new Error("mine");
 
-  await testAsync("a sink that throws is called for abort alone", async () => {
+  await test("a sink that throws is called for abort alone", async () => {
     for (const to of ["dcp", "torch"]) {
       const sink = new MemorySink(), write = sink.write.bind(sink);
       let count = 0;
@@ -35,7 +35,7 @@ export async function testSinks({ tessera, native, root }) {
     }
   });
 
-  await testAsync("abort is called when nothing that the sink began is under way", async () => {
+  await test("abort is called when nothing that the sink began is under way", async () => {
     const sink = new MemorySink(true), write = sink.write.bind(sink);
     let count = 0, underWay = 0, then;
     sink.write = (...args) => {
@@ -47,7 +47,7 @@ export async function testSinks({ tessera, native, root }) {
     check(await convert({ to: "dcp" }, sink) === mine && count > 2 && then === 0, `${then} of ${count} writes were under way`);
   });
 
-  await testAsync("what went wrong first is thrown where abort fails too", async () => {
+  await test("what went wrong first is thrown where abort fails too", async () => {
     for (const abort of [() => { throw new Error("second"); }, () => Promise.reject(new Error("second"))]) {
       const sink = new MemorySink();
       Object.assign(sink, { write() { throw mine; }, abort });
@@ -55,7 +55,7 @@ export async function testSinks({ tessera, native, root }) {
     }
   });
 
-  await testAsync("an abort while files are being finished leaves no marker", async () => {
+  await test("an abort while files are being finished leaves no marker", async () => {
     const sink = new MemorySink(), control = new AbortController(), finish = sink.finish.bind(sink);
     sink.finish = (name) => {
       finish(name);
@@ -65,7 +65,7 @@ export async function testSinks({ tessera, native, root }) {
     check(!sink.calls.includes("create .metadata") && sink.calls.at(-1) === "abort", `${sink.calls.slice(-4)}`);
   });
 
-  await testAsync("sinkOf keeps files that the replaced checkpoint does not list, as the command line does", async () => {
+  await test("sinkOf keeps files that the replaced checkpoint does not list, as the command line does", async () => {
     const folder = fs.mkdtempSync(path.join(os.tmpdir(), "tessera-sinks-")), kept = ["rank0.pt", "__9_0.distcp", "shard-00001-model-00001-of-00001.safetensors", "notes.txt"];
     const [ours, theirs] = ["ours", "theirs"].map((name) => path.join(folder, name)), from = path.join(root, "samples/checkpoints/safetensors_model/model.safetensors");
     for (const directory of [ours, theirs]) {

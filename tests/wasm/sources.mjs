@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { pathless } from "./calls.mjs";
 import { comparer } from "./compare.mjs";
-import { check, errorOf, same, test, testAsync } from "./harness.mjs";
+import { check, errorOf, same, test } from "../support/harness.mjs";
 import { expandedFile, namingFile } from "./torch_files.mjs";
 import { Tessera } from "../../wasm/tessera.js";
 
@@ -64,7 +64,7 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
 
   async function each(target, options, args, what) {
     for (const [name, call, argsOf] of READS) test(`${what} ${args.join(" ")} ${name}`, () => documents(target, options, call, [...argsOf(target), ...args]));
-    for (const [job, more] of WRITES) await testAsync(`${what} ${args.join(" ")} ${job[0]} ${more.join(" ")}`, () => files(target, options, job, [...more, ...args]));
+    for (const [job, more] of WRITES) await test(`${what} ${args.join(" ")} ${job[0]} ${more.join(" ")}`, () => files(target, options, job, [...more, ...args]));
   }
 
   /* Real checkpoints of training frameworks, as a whole and part by part. */
@@ -127,10 +127,10 @@ export const testSources = (environment) => withFolder(async (folder, put) => {
   for (const given of [shards, fs.readFileSync(map, "utf8")]) await each(ranks, { shards: given }, ["--shards", map], "ranks");
   await each(ranks, {}, [], "ranks without a map");
   for (const [options, args] of [[{ to: "ranks", worldSize: 2 }, ["--world-size", "2"]], [{ to: "ranks", worldSize: 4 }, ["--world-size", "4"]], [{ to: "ranks" }, []]])
-    await testAsync(`ranks to ranks ${args.join(" ")}`, () => files(ranks, { shards }, ["convert", options], ["--to", "ranks", "--shards", map, ...args]));
-  await testAsync("a worldSize of 0", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "torch", worldSize: 0 }], ["--to", "torch", "--world-size", "0"]));
-  await testAsync("--to ranks without a map", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "ranks" }], ["--to", "ranks"]));
-  await testAsync("shards that have no effect are named in the documents of conversions, and by the checkpoint", async () => {
+    await test(`ranks to ranks ${args.join(" ")}`, () => files(ranks, { shards }, ["convert", options], ["--to", "ranks", "--shards", map, ...args]));
+  await test("a worldSize of 0", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "torch", worldSize: 0 }], ["--to", "torch", "--world-size", "0"]));
+  await test("--to ranks without a map", () => files(path.join(samples, "safetensors_model"), {}, ["convert", { to: "ranks" }], ["--to", "ranks"]));
+  await test("shards that have no effect are named in the documents of conversions, and by the checkpoint", async () => {
     const plain = path.join(samples, "safetensors_model"), warning = /^--shards is not used for this checkpoint: /;
     for (const [job, args] of WRITES.slice(0, 3)) await files(plain, { shards }, job, [...args, "--shards", map]);
     check(JSON.parse(run(["convert", plain, path.join(folder, "plain.pt"), "--json", "--shards", map]).stdout).warnings.some((w) => warning.test(w)), "native is silent");
@@ -198,14 +198,14 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
     compare("plan", (c) => c.plan({ map, mesh: "dp=2", placements: "shard(0)" }), ["plan", target, "--json", ...args, "--mesh", "dp=2", "--placements", "shard(0)"]);
     if (map === refused || map === odd || map === "nosuch" || (map === "transformers-mixtral" && target === source)) continue;
     for (const [job, more] of WRITES.filter(([, more]) => !more.includes("deepspeed-universal")))
-      await testAsync(`map ${what} ${job[0]} ${more.join(" ")}`, () => files(target, {}, [job[0], { ...job[1], map }], [...more, ...args]));
+      await test(`map ${what} ${job[0]} ${more.join(" ")}`, () => files(target, {}, [job[0], { ...job[1], map }], [...more, ...args]));
 
     /* In the opposite direction: the inverse of what was written is the source. */
     const mapped = path.join(folder, "mapped"), file = path.join(mapped, "model.safetensors");
     fs.rmSync(mapped, { recursive: true, force: true });
     fs.mkdirSync(mapped);
     check(run(["convert", target, file, ...args]).status === 0, "native convert");
-    await testAsync(`map ${what} inverse`, () => files(file, {}, ["convert", { to: "safetensors", map, inverse: true }], ["--to", "safetensors", ...args, "--inverse"]));
+    await test(`map ${what} inverse`, () => files(file, {}, ["convert", { to: "safetensors", map, inverse: true }], ["--to", "safetensors", ...args, "--inverse"]));
     test(`map ${what} verify`, () => {
       const manifest = run(["manifest", file]).stdout, at = put("manifest.json", manifest);
       documents(target, {}, (c) => c.verify(manifest, { map }), ["verify", target, at, "--json", ...args]);
@@ -272,12 +272,12 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
   });
 
   for (const [options, args] of [[{}, []], [{ dtype: "float32" }, ["--dtype", "float32"]], [{ dtype: "float16", include: ["w", "q.*"] }, ["--dtype", "float16", "--include", "w", "--include", "q.*"]]]) {
-    await testAsync(`dequantize ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", dequantize: true, ...options }], ["--to", "torch", "--dequantize", ...args]));
-    await testAsync(`scaled numbers without it ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
+    await test(`dequantize ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", dequantize: true, ...options }], ["--to", "torch", "--dequantize", ...args]));
+    await test(`scaled numbers without it ${args.join(" ")}`, () => files(scaled, {}, ["convert", { to: "torch", ...options }], ["--to", "torch", ...args]));
   }
   for (const name of ["modelopt", "compressed"]) {
     const nvfp4 = path.join(root, "tests/golden/nvfp4", `${name}.safetensors`);
-    await testAsync(`dequantize NVFP4 of ${name}`, () => files(nvfp4, {}, ["convert", { to: "torch", dequantize: true, dtype: "float32" }], ["--to", "torch", "--dequantize", "--dtype", "float32"]));
+    await test(`dequantize NVFP4 of ${name}`, () => files(nvfp4, {}, ["convert", { to: "torch", dequantize: true, dtype: "float32" }], ["--to", "torch", "--dequantize", "--dtype", "float32"]));
   }
   for (const target of [scaled, path.join(root, "tests/golden/nvfp4/modelopt.safetensors")]) {
     const name = path.basename(target), args = ["--dequantize"], dequantize = true;
@@ -296,17 +296,17 @@ export const testMaps = (environment) => withFolder(async (folder, put) => {
       return { ...result, a: target, b: target };
     }, ["diff", target, target, "--json", "--values", ...args]));
   }
-  await testAsync("dequantize and reshard", () => files(scaled, {}, ["reshard", { to: "dcp", dequantize: true, mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--dequantize", "--mesh", "dp=2", "--placements", "shard(0)"]));
-  await testAsync("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));
+  await test("dequantize and reshard", () => files(scaled, {}, ["reshard", { to: "dcp", dequantize: true, mesh: "dp=2", placements: "shard(0)" }], ["--to", "dcp", "--dequantize", "--mesh", "dp=2", "--placements", "shard(0)"]));
+  await test("dequantize where nothing is scaled", () => files(source, {}, ["convert", { to: "torch", dequantize: true }], ["--to", "torch", "--dequantize"]));
   /* The result contains what an inverse guesses. A name that the map does not make is an error. */
   const kept = put("kept/model.safetensors", safetensors({ "w.b": [[2, 3]], k: [[4]] }));
   for (const [rule, says] of [[{ from: ["{r...}.0"], to: ["{r...}.b"] }, /"warnings": \[\s*"'w.b', for example, is taken to come from 'w.0'/], [{ from: ["k"], to: ["q"] }, /'k' has no way back/]]) {
     const map = { schema: "tessera.map/1", unmatched: "keep", rules: [rule] }, args = ["--to", "torch", "--map", put("keep.json", JSON.stringify(map)), "--inverse"];
-    await testAsync(`inverse of ${rule.from}`, () => files(kept, {}, ["convert", { to: "torch", map, inverse: true }], args));
+    await test(`inverse of ${rule.from}`, () => files(kept, {}, ["convert", { to: "torch", map, inverse: true }], args));
     const p = run(["convert", kept, path.join(folder, "kept.pt"), "--overwrite", "--json", ...args]);
     check(says.test(p.stdout + p.stderr), `the inverse of ${rule.from} says: ${p.stdout}${p.stderr}`);
   }
-  await testAsync("inverse without a map", () => files(source, {}, ["convert", { to: "torch", inverse: true }], ["--to", "torch", "--inverse"]));
+  await test("inverse without a map", () => files(source, {}, ["convert", { to: "torch", inverse: true }], ["--to", "torch", "--inverse"]));
 
   test("tensors that config.json ties are compared before a map leaves one out", () => {
     const titan = path.join(root, "tests/golden/titan"), bytes = fs.readFileSync(path.join(titan, "llama3-tied.safetensors"));
