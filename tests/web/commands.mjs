@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
 import { chosenFiles, clearChosen, lendPlaces, native } from "./files.mjs";
-import { check, skip, test } from "./harness.mjs";
+import { check, skip, test } from "../support/harness.mjs";
 import { goTo } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");

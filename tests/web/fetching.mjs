@@ -2,7 +2,7 @@
  *  needed again. */
 import path from "node:path";
 import { pick, samples, serve } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { goTo } from "./views.mjs";
 
 const SECOND = "**/assets/tessera-writers-*.wasm", LACKS = { hasText: "the rest of the page could not be fetched" };

@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
-import { check, skip, test } from "./harness.mjs";
+import { check, skip, test } from "../support/harness.mjs";
 import { load } from "./pure.mjs";
 import { goTo, showFields } from "./views.mjs";
 

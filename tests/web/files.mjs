@@ -3,7 +3,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { root } from "./browser.mjs";
-import { check } from "./harness.mjs";
+import { check } from "../support/harness.mjs";
 
 export const native = path.join(root, "build/release/bin/tessera");
 

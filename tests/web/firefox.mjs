@@ -7,7 +7,7 @@ import path from "node:path";
 import { createRequire } from "node:module";
 import { PATIENCE, root, samples, serve } from "./browser.mjs";
 import { tessera } from "./files.mjs";
-import { check, report, skip, test } from "./harness.mjs";
+import { check, report, skip, test } from "../support/harness.mjs";
 
 const require = createRequire(path.join(root, "web/package.json"));
 const FIREFOX = ["/usr/bin/firefox-esr", "/usr/bin/firefox"].find((at) => fs.existsSync(at));

@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { pick, root } from "./browser.mjs";
 import { chosenFiles, clearChosen, expectSame, filesBelow, lendPlaces, tessera } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { goTo, showFields } from "./views.mjs";
 
 /** What is opened, and the form fields and options for its conversion. */

@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { axeSource, pick, root, rowsOf, samples, view } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo, openSample, READY } from "./views.mjs";
 
 async function violations(page) {

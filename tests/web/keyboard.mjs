@@ -4,7 +4,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { takePickers } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { lendDirectory } from "./opening.mjs";
 import { count, made } from "./product.mjs";
 

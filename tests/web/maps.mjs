@@ -5,7 +5,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
 /** torchtitan's own model, and what its state_dict_adapter wrote for Hugging Face. */

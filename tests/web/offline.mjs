@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { root, serve } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 const kept = (page) => page.evaluate(async () => (await (await caches.open("tessera-page")).keys()).map((r) => new URL(r.url).pathname).sort());
 const isKept = (page) => page.waitForFunction(() => document.documentElement.dataset.kept === "yes" && navigator.serviceWorker.controller);

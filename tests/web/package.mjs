@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { root, samples, serve } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 const tool = (name) => path.join(root, "web/node_modules/.bin", name);
 const run = (project, program, ...args) => {

@@ -5,7 +5,7 @@ import http from "node:http";
 import os from "node:os";
 import path from "node:path";
 import { pick, rowsOf, samples, view } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo, openSample } from "./views.mjs";
 
 const TYPES = { float32: ["F32", 4, (v) => Buffer.from(Float32Array.from(v).buffer)], int64: ["I64", 8, (v) => Buffer.from(BigInt64Array.from(v.map(BigInt)).buffer)], complex64: ["C64", 8, (v) => Buffer.from(Float32Array.from(v).buffer)] };

@@ -4,7 +4,7 @@ import path from "node:path";
 import { createRequire } from "node:module";
 import { root, samples } from "./browser.mjs";
 import { native } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 export async function load(file) {
   const { buildSync } = createRequire(createRequire(path.join(root, "web/package.json")).resolve("vite"))("esbuild");

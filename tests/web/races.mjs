@@ -5,7 +5,7 @@ import http from "node:http";
 import os from "node:os";
 import path from "node:path";
 import { PATIENCE, pick, rowsOf, samples } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { goTo, openSample } from "./views.mjs";
 
 const title = (page) => page.locator(".top h1").textContent();

@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { load } from "./pure.mjs";
 import { goTo } from "./views.mjs";
 

@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { root, samples } from "./browser.mjs";
-import { check, skip, test } from "./harness.mjs";
+import { check, skip, test } from "../support/harness.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 

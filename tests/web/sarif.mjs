@@ -4,7 +4,7 @@ import fs from "node:fs";
 import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { root, samples } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 const tessera = path.join(root, "build/release/bin/tessera");
 const at = (name) => path.join(samples, name);

@@ -3,7 +3,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import { pick, root } from "./browser.mjs";
-import { check, skip, test } from "./harness.mjs";
+import { check, skip, test } from "../support/harness.mjs";
 
 const large = (name) => path.join(root, ".local/samples", name);
 

@@ -7,7 +7,7 @@ import { filesOf } from "../../wasm/node.js";
 import { Tessera } from "../../wasm/tessera.js";
 import { PATIENCE, pick, root, samples } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { load } from "./pure.mjs";
 import { goTo } from "./views.mjs";
 

@@ -4,7 +4,7 @@ import os from "node:os";
 import path from "node:path";
 import { samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 import { fromMenu, goTo } from "./views.mjs";
 
 const LINKED = "safetensors_index/model-00001-of-00003.safetensors", TITLE = path.basename(LINKED);

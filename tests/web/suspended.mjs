@@ -3,7 +3,7 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { root, samples, serve } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 /** Makes a directory to serve: the package's scripts, both files of the module, and one sample. */
 function packageFolder(sample) {

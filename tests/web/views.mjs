@@ -2,7 +2,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import { PATIENCE, pick, root, rowsOf, samples } from "./browser.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 const golden = path.join(root, "tests/web/golden");
 const isUpdate = process.argv.includes("--update");

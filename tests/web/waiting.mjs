@@ -5,7 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { root, samples, serve } from "./browser.mjs";
 import { tessera } from "./files.mjs";
-import { check, test } from "./harness.mjs";
+import { check, test } from "../support/harness.mjs";
 
 const SAMPLES = ["dcp_fsdp2", "dcp_hsdp"];
 const RANGES = { to: "safetensors", objects: "drop" };

@@ -5,7 +5,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
 import { chosenFiles, chosenSizes, clearChosen, expectSame, filesBelow, lendPlaces, takePickers, tessera } from "./files.mjs";
-import { check, skip, test } from "./harness.mjs";
+import { check, skip, test } from "../support/harness.mjs";
 import { goTo, showFields } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
