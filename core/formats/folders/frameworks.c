@@ -491,10 +491,6 @@ static const tsr_part_row training_state[] = {
 static const char *const trainer_files[] = {MODELS, NULL, "trainer_state.json", "training_args.bin", NULL, NULL};
 READER(tsr_reader_trainer, TSR_FORMAT_HF_TRAINER);
 
-#ifdef TSR_SMALL /* the browser's module, which has no room for it */
-#define CHECK_CONFIGS NULL
-#else
-#define CHECK_CONFIGS check_configs
 /* from_pretrained, and the Trainer when it resumes, read these documents before any weights. Whether one must be there cannot be
  * seen: a Trainer of a plain nn.Module writes no config.json. */
 static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
@@ -513,10 +509,9 @@ static tsr_status check_configs(tsr_checkpoint *checkpoint, tsr_error *err)
     }
     return TSR_OK;
 }
-#endif
 
 const tsr_directory tsr_directory_trainer = {
-    .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = CHECK_CONFIGS};
+    .reader = &tsr_reader_trainer, .requires = trainer_files, .has_no_marker = true, .checks = check_configs};
 
 static const tsr_part_row trainer_parts[] = {
     {.part = "model",

@@ -397,6 +397,13 @@ static tsr_status follow_marker(choice *c, bool *followed)
 
 /* ---- the newest without errors ---- */
 
+#ifdef TSR_SMALL /* the browser's module, which has no room for the search */
+static tsr_status choose_valid(choice *c)
+{
+    return tsr_fail(c->err, TSR_E_UNSUPPORTED,
+                    "only the command line searches for the newest checkpoint without errors (--step latest-valid)");
+}
+#else
 /* Reports the newer checkpoints that were passed over. */
 static tsr_status report_passed_over(const choice *c, const tsr_latest *latest)
 {
@@ -409,9 +416,7 @@ static tsr_status report_passed_over(const choice *c, const tsr_latest *latest)
     return TSR_OK;
 }
 
-/* It may be loaded on demand (wasm/later.txt). */
-tsr_status tsr_choose_valid(choice *c);
-tsr_status tsr_choose_valid(choice *c)
+static tsr_status choose_valid(choice *c)
 {
     tsr_checkpoint *checkpoint = c->checkpoint;
     tsr_latest latest;
@@ -419,16 +424,19 @@ tsr_status tsr_choose_valid(choice *c)
         tsr_latest_search(checkpoint->store, checkpoint->host, checkpoint->opens, NULL, checkpoint->arena, &latest, c->err));
     TSR_FAIL_IF(!latest.found && !latest.passed_count, c->err, TSR_E_NOT_FOUND, "the directory contains no checkpoints%s",
                 latest.deeper ? " within three levels, and there are directories further down" : "");
-    TSR_FAIL_IF(!latest.found, c->err, TSR_E_NOT_FOUND,
-                "no checkpoint in the directory is without errors; the newest%s%.*s: %.*s",
-                latest.passed_over->path.size ? " is " : "", TSR_STR_ARG(latest.passed_over->path),
-                TSR_STR_ARG(latest.passed_over->reason));
+    if (!latest.found) {
+        const tsr_passed_over *newest = latest.passed_over;
+        return tsr_fail(c->err, TSR_E_NOT_FOUND,
+                        "no checkpoint in the directory is without errors; the newest is '%.*s': %.*s",
+                        TSR_STR_ARG(newest->path.size ? newest->path : TSR_STR(".")), TSR_STR_ARG(newest->reason));
+    }
     TSR_TRY(report_passed_over(c, &latest));
     if (!latest.path.size) return TSR_OK;
     const uint32_t file = tsr_store_find(checkpoint->store, latest.path);
     if (file == TSR_NO_FILE) return enter_only(c, latest.path);
     return enter_file(c, latest.path, &(step_files){.first = file, .found = {.count = 1}});
 }
+#endif
 
 tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
 {
@@ -441,10 +449,7 @@ tsr_status tsr_enter_step(tsr_checkpoint *checkpoint, tsr_error *err)
                 "--step %.*s can only be used with a directory that contains checkpoints, not with a file",
                 TSR_STR_ARG(asked));
     if (checkpoint->store->primary != TSR_NO_FILE) return TSR_OK;
-    if (tsr_str_equal(asked, TSR_STR("latest-valid"))) {
-        TSR_TRY(tsr_host_load(checkpoint->host, err));
-        return tsr_choose_valid(&c);
-    }
+    if (tsr_str_equal(asked, TSR_STR("latest-valid"))) return choose_valid(&c);
     if (asked.data && !tsr_str_equal(asked, TSR_STR("latest"))) return choose_named(&c, asked);
     checkpoint->took_latest = asked.data != NULL;
     if (!asked.data && !find_marker(checkpoint->store, &file)) return TSR_OK;
