@@ -188,15 +188,25 @@ static tsr_status take_lost(repair *r, const cli_session *source, tsr_error *err
     return TSR_OK;
 }
 
+/* Files are repaired by a conversion to their own form. `w` borrows the options. */
+static tsr_status prepare_conversion(const repair *r, unsigned to, const char *form, tsr_command_options *options,
+                                     cli_writing *w, tsr_error *err)
+{
+    *options = *r->arguments;
+    options->json = false; /* the document is that of repair */
+    options->to = to + 1;
+    *w = (cli_writing){
+        .program = r->program, .options = options, .what = "repairing", .destination = r->dest, .arena = r->arena};
+    if (!options->like) return TSR_OK;
+    return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a %s file", form);
+}
+
 /* Converts the sound file inside a damaged one, so that the new file states a checksum. */
 static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
 {
-    tsr_command_options options = *r->arguments;
-    options.json = false; /* the document is that of repair */
-    options.to = TSR_TO_SAFETENSORS + 1;
-    cli_writing w = {
-        .program = r->program, .options = &options, .what = "repairing", .destination = r->dest, .arena = r->arena};
-    if (options.like) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a safetensors file");
+    tsr_command_options options;
+    cli_writing w;
+    TSR_TRY(prepare_conversion(r, TSR_TO_SAFETENSORS, "safetensors", &options, &w, err));
     tsr_status status = tsr_salvage_safetensors(r->store, file, cli_host(r->program), r->arena, &r->found, err);
     if (status == TSR_OK) status = cli_choose_container(&w, options.to, 0, err);
     if (status == TSR_OK)
@@ -215,12 +225,9 @@ static tsr_status write_safetensors(repair *r, uint32_t file, tsr_error *err)
 /* Converts what is whole of a truncated torch.save file to another one. */
 static tsr_status write_torch(repair *r, tsr_error *err)
 {
-    tsr_command_options options = *r->arguments;
-    options.json = false; /* the document is that of repair */
-    options.to = TSR_TO_TORCH + 1;
-    cli_writing w = {
-        .program = r->program, .options = &options, .what = "repairing", .destination = r->dest, .arena = r->arena};
-    if (options.like) return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "--like is for a DCP; PATH is a torch.save file");
+    tsr_command_options options;
+    cli_writing w;
+    TSR_TRY(prepare_conversion(r, TSR_TO_TORCH, "torch.save", &options, &w, err));
     r->program->options.source.salvage = true;
     tsr_status status = cli_open_conversion(&w, r->path, err);
     if (status == TSR_OK) status = take_lost(r, &w.source, err);
