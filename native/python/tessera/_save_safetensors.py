@@ -142,6 +142,11 @@ class _New:
         return Joining(shards, {names[name]: tensors for name, tensors in self.joined.items()}, self.threads, self.is_summed)
 
 
+def _is_of_others(path, name):
+    return FileExistsError(f"{path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be loaded with the new one; "
+                           "move it away, or save to another path")
+
+
 # ---- the directory ----
 
 
@@ -207,8 +212,7 @@ class _Files(Directory):
     def _refuse_others(self, replaced):
         for name in self._safetensors():
             if name not in replaced:
-                raise FileExistsError(f"{self.path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be "
-                                      "loaded with the new one; move it away, or save to another path")
+                raise _is_of_others(self.path, name)
 
     def new_files(self, number, ranks, sizes):
         """Records the names of the files that a rank is about to write. number: of the rank, from 0."""
@@ -272,8 +276,7 @@ class _Objects(Objects):
 
     def _refuse(self, others):
         for name in sorted(others):
-            raise FileExistsError(f"{self.path}: holds '{name}', which is not part of the checkpoint that is to be replaced and would be loaded with the new one; "
-                                  "move it away, or save to another path")
+            raise _is_of_others(self.path, name)
 
     def may_be_data(self, name, is_new):
         return bool(_NEW_OBJECT.fullmatch(name)) if is_new else "/" not in name and name.endswith(ENDING)
