@@ -1,13 +1,12 @@
 /** A smoke test in Firefox, by WebDriver BiDi: opens, validates, compares and converts. Firefox gives no access to
- *  directories for writing, so a conversion uses the origin's private file system and a download. Usage: node
- *  tests/web/firefox.mjs */
+ *  directories for writing, so a conversion uses the origin's private file system and a download. */
 import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { createRequire } from "node:module";
 import { PATIENCE, root, samples, serve } from "./browser.mjs";
 import { tessera } from "./files.mjs";
-import { check, report, skip, test } from "../support/harness.mjs";
+import { check, skip, test } from "../support/harness.mjs";
 
 const require = createRequire(path.join(root, "web/package.json"));
 const FIREFOX = ["/usr/bin/firefox-esr", "/usr/bin/firefox"].find((at) => fs.existsSync(at));
@@ -114,9 +113,4 @@ export async function testFirefox() {
     fs.rmSync(scratch, { recursive: true });
   }
   return undefined;
-}
-
-if (process.argv[1] === new URL(import.meta.url).pathname) {
-  await testFirefox();
-  report();
 }
