@@ -20,6 +20,8 @@ export interface Comparison {
   /** How names and dtypes of A are made those of B, unless a map was chosen. */
   fit: Fit;
   tolerance: Tolerance;
+  /** The tolerance of the differences that are shown, which is that of before until the comparison has ended. */
+  within: Tolerance;
   /** The tensors whose values differ, once these were compared and measured. */
   measured: readonly Measured[] | undefined;
   layout: boolean;
@@ -72,7 +74,7 @@ export class Comparing {
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });
     if (!opening || signal.aborted) return;
-    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, within: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
   }
 
   /** Compares again if another map has been chosen for A. */
@@ -172,7 +174,7 @@ export class Comparing {
   async #show(comparison: Comparison, structure: Diff): Promise<void> {
     const { model } = this, diff = withValues(structure, comparison.valueDiff), { filter, sort } = model.lists.get("compare");
     const isFirst = comparison.diff === undefined;
-    comparison.diff = diff;
+    Object.assign(comparison, { diff, within: comparison.tolerance });
     const text = isFirst && diff.changed.length + diff.added.length + diff.removed.length > 0 ? "is:different" : filter;
     const rows = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort });
     if (this.comparison !== comparison) return;

@@ -20,7 +20,7 @@ import { Tree } from "./tree";
 const countsOf = ({ changed, added, removed, renamed }: Diff) => ({ changed: changed.length, onlyA: removed.length - renamed.length, onlyB: added.length - renamed.length, renamed: renamed.length });
 
 /** Returns a sentence that says what is known about the differences and what has not been compared. */
-export function verdictOf(diff: Diff, { atol, rtol }: Comparison["tolerance"] = { atol: 0, rtol: 0 }): string {
+function verdictOf(diff: Diff, { atol, rtol }: Comparison["within"]): string {
   const { summary, metadata } = diff, same = plural(summary.same, "entry", "entries"), { changed, onlyA, onlyB, renamed } = countsOf(diff);
   const texts = metadata.changed.length + metadata.added.length + metadata.removed.length;
   const rest = [changed && `${exactText(changed)} changed`, onlyA && `${exactText(onlyA)} only in A`, onlyB && `${exactText(onlyB)} only in B`, renamed && `${exactText(renamed)} perhaps renamed`, texts && `${plural(texts, "text")} of __metadata__ differ${texts === 1 ? "s" : ""}`].filter(Boolean);
@@ -127,7 +127,7 @@ export function Compare(): JSX.Element {
       <div class="compared">
         <p class="pair"><span><strong>A</strong> {visible(model.opening?.title ?? "")}</span> <span><strong>B</strong> {visible(comparison.title)}</span></p>
         <Toggles comparison={comparison} isSeries={isSeries} setSeries={setSeries} />
-        {diff && <p role="status" class="verdict-line">{verdictOf(diff, comparison.tolerance)}.</p>}
+        {diff && <p role="status" class="verdict-line">{verdictOf(diff, comparison.within)}.</p>}
         {diff && <p class="quiet sums">{sumsText(diff)}.</p>}
         <NotFinite comparison={comparison} />
         {diff && <Offers comparison={comparison} diff={diff} />}
