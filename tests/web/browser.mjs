@@ -41,6 +41,7 @@ export async function launch(options = {}) {
   context.setDefaultTimeout(PATIENCE);
   // Playwright handles file inputs but not these dialogs. Tests about the dialogs replace them.
   await context.addInitScript(() => { globalThis.showOpenFilePicker = undefined; });
+  context.on("page", (page) => page.on("filechooser", () => undefined)); // While nothing listens, Chromium shows its own dialog. That takes effect too late for a key pressed at once.
   return { context, close: async () => { await context.close(); fs.rmSync(profile, { recursive: true, force: true }); } };
 }
 
