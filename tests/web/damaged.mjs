@@ -70,7 +70,7 @@ async function testTorch(page, scratch, name) {
     await page.locator(".window .row .text", { hasText: "step" }).waitFor();
     const rows = await namesIn(page);
     check(tensors.every((fqn) => rows.some((row) => row.endsWith(fqn.replace("model.", "")))) && !rows.some((row) => lost.some((fqn) => row.endsWith(fqn.replace("model.", "")))), rows.join(" "));
-    await page.locator(".window .row .text", { hasText: /w0$/ }).click();
+    await page.locator(".window .row .text", { hasText: tensors[0].replace("model.", "") }).click(); // the old form stores tensors in an order of its own
     await page.locator("table.values td").first().waitFor();
     const written = await expectWritten(page, scratch, path.join(scratch, name), tensors);
     check(written.includes(`${lost.length} entries of the source whose bytes are lost`), written);
