@@ -5,6 +5,7 @@ import collections
 import concurrent.futures
 import functools
 import multiprocessing
+import resource
 import sys
 import time
 import traceback
@@ -14,10 +15,15 @@ from checks import Bad, Skip
 PICKED = []  # workers inherit it
 
 
+def cpu():
+    """The seconds of CPU time of this process, and of those it has waited for."""
+    return sum(sum(resource.getrusage(of)[:2]) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
 def run(around, at):
-    """"passed", "failed" or "skipped", what to print, and the seconds it took."""
+    """"passed", "failed" or "skipped", what to print, and the seconds it took: by the clock, and of CPU time."""
     name, function, _ = PICKED[at]
-    began = time.monotonic()
+    began, used = time.monotonic(), cpu()
     result, text = "passed", None
     try:
         with around() as t:
@@ -28,7 +34,7 @@ def run(around, at):
         result, text = "failed", f"FAIL {name}: {what}"
     except Exception:  # of ours, or of the library that reads what tessera wrote
         result, text = "failed", f"FAIL {name}\n{traceback.format_exc(limit=-4)}"
-    return result, text, time.monotonic() - began
+    return result, text, (time.monotonic() - began, cpu() - used)
 
 
 def results(around, jobs):
@@ -50,6 +56,7 @@ def main(tests, names, around, jobs=2):
         seconds.append((took, name))
         if text:
             print(text, flush=True)
-    print("longest: " + ", ".join(f"{name} {took:.0f} s" for took, name in sorted(seconds, reverse=True)[:8]))
+    for kind, which in (("longest", 0), ("most CPU time", 1)):
+        print(f"{kind}: " + ", ".join(f"{name} {took[which]:.0f} s" for took, name in sorted(seconds, key=lambda row: -row[0][which])[:8]))
     print(f"{counts['passed']} passed, {counts['failed']} failed" + (f", {counts['skipped']} skipped" if counts["skipped"] else ""))
     sys.exit(1 if counts["failed"] or not counts["passed"] + counts["skipped"] else 0)
