@@ -186,6 +186,9 @@ async function comparedWhole(page) {
   await page.getByRole("heading", { name: "1 changed tensor has NaN or infinity" }).waitFor();
 }
 
+/** True for the last of three workers that begin. */
+const manyWorkers = (left = 3) => () => --left === 0;
+
 const rowsShown = async (page) => (await page.locator(".window .row").allInnerTexts()).join("\n");
 
 async function testPage({ context, url }, { a, b, short }) {
@@ -208,12 +211,22 @@ async function testPage({ context, url }, { a, b, short }) {
       await test("comparing by several workers is cancelled, and all of them end", async () => {
         const click = () => page.getByRole("button", { name: /^Values/ }).evaluate((b) => b.click());
         await click();
+        const begun = page.waitForEvent("worker", manyWorkers());
         await click();
-        while (page.workers().length < 4) await page.waitForTimeout(5);
+        await begun;
         await click();
         while (page.workers().length > 1) await page.waitForTimeout(5);
         check(await page.locator(".trouble").count() === 0, "cancelling is trouble");
         await click();
+        await comparedWhole(page);
+        check(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}` === shown[0], await rowsShown(page));
+      });
+      await test("comparing that is cancelled and begun again at once ends with the whole result", async () => {
+        const values = page.getByRole("button", { name: /^Values/ });
+        const begun = page.waitForEvent("worker", manyWorkers());
+        await values.evaluate((b) => { b.click(); b.click(); });
+        await begun;
+        await values.evaluate((b) => { b.click(); b.click(); });
         await comparedWhole(page);
         check(`${await page.locator(".verdict-line").innerText()}\n${await rowsShown(page)}` === shown[0], await rowsShown(page));
       });

@@ -54,6 +54,8 @@ export class Comparing {
   #ending = new AbortController();
   /** The number of the latest diff that was requested. */
   #asked = 0;
+  /** The number of times that comparing values was ended. What was ended hears of it later, maybe when it has begun anew. */
+  #ended = 0;
 
   /** More checkpoints, next to A and B. */
   readonly series: Series;
@@ -101,18 +103,17 @@ export class Comparing {
     this.#endValues();
     Object.assign(comparison, { tolerance, valueDiff: undefined, measured: undefined, values: true });
     model.changed();
-    await this.#update();
-    await this.#startValues(comparison);
+    await this.#compare(comparison);
   }
 
   async #start(comparison: Comparison): Promise<void> {
     this.comparison = comparison;
     this.model.lists.reset("compare", 0);
-    await this.#update();
-    await this.#startValues(comparison);
+    await this.#compare(comparison);
   }
 
   #endValues(): void {
+    this.#ended++;
     [COMPARING, MEASURING].forEach((title) => this.model.endAside(title));
   }
 
@@ -131,8 +132,14 @@ export class Comparing {
       comparison.valueDiff = comparison.measured = undefined; // Other names are matched, or values are no longer wanted.
     }
     this.model.changed();
+    await (what === "layout" ? this.#update() : this.#compare(comparison));
+  }
+
+  /** Compares what is cheap, and then values if they are wanted and nothing has ended or begun that in the meantime. */
+  async #compare(comparison: Comparison): Promise<void> {
+    const ended = this.#ended;
     await this.#update();
-    if (what !== "layout") await this.#startValues(comparison);
+    if (this.#ended === ended) await this.#startValues(comparison);
   }
 
   async #update(): Promise<void> {
@@ -148,10 +155,10 @@ export class Comparing {
   /** Compares values if they are wanted, and if the map fits. */
   async #startValues(comparison: Comparison): Promise<void> {
     if (!comparison.values || !comparison.diff) return;
-    const { model } = this, { opening } = model, { canonical, map, tolerance } = comparison;
+    const { model } = this, { opening } = model, { canonical, map, tolerance } = comparison, ended = this.#ended;
     if (!opening) return;
     const values = await model.runAside(COMPARING, { a: opening, b: comparison.opening }, this.bytes, async (client, { join }) => (await import("./team")).compareValues(client, join, { canonical, map, ...tolerance, openings: [opening, comparison.opening] }), this.#hearer(comparison));
-    if (this.comparison !== comparison || comparison.canonical !== canonical || comparison.tolerance !== tolerance || !comparison.values) return;
+    if (this.comparison !== comparison || this.#ended !== ended) return;
     if (values) comparison.valueDiff = values;
     else comparison.values = false; // It was cancelled, or it failed.
     model.changed();
