@@ -91,6 +91,29 @@ def test_ctrl_c_ends_what_the_library_does(t):
         assert p.returncode == 0 and p.stdout == b"interrupted\n", (call, p.returncode, p.stderr[-500:])
 
 
+WITHOUT_SESSIONS = """
+import os, signal, threading, time
+from tessera._library import _interruptible
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ended = []
+def call(result):
+    time.sleep(0.3)
+    ended.append(result)
+    return result
+assert _interruptible([], call, 7) == 7 and ended == [7], ended
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    _interruptible([], call, 8)
+except KeyboardInterrupt:
+    print("interrupted", ended)
+"""
+
+
+def test_a_call_without_sessions_is_waited_for(t):
+    p = subprocess.run([sys.executable, "-c", WITHOUT_SESSIONS], capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": INSTALLED})
+    assert p.returncode == 0 and p.stdout == "interrupted [7, 8]\n", (p.returncode, p.stdout, p.stderr[-500:])
+
+
 OPENED = """
 import os, signal, sys, threading, time
 import tessera

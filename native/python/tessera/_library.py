@@ -261,9 +261,11 @@ def _counted(stops, function, *arguments):
 
 def _interruptible(stops, function, *arguments):
     """Calls a function of the library so that Ctrl-C ends it. Python handles signals in its main thread, but not while that is in the
-    library, so the call is made in another thread. `stops` belong to the sessions that it uses."""
+    library, so the call is made in another thread. `stops` belong to the sessions that it uses. Without any, nothing ends the call early,
+    and the interruption is raised when it has ended."""
     if threading.current_thread() is not threading.main_thread():
         return _counted(stops, function, *arguments)
+    stops = stops or [_Stop()]  # by which the end of the call is noticed
     result, interruption = [], None
     running = threading.Lock()  # held until the call has ended
     running.acquire()
