@@ -13,6 +13,7 @@
 #include "session.h"
 #include "tessera/output.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/dcp_item.h"
 #include "tessera/sys/end_sum.h"
 #include "tessera/sys/object_store.h"
 #include "tessera/sys/try.h"
@@ -40,6 +41,16 @@ typedef struct joining {
     uint8_t unsummed;
 } joining;
 
+/* A tsr_dcp_pickled. Mirrored in _archive.py. */
+typedef struct item {
+    const char *pickle;
+    size_t pickle_size;
+    const uint64_t *byte_lengths;
+    const uint32_t *crcs;
+    uint32_t storage_count;
+    uint8_t unsummed;
+} item;
+
 EXPORT saving *tsr_python_saving_open(const char *url, uint32_t kind, const char *marker, tsr_error *err);
 EXPORT void tsr_python_saving_close(saving *s);
 EXPORT tsr_status tsr_python_saving_names(saving *s, tsr_write_fn *write, void *ctx, tsr_error *err);
@@ -57,6 +68,7 @@ EXPORT tsr_status tsr_python_saving_read_note(saving *s, const char *name, tsr_w
 EXPORT tsr_status tsr_python_saving_remove(saving *s, const char *name, tsr_error *err);
 EXPORT tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err);
 EXPORT uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size);
+EXPORT tsr_status tsr_python_item_piece(const item *of, uint32_t at, tsr_write_fn *write, void *ctx, tsr_error *err);
 EXPORT tsr_status tsr_python_end_sum(const void *data, size_t size, char sum[TSR_END_SUM_SIZE], tsr_error *err);
 
 /* ---- an open output ---- */
@@ -280,6 +292,22 @@ tsr_status tsr_python_saving_give_up(saving *s, tsr_error *err)
 uint32_t tsr_python_crc32(uint32_t crc, const void *data, size_t size)
 {
     return tsr_native_crc32(crc, data, size);
+}
+
+/* See tsr_dcp_item_piece. */
+tsr_status tsr_python_item_piece(const item *of, uint32_t at, tsr_write_fn *write, void *ctx, tsr_error *err)
+{
+    const tsr_host host = {.allocator = &tsr_allocator_libc, .limits = tsr_limits_default(), .crc32 = tsr_native_crc32};
+    const tsr_dcp_pickled pickled = {.pickle = {of->pickle, of->pickle_size},
+                                     .byte_lengths = of->byte_lengths,
+                                     .crcs = of->crcs,
+                                     .storage_count = of->storage_count,
+                                     .unsummed = of->unsummed != 0};
+    tsr_vec piece = tsr_vec_of(host.allocator, 1);
+    tsr_status status = tsr_dcp_item_piece(&pickled, at, &host, &piece, err);
+    if (status == TSR_OK) status = write(ctx, piece.items, piece.count, err);
+    tsr_vec_free(&piece);
+    return status;
 }
 
 /* The checksum of a document, which follows it. */

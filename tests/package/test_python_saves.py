@@ -1,6 +1,7 @@
 """Saves by tessera.torch.StorageWriter into directories, and runs of the program: each is safe from the other, and removes what the other left
 when it was killed."""
 import contextlib
+import io
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import subprocess
 import threading
 import time
 import warnings
+import zipfile
 
 import http_serving
 import test_python_safetensors as files
@@ -233,6 +235,64 @@ def test_a_deep_check_reports_every_flip_in_the_files_of_a_save(t):
         document = ".metadata" if form == "dcp" else "model.safetensors.index.json"
         with open(os.path.join(path, document), "rb") as f:
             assert f.read()[-1:] == (b"." if form == "dcp" else b"}")
+
+
+def items_of(path):
+    """Returns the archive of each item that a save wrote."""
+    stored = dcp.FileSystemReader(path).read_metadata().storage_data
+    items = {}
+    for index, info in stored.items():
+        with open(os.path.join(path, info.relative_path), "rb") as f:
+            f.seek(info.offset)
+            items[index.fqn] = f.read(info.length)
+    return items
+
+
+class Asks(dcp.DefaultSavePlanner):
+    """Notes PyTorch's setting for CRC-32s, which is that of the process, while a save writes."""
+    settings = set()
+
+    def resolve_data(self, item):
+        self.settings.add(torch.serialization.get_crc32_options())
+        return super().resolve_data(item)
+
+
+def test_archives_are_those_of_torch_save(t):
+    """But for the id, which follows from the content, too."""
+    sizes = (0, 1, (512 << 10) - 1, 512 << 10, (512 << 10) + 1, (1 << 20) - 1, (3 << 20) + 7)
+    state = {f"bytes{size}": torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes}
+    state |= {str(dtype): (torch.rand(3, 5) * 3).to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.int16, torch.bool, torch.complex64)}
+    state |= {"parameter": torch.nn.Parameter(torch.rand(2)), "0-dim": torch.tensor(5.5), "view": torch.arange(24.).reshape(4, 6).t()[1:], "conjugate": torch.rand(3, dtype=torch.complex64).conj()}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(t.at("theirs")), no_dist=True)
+    try:
+        for summed in (True, False):
+            path = t.at(f"ours_{summed}")
+            Asks.settings.clear()
+            torch.serialization.set_crc32_options(not summed)
+            dcp.save(state, storage_writer=tessera.torch.StorageWriter(path, checksums=summed), planner=Asks(), no_dist=True)
+            assert Asks.settings == {not summed}, Asks.settings
+            ours, theirs = items_of(path), items_of(t.at("theirs"))
+            assert ours.keys() == theirs.keys() == state.keys()
+            for name, archive in ours.items():
+                same_archives(name, archive, theirs[name], summed)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    loaded = {name: torch.zeros_like(value) for name, value in state.items()}
+    dcp.load(loaded, checkpoint_id=t.at("ours_True"), no_dist=True)
+    assert all(torch.equal(loaded[name], value) for name, value in state.items() if value.dtype != torch.float8_e4m3fn)
+
+
+def same_archives(name, ours, theirs, summed):
+    with zipfile.ZipFile(io.BytesIO(ours)) as a, zipfile.ZipFile(io.BytesIO(theirs)) as b:
+        of_id = "archive/.data/serialization_id"
+        places = [[(m.filename, m.header_offset, m.file_size, m.flag_bits, m.extra) for m in z.infolist()] for z in (a, b)]
+        assert places[0] == places[1] and len(ours) == len(theirs), (name, places)
+        for mine, other in zip(a.infolist(), b.infolist()):
+            if mine.filename != of_id:
+                assert mine.CRC == (other.CRC if summed else 0), (name, mine, other)
+        if summed:
+            assert a.testzip() is None and all(a.read(m) == b.read(m) for m in a.namelist() if m != of_id), name
+    assert torch.load(io.BytesIO(ours)).dtype == torch.load(io.BytesIO(theirs)).dtype, name
 
 
 def test_a_converted_file_is_whole(t):

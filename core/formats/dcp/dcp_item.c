@@ -438,3 +438,25 @@ tsr_status tsr_dcp_item_object(const tsr_value *value, const tsr_host *host, tsr
     tsr_arena_free(passing);
     return status;
 }
+
+static tsr_status append_piece(const tsr_dcp_pickled *item, uint32_t at, const tsr_host *host, tsr_arena *passing,
+                               tsr_vec *out, tsr_error *err)
+{
+    uint64_t byte_at;
+    tsr_torch_archive archive;
+    tsr_torch_new_storage *storages = tsr_arena_array(passing, (size_t)item->storage_count + 1, sizeof *storages, err);
+    if (!storages) return TSR_E_NOMEM;
+    for (uint32_t i = 0; i < item->storage_count; i++) storages[i].byte_length = item->byte_lengths[i];
+    const tsr_torch_tree tree = {.storages = storages, .storage_count = item->storage_count, .unsummed = item->unsummed};
+    TSR_TRY(tsr_torch_archive_around(item->pickle, &tree, host, passing, &archive, err));
+    for (uint32_t i = 0; i < at; i++) archive.members[archive.first_storage + i].crc32 = item->crcs[i];
+    return tsr_torch_archive_piece(&archive, at, out, &byte_at, err);
+}
+
+tsr_status tsr_dcp_item_piece(const tsr_dcp_pickled *item, uint32_t at, const tsr_host *host, tsr_vec *out, tsr_error *err)
+{
+    tsr_arena *passing = tsr_arena_new(host->allocator, 0, err);
+    const tsr_status status = passing ? append_piece(item, at, host, passing, out, err) : TSR_E_NOMEM;
+    tsr_arena_free(passing);
+    return status;
+}

@@ -42,8 +42,8 @@ static tsr_status name_storages(tsr_torch_archive *archive, const tsr_torch_new_
     return TSR_OK;
 }
 
-static tsr_status lay_out(tsr_str pickle, const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena,
-                          tsr_torch_archive *out, tsr_error *err)
+tsr_status tsr_torch_archive_around(tsr_str pickle, const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena,
+                                    tsr_torch_archive *out, tsr_error *err)
 {
     uint64_t directory;
     *out = (tsr_torch_archive){.pickle = pickle,
@@ -75,7 +75,7 @@ tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *ho
     tsr_vec_free(&text);
     if (status != TSR_OK) return status;
     if (!pickle.data) return TSR_E_NOMEM;
-    return lay_out(pickle, tree, host, arena, out, err);
+    return tsr_torch_archive_around(pickle, tree, host, arena, out, err);
 }
 
 static tsr_status append_member(const tsr_zip_new_member *member, tsr_str content, tsr_vec *out, tsr_error *err)

@@ -69,6 +69,10 @@ typedef struct tsr_torch_archive {
 tsr_status tsr_torch_archive_plan(const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena, tsr_torch_archive *out,
                                   tsr_error *err);
 
+/* The same around a pickle that was made elsewhere, and is borrowed: of the tree, only the storages and `unsummed` are used. */
+tsr_status tsr_torch_archive_around(tsr_str pickle, const tsr_torch_tree *tree, const tsr_host *host, tsr_arena *arena,
+                                    tsr_torch_archive *out, tsr_error *err);
+
 /* Where the bytes of storage i begin, from the archive's first byte. */
 static inline uint64_t tsr_torch_storage_at(const tsr_torch_archive *archive, uint32_t storage)
 {

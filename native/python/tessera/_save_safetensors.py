@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ._archive import in_pieces
 from ._checkpoint import Checkpoint
 from ._library import FOR_NAMES, TesseraError, _WRITE, _char, _function, _int, _p, _u32, _u64, crc32, warn
 from ._save_directory import Directory, NewFile, _do, _Lock, _locks, _missing, _names, _write_new
@@ -51,7 +52,6 @@ SHARDS = ".tessera-save-shards"  # in object stores
 _NEW_OBJECT = re.compile(r"model-[0-9a-f]{16}-\d{5}-of-\d{5}\.safetensors|\.tessera-save-shards/[0-9a-f]{16}-shard-[-\w]+\.safetensors")
 _NO_FILE, _PATH_MAX = 2**32 - 1, 4096
 _NO_SUM = "00000000"
-_PIECE_BYTES = 8 << 20  # are still in the processor's cache when they are written, after their CRC-32 was computed
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
            torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
            **{getattr(torch, name): stored for name, stored in (
@@ -106,12 +106,11 @@ class _Content:
             tensor, data = self.tensors[item.index.fqn][1], data.resolve_conj().resolve_neg().contiguous()
             if data.dtype != tensor.dtype or tuple(data.shape) != tensor.shape:
                 raise TesseraError(f"'{tensor.name}' was planned as {tensor.dtype} {list(tensor.shape)}, but is {data.dtype} {list(data.shape)}", "usage")
-            for begin in range(0, tensor.nbytes, _PIECE_BYTES):
-                size = min(_PIECE_BYTES, tensor.nbytes - begin)
+            for address, view in in_pieces(data.data_ptr(), tensor.nbytes):
                 if self.is_summed:
-                    crc = crc32(crc, data.data_ptr() + begin, size)
-                file.write_at(at, memoryview((ctypes.c_char * size).from_address(data.data_ptr() + begin)).cast("B"))
-                at += size
+                    crc = crc32(crc, address, len(view))
+                file.write_at(at, view)
+                at += len(view)
         if self.is_summed:
             self._header[self._digits:self._digits + len(_NO_SUM)] = b"%08x" % crc
         file.write_at(0, memoryview(self._header))

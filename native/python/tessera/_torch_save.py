@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo, _StoragePrefix
 from torch.futures import Future
 
+from ._archive import PIECE_BYTES, write_archive
 from ._choices import StrPath
 from ._library import TesseraError, warn
 from ._save_directory import Directory
@@ -32,19 +33,17 @@ from ._torch_versions import BlockingAsyncStager, StreamTransforms, create_cpu_s
 
 
 class _Digested(io.RawIOBase):
-    """A rank's file, with a digest of what is written to it. torch.save writes a tensor in about 40 pieces, most of them of a few bytes, so
-    small pieces are collected and written together.
+    """A rank's file, with a digest of what is written to it. Small pieces are collected and written together.
 
     has_archives: what is written are archives with CRC-32s. Of a large record of theirs only the length is digested, because its CRC-32 is
     in the archive's directory, which follows it and is digested as a whole."""
 
-    LARGE = 1 << 20
+    LARGE = PIECE_BYTES
     SMALL = 1 << 17
 
     def __init__(self, file, has_archives):
         super().__init__()
         self.file, self.size, self._kept, self._sha, self._has_archives = file, 0, bytearray(), hashlib.sha256(), has_archives
-        self.failure = None  # what a write raised: torch.save raises an error of its own instead, without the cause
 
     @property
     def digest(self):
@@ -70,35 +69,13 @@ class _Digested(io.RawIOBase):
         return view.nbytes
 
     def _write(self, view):
-        try:
-            self.file.write(view)
-        except BaseException as e:
-            self.failure = self.failure or e
-            raise
+        self.file.write(view)
         self._sha.update(len(view).to_bytes(8, "little") if self._has_archives and len(view) >= self.LARGE else view)
 
     def write_kept(self):
-        """Not `flush`, which torch.save calls after each tensor."""
         if self._kept:
             kept, self._kept = self._kept, bytearray()
             self._write(memoryview(kept))
-
-
-class _Crc32Option:
-    """Decides whether torch.save writes CRC-32s inside this context. PyTorch has a single setting for the process."""
-
-    def __init__(self, wanted):
-        self.wanted = wanted
-
-    def __enter__(self):
-        if not hasattr(torch.serialization, "set_crc32_options"):  # before PyTorch 2.6 they are always stated
-            return
-        self.before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(self.wanted)
-
-    def __exit__(self, *_):
-        if hasattr(self, "before"):
-            torch.serialization.set_crc32_options(self.before)
 
 
 _PINNED_MOST = 256 << 20  # larger tensors are not copied ahead: two of them are in pinned memory at a time
@@ -122,7 +99,7 @@ def _end_copy(tensor, copied, as_stored):
 
 def _in_host_memory(items, planner, ahead, as_stored=True):
     """Yields (item, tensor or BytesIO). While the caller writes one of them, the next ones of about `ahead` bytes are copied from their CUDA
-    device. as_stored: for torch.save, which writes the whole storage of a tensor: one that is only a view is copied."""
+    device. as_stored: for archives, which have the whole storage of a tensor: one that is only a view is copied."""
     started, waiting = collections.deque(), 0  # bytes of those behind the first
     for item in items:
         data, size, is_copied = planner.resolve_data(item), 0, False
@@ -150,7 +127,7 @@ class _Results(list):
         return list, (list(self),)
 
 
-_ITEM_BYTES = 64 << 10  # more than what torch.save writes around a tensor, and what most objects have
+_ITEM_BYTES = 64 << 10  # more than what is written around a tensor, and what most objects have
 
 
 def _expected_bytes(items):
@@ -161,8 +138,8 @@ def _expected_bytes(items):
 class _RankWriter:
     """Writes the files of one rank, each in one thread."""
 
-    def __init__(self, planner, ahead, transforms):
-        self._planner, self._ahead, self._transforms = planner, ahead, transforms
+    def __init__(self, planner, ahead, transforms, is_summed):
+        self._planner, self._ahead, self._transforms, self._is_summed = planner, ahead, transforms, is_summed
         self._failure = None  # the first one, at which all threads end
 
     def write(self, file, items):
@@ -173,9 +150,8 @@ class _RankWriter:
             out.write_kept()
             handed = file.finish()
         except BaseException as e:
-            failure = out.failure or e
-            self._failure = self._failure or failure
-            raise failure from (None if failure is not e else e.__cause__)
+            self._failure = self._failure or e
+            raise
         for result in results:  # for finish, which takes them off
             result.storage_data.digest = out.digest.hexdigest()
         if handed:  # None is lost when PyTorch gathers the results: _StorageInfo leaves it out of its pickle
@@ -207,7 +183,7 @@ class _RankWriter:
             to.write(data.getbuffer())
             out.digest.update(data.getbuffer())
         else:
-            torch.save(data, to)
+            write_archive(data, to, self._is_summed)
         if to is not out:
             to.close()
         length = out.tell() - offset
@@ -363,11 +339,10 @@ class StorageWriter(_StorageWriter, _Stager):
         else:
             groups = [[item] for item in plan.items]
         files = self._place.new_files(plan.storage_data.prefix.strip("_"), [_expected_bytes(items) for items in groups])
-        writer, results = _RankWriter(planner, self.per_thread_copy_ahead, self.transforms), _Results()
+        writer, results = _RankWriter(planner, self.per_thread_copy_ahead, self.transforms, self.checksums), _Results()
         try:
-            with _Crc32Option(self.checksums):
-                for of_file in writer.write_all(files, groups, self.thread_count):
-                    results += of_file
+            for of_file in writer.write_all(files, groups, self.thread_count):
+                results += of_file
             files.finish()
         except BaseException:
             files.discard()

@@ -39,6 +39,18 @@ tsr_status tsr_dcp_item_around(const tsr_dcp_box *box, const tsr_host *host, tsr
 /* The whole item of an object without tensors, appended. TSR_E_UNSUPPORTED for values that cannot be pickled. */
 tsr_status tsr_dcp_item_object(const tsr_value *value, const tsr_host *host, tsr_vec *out, tsr_error *err);
 
+/* An item of which Python has made the pickle. It refers to `storage_count` storages. */
+typedef struct tsr_dcp_pickled {
+    tsr_str pickle;
+    const uint64_t *byte_lengths; /* of the storages */
+    const uint32_t *crcs;         /* of their bytes */
+    uint32_t storage_count;
+    bool unsummed; /* write 0 for every CRC-32 */
+} tsr_dcp_pickled;
+/* Appends the bytes between storage `at` - 1 and storage `at`: at 0 all bytes before the first storage, and at storage_count all bytes after the
+ * last one. It uses the CRCs of the storages before `at` only. Errors: TSR_E_LIMIT, TSR_E_NOMEM. */
+tsr_status tsr_dcp_item_piece(const tsr_dcp_pickled *item, uint32_t at, const tsr_host *host, tsr_vec *out, tsr_error *err);
+
 /* The location of one item's archive. */
 typedef struct tsr_dcp_new_item {
     const uint64_t *offsets; /* tensors: the chunk's box */
