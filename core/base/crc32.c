@@ -49,11 +49,18 @@ static uint32_t times(uint32_t a, uint32_t b)
     return product;
 }
 
-/* Appending n zero bytes to a message multiplies its CRC by x^8n, which is computed by repeated squaring. */
+/* x^(8 * 2^k) for k from 0 to 31. The next one is x^8 again, because x^(2^32) is x. */
+static const uint32_t powers[32] = {0x00800000, 0x00008000, 0xedb88320, 0xb1e6b092, 0xa06a2517, 0xed627dae, 0x88d14467,
+                                    0xd7bbfe6a, 0xec447f11, 0x8e7ea170, 0x6427800e, 0x4d47bae0, 0x09fe548f, 0x83852d0f,
+                                    0x30362f1a, 0x7b5a9cc3, 0x31fec169, 0x9fec022a, 0x6c8dedc4, 0x15d6874d, 0x5fde7a4e,
+                                    0xbad90e37, 0x2e4e5eef, 0x4eaba214, 0xa8a472c0, 0x429a969e, 0x148d302a, 0xc40ba6d0,
+                                    0xc4e22c3c, 0x40000000, 0x20000000, 0x08000000};
+
+/* Appending n zero bytes to a message multiplies its CRC by x^8n: by one of the powers for each bit of n. */
 uint32_t tsr_crc32_join(uint32_t crc_a, uint32_t crc_b, uint64_t size_b)
 {
-    for (uint32_t power = 1u << 23; size_b; size_b >>= 1, power = times(power, power)) { /* x^8 at first */
-        if (size_b & 1) crc_a = times(power, crc_a);
+    for (uint32_t k = 0; size_b; size_b >>= 1, k++) {
+        if (size_b & 1) crc_a = times(powers[k % 32], crc_a);
     }
     return crc_a ^ crc_b;
 }
