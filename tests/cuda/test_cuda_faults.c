@@ -10,7 +10,7 @@
 typedef struct scene {
     tsr_host host;
     tsr_gpu *gpu;
-    tsr_gpu_stream *stream, *other;
+    tsr_gpu_stream *stream;
     tsr_gpu_event *event;
     tsr_gpu_pipe *pipe;
     tsr_comm *below, *comm;
@@ -24,7 +24,6 @@ static tsr_status make(scene *s, tsr_gpu_simulation how, tsr_error *err)
 {
     tsr_status status = tsr_gpu_simulate(&s->host, 8 * SIZE, how, &s->gpu, err);
     if (status == TSR_OK) status = tsr_gpu_stream_new(s->gpu, &s->stream, err);
-    if (status == TSR_OK) status = tsr_gpu_stream_new(s->gpu, &s->other, err);
     if (status == TSR_OK) status = tsr_gpu_event_new(s->gpu, &s->event, err);
     if (status == TSR_OK) status = tsr_gpu_pipe_new(s->gpu, 0, &s->pipe, err);
     if (status == TSR_OK) status = tsr_comm_self(s->host.allocator, &s->below, err);
@@ -32,7 +31,7 @@ static tsr_status make(scene *s, tsr_gpu_simulation how, tsr_error *err)
     if (status == TSR_OK) status = tsr_gpu_device_new(s->gpu, 0, &s->device, err);
     if (status == TSR_OK) status = tsr_gpu_alloc(s->gpu, SIZE, (void **)&s->a, err);
     if (status == TSR_OK) status = tsr_gpu_alloc(s->gpu, SIZE, (void **)&s->b, err);
-    if (status == TSR_OK) status = tsr_gpu_host_alloc(s->gpu, SIZE, TSR_HOST_PINNED, (void **)&s->pinned, err);
+    if (status == TSR_OK) status = tsr_gpu_host_alloc(s->gpu, SIZE, (void **)&s->pinned, err);
     return status;
 }
 
@@ -44,27 +43,20 @@ static tsr_status use(scene *s, tsr_error *err)
                                  {s->a + 8192, NULL, TSR_INT16, TSR_INT16, 1, &many, &one, NULL, {1, 2}},
                                  {s->a + 16384, s->b, TSR_BFLOAT16, TSR_FLOAT32, 1, &many, &one, &one, {0}}};
     const tsr_gpu_run runs[] = {{s->a, s->b, 100}, {s->a + 500, s->b + 131, 77}, {s->pinned, s->b + 1000, 50}};
-    const tsr_gpu_span spans[] = {{s->b, 50}, {NULL, 3}, {s->b + 4096, 60}};
     const size_t gathered = SIZE;
     const tsr_message message = {0, s->a, 1000}, back = {0, s->b, 1000};
-    uint32_t crc, padding = 42;
-    tsr_gpu_sums sums;
-    tsr_status status = tsr_gpu_put(s->pipe, s->b, bytes, SIZE, err);
+    tsr_status status = tsr_gpu_copy(s->stream, s->b, bytes, SIZE, err);
     if (status == TSR_OK) status = tsr_gpu_move_boxes(s->stream, boxes, 3, err);
     if (status == TSR_OK) status = tsr_gpu_move_runs(s->stream, runs, 3, err);
     if (status == TSR_OK) status = tsr_gpu_event_record(s->event, s->stream, err);
-    if (status == TSR_OK) status = tsr_gpu_stream_after(s->other, s->event, err);
-    if (status == TSR_OK)
-        status = tsr_gpu_flat_gather(s->other, &(tsr_gpu_flat){TSR_INT32, spans, 3, 10, 130}, s->a, &padding, err);
-    if (status == TSR_OK) status = tsr_gpu_checksum(s->other, s->a, SIZE, &crc, err);
-    if (status == TSR_OK) status = tsr_gpu_scan(s->other, TSR_FLOAT32, s->b, 1000, &sums, err);
+    if (status == TSR_OK) status = tsr_gpu_event_wait(s->event, err);
     if (status == TSR_OK) status = s->comm->all_gather(s->comm, s->b, &gathered, s->a, err);
     if (status == TSR_OK) status = s->comm->broadcast(s->comm, s->a, SIZE, 0, err);
     if (status == TSR_OK) status = s->comm->exchange(s->comm, &message, 1, &back, 1, err);
     if (status == TSR_OK) status = s->device->from_host(s->device, s->a, bytes, 100, err);
     if (status == TSR_OK) status = s->device->to_host(s->device, bytes, s->a, 100, err);
     if (status == TSR_OK) status = s->device->synchronize(s->device, err);
-    return status == TSR_OK ? tsr_gpu_get(s->pipe, bytes, s->b, SIZE, err) : status;
+    return status;
 }
 
 static void end(scene *s)
@@ -77,7 +69,6 @@ static void end(scene *s)
     if (!s->gpu) return;
     tsr_gpu_event_free(s->event);
     tsr_gpu_stream_free(s->stream);
-    tsr_gpu_stream_free(s->other);
     tsr_gpu_free(s->gpu, s->a);
     tsr_gpu_free(s->gpu, s->b);
     tsr_gpu_host_free(s->gpu, s->pinned);

@@ -6,7 +6,6 @@
 #include "support/full_counts.h"
 #include "support/random.h"
 #include "tessera/sys/gpu.h"
-#include "tessera/sys/host_calls.h"
 #include "tessera/sys/read.h"
 
 static const tsr_dtype floats[] = {TSR_FLOAT64,     TSR_FLOAT32,         TSR_FLOAT16,
@@ -278,128 +277,6 @@ static void test_cuda_kernels__unpacking_and_casting_are_one_move(void **state)
     tsr_gpu_stream_free(stream);
 }
 
-/* ---- flat parameters ---- */
-
-static void check_flat(tsr_gpu *device, random_source *random)
-{
-    enum { SPANS = 9, MOST = 400 };
-    tsr_gpu_stream *stream;
-    OK(tsr_gpu_stream_new(device, &stream, err));
-    tsr_gpu_span spans[SPANS];
-    int32_t originals[SPANS][MOST], padding = 42, *whole = NULL;
-    size_t total = 0, count = random_in(random, 1, SPANS);
-    for (size_t i = 0; i < count; i++) {
-        spans[i] = (tsr_gpu_span){NULL, random_in(random, 0, MOST)};
-        fill_random(random, originals[i], spans[i].numel * 4);
-        const bool is_padding = random_in(random, 0, 3) == 0;
-        if (!is_padding && spans[i].numel) spans[i].param = upload(device, stream, originals[i], spans[i].numel * 4);
-        whole = realloc(whole, (total + spans[i].numel + 2 * MOST) * 4);
-        for (size_t k = 0; k < spans[i].numel; k++) whole[total++] = is_padding ? padding : originals[i][k];
-    }
-    for (size_t k = 0; k < 2 * MOST; k++) whole[total + k] = padding;
-    const size_t begin = random_in(random, 0, total), end = begin + random_in(random, 0, total + MOST - begin);
-    int32_t *flat = malloc((end - begin + 1) * 4);
-    void *there;
-    OK(tsr_gpu_alloc(device, (end - begin) * 4, &there, err));
-    OK(tsr_gpu_flat_gather(stream, &(tsr_gpu_flat){TSR_INT32, spans, count, begin, end}, there, &padding, err));
-    download(stream, flat, there, (end - begin) * 4);
-    assert_memory_equal(flat, whole + begin, (end - begin) * 4);
-    /* Scatter the changed values back: the originals must get what is inside the range, and keep the rest. */
-    for (size_t k = 0; k < end - begin; k++) flat[k] = ~flat[k];
-    OK(tsr_gpu_copy(stream, there, flat, (end - begin) * 4, err));
-    OK(tsr_gpu_flat_scatter(stream, &(tsr_gpu_flat){TSR_INT32, spans, count, begin, end}, there, err));
-    for (size_t i = 0, at = 0; i < count; at += spans[i++].numel) {
-        if (!spans[i].param) continue;
-        int32_t back[MOST];
-        download(stream, back, spans[i].param, spans[i].numel * 4);
-        for (size_t k = 0; k < spans[i].numel; k++)
-            assert_int_equal(back[k], at + k >= begin && at + k < end ? ~originals[i][k] : originals[i][k]);
-        tsr_gpu_free(device, spans[i].param);
-    }
-    tsr_gpu_free(device, there);
-    tsr_gpu_stream_free(stream);
-    free(flat);
-    free(whole);
-}
-
-static void test_cuda_kernels__flat_parameters_gather_and_scatter_with_padding(void **state)
-{
-    tsr_gpu *device = device_of(state);
-    random_source random = {75};
-    for (uint64_t i = 0; i < rounds(); i++) check_flat(device, &random);
-}
-
-/* ---- checks ---- */
-
-static void test_cuda_kernels__checksums_are_core_s(void **state)
-{
-    tsr_gpu *device = device_of(state);
-    static const size_t sizes[] = {0, 1, 7, 8, 2047, 2048, 2049, 4096, 131071, 131072, 131073, 133120, 262144, 1000003};
-    random_source random = {76};
-    uint8_t *bytes = malloc(1000016);
-    fill_random(&random, bytes, 1000016);
-    tsr_gpu_stream *stream;
-    OK(tsr_gpu_stream_new(device, &stream, err));
-    uint8_t *there = upload(device, stream, bytes, 1000016);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        for (size_t skip_bytes = 0; skip_bytes < 12; skip_bytes += 3) {
-            uint32_t crc;
-            OK(tsr_gpu_checksum(stream, there + skip_bytes, sizes[i], &crc, err));
-            assert_int_equal(crc, tsr_crc32(NULL, 0, bytes + skip_bytes, sizes[i]));
-        }
-    }
-    tsr_gpu_free(device, there);
-    tsr_gpu_stream_free(stream);
-    free(bytes);
-}
-
-static tsr_gpu_sums expect_sums(const double *values, size_t count)
-{
-    tsr_gpu_sums sums = {0};
-    for (size_t i = 0; i < count; i++) {
-        if (isnan(values[i])) sums.nan++;
-        else if (isinf(values[i])) sums.inf++;
-        else {
-            const double x = values[i] == 0 ? 0 : values[i];
-            sums.min = sums.finite ? fmin(sums.min, x) : x;
-            sums.max = sums.finite ? fmax(sums.max, x) : x;
-            sums.finite++;
-        }
-    }
-    return sums;
-}
-
-static void test_cuda_kernels__scans_count_nan_and_inf_and_find_min_and_max(void **state)
-{
-    tsr_gpu *device = device_of(state);
-    enum { MOST = 1 << 16 };
-    uint8_t *elements = malloc(8 * MOST);
-    double *values = malloc(8 * MOST);
-    tsr_gpu_stream *stream;
-    OK(tsr_gpu_stream_new(device, &stream, err));
-    for (size_t i = 0; i < FLOATS; i++) {
-        const size_t all = patterns(floats[i], elements, MOST), size = tsr_dtype_size(floats[i]);
-        if (floats[i] == TSR_FLOAT64) memcpy(values, elements, 8 * all);
-        else tsr_cast(floats[i], TSR_FLOAT64, elements, all, (uint8_t *)values);
-        uint8_t *there = upload(device, stream, elements, all * size);
-        for (size_t first = 0; first < all; first += all / 5) {
-            const size_t count = (all - first) / 3 + 1;
-            tsr_gpu_sums sums, expected = expect_sums(values + first, count);
-            OK(tsr_gpu_scan(stream, floats[i], there + first * size, count, &sums, err));
-            assert_memory_equal(&sums, &expected, sizeof sums);
-        }
-        tsr_gpu_free(device, there);
-    }
-    tsr_gpu_sums none;
-    OK(tsr_gpu_scan(stream, TSR_FLOAT32, NULL, 0, &none, err));
-    assert_int_equal(none.finite, 0);
-    assert_int_equal(tsr_gpu_scan(stream, TSR_INT32, NULL, 1, &none, NULL), TSR_E_UNSUPPORTED);
-    assert_int_equal(tsr_gpu_scan(stream, TSR_FLOAT32, elements + 1, 1, &none, NULL), TSR_E_USAGE);
-    tsr_gpu_stream_free(stream);
-    free(elements);
-    free(values);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -408,9 +285,6 @@ int main(void)
         ON_DEVICES(test_cuda_kernels__runs_of_any_length_and_alignment_arrive_whole),
         ON_DEVICES(test_cuda_kernels__casts_round_as_core_does),
         ON_DEVICES(test_cuda_kernels__unpacking_and_casting_are_one_move),
-        ON_DEVICES(test_cuda_kernels__flat_parameters_gather_and_scatter_with_padding),
-        ON_DEVICES(test_cuda_kernels__checksums_are_core_s),
-        ON_DEVICES(test_cuda_kernels__scans_count_nan_and_inf_and_find_min_and_max),
     };
     filter_tests();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,7 +49,7 @@ def check_architectures(program):
 
 def check_libraries(program):
     needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    for name in ("libcuda", "libcudart", "libstdc++", "libnccl", "libcufile"):
+    for name in ("libcuda", "libcudart", "libstdc++", "libnccl"):
         assert name not in needed, f"{program.name} needs {name}"
 
 

@@ -13,7 +13,7 @@ typedef struct tsr_backend {
     tsr_status (*about)(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err);
     tsr_status (*alloc)(tsr_gpu *device, size_t size, void **out, tsr_error *err);
     void (*free)(tsr_gpu *device, void *memory);
-    tsr_status (*host_alloc)(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
+    tsr_status (*host_alloc)(tsr_gpu *device, size_t size, void **out, tsr_error *err);
     void (*host_free)(tsr_gpu *device, void *memory);
     tsr_status (*pin)(tsr_gpu *device, void *memory, size_t size, tsr_error *err);
     void (*unpin)(tsr_gpu *device, void *memory);
@@ -27,15 +27,11 @@ typedef struct tsr_backend {
     void (*event_free)(tsr_gpu_event *event);
     tsr_status (*event_record)(tsr_gpu_event *event, tsr_gpu_stream *stream, tsr_error *err);
     tsr_status (*event_wait)(tsr_gpu_event *event, tsr_error *err);
-    tsr_status (*stream_after)(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err);
     tsr_status (*copy_2d)(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err);
     /* Moves one checked box exactly as it was given, in place of planning it. May be NULL. */
     tsr_status (*twin_box)(tsr_gpu_stream *stream, const tsr_gpu_box *box, tsr_error *err);
     tsr_status (*runs)(tsr_gpu_stream *stream, const tsr_kernel_run *runs, uint32_t count, uint32_t units, tsr_error *err);
     tsr_status (*boxes)(tsr_gpu_stream *stream, const tsr_kernel_box *boxes, uint32_t count, uint32_t units, tsr_error *err);
-    tsr_status (*checksum)(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err);
-    tsr_status (*scan)(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out,
-                       tsr_error *err);
 } tsr_backend;
 
 /* The structs of every back end begin with these. */
@@ -49,21 +45,6 @@ struct tsr_gpu_stream {
 struct tsr_gpu_event {
     tsr_gpu *device;
 };
-
-/* Maps pages, which are shared with child processes if `shared` is set; NULL if there is no memory. `free` needs the same
- * size. */
-void *tsr_pages_new(size_t size, bool shared);
-void tsr_pages_free(void *pages, size_t size);
-
-/* Computes the CRC of `size` bytes from the CRCs of groups of segments and of the last, short segment if there is one. */
-uint32_t tsr_segments_crc(const uint32_t *groups, uint32_t last, uint64_t size);
-/* The numbers of segments, of full segments, and of groups of full segments. */
-typedef struct tsr_segments {
-    uint64_t count, full, groups;
-} tsr_segments;
-tsr_segments tsr_segments_of(uint64_t size);
-void tsr_segments_tables(uint32_t *tables);  /* 8 × 256 numbers */
-uint32_t tsr_segments_power(uint64_t bytes); /* x^(8·bytes) */
 
 /* ---- gpu cuda ---- */
 
@@ -92,36 +73,5 @@ tsr_status tsr_nccl_all_gather(nccl_ranks *ranks, const void *mine, const size_t
 tsr_status tsr_nccl_broadcast(nccl_ranks *ranks, void *data, size_t size, uint32_t root, tsr_error *err);
 tsr_status tsr_nccl_exchange(nccl_ranks *ranks, const tsr_message *sends, size_t send_count, const tsr_message *receives,
                              size_t receive_count, tsr_error *err);
-
-/* ---- pipe ---- */
-
-/* What the files of a pipe share. */
-
-#define PIPE_SLOTS 4u
-
-typedef struct pipe_slot {
-    uint8_t *memory; /* pinned */
-    tsr_gpu_event *copied;
-} pipe_slot;
-
-/* Reads files directly into device memory, not through host memory. TSR_E_UNSUPPORTED: this is not possible for this file,
- * but may be for others. */
-typedef struct direct_reader {
-    void *ctx;
-    tsr_status (*read)(void *ctx, int fd, uint64_t offset, void *to, size_t size, tsr_error *err); /* NULL: there is none */
-    void (*close)(void *ctx);
-} direct_reader;
-
-struct tsr_gpu_pipe {
-    tsr_gpu *gpu;
-    tsr_gpu_stream *stream;
-    size_t ring_bytes, slot_bytes;
-    pipe_slot slots[PIPE_SLOTS]; /* `memory` is NULL until needed */
-    tsr_allocator pinned;        /* allocator of the ring into which checkpoints are read */
-    tsr_host pinned_host;
-    tsr_ring *ring; /* NULL until needed, as half_sent */
-    tsr_gpu_event *half_sent[2];
-    direct_reader direct;
-};
 
 #endif

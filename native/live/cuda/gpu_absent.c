@@ -25,12 +25,6 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
     return tsr_gpu_describe(ordinal, NULL, err);
 }
 
-tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err)
-{
-    (void)pipe;
-    return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cufile: %s", REASON);
-}
-
 /* ---- NCCL ---- */
 
 uint32_t tsr_gpu_nccl_version(char *reason, size_t capacity)

@@ -438,7 +438,7 @@ static tsr_status prepare(staged *s, tsr_error *err)
     for (unsigned i = 0; i < 2; i++) {
         TSR_TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].filled, err));
         TSR_TRY(tsr_gpu_event_new(s->gpu, &s->halves[i].emptied, err));
-        TSR_TRY(tsr_gpu_host_alloc(s->gpu, s->half_bytes, TSR_HOST_PINNED, (void **)&s->halves[i].memory, err));
+        TSR_TRY(tsr_gpu_host_alloc(s->gpu, s->half_bytes, (void **)&s->halves[i].memory, err));
     }
     return TSR_OK;
 }

@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "live/cuda/backend.h"
-#include "live/cuda/kernel_body.h"
 #include "live/cuda/kernels.h"
 
 #include "tessera/sys/containers.h"
@@ -12,19 +11,9 @@
 
 #define MOST_PITCH ((size_t)0x7fffffff) /* limit of CUDA's 2-D copies, on all devices so far */
 
-/* Host memory that was allocated, and how to free it. */
-typedef struct host_memory {
-    void *at;
-    size_t size;
-    bool is_mapped; /* mapped by tsr_pages_new; otherwise allocated by the runtime */
-    bool is_pinned;
-} host_memory;
-
 typedef struct cuda_device {
     tsr_gpu base;
     int ordinal;
-    tsr_vec host_memory;
-    int locked; /* spinlock for host_memory, which is held only for a few instructions */
 } cuda_device;
 
 typedef struct cuda_stream {
@@ -133,26 +122,6 @@ static void release(tsr_gpu *device, void *memory)
     cudaGetLastError();
 }
 
-static void lock(cuda_device *device)
-{
-    while (__atomic_exchange_n(&device->locked, 1, __ATOMIC_ACQUIRE)) {
-    }
-}
-
-static void unlock(cuda_device *device)
-{
-    __atomic_store_n(&device->locked, 0, __ATOMIC_RELEASE);
-}
-
-static tsr_status keep(cuda_device *device, host_memory memory, tsr_error *err)
-{
-    lock(device);
-    host_memory *kept = tsr_vec_push(&device->host_memory, err);
-    if (kept) *kept = memory;
-    unlock(device);
-    return kept ? TSR_OK : TSR_E_NOMEM;
-}
-
 static tsr_status pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err)
 {
     char doing[64];
@@ -169,54 +138,21 @@ static void unpin(tsr_gpu *device, void *memory)
     cudaGetLastError();
 }
 
-static void give_back(host_memory memory)
+static tsr_status host_alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err)
 {
-    if (memory.is_mapped && memory.is_pinned) cudaHostUnregister(memory.at);
-    if (memory.is_mapped) tsr_pages_free(memory.at, memory.size);
-    else cudaFreeHost(memory.at);
-    cudaGetLastError();
-}
-
-/* Shared pages are mapped here and pinned afterwards; other memory is allocated by the runtime. */
-static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err)
-{
-    const bool is_pinned = flags & TSR_HOST_PINNED;
-    host_memory memory = {.size = size, .is_mapped = !is_pinned || (flags & TSR_HOST_SHARED), .is_pinned = is_pinned};
     char doing[64];
     snprintf(doing, sizeof doing, "pinning %zu bytes of host memory", size);
     TSR_TRY(use(device, err));
-    tsr_status status;
-    if (memory.is_mapped) {
-        memory.at = tsr_pages_new(size, flags & TSR_HOST_SHARED);
-        if (!memory.at) return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "cuda: out of host memory for %zu bytes", size);
-        status = is_pinned ? pin(device, memory.at, size, err) : TSR_OK;
-        if (status != TSR_OK) memory.is_pinned = false;
-    } else {
-        TSR_TRY(check(device, cudaHostAlloc(&memory.at, size, cudaHostAllocPortable), doing, err));
-        memset(memory.at, 0, size);
-        status = TSR_OK;
-    }
-    if (status == TSR_OK) status = keep((cuda_device *)device, memory, err);
-    if (status == TSR_OK) *out = memory.at;
-    else give_back(memory);
-    return status;
+    TSR_TRY(check(device, cudaHostAlloc(out, size, cudaHostAllocPortable), doing, err));
+    memset(*out, 0, size);
+    return TSR_OK;
 }
 
-static void host_free(tsr_gpu *base, void *at)
+static void host_free(tsr_gpu *device, void *memory)
 {
-    cuda_device *device = (cuda_device *)base;
-    host_memory found = {0};
-    lock(device);
-    host_memory *items = device->host_memory.items;
-    for (size_t i = 0; i < device->host_memory.count; i++) {
-        if (items[i].at != at) continue;
-        found = items[i];
-        items[i] = items[--device->host_memory.count];
-        break;
-    }
-    unlock(device);
-    use(base, NULL);
-    if (found.at) give_back(found);
+    use(device, NULL);
+    cudaFreeHost(memory);
+    cudaGetLastError();
 }
 
 static tsr_gpu_place place_of(tsr_gpu *device, const void *memory)
@@ -324,13 +260,6 @@ static tsr_status event_wait(tsr_gpu_event *base, tsr_error *err)
     return check(base->device, cudaEventSynchronize(((cuda_event *)base)->handle), "waiting for an event", err);
 }
 
-static tsr_status stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err)
-{
-    TSR_TRY(use(stream->device, err));
-    return check(stream->device, cudaStreamWaitEvent(((cuda_stream *)stream)->handle, ((cuda_event *)event)->handle, 0),
-                 "ordering streams", err);
-}
-
 /* ---- copies and kernels ---- */
 
 static tsr_status copy_2d(tsr_gpu_stream *base, const tsr_gpu_rows *what, tsr_error *err)
@@ -419,75 +348,11 @@ static tsr_status boxes(tsr_gpu_stream *base, const tsr_kernel_box *table, uint3
                  "starting the kernel of boxes", err);
 }
 
-/* Copies results through the pinned table. If waiting fails, they must not arrive later in memory that was freed by then. */
-static tsr_status fetch(cuda_stream *stream, void *to, const void *from, size_t size, tsr_error *err)
-{
-    const tsr_gpu *device = stream->base.device;
-    TSR_TRY(need_table(stream, size, err));
-    TSR_TRY(check(device, cudaMemcpyAsync(stream->table, from, size, cudaMemcpyDefault, stream->handle),
-                  "copying a kernel's results", err));
-    TSR_TRY(check(device, cudaEventRecord(stream->uploaded, stream->handle), "recording an event", err));
-    TSR_TRY(stream_wait(&stream->base, err));
-    memcpy(to, stream->table, size);
-    return TSR_OK;
-}
-
-/* Starts the checksum kernels. scratch: [ tables | CRC of each segment | CRC of each group ]; results: [ CRC of the short
- * segment | CRC of each group ] */
-static tsr_status launch_checksum(cuda_stream *stream, const void *data, size_t size, tsr_segments segments,
-                                  uint32_t *results, tsr_error *err)
-{
-    const tsr_gpu *device = stream->base.device;
-    const uint64_t result_count = segments.count - segments.full + segments.groups;
-    uint32_t tables[8 * 256];
-    TSR_TRY(need_scratch(stream, sizeof tables + (segments.count + segments.groups) * sizeof(uint32_t), err));
-    uint32_t *crcs = (uint32_t *)(void *)(stream->scratch + sizeof tables), *joined = crcs + segments.count;
-    tsr_segments_tables(tables);
-    TSR_TRY(upload(stream, tables, sizeof tables, err));
-    TSR_TRY(
-        check(device,
-              (cudaError_t)tsr_kernel_launch_crc((void *)stream->scratch, data, size, segments.count, crcs, stream->handle),
-              "starting the checksum kernel", err));
-    if (segments.groups) {
-        const uint32_t power = tsr_segments_power(TSR_KERNEL_CRC_SEGMENT);
-        TSR_TRY(check(
-            device, (cudaError_t)tsr_kernel_launch_join(crcs, segments.full, segments.groups, power, joined, stream->handle),
-            "starting the kernel that joins checksums", err));
-    }
-    return fetch(stream, results, crcs + segments.full, (size_t)result_count * sizeof *results, err);
-}
-
-static tsr_status checksum(tsr_gpu_stream *base, const void *data, size_t size, uint32_t *crc, tsr_error *err)
-{
-    const tsr_allocator *allocator = base->device->host->allocator;
-    const tsr_segments segments = tsr_segments_of(size);
-    const bool has_short = segments.count > segments.full;
-    uint32_t *results = tsr_alloc(allocator, segments.groups + 1, sizeof *results, err);
-    if (!results) return TSR_E_NOMEM;
-    const tsr_status status = launch_checksum((cuda_stream *)base, data, size, segments, results, err);
-    if (status == TSR_OK) *crc = tsr_segments_crc(results + has_short, has_short ? results[0] : 0, size);
-    tsr_free(allocator, results, segments.groups + 1, sizeof *results);
-    return status;
-}
-
-static tsr_status scan(tsr_gpu_stream *base, tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out,
-                       tsr_error *err)
-{
-    cuda_stream *stream = (cuda_stream *)base;
-    *out = tsr_body_scan_none();
-    TSR_TRY(upload(stream, out, sizeof *out, err));
-    TSR_TRY(check(base->device,
-                  (cudaError_t)tsr_kernel_launch_scan((int)dtype, data, count, (void *)stream->scratch, stream->handle),
-                  "starting the scan kernel", err));
-    return fetch(stream, out, stream->scratch, sizeof *out, err);
-}
-
 /* ---- the device ---- */
 
 static void close_device(tsr_gpu *base)
 {
     cuda_device *device = (cuda_device *)base;
-    tsr_vec_free(&device->host_memory);
     tsr_free(base->host->allocator, device, 1, sizeof *device);
 }
 
@@ -509,12 +374,9 @@ static const tsr_backend backend = {
     .event_free = event_free,
     .event_record = event_record,
     .event_wait = event_wait,
-    .stream_after = stream_after,
     .copy_2d = copy_2d,
     .runs = runs,
     .boxes = boxes,
-    .checksum = checksum,
-    .scan = scan,
 };
 
 tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, tsr_error *err)
@@ -524,7 +386,6 @@ tsr_status tsr_gpu_open(const tsr_host *host, uint32_t ordinal, tsr_gpu **out, t
     cuda_device *device = tsr_alloc(host->allocator, 1, sizeof *device, err);
     if (!device) return TSR_E_NOMEM;
     *device = (cuda_device){.base = {&backend, host}, .ordinal = (int)ordinal};
-    device->host_memory = tsr_vec_of(host->allocator, sizeof(host_memory));
     *out = &device->base;
     return TSR_OK;
 }

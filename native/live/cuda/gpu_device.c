@@ -83,7 +83,7 @@ static tsr_status add_run(tsr_vec *runs, void *to, const void *from, uint64_t by
 /* Takes `bytes` bytes of the stage. */
 static tsr_status reserve(gpu_device *d, uint64_t bytes, uint8_t **out, tsr_error *err)
 {
-    if (!d->stage) TSR_TRY(tsr_gpu_host_alloc(d->gpu, STAGE_BYTES, TSR_HOST_PINNED, (void **)&d->stage, err));
+    if (!d->stage) TSR_TRY(tsr_gpu_host_alloc(d->gpu, STAGE_BYTES, (void **)&d->stage, err));
     if (bytes > STAGE_BYTES - d->staged) TSR_TRY(settle(d, err));
     *out = d->stage + d->staged;
     d->staged += (size_t)bytes;
@@ -222,9 +222,4 @@ void tsr_gpu_device_free(tsr_device *base)
     tsr_vec_free(&d->runs);
     tsr_vec_free(&d->due);
     tsr_free(d->gpu->host->allocator, d, 1, sizeof *d);
-}
-
-tsr_gpu *tsr_gpu_of_device(const tsr_device *device)
-{
-    return device && device->alloc == alloc ? ((const gpu_device *)device)->gpu : NULL;
 }

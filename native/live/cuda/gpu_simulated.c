@@ -44,28 +44,6 @@ static void move_by_element(const tsr_gpu_box *box)
     }
 }
 
-static tsr_gpu_sums scan_by_element(tsr_dtype dtype, const void *data, uint64_t count)
-{
-    tsr_gpu_sums sums = {0};
-    for (uint64_t i = 0; i < count; i++) {
-        double x;
-        const uint8_t *element = (const uint8_t *)data + i * tsr_dtype_size(dtype);
-        if (dtype == TSR_FLOAT64) memcpy(&x, element, sizeof x);
-        else tsr_cast(dtype, TSR_FLOAT64, element, 1, (uint8_t *)&x);
-        if (x != x) {
-            sums.nan++;
-        } else if (x - x != 0) {
-            sums.inf++;
-        } else {
-            x += 0.0; /* −0 becomes 0 */
-            if (sums.finite == 0 || x < sums.min) sums.min = x;
-            if (sums.finite == 0 || x > sums.max) sums.max = x;
-            sums.finite++;
-        }
-    }
-    return sums;
-}
-
 /* ---- grid ---- */
 
 /* Runs the code of the kernels on a grid whose threads are executed one after the other, block by block. */
@@ -81,39 +59,6 @@ static void grid_boxes(const tsr_kernel_box *boxes, uint32_t count, uint32_t uni
 {
     for (uint32_t unit = 0; unit < units; unit++) {
         for (uint32_t thread = 0; thread < TSR_KERNEL_THREADS; thread++) tsr_body_boxes(boxes, count, unit, thread);
-    }
-}
-
-static tsr_status grid_checksum(const tsr_allocator *allocator, const void *data, uint64_t size, uint32_t *crc,
-                                tsr_error *err)
-{
-    const tsr_segments segments = tsr_segments_of(size);
-    const size_t words = 8 * 256 + (size_t)segments.count + (size_t)segments.groups;
-    uint32_t *tables = tsr_alloc(allocator, words, sizeof *tables, err);
-    if (!tables) return TSR_E_NOMEM;
-    uint32_t *crcs = tables + 8 * 256, *groups = crcs + segments.count;
-    const uint32_t power = tsr_segments_power(TSR_KERNEL_CRC_SEGMENT);
-    tsr_segments_tables(tables);
-    for (uint64_t i = 0; i < segments.count; i++) crcs[i] = tsr_body_crc_segment(tables, data, size, i);
-    for (uint64_t i = 0; i < segments.groups; i++) groups[i] = tsr_body_crc_join(crcs, segments.full, i, power);
-    *crc = tsr_segments_crc(groups, segments.count > segments.full ? crcs[segments.full] : 0, size);
-    tsr_free(allocator, tables, words, sizeof *tables);
-    return TSR_OK;
-}
-
-/* Runs as many threads as the kernel would have, and joins their sums like the kernel's atomic operations. */
-static void grid_scan(int dtype, const void *data, uint64_t count, tsr_kernel_scan *out)
-{
-    const uint64_t wanted = count < TSR_KERNEL_SCAN_THREADS ? count : TSR_KERNEL_SCAN_THREADS;
-    const uint64_t threads = (wanted + TSR_KERNEL_THREADS - 1) / TSR_KERNEL_THREADS * TSR_KERNEL_THREADS;
-    *out = tsr_body_scan_none();
-    for (uint64_t i = 0; i < threads; i++) {
-        const tsr_kernel_scan mine = tsr_body_scan(dtype, data, count, i, threads);
-        out->nan += mine.nan;
-        out->inf += mine.inf;
-        out->finite += mine.finite;
-        if (mine.least < out->least) out->least = mine.least;
-        if (mine.greatest > out->greatest) out->greatest = mine.greatest;
     }
 }
 
@@ -338,33 +283,19 @@ static tsr_status event_wait(tsr_gpu_event *base, tsr_error *err)
     return TSR_OK;
 }
 
-typedef struct after_operation {
-    operation base;
-    stream *stream;
-    uint64_t position;
-} after_operation;
-
-static void happen_after(operation *op)
-{
-    const after_operation *after = (const after_operation *)op;
-    happen_until(after->stream, after->position);
-}
-
-static tsr_status stream_after(tsr_gpu_stream *base, tsr_gpu_event *on, tsr_error *err)
-{
-    const event *e = (const event *)on;
-    if (!e->stream || e->stream == (stream *)base) return TSR_OK;
-    after_operation *op = prepare((stream *)base, sizeof *op, happen_after, err);
-    if (!op) return TSR_E_NOMEM;
-    lock(base->device);
-    op->stream = e->stream;
-    op->position = e->position;
-    give((stream *)base, op);
-    unlock(base->device);
-    return TSR_OK;
-}
-
 /* ---- memory ---- */
+
+/* Maps pages; NULL if there is no memory. `pages_free` needs the same size. */
+static void *pages_new(size_t size)
+{
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? NULL : pages;
+}
+
+static void pages_free(void *pages, size_t size)
+{
+    if (pages) munmap(pages, size);
+}
 
 static tsr_status no_room(const simulated *s, size_t size, tsr_error *err)
 {
@@ -425,13 +356,12 @@ static void release(tsr_gpu *device, void *memory)
     unlock(device);
 }
 
-/* All host memory that is allocated here counts as pinned. Memory that is to be shared has shared pages. */
-static tsr_status host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err)
+static tsr_status host_alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err)
 {
     simulated *s = of(device);
     lock(device);
     block *pinned = tsr_vec_push(&s->pinned, err);
-    void *pages = pinned ? tsr_pages_new(size, flags & TSR_HOST_SHARED) : NULL;
+    void *pages = pinned ? pages_new(size) : NULL;
     if (pages) *pinned = (block){(uintptr_t)pages, size};
     else if (pinned) s->pinned.count--;
     unlock(device);
@@ -466,7 +396,7 @@ static void host_free(tsr_gpu *device, void *memory)
     lock(device);
     happen_all(of(device));
     const size_t size = forget_pinned(of(device), memory);
-    if (size) tsr_pages_free(memory, size);
+    if (size) pages_free(memory, size);
     unlock(device);
 }
 
@@ -655,45 +585,6 @@ static tsr_status twin_box(tsr_gpu_stream *base, const tsr_gpu_box *box, tsr_err
     return status;
 }
 
-/* ---- checks ---- */
-
-static tsr_status checksum(tsr_gpu_stream *base, const void *data, size_t size, uint32_t *crc, tsr_error *err)
-{
-    simulated *s = of(base->device);
-    const tsr_host *host = base->device->host;
-    void *real;
-    lock(base->device);
-    happen_until((stream *)base, ((stream *)base)->given);
-    tsr_status status = resolve(s, data, size, true, &real, err);
-    if (status == TSR_OK && s->has_grid) status = grid_checksum(host->allocator, real, size, crc, err);
-    else if (status == TSR_OK) *crc = tsr_crc32(host, 0, real, size);
-    unlock(base->device);
-    return status;
-}
-
-static void twin_scan(tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out)
-{
-    const tsr_gpu_sums sums = scan_by_element(dtype, data, count);
-    uint64_t min, max;
-    memcpy(&min, &sums.min, sizeof min);
-    memcpy(&max, &sums.max, sizeof max);
-    *out = (tsr_kernel_scan){sums.nan, sums.inf, sums.finite, tsr_body_ordinal(min), tsr_body_ordinal(max)};
-}
-
-static tsr_status scan(tsr_gpu_stream *base, tsr_dtype dtype, const void *data, uint64_t count, tsr_kernel_scan *out,
-                       tsr_error *err)
-{
-    simulated *s = of(base->device);
-    void *real;
-    lock(base->device);
-    happen_until((stream *)base, ((stream *)base)->given);
-    tsr_status status = resolve(s, data, (size_t)count * tsr_dtype_size(dtype), true, &real, err);
-    if (status == TSR_OK && s->has_grid) grid_scan((int)dtype, real, count, out);
-    else if (status == TSR_OK) twin_scan(dtype, real, count, out);
-    unlock(base->device);
-    return status;
-}
-
 /* ---- the device ---- */
 
 static tsr_status about(tsr_gpu *device, tsr_gpu_info *out, tsr_error *err)
@@ -719,8 +610,8 @@ static void close_device(tsr_gpu *device)
     }
     tsr_vec_free(&s->blocks);
     tsr_vec_free(&s->pinned);
-    tsr_pages_free(s->address, s->size);
-    tsr_pages_free(s->memory, s->size);
+    pages_free(s->address, s->size);
+    pages_free(s->memory, s->size);
     pthread_mutex_destroy(&s->lock);
     tsr_free(allocator, s, 1, sizeof *s);
 }
@@ -729,8 +620,7 @@ static void close_device(tsr_gpu *device)
     .close = close_device, .about = about, .alloc = alloc, .free = release, .host_alloc = host_alloc, \
     .host_free = host_free, .pin = pin, .unpin = unpin, .place_of = place_of, .reach = reach, .stream_new = stream_new, \
     .stream_free = stream_free, .stream_wait = stream_wait, .event_new = event_new, .event_free = event_free, \
-    .event_record = event_record, .event_wait = event_wait, .stream_after = stream_after, .copy_2d = copy_2d, \
-    .runs = simulated_runs, .checksum = checksum, .scan = scan
+    .event_record = event_record, .event_wait = event_wait, .copy_2d = copy_2d, .runs = simulated_runs
 
 static const tsr_backend twin_backend = {COMMON, .twin_box = twin_box};
 static const tsr_backend grid_backend = {COMMON, .boxes = simulated_boxes};
@@ -745,8 +635,8 @@ tsr_status tsr_gpu_simulate(const tsr_host *host, size_t memory_bytes, tsr_gpu_s
     s->blocks = tsr_vec_of(host->allocator, sizeof(block));
     s->pinned = tsr_vec_of(host->allocator, sizeof(block));
     pthread_mutex_init(&s->lock, NULL);
-    s->address = tsr_pages_new(size, false);
-    s->memory = tsr_pages_new(size, false);
+    s->address = pages_new(size);
+    s->memory = pages_new(size);
     if (!s->address || !s->memory || mprotect(s->address, size, PROT_NONE) != 0) {
         close_device(&s->base);
         return tsr_raise(err, TSR_E_NOMEM, TSR_NO_POSITION, "simulated device: out of host memory for %zu bytes",

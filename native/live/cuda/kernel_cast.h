@@ -132,16 +132,4 @@ TSR_BODY uint64_t tsr_body_from_double(tsr_body_form form, uint64_t bits)
     return narrow ? sign | narrow : 0;
 }
 
-/* Maps doubles to integers that have the same order. Both zeros become that of +0. Must not be used for NaN. */
-TSR_BODY uint64_t tsr_body_ordinal(uint64_t bits)
-{
-    if (bits == TSR_BODY_DOUBLE_SIGN) bits = 0;
-    return bits & TSR_BODY_DOUBLE_SIGN ? ~bits : bits | TSR_BODY_DOUBLE_SIGN;
-}
-
-TSR_BODY uint64_t tsr_body_of_ordinal(uint64_t ordinal)
-{
-    return ordinal & TSR_BODY_DOUBLE_SIGN ? ordinal & (TSR_BODY_DOUBLE_SIGN - 1) : ~ordinal;
-}
-
 #endif

@@ -15,10 +15,7 @@
 #define TSR_KERNEL_RUN_UNIT (32u << 10) /* bytes of a run that one block copies */
 #define TSR_KERNEL_BOX_UNIT 2048u       /* vectors of a box that one block copies */
 /* Limit for the vectors of a box, the bytes of a run, and the units of a launch. */
-#define TSR_KERNEL_COUNT_MOST   0x7fffffffu
-#define TSR_KERNEL_CRC_SEGMENT  2048u  /* number of bytes whose CRC one thread computes */
-#define TSR_KERNEL_CRC_JOIN     64u    /* number of CRCs that one thread joins */
-#define TSR_KERNEL_SCAN_THREADS 65536u /* limit for all threads of a scan */
+#define TSR_KERNEL_COUNT_MOST 0x7fffffffu
 
 /* A copy of contiguous bytes. */
 typedef struct tsr_kernel_run {
@@ -49,11 +46,5 @@ typedef struct tsr_kernel_box {
     uint8_t reserved[2];
     tsr_kernel_axis axis[TSR_KERNEL_AXES];
 } tsr_kernel_box;
-
-/* The sums of a scan: counts, and the least and the greatest finite number as ordinals of their doubles. */
-typedef struct tsr_kernel_scan {
-    uint64_t nan, inf, finite;
-    uint64_t least, greatest;
-} tsr_kernel_scan;
 
 #endif

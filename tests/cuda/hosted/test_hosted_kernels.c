@@ -6,9 +6,7 @@
 
 #include "cuda_runtime_api.h"
 #include "hosted/hosted.h"
-#include "live/cuda/backend.h"
 #include "live/cuda/kernel_body.h"
-#include "live/cuda/kernels.h"
 #include "on_devices.h"
 #include "support/random.h"
 #include "tessera/statedict.h"
@@ -62,122 +60,39 @@ static void move_all(tsr_gpu_stream *stream, uint8_t *to, const uint8_t *from, u
     OK(tsr_gpu_move_runs(stream, runs, count, err));
 }
 
-typedef struct outcome {
-    uint8_t *bytes;
-    uint32_t crc;
-    tsr_gpu_sums sums[3];
-} outcome;
-
-static outcome work_in(tsr_gpu *device, enum hosted_order order, uint64_t seed)
+static uint8_t *work_in(tsr_gpu *device, enum hosted_order order, uint64_t seed)
 {
-    static const tsr_dtype floats[] = {TSR_FLOAT32, TSR_BFLOAT16, TSR_FLOAT8_E4M3FN};
     random_source random = {99};
-    uint8_t *bytes = malloc(AREA);
-    outcome o = {.bytes = malloc(AREA)};
+    uint8_t *bytes = malloc(AREA), *moved = malloc(AREA);
     tsr_gpu_stream *stream;
     for (size_t i = 0; i < AREA; i++) bytes[i] = (uint8_t)random_next(&random);
     hosted_set_order(order, seed);
     OK(tsr_gpu_stream_new(device, &stream, err));
     uint8_t *from = upload(device, stream, bytes, AREA), *to = upload(device, stream, bytes, AREA);
     for (uint64_t i = 0; i < 3; i++) move_all(stream, to, from, i + 1);
-    OK(tsr_gpu_checksum(stream, from + 3, AREA - 17, &o.crc, err));
-    for (size_t i = 0; i < 3; i++)
-        OK(tsr_gpu_scan(stream, floats[i], from, AREA / tsr_dtype_size(floats[i]), &o.sums[i], err));
-    download(stream, o.bytes, to, AREA);
-    assert_int_equal(o.crc, tsr_crc32(NULL, 0, bytes + 3, AREA - 17));
+    download(stream, moved, to, AREA);
     tsr_gpu_free(device, from);
     tsr_gpu_free(device, to);
     tsr_gpu_stream_free(stream);
     free(bytes);
-    return o;
+    return moved;
 }
 
 static void test_hosted_kernels__any_order_of_blocks_and_threads_gives_the_same_bytes(void **state)
 {
     tsr_gpu *device = device_of(state), *grid;
-    const outcome first = work_in(device, HOSTED_FORWARD, 0);
+    uint8_t *first = work_in(device, HOSTED_FORWARD, 0);
     for (uint64_t i = 0; i < 6; i++) {
-        const outcome again = work_in(device, i == 0 ? HOSTED_REVERSE : HOSTED_SHUFFLED, i);
-        assert_memory_equal(again.bytes, first.bytes, AREA);
-        assert_memory_equal(again.sums, first.sums, sizeof first.sums);
-        free(again.bytes);
+        uint8_t *again = work_in(device, i == 0 ? HOSTED_REVERSE : HOSTED_SHUFFLED, i);
+        assert_memory_equal(again, first, AREA);
+        free(again);
     }
     OK(tsr_gpu_simulate(&test_host, SIMULATED_BYTES, TSR_SIMULATE_TWINS, &grid, err));
-    const outcome twins = work_in(grid, HOSTED_FORWARD, 0);
-    assert_memory_equal(twins.bytes, first.bytes, AREA);
-    assert_memory_equal(twins.sums, first.sums, sizeof first.sums);
-    free(twins.bytes);
-    free(first.bytes);
+    uint8_t *twins = work_in(grid, HOSTED_FORWARD, 0);
+    assert_memory_equal(twins, first, AREA);
+    free(twins);
+    free(first);
     tsr_gpu_close(grid);
-}
-
-/* ---- grids ---- */
-
-/* Threads that process several elements each, and blocks in which only one thread has an element. */
-static void test_hosted_kernels__scans_of_more_elements_than_threads_see_each_once(void **state)
-{
-    tsr_gpu *device = device_of(state);
-    static const uint64_t counts[] = {1, 255, 256, 257, 65535, 65536, 65537, 3 * 65536 + 7};
-    enum { MOST = 3 * 65536 + 7 };
-    random_source random = {5};
-    uint8_t *elements = malloc(MOST * 2);
-    tsr_gpu_stream *stream;
-    hosted_set_order(HOSTED_SHUFFLED, 3);
-    for (size_t i = 0; i < MOST * 2; i++) elements[i] = (uint8_t)random_next(&random);
-    OK(tsr_gpu_stream_new(device, &stream, err));
-    uint8_t *there = upload(device, stream, elements, MOST * 2);
-    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-        tsr_gpu_sums sums;
-        uint64_t nan = 0, inf = 0;
-        OK(tsr_gpu_scan(stream, TSR_FLOAT16, there, counts[c], &sums, err));
-        for (uint64_t i = 0; i < counts[c]; i++) {
-            const unsigned magnitude = (elements[2 * i] | (unsigned)elements[2 * i + 1] << 8) & 0x7fff;
-            nan += magnitude > 0x7c00;
-            inf += magnitude == 0x7c00;
-        }
-        assert_int_equal(sums.nan, nan);
-        assert_int_equal(sums.inf, inf);
-        assert_int_equal(sums.finite, counts[c] - nan - inf);
-    }
-    tsr_gpu_free(device, there);
-    tsr_gpu_stream_free(stream);
-    free(elements);
-}
-
-/* Launches segments directly, in grids with one thread too few and with one too many. */
-static void test_hosted_kernels__every_segment_is_summed_whatever_the_grid(void **state)
-{
-    tsr_gpu *device = device_of(state);
-    static const uint64_t segment_counts[] = {1, 2, 255, 256, 257, 600};
-    enum { MOST = 600 * 2048 };
-    uint8_t *bytes = malloc(MOST);
-    uint32_t tables[8 * 256], crcs[600], joined[10];
-    tsr_gpu_stream *stream;
-    void *there_tables, *there_crcs;
-    tsr_segments_tables(tables);
-    for (size_t i = 0; i < MOST; i++) bytes[i] = (uint8_t)(i * 7 + i / 251);
-    OK(tsr_gpu_stream_new(device, &stream, err));
-    uint8_t *there = upload(device, stream, bytes, MOST);
-    there_tables = upload(device, stream, tables, sizeof tables);
-    OK(tsr_gpu_alloc(device, sizeof crcs + sizeof joined, &there_crcs, err));
-    for (size_t c = 0; c < sizeof segment_counts / sizeof segment_counts[0]; c++) {
-        const uint64_t count = segment_counts[c], size = count * 2048 - (c % 2 ? 5 : 0), groups = (count + 63) / 64;
-        const uint32_t power = tsr_segments_power(2048);
-        uint32_t *at = there_crcs;
-        void *handle = tsr_cuda_stream(stream);
-        assert_int_equal(tsr_kernel_launch_crc(there_tables, there, size, count, at, handle), 0);
-        assert_int_equal(tsr_kernel_launch_join(at, count, groups, power, at + 600, handle), 0);
-        download(stream, crcs, at, count * 4);
-        download(stream, joined, at + 600, groups * 4);
-        for (uint64_t i = 0; i < count; i++)
-            assert_int_equal(crcs[i], tsr_crc32(NULL, 0, bytes + i * 2048, i + 1 == count ? size - i * 2048 : 2048));
-        if (size % 2048 == 0) assert_int_equal(joined[0], tsr_crc32(NULL, 0, bytes, (count < 64 ? count : 64) * 2048));
-    }
-    tsr_gpu_free(device, there);
-    tsr_gpu_free(device, there_tables);
-    tsr_gpu_free(device, there_crcs);
-    tsr_gpu_stream_free(stream);
-    free(bytes);
 }
 
 /* ---- index arithmetic ---- */
@@ -233,23 +148,17 @@ static tsr_status use_all(tsr_gpu *device, tsr_error *err)
     static uint8_t bytes[SIZE], back[SIZE];
     const uint64_t sizes[] = {30, 40}, to[] = {40, 1}, from[] = {1, 30};
     uint8_t *a = NULL, *b = NULL, *pinned = NULL;
-    tsr_gpu_stream *stream = NULL, *other = NULL;
+    tsr_gpu_stream *stream = NULL;
     tsr_gpu_event *event = NULL;
-    tsr_gpu_pipe *pipe = NULL;
     tsr_device *memory = NULL;
-    uint32_t crc;
-    tsr_gpu_sums sums;
     for (size_t i = 0; i < SIZE; i++) bytes[i] = (uint8_t)(i % 251 * 3);
     tsr_status status = tsr_gpu_stream_new(device, &stream, err);
-    if (status == TSR_OK) status = tsr_gpu_stream_new(device, &other, err);
     if (status == TSR_OK) status = tsr_gpu_event_new(device, &event, err);
-    if (status == TSR_OK) status = tsr_gpu_pipe_new(device, 100000, &pipe, err);
     if (status == TSR_OK) status = tsr_gpu_device_new(device, 0, &memory, err);
     if (status == TSR_OK) status = tsr_gpu_alloc(device, SIZE, (void **)&a, err);
     if (status == TSR_OK) status = tsr_gpu_alloc(device, SIZE, (void **)&b, err);
-    if (status == TSR_OK)
-        status = tsr_gpu_host_alloc(device, SIZE, TSR_HOST_PINNED | TSR_HOST_SHARED, (void **)&pinned, err);
-    if (status == TSR_OK) status = tsr_gpu_put(pipe, b, bytes, SIZE, err);
+    if (status == TSR_OK) status = tsr_gpu_host_alloc(device, SIZE, (void **)&pinned, err);
+    if (status == TSR_OK) status = tsr_gpu_copy(stream, b, bytes, SIZE, err);
     if (status == TSR_OK) {
         const tsr_gpu_box box = {a, b, TSR_FLOAT32, TSR_FLOAT32, 2, sizes, to, from, {0}};
         const tsr_gpu_run runs[] = {{a + 8192, b, 100}, {a + 8500, b + 131, 77}, {pinned, b + 1000, 50}};
@@ -257,20 +166,16 @@ static tsr_status use_all(tsr_gpu *device, tsr_error *err)
         if (status == TSR_OK) status = tsr_gpu_move_runs(stream, runs, 3, err);
     }
     if (status == TSR_OK) status = tsr_gpu_event_record(event, stream, err);
-    if (status == TSR_OK) status = tsr_gpu_stream_after(other, event, err);
     if (status == TSR_OK) status = tsr_gpu_event_wait(event, err);
-    if (status == TSR_OK) status = tsr_gpu_checksum(other, b, SIZE, &crc, err);
-    if (status == TSR_OK) status = tsr_gpu_scan(other, TSR_FLOAT32, b, 1000, &sums, err);
     if (status == TSR_OK) status = memory->from_host(memory, a, bytes, 100, err);
     if (status == TSR_OK) status = memory->to_host(memory, back, a, 100, err);
     if (status == TSR_OK) status = memory->synchronize(memory, err);
-    if (status == TSR_OK) status = tsr_gpu_get(pipe, back, b, SIZE, err);
-    if (status == TSR_OK && (memcmp(back, bytes, SIZE) != 0 || crc != tsr_crc32(NULL, 0, bytes, SIZE)))
+    if (status == TSR_OK) status = tsr_gpu_copy(stream, back, b, SIZE, err);
+    if (status == TSR_OK) status = tsr_gpu_stream_wait(stream, err);
+    if (status == TSR_OK && memcmp(back, bytes, SIZE) != 0)
         status = tsr_raise(err, TSR_E_FORMAT, TSR_NO_POSITION, "other bytes came back");
     tsr_gpu_device_free(memory);
-    tsr_gpu_pipe_free(pipe);
     tsr_gpu_event_free(event);
-    tsr_gpu_stream_free(other);
     tsr_gpu_stream_free(stream);
     tsr_gpu_host_free(device, pinned);
     tsr_gpu_free(device, a);
@@ -310,7 +215,7 @@ static void test_hosted_kernels__every_call_that_fails_is_told_with_its_device(v
                 fail_msg("call %u: status %d: %s", (unsigned)n, status, error.message);
             told++;
         }
-        assert_true(told > 60);
+        assert_true(told > 40);
     }
 }
 
@@ -361,8 +266,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ON_DEVICES(test_hosted_kernels__any_order_of_blocks_and_threads_gives_the_same_bytes),
-        ON_DEVICES(test_hosted_kernels__scans_of_more_elements_than_threads_see_each_once),
-        ON_DEVICES(test_hosted_kernels__every_segment_is_summed_whatever_the_grid),
         cmocka_unit_test(test_hosted_kernels__units_near_2_31_vectors_find_their_elements),
         ON_DEVICES(test_hosted_kernels__every_call_that_fails_is_told_with_its_device),
         ON_DEVICES(test_hosted_kernels__offloading_waits_once),

@@ -6,7 +6,6 @@
 #include "tessera/device.h"
 #include "tessera/dtype.h"
 #include "tessera/gpu.h"
-#include "tessera/output.h"
 #include "tessera/read.h"
 #include "tessera/sys/store.h"
 
@@ -20,9 +19,6 @@ TSR_API_BEGIN
  *     tsr_gpu_info info;
  *     status = tsr_gpu_about(gpu, &info, &err);
  *     if (status == TSR_OK) printf("%s\n", info.name); */
-
-/* The GPU of such a device; NULL for devices of other kinds. */
-tsr_gpu *tsr_gpu_of_device(const tsr_device *device);
 
 /* What a simulated device runs in place of a kernel: a CPU function with the same results (fast), or the kernel's own code
  * on a simulated grid of threads. */
@@ -71,12 +67,9 @@ tsr_status tsr_gpu_alloc(tsr_gpu *device, size_t size, void **out, tsr_error *er
 /* Waits for the device's work first. Accepts NULL. */
 void tsr_gpu_free(tsr_gpu *device, void *memory);
 
-enum {
-    TSR_HOST_PINNED = 1, /* page-locked: copies run at full speed and concurrently with other work; kernels can access it */
-    TSR_HOST_SHARED = 2  /* processes forked later see the same bytes */
-};
-/* Allocates host memory with the flags above, page-aligned and zeroed; NULL for 0 bytes. */
-tsr_status tsr_gpu_host_alloc(tsr_gpu *device, size_t size, unsigned flags, void **out, tsr_error *err);
+/* Allocates page-locked host memory, page-aligned and zeroed; NULL for 0 bytes. Copies to and from it run at full speed and
+ * concurrently with other work, and kernels can access it. */
+tsr_status tsr_gpu_host_alloc(tsr_gpu *device, size_t size, void **out, tsr_error *err);
 void tsr_gpu_host_free(tsr_gpu *device, void *memory); /* accepts NULL */
 /* Page-lock host memory of the caller, and undo that; tsr_gpu_unpin first waits for the device's work. */
 tsr_status tsr_gpu_pin(tsr_gpu *device, void *memory, size_t size, tsr_error *err);
@@ -93,14 +86,12 @@ void tsr_gpu_stream_free(tsr_gpu_stream *stream); /* waits first; accepts NULL *
 /* Returns when all work given to the stream is done, with the first error of that work. */
 tsr_status tsr_gpu_stream_wait(tsr_gpu_stream *stream, tsr_error *err);
 
-/* A point in a stream's work that hosts and other streams can wait for; not recorded yet. */
+/* A point in a stream's work that hosts can wait for; not recorded yet. */
 tsr_status tsr_gpu_event_new(tsr_gpu *device, tsr_gpu_event **out, tsr_error *err);
 void tsr_gpu_event_free(tsr_gpu_event *event); /* accepts NULL */
 /* Makes the event mark the end of all work that `stream` was given so far. */
 tsr_status tsr_gpu_event_record(tsr_gpu_event *event, tsr_gpu_stream *stream, tsr_error *err);
 tsr_status tsr_gpu_event_wait(tsr_gpu_event *event, tsr_error *err); /* returns immediately if never recorded */
-/* Work given to `stream` from now on happens after the event. */
-tsr_status tsr_gpu_stream_after(tsr_gpu_stream *stream, tsr_gpu_event *event, tsr_error *err);
 
 /* Copies `size` bytes between memory of any kinds, in the order of the stream. The two must not overlap. */
 tsr_status tsr_gpu_copy(tsr_gpu_stream *stream, void *to, const void *from, size_t size, tsr_error *err);
@@ -114,15 +105,17 @@ typedef struct tsr_gpu_rows {
 } tsr_gpu_rows;
 tsr_status tsr_gpu_copy_2d(tsr_gpu_stream *stream, const tsr_gpu_rows *what, tsr_error *err);
 
-/* Kernels that move, cast, flatten and check tensor elements in a GPU's memory.
+/* Kernels that move and cast tensor elements in a GPU's memory.
  *
  * Example:
  *
+ *     const uint64_t count = 1024, one = 1;
+ *     const tsr_gpu_box zeros = {.to = device_memory, .to_dtype = TSR_FLOAT32, .from_dtype = TSR_FLOAT32,
+ *                                .ndim = 1, .sizes = &count, .to_strides = &one};
  *     tsr_gpu_stream *stream;
- *     tsr_gpu_sums sums;
  *     status = tsr_gpu_stream_new(gpu, &stream, &err);
- *     if (status == TSR_OK) status = tsr_gpu_scan(stream, TSR_FLOAT32, device_memory, 1024, &sums, &err);
- *     if (status == TSR_OK) printf("%llu NaN\n", (unsigned long long)sums.nan); */
+ *     if (status == TSR_OK) status = tsr_gpu_move_boxes(stream, &zeros, 1, &err);
+ *     if (status == TSR_OK) status = tsr_gpu_stream_wait(stream, &err); */
 
 /* A contiguous copy. */
 typedef struct tsr_gpu_run {
@@ -158,47 +151,9 @@ typedef struct tsr_gpu_box {
  * do. */
 tsr_status tsr_gpu_move_boxes(tsr_gpu_stream *stream, const tsr_gpu_box *boxes, size_t count, tsr_error *err);
 
-/* One original parameter of a flat parameter, or padding. */
-typedef struct tsr_gpu_span {
-    void *param; /* NULL: padding */
-    uint64_t numel;
-} tsr_gpu_span;
-
-/* Describes the elements [flat_begin, flat_end) of a flat parameter that consists of `spans`, one after the other. The
- * functions copy them between the original parameters and `flat` (flat_end − flat_begin elements). Gathering writes
- * `padding` (one element) for padding and for the elements after the last span; scattering skips both. Element types are as
- * for boxes. Source: FlatParamHandle.flatten_tensors and _get_unflat_views of PyTorch 2.13. */
-typedef struct tsr_gpu_flat {
-    tsr_dtype dtype;
-    const tsr_gpu_span *spans;
-    size_t span_count;
-    uint64_t flat_begin, flat_end;
-} tsr_gpu_flat;
-tsr_status tsr_gpu_flat_gather(tsr_gpu_stream *stream, const tsr_gpu_flat *what, void *flat, const void *padding,
-                               tsr_error *err);
-tsr_status tsr_gpu_flat_scatter(tsr_gpu_stream *stream, const tsr_gpu_flat *what, const void *flat, tsr_error *err);
-
-/* Computes the CRC-32 of device or pinned memory, as tsr_crc32 does with the initial value 0. Waits for the stream. */
-tsr_status tsr_gpu_checksum(tsr_gpu_stream *stream, const void *data, size_t size, uint32_t *crc, tsr_error *err);
-
-typedef struct tsr_gpu_sums {
-    uint64_t nan, inf, finite;
-    double min, max; /* of the finite numbers; 0 if there are none; never −0 */
-} tsr_gpu_sums;
-
-/* Scans `count` elements of a floating type in device or pinned memory. Waits for the stream. TSR_E_UNSUPPORTED for other
- * types. */
-tsr_status tsr_gpu_scan(tsr_gpu_stream *stream, tsr_dtype dtype, const void *data, uint64_t count, tsr_gpu_sums *sums,
-                        tsr_error *err);
-
-/* Copies data between device memory and files, checkpoints or pageable host memory, through a ring of pinned memory that is
- * reused:
- *
- *   file ──▶ [ slot 0 | slot 1 | slot 2 | slot 3 ] ──▶ device        one slot is filled while others are being copied,
- *   file ◀── [ slot 0 | slot 1 | slot 2 | slot 3 ] ◀── device        and the other way round
- *
- * The host's threads fill and empty slots in parallel. Functions return when everything is done; after an error, too, no
- * copy is in progress. No memory is needed besides the ring, whatever the sizes. Thread rule: one thread at a time per pipe.
+/* Loads checkpoints into device memory, through a ring of pinned memory that is reused: the host's threads gather tensors in
+ * one half of it while the other is copied. Functions return when everything is done; after an error, too, no copy is in
+ * progress. No memory is needed besides the ring, whatever the sizes. Thread rule: one thread at a time per pipe.
  * (native/live/cuda)
  *
  * Example:
@@ -218,26 +173,6 @@ typedef struct tsr_gpu_pipe tsr_gpu_pipe;
  * allocated when it is first needed. */
 tsr_status tsr_gpu_pipe_new(tsr_gpu *gpu, size_t ring_bytes, tsr_gpu_pipe **out, tsr_error *err);
 void tsr_gpu_pipe_free(tsr_gpu_pipe *pipe); /* accepts NULL */
-
-/* From now on, GPUDirect Storage reads contiguous bytes of a file in a folder, without passing through host memory, if the
- * file system supports it; other bytes go through the ring as before. TSR_E_UNSUPPORTED, with the reason: no libcufile.so.0,
- * no driver for it, a simulated device. */
-tsr_status tsr_gpu_pipe_use_direct(tsr_gpu_pipe *pipe, tsr_error *err);
-
-/* Copy pageable host memory to device memory, and back. */
-tsr_status tsr_gpu_put(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err);
-tsr_status tsr_gpu_get(tsr_gpu_pipe *pipe, void *to, const void *from, size_t size, tsr_error *err);
-
-/* The first reads a part of a store's file into device memory; the second writes device memory into a part of an output's
- * file. Errors: also those of the store and the output. */
-tsr_status tsr_gpu_read_file(tsr_gpu_pipe *pipe, tsr_range from, void *to, tsr_error *err);
-typedef struct tsr_output_range {
-    tsr_output *output;
-    uint32_t file;
-    uint64_t byte_offset;
-    size_t byte_length;
-} tsr_output_range;
-tsr_status tsr_gpu_write_file(tsr_gpu_pipe *pipe, tsr_output_range to, const void *from, tsr_error *err);
 
 /* A tensor of a checkpoint, or a box of it, and the device memory to load it into, which is contiguous and row-major. */
 typedef struct tsr_gpu_load {
