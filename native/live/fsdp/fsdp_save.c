@@ -333,25 +333,20 @@ static tsr_status put_item(const saving *s, size_t i, tsr_arena *arena, tsr_erro
     return s->values[i] ? tsr_state_dict_put(s->out, item->fqn, s->values[i], err) : TSR_OK;
 }
 
-static tsr_status save_all(const saving *s, tsr_arena *arena, tsr_error *err)
-{
-    tsr_status status = tsr_comm_agree(s->model->tree.comm, arena && s->values ? TSR_OK : TSR_E_NOMEM, err), mine = TSR_OK;
-    for (size_t i = 0; i < s->model->items.count && status == TSR_OK; i++) {
-        const tsr_fsdp_item *item = &tsr_fsdp_items(s->model)[i];
-        if (item->kind == TSR_ITEM_ENTER) tsr_fsdp_tell(s->model, item, true);
-        if (item->kind == TSR_ITEM_ENTER && tsr_fsdp_nodes(s->model)[item->node].unit) status = save_unit(s, i, err);
-        if (status == TSR_OK && mine == TSR_OK) mine = put_item(s, i, arena, err);
-        if (item->kind == TSR_ITEM_LEAVE && status == TSR_OK) tsr_fsdp_tell(s->model, item, true);
-    }
-    return status == TSR_OK ? tsr_comm_agree(s->model->tree.comm, mine, err) : status;
-}
-
 tsr_status tsr_fsdp_model_save(tsr_fsdp_model *model, tsr_state_dict *out, tsr_error *err)
 {
     TSR_TRY(tsr_fsdp_begin(model, "save", NULL, err));
     tsr_arena *arena = tsr_arena_new(model->host->allocator, 0, err);
-    saving s = {model, out, arena ? tsr_arena_array(arena, model->items.count, sizeof *s.values, err) : NULL};
-    const tsr_status status = save_all(&s, arena, err);
+    const saving s = {model, out, arena ? tsr_arena_array(arena, model->items.count, sizeof *s.values, err) : NULL};
+    tsr_status status = tsr_comm_agree(model->tree.comm, s.values ? TSR_OK : TSR_E_NOMEM, err), mine = TSR_OK;
+    for (size_t i = 0; i < model->items.count && status == TSR_OK; i++) {
+        const tsr_fsdp_item *item = &tsr_fsdp_items(model)[i];
+        if (item->kind == TSR_ITEM_ENTER) tsr_fsdp_tell(model, item, true);
+        if (item->kind == TSR_ITEM_ENTER && tsr_fsdp_nodes(model)[item->node].unit) status = save_unit(&s, i, err);
+        if (status == TSR_OK && mine == TSR_OK) mine = put_item(&s, i, arena, err);
+        if (item->kind == TSR_ITEM_LEAVE && status == TSR_OK) tsr_fsdp_tell(model, item, true);
+    }
+    if (status == TSR_OK) status = tsr_comm_agree(model->tree.comm, mine, err);
     tsr_arena_free(arena);
     return status;
 }

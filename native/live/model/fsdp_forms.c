@@ -257,7 +257,7 @@ static tsr_status name_groups(tsr_raw *r, tsr_error *err)
         if (!names) return TSR_E_NOMEM;
         for (size_t p = 0; p < group->count; p++) {
             uint32_t id;
-            TSR_TRY(tsr_optimizer_param_id(&r->names, &group->params[p], &id, err));
+            TSR_TRY(tsr_optimizer_param_id(&r->names, &group->params[p], NULL, &id, err));
             names[p] = by_id[id];
         }
         lists[g] = (tsr_name_list){names, group->count};
@@ -362,12 +362,30 @@ static tsr_status number_by_place(const tsr_raw *r, const tsr_value *state, cons
     return tsr_optim_rekey(state, &how, r->names.host, r->passing, out, err);
 }
 
+/* Optimizer.load_state_dict() with a state dict keyed by number. With `in_place`, as named optimizers call it, values are
+ * cast to the dtype of the tensors that they replace. No communication; nothing is written unless everything fits. */
+static tsr_status load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer, const tsr_value *state,
+                                bool in_place, tsr_error *err)
+{
+    tsr_loaded_state loaded = {.names = names, .optimizer = optimizer, .state = state, .in_place = in_place};
+    uint64_t visited = 0;
+    TSR_TRY(tsr_optimizer_bounded(state, names->host, &visited, err));
+    TSR_TRY(tsr_optimizer_check_groups(optimizer, state, err));
+    TSR_TRY(tsr_optimizer_check_states(&loaded, err));
+    tsr_map *lent = tsr_map_new(names->host->allocator, 0, err);
+    tsr_status status = lent ? tsr_optimizer_lend(state, lent, err) : TSR_E_NOMEM;
+    loaded.lent = lent;
+    if (status == TSR_OK) status = tsr_optimizer_write(&loaded, err);
+    tsr_map_free(lent);
+    return status;
+}
+
 static tsr_status load(const tsr_raw *r, const tsr_value *state, tsr_error *err)
 {
     TSR_FAIL_IF(!state || state->kind != TSR_VALUE_DICT, err, TSR_E_FORMAT, "the optimizer's state dict is not a dict");
     if (r->of->named) TSR_TRY(raw_named_load(r, state, &state, err));
     else TSR_TRY(number_by_place(r, state, &state, err));
-    return tsr_optimizer_load_numbered(&r->names, r->of->optimizer, state, r->of->named, err);
+    return load_numbered(&r->names, r->of->optimizer, state, r->of->named, err);
 }
 
 tsr_status tsr_optimizer_load_state_dict(const tsr_raw_optimizer *optimizer, const tsr_value *state, const tsr_host *host,
@@ -548,7 +566,7 @@ static tsr_status own_state(forming *f, const tsr_model_param *param, const tsr_
     const tsr_taking taking = {.memory = f->out, .passing = f->raw.passing};
     uint32_t id;
     *out = NULL;
-    TSR_TRY(tsr_optimizer_param_id(&f->raw.names, param, &id, err));
+    TSR_TRY(tsr_optimizer_param_id(&f->raw.names, param, NULL, &id, err));
     if (!fsdp->local[id] || !tsr_map_get(given, fsdp->names[id], 0)) return TSR_OK;
     if (!param->state) {
         tsr_fsdp_warn(fsdp->bound->units, "the optimizer has no state for '%.*s' on this rank",

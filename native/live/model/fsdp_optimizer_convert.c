@@ -1,8 +1,300 @@
-/* The conversions of tessera/sys/optimizer.h do the work; here live tensors become the entries that
- * they want, and what they received becomes live tensors. */
+/* Converts the state of optimizers in FSDP1's units. The conversions of tessera/sys/optimizer.h do the work; here live tensors
+ * become the entries that they want, what they received becomes live tensors, and state that they cannot take is set aside. */
+#include <inttypes.h>
+
 #include "live/model/optimizer_names.h"
+#include "live/tensor/state_dict.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/optimizer.h"
+
+/* ---- state that is set aside ---- */
+
+/* Optimizer state that core's conversions cannot take as it is: DTensors of parameters that no unit manages, and state
+ * whose tensor is not the one that FSDP flattened (extensions, tensor parallelism). */
+
+/* The names of one conversion, and which unit manages each. */
+typedef struct unit_names {
+    const tsr_fsdp_optimizers *fsdp;
+    const tsr_flat_index *index;
+    const tsr_name_list *groups; /* parameter numbers count through all groups */
+    size_t group_count;
+} unit_names;
+
+/* State of parameters that no unit shards, as the caller passed it. */
+typedef struct carried_states {
+    tsr_map *places; /* name → number in `states` */
+    tsr_vec states;  /* const tsr_value * */
+} carried_states;
+
+/* A pending call of a unit's extensions. It is collective: all ranks of the unit must make it. */
+typedef struct unit_call {
+    const tsr_fsdp_node *node;
+    tsr_str fqn;
+    tsr_tensor given;
+    tsr_tensor *flattened; /* gets the result's memory; or NULL, and */
+    tsr_value *made;       /* gets the result as a tensor */
+} unit_call;
+
+/* How state is converted to the tensors that FSDP flattened. */
+typedef struct flattening {
+    const unit_names *names;
+    bool full; /* the states are whole tensors */
+    tsr_fsdp_moves *moves;
+    tsr_vec *calls;            /* of unit_call */
+    const tsr_fsdp_node *node; /* the unit of the state that is being converted */
+    uint32_t original;
+    tsr_str fqn;
+} flattening;
+
+/* The parameter's name for a key of "state", which is a name or a number. data NULL: the key is neither. */
+static tsr_str key_name(const unit_names *names, const tsr_value *key)
+{
+    const tsr_str none = {NULL, 0};
+    if (key->kind == TSR_VALUE_STR) return key->text;
+    if (key->kind != TSR_VALUE_INT || key->as.integer < 0) return none;
+    uint64_t number = (uint64_t)key->as.integer;
+    for (size_t g = 0; g < names->group_count; g++) {
+        if (number < names->groups[g].count) return names->groups[g].names[number];
+        number -= names->groups[g].count;
+    }
+    return none;
+}
+
+/* The unit whose flat parameter the state belongs to, and the original parameter (TSR_NO_PARAM: all originals); NULL: no
+ * unit. The originals of a unit that is not sharded have state of their own, so they belong to none. */
+static const tsr_fsdp_node *cut_by(const unit_names *names, tsr_str name, uint32_t *original)
+{
+    const tsr_flat_params *flat = &names->fsdp->flat;
+    const tsr_flat_found found = tsr_flat_index_find(names->index, name);
+    *original = TSR_NO_PARAM;
+    if (found.unit && flat->use_orig_params && !found.unit->is_sharded) return NULL;
+    if (found.unit) {
+        *original = (uint32_t)(found.param - found.unit->params);
+        return names->fsdp->nodes[found.unit - flat->units];
+    }
+    for (uint32_t u = 0; u < flat->unit_count && !flat->use_orig_params; u++)
+        if (tsr_str_equal(flat->units[u].raw_name, name)) return names->fsdp->nodes[u];
+    return NULL;
+}
+
+/* ---- trees ---- */
+
+typedef tsr_status each_state(void *ctx, const tsr_value *key, const tsr_value *state, const tsr_value **out,
+                              tsr_error *err);
+
+/* `tree` with each value of its "state" replaced. */
+static tsr_status replace_states(const tsr_value *tree, each_state *each, void *ctx, tsr_arena *arena, const tsr_value **out,
+                                 tsr_error *err)
+{
+    const tsr_value *state = tree->kind == TSR_VALUE_DICT ? tsr_value_get(tree, TSR_STR("state")) : NULL;
+    *out = tree;
+    if (!state || state->kind != TSR_VALUE_DICT) return TSR_OK; /* core says so */
+    const tsr_value **states = tsr_arena_array(arena, state->count, sizeof *states, err);
+    const tsr_value **items = tsr_arena_array(arena, tree->count, sizeof *items, err);
+    if (!states || !items) return TSR_E_NOMEM;
+    for (size_t i = 0; i < state->count; i += 2) {
+        states[i] = state->items[i];
+        TSR_TRY(each(ctx, state->items[i], state->items[i + 1], &states[i + 1], err));
+    }
+    const tsr_value *replaced = tsr_value_items(arena, TSR_VALUE_DICT, states, state->count, err);
+    for (size_t i = 0; i < tree->count; i++) items[i] = tree->items[i] == state ? replaced : tree->items[i];
+    *out = replaced ? tsr_value_items(arena, TSR_VALUE_DICT, items, tree->count, err) : NULL;
+    return *out ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- set aside ---- */
+
+typedef struct setting_aside {
+    const unit_names *names;
+    carried_states *carried;
+    tsr_arena *arena;
+    bool any;
+} setting_aside;
+
+static tsr_status without_elements(void *ctx, const tsr_tensor *tensor, const tsr_tensor **out, tsr_error *err)
+{
+    static const uint64_t none[1] = {0};
+    setting_aside *a = ctx;
+    if (tensor->spread == TSR_WHOLE) return TSR_OK;
+    tsr_tensor *empty = TSR_ARENA_NEW(a->arena, tsr_tensor, err);
+    if (!empty) return TSR_E_NOMEM;
+    *empty = tsr_tensor_whole(tensor->entry.dtype, 1, none, NULL);
+    a->any = true;
+    *out = empty;
+    return TSR_OK;
+}
+
+static tsr_status aside_state(void *ctx, const tsr_value *key, const tsr_value *state, const tsr_value **out, tsr_error *err)
+{
+    setting_aside *a = ctx;
+    uint32_t original;
+    const tsr_str name = key_name(a->names, key);
+    *out = state;
+    if (!name.data || cut_by(a->names, name, &original)) return TSR_OK;
+    a->any = false;
+    const tsr_replacing how = {without_elements, a, a->arena, a->names->fsdp->bound->host->limits.depth};
+    TSR_TRY(tsr_tensors_replace(how, state, out, err));
+    if (!a->any) return TSR_OK;
+    const tsr_value **place = tsr_vec_push(&a->carried->states, err);
+    if (!place) return TSR_E_NOMEM;
+    *place = state;
+    return tsr_map_put(a->carried->places, name, (uint32_t)a->carried->states.count - 1, NULL, NULL, err);
+}
+
+/* Sets the distributed tensors of such parameters aside: `*out` is `tree` ("state", "param_groups") with empty tensors in
+ * their place. */
+static tsr_status set_aside(const unit_names *names, const tsr_value *tree, carried_states *carried, tsr_arena *arena,
+                            const tsr_value **out, tsr_error *err)
+{
+    const tsr_allocator *allocator = names->fsdp->bound->host->allocator;
+    setting_aside a = {names, carried, arena, false};
+    carried->states = tsr_vec_of(allocator, sizeof tree);
+    carried->places = tsr_map_new(allocator, 0, err);
+    return carried->places ? replace_states(tree, aside_state, &a, arena, out, err) : TSR_E_NOMEM;
+}
+
+/* The state that was set aside for a parameter; NULL: none. */
+static const tsr_value *carried_find(const carried_states *carried, tsr_str name)
+{
+    const uint32_t at = carried->places && name.data ? tsr_map_get(carried->places, name, UINT32_MAX) : UINT32_MAX;
+    return at == UINT32_MAX ? NULL : ((const tsr_value *const *)carried->states.items)[at];
+}
+
+static void carried_free(carried_states *carried)
+{
+    if (carried->places) tsr_vec_free(&carried->states);
+    tsr_map_free(carried->places);
+}
+
+/* ---- as FSDP flattens it ---- */
+
+static tsr_status check_2d(const flattening *f, const tsr_tensor *given, tsr_error *err)
+{
+    const tsr_mesh *root = f->node->unit->root_mesh;
+    tsr_arena *arena = f->moves->passing->arena;
+    tsr_tensor like;
+    TSR_TRY(tsr_fsdp_parameter(f->node, f->original, false, arena, &like, err));
+    like.entry.dtype = given->entry.dtype;
+    TSR_TRY(tsr_tensor_same_place(given, &like, &(tsr_likeness){"the state dict", "the parameter", false}, arena, err));
+    if (given->spread == TSR_WHOLE) return TSR_OK;
+    bool same = given->spread == TSR_OVER_MESH && given->mesh->dim_count == root->dim_count;
+    for (uint32_t i = 0; same && i < root->dim_count; i++)
+        same = given->mesh->shape[i] == root->shape[i] && given->placements[i].kind != TSR_PARTIAL;
+    TSR_FAIL_IF(!same, err, TSR_E_USAGE, "the state dict's tensor is neither whole nor a DTensor over the unit's root mesh");
+    return TSR_OK;
+}
+
+static tsr_status flatten_2d(const flattening *f, const tsr_tensor *given, tsr_tensor *out, tsr_error *err)
+{
+    const void *local = NULL;
+    tsr_tensor named = *given;
+    named.entry.fqn = f->fqn;
+    TSR_TRY(check_2d(f, given, err));
+    TSR_TRY(tsr_fsdp_gather_2d(f->node, f->original, &named, f->moves, &local, err));
+    out->data = (void *)(uintptr_t)local;
+    return TSR_OK;
+}
+
+static tsr_status flatten_tensor(void *ctx, const tsr_tensor *given, const tsr_tensor **out, tsr_error *err)
+{
+    const flattening *f = ctx;
+    tsr_tensor *made = TSR_ARENA_NEW(f->moves->passing->arena, tsr_tensor, err);
+    if (!made) return TSR_E_NOMEM;
+    if (given->entry.ndim == 0) return TSR_OK;
+    *made = tsr_fsdp_original(f->node, f->original);
+    made->device = NULL;
+    made->entry.dtype = given->entry.dtype;
+    *out = made;
+    if (tsr_fsdp_is_2d(f->node)) return flatten_2d(f, given, made, err);
+    unit_call *call = tsr_vec_push(f->calls, err);
+    if (!call) return TSR_E_NOMEM;
+    *call = (unit_call){f->node, f->fqn, *given, made, NULL};
+    return TSR_OK;
+}
+
+static tsr_status flatten_state(void *ctx, const tsr_value *key, const tsr_value *state, const tsr_value **out,
+                                tsr_error *err)
+{
+    flattening *f = ctx;
+    *out = state;
+    if (key->kind != TSR_VALUE_STR) return TSR_OK;
+    f->fqn = key->text;
+    f->node = cut_by(f->names, key->text, &f->original);
+    if (!f->node || f->original == TSR_NO_PARAM) return TSR_OK;
+    const tsr_fsdp_extensions *e = f->node->unit->extensions;
+    const tsr_fsdp_transforms *t = f->node->unit->transforms;
+    const bool calls = f->full ? t && t->flatten : e && e->gather;
+    if (!tsr_fsdp_is_2d(f->node) && !calls) return TSR_OK;
+    tsr_state_dict *passing = f->moves->passing;
+    const tsr_replacing how = {flatten_tensor, f, passing->arena, passing->host->limits.depth};
+    const tsr_status status = tsr_tensors_replace(how, state, out, err);
+    if (status != TSR_OK) tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(key->text));
+    return status;
+}
+
+/* `*out` is `tree` with each state replaced by the tensor that FSDP flattened. The tensors are complete once the moves
+ * and the calls have been made. */
+static tsr_status flatten_states(flattening *how, const tsr_value *tree, const tsr_value **out, tsr_error *err)
+{
+    return replace_states(tree, flatten_state, how, how->moves->passing->arena, out, err);
+}
+
+/* ---- calls of extensions ---- */
+
+static tsr_status list_names(const tsr_vec *calls, tsr_vec *names, tsr_error *err)
+{
+    for (size_t i = 0; i < calls->count; i++) {
+        const tsr_str fqn = ((const unit_call *)calls->items)[i].fqn;
+        TSR_TRY(tsr_vec_append(names, fqn.data, fqn.size, err));
+        TSR_TRY(tsr_vec_append(names, "", 1, err));
+    }
+    return TSR_OK;
+}
+
+/* Whether all ranks of fsdp->comm are to make the same calls; `mine` is this rank's status so far. Collective over
+ * fsdp->world. */
+static tsr_status calls_agree(const tsr_fsdp_optimizers *fsdp, const tsr_vec *calls, tsr_status mine, tsr_error *err)
+{
+    tsr_vec names = tsr_vec_of(fsdp->bound->host->allocator, 1);
+    tsr_status status = mine == TSR_OK ? list_names(calls, &names, err) : mine;
+    status = tsr_comm_agree(fsdp->world, status, err);
+    if (status == TSR_OK) {
+        const tsr_str text = {names.items, names.count};
+        status = tsr_comm_same(fsdp->comm, text, "optimizer states that FSDP's extensions are called for", err);
+        status = tsr_fsdp_optimizers_agree(fsdp, status, err);
+    }
+    tsr_vec_free(&names);
+    return status;
+}
+
+static tsr_status flatten_by_extension(const flattening *f, const unit_call *call, tsr_error *err)
+{
+    const tsr_fsdp_unit *unit = call->node->unit;
+    const tsr_fsdp_extensions *e = unit->extensions;
+    const tsr_fsdp_transforms *t = unit->transforms;
+    tsr_state_dict *passing = f->moves->passing;
+    const tsr_tensor *whole = NULL;
+    if (f->full) TSR_TRY(t->flatten(t->ctx, call->fqn, &call->given, unit->comm, passing, &whole, err));
+    else TSR_TRY(e->gather(e->ctx, call->fqn, &call->given, unit->comm, passing, &whole, err));
+    call->flattened->data = whole->data;
+    return tsr_tensor_same_place(whole, call->flattened, &(tsr_likeness){"what was flattened", "the unit", true},
+                                 passing->arena, err);
+}
+
+/* Makes the calls. Collective over fsdp->world. */
+static tsr_status flatten_calls(const flattening *how, tsr_status mine, tsr_error *err)
+{
+    const tsr_fsdp_optimizers *fsdp = how->names->fsdp;
+    tsr_status status = calls_agree(fsdp, how->calls, mine, err);
+    if (status != TSR_OK) return status;
+    for (size_t i = 0; i < how->calls->count && status == TSR_OK; i++) {
+        const unit_call *call = (const unit_call *)how->calls->items + i;
+        status = flatten_by_extension(how, call, err);
+        if (status != TSR_OK) tsr_error_context(err, "the state of '%.*s'", TSR_STR_ARG(call->fqn));
+        status = tsr_comm_agree(fsdp->comm, status, err);
+    }
+    return tsr_fsdp_optimizers_agree(fsdp, status, err);
+}
 
 /* ---- live tensors → entries ---- */
 
@@ -82,10 +374,10 @@ typedef struct receiving {
     tsr_state_dict *out;
     void **taken;           /* by buffer: memory that the state dict owns now, for tensors that occur several times */
     const tsr_value **made; /* by buffer: the tensor made of one that is not kept as it is */
-    tsr_fsdp_names names;
-    tsr_fsdp_carried carried;
+    unit_names names;
+    carried_states carried;
     tsr_fsdp_moves moves;
-    tsr_vec calls; /* of tsr_fsdp_call */
+    tsr_vec calls; /* of unit_call */
     bool getting;
     bool full;  /* the result has whole tensors */
     bool whole; /* the received tensors are whole */
@@ -152,9 +444,9 @@ static tsr_status make_later(receiving *r, const received *of, const tsr_tensor 
                              tsr_error *err)
 {
     tsr_value *made = tsr_value_new(r->out->arena, TSR_VALUE_TENSOR, err);
-    tsr_fsdp_call *call = made ? tsr_vec_push(&r->calls, err) : NULL;
+    unit_call *call = made ? tsr_vec_push(&r->calls, err) : NULL;
     if (!call) return TSR_E_NOMEM;
-    *call = (tsr_fsdp_call){of->node, of->name, *flattened, NULL, made};
+    *call = (unit_call){of->node, of->name, *flattened, NULL, made};
     *out = made;
     return TSR_OK;
 }
@@ -162,10 +454,10 @@ static tsr_status make_later(receiving *r, const received *of, const tsr_tensor 
 static tsr_status make_now(receiving *r, tsr_status mine, tsr_error *err)
 {
     const tsr_fsdp_optimizers *f = r->fsdp;
-    tsr_status status = tsr_fsdp_calls_agree(f, &r->calls, mine, err);
+    tsr_status status = calls_agree(f, &r->calls, mine, err);
     if (status != TSR_OK) return status;
     for (size_t i = 0; i < r->calls.count && status == TSR_OK; i++) {
-        const tsr_fsdp_call *call = (const tsr_fsdp_call *)r->calls.items + i;
+        const unit_call *call = (const unit_call *)r->calls.items + i;
         const tsr_fsdp_making making = {call->node, !r->full, r->full || r->offload, r->moves.passing, r->out};
         const tsr_value *value = NULL;
         status = tsr_fsdp_make(&making, call->fqn, &call->given, &value, err);
@@ -303,10 +595,10 @@ static tsr_status receive_states(receiving *r, const tsr_value *state, const tsr
     const tsr_value **items = tsr_arena_array(r->out->arena, state->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
     for (size_t i = 0; i < state->count; i += 2) {
-        received of = {.name = tsr_fsdp_key_name(&r->names, state->items[i])};
-        if (of.name.data) of.node = tsr_fsdp_cut_by(&r->names, of.name, &of.original);
+        received of = {.name = key_name(&r->names, state->items[i])};
+        if (of.name.data) of.node = cut_by(&r->names, of.name, &of.original);
         if (of.name.data && !of.node && !r->getting) of.param = distributed_param(r, of.name);
-        const tsr_value *aside = tsr_fsdp_carried_find(&r->carried, of.name);
+        const tsr_value *aside = carried_find(&r->carried, of.name);
         TSR_TRY(receive(r, state->items[i], NULL, &nothing, &items[i], err));
         TSR_TRY(receive(r, state->items[i + 1], aside, &of, &items[i + 1], err));
     }
@@ -366,14 +658,14 @@ static void convert_open(conversion *c, const tsr_fsdp_state_call *call, tsr_err
     if (c->passing && tsr_flat_index_new(&c->flat, host->allocator, &c->index, err) != TSR_OK) c->index = NULL;
     if (c->index && tsr_state_dict_new(host, &c->host, err) != TSR_OK) c->host = NULL;
     if (c->host && tsr_state_dict_new(host, &c->changed, err) != TSR_OK) c->changed = NULL;
-    c->receive.names = (tsr_fsdp_names){fsdp, c->index, call->groups.groups, call->groups.count};
+    c->receive.names = (unit_names){fsdp, c->index, call->groups.groups, call->groups.count};
     c->receive.moves = tsr_fsdp_moves_of(fsdp->world, fsdp->comm, host, c->changed);
-    c->receive.calls = tsr_vec_of(host->allocator, sizeof(tsr_fsdp_call));
+    c->receive.calls = tsr_vec_of(host->allocator, sizeof(unit_call));
 }
 
 static void convert_close(conversion *c)
 {
-    tsr_fsdp_carried_free(&c->receive.carried);
+    carried_free(&c->receive.carried);
     tsr_vec_free(&c->receive.calls);
     tsr_flat_index_free(c->index);
     tsr_live_state_free(&c->live);
@@ -386,7 +678,7 @@ static void convert_close(conversion *c)
 static tsr_status bring(conversion *c, const tsr_value *state, const tsr_value **tree, tsr_error *err)
 {
     if (!c->changed) return TSR_E_NOMEM;
-    TSR_TRY(tsr_fsdp_set_aside(&c->receive.names, state, &c->receive.carried, c->passing, tree, err));
+    TSR_TRY(set_aside(&c->receive.names, state, &c->receive.carried, c->passing, tree, err));
     TSR_TRY(tsr_state_dict_offload(*tree, NULL, &(tsr_offload_options){.any_type = true}, c->host, err));
     *tree = tsr_state_dict_root(c->host);
     return TSR_OK;
@@ -443,10 +735,10 @@ tsr_status tsr_fsdp_optimizer_get(const tsr_fsdp_state_call *call, const tsr_val
 static tsr_status flatten_all(conversion *c, const tsr_value **tree, tsr_error *err)
 {
     receiving *r = &c->receive;
-    tsr_fsdp_flattening how = {.names = &r->names, .full = r->full, .moves = &r->moves, .calls = &r->calls};
-    const tsr_status status = tsr_fsdp_flatten_states(&how, *tree, tree, err);
+    flattening how = {.names = &r->names, .full = r->full, .moves = &r->moves, .calls = &r->calls};
+    const tsr_status status = flatten_states(&how, *tree, tree, err);
     TSR_TRY(tsr_fsdp_moves_run(&r->moves, status, err));
-    return tsr_fsdp_flatten_calls(&how, status, err);
+    return flatten_calls(&how, status, err);
 }
 
 static tsr_status set(conversion *c, const tsr_value *state, bool rank0, const tsr_value **native, tsr_error *err)

@@ -1,5 +1,5 @@
-/* Loads a state dict with canonical names into a model: matches names, checks tensors, makes all ranks agree, and only
- * then writes. */
+/* Loads a state dict with canonical names into a model, alone or with its optimizers: matches names, checks tensors, makes
+ * all ranks agree, and only then writes. */
 #include "live/model/model_names.h"
 #include "live/model/optimizer_names.h"
 #include "live/ops/state_full.h"
@@ -9,7 +9,28 @@
 #include "tessera/sys/read.h"
 #include "tessera/sys/statedict.h"
 
-typedef tsr_model_setting setting;
+/* tsr_set_model_state_dict in two steps, so that tsr_set_state_dict writes nothing unless the optimizers' state fits, too. */
+typedef struct setting {
+    const tsr_model *model;
+    tsr_call call;
+    const tsr_state_options *options; /* the call's */
+    const tsr_host *host;
+    tsr_comm *comm;
+    tsr_arena *passing, *arena;
+    const tsr_value *state; /* NULL: this rank receives another rank's state */
+    tsr_unmatched_keys *unmatched, own;
+    tsr_model_items items;
+    tsr_fsdp_bound *bound;    /* of a tree with FSDP1's units */
+    tsr_fsdp_loading loading; /* of them */
+    const tsr_value **values; /* by item; NULL: none */
+    bool *matched;            /* by item */
+    tsr_dtype *dtypes;        /* of a broadcast into units, by item: rank 0's */
+    tsr_move *moves;          /* tensors with different layouts in the state dict and in the model */
+    size_t move_count;
+    bool any_moves; /* on any rank */
+    bool nothing;   /* no rank has anything to load */
+    tsr_state_dict *scratch;
+} setting;
 
 /* ---- matching ---- */
 
@@ -260,23 +281,29 @@ static tsr_status give_memory(setting *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* A dict of the matched names, with the model's tensors (`local`) or with the values to be loaded. */
-static const tsr_value *matched_dict(setting *s, bool local, tsr_error *err)
+typedef enum matched_values { MATCHED_NAMES, MATCHED_LOCAL, MATCHED_GIVEN } matched_values;
+
+/* A dict of the matched names: without tensors, with the model's tensors, or with the values to be loaded. `raw`: under the keys
+ * that units load by. */
+static const tsr_value *matched_dict(setting *s, matched_values values, bool raw, tsr_error *err)
 {
     size_t count = 0;
-    const tsr_value **items = tsr_arena_array(s->scratch->arena, 2 * s->items.count, sizeof *items, err);
-    const tsr_value *place = tsr_value_int(s->scratch->arena, 0, err); /* stands in for extra state, which is not a tensor */
+    tsr_arena *arena = s->scratch->arena;
+    const tsr_value **items = tsr_arena_array(arena, 2 * s->items.count, sizeof *items, err);
+    const tsr_value *place = tsr_value_int(arena, 0, err); /* stands in for what is not a tensor */
     if (!items || !place) return NULL;
     for (size_t i = 0; i < s->items.count; i++) {
         const tsr_model_item *item = &s->items.items[i];
-        const tsr_value *value = local ? place : s->values[i];
+        const tsr_value *value = values == MATCHED_GIVEN ? s->values[i] : place;
         if (!s->matched[i]) continue;
-        if (local && item->tensor && tsr_state_dict_tensor(s->scratch, item->tensor, &value, err) != TSR_OK) return NULL;
-        items[count++] = tsr_value_str(s->scratch->arena, item->fqn, err);
+        if (values == MATCHED_LOCAL && item->tensor &&
+            tsr_state_dict_tensor(s->scratch, item->tensor, &value, err) != TSR_OK)
+            return NULL;
+        items[count++] = tsr_value_str(arena, raw ? item->raw : item->fqn, err);
         items[count++] = value;
         if (!items[count - 2]) return NULL;
     }
-    return tsr_value_items(s->scratch->arena, TSR_VALUE_DICT, items, count, err);
+    return tsr_value_items(arena, TSR_VALUE_DICT, items, count, err);
 }
 
 /* Replaces full values by values with the layout of the model's tensors. A broadcast writes into the model's tensors
@@ -284,8 +311,8 @@ static const tsr_value *matched_dict(setting *s, bool local, tsr_error *err)
 static tsr_status spread_full(setting *s, tsr_error *err)
 {
     const bool broadcast = s->options->broadcast_from_rank0, has = !broadcast || s->comm->rank == 0;
-    const tsr_value *local = matched_dict(s, true, err);
-    const tsr_value *full = has && local ? matched_dict(s, false, err) : NULL;
+    const tsr_value *local = matched_dict(s, MATCHED_LOCAL, false, err);
+    const tsr_value *full = has && local ? matched_dict(s, MATCHED_GIVEN, false, err) : NULL;
     const tsr_broadcast_options options = {.strict = true};
     tsr_status status = tsr_comm_agree(s->comm, local && (full || !has) ? TSR_OK : TSR_E_NOMEM, err);
     if (status != TSR_OK) return status;
@@ -373,22 +400,6 @@ static tsr_status spread_units(setting *s, tsr_error *err)
     return TSR_OK;
 }
 
-/* A dict of the matched names, without their tensors. */
-static const tsr_value *matched_names(setting *s, tsr_error *err)
-{
-    size_t count = 0;
-    const tsr_value **items = tsr_arena_array(s->passing, 2 * s->items.count, sizeof *items, err);
-    const tsr_value *nothing = tsr_value_int(s->passing, 0, err);
-    if (!items || !nothing) return NULL;
-    for (size_t i = 0; i < s->items.count; i++) {
-        if (!s->matched[i]) continue;
-        items[count++] = tsr_value_str(s->passing, s->items.items[i].fqn, err);
-        items[count++] = nothing;
-        if (!items[count - 2]) return NULL;
-    }
-    return tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err);
-}
-
 /* Checks that all ranks have models like rank 0's. A broadcast writes into the models as it arrives, and until then only
  * rank 0 has seen the state, which it checked against its own model. Units cast what they load, so with units the dtypes
  * of the state are compared instead of the models'. */
@@ -396,30 +407,16 @@ static tsr_status check_alike(setting *s, tsr_error *err)
 {
     const tsr_value *names = NULL, *local = NULL, *none;
     if (s->bound) {
-        names = matched_names(s, err);
+        names = matched_dict(s, MATCHED_NAMES, false, err);
         TSR_TRY(tsr_comm_agree(s->comm, names ? TSR_OK : TSR_E_NOMEM, err));
         TSR_TRY(tsr_full_agree(names, s->comm, s->host, s->passing, err));
         TSR_TRY(share_dtypes(s, err));
         TSR_TRY(tsr_comm_agree(s->comm, list_spread(s, false, &local, &none, err), err));
     } else {
-        local = matched_dict(s, true, err);
+        local = matched_dict(s, MATCHED_LOCAL, false, err);
         TSR_TRY(tsr_comm_agree(s->comm, local ? TSR_OK : TSR_E_NOMEM, err));
     }
     return tsr_full_agree(local, s->comm, s->host, s->passing, err);
-}
-
-/* A dict of the matched values under the keys that units load by. */
-static const tsr_value *unit_state(setting *s, tsr_error *err)
-{
-    size_t count = 0;
-    const tsr_value **items = tsr_arena_array(s->passing, 2 * s->items.count, sizeof *items, err);
-    for (size_t i = 0; items && i < s->items.count; i++) {
-        if (!s->matched[i]) continue;
-        items[count++] = tsr_value_str(s->passing, s->items.items[i].raw, err);
-        items[count++] = s->values[i];
-        if (!items[count - 2]) return NULL;
-    }
-    return items ? tsr_value_items(s->passing, TSR_VALUE_DICT, items, count, err) : NULL;
 }
 
 /* Checks what the units will load, before anything is written. After a broadcast, the values already have the model's
@@ -427,7 +424,7 @@ static const tsr_value *unit_state(setting *s, tsr_error *err)
 static tsr_status check_units(setting *s, tsr_error *err)
 {
     if (s->options->full_state_dict) TSR_TRY(spread_units(s, err));
-    const tsr_value *state = unit_state(s, err);
+    const tsr_value *state = matched_dict(s, MATCHED_GIVEN, true, err);
     TSR_TRY(tsr_comm_agree(s->comm, state ? TSR_OK : TSR_E_NOMEM, err));
     s->loading = (tsr_fsdp_loading){.model = s->bound->units, .state = state, .arena = s->passing};
     return tsr_fsdp_load_check(&s->loading, err);
@@ -471,15 +468,6 @@ static tsr_status write_all(setting *s, tsr_error *err)
 
 /* ---- the whole call ---- */
 
-static tsr_status list_items(setting *s, tsr_error *err)
-{
-    if (!tsr_fsdp_is_in(s->model->modules)) return tsr_model_items_of(s->model, s->host, s->passing, &s->items, err);
-    TSR_TRY(
-        tsr_fsdp_bind(&(tsr_fsdp_bound){.model = s->model, .host = s->host, .arena = s->passing}, s->comm, &s->bound, err));
-    TSR_TRY(tsr_fsdp_choose(s->bound, s->options, err));
-    return tsr_fsdp_model_items(s->bound, s->passing, &s->items, err);
-}
-
 /* Checks the options, lists the model's items and matches names, before the ranks compare their results. */
 static tsr_status prepare(setting *s, bool has, tsr_error *err)
 {
@@ -487,7 +475,8 @@ static tsr_status prepare(setting *s, bool has, tsr_error *err)
     TSR_FAIL_IF(has && (!s->state || s->state->kind != TSR_VALUE_DICT), err, TSR_E_USAGE, "the model state is not a dict");
     if (!has) s->state = NULL;
     else TSR_TRY(tsr_model_verify(s->options, s->state, false, s->passing, err));
-    TSR_TRY(list_items(s, err));
+    const tsr_fsdp_bound given = {.model = s->model, .host = s->host, .arena = s->passing};
+    TSR_TRY(tsr_model_items_open(&given, s->comm, s->options, &s->bound, &s->items, err));
     s->values = tsr_arena_array(s->passing, s->items.count, sizeof *s->values, err);
     s->matched = tsr_arena_array(s->passing, s->items.count, sizeof *s->matched, err);
     if (!s->values || !s->matched) return TSR_E_NOMEM;
@@ -517,7 +506,8 @@ static tsr_status check_model(setting *s, tsr_error *err)
     return s->options->full_state_dict ? TSR_OK : find_moves(s, err);
 }
 
-tsr_status tsr_model_setting_write(tsr_model_setting *s, tsr_error *err)
+/* Loads the state that was checked. Collective. */
+static tsr_status setting_write(setting *s, tsr_error *err)
 {
     if (s->nothing) return TSR_OK;
     if (!s->bound) return write_all(s, err);
@@ -525,10 +515,12 @@ tsr_status tsr_model_setting_write(tsr_model_setting *s, tsr_error *err)
     return tsr_fsdp_load_write(&s->loading, err);
 }
 
-tsr_status tsr_model_setting_open(tsr_model_setting *s, const tsr_model *model, const tsr_value *state,
-                                  const tsr_state_call *call, tsr_error *err)
+/* Checks everything that can be wrong, and changes nothing in the model. Collective, with the same status on all ranks.
+ * `s` must be closed with setting_close whatever this returns. It borrows `model`, `state` and what `call` points to. */
+static tsr_status setting_open(setting *s, const tsr_model *model, const tsr_value *state, const tsr_state_call *call,
+                               tsr_error *err)
 {
-    *s = (tsr_model_setting){.model = model, .host = call->host, .state = state};
+    *s = (setting){.model = model, .host = call->host, .state = state};
     TSR_TRY(tsr_call_open(&s->call, call, call->host, err));
     s->options = &s->call.options;
     s->comm = s->call.given.comm;
@@ -539,7 +531,7 @@ tsr_status tsr_model_setting_open(tsr_model_setting *s, const tsr_model *model, 
     return check_model(s, err);
 }
 
-void tsr_model_setting_close(tsr_model_setting *s)
+static void setting_close(setting *s)
 {
     tsr_state_dict_free(s->scratch);
     tsr_model_items_free(&s->items);
@@ -551,9 +543,24 @@ void tsr_model_setting_close(tsr_model_setting *s)
 tsr_status tsr_set_model_state_dict(const tsr_model *model, const tsr_value *state, const tsr_state_call *call,
                                     tsr_error *err)
 {
-    tsr_model_setting s;
-    tsr_status status = tsr_model_setting_open(&s, model, state, call, err);
-    if (status == TSR_OK) status = tsr_model_setting_write(&s, err);
-    tsr_model_setting_close(&s);
+    setting s;
+    tsr_status status = setting_open(&s, model, state, call, err);
+    if (status == TSR_OK) status = setting_write(&s, err);
+    setting_close(&s);
+    return status;
+}
+
+tsr_status tsr_set_state_dict(const tsr_model *model, tsr_optimizers optimizers, const tsr_value *model_state,
+                              const tsr_value *optimizer_state, const tsr_state_call *call, tsr_error *err)
+{
+    uint64_t given = model_state ? model_state->count : 0;
+    if (call->comm) TSR_TRY(call->comm->largest(call->comm, &given, err));
+    if (!optimizers.count) return tsr_set_model_state_dict(model, model_state, call, err);
+    if (given == 0) return tsr_set_optimizer_state_dict(model, optimizers, optimizer_state, call, err);
+    setting s;
+    tsr_status status = setting_open(&s, model, model_state, call, err);
+    if (status == TSR_OK) status = tsr_set_optimizer_state_dict(model, optimizers, optimizer_state, call, err);
+    if (status == TSR_OK) status = setting_write(&s, err);
+    setting_close(&s);
     return status;
 }

@@ -28,9 +28,6 @@ typedef struct tsr_model_items {
     tsr_map *index; /* FQN → index in `items` */
 } tsr_model_items;
 
-/* Everything except the index lives in `arena`. Errors: those of tsr_get_model_state_dict. */
-tsr_status tsr_model_items_of(const tsr_model *model, const tsr_host *host, tsr_arena *arena, tsr_model_items *out,
-                              tsr_error *err);
 void tsr_model_items_free(tsr_model_items *items); /* takes a zeroed one */
 
 /* Numbers the tensors of a module tree. Tensors with the same identity (shared ones) have the same number. */
@@ -75,10 +72,6 @@ void tsr_call_close(tsr_call *call);
 /* Checks a model's state dict that is about to be saved or loaded. */
 tsr_status tsr_model_verify(const tsr_state_options *options, const tsr_value *state, bool submodules, tsr_arena *arena,
                             tsr_error *err);
-/* Gathers the tensors of `root`, copies them to the host, or leaves them as they are, according to the options. The nodes
- * live as long as `out`. */
-tsr_status tsr_full_or_cpu(const tsr_value *root, tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
-                           tsr_error *err);
 
 /* ---- fsdp bind ---- */
 
@@ -102,51 +95,10 @@ bool tsr_fsdp_is_in(const tsr_modules *modules);
 tsr_status tsr_fsdp_bind(const tsr_fsdp_bound *given, tsr_comm *comm, tsr_fsdp_bound **bound, tsr_error *err);
 void tsr_fsdp_unbind(tsr_fsdp_bound *bound); /* takes NULL */
 
-/* Sets all units to FULL or SHARDED, according to the options. */
-tsr_status tsr_fsdp_choose(const tsr_fsdp_bound *bound, const tsr_state_options *options, tsr_error *err);
-
-/* Lists what units save, with canonical names. `raw` is FSDP1's key; the `tensor` of an original is a whole meta tensor.
- * The index is made as by tsr_model_items_of. */
-tsr_status tsr_fsdp_model_items(const tsr_fsdp_bound *bound, tsr_arena *arena, tsr_model_items *out, tsr_error *err);
-
-/* tsr_full_or_cpu for the state dict of a model with units. Only tensors that units do not manage can still be
- * distributed, even in a FULL state dict. */
-tsr_status tsr_fsdp_full_or_cpu(const tsr_value *root, tsr_comm *comm, const tsr_state_options *options, tsr_state_dict *out,
-                                tsr_error *err);
-
-/* ---- model setting ---- */
-
-/* tsr_set_model_state_dict in two steps, so that tsr_set_state_dict writes nothing unless the optimizers' state fits, too. */
-
-typedef struct tsr_model_setting {
-    const tsr_model *model;
-    tsr_call call;
-    const tsr_state_options *options; /* the call's */
-    const tsr_host *host;
-    tsr_comm *comm;
-    tsr_arena *passing, *arena;
-    const tsr_value *state; /* NULL: this rank receives another rank's state */
-    tsr_unmatched_keys *unmatched, own;
-    tsr_model_items items;
-    tsr_fsdp_bound *bound;    /* of a tree with FSDP1's units */
-    tsr_fsdp_loading loading; /* of them */
-    const tsr_value **values; /* by item; NULL: none */
-    bool *matched;            /* by item */
-    tsr_dtype *dtypes;        /* of a broadcast into units, by item: rank 0's */
-    tsr_move *moves;          /* tensors with different layouts in the state dict and in the model */
-    size_t move_count;
-    bool any_moves; /* on any rank */
-    bool nothing;   /* no rank has anything to load */
-    tsr_state_dict *scratch;
-} tsr_model_setting;
-
-/* Checks everything that can be wrong, and changes nothing in the model. Collective, with the same status on all ranks.
- * `setting` must be closed with tsr_model_setting_close whatever this returns. It borrows `model`, `state` and what
- * `call` points to. */
-tsr_status tsr_model_setting_open(tsr_model_setting *setting, const tsr_model *model, const tsr_value *state,
-                                  const tsr_state_call *call, tsr_error *err);
-/* Loads the state that was checked. Collective. */
-tsr_status tsr_model_setting_write(tsr_model_setting *setting, tsr_error *err);
-void tsr_model_setting_close(tsr_model_setting *setting);
+/* Lists the model's items: those of its tree, or, with FSDP1 units, what they save, after they have been bound to *bound and set
+ * to FULL or SHARDED according to the options. *bound stays NULL without units. `raw` is then FSDP1's key, and the `tensor` of
+ * an original is a whole meta tensor. The ranks compare their results afterwards. Errors: those of tsr_get_model_state_dict. */
+tsr_status tsr_model_items_open(const tsr_fsdp_bound *given, tsr_comm *comm, const tsr_state_options *options,
+                                tsr_fsdp_bound **bound, tsr_model_items *out, tsr_error *err);
 
 #endif

@@ -39,7 +39,7 @@ static tsr_str param_name(const adding *a, int64_t number)
         const tsr_model_group *group = &a->optimizer->groups[g];
         const size_t p = (size_t)number - first;
         uint32_t id;
-        if (p < group->count && tsr_optimizer_param_id(a->names, &group->params[p], &id, NULL) == TSR_OK)
+        if (p < group->count && tsr_optimizer_param_id(a->names, &group->params[p], NULL, &id, NULL) == TSR_OK)
             return a->names->first[id];
     }
     return (tsr_str){NULL, 0};
@@ -314,7 +314,7 @@ static tsr_status index_groups(loading *l, tsr_error *err)
             size_t *list = tsr_arena_array(l->passing, group->count, sizeof *list, err);
             for (size_t p = 0; list && p < group->count; p++) {
                 uint32_t id;
-                TSR_TRY(tsr_optimizer_param_id(&l->names, &group->params[p], &id, err));
+                TSR_TRY(tsr_optimizer_param_id(&l->names, &group->params[p], NULL, &id, err));
                 list[p] = places[id];
             }
             groups[g] = (tsr_optimizer_group){list, group->count};

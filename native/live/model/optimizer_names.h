@@ -51,10 +51,6 @@ typedef struct tsr_fsdp_optimizers {
     const tsr_mesh *mesh;            /* the units' mesh; NULL: none */
 } tsr_fsdp_optimizers;
 
-/* Describes this rank's units, and adds their parts to bound->held. Everything lives in `arena`. */
-tsr_status tsr_fsdp_optimizers_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
-                                  tsr_fsdp_optimizers **out, tsr_error *err);
-void tsr_fsdp_optimizers_free(tsr_fsdp_optimizers *fsdp); /* takes NULL */
 /* Tells all ranks of a failure on which the ranks with one tensor parallel coordinate have agreed. Collective. */
 tsr_status tsr_fsdp_optimizers_agree(const tsr_fsdp_optimizers *fsdp, tsr_status mine, tsr_error *err);
 /* Finds out which ranks are replicas. Collective. */
@@ -97,9 +93,9 @@ typedef struct tsr_optimizer_names {
 tsr_status tsr_optimizer_names_of(const tsr_model *model, tsr_comm *comm, const tsr_host *host, tsr_arena *arena,
                                   tsr_optimizer_names *out, tsr_error *err);
 void tsr_optimizer_names_free(tsr_optimizer_names *names);
-/* TSR_E_USAGE when it is not a parameter of the model. */
-tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param, uint32_t *id,
-                                  tsr_error *err);
+/* Finds a parameter, and its tensor in the module tree (`out` may be NULL). TSR_E_USAGE when it is not one of the model's. */
+tsr_status tsr_optimizer_param_id(const tsr_optimizer_names *names, const tsr_model_param *param,
+                                  const tsr_module_tensor **out, uint32_t *id, tsr_error *err);
 
 /* The names of each group's parameters in the descriptions of FSDP1's units. They live in `arena`. */
 tsr_status tsr_optimizer_unit_names(const tsr_optimizer_names *names, const tsr_model_optimizer *optimizer, tsr_arena *arena,
@@ -111,11 +107,6 @@ tsr_status tsr_optimizer_first(tsr_model_optimizer *optimizer, const tsr_optimiz
 /* Optimizer.state_dict(): parameters by number. Nodes live in `arena`. */
 tsr_status tsr_optimizer_native(const tsr_model_optimizer *optimizer, tsr_arena *arena, const tsr_value **out,
                                 tsr_error *err);
-
-/* Optimizer.load_state_dict() with a state dict keyed by number. With `in_place`, as named optimizers call it, values are
- * cast to the dtype of the tensors that they replace. No communication; nothing is written unless everything fits. */
-tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
-                                       const tsr_value *state, bool in_place, tsr_error *err);
 
 /* ---- optimizer write ---- */
 
@@ -138,69 +129,6 @@ tsr_status tsr_optimizer_check_groups(const tsr_model_optimizer *optimizer, cons
 tsr_status tsr_optimizer_check_states(const tsr_loaded_state *loaded, tsr_error *err);
 /* Replaces the optimizer's states, options and state of no parameter. */
 tsr_status tsr_optimizer_write(const tsr_loaded_state *loaded, tsr_error *err);
-
-/* ---- fsdp carry ---- */
-
-/* Optimizer state that core's conversions cannot take as it is: DTensors of parameters that no unit manages, and state
- * whose tensor is not the one that FSDP flattened (extensions, tensor parallelism). */
-
-/* The names of one conversion, and which unit manages each. */
-typedef struct tsr_fsdp_names {
-    const tsr_fsdp_optimizers *fsdp;
-    const tsr_flat_index *index;
-    const tsr_name_list *groups; /* parameter numbers count through all groups */
-    size_t group_count;
-} tsr_fsdp_names;
-
-/* The parameter's name for a key of "state", which is a name or a number. data NULL: the key is neither. */
-tsr_str tsr_fsdp_key_name(const tsr_fsdp_names *names, const tsr_value *key);
-/* The unit whose flat parameter the state belongs to, and the original parameter (TSR_NO_PARAM: all originals); NULL: no
- * unit. The originals of a unit that is not sharded have state of their own, so they belong to none. */
-const tsr_fsdp_node *tsr_fsdp_cut_by(const tsr_fsdp_names *names, tsr_str name, uint32_t *original);
-
-/* State of parameters that no unit shards, as the caller passed it. */
-typedef struct tsr_fsdp_carried {
-    tsr_map *places; /* name → number in `states` */
-    tsr_vec states;  /* const tsr_value * */
-} tsr_fsdp_carried;
-
-/* Sets the distributed tensors of such parameters aside: `*out` is `tree` ("state", "param_groups") with empty tensors in
- * their place. */
-tsr_status tsr_fsdp_set_aside(const tsr_fsdp_names *names, const tsr_value *tree, tsr_fsdp_carried *carried,
-                              tsr_arena *arena, const tsr_value **out, tsr_error *err);
-/* The state that was set aside for a parameter; NULL: none. */
-const tsr_value *tsr_fsdp_carried_find(const tsr_fsdp_carried *carried, tsr_str name);
-void tsr_fsdp_carried_free(tsr_fsdp_carried *carried); /* takes a zeroed one */
-
-/* A pending call of a unit's extensions. It is collective: all ranks of the unit must make it. */
-typedef struct tsr_fsdp_call {
-    const tsr_fsdp_node *node;
-    tsr_str fqn;
-    tsr_tensor given;
-    tsr_tensor *flattened; /* gets the result's memory; or NULL, and */
-    tsr_value *made;       /* gets the result as a tensor */
-} tsr_fsdp_call;
-
-/* Whether all ranks of fsdp->comm are to make the same calls; `mine` is this rank's status so far. Collective over
- * fsdp->world. */
-tsr_status tsr_fsdp_calls_agree(const tsr_fsdp_optimizers *fsdp, const tsr_vec *calls, tsr_status mine, tsr_error *err);
-
-/* How state is converted to the tensors that FSDP flattened. */
-typedef struct tsr_fsdp_flattening {
-    const tsr_fsdp_names *names;
-    bool full; /* the states are whole tensors */
-    tsr_fsdp_moves *moves;
-    tsr_vec *calls;            /* of tsr_fsdp_call */
-    const tsr_fsdp_node *node; /* the unit of the state that is being converted */
-    uint32_t original;
-    tsr_str fqn;
-} tsr_fsdp_flattening;
-
-/* `*out` is `tree` with each state replaced by the tensor that FSDP flattened. The tensors are complete once the moves
- * and the calls have been made. */
-tsr_status tsr_fsdp_flatten_states(tsr_fsdp_flattening *how, const tsr_value *tree, const tsr_value **out, tsr_error *err);
-/* Makes the calls. Collective over fsdp->world. */
-tsr_status tsr_fsdp_flatten_calls(const tsr_fsdp_flattening *how, tsr_status mine, tsr_error *err);
 
 /* Gives all ranks a copy of rank 0's tree in memory that `passing` owns. Collective. */
 tsr_status tsr_fsdp_share_tree(tsr_comm *comm, const tsr_value **tree, tsr_state_dict *passing, tsr_error *err);

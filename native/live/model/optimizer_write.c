@@ -210,7 +210,7 @@ static tsr_status each_param(const tsr_loaded_state *l, param_function *function
         for (size_t p = 0; p < params->count; p++, hint++) {
             tsr_model_param *param = &l->optimizer->groups[g].params[p];
             uint32_t id;
-            TSR_TRY(tsr_optimizer_param_id(l->names, param, &id, err));
+            TSR_TRY(tsr_optimizer_param_id(l->names, param, NULL, &id, err));
             const tsr_taking taking = {.memory = l->optimizer->memory,
                                        .passing = l->names->arena,
                                        .param = l->names->held[id],
@@ -469,20 +469,4 @@ tsr_status tsr_optimizer_write(const tsr_loaded_state *loaded, tsr_error *err)
     TSR_TRY(each_param(loaded, write_param, err));
     TSR_TRY(write_groups(loaded, err));
     return write_user_state(loaded, err);
-}
-
-tsr_status tsr_optimizer_load_numbered(const tsr_optimizer_names *names, tsr_model_optimizer *optimizer,
-                                       const tsr_value *state, bool in_place, tsr_error *err)
-{
-    tsr_loaded_state loaded = {.names = names, .optimizer = optimizer, .state = state, .in_place = in_place};
-    uint64_t visited = 0;
-    TSR_TRY(tsr_optimizer_bounded(state, names->host, &visited, err));
-    TSR_TRY(tsr_optimizer_check_groups(optimizer, state, err));
-    TSR_TRY(tsr_optimizer_check_states(&loaded, err));
-    tsr_map *lent = tsr_map_new(names->host->allocator, 0, err);
-    tsr_status status = lent ? tsr_optimizer_lend(state, lent, err) : TSR_E_NOMEM;
-    loaded.lent = lent;
-    if (status == TSR_OK) status = tsr_optimizer_write(&loaded, err);
-    tsr_map_free(lent);
-    return status;
 }

@@ -407,7 +407,8 @@ static tsr_status cut(const tsr_tensor *full, const tsr_tensor *target, tsr_aren
         to.buffer_sizes = pieces[i].buffer_sizes;
         to.data = pieces[i].data;
         TSR_FAIL_IF(!from.data || !to.data, err, TSR_E_USAGE, "the tensor has no memory");
-        TSR_TRY(tsr_link_copy(&from, &to, err));
+        tsr_link_copying copying = tsr_link_copy_start(&from, &to);
+        TSR_TRY(tsr_link_copy_some(&copying, UINT64_MAX, err));
     }
     return TSR_OK;
 }
@@ -461,10 +462,7 @@ static tsr_status distribute(const tsr_value *full, const tsr_value *local, tsr_
         }
         if (value) TSR_TRY(put_pair(pairs, key, value, err));
     }
-    const tsr_value **items = tsr_arena_array(out->arena, pairs->count, sizeof *items, err);
-    if (!items) return TSR_E_NOMEM;
-    if (pairs->count) memcpy(items, pairs->items, pairs->count * sizeof *items);
-    tsr_value *root = tsr_value_items(out->arena, TSR_VALUE_DICT, items, pairs->count, err);
+    const tsr_value *root = tsr_dict_of_pairs(pairs, out->arena, err);
     if (root) tsr_state_dict_set_root(out, root);
     return root ? TSR_OK : TSR_E_NOMEM;
 }

@@ -60,6 +60,75 @@ static tsr_status to_host(walk *w, const tsr_tensor **tensor, tsr_error *err)
     return TSR_OK;
 }
 
+/* ---- other dtypes and shapes ---- */
+
+/* Whether `from` becomes `to` by repeating dims of size 1 and dims in front that it does not have. */
+static bool can_expand(const tsr_entry *from, const tsr_entry *to)
+{
+    if (from->ndim > to->ndim) return false;
+    for (uint32_t i = 0; i < from->ndim; i++) {
+        const uint64_t size = from->shape[from->ndim - 1 - i];
+        if (size != 1 && size != to->shape[to->ndim - 1 - i]) return false;
+    }
+    return true;
+}
+
+/* The element of `from` that is repeated as element `index` of `to`. */
+static uint64_t source_of(const tsr_entry *from, const tsr_entry *to, uint64_t index)
+{
+    uint64_t at = 0, row = 1;
+    for (uint32_t i = 0; i < from->ndim; i++) {
+        const uint64_t size = from->shape[from->ndim - 1 - i], there = to->shape[to->ndim - 1 - i];
+        if (size != 1) at += index % there * row;
+        index /= there;
+        row *= size;
+    }
+    return at;
+}
+
+/* Puts the repeated elements of `from`, in host memory, into `out`, which has `count` elements. */
+static void expand(const tsr_entry *from, const uint8_t *elements, const tsr_entry *to, uint64_t count, uint8_t *out)
+{
+    const uint32_t size = tsr_dtype_size(from->dtype);
+    for (uint64_t i = 0; i < count; i++) memcpy(out + i * size, elements + source_of(from, to, i) * size, size);
+}
+
+static tsr_status convert_expanded(const tsr_tensor *from, const tsr_tensor *to, tsr_state_dict *out, tsr_error *err)
+{
+    const tsr_allocator *allocator = out->host->allocator;
+    const uint32_t size = tsr_dtype_size(from->entry.dtype);
+    uint64_t count = 0, given = 0;
+    if (!tsr_entry_elements(&to->entry, &count) || !tsr_entry_elements(&from->entry, &given) || count > SIZE_MAX / 2 / size)
+        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor is too large");
+    if (count == 0) return TSR_OK;
+    uint8_t *elements = tsr_alloc(allocator, (size_t)given, size, err),
+            *all = tsr_alloc(allocator, (size_t)count, size, err);
+    tsr_status status = elements && all ? TSR_OK : TSR_E_NOMEM;
+    if (status == TSR_OK) status = tsr_device_download(from->device, elements, from->data, given * size, err);
+    if (status == TSR_OK) {
+        expand(&from->entry, elements, &to->entry, count, all);
+        const tsr_tensor whole = tsr_tensor_whole(from->entry.dtype, to->entry.ndim, to->entry.shape, all);
+        status = tsr_tensor_convert(&whole, to, out->arena, err);
+    }
+    tsr_free(allocator, all, (size_t)count, size);
+    tsr_free(allocator, elements, (size_t)given, size);
+    return status;
+}
+
+/* Copies `from` into `to` if its dtype can be converted and its shape is the same or, of whole tensors, can be broadcast;
+ * otherwise sets *done to false. `out` is only used for temporary memory. */
+static tsr_status copy_into(const tsr_tensor *from, const tsr_tensor *to, tsr_state_dict *out, bool *done, tsr_error *err)
+{
+    tsr_tensor like = *from;
+    like.entry.dtype = to->entry.dtype;
+    *done = false;
+    if (from->meta || to->meta || !tsr_convert_possible(from->entry.dtype, to->entry.dtype)) return TSR_OK;
+    const bool alike = tsr_tensor_is_like(&like, to, true);
+    *done = alike || (from->spread == TSR_WHOLE && to->spread == TSR_WHOLE && can_expand(&from->entry, &to->entry));
+    if (!*done) return TSR_OK;
+    return alike ? tsr_tensor_convert(from, to, out->arena, err) : convert_expanded(from, to, out, err);
+}
+
 static tsr_status to_companion(walk *w, const tsr_tensor **tensor, const tsr_value *companion, tsr_error *err)
 {
     const tsr_tensor *target = tsr_tensor_of(companion);
@@ -67,7 +136,7 @@ static tsr_status to_companion(walk *w, const tsr_tensor **tensor, const tsr_val
     const tsr_tensor *given = *tensor;
     bool done = false;
     *tensor = target;
-    if (!tsr_tensor_is_like(given, target, true)) TSR_TRY(tsr_tensor_copy_into(given, target, w->out, &done, err));
+    if (!tsr_tensor_is_like(given, target, true)) TSR_TRY(copy_into(given, target, w->out, &done, err));
     if (done) return TSR_OK;
     TSR_TRY(tsr_tensor_same_place(given, target, &(tsr_likeness){"the state dict", "the companion", true}, w->passing, err));
     TSR_TRY(copy_to(w, given, target, err));
@@ -382,8 +451,8 @@ tsr_status tsr_state_dict_peer(const tsr_state_dict *dict, uint32_t peer, const 
                                uint64_t *bytes, tsr_error *err)
 {
     TSR_FAIL_IF(!dict->shared, err, TSR_E_USAGE, "the state dict is not shared between processes");
-    TSR_FAIL_IF(peer >= tsr_shared_ranks(dict->shared), err, TSR_E_USAGE, "rank %u is not one of the %u that share",
-                (unsigned)peer, (unsigned)tsr_shared_ranks(dict->shared));
+    TSR_FAIL_IF(peer >= dict->shared->ranks, err, TSR_E_USAGE, "rank %u is not one of the %u that share", (unsigned)peer,
+                (unsigned)dict->shared->ranks);
     for (size_t i = 0; i < dict->shared_leaves.count; i++) {
         if (dict->shared_leaves.items[i].tensor != mine) continue;
         *data = tsr_shared_buffer(dict->shared, peer, i, bytes);

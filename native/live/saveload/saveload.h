@@ -1,4 +1,5 @@
-/* Lists the checkpoint entries that a state dict becomes, by the rules of DCP's flatten_state_dict. */
+/* What saving and loading share: the checkpoint entries that a state dict becomes, by the rules of DCP's flatten_state_dict, and
+ * a buffer between files and devices. */
 #ifndef TSR_LIVE_SAVELOAD_SAVELOAD_H
 #define TSR_LIVE_SAVELOAD_SAVELOAD_H
 
@@ -23,6 +24,11 @@ typedef struct tsr_flat {
 /* Makes the list in `arena`. Errors: TSR_E_USAGE if the root is not a dict, or if
  * two paths have the same name; TSR_E_UNSUPPORTED for a tensor inside an object; TSR_E_LIMIT, TSR_E_NOMEM. */
 tsr_status tsr_flat_of(const tsr_value *state, const tsr_host *host, tsr_arena *arena, tsr_flat *out, tsr_error *err);
+enum { TSR_FLAT_DEPTH = 256 }; /* containers in each other, of a state dict */
+/* Whether it is a dict or list whose items become separate entries. */
+bool tsr_flat_opens(const tsr_value *value);
+/* Whether it is a tensor, or contains one. */
+bool tsr_names_tensor(const tsr_value *value);
 
 /* ---- halves ---- */
 
@@ -45,9 +51,15 @@ typedef struct tsr_halves {
     bool is_changed;
 } tsr_halves;
 
+#define TSR_HALVES_ALIGNMENT ((size_t)64)
+
+/* The bytes of a half. */
 size_t tsr_halves_room(const tsr_halves *halves);
 /* Uses the memory for this device from now on. If it was used for another device, waits for that one's copies. */
 tsr_status tsr_halves_use(tsr_halves *halves, tsr_device *device, tsr_error *err);
+/* Waits for the copies in progress. The error message says so, because the copy that failed may belong to an earlier tensor than
+ * the one that is named. */
+tsr_status tsr_halves_wait(const tsr_halves *halves, tsr_error *err);
 /* Waits for all copies and releases the device. The memory is then no longer in use, even on failure. */
 tsr_status tsr_halves_end(tsr_halves *halves, tsr_error *err);
 

@@ -32,186 +32,15 @@ typedef struct tsr_piece_reader {
     tsr_halves halves;     /* the buffer for all other memory */
 } tsr_piece_reader;
 
-/* ---- flat ---- */
+/* ---- piece reads ---- */
 
-/* Follows torch/distributed/checkpoint/_nested_dict.py and _traverse.py of PyTorch 2.13. */
+/* Reads boxes into live memory. Data for a device passes through the halves of a buffer: the next tile is read while the
+ * previous one is copied. */
 
-enum { MOST_DEPTH = 256 };
-
-typedef struct flattening {
-    const tsr_host *host;
-    tsr_arena *arena;
-    tsr_vec entries;
-    tsr_map *names;
-} flattening;
-
-/* Whether a list contains no tensor and no dict, including lists inside it. */
-static bool is_leaf_list(const tsr_value *list, uint32_t depth)
-{
-    for (size_t i = 0; i < list->count && depth; i++) {
-        const tsr_value *item = list->items[i];
-        if (item->kind == TSR_VALUE_DICT || item->kind == TSR_VALUE_TENSOR) return false;
-        if (item->kind == TSR_VALUE_LIST && !is_leaf_list(item, depth - 1)) return false;
-    }
-    return true;
-}
-
-/* Whether it is a dict or list whose items become separate entries. */
-static bool flat_opens(const tsr_value *value)
-{
-    return value->kind == TSR_VALUE_DICT || (value->kind == TSR_VALUE_LIST && !is_leaf_list(value, MOST_DEPTH));
-}
-
-static bool names_tensor(const tsr_value *value, uint32_t depth)
-{
-    bool found = value->kind == TSR_VALUE_TENSOR;
-    for (size_t i = 0; depth && !found && i < value->count; i++) found = names_tensor(value->items[i], depth - 1);
-    return found;
-}
-
-static bool tsr_names_tensor(const tsr_value *value)
-{
-    return names_tensor(value, MOST_DEPTH);
-}
-
-static tsr_status fill_path(const flattening *f, const tsr_step *at, tsr_flat_entry *entry, tsr_error *err)
-{
-    const uint32_t length = at ? at->depth : 0;
-    tsr_path_item *path = tsr_arena_array(f->arena, length, sizeof *path, err);
-    if (!path) return TSR_E_NOMEM;
-    entry->path = path;
-    entry->path_length = length;
-    for (; at; at = at->up) {
-        tsr_path_item *item = &path[at->depth - 1];
-        *item = (tsr_path_item){.kind = TSR_PATH_INDEX, .integer = (int64_t)at->index};
-        if (!at->key) continue;
-        item->kind = TSR_PATH_KEY;
-        item->key = at->key->text;
-        if (at->key->kind == TSR_VALUE_INT) item->key = tsr_arena_format(f->arena, err, "%" PRId64, at->key->as.integer);
-        if (at->key->kind == TSR_VALUE_INT && !item->key.data) return TSR_E_NOMEM;
-    }
-    return TSR_OK;
-}
-
-static tsr_str join_path(const flattening *f, const tsr_flat_entry *entry, tsr_error *err)
-{
-    tsr_str name = TSR_STR("");
-    for (uint32_t i = 0; i < entry->path_length && name.data; i++) {
-        const tsr_path_item *item = &entry->path[i];
-        const char *dot = i ? "." : "";
-        if (item->kind == TSR_PATH_INDEX)
-            name = tsr_arena_format(f->arena, err, "%.*s%s%" PRId64, TSR_STR_ARG(name), dot, item->integer);
-        else name = tsr_arena_format(f->arena, err, "%.*s%s%.*s", TSR_STR_ARG(name), dot, TSR_STR_ARG(item->key));
-    }
-    return name;
-}
-
-static tsr_status add_leaf(flattening *f, const tsr_value *value, const tsr_step *at, tsr_error *err)
-{
-    bool fresh;
-    tsr_flat_entry *entry = tsr_vec_push(&f->entries, err);
-    if (!entry) return TSR_E_NOMEM;
-    entry->value = value;
-    entry->tensor = tsr_tensor_of(value);
-    TSR_TRY(fill_path(f, at, entry, err));
-    entry->fqn = join_path(f, entry, err);
-    if (!entry->fqn.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_map_put(f->names, entry->fqn, 0, NULL, &fresh, err));
-    TSR_FAIL_IF(!fresh, err, TSR_E_USAGE, "two values of the state dict have the name '%.*s'", TSR_STR_ARG(entry->fqn));
-    TSR_FAIL_IF(!entry->tensor && tsr_names_tensor(value), err, TSR_E_UNSUPPORTED,
-                "'%.*s' is a %s that contains a tensor, which has no name of its own", TSR_STR_ARG(entry->fqn),
-                tsr_python_type(value));
-    return TSR_OK;
-}
-
-static tsr_status walk(flattening *f, const tsr_value *value, const tsr_step *at, tsr_error *err)
-{
-    const bool dict = value->kind == TSR_VALUE_DICT;
-    if (!flat_opens(value)) return add_leaf(f, value, at, err);
-    for (size_t i = 0; i < value->count; i += dict ? 2 : 1) {
-        const tsr_step step = {at, dict ? value->items[i] : NULL, i, at ? at->depth + 1 : 1};
-        TSR_TRY(tsr_step_check(&step, f->host, f->arena, err));
-        TSR_TRY(walk(f, value->items[i + dict], &step, err));
-    }
-    return TSR_OK;
-}
-
-typedef struct numbered {
-    tsr_str fqn;
-    uint32_t number;
-} numbered;
-
-static int by_name(const void *a, const void *b)
-{
-    return tsr_str_compare(((const numbered *)a)->fqn, ((const numbered *)b)->fqn);
-}
-
-static tsr_status hand_out(flattening *f, tsr_flat *out, tsr_error *err)
-{
-    const size_t count = f->entries.count;
-    numbered *order = tsr_arena_array(f->arena, count, sizeof *order, err);
-    *out = (tsr_flat){tsr_arena_array(f->arena, count, sizeof *out->entries, err), count,
-                      tsr_arena_array(f->arena, count, sizeof *out->sorted, err)};
-    TSR_FAIL_IF(count > UINT32_MAX, err, TSR_E_LIMIT, "the state dict has too many entries");
-    if (!order || !out->entries || !out->sorted) return TSR_E_NOMEM;
-    if (count == 0) return TSR_OK;
-    memcpy(out->entries, f->entries.items, count * sizeof *out->entries);
-    for (size_t i = 0; i < count; i++) order[i] = (numbered){out->entries[i].fqn, (uint32_t)i};
-    qsort(order, count, sizeof *order, by_name);
-    for (size_t i = 0; i < count; i++) out->sorted[i] = order[i].number;
-    return TSR_OK;
-}
-
-tsr_status tsr_flat_of(const tsr_value *state, const tsr_host *host, tsr_arena *arena, tsr_flat *out, tsr_error *err)
-{
-    TSR_FAIL_IF(state->kind != TSR_VALUE_DICT, err, TSR_E_USAGE, "the state dict to save must be a dict, not a %s",
-                tsr_python_type(state));
-    flattening f = {host, arena, tsr_vec_of(host->allocator, sizeof(tsr_flat_entry)), tsr_map_new(host->allocator, 0, err)};
-    tsr_status status = f.names ? walk(&f, state, NULL, err) : TSR_E_NOMEM;
-    if (status == TSR_OK) status = hand_out(&f, out, err);
-    tsr_map_free(f.names);
-    tsr_vec_free(&f.entries);
-    return status;
-}
-
-/* ---- load ---- */
+#define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
+#define BUFFER_BYTES_LEAST   ((size_t)128) /* so that each half has room for one element of any type */
 
 /* ---- halves ---- */
-
-#define ALIGNMENT ((size_t)64)
-
-size_t tsr_halves_room(const tsr_halves *halves)
-{
-    return halves->bytes / 2 / ALIGNMENT * ALIGNMENT;
-}
-
-/* Waits for the copies in progress. The error message says so, because the copy that failed may belong to an earlier tensor
- * than the one that is named. */
-static tsr_status wait_for_copies(const tsr_halves *halves, tsr_error *err)
-{
-    const tsr_status status = tsr_device_wait(halves->device, err);
-    if (status != TSR_OK) tsr_error_context(err, "copies so far");
-    return status;
-}
-
-tsr_status tsr_halves_end(tsr_halves *halves, tsr_error *err)
-{
-    tsr_device *device = halves->device;
-    const tsr_status status = wait_for_copies(halves, err);
-    if (halves->is_pinned) device->unpin(device, halves->memory, halves->bytes);
-    *halves = (tsr_halves){.memory = halves->memory, .bytes = halves->bytes};
-    return status;
-}
-
-tsr_status tsr_halves_use(tsr_halves *halves, tsr_device *device, tsr_error *err)
-{
-    tsr_error ignored = {0};
-    if (halves->device == device) return TSR_OK;
-    TSR_TRY(tsr_halves_end(halves, err));
-    halves->device = device;
-    halves->is_pinned = device && device->pin && device->pin(device, halves->memory, halves->bytes, &ignored) == TSR_OK;
-    return TSR_OK;
-}
 
 /* Returns `bytes` bytes, at most tsr_halves_room, that no copy is reading. */
 static uint8_t *halves_take(tsr_halves *halves, size_t bytes)
@@ -223,7 +52,7 @@ static uint8_t *halves_take(tsr_halves *halves, size_t bytes)
         halves->is_changed = true;
     }
     uint8_t *out = halves->memory + halves->now * room + halves->used;
-    const size_t next = halves->used + (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    const size_t next = halves->used + (bytes + TSR_HALVES_ALIGNMENT - 1) / TSR_HALVES_ALIGNMENT * TSR_HALVES_ALIGNMENT;
     halves->used = next < room ? next : room;
     return out;
 }
@@ -234,16 +63,8 @@ static tsr_status halves_filled(tsr_halves *halves, tsr_error *err)
 {
     if (!halves->is_changed) return TSR_OK;
     halves->is_changed = false;
-    return wait_for_copies(halves, err);
+    return tsr_halves_wait(halves, err);
 }
-
-/* ---- piece reads ---- */
-
-/* Reads boxes into live memory. Data for a device passes through the halves of a buffer: the next tile is read while the
- * previous one is copied. */
-
-#define BUFFER_BYTES_DEFAULT ((size_t)16 << 20)
-#define BUFFER_BYTES_LEAST   ((size_t)128) /* so that each half has room for one element of any type */
 
 /* Opens the checkpoint at `path`. `buffer_bytes` 0: 16 MiB. Borrows `host` until close, which must also be called after a
  * failure. Errors: those of opening a checkpoint. */
@@ -435,8 +256,6 @@ tsr_status tsr_state_dict_layout_2d(const tsr_value *model_state, tsr_arena *are
     return TSR_OK;
 }
 
-/* ---- load ---- */
-
 typedef struct loading {
     tsr_comm *comm;
     tsr_load_options options;
@@ -489,13 +308,25 @@ static tsr_status load_tensor(loading *l, const tsr_entry *entry, const tsr_valu
 
 /* ---- all entries ---- */
 
+/* Makes a deep copy in `arena`, because the checkpoint will be closed. TSR_E_UNSUPPORTED for values that name tensors. */
+static tsr_status copy_value(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+{
+    tsr_vec packed = tsr_vec_of(tsr_arena_allocator(arena), 1);
+    tsr_status status = tsr_value_pack(value, 0, &packed, err);
+    const tsr_str own =
+        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){packed.items, packed.count}, err) : (tsr_str){NULL, 0};
+    tsr_vec_free(&packed);
+    if (status != TSR_OK) return status;
+    return own.data ? tsr_value_unpack(own, arena, out, err) : TSR_E_NOMEM;
+}
+
 /* Copies an object of the checkpoint, so that it outlives the checkpoint. */
 static tsr_status load_object(loading *l, const tsr_entry *entry, const tsr_value **value, tsr_error *err)
 {
     TSR_FAIL_IF(entry->kind != TSR_ENTRY_OBJECT || !entry->value || tsr_names_tensor(entry->value), err, TSR_E_USAGE,
                 "not a tensor in the state dict, but %s in the checkpoint",
                 entry->kind == TSR_ENTRY_OBJECT ? "an object with tensors inside" : tsr_entry_kind_name(entry->kind));
-    return tsr_value_copy(entry->value, l->out->arena, value, err);
+    return copy_value(entry->value, l->out->arena, value, err);
 }
 
 static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
@@ -516,7 +347,7 @@ static tsr_status load_entry(loading *l, size_t i, tsr_error *err)
 static tsr_status rebuild(loading *l, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
     const bool dict = value->kind == TSR_VALUE_DICT;
-    if (!flat_opens(value)) {
+    if (!tsr_flat_opens(value)) {
         *out = l->values[l->next++];
         return TSR_OK;
     }
@@ -675,9 +506,9 @@ static tsr_status load_value(optimizer_loading *l, const tsr_value *stored, uint
                              tsr_error *err)
 {
     tsr_arena *arena = tsr_state_dict_arena(l->to->out);
-    TSR_FAIL_IF(depth > MOST_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", MOST_DEPTH);
+    TSR_FAIL_IF(depth > TSR_FLAT_DEPTH, err, TSR_E_LIMIT, "nested deeper than %d", TSR_FLAT_DEPTH);
     if (stored->kind == TSR_VALUE_TENSOR) return load_inner(l, stored->as.tensor, out, err);
-    if (!tsr_names_tensor(stored)) return tsr_value_copy(stored, arena, out, err);
+    if (!tsr_names_tensor(stored)) return copy_value(stored, arena, out, err);
     const tsr_value **items = tsr_arena_array(arena, stored->count, sizeof *items, err);
     tsr_value *copy = items ? tsr_value_items(arena, stored->kind, items, stored->count, err) : NULL;
     if (!copy) return TSR_E_NOMEM;
@@ -711,7 +542,7 @@ static tsr_status keep_path(optimizer_loading *l, const tsr_optim_read *read, co
         if (path[i].kind != TSR_PATH_KEY) continue;
         path[i].key = tsr_arena_str(arena, path[i].key, err);
         if (!path[i].key.data) return TSR_E_NOMEM;
-        if (path[i].value) TSR_TRY(tsr_value_copy(path[i].value, arena, &path[i].value, err));
+        if (path[i].value) TSR_TRY(copy_value(path[i].value, arena, &path[i].value, err));
     }
     *out = path;
     return TSR_OK;

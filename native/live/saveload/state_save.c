@@ -409,7 +409,7 @@ typedef struct element_writer {
 static tsr_status put(element_writer *w, const uint8_t *data, size_t size, tsr_error *err)
 {
     w->crc = tsr_crc32(w->s->host, w->crc, data, size);
-    TSR_TRY(write_at(w->s, w->at, data, size, err));
+    TSR_TRY(w->s->output->write_at(w->s->output, w->s->files[w->s->comm->rank], w->at, data, size, err));
     w->at += size;
     return TSR_OK;
 }
@@ -500,17 +500,14 @@ static tsr_status write_pieces(saving *s, tsr_error *err)
     return status;
 }
 
-static tsr_status write_parts(saving *s, tsr_error *err)
+static tsr_status write_objects(saving *s, tsr_error *err)
 {
-    s->halves = (tsr_halves){.memory = tsr_alloc(s->host->allocator, s->options.buffer_bytes, 1, err),
-                             .bytes = s->options.buffer_bytes};
-    if (!s->halves.memory) return TSR_E_NOMEM;
     for (size_t i = 0; i < s->plan.object_count; i++) {
         const tsr_save_object *object = &s->plan.objects[i];
         s->content = note(tsr_crc32(s->host, s->content, object->bytes.items, object->bytes.count), object->bytes.count);
         TSR_TRY(write_at(s, object->byte_offset, object->bytes.items, object->bytes.count, err));
     }
-    return write_pieces(s, err);
+    return TSR_OK;
 }
 
 static tsr_status write_own(void *ctx, tsr_output *output, uint32_t *marker, tsr_error *err)
@@ -518,7 +515,10 @@ static tsr_status write_own(void *ctx, tsr_output *output, uint32_t *marker, tsr
     saving *s = ctx;
     (void)output;
     (void)marker; /* rank 0 creates it in write_marker */
-    const tsr_status status = write_parts(s, err);
+    s->halves = (tsr_halves){.memory = tsr_alloc(s->host->allocator, s->options.buffer_bytes, 1, err),
+                             .bytes = s->options.buffer_bytes};
+    tsr_status status = s->halves.memory ? write_objects(s, err) : TSR_E_NOMEM;
+    if (status == TSR_OK) status = write_pieces(s, err);
     tsr_halves_end(&s->halves, NULL);
     return status;
 }

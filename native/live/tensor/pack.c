@@ -181,11 +181,6 @@ tsr_stream tsr_stream_of(const tsr_link *links, size_t count)
     return s;
 }
 
-uint64_t tsr_stream_run(const tsr_stream *s)
-{
-    return s->at == s->count ? 0 : s->walk.run * s->links[s->at].itemsize;
-}
-
 uint8_t *tsr_stream_peek(const tsr_stream *s, bool devices, uint64_t bytes)
 {
     const tsr_link *link = &s->links[s->at];
@@ -358,10 +353,4 @@ tsr_status tsr_link_copy_some(tsr_link_copying *c, uint64_t bytes, tsr_error *er
         done += before - (w->runs_left * run - c->run_done);
     }
     return TSR_OK;
-}
-
-tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err)
-{
-    tsr_link_copying c = tsr_link_copy_start(from, to);
-    return tsr_link_copy_some(&c, UINT64_MAX, err);
 }

@@ -57,8 +57,6 @@ tsr_stream tsr_stream_of(const tsr_link *links, size_t count);
 /* The address of the next `bytes` bytes of the stream, if they are contiguous in host memory, or with `devices` in any
  * memory; otherwise NULL. */
 uint8_t *tsr_stream_peek(const tsr_stream *stream, bool devices, uint64_t bytes);
-/* The number of bytes of the run that the stream is in, counted from the start of the run; 0 if the stream has ended. */
-uint64_t tsr_stream_run(const tsr_stream *stream);
 /* These advance the stream by `bytes` bytes, which it must have: the first only skips them, the others copy them out and in.
  * Copies of devices may be in progress until the devices are synchronized. `on`: the device with the memory at `to` or
  * `from` and of all links; NULL: host memory. */
@@ -66,10 +64,7 @@ void tsr_stream_skip(tsr_stream *stream, uint64_t bytes);
 tsr_status tsr_stream_pack(tsr_stream *stream, uint8_t *to, tsr_device *on, uint64_t bytes, tsr_error *err);
 tsr_status tsr_stream_unpack(tsr_stream *stream, const uint8_t *from, tsr_device *on, uint64_t bytes, tsr_error *err);
 
-/* Copies from one box to another of the same sizes. */
-tsr_status tsr_link_copy(const tsr_link *from, const tsr_link *to, tsr_error *err);
-
-/* The same bit by bit: at most `bytes` more with each call, of devices at least one run, until walk.runs_left is 0. */
+/* Copies from one box to another of the same sizes, bit by bit: at most `bytes` more with each call, of devices at least one run, until walk.runs_left is 0. */
 typedef struct tsr_link_copying {
     const tsr_link *from, *to;
     tsr_box_walk walk;

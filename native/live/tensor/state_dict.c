@@ -76,6 +76,14 @@ const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size
     return at == TSR_NO_PAIR ? NULL : dict->items[2 * at + 1];
 }
 
+const tsr_value *tsr_dict_of_pairs(const tsr_vec *pairs, tsr_arena *arena, tsr_error *err)
+{
+    const tsr_value **items = tsr_arena_array(arena, pairs->count, sizeof *items, err);
+    if (!items) return NULL;
+    if (pairs->count) memcpy(items, pairs->items, pairs->count * sizeof *items);
+    return tsr_value_items(arena, TSR_VALUE_DICT, items, pairs->count, err);
+}
+
 bool tsr_is_list(const tsr_value *value)
 {
     return value->kind == TSR_VALUE_LIST || value->kind == TSR_VALUE_TUPLE;
@@ -683,15 +691,27 @@ tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **o
     return unpack(&u, 0, out, err);
 }
 
-tsr_status tsr_value_copy(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err)
+/* ---- replace tensors ---- */
+
+tsr_status tsr_tensors_replace(tsr_replacing how, const tsr_value *value, const tsr_value **out, tsr_error *err)
 {
-    tsr_vec packed = tsr_vec_of(tsr_arena_allocator(arena), 1);
-    tsr_status status = tsr_value_pack(value, 0, &packed, err);
-    const tsr_str own =
-        status == TSR_OK ? tsr_arena_str(arena, (tsr_str){packed.items, packed.count}, err) : (tsr_str){NULL, 0};
-    tsr_vec_free(&packed);
-    if (status != TSR_OK) return status;
-    return own.data ? tsr_value_unpack(own, arena, out, err) : TSR_E_NOMEM;
+    const tsr_tensor *made = NULL;
+    *out = value;
+    if (value->kind == TSR_VALUE_TENSOR) {
+        TSR_TRY(how.each(how.ctx, tsr_tensor_of(value), &made, err));
+        if (made) *out = tsr_value_tensor(how.arena, &made->entry, err);
+        return *out ? TSR_OK : TSR_E_NOMEM;
+    }
+    if (value->count == 0) return TSR_OK;
+    TSR_FAIL_IF(how.depth-- == 0, err, TSR_E_LIMIT, "the state is nested too deeply");
+    tsr_value *copy = tsr_value_new(how.arena, value->kind, err);
+    const tsr_value **items = tsr_arena_array(how.arena, value->count, sizeof *items, err);
+    if (!copy || !items) return TSR_E_NOMEM;
+    *copy = *value;
+    copy->items = items;
+    for (size_t i = 0; i < value->count; i++) TSR_TRY(tsr_tensors_replace(how, value->items[i], &items[i], err));
+    *out = copy;
+    return TSR_OK;
 }
 
 /* ---- warn ---- */

@@ -36,6 +36,8 @@ tsr_status tsr_step_context(const tsr_step *step, tsr_arena *arena, tsr_status s
  * `hint` on, so that dicts in the same order need only one comparison per key. */
 size_t tsr_dict_pair(const tsr_value *dict, const tsr_value *key, size_t hint);
 const tsr_value *tsr_dict_find(const tsr_value *dict, const tsr_value *key, size_t hint);
+/* A dict of keys and values, alternating, which are copied into `arena`. */
+const tsr_value *tsr_dict_of_pairs(const tsr_vec *pairs, tsr_arena *arena, tsr_error *err);
 bool tsr_is_list(const tsr_value *value); /* also true for a tuple */
 /* The Python name of the value's type. */
 const char *tsr_python_type(const tsr_value *value);
@@ -84,7 +86,19 @@ tsr_status tsr_agreement_check(tsr_agreement *agreement, tsr_comm *comm, tsr_sta
 
 /* Memory that several processes of one machine share: every rank creates one segment and maps those of the others. */
 
-typedef struct tsr_shared tsr_shared;
+/* A rank's segment, as the others map it. */
+typedef struct tsr_segment {
+    char name[48]; /* random */
+    uint64_t size;
+} tsr_segment;
+
+typedef struct tsr_shared {
+    const tsr_allocator *allocator;
+    uint32_t own, ranks; /* this rank, and how many share */
+    size_t count;        /* buffers of each rank */
+    tsr_segment *segments;
+    uint8_t **mapped; /* by rank; NULL: not mapped yet */
+} tsr_shared;
 
 /* Every rank creates a segment with `count` buffers of the given `sizes`. `count` must be the same on all ranks. Each buffer
  * begins at a multiple of 64 bytes. The names are removed before this returns, and the memory lives as long as a process has
@@ -94,11 +108,6 @@ tsr_status tsr_shared_new(tsr_comm *comm, const uint64_t *sizes, size_t count, c
                           tsr_shared **out, tsr_error *err);
 void tsr_shared_free(tsr_shared *shared); /* accepts NULL */
 
-uint32_t tsr_shared_ranks(const tsr_shared *shared);
-/* Whether `data` is buffer `index` of this rank, and whether this rank is `rank` of `ranks`. */
-bool tsr_shared_is_own(const tsr_shared *shared, uint32_t rank, uint32_t ranks, size_t index, const void *data);
-/* A number that is the same on all ranks, and different for other segments. Never 0. */
-uint64_t tsr_shared_digest(const tsr_shared *shared);
 /* Buffer `index` of `rank`, with its size in *bytes; NULL if it has no such buffer. */
 void *tsr_shared_buffer(const tsr_shared *shared, uint32_t rank, size_t index, uint64_t *bytes);
 
@@ -170,9 +179,15 @@ tsr_status tsr_value_pack(const tsr_value *value, uint32_t tensors_at, tsr_vec *
  * are in the arena. TSR_E_FORMAT if the bytes are not a packed value. */
 tsr_status tsr_value_unpack(tsr_str bytes, tsr_arena *arena, const tsr_value **out, tsr_error *err);
 
-/* Makes a deep copy in `arena`, for values of a checkpoint that will be closed. TSR_E_UNSUPPORTED for values that name
- * tensors. */
-tsr_status tsr_value_copy(const tsr_value *value, tsr_arena *arena, const tsr_value **out, tsr_error *err);
+/* Makes `*out` from `value` with other tensors. `each` gives the tensor in place of one, or leaves NULL what stays. TSR_E_LIMIT
+ * for more than `depth` containers in each other. */
+typedef struct tsr_replacing {
+    tsr_status (*each)(void *ctx, const tsr_tensor *tensor, const tsr_tensor **out, tsr_error *err);
+    void *ctx;
+    tsr_arena *arena; /* of what is made */
+    uint64_t depth;
+} tsr_replacing;
+tsr_status tsr_tensors_replace(tsr_replacing how, const tsr_value *value, const tsr_value **out, tsr_error *err);
 
 /* ---- convert tensors ---- */
 
@@ -184,11 +199,6 @@ bool tsr_convert_possible(tsr_dtype from, tsr_dtype to);
 /* Copies and converts elements between tensors with the same shape and distribution, on any devices. The copy is done on
  * return. */
 tsr_status tsr_tensor_convert(const tsr_tensor *from, const tsr_tensor *to, tsr_arena *passing, tsr_error *err);
-
-/* Copies `from` into `to` if its dtype can be converted and its shape is the same or, of whole tensors, can be broadcast;
- * otherwise sets *done to false. `out` is only used for temporary memory. */
-tsr_status tsr_tensor_copy_into(const tsr_tensor *from, const tsr_tensor *to, tsr_state_dict *out, bool *done,
-                                tsr_error *err);
 
 /* ---- warn ---- */
 

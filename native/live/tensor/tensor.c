@@ -175,20 +175,7 @@ tsr_status tsr_tensor_buffer(const tsr_tensor *tensor, uint32_t index, tsr_arena
  *
  * The name of a segment is random and exists from its creation until all ranks have mapped it. */
 
-enum { ALIGNMENT = 64, NAME_SIZE = 48 };
-
-typedef struct segment {
-    char name[NAME_SIZE];
-    uint64_t size;
-} segment;
-
-struct tsr_shared {
-    const tsr_allocator *allocator;
-    uint32_t own, ranks;
-    size_t count;
-    segment *segments;
-    uint8_t **mapped; /* by rank; NULL: not mapped yet */
-};
+enum { ALIGNMENT = 64 };
 
 static uint64_t aligned(uint64_t bytes)
 {
@@ -209,7 +196,7 @@ static tsr_status map(tsr_shared *s, int file, uint32_t rank, tsr_error *err)
     return TSR_OK;
 }
 
-static tsr_status make_own(tsr_shared *s, segment *own, uint32_t rank, const uint64_t *sizes, tsr_error *err)
+static tsr_status make_own(tsr_shared *s, tsr_segment *own, uint32_t rank, const uint64_t *sizes, tsr_error *err)
 {
     uint64_t random[2] = {0};
     own->size = aligned(s->count * sizeof *sizes);
@@ -258,7 +245,7 @@ static tsr_status allocate_tables(tsr_comm *comm, const tsr_allocator *allocator
     s->mapped = tsr_alloc(allocator, comm->size, sizeof *s->mapped, err);
     *sizes = tsr_alloc(allocator, comm->size, sizeof **sizes, err);
     if (s->mapped) memset(s->mapped, 0, comm->size * sizeof *s->mapped);
-    for (uint32_t r = 0; *sizes && r < comm->size; r++) (*sizes)[r] = sizeof(segment);
+    for (uint32_t r = 0; *sizes && r < comm->size; r++) (*sizes)[r] = sizeof(tsr_segment);
     return s->segments && s->mapped && *sizes ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -266,7 +253,7 @@ tsr_status tsr_shared_new(tsr_comm *comm, const uint64_t *sizes, size_t count, c
                           tsr_shared **out, tsr_error *err)
 {
     size_t *table = NULL;
-    segment own = {.size = 0};
+    tsr_segment own = {.size = 0};
     tsr_shared *s = NULL;
     tsr_status status = allocate_tables(comm, allocator, count, &s, &table, err);
     if (status == TSR_OK) status = make_own(s, &own, comm->rank, sizes, err);
@@ -291,22 +278,6 @@ void tsr_shared_free(tsr_shared *s)
     tsr_free(s->allocator, s->segments, s->ranks, sizeof *s->segments);
     tsr_free(s->allocator, s->mapped, s->ranks, sizeof *s->mapped);
     tsr_free(s->allocator, s, 1, sizeof *s);
-}
-
-uint32_t tsr_shared_ranks(const tsr_shared *shared)
-{
-    return shared->ranks;
-}
-
-bool tsr_shared_is_own(const tsr_shared *s, uint32_t rank, uint32_t ranks, size_t index, const void *data)
-{
-    uint64_t bytes;
-    return s->own == rank && s->ranks == ranks && index < s->count && tsr_shared_buffer(s, rank, index, &bytes) == data;
-}
-
-uint64_t tsr_shared_digest(const tsr_shared *s)
-{
-    return tsr_hash_bytes(s->segments, s->ranks * sizeof *s->segments, 1) | 1;
 }
 
 void *tsr_shared_buffer(const tsr_shared *shared, uint32_t rank, size_t index, uint64_t *bytes)
@@ -527,72 +498,4 @@ tsr_status tsr_tensor_convert(const tsr_tensor *from, const tsr_tensor *to, tsr_
         TSR_TRY(cast_buffer(from, source, to, target, bytes, err));
     }
     return TSR_OK;
-}
-
-/* ---- broadcasting ---- */
-
-/* Whether `from` becomes `to` by repeating dims of size 1 and dims in front that it does not have. */
-static bool can_expand(const tsr_entry *from, const tsr_entry *to)
-{
-    if (from->ndim > to->ndim) return false;
-    for (uint32_t i = 0; i < from->ndim; i++) {
-        const uint64_t size = from->shape[from->ndim - 1 - i];
-        if (size != 1 && size != to->shape[to->ndim - 1 - i]) return false;
-    }
-    return true;
-}
-
-/* The element of `from` that is repeated as element `index` of `to`. */
-static uint64_t source_of(const tsr_entry *from, const tsr_entry *to, uint64_t index)
-{
-    uint64_t at = 0, row = 1;
-    for (uint32_t i = 0; i < from->ndim; i++) {
-        const uint64_t size = from->shape[from->ndim - 1 - i], there = to->shape[to->ndim - 1 - i];
-        if (size != 1) at += index % there * row;
-        index /= there;
-        row *= size;
-    }
-    return at;
-}
-
-/* Puts the repeated elements of `from`, in host memory, into `out`, which has `count` elements. */
-static void expand(const tsr_entry *from, const uint8_t *elements, const tsr_entry *to, uint64_t count, uint8_t *out)
-{
-    const uint32_t size = tsr_dtype_size(from->dtype);
-    for (uint64_t i = 0; i < count; i++) memcpy(out + i * size, elements + source_of(from, to, i) * size, size);
-}
-
-static tsr_status convert_expanded(const tsr_tensor *from, const tsr_tensor *to, tsr_state_dict *out, tsr_error *err)
-{
-    const tsr_allocator *allocator = out->host->allocator;
-    const uint32_t size = tsr_dtype_size(from->entry.dtype);
-    uint64_t count = 0, given = 0;
-    if (!tsr_entry_elements(&to->entry, &count) || !tsr_entry_elements(&from->entry, &given) || count > SIZE_MAX / 2 / size)
-        return tsr_raise(err, TSR_E_LIMIT, TSR_NO_POSITION, "the tensor is too large");
-    if (count == 0) return TSR_OK;
-    uint8_t *elements = tsr_alloc(allocator, (size_t)given, size, err),
-            *all = tsr_alloc(allocator, (size_t)count, size, err);
-    tsr_status status = elements && all ? TSR_OK : TSR_E_NOMEM;
-    if (status == TSR_OK) status = tsr_device_download(from->device, elements, from->data, given * size, err);
-    if (status == TSR_OK) {
-        expand(&from->entry, elements, &to->entry, count, all);
-        const tsr_tensor whole = tsr_tensor_whole(from->entry.dtype, to->entry.ndim, to->entry.shape, all);
-        status = tsr_tensor_convert(&whole, to, out->arena, err);
-    }
-    tsr_free(allocator, all, (size_t)count, size);
-    tsr_free(allocator, elements, (size_t)given, size);
-    return status;
-}
-
-tsr_status tsr_tensor_copy_into(const tsr_tensor *from, const tsr_tensor *to, tsr_state_dict *out, bool *done,
-                                tsr_error *err)
-{
-    tsr_tensor like = *from;
-    like.entry.dtype = to->entry.dtype;
-    *done = false;
-    if (from->meta || to->meta || !tsr_convert_possible(from->entry.dtype, to->entry.dtype)) return TSR_OK;
-    const bool alike = tsr_tensor_is_like(&like, to, true);
-    *done = alike || (from->spread == TSR_WHOLE && to->spread == TSR_WHOLE && can_expand(&from->entry, &to->entry));
-    if (!*done) return TSR_OK;
-    return alike ? tsr_tensor_convert(from, to, out->arena, err) : convert_expanded(from, to, out, err);
 }

@@ -262,11 +262,17 @@ static uint64_t next_size(const tsr_window *w, const tsr_stream *s)
     return s->left < bytes ? s->left : bytes;
 }
 
+/* The number of bytes of the run that the stream is in, counted from the start of the run; 0 if the stream has ended. */
+static uint64_t stream_run(const tsr_stream *s)
+{
+    return s->at == s->count ? 0 : s->walk.run * s->links[s->at].itemsize;
+}
+
 /* Short runs are collected first: written one by one, they would leave lines half full. */
 static tsr_status fill_slot(tsr_stream *s, uint8_t *slot, uint64_t bytes, tsr_error *err)
 {
     _Alignas(LINE) uint8_t stage[STAGE];
-    if (!s->past_caches || tsr_stream_run(s) >= SHORT_RUN) return tsr_stream_pack(s, slot, NULL, bytes, err);
+    if (!s->past_caches || stream_run(s) >= SHORT_RUN) return tsr_stream_pack(s, slot, NULL, bytes, err);
     s->past_caches = false;
     for (uint64_t size; bytes; slot += size, bytes -= size) {
         size = bytes < STAGE ? bytes : STAGE;
