@@ -1,11 +1,14 @@
 /* main() of `tessera-mpi`: runs commands of `tessera` on all ranks of MPI_COMM_WORLD. `tessera` starts it when needed. */
 #include <inttypes.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "cli/program/cli.h"
 #include "cli/program/session.h"
 #include "tessera/comm_mpi.h"
 #include "tessera/sys/collectives.h"
@@ -15,6 +18,123 @@
 #endif
 
 enum { LONGEST_FINALIZE_SECONDS = 10 };
+
+/* ---- the start ---- */
+
+/* Limits the time that ranks may take to find each other.
+ *
+ * Once a communicator is open, its watchdog notices dead ranks (tessera/comm_mpi.h). But if a rank dies earlier, inside
+ * MPI_Init, the others would wait for it there or in the first collective, until the job's time limit.
+ * The limit is watched by a thread, because the main thread is inside MPI. */
+
+enum { LIMITS_FOR_INIT = 3, ABORT_SECONDS = 5, MILLISECONDS_TO_READ = 500, MILLISECONDS_TO_SPEAK = 1500 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed;
+static struct timespec until; /* protected by the lock */
+static bool has_started, has_ended;
+static double limit;
+static bool speaks;
+static pthread_t thread;
+static bool has_thread;
+
+static struct timespec in_seconds(double seconds)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    const long long nanoseconds = at.tv_nsec + (long long)(seconds * 1e9);
+    at.tv_sec += (time_t)(nanoseconds / 1000000000);
+    at.tv_nsec = (long)(nanoseconds % 1000000000);
+    return at;
+}
+
+static bool is_over(void)
+{
+    const struct timespec now = in_seconds(0);
+    return now.tv_sec > until.tv_sec || (now.tv_sec == until.tv_sec && now.tv_nsec >= until.tv_nsec);
+}
+
+/* When a job is killed, launchers lose what a rank has just printed. The rank that prints therefore waits until it was read
+ * before it aborts, and the others give that rank time to print. */
+static void wait_for_sentence(void)
+{
+    const long milliseconds = speaks ? MILLISECONDS_TO_READ : MILLISECONDS_TO_SPEAK;
+    const struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+/* Ends this process or the whole job. MPI_Abort also ends ranks on other nodes, but can be called only after MPI_Init. It
+ * may hang if MPI is broken, hence the alarm. */
+static void give_up(bool aborts, double seconds)
+{
+    if (speaks) {
+        fprintf(stderr,
+                "tessera: the ranks did not find each other within %.0f s: one of them died or could not start; run the "
+                "command again (TESSERA_PEER_LIMIT sets the limit)\n",
+                seconds);
+        fflush(stderr);
+    }
+    alarm(ABORT_SECONDS);
+    wait_for_sentence();
+    if (aborts) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(CLI_TROUBLE);
+        MPI_Abort(MPI_COMM_WORLD, CLI_TROUBLE);
+    }
+    _exit(CLI_TROUBLE);
+}
+
+static void *wait_for_ranks(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&lock);
+    while (!has_ended && !is_over()) pthread_cond_timedwait(&changed, &lock, &until);
+    const bool gives_up = !has_ended, aborts = has_started;
+    pthread_mutex_unlock(&lock);
+    if (gives_up) give_up(aborts, aborts ? limit : limit * LIMITS_FOR_INIT);
+    return NULL;
+}
+
+/* To be called before MPI_Init. Ends the process with status 2 if startup_connected does not follow within three times
+ * `limit` seconds: MPI_Init waits for the slowest rank, which may still be loading the program. `speaks`: whether this
+ * process prints the reason. */
+static void startup_begin(double seconds, bool may_speak)
+{
+    pthread_condattr_t attributes;
+    if (seconds < 0) return; /* no watchdog */
+    limit = seconds;
+    speaks = may_speak;
+    until = in_seconds(seconds * LIMITS_FOR_INIT);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    has_thread = pthread_create(&thread, NULL, wait_for_ranks, NULL) == 0;
+}
+
+/* To be called after MPI_Init. Ends the job with status 2 if startup_end does not follow within `limit` seconds. */
+static void startup_connected(void)
+{
+    if (!has_thread) return;
+    pthread_mutex_lock(&lock);
+    has_started = true;
+    until = in_seconds(limit);
+    pthread_cond_signal(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* To be called when every rank has been heard from. */
+static void startup_end(void)
+{
+    if (!has_thread) return;
+    pthread_mutex_lock(&lock);
+    has_ended = true;
+    pthread_cond_signal(&changed);
+    pthread_mutex_unlock(&lock);
+    pthread_join(thread, NULL);
+    has_thread = false;
+}
+
+/* ---- the command ---- */
 
 /* Prints what `tessera doctor` reports about MPI, without MPI_Init. */
 static int print_mpi_properties(void)
@@ -125,12 +245,12 @@ int main(int argc, char **argv)
         return cli_fail(&program,
                         "tessera-mpi runs convert, reshard, merge and validate --deep; tessera does everything else");
     if (launch.processes > 1 && !is_connected(&launch)) return cli_refuse_unconnected(&launch);
-    cli_startup_begin(peer_limit(), launch.first);
+    startup_begin(peer_limit(), launch.first);
     if (tsr_mpi_start(&argc, &argv, &err) != TSR_OK) return cli_fail_error(&program, NULL, &err);
-    cli_startup_connected();
+    startup_connected();
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (size == 1 && launch.processes > 1) {
-        cli_startup_end();
+        startup_end();
         tsr_mpi_end();
         return cli_refuse_unconnected(&launch);
     }
@@ -138,7 +258,7 @@ int main(int argc, char **argv)
     const tsr_comm_mpi_options options = {.peer_limit = peer_limit()};
     int status = CLI_TROUBLE;
     if (tsr_comm_mpi_open(MPI_COMM_WORLD, &options, &tsr_allocator_libc, &ranks, &err) == TSR_OK) {
-        cli_startup_end();
+        startup_end();
         status = run(ranks, argc, argv);
         fflush(NULL);
         ranks->close(ranks);
