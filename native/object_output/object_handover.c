@@ -11,6 +11,21 @@
 #include "object_store/exchange.h"
 #include "tessera/sys/try.h"
 
+/* ---- sharing ---- */
+
+tsr_status tsr_object_output_share(tsr_output *base, const bool *kept, uint32_t count, bool leads, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    output->follows = !leads;
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        written_object *object = written_object_at(output, f);
+        object->is_left = f < count ? !kept[f] : !leads;
+        TSR_FAIL_IF(object->is_left && object->begun != UPLOAD_NONE, err, TSR_E_USAGE,
+                    "'%.*s' is uploaded by several processes", TSR_STR_ARG(object->upload.key));
+    }
+    return TSR_OK;
+}
+
 /* ---- handing over ---- */
 
 static bool is_given(const object_output *output, const bool *kept, uint32_t file)

@@ -1,10 +1,461 @@
-/* See tessera/sys/object_store.h. */
+/* An output to an object store: creates, writes and publishes its files. See tessera/sys/object_store.h. */
+#include <time.h>
+
 #include "object_output/object_output.h"
 
 #include "io/sys.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
+
+/* ---- publishing ---- */
+
+/* Publishing:
+ *
+ *   send all parts ─▶ check that nobody has written to the destination ─▶ (remove old markers) ─▶ make data objects
+ *   ─▶ read them back ─▶ make the marker ─▶ remove old objects
+ *
+ * If this is interrupted, the old checkpoint is intact if the new one has other names; otherwise there is no marker. */
+
+enum { LONGEST_WAIT_SECONDS = 20 };
+
+/* Runs one function for many items, on the host's threads. Only the first failure is kept. */
+typedef struct many {
+    object_output *output;
+    void (*one)(struct many *many, size_t index);
+    const queued_part *parts;
+    pthread_mutex_t lock;
+    tsr_status status;
+    tsr_error why;
+} many;
+
+static void do_one(void *ctx, size_t index)
+{
+    many *m = ctx;
+    pthread_mutex_lock(&m->lock);
+    const bool failed = m->status != TSR_OK;
+    pthread_mutex_unlock(&m->lock);
+    if (!failed) m->one(m, index);
+}
+
+static void note(many *m, tsr_status status, const tsr_error *why)
+{
+    if (status == TSR_OK) return;
+    pthread_mutex_lock(&m->lock);
+    if (m->status == TSR_OK) {
+        m->status = status;
+        m->why = *why;
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+static tsr_status do_all(many *m, size_t count, tsr_error *err)
+{
+    const tsr_host *host = m->output->host;
+    pthread_mutex_init(&m->lock, NULL);
+    if (host->parallel_for) host->parallel_for(host->parallel_ctx, count, do_one, m);
+    else
+        for (size_t i = 0; i < count; i++) do_one(m, i);
+    pthread_mutex_destroy(&m->lock);
+    return m->status == TSR_OK ? TSR_OK : tsr_raise(err, m->status, TSR_NO_POSITION, "%s", m->why.message);
+}
+
+/* ---- the destination ---- */
+
+static bool is_directory_mark(const tsr_object *object)
+{
+    return object->size == 0 && object->key.size && object->key.data[object->key.size - 1] == '/';
+}
+
+static bool counts(const object_output *output, const tsr_object *object)
+{
+    const tsr_str only = output->options.only_marker;
+    const size_t head = output->root.size + (output->root.size != 0);
+    tsr_str note;
+    bool is_part;
+    if (only.size && !tsr_str_equal(object->key, output->root))
+        return tsr_str_equal((tsr_str){object->key.data + head, object->key.size - head}, only);
+    return !is_directory_mark(object) && !tsr_resume_knows(output, object->key) &&
+           !tsr_object_is_note(output, object->key, &note) && !tsr_is_foreign_note(output, object->key, &is_part);
+}
+
+/* The first object in `found` that counts as part of the destination. */
+static const tsr_object *first_object(const object_output *output, const tsr_object_list *found)
+{
+    const tsr_object *objects = found->items.items;
+    for (size_t i = 0; i < found->items.count; i++)
+        if (counts(output, &objects[i])) return &objects[i];
+    return NULL;
+}
+
+/* Lists what is at the destination or below it, and appends it to `found`. TSR_E_EXISTS if there is anything, unless it is
+ * to be overwritten. */
+static tsr_status look(object_output *output, tsr_object_list *found, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    tsr_error unused = {0};
+    const tsr_str prefix =
+        tsr_arena_format(found->arena, err, "%.*s%s", TSR_STR_ARG(output->root), output->root.size ? "/" : "");
+    if (!prefix.data) return TSR_E_NOMEM;
+    const tsr_status status = output->root.size ? service->stat(service, output->root, found, &unused) : TSR_E_NOT_FOUND;
+    if (status != TSR_OK && status != TSR_E_NOT_FOUND) return tsr_raise(err, status, TSR_NO_POSITION, "%s", unused.message);
+    TSR_TRY(tsr_service_list(service, prefix, true, found, err));
+    output->has_notes = tsr_object_has_notes(output, found);
+    const tsr_object *first = first_object(output, found);
+    if (!first) return output->options.only_marker.size ? TSR_OK : tsr_foreign_refuse(output, found, err);
+    if (output->options.overwrite) return TSR_OK;
+    if (tsr_str_equal(first->key, output->root))
+        return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION, "the destination '%s' exists; --overwrite replaces it",
+                         tsr_shown_key_of(service, output->root).text);
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "the destination '%s' exists: there is '%.*s' below it; --overwrite replaces it",
+                     tsr_shown_key_of(service, output->root).text,
+                     TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
+}
+
+/* Whether an object has been written since the output was opened. One that is gone has not. */
+static bool was_written(const object_output *output, tsr_str key, const tsr_map *at, const tsr_object *found)
+{
+    const uint32_t now_at = tsr_map_get(at, key, UINT32_MAX), then_at = tsr_map_get(output->before_at, key, UINT32_MAX);
+    if (now_at == UINT32_MAX) return false;
+    if (then_at == UINT32_MAX) return true;
+    const tsr_object *now = &found[now_at], *then = &((const tsr_object *)output->before.items.items)[then_at];
+    return now->size != then->size || !tsr_str_equal(now->version, then->version);
+}
+
+static tsr_status refuse_written(const object_output *output, tsr_str key, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "another program has written '%s' during this run, so nothing was published; run it again, or write to "
+                     "another URL",
+                     tsr_shown_key_of(output->service, key).text);
+}
+
+/* Objects that would be removed or replaced must be those that were there when it was decided: a training job may have saved
+ * its next checkpoint in the meantime. */
+static tsr_status compare_with_before(const object_output *output, const tsr_object_list *found, tsr_map *at, tsr_error *err)
+{
+    const tsr_object *objects = found->items.items;
+    for (size_t i = 0; i < found->items.count; i++) TSR_TRY(tsr_map_put(at, objects[i].key, (uint32_t)i, NULL, NULL, err));
+    for (size_t i = 0; i < output->options.obsolete_count; i++) {
+        const tsr_str key = tsr_object_key(output, output->options.obsolete[i], found->arena, err);
+        if (!key.data) return TSR_E_NOMEM;
+        if (was_written(output, key, at, objects)) return refuse_written(output, key, err);
+    }
+    for (uint32_t f = 0; f < output->objects.count; f++) {
+        const tsr_str key = written_object_at(output, f)->upload.key;
+        if (was_written(output, key, at, objects)) return refuse_written(output, key, err);
+    }
+    return TSR_OK;
+}
+
+static tsr_status refuse_changed(const object_output *output, const tsr_object_list *found, tsr_error *err)
+{
+    tsr_map *at = tsr_map_new(output->allocator, found->items.count, err);
+    const tsr_status status = at ? compare_with_before(output, found, at, err) : TSR_E_NOMEM;
+    tsr_map_free(at);
+    return status;
+}
+
+/* A store may not support preconditions. Objects that have appeared since the output was opened must not be replaced, and
+ * with `overwrite` those that have changed since. */
+static tsr_status look_again(object_output *output, tsr_error *err)
+{
+    tsr_object_list found = {0};
+    TSR_TRY(tsr_object_list_open(output->allocator, &found, err));
+    tsr_status status = look(output, &found, err);
+    if (status == TSR_OK && output->options.overwrite) status = refuse_changed(output, &found, err);
+    tsr_object_list_close(&found);
+    return status;
+}
+
+/* The same for the markers alone, because completing and reading back the data may have taken long. Lists them, so that
+ * their versions have the same form as before. */
+static tsr_status look_at_markers(const object_output *output, uint32_t marker, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    tsr_object_list found = {0};
+    if (!output->options.overwrite || !marker) return TSR_OK;
+    tsr_status status = tsr_object_list_open(output->allocator, &found, err);
+    for (uint32_t f = marker; f < output->objects.count && status == TSR_OK; f++)
+        if (!written_object_at(output, f)->is_left) /* otherwise another process of this job makes it */
+            status = tsr_service_list(service, written_object_at(output, f)->upload.key, true, &found, err);
+    if (status == TSR_OK) status = refuse_changed(output, &found, err);
+    tsr_object_list_close(&found);
+    return status;
+}
+
+/* ---- removing ---- */
+
+tsr_status tsr_object_output_remove(tsr_output *base, tsr_str name, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    tsr_arena *arena = tsr_arena_new(output->allocator, 0, err);
+    if (!arena) return TSR_E_NOMEM;
+    const tsr_str key = tsr_object_key(output, name, arena, err);
+    const tsr_status status = key.data ? output->service->uploading->remove(output->service, key, err) : TSR_E_NOMEM;
+    tsr_arena_free(arena);
+    return status;
+}
+
+static tsr_status remove_obsolete(object_output *output, tsr_str name, tsr_error *err)
+{
+    const uint32_t file = tsr_map_get(output->file_of, name, UINT32_MAX);
+    const written_object *object = file != UINT32_MAX ? written_object_at(output, file) : NULL;
+    if (object && (object->is_made || (object->is_left && output->has_all_data))) return TSR_OK;
+    return tsr_object_output_remove(&output->base, name, err);
+}
+
+/* Whether the new checkpoint uses a name of the old one that is not one of its markers. */
+static bool shares_names(const object_output *output)
+{
+    for (size_t i = output->options.marker_count; i < output->options.obsolete_count; i++)
+        if (tsr_map_get(output->file_of, output->options.obsolete[i], UINT32_MAX) != UINT32_MAX) return true;
+    return false;
+}
+
+static tsr_status remove_old_markers(object_output *output, tsr_error *err)
+{
+    if (!output->options.is_unlike && !shares_names(output)) return TSR_OK;
+    for (size_t i = 0; i < output->options.marker_count; i++)
+        TSR_TRY(remove_obsolete(output, output->options.obsolete[i], err));
+    return TSR_OK;
+}
+
+/* Whether another process has uploaded the object, so that others can still publish it if this process fails. */
+static bool is_anothers(const object_output *output, const written_object *object)
+{
+    return object->is_taken && !output->options.owns_taken;
+}
+
+/* Whether a file stays after a failure: correct data with --resume, and always what another process has uploaded. */
+static bool is_kept(const object_output *output, uint32_t file)
+{
+    const written_object *object = written_object_at(output, file);
+    return (output->options.resume || is_anothers(output, object)) && file < output->first_marker && !object->is_damaged;
+}
+
+/* Finds out which markers exist. If the reply to a request was lost, that is unknown, so the server is asked once more.
+ * False if it does not answer. */
+static bool know_markers(object_output *output)
+{
+    for (uint32_t f = output->first_marker; f < output->objects.count; f++) {
+        written_object *object = written_object_at(output, f);
+        tsr_error unused = {0};
+        if (object->is_unsure && tsr_upload_is_there(output->service, &object->upload, object->small ? object->sums : NULL,
+                                                     &object->is_made, &unused) != TSR_OK)
+            return false;
+        object->is_unsure = false;
+        if (object->is_made && !object->upload.if_absent) output->has_replaced_marker = true;
+    }
+    return true;
+}
+
+/* Removes the marker, which was made last, first. If it has replaced an old one, or may exist, the new data must stay: a
+ * marker without its data would be a checkpoint that cannot be loaded. With --resume, uploads stay, too. */
+static void discard_all(object_output *output)
+{
+    tsr_service *service = output->service;
+    const bool keeps_data = !know_markers(output) || output->has_replaced_marker;
+    for (uint32_t f = (uint32_t)output->objects.count; f-- > 0;) {
+        written_object *object = written_object_at(output, f);
+        tsr_error unused = {0};
+        if (object->is_made && object->upload.if_absent && !keeps_data && !is_kept(output, f))
+            service->uploading->remove(service, object->upload.key, &unused);
+        if (!object->is_made && object->begun == UPLOAD_BEGUN && !output->options.resume && !is_anothers(output, object))
+            service->uploading->abort(service, &object->upload, &unused);
+    }
+}
+
+/* Waits for the end of a step of the publication, because it is known only then what its requests have made. */
+void tsr_object_output_abandon(tsr_output *base)
+{
+    object_output *output = (object_output *)base;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONGEST_WAIT_SECONDS;
+    tsr_parts_stop(output);
+    if (pthread_rwlock_timedwrlock(&output->steps, &until) != 0 || output->is_published) return;
+    pthread_mutex_lock(&output->lock);
+    for (uint32_t f = 0; f < output->objects.count; f++)
+        while (written_object_at(output, f)->begun == UPLOAD_BEGINNING &&
+               pthread_cond_timedwait(&output->changed, &output->lock, &until) == 0) {
+        }
+    pthread_mutex_unlock(&output->lock);
+    discard_all(output); /* `steps` stays locked, so nothing can be made from now on */
+}
+
+/* ---- reading back ---- */
+
+static tsr_status compare(object_output *output, queued_part of, char *buffer, tsr_error *err)
+{
+    const written_object *object = of.object;
+    const tsr_upload_bytes *wrote = &object->sums[of.number];
+    const tsr_request request = {.key = object->upload.key,
+                                 .is_ranged = true,
+                                 .offset = (uint64_t)of.number * object->part_size,
+                                 .buffer = buffer,
+                                 .capacity = wrote->size};
+    char sum[TSR_SUM_DIGITS + 1] = "";
+    tsr_exchange x = {0};
+    tsr_status status = tsr_exchange_perform(output->service, &request, &x, 1, err);
+    if (status == TSR_OK && x.transfer.answer.status >= 300) status = tsr_exchange_error(output->service, &x, err);
+    if (status == TSR_OK && x.transfer.answer.size == wrote->size) tsr_upload_sum(buffer, wrote->size, sum);
+    if (status == TSR_OK && strcmp(sum, wrote->sum) != 0) {
+        pthread_mutex_lock(&output->lock);
+        of.object->is_damaged = true;
+        pthread_mutex_unlock(&output->lock);
+        status = tsr_raise(err, TSR_E_CHANGED, request.offset,
+                           "%s: the bytes that were read back are not those that were written",
+                           tsr_shown_key_of(output->service, object->upload.key).text);
+    }
+    tsr_exchange_end(&x);
+    return status;
+}
+
+/* A process that was killed while it published may have completed the upload. The object then has the bytes that were
+ * uploaded. */
+static tsr_status accept_made(object_output *output, written_object *object, tsr_status status, tsr_error *err)
+{
+    tsr_error why = {0};
+    tsr_status same = TSR_OK;
+    for (unsigned i = 0; i < object->part_count && same == TSR_OK; i++) {
+        char *buffer = tsr_alloc(output->allocator, object->sums[i].size, 1, &why);
+        same = buffer ? compare(output, (queued_part){object, i}, buffer, &why) : TSR_E_NOMEM;
+        tsr_free(output->allocator, buffer, object->sums[i].size, 1);
+    }
+    object->is_damaged = false;
+    if (same == TSR_OK) return TSR_OK;
+    tsr_error_context(err, "the upload of '%.*s' cannot be completed; run its part again", TSR_STR_ARG(object->name));
+    return status;
+}
+
+/* ---- making ---- */
+
+static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
+{
+    tsr_service *service = output->service;
+    written_object *object = written_object_at(output, file);
+    tsr_upload_bytes bytes = {.data = object->small, .size = (size_t)object->upload.size};
+    if (object->is_left) return TSR_OK;
+    if (object->is_there) return object->small ? tsr_resume_compare(output, (queued_part){object, 0}, &bytes, err) : TSR_OK;
+    pthread_rwlock_rdlock(&output->steps);
+    tsr_status status = TSR_OK;
+    if (object->small) {
+        tsr_upload_sum(bytes.data, bytes.size, bytes.sum);
+        object->sums[0] = bytes;
+        status = service->uploading->put(service, &object->upload, &bytes, err);
+    } else {
+        if (object->begun == UPLOAD_BEGUN)
+            status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
+        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload"); /* but a whole object */
+        if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
+    }
+    object->is_made = status == TSR_OK;
+    object->is_unsure = status != TSR_OK && status != TSR_E_EXISTS && file >= output->first_marker;
+    if (object->is_made && file >= output->first_marker && !object->upload.if_absent) output->has_replaced_marker = true;
+    pthread_rwlock_unlock(&output->steps);
+    return status;
+}
+
+static void make_one(many *m, size_t index)
+{
+    tsr_error why = {0};
+    note(m, make(m->output, (uint32_t)index, &why), &why);
+}
+
+/* ---- reading everything back ---- */
+
+static void verify_one(many *m, size_t index)
+{
+    tsr_error why = {0};
+    const queued_part of = m->parts[index];
+    const size_t size = of.object->sums[of.number].size;
+    if (!size) return;
+    tsr_parts_take_room(m->output, size);
+    char *buffer = tsr_alloc(m->output->allocator, size, 1, &why);
+    note(m, buffer ? compare(m->output, of, buffer, &why) : TSR_E_NOMEM, &why);
+    tsr_free(m->output->allocator, buffer, size, 1);
+    tsr_parts_give_room(m->output, size);
+}
+
+/* Verifies the objects [first, end). */
+static tsr_status verify(object_output *output, uint32_t first, uint32_t end, tsr_error *err)
+{
+    tsr_vec parts = tsr_vec_of(output->allocator, sizeof(queued_part));
+    tsr_status status = TSR_OK;
+    if (!output->options.verify) return TSR_OK;
+    for (uint32_t f = first; f < end && status == TSR_OK; f++) {
+        written_object *object = written_object_at(output, f);
+        for (unsigned i = 0; i < object->part_count && status == TSR_OK && !object->is_there && !object->is_left; i++) {
+            queued_part *added = tsr_vec_push(&parts, err);
+            if (added) *added = (queued_part){object, i};
+            else status = TSR_E_NOMEM;
+        }
+    }
+    many all = {.output = output, .one = verify_one, .parts = parts.items};
+    if (status == TSR_OK) status = do_all(&all, parts.count, err);
+    tsr_vec_free(&parts);
+    return status;
+}
+
+/* ---- publication ---- */
+
+/* Makes the markers. When the last one exists and is verified, nothing is removed any more. */
+static tsr_status make_markers(object_output *output, uint32_t marker, tsr_error *err)
+{
+    const uint32_t count = (uint32_t)output->objects.count;
+    TSR_TRY(look_at_markers(output, marker, err));
+    for (uint32_t f = marker; f < count; f++) TSR_TRY(make(output, f, err));
+    TSR_TRY(verify(output, marker, count, err));
+    if (!output->follows) tsr_object_set_published(output);
+    return TSR_OK;
+}
+
+static tsr_status make_data(object_output *output, uint32_t count, tsr_error *err)
+{
+    many data = {.output = output, .one = make_one};
+    output->first_marker = count;
+    TSR_TRY(do_all(&data, count, err));
+    return verify(output, 0, count, err);
+}
+
+static tsr_status end(object_output *output, tsr_error *err)
+{
+    output->has_all_data = true;
+    if (output->follows) tsr_object_set_published(output);
+    for (size_t i = 0; i < output->options.obsolete_count; i++)
+        if (remove_obsolete(output, output->options.obsolete[i], err) != TSR_OK) {
+            tsr_error_context(err, "the new checkpoint is complete, but '%.*s' of the old one could not be removed",
+                              TSR_STR_ARG(output->options.obsolete[i]));
+            return TSR_E_IO;
+        }
+    TSR_TRY(tsr_resume_finish(output, err));
+    return tsr_object_output_remove_notes(&output->base, err);
+}
+
+tsr_status tsr_object_output_step(tsr_output *base, tsr_object_step step, uint32_t marker, tsr_error *err)
+{
+    object_output *output = (object_output *)base;
+    const uint32_t count = (uint32_t)output->objects.count, data_count = marker < count ? marker : count;
+    switch (step) {
+    case TSR_OBJECT_SEND: return tsr_parts_finish(output, err);
+    case TSR_OBJECT_CLEAR:
+        TSR_TRY(look_again(output, err));
+        TSR_TRY(tsr_replacing_begin(output, err));
+        return remove_old_markers(output, err);
+    case TSR_OBJECT_DATA: return make_data(output, data_count, err);
+    case TSR_OBJECT_MARKER: return make_markers(output, data_count, err);
+    default: return end(output, err);
+    }
+}
+
+static tsr_status publish_all(tsr_output *base, uint32_t marker, tsr_error *err)
+{
+    for (unsigned s = TSR_OBJECT_SEND; s <= TSR_OBJECT_END; s++)
+        TSR_TRY(tsr_object_output_step(base, (tsr_object_step)s, marker, err));
+    return TSR_OK;
+}
 
 /* ---- creating ---- */
 
@@ -115,7 +566,7 @@ static void output_close(tsr_output *base)
 {
     object_output *output = (object_output *)base;
     tsr_parts_close(output);
-    if (!output->is_published) tsr_object_discard(output);
+    if (!output->is_published) discard_all(output);
     pthread_rwlock_destroy(&output->steps);
     pthread_mutex_destroy(&output->lock);
     pthread_cond_destroy(&output->changed);
@@ -189,7 +640,7 @@ static tsr_status open_output(object_output *output, const char *url, tsr_error 
     TSR_TRY(open_service(output, &location, err));
     TSR_TRY(tsr_object_list_open(output->allocator, &output->before, err));
     TSR_TRY(tsr_resume_open(output, err));
-    if (!output->options.only_sends) TSR_TRY(tsr_object_look(output, &output->before, err));
+    if (!output->options.only_sends) TSR_TRY(look(output, &output->before, err));
     TSR_TRY(note_before(output, err));
     TSR_TRY(check_kind(output, err));
     TSR_TRY(tsr_handover_discard(output, err));
@@ -204,7 +655,7 @@ tsr_status tsr_object_output_open(const tsr_host *host, const char *url, const t
     *output = (object_output){
         .base = {.create = output_create,
                  .write_at = output_write_at,
-                 .publish = tsr_object_publish,
+                 .publish = publish_all,
                  .close = output_close,
                  .sync = output_sync,
                  .generation = options->generation},

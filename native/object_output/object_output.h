@@ -1,5 +1,5 @@
-/* The state of an output to an object store. It is shared by the code that opens it (object_output.c), sends parts
- * (object_parts.c) and publishes (object_publish.c). */
+/* The state of an output to an object store. It is shared by the code that opens and publishes it (object_output.c), and sends parts
+ * (object_parts.c). */
 #ifndef TSR_OBJECT_STORE_OBJECT_OUTPUT_H
 #define TSR_OBJECT_STORE_OBJECT_OUTPUT_H
 
@@ -151,12 +151,8 @@ typedef struct new_object {
     size_t part_size;
 } new_object;
 
-/* object_publish.c */
-tsr_status tsr_object_publish(tsr_output *output, uint32_t marker, tsr_error *err);
-/* From now on, nothing is removed or aborted. */
+/* object_parts.c: from now on, nothing is removed or aborted. */
 void tsr_object_set_published(object_output *output);
-/* Aborts uploads, and removes objects that were made but not published. */
-void tsr_object_discard(object_output *output);
 /* object_replacing.c: whether a key is that of a note (options.notes). If so, *name is the rest of the key. */
 bool tsr_object_is_note(const object_output *output, tsr_str key, tsr_str *name);
 bool tsr_object_has_notes(const object_output *output, const tsr_object_list *found);
@@ -171,10 +167,6 @@ tsr_status tsr_handover_discard(object_output *output, tsr_error *err);
 /* object_replacing.c: leaves a note about what is being replaced, before any change that readers can see. */
 #define TSR_NOTE_REPLACING "replacing"
 tsr_status tsr_replacing_begin(object_output *output, tsr_error *err);
-
-/* Lists what is at the destination or below it, and appends it to `found`. TSR_E_EXISTS if there is anything, unless it is
- * to be overwritten. */
-tsr_status tsr_object_look(object_output *output, tsr_object_list *found, tsr_error *err);
 
 /* ---- notes ---- */
 

@@ -573,3 +573,10 @@ void tsr_parts_close(object_output *output)
     while (output->held.count) let_go(output, ((queued_part *)output->held.items)[0]);
     if (output->saved >= 0) close(output->saved);
 }
+
+void tsr_object_set_published(object_output *output)
+{
+    pthread_rwlock_rdlock(&output->steps);
+    output->is_published = true;
+    pthread_rwlock_unlock(&output->steps);
+}
