@@ -35,10 +35,20 @@ static tsr_str line_without_equal(tsr_str lines, tsr_str others)
     return (tsr_str){NULL, 0};
 }
 
+/* The lines in the text of a journal that describe its job. */
+static tsr_str job_of(tsr_str text)
+{
+    for (tsr_str rest = text; rest.size;) {
+        const size_t before = text.size - rest.size;
+        if (tsr_str_starts(tsr_text_line(&rest), TSR_STR("generation "))) return (tsr_str){text.data, before};
+    }
+    return text;
+}
+
 /* Refuses to resume, quoting in what two runs differ. */
 static tsr_status refuse_other(const job_state *s, tsr_str theirs, tsr_str ours, tsr_error *err)
 {
-    theirs = tsr_journal_job(theirs);
+    theirs = job_of(theirs);
     const tsr_str had = line_without_equal(theirs, ours), has = line_without_equal(ours, theirs);
     tsr_str differing = has.data ? has : had;
     if (had.data && has.data)

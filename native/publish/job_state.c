@@ -1,9 +1,11 @@
 /* What jobs have in common at all destinations: what is replaced, the sidecar of objects, and whether the destination is complete
  * already. */
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "publish/destination.h"
@@ -133,12 +135,43 @@ static tsr_str sidecar_name(const job_state *s)
                       : TSR_STR("objects.json");
 }
 
+/* Whether a file is a sidecar with the objects of a conversion, judged by the beginning of its content. */
+static bool is_sidecar(const char *path)
+{
+    static const char want[] = "{\"schema\":\"tessera.objects/1\"";
+    struct stat info;
+    char text[256];
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const ssize_t size = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? pread(fd, text, sizeof text, 0) : -1;
+    size_t matched = 0;
+    if (fd >= 0) close(fd);
+    for (ssize_t i = 0; i < size && matched < sizeof want - 1; i++) {
+        if (text[i] == want[matched]) matched++;
+        else if (text[i] != ' ' && text[i] != '\n') return false;
+    }
+    return matched == sizeof want - 1;
+}
+/* Turns the kept file of this name into an obsolete one if it is such a sidecar, because the new sidecar will replace it. */
+static tsr_status take_sidecar(tsr_replacement *replacement, const char *path, tsr_str name, tsr_arena *arena,
+                               tsr_error *err)
+{
+    const tsr_str there = tsr_arena_format(arena, err, "%s/%.*s", path, TSR_STR_ARG(name));
+    if (!there.data) return TSR_E_NOMEM;
+    for (size_t i = 0; i < replacement->kept_count; i++) {
+        if (!tsr_str_equal(replacement->kept[i].name, name) || !is_sidecar(there.data)) continue;
+        replacement->obsolete[replacement->obsolete_count++] = replacement->kept[i].name;
+        replacement->kept[i] = replacement->kept[--replacement->kept_count];
+        break;
+    }
+    return TSR_OK;
+}
+
 /* For a single file: a sidecar may replace only another sidecar. */
 static tsr_status check_sidecar_file(job_state *s, tsr_error *err)
 {
     const tsr_str path = tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
-    if (access(path.data, F_OK) != 0 || (s->job->replaces && tsr_is_sidecar(path.data))) return TSR_OK;
+    if (access(path.data, F_OK) != 0 || (s->job->replaces && is_sidecar(path.data))) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      s->job->replaces ? "'%s' exists and was not written by a conversion; move it away"
                                       : "'%s' exists; --overwrite replaces it",
@@ -177,8 +210,7 @@ tsr_status tsr_job_check_names(job_state *s, tsr_error *err)
     tsr_status status = s->job->is_folder ? TSR_OK : note_preferred_file(s, err);
     if (status != TSR_OK) return status;
     if (!s->job->is_folder) return c->sidecar.size ? check_sidecar_file(s, err) : TSR_OK;
-    if (c->sidecar.size)
-        status = tsr_replacement_take_sidecar(&s->replacement, s->job->destination, sidecar_name(s), s->job->arena, err);
+    if (c->sidecar.size) status = take_sidecar(&s->replacement, s->job->destination, sidecar_name(s), s->job->arena, err);
     for (uint32_t f = 0; f < c->file_count && status == TSR_OK; f++) status = check_name(s, c->files[f], err);
     if (status == TSR_OK && s->job->marker) status = check_name(s, tsr_str_from(s->job->marker), err);
     if (status == TSR_OK && c->sidecar.size) status = check_name(s, sidecar_name(s), err);
@@ -299,7 +331,7 @@ static tsr_status refuse_sidecar(const job_state *s, tsr_error *err)
                                                               TSR_STR_ARG(sidecar_name(s)))
                                            : tsr_arena_format(s->job->arena, err, "%s.objects.json", s->job->destination);
     if (!path.data) return TSR_E_NOMEM;
-    if (s->job->conversion.sidecar.size || tsr_is_url(s->job->destination) || !tsr_is_sidecar(path.data)) return TSR_OK;
+    if (s->job->conversion.sidecar.size || tsr_is_url(s->job->destination) || !is_sidecar(path.data)) return TSR_OK;
     return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
                      "the destination '%s' exists, and is not what this job writes: '%s' is not written by it; --overwrite "
                      "replaces it",

@@ -39,8 +39,6 @@ tsr_status tsr_journal_text(tsr_arena *arena, tsr_str job, uint32_t generation, 
                             tsr_error *err);
 /* Whether the text of a journal belongs to a job. Sets *generation to that of its output. */
 bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation);
-/* The lines in the text of a journal that describe its job. */
-tsr_str tsr_journal_job(tsr_str text);
 
 /* Whether an open file is a regular file of this user that has no other name. */
 bool tsr_is_own_file(const tsr_sys *sys, int fd);

@@ -225,15 +225,6 @@ bool tsr_journal_is_of(tsr_str text, tsr_str job, uint32_t *generation)
     return true;
 }
 
-tsr_str tsr_journal_job(tsr_str text)
-{
-    for (tsr_str rest = text; rest.size;) {
-        const size_t before = text.size - rest.size;
-        if (tsr_str_starts(tsr_text_line(&rest), TSR_STR("generation "))) return (tsr_str){text.data, before};
-    }
-    return text;
-}
-
 /* ---- removing ---- */
 
 typedef struct removal {

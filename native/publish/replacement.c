@@ -493,36 +493,6 @@ tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_ar
     return status;
 }
 
-bool tsr_is_sidecar(const char *path)
-{
-    static const char want[] = "{\"schema\":\"tessera.objects/1\"";
-    struct stat info;
-    char text[256];
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    const ssize_t size = fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? pread(fd, text, sizeof text, 0) : -1;
-    size_t matched = 0;
-    if (fd >= 0) close(fd);
-    for (ssize_t i = 0; i < size && matched < sizeof want - 1; i++) {
-        if (text[i] == want[matched]) matched++;
-        else if (text[i] != ' ' && text[i] != '\n') return false;
-    }
-    return matched == sizeof want - 1;
-}
-
-tsr_status tsr_replacement_take_sidecar(tsr_replacement *replacement, const char *path, tsr_str name, tsr_arena *arena,
-                                        tsr_error *err)
-{
-    const tsr_str there = tsr_arena_format(arena, err, "%s/%.*s", path, TSR_STR_ARG(name));
-    if (!there.data) return TSR_E_NOMEM;
-    for (size_t i = 0; i < replacement->kept_count; i++) {
-        if (!tsr_str_equal(replacement->kept[i].name, name) || !tsr_is_sidecar(there.data)) continue;
-        replacement->obsolete[replacement->obsolete_count++] = replacement->kept[i].name;
-        replacement->kept[i] = replacement->kept[--replacement->kept_count];
-        break;
-    }
-    return TSR_OK;
-}
-
 tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const char *path, tsr_str name, tsr_error *err)
 {
     for (size_t i = 0; i < replacement->kept_count; i++) {

@@ -119,11 +119,6 @@ tsr_status tsr_replacement_decide(const tsr_replacement_request *request, tsr_ar
 tsr_status tsr_replacement_check_readers(const tsr_replacement_request *request, const tsr_replacement *replacement,
                                          tsr_error *err);
 
-/* Whether a file is a sidecar with the objects of a conversion, judged by the beginning of its content. */
-bool tsr_is_sidecar(const char *path);
-/* Turns the kept file of this name into an obsolete one if it is such a sidecar, because the new sidecar will replace it. */
-tsr_status tsr_replacement_take_sidecar(tsr_replacement *replacement, const char *path, tsr_str name, tsr_arena *arena,
-                                        tsr_error *err);
 /* Refuses a new file that has the name of a kept one. `name` is relative to the destination. */
 tsr_status tsr_replacement_check_name(const tsr_replacement *replacement, const char *path, tsr_str name, tsr_error *err);
 
