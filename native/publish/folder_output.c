@@ -1,4 +1,5 @@
-/* Opens and closes an output to a directory or a single file. Everything in it has a temporary name until it is published. */
+/* An output to a directory or a single file: opens it, creates and writes its files, or opens those that other processes of the job
+ * or an earlier run created, and closes it. Everything in it has a temporary name until it is published. */
 #include "publish/folder_output.h"
 #include "publish/destination.h"
 
@@ -8,9 +9,337 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+/* ---- create ---- */
+
+/* Gives the output the next tag that this process has not tried. The first one is the process id. */
+static void next_tag(folder_output *output)
+{
+    snprintf(output->tag, sizeof output->tag, "%u", output->number++);
+}
+
+/* TSR_E_EXISTS: something that no run of this job created has a name that the output needs. */
+static tsr_status refuse_foreign(const folder_output *output, const char *name, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_EXISTS, TSR_NO_POSITION,
+                     "'%s' prevents '%s' from being written, and no run of this job created it; move it away", name,
+                     output->name);
+}
+
+/* New files follow the umask, but private data must not become readable. A file that replaces another gets its permissions
+ * only when it is published. A file with a new name can be opened only by users who could open some file of the old
+ * checkpoint. */
+static int create_file(folder_output *output, const output_file *file)
+{
+    const unsigned mode = !output->exists  ? 0666
+                          : file->replaces ? TSR_PRIVATE_FILE
+                                           : (0666 & output->widest) | TSR_PRIVATE_FILE;
+    return tsr_sys_open(output->sys, output->work, file->temporary, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CREAT | O_EXCL,
+                        mode);
+}
+
+static bool stat_replaced(const folder_output *output, const char *name, struct stat *old)
+{
+    if (output->mode == OUTPUT_FILE) return output->sys->stat_at(output->sys, output->parent, name, old) == 0;
+    return tsr_output_stat_old(output, name, old);
+}
+
+static tsr_status name_file(folder_output *output, tsr_str name, output_file *file, tsr_error *err)
+{
+    struct stat old;
+    if (output->mode == OUTPUT_FILE) {
+        if (name.size || output->files.count)
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "the output is a single file, which has no name of its own");
+        file->name = output->name;
+    } else {
+        if (!tsr_is_name_below(name, NAME_MAX))
+            return tsr_raise(err, TSR_E_USAGE, TSR_NO_POSITION, "'%.*s' is not a valid file name", TSR_STR_ARG(name));
+        file->name = tsr_arena_str(output->arena, name, err).data;
+    }
+    if (!file->name) return TSR_E_NOMEM;
+    file->replaces = output->exists && stat_replaced(output, file->name, &old);
+    return TSR_OK;
+}
+
+static const char *temporary_name(folder_output *output, const output_file *file, tsr_error *err)
+{
+    const char *tag = output->tag;
+    char stem[TSR_STEM_SIZE + 1];
+    switch (output->mode) {
+    case OUTPUT_NEW_FOLDER:
+    case OUTPUT_MOVE:
+    case OUTPUT_SWAP_FOLDER: return file->name;
+    case OUTPUT_FILE: return tsr_arena_format(output->arena, err, ".%s.tessera-%s", tsr_stem_of(file->name, stem), tag).data;
+    default: return tsr_arena_format(output->arena, err, ".tessera-%s-%zu", tag, output->files.count).data;
+    }
+}
+
+/* Creates the file under a temporary name. If a killed run left a file of that name, tries the next tag. */
+static tsr_status create_temporary(folder_output *output, output_file *file, tsr_error *err)
+{
+    for (unsigned tries = 0;; tries++) {
+        file->temporary = temporary_name(output, file, err);
+        if (!file->temporary) return TSR_E_NOMEM;
+        file->fd = create_file(output, file);
+        if (file->fd >= 0) return TSR_OK;
+        const bool own_folder = output->mode == OUTPUT_NEW_FOLDER || output->mode == OUTPUT_SWAP_FOLDER;
+        const bool taken = errno == EEXIST && !own_folder && tries < TSR_MAX_TRIES;
+        if (!taken) return tsr_sys_raise(err, "create", file->name);
+        next_tag(output);
+    }
+}
+
+/* ---- files of other processes and of earlier runs ---- */
+
+/* Opens a file of a run that was killed while it published. The file already has the permissions of the file that it
+ * replaces and may therefore be read-only. */
+static int open_finished(folder_output *output, const output_file *file)
+{
+    const int fd = tsr_sys_open(output->sys, output->work, file->temporary, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    const bool opened = fd >= 0 && tsr_is_own_file(output->sys, fd) && fchmod(fd, TSR_PRIVATE_FILE) == 0;
+    if (fd >= 0) output->sys->close(output->sys, fd);
+    errno = opened ? 0 : EACCES;
+    return opened ? tsr_output_open_file(output, file->temporary) : -1;
+}
+
+/* Opens the file that another process of the job or an earlier run created; creates it if there is none. */
+static int open_shared(folder_output *output, output_file *file)
+{
+    int fd = tsr_output_open_file(output, file->temporary);
+    if (fd < 0 && errno == EACCES && output->options.begun == TSR_BEGUN_PUBLISHING) fd = open_finished(output, file);
+    if (fd < 0 && errno == ENOENT && output->options.begun == TSR_BEGUN_PUBLISHING) {
+        fd = tsr_output_open_file(output, file->name);
+        file->is_final = fd >= 0;
+        if (file->is_final) file->temporary = file->name;
+    }
+    if (fd < 0 && errno == ENOENT && output->options.begun != TSR_BEGUN_WHOLE) fd = create_file(output, file);
+    /* Another process has just created it. */
+    return fd < 0 && errno == EEXIST ? tsr_output_open_file(output, file->temporary) : fd;
+}
+
+static tsr_status refuse_size(const output_file *file, uint64_t size, uint64_t found, tsr_error *err)
+{
+    return tsr_raise(err, TSR_E_CHANGED, TSR_NO_POSITION,
+                     "'%s' was changed after parts of it were written: it has %" PRIu64 " bytes, not %" PRIu64
+                     "; remove the unpublished output and its journals, and write all parts again",
+                     file->name, found, size);
+}
+
+static tsr_status refuse_gone(const output_file *file, tsr_error *err)
+{
+    return tsr_raise(
+        err, TSR_E_CHANGED, TSR_NO_POSITION,
+        "'%s' was removed after parts of it were written; remove the unpublished output and its journals, and write "
+        "all parts again",
+        file->name);
+}
+
+/* Whether the file belongs to this user. A run that was killed while it published may already have given it to the owner of
+ * the file that it replaces. */
+static bool is_of_job(const folder_output *output, const output_file *file)
+{
+    struct stat info, old;
+    if (tsr_is_own_file(output->sys, file->fd)) return true;
+    return output->options.begun == TSR_BEGUN_PUBLISHING && output->exists &&
+           output->sys->stat(output->sys, file->fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1 &&
+           (file->replaces ? stat_replaced(output, file->name, &old) && old.st_uid == info.st_uid
+                           : output->model && output->model->st_uid == info.st_uid);
+}
+
+/* Creates or opens a file that other processes of the job write, too, or that an earlier run wrote. Sets `begins` if the
+ * file was missing or did not have its full size. */
+static tsr_status join_temporary(folder_output *output, output_file *file, uint64_t size, tsr_error *err)
+{
+    struct stat info;
+    file->temporary = temporary_name(output, file, err);
+    if (!file->temporary) return TSR_E_NOMEM;
+    file->fd = output->options.begun != TSR_BEGUN_REFUSED ? open_shared(output, file) : create_file(output, file);
+    if (file->fd < 0 && (errno == EEXIST || errno == ELOOP)) return refuse_foreign(output, file->temporary, err);
+    if (file->fd < 0 && errno == ENOENT && output->options.begun == TSR_BEGUN_WHOLE) return refuse_gone(file, err);
+    if (file->fd < 0) return tsr_sys_raise(err, "create", file->name);
+    if (!is_of_job(output, file)) return refuse_foreign(output, file->temporary, err);
+    if (output->sys->stat(output->sys, file->fd, &info) != 0) return tsr_sys_raise(err, "look at", file->name);
+    if ((uint64_t)info.st_size == size) return TSR_OK;
+    if (output->options.begun == TSR_BEGUN_WHOLE) return refuse_size(file, size, (uint64_t)info.st_size, err);
+    output->begins = true;
+    if ((uint64_t)info.st_size > size && output->sys->truncate(output->sys, file->fd, size) != 0)
+        return tsr_sys_raise(err, "size", file->name);
+    return TSR_OK;
+}
+
+/* ---- all files ---- */
+
+/* Reserves disk space for the whole file. Only sets its size if the file system cannot reserve space, or if the file may
+ * have holes. */
+static tsr_status reserve(const folder_output *output, const output_file *file, uint64_t size, tsr_error *err)
+{
+    int done = 0;
+    if (!output->options.holes) {
+        do done = output->sys->allocate(output->sys, file->fd, size);
+        while (done != 0 && errno == EINTR);
+        if (done == 0) return TSR_OK;
+    }
+    if (done != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
+        return tsr_sys_raise(err, "reserve room for", file->name);
+    if (output->sys->truncate(output->sys, file->fd, size) != 0) return tsr_sys_raise(err, "size", file->name);
+    return TSR_OK;
+}
+
+static tsr_status add_file(folder_output *output, tsr_str name, uint64_t size, uint32_t *number, tsr_error *err)
+{
+    output_file file = {.fd = -1, .size = size};
+    tsr_status status = name_file(output, name, &file, err);
+    if (status == TSR_OK && output->mode != OUTPUT_FILE) status = tsr_output_make_subfolders(output, file.name, err);
+    if (status != TSR_OK) return status;
+    if (tsr_vec_reserve(&output->files, 1, err) != TSR_OK) return TSR_E_NOMEM;
+    tsr_output_make_room(output);
+    status = output->options.tag ? join_temporary(output, &file, size, err) : create_temporary(output, &file, err);
+    if (status != TSR_OK) {
+        if (file.fd >= 0) output->sys->close(output->sys, file.fd);
+        return status;
+    }
+    output->open_files++;
+    *number = (uint32_t)output->files.count;
+    file.unsynced = output->unsynced_names = true;
+    *(output_file *)tsr_vec_push(&output->files, err) = file; /* cannot fail: room was made before */
+    return size ? reserve(output, &file, size, err) : TSR_OK;
+}
+
+static tsr_status create_output_file(tsr_output *base, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    pthread_mutex_lock(&output->lock);
+    tsr_status status = add_file(output, name, size, file, err);
+    pthread_mutex_unlock(&output->lock);
+    return status;
+}
+
+/* ---- write ---- */
+
+/* Writes the files of an output. */
+
+/* After a write of at least this size, the disk is told to begin before the final sync. */
+#define LARGE_WRITE ((size_t)1 << 20)
+#define HOLE_BYTES  ((size_t)64 << 10)  /* aligned blocks of this size that are all zeros are not written */
+#define MAX_COPY    ((uint64_t)1 << 30) /* bytes per copy_range call, so that a signal is handled soon */
+
+/* Called after the write, because a sync that ran during it may have missed it. */
+static void give_written(folder_output *output, uint32_t file)
+{
+    pthread_mutex_lock(&output->lock);
+    tsr_output_file(output, file)->users--;
+    tsr_output_file(output, file)->unsynced = true;
+    pthread_mutex_unlock(&output->lock);
+}
+
+static bool is_zero(const uint8_t *data, size_t size)
+{
+    return data[0] == 0 && (size == 1 || memcmp(data, data + 1, size - 1) == 0);
+}
+
+static bool lies_within(folder_output *output, uint32_t file, uint64_t offset, size_t size)
+{
+    pthread_mutex_lock(&output->lock);
+    const uint64_t known = tsr_output_file(output, file)->size;
+    pthread_mutex_unlock(&output->lock);
+    return offset <= known && size <= known - offset;
+}
+
+/* Writes everything except blocks of zeros. The file must be empty and already have its size. Blocks are aligned in the
+ * file, not in `data`. */
+static tsr_status write_around_holes(tsr_sys_file file, uint64_t offset, const uint8_t *data, size_t size, tsr_error *err)
+{
+    size_t from = 0; /* the start of the data that is not written yet */
+    for (size_t at = 0, next; at < size; at = next) {
+        const size_t left = HOLE_BYTES - (size_t)((offset + at) % HOLE_BYTES);
+        next = size - at < left ? size : at + left;
+        if (!is_zero(data + at, next - at)) continue;
+        if (at > from) {
+            tsr_status status = tsr_sys_write(file, offset + from, data + from, at - from, err);
+            if (status != TSR_OK) return status;
+        }
+        from = next;
+    }
+    return size > from ? tsr_sys_write(file, offset + from, data + from, size - from, err) : TSR_OK;
+}
+
+static void add_sum(folder_output *output, uint32_t file, uint64_t sum)
+{
+    pthread_mutex_lock(&output->lock);
+    output_file *f = tsr_output_file(output, file);
+    f->sum = tsr_sum_add(f->sum, sum);
+    pthread_mutex_unlock(&output->lock);
+}
+
+static tsr_status write_output_at(tsr_output *base, uint32_t file, uint64_t offset, const void *data, size_t size,
+                                  tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    int fd;
+    const char *name;
+    tsr_status status = tsr_output_take(output, file, &fd, &name, err);
+    if (status != TSR_OK) return status;
+    const tsr_sys_file to = {output->sys, fd, name};
+    if (output->options.holes && size >= HOLE_BYTES && lies_within(output, file, offset, size)) {
+        status = write_around_holes(to, offset, data, size, err);
+    } else {
+        status = tsr_sys_write(to, offset, data, size, err);
+    }
+    if (size >= LARGE_WRITE && !output->options.holes) output->sys->begin_sync(output->sys, fd, offset, size);
+    give_written(output, file);
+    if (status == TSR_OK && output->sums) add_sum(output, file, tsr_sum_bytes(output->sums, offset, data, size));
+    return status;
+}
+
+/* An offset in an open file. */
+typedef struct file_place {
+    int fd;
+    uint64_t offset;
+} file_place;
+
+static tsr_status copy(folder_output *output, file_place from, file_place to, uint64_t size, const char *name,
+                       tsr_error *err)
+{
+    for (uint64_t done = 0; done < size;) {
+        uint64_t left = size - done;
+        ssize_t n = output->sys->copy_range(output->sys, from.fd, from.offset + done, to.fd, to.offset + done,
+                                            (size_t)(left < MAX_COPY ? left : MAX_COPY));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
+            return tsr_sys_raise(err, "copy into", name);
+        if (n <= 0) { /* another file system, not supported, or the source's end: reading and writing will find out */
+            output->cannot_copy = true;
+            return TSR_E_UNSUPPORTED;
+        }
+        if ((size_t)n >= LARGE_WRITE) output->sys->begin_sync(output->sys, to.fd, to.offset + done, (uint64_t)n);
+        done += (uint64_t)n;
+    }
+    return TSR_OK;
+}
+
+static tsr_status copy_output_range(tsr_output *base, uint32_t file, uint64_t offset, const tsr_copied_range *source,
+                                    tsr_error *err)
+{
+    folder_output *output = (folder_output *)base;
+    int from, to;
+    const char *name;
+    if (output->cannot_copy) return TSR_E_UNSUPPORTED;
+    tsr_status status = tsr_folder_store_take_fd(source->store, source->file, &from, err);
+    if (status != TSR_OK) return status;
+    status = tsr_output_take(output, file, &to, &name, err);
+    if (status == TSR_OK) {
+        status = copy(output, (file_place){from, source->offset}, (file_place){to, offset}, source->size, name, err);
+        give_written(output, file);
+    }
+    tsr_folder_store_give_fd(source->store, source->file);
+    return status;
+}
 
 /* ---- what the caller asks an open output ---- */
 
@@ -149,9 +478,9 @@ static tsr_status make_folder(folder_output *output, const char **folder, bool *
         if (!*folder) return TSR_E_NOMEM;
         *made = sys->make_folder(sys, output->parent, *folder, output->exists ? TSR_PRIVATE_FOLDER : 0777) == 0;
         if (*made || (errno == EEXIST && output->options.begun != TSR_BEGUN_REFUSED)) break;
-        if (errno == EEXIST && output->options.tag) return tsr_output_refuse_foreign(output, *folder, err);
+        if (errno == EEXIST && output->options.tag) return refuse_foreign(output, *folder, err);
         if (errno != EEXIST || tries == TSR_MAX_TRIES) return tsr_sys_raise(err, "create", *folder);
-        tsr_output_next_tag(output);
+        next_tag(output);
     }
     output->temporary = *folder;
     return TSR_OK;
@@ -173,13 +502,13 @@ static tsr_status open_work(folder_output *output, const char *folder, tsr_error
     const int work = tsr_sys_open(sys, output->parent, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
     if (work < 0 && output->temporary && (errno == ENOTDIR || errno == ELOOP)) {
         output->temporary = NULL;
-        return tsr_output_refuse_foreign(output, folder, err);
+        return refuse_foreign(output, folder, err);
     }
     if (work < 0) return tsr_sys_raise(err, "open", folder);
     output->work = work;
     if (!output->temporary || (sys->stat(sys, work, &info) == 0 && is_folder_of_job(output, &info))) return TSR_OK;
     output->temporary = NULL;
-    return tsr_output_refuse_foreign(output, folder, err);
+    return refuse_foreign(output, folder, err);
 }
 
 /* Remembers the files of the old checkpoint, which permissions they give, and who owns them. */
@@ -229,7 +558,7 @@ static tsr_status make_work(folder_output *output, tsr_error *err)
     output->work = output->parent;
     output->number = (unsigned)getpid();
     if (output->options.tag) snprintf(output->tag, sizeof output->tag, "%s", output->options.tag);
-    else tsr_output_next_tag(output);
+    else next_tag(output);
     if (output->mode == OUTPUT_FILE) return TSR_OK;
     if (output->exists) status = look_at_old(output, err);
     if (status == TSR_OK && output->mode != OUTPUT_INTO_FOLDER) status = make_folder(output, &folder, &made, err);
@@ -256,7 +585,7 @@ static tsr_status new_output(const tsr_sys *sys, const tsr_allocator *allocator,
     tsr_destination place;
     if (!output) return TSR_E_NOMEM;
     *output = (folder_output){
-        .base = {tsr_output_create, tsr_output_write_at, tsr_output_copy_range, tsr_output_publish, output_close,
+        .base = {create_output_file, write_output_at, copy_output_range, tsr_output_publish, output_close,
                  tsr_output_sync_all, options->generation},
         .sys = sys ? sys : &tsr_sys_posix,
         .allocator = allocator,

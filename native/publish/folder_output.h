@@ -1,6 +1,6 @@
-/* The state of an output to a directory or a single file. It is shared by the code that opens and closes it
- * (folder_output.c), creates and writes files and keeps their descriptors (folder_create.c), makes subdirectories (saves.c)
- * and publishes (folder_publish.c). */
+/* The state of an output to a directory or a single file. It is shared by the code that opens, writes and closes it
+ * (folder_output.c), keeps descriptors and notices changes (folder_files.c), and makes subdirectories and publishes
+ * (folder_publish.c). */
 #ifndef TSR_NATIVE_FOLDER_OUTPUT_H
 #define TSR_NATIVE_FOLDER_OUTPUT_H
 
@@ -58,7 +58,7 @@ typedef struct folder_output {
     bool exists;              /* the destination exists and is replaced */
     unsigned widest;          /* union of the permissions of all files of the old checkpoint */
     const struct stat *model; /* a file of the old checkpoint, whose owner and group new files get; or NULL */
-    /* What is to be replaced, as it was when the output was opened (folder_create.c). An inode of 0: nothing was there. */
+    /* What is to be replaced, as it was when the output was opened (folder_files.c). An inode of 0: nothing was there. */
     tsr_identity found;      /* of the destination */
     tsr_identity *obsolete;  /* one per name in options.obsolete; NULL: the destination is not a replaced folder */
     bool unsynced_names;     /* files were created or opened since the directories were last synced */
@@ -77,23 +77,16 @@ static inline output_file *tsr_output_file(const folder_output *output, uint32_t
 tsr_status tsr_output_take(folder_output *output, uint32_t file, int *fd, const char **name, tsr_error *err);
 void tsr_output_give(folder_output *output, uint32_t file);
 
-/* folder_create.c: gives the output the next tag that this process has not tried. The first one is the process id. */
 #define TSR_MAX_TRIES 1000 /* how many temporary names are tried */
-void tsr_output_next_tag(folder_output *output);
-/* TSR_E_EXISTS: something that no run of this job created has a name that the output needs. */
-tsr_status tsr_output_refuse_foreign(const folder_output *output, const char *name, tsr_error *err);
-/* The function `create` of the output. */
-tsr_status tsr_output_create(tsr_output *output, tsr_str name, uint64_t size, uint32_t *file, tsr_error *err);
-/* The functions `write_at` and `copy_range` of the output. */
-tsr_status tsr_output_write_at(tsr_output *output, uint32_t file, uint64_t offset, const void *data, size_t size,
-                               tsr_error *err);
-tsr_status tsr_output_copy_range(tsr_output *output, uint32_t file, uint64_t offset, const tsr_copied_range *source,
-                                 tsr_error *err);
+/* Closes a file that nobody uses if the limit of open files is reached. The caller holds the lock. */
+void tsr_output_make_room(folder_output *output);
+/* Opens an existing file in `work`; -1 with errno. */
+int tsr_output_open_file(folder_output *output, const char *name);
 
 /* replacement.c: one more than the generation in the name of a data file or sidecar; 0 for any other name. */
 uint32_t tsr_generation_after(const char *name);
 
-/* folder_create.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
+/* folder_files.c: whether the destination is still what this run decided to replace. TSR_E_CHANGED names what another
  * program has changed since. */
 tsr_status tsr_output_refuse_changed(const folder_output *output, tsr_error *err);
 /* TSR_E_CHANGED if the path of the parent directory leads to another directory now. */
@@ -139,15 +132,6 @@ void tsr_keep_permissions_of(int folder, const char *name, int new_file);
 /* Creates the directories in the path of a file; those that an earlier run created are accepted. Errors: TSR_E_UNSUPPORTED
  * if the destination exists, except with TSR_EXISTING_EITHER, and those of making directories. */
 tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, tsr_error *err);
-/* Whether a name in the output's directory is one of these directories. */
-bool tsr_output_is_subfolder(const folder_output *output, const char *name);
-/* Syncs them as subdirectories of `folder`, which makes the names in them durable. */
-tsr_status tsr_output_sync_subfolders(const folder_output *output, int folder, tsr_error *err);
-/* Makes the same ones in another directory, except those that it has. */
-tsr_status tsr_output_copy_subfolders(const folder_output *output, int folder, tsr_error *err);
-/* Removes them. Their files must have been removed before. */
-void tsr_output_remove_subfolders(const folder_output *output);
-
 /* Files that the ranks of a training job write next to a directory, and that get their names in it together
  * (tessera.torch.StorageWriter with form="safetensors"). Unlike those of a save in place (saves.h), their names are given, so the files
  * of the checkpoint that they replace may have the same ones:

@@ -17,6 +17,92 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/try.h"
 
+/* ---- subdirectories ---- */
+
+/* Each directory is listed once, after its parents. */
+
+static const char *folder_at(const folder_output *output, size_t i)
+{
+    return ((const char *const *)output->folders.items)[i];
+}
+
+/* Searches from the end, because the files of one directory are usually created one after the other. */
+static bool is_noted(const folder_output *output, const char *name, size_t size)
+{
+    for (size_t i = output->folders.count; i-- > 0;)
+        if (strncmp(folder_at(output, i), name, size) == 0 && folder_at(output, i)[size] == '\0') return true;
+    return false;
+}
+
+/* Makes a directory, or accepts the one that is there. A link could lead out of the output. */
+static tsr_status make_at(const folder_output *output, int folder, const char *name, tsr_error *err)
+{
+    struct stat info;
+    if (output->sys->make_folder(output->sys, folder, name, 0777) == 0) return TSR_OK;
+    if (errno == EEXIST && output->sys->link_stat_at(output->sys, folder, name, &info) == 0 && S_ISDIR(info.st_mode))
+        return TSR_OK;
+    return tsr_sys_raise(err, "create", name);
+}
+
+static tsr_status make_subfolder(folder_output *output, const char *name, size_t size, tsr_error *err)
+{
+    const char *copy = tsr_arena_str(output->arena, (tsr_str){name, size}, err).data;
+    const char **noted = copy ? tsr_vec_push(&output->folders, err) : NULL;
+    if (!noted) return TSR_E_NOMEM;
+    *noted = copy;
+    const tsr_status status = make_at(output, output->work, copy, err);
+    if (status != TSR_OK) output->folders.count--;
+    return status;
+}
+
+tsr_status tsr_output_make_subfolders(folder_output *output, const char *name, tsr_error *err)
+{
+    const char *slash = strchr(name, '/');
+    if (slash && output->mode != OUTPUT_NEW_FOLDER && output->options.existing != TSR_EXISTING_EITHER)
+        return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION,
+                         "'%s' exists, and a checkpoint with subdirectories can only be written to a new directory",
+                         output->name);
+    for (; slash; slash = strchr(slash + 1, '/')) {
+        if (is_noted(output, name, (size_t)(slash - name))) continue;
+        tsr_status status = make_subfolder(output, name, (size_t)(slash - name), err);
+        if (status != TSR_OK) return status;
+    }
+    return TSR_OK;
+}
+
+/* Whether a name in the output's directory is one of these directories. */
+static bool is_subfolder(const folder_output *output, const char *name)
+{
+    return is_noted(output, name, strlen(name));
+}
+
+/* Syncs them as subdirectories of `folder`, which makes the names in them durable. */
+static tsr_status sync_subfolders(const folder_output *output, int folder, tsr_error *err)
+{
+    tsr_status status = TSR_OK;
+    for (size_t i = 0; i < output->folders.count && status == TSR_OK; i++) {
+        const int fd = tsr_sys_open(output->sys, folder, folder_at(output, i), O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+        if (fd < 0) return tsr_sys_raise(err, "open", folder_at(output, i));
+        status = tsr_sys_sync(output->sys, fd, folder_at(output, i), err);
+        output->sys->close(output->sys, fd);
+    }
+    return status;
+}
+
+/* Makes the same ones in another directory, except those that it has. */
+static tsr_status copy_subfolders(const folder_output *output, int folder, tsr_error *err)
+{
+    for (size_t i = 0; i < output->folders.count; i++) TSR_TRY(make_at(output, folder, folder_at(output, i), err));
+    return TSR_OK;
+}
+
+/* Removes them. Their files must have been removed before. */
+static void remove_subfolders(const folder_output *output)
+{
+    for (size_t i = output->folders.count; i-- > 0;)
+        output->sys->unlink(output->sys, output->work, folder_at(output, i), true);
+}
+
 /* ---- permissions ---- */
 
 #if defined(__linux__)
@@ -332,10 +418,10 @@ static tsr_status move_files(folder_output *output, int folder, uint32_t marker,
 {
     TSR_TRY(refuse_taken_names(output, folder, err));
     TSR_TRY(remove_old(output, folder, err));
-    TSR_TRY(tsr_output_copy_subfolders(output, folder, err));
+    TSR_TRY(copy_subfolders(output, folder, err));
     for (uint32_t i = 0; i < output->files.count; i++)
         if (i != marker) TSR_TRY(move_file(output, folder, i, err));
-    TSR_TRY(tsr_output_sync_subfolders(output, folder, err));
+    TSR_TRY(sync_subfolders(output, folder, err));
     TSR_TRY(tsr_sys_sync(output->sys, folder, output->name, err));
     if (marker < output->files.count) TSR_TRY(move_file(output, folder, marker, err));
     output->published = true;
@@ -349,7 +435,7 @@ static tsr_status publish_moved(folder_output *output, uint32_t marker, tsr_erro
     const tsr_status status = move_files(output, folder, marker, err);
     output->sys->close(output->sys, folder);
     if (status != TSR_OK) return status;
-    tsr_output_remove_subfolders(output);
+    remove_subfolders(output);
     return tsr_remove_name(output->sys, output->parent, output->temporary, true, err);
 }
 
@@ -465,7 +551,7 @@ tsr_status tsr_output_sync_all(tsr_output *base, tsr_error *err)
     folder_output *output = (folder_output *)base;
     tsr_status status = sync_files(output, err);
     if (status != TSR_OK || !output->unsynced_names) return status;
-    status = tsr_output_sync_subfolders(output, output->work, err);
+    status = sync_subfolders(output, output->work, err);
     if (status == TSR_OK) status = tsr_sys_sync(output->sys, output->work, output->name, err);
     if (status == TSR_OK && output->parent != output->work)
         status = tsr_sys_sync(output->sys, output->parent, output->name, err);
@@ -509,7 +595,7 @@ static tsr_status refuse_stranger(void *ctx, int folder, const char *name, tsr_e
 {
     const folder_output *output = ctx;
     struct stat here, there;
-    if (is_new_name(output, tsr_str_from(name)) || tsr_output_is_subfolder(output, name)) return TSR_OK;
+    if (is_new_name(output, tsr_str_from(name)) || is_subfolder(output, name)) return TSR_OK;
     const bool linked = output->mode == OUTPUT_SWAP_FOLDER &&
                         output->sys->link_stat_at(output->sys, folder, name, &here) == 0 && here.st_nlink > 1 &&
                         tsr_output_stat_old(output, name, &there) && tsr_is_one_file(&here, &there);
@@ -531,7 +617,7 @@ static tsr_status publish_new_folder(folder_output *output, tsr_error *err)
     const tsr_sys *sys = output->sys;
     int done;
     tsr_status status = refuse_strangers(output, err);
-    if (status == TSR_OK && output->unsynced_names) status = tsr_output_sync_subfolders(output, output->work, err);
+    if (status == TSR_OK && output->unsynced_names) status = sync_subfolders(output, output->work, err);
     if (status == TSR_OK && output->unsynced_names) status = tsr_sys_sync(sys, output->work, output->name, err);
     if (status != TSR_OK) return status;
     do done = sys->rename_new(sys, output->parent, output->temporary, output->parent, output->name);
@@ -646,7 +732,7 @@ void tsr_output_discard(folder_output *output)
         const output_file *file = tsr_output_file(output, i);
         sys->unlink(sys, output->work, file->is_final ? file->name : file->temporary, false);
     }
-    tsr_output_remove_subfolders(output);
+    remove_subfolders(output);
     if (output->temporary) sys->unlink(sys, output->parent, output->temporary, true);
 }
 
