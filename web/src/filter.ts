@@ -3,6 +3,8 @@ const KEYS: readonly string[] = ["dtype", "shape", "file", "kind"];
 const KINDS: readonly string[] = ["tensor", "object", "opaque"];
 /** What "is:" can select in a comparison. */
 export const IS = ["different", "changed", "only-a", "only-b", "renamed", "same"] as const;
+/** One size of a shape or several, as a glob of digits. */
+const SHAPE = /^(\d|[*?]|\[[!^]?[\d-]+\])+(x(\d|[*?]|\[[!^]?[\d-]+\])+)*$/;
 const SIZE = /^[<>]=?\d*\.?\d+(e[+-]?\d+)?([kmgt]i?)?b?$/i;
 
 /** Returns a term that only the entries of this file match. */
@@ -28,7 +30,7 @@ function faultOfTerm(term: string, dtypes: readonly string[] | undefined): strin
   if (!KEYS.includes(key)) return `'${key}:' is not a filter; use ${KEYS.map((k) => `${k}:`).join(", ")}, or *${key}:* to look for it in names`;
   if (value === "") return `'${key}:' needs a value`;
   if (key === "kind" && !KINDS.includes(value)) return `'${value}' is not a kind; use ${KINDS.join(", ")}`;
-  if (key === "shape" && !/^[\dx*?[\]-]+$/.test(value)) return `'${value}' is not a shape; write shapes like 4096x4096 or 4096x*`;
+  if (key === "shape" && !SHAPE.test(value)) return `'${value}' is not a shape; write shapes like 4096x4096 or 4096x*`;
   if (key === "dtype" && dtypes && /^\w+$/.test(value) && !dtypes.some((d) => d.includes(value))) return `no tensor here is '${value}'; there are ${dtypes.join(", ") || "no tensors"}`;
   return undefined;
 }
