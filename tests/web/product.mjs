@@ -357,6 +357,22 @@ async function testKeys(page) {
     await page.keyboard.press("Escape");
     await page.getByRole("combobox", { name: "Go to" }).waitFor({ state: "detached" });
   });
+  await test("on a Mac it is ⌘ K, and Ctrl K is left to the fields", async () => {
+    const tab = await page.context().newPage();
+    await tab.addInitScript(() => { Object.defineProperty(navigator, "platform", { get: () => "MacIntel" }); });
+    await tab.goto(page.url().replace(/[?#].*/, ""));
+    await openSample(tab, "dcp_tp_fsdp2");
+    await tab.getByRole("button", { name: "Menu" }).click();
+    check(await tab.locator(".menu kbd").first().textContent() === "⌘ K", await tab.locator(".menu").textContent());
+    await tab.keyboard.press("Escape");
+    check(!await tab.evaluate(() => { const key = new KeyboardEvent("keydown", { key: "k", ctrlKey: true, bubbles: true, cancelable: true }); document.activeElement.dispatchEvent(key); return key.defaultPrevented; }), "Ctrl K is taken");
+    await tab.keyboard.press("Meta+k");
+    await tab.getByRole("combobox", { name: "Go to" }).waitFor();
+    await tab.keyboard.press("Escape");
+    await tab.keyboard.press("?");
+    await tab.getByRole("dialog", { name: "Shortcuts" }).locator("dt", { hasText: "⌘K" }).waitFor();
+    await tab.close();
+  });
   await test("? lists the shortcuts", async () => {
     await page.locator(".top h1").click();
     await page.keyboard.press("?");

@@ -9,7 +9,7 @@ import { bytesText, exactText, visible } from "../text";
 import { closeEntry, SidePane } from "./detail";
 import { useKeptFocus } from "./focus";
 import { Header } from "./header";
-import { useModel, useView } from "./hooks";
+import { isMac, useModel, useView } from "./hooks";
 import { Listing } from "./listing";
 import { Later } from "./later";
 import { Bar, TroubleBox } from "./parts";
@@ -109,7 +109,7 @@ function useShortcuts(model: Model, ask: (what: "palette" | "shortcuts") => void
     const hear = (e: KeyboardEvent) => {
       const inText = e.target instanceof HTMLInputElement || e.target instanceof HTMLTextAreaElement || e.target instanceof HTMLSelectElement;
       if (document.querySelector("dialog[open]")) return;
-      if (e.key === "k" && (e.ctrlKey || e.metaKey)) { e.preventDefault(); if (model.opened) ask("palette"); }
+      if (e.key === "k" && (isMac ? e.metaKey : e.ctrlKey)) { e.preventDefault(); if (model.opened) ask("palette"); }
       if (e.key === "?" && !inText) { e.preventDefault(); ask("shortcuts"); }
       if (e.key === "Escape" && !inText && model.selected) closeEntry(model);
       if (e.key === "/" && !inText) {

@@ -5,7 +5,7 @@ import { formatText } from "../formats";
 import { rankOf } from "../ranks";
 import type { View } from "../route";
 import { amountText, bytesText, exactText, plural, visible } from "../text";
-import { useModel } from "./hooks";
+import { GO_TO, useModel } from "./hooks";
 import { problemCount } from "./problems";
 import { Theme } from "./theme";
 
@@ -73,7 +73,7 @@ export function Header({ isShown, go, ask }: { isShown: boolean; go: (view: View
       {isShown && model.opened && <><h1 title={title}>{title}</h1><p class="about" title={aboutText(model)}>{aboutText(model)}</p><Verdict go={go} /></>}
       <span class="space" />
       <Theme />
-      <Menu items={isShown ? [{ label: "Go to an entry or a view", keys: "Ctrl K", act: () => ask("palette") }, { label: "Would it load?", act: () => go("load") }, { label: "Share", act: () => go("share") }, shortcuts, { label: "Open another", act: leave }] : [shortcuts]} />
+      <Menu items={isShown ? [{ label: "Go to an entry or a view", keys: GO_TO, act: () => ask("palette") }, { label: "Would it load?", act: () => go("load") }, { label: "Share", act: () => go("share") }, shortcuts, { label: "Open another", act: leave }] : [shortcuts]} />
     </header>
   );
 }

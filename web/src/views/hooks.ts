@@ -37,6 +37,11 @@ export function useWidth(): [RefObject<SVGSVGElement>, number] {
   return [box, width];
 }
 
+/** On a Mac, Ctrl K deletes to the end of a line in a field. */
+export const isMac = /^(Mac|iP)/.test(navigator.platform);
+/** The key that opens the list of commands. */
+export const GO_TO = isMac ? "⌘ K" : "Ctrl K";
+
 const NARROW = "(max-width: 640px)";
 
 /** Whether the page has the width of a phone. */

@@ -1,10 +1,10 @@
-/** The list of commands and entries (Ctrl K), and the list of keys (?). This script is fetched on demand. */
+/** The list of commands and entries (Ctrl K, or ⌘ K on a Mac), and the list of keys (?). This script is fetched on demand. */
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { TABS, type View } from "../route";
 import { visible } from "../text";
 import { focusView } from "./focus";
-import { useModel } from "./hooks";
+import { GO_TO, useModel } from "./hooks";
 
 /** When it is closed, the focus returns to where it was, unless `focus` moves it. */
 function Dialog({ label, close, focus, children }: { label: string; close: () => void; focus?: () => boolean; children: ComponentChildren }): JSX.Element {
@@ -18,7 +18,7 @@ function Dialog({ label, close, focus, children }: { label: string; close: () =>
 }
 
 const KEYS: readonly (readonly [string, string])[] = [
-  ["Ctrl K", "Go to an entry or a view"], ["?", "Show these shortcuts"], ["/", "Filter the entries"], ["Esc", "Close the entry"],
+  [GO_TO, "Go to an entry or a view"], ["?", "Show these shortcuts"], ["/", "Filter the entries"], ["Esc", "Close the entry"],
   ["↑ ↓", "Move, and show the entry if one is open"], ["→ ←", "Open or close a group, or go to its first child or its parent"], ["Enter", "Show the entry, or open the group"], ["a – z", "Go to the next name that begins so"],
   ["*", "Open everything below a group"], ["u", "Fold or unfold layers that are alike"], ["Home End", "Go to the first or last row"],
 ];
