@@ -7,7 +7,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
 import { chosenFiles, clearChosen, lendPlaces, native } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, showExports } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -66,6 +66,7 @@ const same = (a, b, what) => check(JSON.stringify(a) === JSON.stringify(b), `${w
 async function testDiff(page, scratch) {
   const verdict = page.locator(".verdict-line"), button = (name) => page.getByRole("button", { name });
   const expectDiff = async () => {
+    await showExports(page);
     const [command, text] = await copied(page, button("Copy as command"), button("Copy as Python"));
     const [download] = await Promise.all([page.waitForEvent("download"), button("Export JSON").click()]);
     const shown = JSON.parse(fs.readFileSync(await download.path(), "utf8")), ran = shell(scratch, command);

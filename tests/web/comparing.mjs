@@ -6,7 +6,7 @@ import path from "node:path";
 import { spawnSync } from "node:child_process";
 import { pick, root, samples } from "./browser.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo } from "./views.mjs";
+import { goTo, showExports } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python"), native = path.join(root, "build/release/bin/tessera");
 
@@ -59,6 +59,7 @@ async function compare(page, a, b) {
 }
 
 async function exported(page) {
+  await showExports(page);
   const [download] = await Promise.all([page.waitForEvent("download"), button(page, "Export JSON").click()]);
   return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
 }

@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root } from "./browser.mjs";
 import { native, tessera } from "./files.mjs";
 import { check, test } from "../support/harness.mjs";
-import { goTo, openSample } from "./views.mjs";
+import { goTo, openSample, showExports } from "./views.mjs";
 
 /** torchtitan's own model, and what its state_dict_adapter wrote for Hugging Face. */
 const TITAN = path.join(root, "tests/golden/titan"), MAP = "torchtitan-llama3";
@@ -75,6 +75,7 @@ async function compare(page, a, b) {
 }
 
 async function exported(page) {
+  await showExports(page);
   const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Export JSON", exact: true }).click()]);
   return JSON.parse(fs.readFileSync(await download.path(), "utf8"));
 }

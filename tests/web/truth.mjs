@@ -6,7 +6,7 @@ import { spawnSync } from "node:child_process";
 import { pick, root, rowsOf, samples } from "./browser.mjs";
 import { tessera } from "./files.mjs";
 import { check, skip, test } from "../support/harness.mjs";
-import { goTo, openSample } from "./views.mjs";
+import { goTo, openSample, showExports } from "./views.mjs";
 
 const python = path.join(root, ".local/venv/bin/python");
 
@@ -69,6 +69,7 @@ async function testCounts(page, made) {
     await open(page, path.join(made, "many_ranks"));
     check(await verdict(page) === "Metadata only: 1,024 of 1,024 data files absent", await verdict(page));
     await goTo(page, /^Problems/);
+    await showExports(page);
     const { findings, summary } = JSON.parse(await exported(page, "Export JSON"));
     check(new Set(findings.map((f) => f.file)).size === 1024 && summary.errors === 1024 && summary.unlisted === undefined, `${findings.length} findings, ${JSON.stringify(summary)}`);
     const sarif = JSON.parse(await exported(page, "Export SARIF")).runs[0].results;
@@ -235,6 +236,7 @@ async function testComparison(page, made) {
     await page.getByRole("button", { name: /^Values/ }).click();
     await page.locator(".mark.renamed", { hasText: "renamed to body.a; values equal" }).waitFor();
     await page.locator(".mark.renamed", { hasText: "renamed to body.b; values differ" }).waitFor();
+    await showExports(page);
     const { renamed } = JSON.parse(await exported(page, "Export JSON"));
     check(renamed.find((r) => r.b === "body.b").differing === 1, JSON.stringify(renamed));
   });

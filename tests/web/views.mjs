@@ -38,6 +38,12 @@ const IN_MENU = ["Would it load?", "Share"];
 export const goTo = (page, view) => IN_MENU.includes(view) ? fromMenu(page, view) : page.getByRole("tab", { name: typeof view === "string" ? view.replace("…", "") : view }).click();
 /** What each view shows once it is ready. */
 export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] .outcome > .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
+/** Shows the exports of Problems or of Compare; those of other views are not hidden. */
+export async function showExports(page) {
+  const more = page.getByRole("button", { name: "Export", exact: true });
+  if (await more.count() && await more.getAttribute("aria-expanded") === "false") await more.click();
+}
+
 /** Shows every field of Convert: those of the answer "Choose" and the advanced ones. */
 export async function showFields(page) {
   await page.getByRole("radio", { name: "Choose" }).check();
@@ -170,6 +176,7 @@ export async function testViews({ page, url, broken }) {
     await page.getByRole("button", { name: /^Values/ }).click();
     await page.locator(".verdict-line", { hasText: "values included" }).waitFor();
     await expectStructure(page, "compared");
+    await showExports(page);
     check((await downloaded(page, "Export JSON")).schema === "tessera.diff/1", "the export is not a diff");
   });
   await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
@@ -177,5 +184,6 @@ export async function testViews({ page, url, broken }) {
 
 async function downloadedFindings(page) {
   await goTo(page, /^Problems/);
+  await showExports(page);
   return downloaded(page, "Export JSON");
 }

@@ -10,4 +10,4 @@ export const CopyCommand = ({ command, result }: { command: Command; result?: st
 
 /** What a view does, as a command. */
 export const SameCommand = ({ command }: { command: Command }): JSX.Element =>
-  <><h2>The same on the command line</h2><p class="command"><code>{visible(shellText(command))}</code> <Copy text={shellText(command)} what="command" /> <Copy text={pythonText(command)} what="as Python" label="Copy as Python" /></p></>;
+  <><h2>The same on the command line</h2><p class="command"><code>{shellText(command).split(/(--[\w-]+)/).map((part, i) => i % 2 ? <span key={i}>{part}</span> : part && visible(part))}</code> <Copy text={shellText(command)} what="command" /> <Copy text={pythonText(command)} what="as Python" label="Copy as Python" /></p></>;

@@ -13,7 +13,7 @@ import { useModel } from "./hooks";
 import { Later } from "./later";
 import { FilterLine } from "./listing";
 import { Opener } from "./opener";
-import { Facts, TroubleBox } from "./parts";
+import { Facts, More, TroubleBox } from "./parts";
 import { Tree } from "./tree";
 
 /** Every entry is counted once: one that was perhaps renamed is not counted as being only in A, and only in B. */
@@ -87,17 +87,19 @@ function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; 
     <>
       <p class="buttons toggles" role="group" aria-label="Compare">
         <button type="button" aria-pressed={comparison.values} onClick={() => void comparing.toggle("values")}>Values{comparison.valueDiff ? "" : ` (reads up to ${bytesText(comparing.bytes)})`}</button>
-        <Within label="atol" title="Values may differ by this" value={tolerance.atol} set={(atol) => void comparing.setTolerance({ ...tolerance, atol })} />
-        <Within label="rtol" title="Values may differ by this times the value in B" value={tolerance.rtol} set={(rtol) => void comparing.setTolerance({ ...tolerance, rtol })} />
+        <span class="tolerance"><Within label="atol" title="Values may differ by this" value={tolerance.atol} set={(atol) => void comparing.setTolerance({ ...tolerance, atol })} />
+        <Within label="rtol" title="Values may differ by this times the value in B" value={tolerance.rtol} set={(rtol) => void comparing.setTolerance({ ...tolerance, rtol })} /></span>
         <button type="button" aria-pressed={comparison.layout} onClick={() => void comparing.toggle("layout")}>Sharding</button>
         <button type="button" aria-pressed={comparison.canonical} onClick={() => void comparing.toggle("canonical")}>Canonical names</button>
         <button type="button" aria-expanded={isMapOpen} onClick={() => setMapOpen(!isMapOpen)}>{mapChoice.name ? `Map of A: ${visible(mapChoice.name)}` : "Map of A"}</button>
         <button type="button" aria-pressed={isSeries} onClick={() => setSeries(!isSeries)}>Layer by layer</button>
         <span class="space" />
-        {command && <CopyCommand command={command} result="diff" />}
-        {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
-        {comparison.diff && <button type="button" class="ghost" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
         <button type="button" class="ghost" onClick={() => comparing.stop()}>Another B</button>
+        <More label="Export">
+          {command && <CopyCommand command={command} result="diff" />}
+          {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
+          {comparison.diff && <button type="button" class="ghost" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
+        </More>
       </p>
       {isMapOpen && <Later load={loadMapFields} label="Names and layouts of A become" />}
       {comparison.trouble && <TroubleBox trouble={comparison.trouble} isMapped={mapChoice.name !== ""} />}

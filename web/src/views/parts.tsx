@@ -44,6 +44,12 @@ export function Copy({ text, what, label = "Copy" }: { text: string; what: strin
   return <button type="button" class="small" onClick={() => void copy()} aria-label={`Copy ${what}`}>{done || label}</button>;
 }
 
+/** Buttons that are seldom needed, below the others once they are asked for. */
+export function More({ label, children }: { label: string; children: ComponentChildren }): JSX.Element {
+  const [isOpen, setOpen] = useState(false);
+  return <><button type="button" class="ghost" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{label}</button>{isOpen && <span class="more" role="group" aria-label={label}>{children}</span>}</>;
+}
+
 export function Facts({ facts }: { facts: readonly (readonly [string, ComponentChildren])[] }): JSX.Element {
   return <dl class="facts">{facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value}</dd></div>)}</dl>;
 }

@@ -8,7 +8,7 @@ import type { View } from "../route";
 import { bytesText, exactText, plural, visible } from "../text";
 import { useModel } from "./hooks";
 import { Later } from "./later";
-import { LevelMark } from "./parts";
+import { LevelMark, More } from "./parts";
 import { isBad, ScanView } from "./scan";
 
 const LEVELS: readonly Level[] = ["error", "warning", "note"];
@@ -100,8 +100,10 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
         {!opened?.isMetadataOnly && !model.scan && <button type="button" onClick={() => void model.scanValues()}>Scan the values of all tensors (reads {bytesText(opened?.overview.bytes ?? 0)})</button>}
         <button type="button" onClick={() => go("load")}>Would it load?</button>
         <span class="space" />
-        {groups.length > 0 && <button type="button" class="ghost" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>}
-        {groups.length > 0 && REPORTS.map((report) => <button key={report.format} type="button" class="ghost" onClick={() => void save(report)}>Export {report.title}</button>)}
+        {groups.length > 0 && <More label="Export">
+          <button type="button" class="ghost" onClick={() => saveText("findings.json", model.findings?.text ?? "")}>Export JSON</button>
+          {REPORTS.map((report) => <button key={report.format} type="button" class="ghost" onClick={() => void save(report)}>Export {report.title}</button>)}
+        </More>}
       </p>
       {found.length > 1 && <p class="chip-line" role="group" aria-label="Levels">{found.map((level) => <button key={level} type="button" class="chip" aria-pressed={!hidden.has(level)} onClick={() => flip(level)}>{plural(number[level], level)}</button>)}</p>}
       <ul class="findings">{groups.filter((g) => !hidden.has(g.level)).map((g) => <GroupView key={`${g.level} ${g.rule}`} group={g} show={show} />)}</ul>

@@ -22,7 +22,7 @@ function FileTable({ files, label }: { files: readonly { readonly name: string; 
       <div class="scroll" tabIndex={0} role="region" aria-label={label}>
         <table>
           <thead><tr><th>File</th><th class="number">Size</th></tr></thead>
-          <tbody>{files.slice(0, MOST).map((f) => <tr key={f.name}><td><code>{visible(f.name)}</code></td><td class="number">{f.size ? bytesText(f.size) : "known when written"}</td></tr>)}</tbody>
+          <tbody>{files.slice(0, MOST).map((f) => <tr key={f.name}><td class="path"><code>{visible(f.name)}</code></td><td class="number">{f.size ? bytesText(f.size) : "known when written"}</td></tr>)}</tbody>
         </table>
       </div>
       {files.length > MOST && <p class="quiet">… and {exactText(files.length - MOST)} more files.</p>}

@@ -32,7 +32,7 @@ function Strip({ columns }: { columns: readonly Column[] }): JSX.Element {
         </table>
       </div>
       {rows.length > MOST && <p class="quiet">… and {exactText(rows.length - MOST)} more layers.</p>}
-      <p class="quiet">{metric === "nan" ? "The number of values that are NaN or infinite." : "Of the finite values of all floating-point tensors in a layer, optimizer state aside. In each row, the darker a cell, the larger its number."}</p>
+      <p class="quiet">{metric === "nan" ? "The number of values that are NaN or infinite." : "Of the finite values of all floating-point tensors in a layer, optimizer state aside. In each row, the stronger the colour of a cell, the larger its number."}</p>
     </>
   );
 }

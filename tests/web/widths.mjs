@@ -1,0 +1,94 @@
+/** What has no room is not lost: it wraps, or an edge shows that there is more beyond it. */
+import path from "node:path";
+import { pick, samples } from "./browser.mjs";
+import { check, test } from "../support/harness.mjs";
+import { goTo, openSample } from "./views.mjs";
+
+const PHONE = { width: 390, height: 844 }, SMALL = { width: 1024, height: 800 };
+
+/** The number of lines that the children of an element fill. */
+const linesOf = (locator) => locator.evaluate((box) => new Set([...box.children].filter((e) => e.getBoundingClientRect().height > 0).map((e) => { const r = e.getBoundingClientRect(); return Math.round((r.top + r.bottom) / 2 / 8); })).size);
+const beyond = (locator) => locator.evaluate((box) => box.scrollWidth - box.clientWidth);
+
+async function testPhone(page) {
+  await page.setViewportSize(PHONE);
+  await test("on a phone, tables of files have room for all of their columns", async () => {
+    await openSample(page, "dcp_tp_fsdp2");
+    for (const [view, table] of [["Files", "File table"], ["Convert…", "Files that would be written"], ["Reshard…", "Ranks"]]) {
+      await goTo(page, view);
+      const region = page.getByRole("region", { name: table });
+      await region.locator("td").first().waitFor();
+      check(await beyond(region) <= 0, `${table}: ${await beyond(region)} px are beyond the edge`);
+    }
+  });
+  await test("on a phone, names and canonical names are next to each other", async () => {
+    await page.getByRole("button", { name: "Tessera", exact: true }).click();
+    await pick(page, path.join(samples, "dcp_ddp"));
+    await goTo(page, "Names");
+    const region = page.getByRole("region", { name: "Names and canonical names" });
+    await region.locator("td").first().waitFor();
+    check(await beyond(region) <= 0, `${await beyond(region)} px are beyond the edge`);
+  });
+  await test("the tabs show at an edge that there are more", async () => {
+    await goTo(page, "Contents");
+    const tabs = page.getByRole("tablist");
+    check(await beyond(tabs) > 0, "all tabs have room");
+    check((await tabs.evaluate((box) => getComputedStyle(box).backgroundImage)).split("linear-gradient").length === 5, "nothing shows it");
+  });
+  await test("on a phone, the tools of a comparison take one line, and its rows show the largest difference", async () => {
+    await openSample(page, "torch_ranks_tp_fsdp2");
+    await goTo(page, "Compare");
+    await page.locator(".samples button", { hasText: "dcp_tp_fsdp2" }).click();
+    const tools = page.getByRole("group", { name: "Compare", exact: true });
+    await page.locator(".verdict-line").waitFor();
+    check(await linesOf(tools) === 1, `they take ${await linesOf(tools)}`);
+    await page.getByRole("button", { name: /^Values/ }).click();
+    const delta = page.locator(".window .row:not(.group) .delta", { hasText: /\d/ }).first();
+    await delta.waitFor();
+    const [row, cell] = await Promise.all([delta.locator("xpath=.."), delta].map((l) => l.boundingBox()));
+    check(cell.y + cell.height <= row.y + row.height + 1 && cell.width > 20, `it is at ${JSON.stringify(cell)} of ${JSON.stringify(row)}`);
+  });
+}
+
+async function testSmall(page) {
+  await page.setViewportSize(SMALL);
+  await test("next to an entry, the tools of a comparison take two lines", async () => {
+    await page.getByRole("button", { name: /^Values/ }).click();
+    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator("aside header").waitFor();
+    const tools = page.getByRole("group", { name: "Compare", exact: true });
+    check(await linesOf(tools) <= 2, `they take ${await linesOf(tools)}`);
+    await page.getByRole("button", { name: "Export", exact: true }).click();
+    await page.getByRole("group", { name: "Export" }).getByRole("button", { name: "Export JSON" }).waitFor();
+  });
+  await test("what is known of the checkpoint is one line of the header", async () => {
+    const { height } = await page.locator(".about").boundingBox();
+    check(height < 28, `it is ${height} px high`);
+  });
+  await test("the chosen row is marked as such while the list has the focus", async () => {
+    await goTo(page, "Contents");
+    await page.locator(".window .row:not(.group)", { hasText: "emb.weight" }).first().click();
+    await page.locator(".window .row.selected").waitFor();
+    await page.locator(".grid").focus();
+    const [chosen, back] = await page.evaluate(() => [getComputedStyle(document.querySelector(".window .row.selected")).backgroundColor, getComputedStyle(document.documentElement).getPropertyValue("--accent-back").trim()]);
+    check(chosen === `rgb(${[1, 3, 5].map((i) => parseInt(back.slice(i, i + 2), 16)).join(", ")})`, `${chosen} is not ${back}`);
+  });
+  await test("what a field holds is not in the colour of a hint", async () => {
+    const [text, hint] = await page.getByLabel("Slice", { exact: true }).evaluate((field) => [field, field.closest("label")].map((e) => getComputedStyle(e).color));
+    check(text !== hint, `both are ${text}`);
+  });
+  await test("an option of a command is not cut in two", async () => {
+    await page.setViewportSize(PHONE);
+    await goTo(page, "Convert…");
+    const options = page.locator(".command code span", { hasText: "--" });
+    await options.first().waitFor();
+    check((await options.evaluateAll((all) => all.map((e) => e.getClientRects().length))).every((n) => n === 1), "one is");
+  });
+}
+
+export async function testWidths({ page, url, broken }) {
+  await page.goto(url);
+  await testPhone(page);
+  await testSmall(page);
+  await test("no view breaks the page", () => check(broken.length === 0, broken.join("; ")));
+}
