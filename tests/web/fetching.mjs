@@ -28,7 +28,7 @@ export async function testFetching({ page, broken }) {
   const server = await serve(); // at this origin, nothing of the page is kept
   const view = (name) => page.locator(`section[aria-label='${name}']`), save = view("Save");
   try {
-    const own = (name) => view(name).locator(":scope > .trouble, .outcome > .trouble"); // not that of the map
+    const own = (name) => view(name).locator(":scope > .trouble, .outcome > .current .trouble"); // not that of the map
     const VIEWS = [["Convert…", save.locator(".trouble"), save.locator("table")], ["Reshard…", own("Reshard"), save.locator("table")], ["Names", own("Names"), page.getByText("names are canonical already")]];
     for (const [name, message, done] of VIEWS) {
       await test(`${name} says that the second file is missing, and fetches it again`, async () => {

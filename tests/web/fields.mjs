@@ -284,7 +284,7 @@ async function testOpenAgain(page) {
   });
   await test("where a message names --shards, the ranks can be joined", async () => {
     await open(page, path.join(root, "tests/golden/meta/llama3-2"), "Reshard…");
-    await page.locator("section.view .outcome > .trouble", { hasText: "use “Ranks are joined by” to join them" }).waitFor();
+    await page.locator("section.view .outcome > .current .trouble", { hasText: "use “Ranks are joined by” to join them" }).waitFor();
     await again.getByLabel("Ranks are joined by").selectOption("meta-llama");
     await reopen();
     await page.locator("[aria-label=Ranks] tbody tr").first().waitFor();
@@ -299,7 +299,7 @@ async function testOpenAgain(page) {
     await open(page, path.join(root, "tests/golden/deepspeed/zero1_pipeline_tp"), "Optimizer");
     await forms(page).locator(".trouble", { hasText: "leave them out with “But not” in Convert" }).waitFor();
     await goTo(page, "Reshard…");
-    const trouble = page.locator("section.view .outcome > .trouble", { hasText: "leave them out with “But not”" });
+    const trouble = page.locator("section.view .outcome > .current .trouble", { hasText: "leave them out with “But not”" });
     await trouble.waitFor();
     check(!/--|\(convert, /.test(await trouble.textContent()), await trouble.textContent());
     await goTo(page, "Would it load?");

@@ -37,7 +37,7 @@ const IN_MENU = ["Would it load?", "Share"];
 /** Opens a tab, or a view of the menu. */
 export const goTo = (page, view) => IN_MENU.includes(view) ? fromMenu(page, view) : page.getByRole("tab", { name: typeof view === "string" ? view.replace("…", "") : view }).click();
 /** What each view shows once it is ready. */
-export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] .outcome > .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
+export const READY = { Files: ".treemap", Optimizer: ".view .fine", Problems: "section[aria-label=Problems]", Compare: ".samples button", "Convert…": "section[aria-label=Save] :is(table, .trouble)", "Reshard…": "section[aria-label=Save] :is(table, .trouble), section[aria-label=Reshard] .outcome .trouble", "Would it load?": "section[aria-label='Layout contract']", Names: "section[aria-label=Names] [role=status]", Share: "section[aria-label=Share]" };
 /** Shows the exports of Problems or of Compare; those of other views are not hidden. */
 export async function showExports(page) {
   const more = page.getByRole("button", { name: "Export", exact: true });

@@ -20,8 +20,6 @@ export interface Comparison {
   /** How names and dtypes of A are made those of B, unless a map was chosen. */
   fit: Fit;
   tolerance: Tolerance;
-  /** The tolerance of the differences that are shown, which is that of before until the comparison has ended. */
-  within: Tolerance;
   /** The tensors whose values differ, once these were compared and measured. */
   measured: readonly Measured[] | undefined;
   layout: boolean;
@@ -31,6 +29,8 @@ export interface Comparison {
   /** The differences of values, once they were compared. */
   valueDiff: Diff | undefined;
   diff: Diff | undefined;
+  /** Whether the differences that are shown are of the names, the sharding and the tolerance that are asked for now. */
+  isCurrent: boolean;
   /** Why the map does not fit A. */
   trouble: Trouble | undefined;
 }
@@ -76,7 +76,7 @@ export class Comparing {
       return other;
     }, (t) => { if (!signal.aborted) model.hear(t); });
     if (!opening || signal.aborted) return;
-    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, within: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ title: opening.title, opening, map: mapOptionsOf(model.mapChoice), fit: AS_IT_IS, tolerance: EXACT, measured: undefined, layout: false, canonical: false, values: false, valueDiff: undefined, diff: undefined, isCurrent: false, trouble: undefined });
   }
 
   /** Compares again if another map has been chosen for A. */
@@ -86,7 +86,7 @@ export class Comparing {
     if (!comparison || JSON.stringify(map) === JSON.stringify(comparison.map)) return;
     this.#endValues();
     if (model.selected?.compared) model.deselect(); // The numbers of entries are others now.
-    await this.#start({ ...comparison, map, fit, valueDiff: undefined, measured: undefined, diff: undefined, trouble: undefined });
+    await this.#start({ ...comparison, map, fit, valueDiff: undefined, measured: undefined, diff: undefined, isCurrent: false, trouble: undefined });
   }
 
   /** Makes A's names or dtypes those of B, or leaves them again. */
@@ -101,7 +101,7 @@ export class Comparing {
     const { comparison, model } = this;
     if (!comparison || (tolerance.atol === comparison.tolerance.atol && tolerance.rtol === comparison.tolerance.rtol)) return;
     this.#endValues();
-    Object.assign(comparison, { tolerance, valueDiff: undefined, measured: undefined, values: true });
+    Object.assign(comparison, { tolerance, valueDiff: undefined, measured: undefined, values: true, isCurrent: false, trouble: undefined });
     model.changed();
     await this.#compare(comparison);
   }
@@ -126,6 +126,7 @@ export class Comparing {
     const { comparison } = this;
     if (!comparison) return;
     comparison[what] = !comparison[what];
+    comparison.isCurrent = false;
     comparison.trouble = undefined;
     if (what !== "layout") {
       this.#endValues();
@@ -149,7 +150,9 @@ export class Comparing {
     await model.run("Comparing", undefined, async () => {
       const structure = await model.client.call("diff", { values: false, layout, canonical, map, ...tolerance });
       if (this.#asked === asked) await this.#show(comparison, structure);
-    }, this.#hearer(comparison));
+    }, (trouble) => { if (this.#asked === asked) Object.assign(comparison, { trouble, diff: undefined }); });
+    if (this.#asked === asked) comparison.isCurrent = true;
+    model.changed();
   }
 
   /** Compares values if they are wanted, and if the map fits. */
@@ -181,10 +184,12 @@ export class Comparing {
   async #show(comparison: Comparison, structure: Diff): Promise<void> {
     const { model } = this, diff = withValues(structure, comparison.valueDiff), { filter, sort } = model.lists.get("compare");
     const isFirst = comparison.diff === undefined;
-    Object.assign(comparison, { diff, within: comparison.tolerance });
+    comparison.diff = diff;
     const text = isFirst && diff.changed.length + diff.added.length + diff.removed.length > 0 ? "is:different" : filter;
-    const rows = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort });
+    const { selected } = model, before = selected?.compared;
+    const { rows, chosen } = await model.client.call("showDiff", { diff, measured: comparison.measured ?? [], canonical: comparison.canonical, map: comparison.map, text, sort: isFirst ? OWN_ORDER : sort, chosen: before && { fqn: selected.fqn, isOnlyInB: before.mark === "only-b" } });
     if (this.comparison !== comparison) return;
+    if (before && model.selected === selected) model.selected = chosen && Object.assign(selected, chosen); // what is shown of it is of the new differences, too
     model.lists.get("compare").count = rows;
     await model.lists.filter("compare", text);
   }
@@ -194,6 +199,7 @@ export class Comparing {
     const { model } = this;
     this.reset();
     this.#endValues();
+    if (model.selected?.compared) model.selected = undefined;
     if (model.opened) void model.client.call("close", { side: "b" }).catch(() => undefined);
     model.changed();
   }

@@ -58,6 +58,10 @@ export class ComparisonTree {
   get count(): number { return this.#tree.count; }
   rows(first: number, count: number): Row[] { return this.#tree.rows(first, count); }
   act(node: number, act: Act): number { return this.#tree.act(node, act); }
+  find({ fqn, isOnlyInB }: { fqn: string; isOnlyInB: boolean }): { entry: number; compared: Compared } | undefined {
+    const leaf = this.#leaves.find((l) => l.fqn === fqn && (l.compared?.mark === "only-b") === isOnlyInB);
+    return leaf?.compared && { entry: leaf.entry, compared: leaf.compared };
+  }
   reveal(entry: number): number | undefined { return this.#tree.reveal(entry); }
 
   arrange(text: string, sort: Sort): { kept: number; rows: number; totals: Totals } {

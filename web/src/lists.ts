@@ -15,6 +15,8 @@ export interface Listing {
   /** The number of entries that the filter keeps; undefined without a filter. */
   kept: number | undefined;
   totals: Totals | undefined;
+  /** Whether rows, and totals, are still those of an earlier filter. */
+  isArranging: boolean;
   trouble: Trouble | undefined;
   cursor: number;
   /** A row to scroll to. */
@@ -25,7 +27,7 @@ export interface Listing {
   generation: number;
 }
 
-const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_ORDER, kept: undefined, totals: undefined, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
+const newListing = (count: number): Listing => ({ count, filter: "", sort: OWN_ORDER, kept: undefined, totals: undefined, isArranging: false, trouble: undefined, cursor: 0, goTo: undefined, follow: false, pages: new Map(), generation: 0 });
 
 export class Lists {
   readonly #of: Record<OutlineName, Listing> = { all: newListing(0), compare: newListing(0) };
@@ -138,6 +140,7 @@ export class Lists {
     const fault = faultOf(filter, outline === "all" ? this.dtypes : undefined);
     listing.trouble = fault === undefined ? undefined : { message: fault, status: "page" };
     if (fault !== undefined) listing.kept = listing.totals = undefined;
+    listing.isArranging = fault === undefined;
     this.changed();
     if (fault !== undefined) return;
     try {
@@ -150,6 +153,7 @@ export class Lists {
     } catch (e) {
       if (isLast()) listing.trouble = troubleOf(e);
     }
+    if (isLast()) listing.isArranging = false;
     this.changed();
   }
 }

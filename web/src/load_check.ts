@@ -5,6 +5,7 @@ import type { Model } from "./model";
 import type { Expectation, LoadFindings, Trouble } from "./protocol";
 
 const MOST_DOCUMENT = 256 << 20;
+export const CHECKING = "Checking whether it would load";
 
 export class LoadCheck {
   title: string | undefined;
@@ -13,6 +14,8 @@ export class LoadCheck {
   allowsExtra = false;
   result: LoadFindings | undefined;
   trouble: Trouble | undefined;
+  /** Whether the result, or the error, is still that of an earlier question. */
+  isChecking = false;
   #expected: Expectation | undefined;
   #asked = 0;
 
@@ -22,13 +25,13 @@ export class LoadCheck {
     this.#asked++;
     this.title = this.#expected = this.result = this.trouble = undefined;
     this.prefix = "";
-    this.allowsExtra = false;
+    this.allowsExtra = this.isChecking = false;
   }
 
   /** Checks against what was dropped or picked: one JSON document, or the files of a checkpoint. */
   async against(prepare: Prepare): Promise<void> {
     const { model } = this, asked = ++this.#asked;
-    this.result = this.trouble = undefined;
+    this.title = this.#expected = this.result = this.trouble = undefined;
     const expected = await model.run("Opening what would load it", undefined, async (tell): Promise<[string, Expectation]> => {
       const opening = onlyOne(await prepare(new AbortController().signal, tell));
       const [only] = opening.files;
@@ -42,15 +45,17 @@ export class LoadCheck {
 
   async set(change: { readonly prefix?: string; readonly allowsExtra?: boolean }): Promise<void> {
     Object.assign(this, change);
-    this.model.changed();
     await this.#check();
   }
 
   async #check(): Promise<void> {
     const { model, prefix, allowsExtra } = this, expected = this.#expected, asked = ++this.#asked;
     if (!expected) return;
-    const result = await model.run("Checking whether it would load", undefined, () => model.client.call("checkLoad", { expected, prefix, allow: allowsExtra ? "extra" : "" }), (trouble) => { if (this.#asked === asked) [this.result, this.trouble] = [undefined, trouble]; });
-    if (result && this.#asked === asked) [this.result, this.trouble] = [result, undefined];
+    this.isChecking = true;
+    model.changed();
+    let trouble: Trouble | undefined;
+    const result = await model.run(CHECKING, undefined, () => model.client.call("checkLoad", { expected, prefix, allow: allowsExtra ? "extra" : "" }), (t) => { trouble = t; });
+    if (this.#asked === asked) [this.result, this.trouble, this.isChecking] = [result, trouble, false];
     model.changed();
   }
 }

@@ -17,7 +17,7 @@ import { exactText } from "./text";
 import { troubleOf } from "./trouble";
 
 const FIRST_PROGRESS_MS = 100;
-const PLANNING = "Planning";
+export const PLANNING = "Planning";
 /** Formats that have no parts. */
 const WHOLE: ReadonlySet<string> = new Set(["dcp", "dcp-safetensors", "safetensors", "safetensors-index", "torch-zip", "torch-legacy", "torch-ranks", "torch-index", "json", "pickle"]);
 const DOCUMENT = ". To check a checkpoint against a layout or a module tree, open the checkpoint, choose “Would it load?” and drop the document there.";
@@ -33,7 +33,7 @@ type Tell = (p: Progress) => void;
 interface Control { tell: Tell; cancel: () => void; readonly join: () => Promise<Client> }
 
 export interface Selected {
-  readonly entry: number;
+  entry: number;
   readonly fqn: string;
   detail: Detail | undefined;
   /** A slice of its values. */
@@ -48,7 +48,7 @@ export interface Selected {
   valuesTrouble: Trouble | undefined;
   tallyTrouble: Trouble | undefined;
   /** How it differs, if it was chosen in a comparison, and the map of the comparison. */
-  readonly compared: Compared | undefined;
+  compared: Compared | undefined;
   readonly map: DiffOptions["map"];
 }
 
@@ -66,7 +66,7 @@ interface Attempt { readonly client: Client; readonly ending: AbortController; b
 interface Again { readonly title: string; readonly open: () => Promise<void> }
 
 /** A preview for a target, or why there is none. */
-interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request?: PlanRequest; readonly trouble?: Trouble }
+interface PlanPreview { readonly plan?: Plan; readonly text: string; readonly request: PlanRequest; readonly trouble?: Trouble }
 
 const CANCELLED = new Failure({ message: "cancelled", status: "cancelled" });
 
@@ -474,10 +474,11 @@ export class Model {
     const { opening } = this, asked = ++this.#plans;
     if (!opening) return;
     this.endAside(PLANNING);
-    const hear = (trouble: Trouble) => { if (this.#plans === asked) this.preview = { text: "", trouble }; };
-    const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client): Promise<PlanPreview> => client.call("plan", request), hear)
-      : this.run(PLANNING, undefined, (): Promise<PlanPreview> => this.#client.call("plan", request), hear));
-    if (planned && this.#plans === asked) this.preview = { ...planned, request };
+    let trouble: Trouble = { message: "planning was cancelled", status: "page" };
+    const hear = (t: Trouble) => { trouble = t; };
+    const planned = await (ranks > MANY_RANKS ? this.runAside(PLANNING, { a: opening }, 0, (client) => client.call("plan", request), hear)
+      : this.run(PLANNING, undefined, () => this.#client.call("plan", request), hear));
+    if (this.#plans === asked && this.opening === opening) this.preview = { request, ...(planned ?? { text: "", trouble }) };
     this.changed();
   }
 

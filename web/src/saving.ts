@@ -5,9 +5,11 @@ import type { Chosen } from "./place";
 import type { Trouble, Writing, WritingPreview, Written } from "./protocol";
 import { troubleOf } from "./trouble";
 
+export const DECIDING = "Deciding what to write";
+
 export class Saving {
   preview: WritingPreview | undefined;
-  /** What the preview shows. */
+  /** What the preview, or its error, is about. */
   previewed = "";
   previewTrouble: Trouble | undefined;
   /** An error of the place, or of the job. */
@@ -28,12 +30,13 @@ export class Saving {
 
   constructor(private readonly model: Model, private readonly title: string) {}
 
-  isPreviewOf(writing: Writing): boolean { return this.preview !== undefined && this.previewed === JSON.stringify(writing); }
+  /** Whether it is known what this would write, or why it cannot be written. */
+  isAnswered(writing: Writing): boolean { return this.previewed === JSON.stringify(writing); }
 
   reset(): void {
     this.#asked++;
     this.preview = this.previewTrouble = this.trouble = this.written = this.name = undefined;
-    this.to = this.saved = "";
+    this.to = this.saved = this.previewed = "";
     this.isCancelled = false;
   }
 
@@ -44,9 +47,10 @@ export class Saving {
 
   /** Asks what would be written. The answer to an earlier question is dropped. */
   async ask(writing: Writing): Promise<void> {
-    const asked = ++this.#asked, { model } = this, hear = (trouble: Trouble) => { if (this.#asked === asked) [this.preview, this.previewTrouble] = [undefined, trouble]; };
-    const preview = await model.run("Deciding what to write", undefined, () => model.client.call("previewWriting", { writing }), hear);
-    if (preview && this.#asked === asked) [this.preview, this.previewed, this.previewTrouble] = [preview, JSON.stringify(writing), undefined];
+    const asked = ++this.#asked, { model } = this;
+    let trouble: Trouble | undefined;
+    const preview = await model.run(DECIDING, undefined, () => model.client.call("previewWriting", { writing }), (t) => { trouble = t; });
+    if ((preview || trouble) && this.#asked === asked) [this.preview, this.previewTrouble, this.previewed] = [preview, trouble, JSON.stringify(writing)];
     model.changed();
   }
 

@@ -369,12 +369,12 @@ const handlers: Handlers = {
       job.close();
     }
   },
-  async showDiff({ diff, measured: measures, canonical, text, sort, map }) {
+  async showDiff({ diff, measured: measures, canonical, text, sort, map, chosen }) {
     if (canonical) await prepared();
     const sides = [await ofA({ map }), opened("b").checkpoint] as const, [a, b] = [entriesOf("a", sides[0]), entriesOf("b", sides[1])];
     const names = new Map(canonical ? sides.flatMap((side) => side.canonicalize().names.map((n) => [n.raw, n.fqns[0] ?? n.raw] as const)) : []);
-    lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, measures, sort, text);
-    return lists.compare.count;
+    const tree = lists.compare = new ComparisonTree({ a, b, keyOf: (fqn) => names.get(fqn) ?? fqn, matching: (filter) => sides.flatMap((side) => namesMatching(side, filter)) }, diff, measures, sort, text);
+    return { rows: tree.count, chosen: chosen && tree.find(chosen) };
   },
   optimizers() {
     const a = opened("a"), { optimizers } = JSON.parse(a.checkpoint.document("optimizer")) as { optimizers: Optimizer[] };

@@ -9,6 +9,7 @@ import { mapNamed } from "../map_choice";
 import { isFinitePair, type Diff } from "../protocol";
 import { bytesText, exactText, plural, realText, visible } from "../text";
 import { CopyCommand } from "./command";
+import { Current } from "./current";
 import { useModel } from "./hooks";
 import { Later } from "./later";
 import { FilterLine } from "./listing";
@@ -20,7 +21,7 @@ import { Tree } from "./tree";
 const countsOf = ({ changed, added, removed, renamed }: Diff) => ({ changed: changed.length, onlyA: removed.length - renamed.length, onlyB: added.length - renamed.length, renamed: renamed.length });
 
 /** Returns a sentence that says what is known about the differences and what has not been compared. */
-function verdictOf(diff: Diff, { atol, rtol }: Comparison["within"]): string {
+function verdictOf(diff: Diff, { atol, rtol }: Comparison["tolerance"]): string {
   const { summary, metadata } = diff, same = plural(summary.same, "entry", "entries"), { changed, onlyA, onlyB, renamed } = countsOf(diff);
   const texts = metadata.changed.length + metadata.added.length + metadata.removed.length;
   const rest = [changed && `${exactText(changed)} changed`, onlyA && `${exactText(onlyA)} only in A`, onlyB && `${exactText(onlyB)} only in B`, renamed && `${exactText(renamed)} perhaps renamed`, texts && `${plural(texts, "text")} of __metadata__ differ${texts === 1 ? "s" : ""}`].filter(Boolean);
@@ -98,7 +99,7 @@ function Toggles({ comparison, isSeries, setSeries }: { comparison: Comparison; 
         <More label="Export">
           {command && <CopyCommand command={command} result="diff" />}
           {typeof map.map === "string" && mapChoice.name === "" && <button type="button" class="ghost" onClick={() => saveText("map.json", map.map as string)}>Save map.json</button>}
-          {comparison.diff && <button type="button" class="ghost" onClick={() => saveText("diff.json", JSON.stringify(comparison.diff, null, 1))}>Export JSON</button>}
+          {comparison.diff && <button type="button" class="ghost" aria-disabled={!comparison.isCurrent} onClick={() => { if (comparison.isCurrent) saveText("diff.json", JSON.stringify(comparison.diff, null, 1)); }}>Export JSON</button>}
         </More>
       </p>
       {isMapOpen && <Later load={loadMapFields} label="Names and layouts of A become" />}
@@ -125,15 +126,19 @@ export function Compare(): JSX.Element {
   if (!comparison) return <section class="view" aria-label="Compare"><h2>Compare</h2><p class="quiet">Compare {visible(model.opening?.title ?? "")} with another checkpoint, of any format and sharding.</p><Opener about="the other checkpoint" open={(prepare) => void model.comparing.with(prepare)} /></section>;
   const { diff } = comparison;
   return (
-    <section class="list" aria-label="Comparison">
+    <section class="list" aria-label="Comparison" aria-busy={!comparison.isCurrent}>
       <div class="compared">
         <p class="pair"><span><strong>A</strong> {visible(model.opening?.title ?? "")}</span> <span><strong>B</strong> {visible(comparison.title)}</span></p>
         <Toggles comparison={comparison} isSeries={isSeries} setSeries={setSeries} />
-        {diff && <p role="status" class="verdict-line">{verdictOf(diff, comparison.within)}.</p>}
-        {diff && <p class="quiet sums">{sumsText(diff)}.</p>}
-        <NotFinite comparison={comparison} />
-        {diff && <Offers comparison={comparison} diff={diff} />}
-        {diff && <MetadataDiff {...diff} />}
+        <Current isCurrent={comparison.isCurrent} waiting="Comparing">
+          {diff && <>
+            <p role="status" class="verdict-line">{verdictOf(diff, comparison.tolerance)}.</p>
+            <p class="quiet sums">{sumsText(diff)}.</p>
+            <NotFinite comparison={comparison} />
+            <Offers comparison={comparison} diff={diff} />
+            <MetadataDiff {...diff} />
+          </>}
+        </Current>
       </div>
       {isSeries ? <div class="series-view"><Later load={loadSeries} /></div>
         : diff && <><FilterLine outline="compare" chips={chipsOf(diff)} placeholder="Filter: text, **.weight, dtype:bfloat16, is:changed" /><Tree key="compare" outline="compare" label="Comparison" /></>}

@@ -163,7 +163,7 @@ function Questions({ source }: { source: Convertible }): JSX.Element {
         <Advanced {...asked} />
       </form>
     </>}>
-      <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={convertFields(form, to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
+      <Save saving={saving} isCurrent={saving.isAnswered(writing)} name={name} fields={convertFields(form, to)} fileName={(file) => (isOne ? base ?? "" : "") + file} save={save} isMapped={model.mapChoice.name !== ""}
         retry={() => void saving.ask(writing)} left={left}
         goesTo={hasPickers() ? isOne ? "The browser asks where to put the file." : "The browser asks for a directory. A new directory with this name is made in it." : `This browser cannot write into directories, so ${isOne ? "the file" : "an uncompressed zip"} is downloaded.`} />
       <Texts to={to} />

@@ -3,10 +3,12 @@
 import type { JSX } from "preact";
 import { CONVERT_START } from "../convert_form";
 import { saveText } from "../download";
+import { CHECKING } from "../load_check";
 import type { Finding, LoadFindings } from "../protocol";
 import type { Rename } from "../renames";
 import { NO_SOURCE, shellText, sourceOptions } from "../command";
 import { exactText, plural, visible } from "../text";
+import { Current } from "./current";
 import { useModel, useView } from "./hooks";
 import { Opener } from "./opener";
 import { Copy, TroubleBox } from "./parts";
@@ -115,8 +117,10 @@ export function Load(): JSX.Element {
           <label>Only names with this prefix, without it<input type="text" value={check.prefix} placeholder="model." spellcheck={false} onInput={(e) => void check.set({ prefix: e.currentTarget.value })} /></label>
           <label class="check"><input type="checkbox" checked={check.allowsExtra} onChange={(e) => void check.set({ allowsExtra: e.currentTarget.checked })} /> Ignore unexpected entries</label>
         </div>
-        {check.trouble && <TroubleBox trouble={check.trouble} />}
-        {check.result && <Result result={check.result} />}
+        <Current isCurrent={!check.isChecking} waiting={CHECKING}>
+          {check.trouble && <TroubleBox trouble={check.trouble} />}
+          {check.result && <Result result={check.result} />}
+        </Current>
         <p class="buttons"><button type="button" onClick={() => { check.reset(); model.changed(); }}>Check against something else</button></p>
       </>}
       <Contract />

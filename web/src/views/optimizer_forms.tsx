@@ -10,6 +10,7 @@ import { NO_SOURCE, sourceOptions, type Command } from "../command";
 import { exactText, plural, shapeText, visible } from "../text";
 import { troubleOf } from "../trouble";
 import { SameCommand } from "./command";
+import { Current } from "./current";
 import { useModel } from "./hooks";
 import { JsonFile, type NamedText } from "./json_file";
 import { OpenAs } from "./open_as";
@@ -44,22 +45,26 @@ interface OptimizerForm { readonly action: Action; readonly modules?: NamedText 
 const forms = new WeakMap<object, OptimizerForm>();
 const START: OptimizerForm = { action: "flatten", at: "" };
 
+/** What a form makes of the state, or why it cannot. */
+interface Answer { readonly of?: OptimizerForm; readonly preview?: OptimizerPreview; readonly trouble?: Trouble }
+
 /** An optimizer that does not have the form that an action reads need not be damaged. */
 const plainly = (trouble: Trouble): Trouble => trouble.status === "malformed" ? { ...trouble, status: "page" } : trouble;
 
 export function OptimizerForms(): JSX.Element {
   const model = useModel(), saving = model.optimizerSaving, opening = model.opening ?? START, form = forms.get(opening) ?? START, { action, modules, at, allowExpansion } = form;
   const set = (change: Partial<OptimizerForm>) => { forms.set(opening, { ...form, ...change }); model.changed(); };
-  const [preview, setPreview] = useState<OptimizerPreview>(), [trouble, setTrouble] = useState<Trouble>();
+  const [{ of, preview, trouble }, setAnswer] = useState<Answer>({});
   const writing: Writing = { what: "optimizer", action, options: { ...(modules ? { modules: modules.text } : {}), ...(at.trim() ? { at: at.trim() } : {}), ...(allowExpansion ? { allowExpansion } : {}) } };
   const name = saving.name ?? nameFor(model.opening?.title ?? "", action), base = `${name}.pt`;
+  const isCurrent = of === form;
   useEffect(() => {
-    let isCurrent = true;
-    const show = (p: OptimizerPreview | undefined, t: Trouble | undefined) => { if (isCurrent) { setPreview(p); setTrouble(t); } };
+    let isLatest = true;
+    const show = (answer: Answer) => { if (isLatest) setAnswer({ of: form, ...answer }); };
     const timer = setTimeout(() => {
-      model.client.call("optimizerPreview", { action, options: writing.options, count: SHOWN }).then((p) => { show(p, undefined); if (isCurrent) void saving.ask(writing); }, (e: unknown) => show(undefined, troubleOf(e)));
+      model.client.call("optimizerPreview", { action, options: writing.options, count: SHOWN }).then((preview) => { show({ preview }); if (isLatest) void saving.ask(writing); }, (e: unknown) => show({ trouble: troubleOf(e) }));
     }, 100);
-    return () => { isCurrent = false; clearTimeout(timer); };
+    return () => { isLatest = false; clearTimeout(timer); };
   }, [form, opening]);
   const source = model.opening ?? NO_SOURCE, command: Command = { name: "optim", operands: [action, source.title, base], options: { ...writing.options, modules: modules?.name, ...sourceOptions(source) } };
   return (
@@ -71,10 +76,12 @@ export function OptimizerForms(): JSX.Element {
         <Check label={EXPANSION} isOn={allowExpansion} set={(allowExpansion) => set({ allowExpansion })} />
       </div>
       <JsonFile name={modules?.name} what="module tree" about="tessera.modules/1, for names, frozen parameters and groups. Names for ids need it." set={(modules) => set({ modules })} />
-      {trouble && <TroubleBox trouble={troubleInFields(plainly(trouble), OPTIMIZER_FIELDS)} {...(trouble.status === "page" ? { retry: () => set({}) } : {})} />}
+      <Current isCurrent={isCurrent} waiting="Changing the form">
+        {trouble && <TroubleBox trouble={troubleInFields(plainly(trouble), OPTIMIZER_FIELDS)} {...(trouble.status === "page" ? { retry: () => set({}) } : {})} />}
+        {preview && <Entries preview={preview} />}
+      </Current>
       <OpenAs why={trouble?.message} />
-      {preview && <Entries preview={preview} />}
-      {preview && <Save saving={saving} isReady={saving.isPreviewOf(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
+      {preview && <Save saving={saving} isCurrent={isCurrent && saving.isAnswered(writing)} name={name} fields={OPTIMIZER_FIELDS} fileName={(file) => base + file} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base, hasSidecar: false }))}
         goesTo={hasPickers() ? "A torch.save file; the browser asks where to put it." : "A torch.save file is downloaded."} />}
       <SameCommand command={command} />
     </section>

@@ -91,7 +91,7 @@ export function Problems({ show, go }: { show: (fqn: string) => void; go: (view:
   const found = LEVELS.filter((level) => number[level] > 0);
   const state = model.scan && counts.warnings ? "Metadata, headers and sizes have no problems. Values do, as the scan below lists."
     : model.isDeep ? "Every byte was checked. No problems were found."
-    : `Metadata, headers and sizes were checked. No problems were found. ${model.scan ? "The scan of values found no NaN and no infinite values." : "Values have not been read."}`;
+    : `Metadata, headers and sizes were checked. No problems were found. ${!model.scan ? "Values have not been read." : model.scan.scanned ? `The scan of ${plural(model.scan.scanned, "tensor")} found no NaN and no infinite values.` : "No values could be scanned."}`;
   return (
     <section class="view" aria-label="Problems">
       {groups.length === 0 ? <p>{state}</p> : model.isDeep && <p class="quiet">Every byte was checked.</p>}

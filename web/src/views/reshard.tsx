@@ -8,11 +8,13 @@ import { saveText } from "../download";
 import { EXPANSION, IGNORE_CRC, RESHARD_FIELDS, troubleInFields } from "../field_names";
 import { mapNamed, mapOptionsOf } from "../map_choice";
 import { coordinatesOf, coordinatesText, type MeshAxis } from "../mesh";
+import { PLANNING } from "../model";
 import { choosePlace, hasPickers } from "../place";
 import type { Plan, PlanRequest, Writing } from "../protocol";
 import { meshOf, PLACEMENTS, reshardCommand, targetText, type MeshDim, type TargetForm } from "../target";
 import { bytesText, exactText, plural, visible } from "../text";
 import { SameCommand } from "./command";
+import { Current } from "./current";
 import { useModel } from "./hooks";
 import { MapFields } from "./map_fields";
 import { OpenAs } from "./open_as";
@@ -178,7 +180,7 @@ function SaveRanks({ request, isPlanned, to }: { request: PlanRequest; isPlanned
   useEffect(() => { if (isPlanned) void saving.ask(writing); }, [isPlanned, JSON.stringify(writing), model.opening]);
   return (
     <>
-      <Save saving={saving} isReady={isPlanned && saving.isPreviewOf(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
+      <Save saving={saving} isCurrent={isPlanned && saving.isAnswered(writing)} name={name} fields={RESHARD_FIELDS} fileName={(file) => file} isMapped={model.mapChoice.name !== ""} retry={() => void saving.ask(writing)} save={() => void saving.save(writing, () => choosePlace({ name, base: undefined, hasSidecar: false }))}
         goesTo={hasPickers() ? "The browser asks for a directory. A new directory with this name is made in it." : "This browser cannot write into directories, so an uncompressed zip is downloaded."} />
     </>
   );
@@ -188,7 +190,7 @@ export function Reshard(): JSX.Element {
   const model = useModel(), { preview, target: form } = model, source = model.opening ?? NO_SOURCE;
   const to = model.resharding.to as To, setTo = (form: To) => { model.resharding.to = form; model.changed(); };
   const target = targetText(form), request = { target, ...namesOf(form), ...mapOptionsOf(model.mapChoice) }, asked = JSON.stringify(request);
-  const command = reshardCommand(form, source, { ...namesOf(form), ...writingOf(form), to: to || undefined, ...mapNamed(model.mapChoice) }), ranks = meshOf(form).dims.reduce((n, d) => n * d.size, 1);
+  const command = reshardCommand(form, source, { ...namesOf(form), ...writingOf(form), to: to || undefined, ...mapNamed(model.mapChoice) }), { dims } = meshOf(form), ranks = dims.reduce((n, d) => n * d.size, 1), isPlanned = JSON.stringify(preview?.request) === asked;
   useEffect(() => {
     const timer = setTimeout(() => void model.plan(request, ranks), preview ? WAIT_MS : 0);
     return () => clearTimeout(timer);
@@ -202,14 +204,16 @@ export function Reshard(): JSX.Element {
         <Form form={form} set={(target) => { model.target = target; model.changed(); }} to={to} setTo={setTo} />
       </>}>
         <h2>The plan</h2>
-        {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
-        {preview?.plan && <PlanView plan={preview.plan} axes={form.dims} />}
+        <Current isCurrent={isPlanned} waiting={PLANNING}>
+          {preview?.trouble && <TroubleBox trouble={troubleInFields(preview.trouble, RESHARD_FIELDS)} isMapped={model.mapChoice.name !== ""} retry={() => void model.plan(request, ranks)} />}
+          {preview?.plan && <PlanView plan={preview.plan} axes={dims} />}
+        </Current>
         <p class="buttons">
           <Copy text={target} what="target" label="Copy the target file" />
           <button type="button" onClick={() => saveText("target.json", target)}>Save target.json</button>
-          {preview?.plan && <button type="button" onClick={() => saveText("plan.json", preview.text)}>Save plan.json</button>}
+          {preview?.plan && <button type="button" aria-disabled={!isPlanned} onClick={() => { if (isPlanned) saveText("plan.json", preview.text); }}>Save plan.json</button>}
         </p>
-        {preview?.plan && <SaveRanks request={request} isPlanned={JSON.stringify(preview.request) === asked} to={to} />}
+        {preview?.plan && <SaveRanks request={request} isPlanned={isPlanned} to={to} />}
         <SameCommand command={command} />
       </Asking>
     </section>

@@ -4,8 +4,9 @@ import { saveBlob } from "../download";
 import { inFields, troubleInFields } from "../field_names";
 import type { ConversionResult } from "../../../wasm/tessera.js";
 import type { WritingPreview, Written } from "../protocol";
-import type { Saving } from "../saving";
+import { DECIDING, type Saving } from "../saving";
 import { bytesText, exactText, plural, visible } from "../text";
+import { Current } from "./current";
 import { TroubleBox } from "./parts";
 
 const MOST = 100;
@@ -66,8 +67,8 @@ function Result({ written: { result, files, download, title }, fields, omitted }
 
 interface SaveProps {
   readonly saving: Saving;
-  /** Whether the preview belongs to the current state of the form. */
-  readonly isReady: boolean;
+  /** Whether the preview, or its error, belongs to the current state of the form. */
+  readonly isCurrent: boolean;
   readonly name: string;
   /** The options of the command for which there is a field. */
   readonly fields: readonly string[];
@@ -83,8 +84,8 @@ interface SaveProps {
   readonly isMapped?: boolean;
 }
 
-export function Save({ saving, isReady, name, fields, fileName, save, goesTo, retry, left = "", isMapped = false }: SaveProps): JSX.Element {
-  const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving, shown = `${saving.previewed} ${name}`, isWritten = written !== undefined && saving.saved === shown;
+export function Save({ saving, isCurrent, name, fields, fileName, save, goesTo, retry, left = "", isMapped = false }: SaveProps): JSX.Element {
+  const { preview, previewTrouble, trouble, written, isRunning, isCancelled } = saving, shown = `${saving.previewed} ${name}`, isWritten = written !== undefined && saving.saved === shown, isReady = isCurrent && preview !== undefined;
   const submit = () => {
     saving.saved = shown;
     saving.left = left;
@@ -93,9 +94,11 @@ export function Save({ saving, isReady, name, fields, fileName, save, goesTo, re
   return (
     <section aria-label="Save">
       <h2>{isWritten ? "What was written" : "What will be written"}</h2>
-      {previewTrouble && <TroubleBox trouble={troubleInFields(previewTrouble, fields)} isMapped={isMapped} retry={retry} />}
-      {preview && !isWritten && <Preview preview={preview} name={fileName} />}
-      {preview && left && !isWritten && <p>{left}</p>}
+      <Current isCurrent={isCurrent} waiting={DECIDING}>
+        {previewTrouble && <TroubleBox trouble={troubleInFields(previewTrouble, fields)} isMapped={isMapped} retry={retry} />}
+        {preview && !isWritten && <Preview preview={preview} name={fileName} />}
+        {preview && left && !isWritten && <p>{left}</p>}
+      </Current>
       <form class="slice" onSubmit={(e) => { e.preventDefault(); if (isReady && !isRunning) submit(); }}>
         <label>Name <input type="text" value={name} spellcheck={false} onInput={(e) => saving.rename(e.currentTarget.value)} /></label>
         <button type="submit" class="primary" disabled={!isReady || !name.trim()} aria-disabled={isRunning}>{isRunning ? "Writing …" : "Save…"}</button>

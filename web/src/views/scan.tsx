@@ -17,7 +17,7 @@ export function ScanView({ show }: { show: (fqn: string) => void }): JSX.Element
   return (
     <section aria-label="Values scan">
       <h2>Scan of values</h2>
-      <p class="fine" role="status">{plural(scanned, "tensor")} scanned: {bad.length ? <strong class="bad">{exactText(bad.length)} with NaN or infinite values</strong> : "no NaN, no infinite values"}{even > 0 && `, ${exactText(even)} all zero or constant`}.</p>
+      <p class="fine" role="status">{plural(scanned, "tensor")} scanned{scanned > 0 && ": "}{bad.length ? <strong class="bad">{exactText(bad.length)} with NaN or infinite values</strong> : scanned > 0 && "no NaN, no infinite values"}{even > 0 && `, ${exactText(even)} all zero or constant`}.</p>
       {suspects.length > 0 && <div class="scroll" tabIndex={0} role="region" aria-label="Suspect tensors">
         <table class="wide">
           <thead><tr><th>Tensor</th><th class="number">NaN</th><th class="number">Infinite</th><th>Values</th></tr></thead>

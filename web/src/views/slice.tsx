@@ -103,8 +103,8 @@ function Steppers({ shape, along, go }: { shape: readonly number[]; along: reado
 export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
   const model = useModel(), { selected, opening } = model, elements = selected?.elements, { shape } = detail;
   const [text, setText] = useState(firstSlice(shape));
-  const along = selected?.slice === undefined ? undefined : alongOf(selected.slice, shape), npy = elements && npyOf(elements), name = detail.fqn.replace(/[^\w.-]+/g, "_");
-  const isShown = elements !== undefined && selected?.slice === text && !selected.valuesTrouble;
+  const along = selected?.slice === undefined ? undefined : alongOf(selected.slice, shape), name = detail.fqn.replace(/[^\w.-]+/g, "_");
+  const isShown = elements !== undefined && selected?.slice === text && !selected.valuesTrouble, npy = isShown && npyOf(elements);
   const go = (to: string) => { setText(to); void model.readSlice(to); };
   const isOwn = selected?.map.map === undefined, reference = `${detail.fqn}${shape.length && text.trim() ? `[${text.trim()}]` : ""}`;
   return (
@@ -122,9 +122,9 @@ export function SliceView({ detail }: { detail: TensorDetail }): JSX.Element {
       </>}
       <p class="buttons">
         {npy && <button type="button" class="small" onClick={() => saveBlob(`${name}.npy`, npy)}>Save .npy</button>}
-        {elements && numbersOf(elements) && <button type="button" class="small" onClick={() => { const csv = csvOf(elements); if (csv) saveBlob(`${name}.csv`, csv); }}>Save CSV</button>}
+        {isShown && numbersOf(elements) && <button type="button" class="small" onClick={() => { const csv = csvOf(elements); if (csv) saveBlob(`${name}.csv`, csv); }}>Save CSV</button>}
         {isOwn && opening && <CopyCommand command={{ name: "get", operands: [opening.title, reference], options: sourceOptions(opening), shell: { print: true } }} result="values" />}
-        {elements && !npy && <span class="quiet">NumPy has no {elements.dtype}, so there is no .npy of it.</span>}
+        {isShown && !npy && <span class="quiet">NumPy has no {elements.dtype}, so there is no .npy of it.</span>}
       </p>
     </>
   );

@@ -79,7 +79,7 @@ function Values({ fqn, shape, compared, map }: { fqn: string; shape: readonly nu
       </form>
       {trouble && <TroubleBox trouble={trouble} />}
       {found && <>
-        <Facts facts={[["differing", `${exactText(found.differing)} of ${exactText(found.count)}`], ...(found.differing > found.apart ? [["largest finite |A − B|", realText(found.largest)] as const] : []), ...(found.apart ? [["differ as NaN, as infinity or in the sign of zero (yellow)", exactText(found.apart)] as const] : []), ...(found.differing && Number.isFinite(found.relative) ? [["relative error ‖A − B‖ / ‖B‖", realText(found.relative)] as const] : []), ...(found.differing && Number.isFinite(found.cosine) ? [["cosine of A and B", realText(found.cosine)] as const] : [])]} />
+        <Facts facts={[...(shown && shape.length ? [["slice", shown] as const] : []), ["differing", `${exactText(found.differing)} of ${exactText(found.count)}`], ...(found.differing > found.apart ? [["largest finite |A − B|", realText(found.largest)] as const] : []), ...(found.apart ? [["differ as NaN, as infinity or in the sign of zero (yellow)", exactText(found.apart)] as const] : []), ...(found.differing && Number.isFinite(found.relative) ? [["relative error ‖A − B‖ / ‖B‖", realText(found.relative)] as const] : []), ...(found.differing && Number.isFinite(found.cosine) ? [["cosine of A and B", realText(found.cosine)] as const] : [])]} />
         <Corner a={found.a} b={found.b} />
         <HeatMap elements={found.elements} what="differences A − B" />
       </>}
