@@ -122,6 +122,16 @@ async function testComparison(page) {
     await page.getByLabel("atol", { exact: true }).press("Enter");
     await page.locator("aside .facts dd", { hasText: "same" }).waitFor();
   });
+  await test("a tolerance that is being typed stays while the view is drawn again", async () => {
+    const field = page.getByLabel("rtol", { exact: true });
+    await field.fill("0.5");
+    await holding(page, "diff", () => button("Sharding").evaluate((toggle) => toggle.click()), () => expectOlder(box, "Comparing …")); // the field keeps the focus
+    await page.locator("section[aria-label=Comparison]:not([aria-busy=true])").waitFor();
+    check(await field.inputValue() === "0.5", `it is '${await field.inputValue()}'`);
+    await field.fill("x");
+    await field.press("Enter");
+    check(await field.inputValue() === "", "what is not a number stays");
+  });
   await test("differences of an entry name the slice that they are of", async () => {
     await button("Show differences").click();
     await page.locator("aside .facts dt", { hasText: "differing" }).waitFor();

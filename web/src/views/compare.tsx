@@ -46,8 +46,13 @@ function commandOf({ values, layout, canonical, tolerance: { atol, rtol }, map, 
 
 /** A field for a tolerance. What is not a number of 0 or more changes nothing. */
 function Within({ label, title, value, set }: { label: string; title: string; value: number; set: (to: number) => void }): JSX.Element {
-  const take = (text: string) => { const to = text.trim() === "" ? 0 : Number(text); if (to >= 0 && Number.isFinite(to)) set(to); };
-  return <label class="within" title={title}>{label}<input type="text" inputMode="decimal" value={value || ""} placeholder="0" spellcheck={false} onChange={(e) => take(e.currentTarget.value)} /></label>;
+  const [typed, setTyped] = useState<string>(); // the view may be drawn again while something is typed
+  const take = (text: string) => {
+    const to = text.trim() === "" ? 0 : Number(text);
+    setTyped(undefined);
+    if (to >= 0 && Number.isFinite(to)) set(to);
+  };
+  return <label class="within" title={title}>{label}<input type="text" inputMode="decimal" value={typed ?? (value || "")} placeholder="0" spellcheck={false} onInput={(e) => setTyped(e.currentTarget.value)} onChange={(e) => take(e.currentTarget.value)} /></label>;
 }
 
 /** What would make more of both sides comparable, and what was done for that. */
