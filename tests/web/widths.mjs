@@ -54,7 +54,8 @@ async function testSmall(page) {
   await page.setViewportSize(SMALL);
   await test("next to an entry, the tools of a comparison take two lines", async () => {
     await page.getByRole("button", { name: /^Values/ }).click();
-    await page.locator(".window .row:not(.group)").first().click();
+    await page.locator("section[aria-label=Comparison]:not([aria-busy=true]) .verdict-line", { hasText: "values not compared yet" }).waitFor();
+    await page.locator(".window .row:not(.group)", { hasText: "only in B" }).first().click();
     await page.locator("aside header").waitFor();
     const tools = page.getByRole("group", { name: "Compare", exact: true });
     check(await linesOf(tools) <= 2, `they take ${await linesOf(tools)}`);
@@ -64,6 +65,7 @@ async function testSmall(page) {
   await test("what is known of the checkpoint is one line of the header", async () => {
     const { height } = await page.locator(".about").boundingBox();
     check(height < 28, `it is ${height} px high`);
+    check(await beyond(page.locator(".about")) > 0 && await beyond(page.locator(".top h1")) <= 0, "the title is cut, although what is known could be cut more");
   });
   await test("the chosen row is marked as such while the list has the focus", async () => {
     await goTo(page, "Contents");
