@@ -182,10 +182,11 @@ static bool set_headers(const tsr_curl *curl, job *j)
     return true;
 }
 
-/* The certificates of the authorities to trust, as curl itself finds them; NULL: the system's. */
-static const char *authorities(void)
+/* The certificates of the authorities to trust, by default as curl itself finds them; NULL: the system's. */
+static const char *authorities(const tsr_http_transfer *t)
 {
-    const char *given = getenv("CURL_CA_BUNDLE");
+    const char *given = t->authorities;
+    if (!given || !*given) given = getenv("CURL_CA_BUNDLE");
     if (!given || !*given) given = getenv("SSL_CERT_FILE");
     return given && *given ? given : NULL;
 }
@@ -212,7 +213,7 @@ static bool prepare(const tsr_curl *curl, job *j)
     curl->easy_setopt(handle, CURLOPT_XFERINFODATA, j);
     curl->easy_setopt(handle, CURLOPT_USERAGENT, "tessera");
     curl->easy_setopt(handle, CURLOPT_BUFFERSIZE, (long)RECEIVED_AT_ONCE);
-    if (authorities()) curl->easy_setopt(handle, CURLOPT_CAINFO, authorities());
+    if (authorities(t)) curl->easy_setopt(handle, CURLOPT_CAINFO, authorities(t));
     curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, j->reason);
     curl->easy_setopt(handle, CURLOPT_WRITEFUNCTION, take_body);
     curl->easy_setopt(handle, CURLOPT_WRITEDATA, j);

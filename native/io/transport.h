@@ -57,6 +57,8 @@ typedef struct tsr_http_transfer {
     const char *signing;         /* "aws:amz:us-east-1:s3": sign with AWS's Signature Version 4; NULL: do not sign */
     const char *user, *password; /* for `signing` */
     bool use_netrc;
+    const char *
+        authorities; /* file with the certificates of authorities to trust; NULL: CURL_CA_BUNDLE, SSL_CERT_FILE, the system's */
     unsigned connect_seconds; /* 0: the usual limit */
     /* Use a new connection: libcurl itself repeats a request if an existing connection turns out to be closed. */
     bool is_sent_once;

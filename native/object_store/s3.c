@@ -21,6 +21,7 @@ typedef struct s3 {
     tsr_str bucket;
     const char *endpoint;                     /* NULL: AWS's own servers */
     const char *absent_header, *absent_value; /* header that makes a request fail if the object exists */
+    const char *authorities;                  /* AWS_CA_BUNDLE or ca_bundle; NULL: as for other servers */
     tsr_aws_profile profile;
     pthread_mutex_t lock; /* protects the following fields */
     tsr_arena *secrets;
@@ -95,6 +96,7 @@ static tsr_status prepare(tsr_service *base, tsr_exchange *x, tsr_error *err)
     const tsr_str url = tsr_arena_format(x->arena, err, "%.*s%s%.*s%.*s", TSR_STR_ARG(host), bare ? "" : "/",
                                          TSR_STR_ARG(key), TSR_STR_ARG(query));
     x->transfer.url = url.data;
+    x->transfer.authorities = service->authorities;
     return url.data ? TSR_OK : TSR_E_NOMEM;
 }
 
@@ -194,6 +196,7 @@ static tsr_status configure(s3 *service, tsr_error *err)
     if (service->endpoint)
         TSR_TRY(tsr_endpoint_of(service->base.arena, tsr_str_from(service->endpoint), "the endpoint of S3",
                                 &service->endpoint, err));
+    service->authorities = setting(service, "AWS_CA_BUNDLE", "AWS_CA_BUNDLE", "ca_bundle");
     if (!region) region = "us-east-1";
     TSR_FAIL_IF(strlen(region) >= sizeof service->region ||
                     strspn(region, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != strlen(region),

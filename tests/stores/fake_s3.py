@@ -26,7 +26,7 @@ class Server(http_serving.Server):
     True. `loses(handler)` says whether the reply to a write gets lost after the write was carried out. `done` lists the
     writes that were carried out, as (operation, key)."""
 
-    def __init__(self, objects, trouble=lambda *a: False, region="eu-test-1", page=1000, keys=None):
+    def __init__(self, objects, trouble=lambda *a: False, region="eu-test-1", page=1000, keys=None, wrap=None):
         self.objects, self.trouble, self.region, self.page = objects, trouble, region, page
         self.keys = keys or {ID: (SECRET, None)}
         self.counts, self.active, self.most = {}, 0, 0
@@ -36,7 +36,7 @@ class Server(http_serving.Server):
         self.summed = {}  # the objects that were written with a checksum, which S3 then states: {key: bytes}
         self.began, self.written = time.time(), {}  # what was there from the beginning was written an hour before
         self.modified = lambda key: self.written.get(key, self.began - 3600)
-        super().__init__(Handler)
+        super().__init__(Handler, wrap=wrap)
 
     def env(self, **more):
         return {**ENV, "AWS_ENDPOINT_URL": self.url, **more}

@@ -1,7 +1,10 @@
 """Reads s3:// from moto and s3rver, to which boto3 writes, and from a server of our own that checks signatures."""
 import json
 import os
+import ssl
 import struct
+import subprocess
+import sys
 import time
 
 import boto3
@@ -155,6 +158,30 @@ def test_s3_io_depth_bounds_the_requests_at_once(t):
             doc = t.json("inspect", "s3://b/made.safetensors", "--json", "--hash", "sha256", *options, env=s.env())
             need(doc["entries"][0]["hash"] == local["entries"][0]["hash"], "another hash")
             need(least <= s.most <= most, f"--io-depth {depth}: {s.most} requests at once")
+
+
+@test
+def test_s3_trusts_the_authorities_that_aws_tools_trust(t):
+    """AWS_CA_BUNDLE, ca_bundle of the profile, and not only curl's variables; boto3 accepts the same."""
+    path, data = tensor_file(t)
+    certificate, key, other = t.at("certificate.pem"), t.at("key.pem"), t.at("other.pem")
+    for made, its_key in ((certificate, key), (other, t.at("other_key.pem"))):
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+                        "-keyout", its_key, "-out", made], check=True, stderr=subprocess.DEVNULL)
+    with open(t.at("config"), "w") as f:
+        f.write(f"[default]\nca_bundle = {certificate}\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with serving({"made.safetensors": data}, wrap=lambda s: context.wrap_socket(s, server_side=True)) as s:
+        for accepted, env in ((False, {}), (True, {"AWS_CA_BUNDLE": certificate}), (True, {"AWS_CONFIG_FILE": t.at("config")}), (True, {"CURL_CA_BUNDLE": certificate}),
+                              (True, {"AWS_CA_BUNDLE": certificate, "CURL_CA_BUNDLE": other}), (False, {"AWS_CA_BUNDLE": other, "CURL_CA_BUNDLE": certificate}),
+                              (False, {"AWS_CA_BUNDLE": other, "AWS_CONFIG_FILE": t.at("config")})):
+            p = t.run("inspect", "s3://b/made.safetensors", env=s.env(**env), status=0 if accepted else 2)
+            need(accepted or b"certificate" in p.stderr, p.stderr)
+            if "CURL_CA_BUNDLE" not in env:
+                script = f"import boto3; print(boto3.client('s3').get_object(Bucket='b', Key='made.safetensors')['Body'].read() == {data!r})"
+                theirs = subprocess.run([sys.executable, "-c", script], env={**os.environ, **s.env(**env)}, capture_output=True)
+                need((theirs.stdout == b"True\n") == accepted, f"boto3 with {env}: {theirs}")
 
 
 class Metadata(http_serving.Handler):

@@ -42,14 +42,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """`asked`: what a handler notes of each request, under `lock`. `ahead`: by how many seconds the clock is, in Date."""
+    """`asked`: what a handler notes of each request, under `lock`. `ahead`: by how many seconds the clock is, in Date. `wrap`: makes TLS's socket
+    from the server's."""
     daemon_threads = True
     ahead = 0
 
-    def __init__(self, handler, host="127.0.0.1"):
+    def __init__(self, handler, host="127.0.0.1", wrap=None):
         self.asked, self.lock = [], threading.Lock()
         super().__init__((host, 0), handler)
-        self.url = f"http://{host}:{self.server_address[1]}"
+        if wrap:
+            self.socket = wrap(self.socket)
+        self.url = f"{'https' if wrap else 'http'}://{host}:{self.server_address[1]}"
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exc_info()[1], ConnectionError):  # programs that end, or that are killed

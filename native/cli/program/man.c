@@ -99,7 +99,7 @@ static void put_end(void)
         ".TP\n.BR CURL_CA_BUNDLE \", \" SSL_CERT_FILE\nTrust the certificate authorities in this file, the first of the two that is set, in place of "
         "the system's\n"
         ".TP\n.B TESSERA_RETRY_SECONDS\nGive up when a server has failed for so many seconds without recovering (default: 40)\n"
-        ".TP\n.BR AWS_ACCESS_KEY_ID \", \" AWS_SECRET_ACCESS_KEY \", \" AWS_SESSION_TOKEN \", \" AWS_PROFILE \", \" AWS_REGION \", \" AWS_ENDPOINT_URL\n"
+        ".TP\n.BR AWS_ACCESS_KEY_ID \", \" AWS_SECRET_ACCESS_KEY \", \" AWS_SESSION_TOKEN \", \" AWS_PROFILE \", \" AWS_REGION \", \" AWS_ENDPOINT_URL \", \" AWS_CA_BUNDLE\n"
         "As AWS\\(aqs own tools use them, like its profiles and the metadata services of containers and instances\n"
         ".TP\n.BR GOOGLE_OAUTH_ACCESS_TOKEN \", \" GOOGLE_HMAC_ACCESS_ID \", \" GOOGLE_HMAC_SECRET \", \" STORAGE_EMULATOR_HOST\nCredentials for gs:// "
         "(otherwise the metadata server), and an emulator\n"
