@@ -6,6 +6,7 @@
 #include "base/cursor.h"
 #include "check/check_share.h"
 #include "formats/common/end_sum.h"
+#include "formats/common/reader.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
 #include "tessera/sys/catalog.h"
@@ -364,9 +365,9 @@ static tsr_status read_extents(check *c, const tsr_ring_work *work, tsr_error *e
 /* Reads the extents in this rank's share, and counts their values in `tallies`. */
 static tsr_status deep_extents(check *c, tsr_error *err)
 {
-    const uint32_t threads = tsr_checkpoint_host(c->checkpoint)->threads;
+    const uint32_t threads = tsr_threads(c->checkpoint->given_host);
     /* Eight pieces per thread and round: with fewer, waiting for the slowest thread takes noticeable time. */
-    const size_t enough = 16 * (threads ? threads : 1) * (SLICE_BYTES + TSR_COPY_SLACK);
+    const size_t enough = 16 * threads * (SLICE_BYTES + TSR_COPY_SLACK);
     const tsr_ring_work work = {
         .job_size = sizeof(piece), .fill = fill_piece, .drain = drain_piece, .ctx = c, .enough = enough};
     c->partials = tsr_vec_of(c->share.allocator, sizeof(partial));

@@ -32,7 +32,8 @@ tsr_status tsr_validate(tsr_checkpoint *checkpoint, const tsr_validate_options *
     TSR_TRY(TSR_OPTIONS_COPY(&o, options, tsr_validate_options, err));
     const bool hashes = o.layout && o.layout->digests && (o.deep || o.hashes);
     tsr_status status = check_catalog(checkpoint, &o, err);
-    if (status == TSR_OK && !o.ring && (o.deep || hashes)) status = tsr_ring_new(checkpoint->host, 0, &own, err);
+    if (status == TSR_OK && !o.ring && (o.deep || hashes))
+        status = tsr_ring_new(o.deep ? checkpoint->given_host : checkpoint->host, 0, &own, err);
     if (own) o.ring = own;
     if (o.comm) status = tsr_comm_agree(o.comm, status, err);
     if (status == TSR_OK) status = check_bytes(checkpoint, &o, hashes, err);

@@ -146,6 +146,7 @@ tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *sche
     if (!own) return TSR_E_NOMEM;
     *own = (tsr_checkpoint){.store = source->store,
                             .host = host,
+                            .given_host = source->given_host,
                             .options = source->options,
                             .missing = tsr_vec_of(host->allocator, sizeof(tsr_str))};
     own->arena = tsr_arena_new(host->allocator,

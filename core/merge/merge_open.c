@@ -9,6 +9,7 @@
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
 #include "tessera/sys/options.h"
@@ -613,6 +614,8 @@ static tsr_status new_merge(builder *b)
 static tsr_status fill(tsr_mapped *m, void *ctx, tsr_error *err)
 {
     builder *b = ctx;
+    for (uint32_t i = 0; i < b->count; i++)
+        m->own->host = tsr_host_wider(m->own->host, tsr_checkpoint_host(b->given[i].checkpoint));
     const tsr_host *host = m->own->host;
     b->m = m;
     b->err = err;

@@ -784,7 +784,7 @@ static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_l
                             tsr_error *err)
 {
     const tsr_allocator *allocator = work->host->allocator;
-    const uint32_t threads = work->host->threads;
+    const uint32_t threads = tsr_threads(work->host);
     const size_t count = range->end - range->first;
     running r = {.work = work, .part = part, .journal = journal};
     r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */

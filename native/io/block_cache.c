@@ -7,7 +7,15 @@
 
 #include "tessera/sys/containers.h"
 
-enum { BLOCK = TSR_CACHE_BLOCK, BLOCKS = 256, MOST_AT_ONCE = TSR_CACHE_LARGEST_READ / BLOCK + 1 };
+/* Of a store with many files, a conversion reads all of them at the same time, a little of each: blocks for all of them stay. */
+enum {
+    BLOCK = TSR_CACHE_BLOCK,
+    LEAST_BLOCKS = 256,
+    MOST_BLOCKS = 1024,
+    BLOCKS_A_FILE = 4,
+    MOST_AT_ONCE = 8,
+    SLOTS = 2 * MOST_BLOCKS
+};
 
 typedef struct block {
     uint32_t file;
@@ -16,6 +24,7 @@ typedef struct block {
     bool is_busy; /* being fetched */
     uint64_t used_at;
     char *bytes;
+    struct block *next; /* in its slot */
 } block;
 
 struct tsr_block_cache {
@@ -24,7 +33,9 @@ struct tsr_block_cache {
     void *ctx;
     pthread_mutex_t lock;
     pthread_cond_t fetched; /* signalled when a block is no longer busy */
-    block blocks[BLOCKS];
+    block blocks[MOST_BLOCKS];
+    block *slots[SLOTS]; /* the blocks that are not empty, by file and number */
+    size_t block_count;  /* of `blocks`, that are used */
     uint64_t clock;
 };
 
@@ -33,7 +44,7 @@ tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *
 {
     tsr_block_cache *cache = tsr_alloc(allocator, 1, sizeof *cache, err);
     if (!cache) return TSR_E_NOMEM;
-    *cache = (tsr_block_cache){.allocator = allocator, .fetch = fetch, .ctx = ctx};
+    *cache = (tsr_block_cache){.allocator = allocator, .fetch = fetch, .ctx = ctx, .block_count = LEAST_BLOCKS};
     pthread_mutex_init(&cache->lock, NULL);
     pthread_cond_init(&cache->fetched, NULL);
     *out = cache;
@@ -43,36 +54,59 @@ tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *
 void tsr_block_cache_free(tsr_block_cache *cache)
 {
     if (!cache) return;
-    for (size_t i = 0; i < BLOCKS; i++) tsr_free(cache->allocator, cache->blocks[i].bytes, BLOCK, 1);
+    for (size_t i = 0; i < MOST_BLOCKS; i++) tsr_free(cache->allocator, cache->blocks[i].bytes, BLOCK, 1);
     pthread_cond_destroy(&cache->fetched);
     pthread_mutex_destroy(&cache->lock);
     tsr_free(cache->allocator, cache, 1, sizeof *cache);
 }
 
-void tsr_block_cache_forget(tsr_block_cache *cache)
+void tsr_block_cache_forget(tsr_block_cache *cache, size_t file_count)
 {
-    for (size_t i = 0; i < BLOCKS; i++) cache->blocks[i].size = 0;
+    const size_t most = file_count < MOST_BLOCKS ? BLOCKS_A_FILE * file_count : MOST_BLOCKS;
+    for (size_t i = 0; i < MOST_BLOCKS; i++) cache->blocks[i].size = 0;
+    for (size_t i = 0; i < SLOTS; i++) cache->slots[i] = NULL;
+    cache->block_count = most < LEAST_BLOCKS ? LEAST_BLOCKS : most < MOST_BLOCKS ? most : MOST_BLOCKS;
+}
+
+static block **slot_of(tsr_block_cache *cache, uint32_t file, uint64_t number)
+{
+    return &cache->slots[(number + file * UINT64_C(0x9E3779B1)) % SLOTS];
 }
 
 static block *find(tsr_block_cache *cache, uint32_t file, uint64_t number)
 {
-    for (size_t i = 0; i < BLOCKS; i++) {
-        block *b = &cache->blocks[i];
-        if (b->size && b->file == file && b->number == number) return b;
-    }
-    return NULL;
+    block *b = *slot_of(cache, file, number);
+    while (b && (b->file != file || b->number != number)) b = b->next;
+    return b;
 }
 
-/* Returns a block to fill: an empty one, otherwise the one that was used longest ago. NULL if all are busy. */
+static void empty(tsr_block_cache *cache, block *b)
+{
+    block **at = slot_of(cache, b->file, b->number);
+    if (!b->size) return;
+    while (*at != b) at = &(*at)->next;
+    *at = b->next;
+    b->size = 0;
+}
+
+static void fill(tsr_block_cache *cache, block *b, uint32_t file, uint64_t number, size_t size)
+{
+    block **slot = slot_of(cache, file, number);
+    *b = (block){file, number, size, true, ++cache->clock, b->bytes, *slot};
+    *slot = b;
+}
+
+/* Returns a block to fill: an empty one, otherwise the one that was used longest ago, which is emptied. NULL if all are busy. */
 static block *take(tsr_block_cache *cache)
 {
     block *oldest = NULL;
-    for (size_t i = 0; i < BLOCKS; i++) {
+    for (size_t i = 0; i < cache->block_count; i++) {
         block *b = &cache->blocks[i];
         if (b->is_busy) continue;
         if (!b->size) return b;
         if (!oldest || b->used_at < oldest->used_at) oldest = b;
     }
+    if (oldest) empty(cache, oldest);
     return oldest;
 }
 
@@ -89,7 +123,7 @@ static size_t claim(tsr_block_cache *cache, const tsr_block_range *range, uint64
     while (number <= last && count < MOST_AT_ONCE && !find(cache, range->file, number)) {
         block *b = take(cache);
         if (!b) break;
-        *b = (block){range->file, number, size_of(range, number), true, ++cache->clock, b->bytes};
+        fill(cache, b, range->file, number, size_of(range, number));
         claimed[count++] = b;
         number++;
     }
@@ -134,10 +168,19 @@ static tsr_status load(tsr_block_cache *cache, const tsr_block_range *range, uin
     pthread_mutex_lock(&cache->lock);
     for (size_t i = 0; i < count; i++) {
         claimed[i]->is_busy = false;
-        if (status != TSR_OK) claimed[i]->size = 0;
+        if (status != TSR_OK) empty(cache, claimed[i]);
     }
     pthread_cond_broadcast(&cache->fetched);
     return status;
+}
+
+/* The last block to fetch with block `number`, of which `last` is needed: after blocks that were read one after the other, as many more as
+ * the cache keeps of each file. */
+static uint64_t reach(tsr_block_cache *cache, const tsr_block_range *range, uint64_t number, uint64_t last)
+{
+    const uint64_t end = (range->file_size - 1) / BLOCK, further = number + BLOCKS_A_FILE - 1;
+    if (number < 2 || !find(cache, range->file, number - 1) || !find(cache, range->file, number - 2)) return last;
+    return further <= last ? last : further < end ? further : end;
 }
 
 tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, void *buffer, size_t size, tsr_error *err)
@@ -149,7 +192,8 @@ tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, v
         const size_t at = (size_t)(range.offset % BLOCK);
         block *b = find(cache, range.file, range.offset / BLOCK);
         if (!b || b->is_busy) {
-            status = load(cache, &range, range.offset / BLOCK, (range.offset + size - 1) / BLOCK, err);
+            const uint64_t number = range.offset / BLOCK, last = (range.offset + size - 1) / BLOCK;
+            status = load(cache, &range, number, reach(cache, &range, number, last), err);
             continue;
         }
         const size_t taken = b->size - at < size ? b->size - at : size;
@@ -167,8 +211,8 @@ tsr_status tsr_block_cache_read(tsr_block_cache *cache, tsr_block_range range, v
 
 typedef struct prefetching {
     tsr_block_cache *cache;
-    block *claimed[BLOCKS / 2]; /* blocks of the same run are adjacent */
-    tsr_block_run runs[BLOCKS / 2];
+    block *claimed[LEAST_BLOCKS / 2]; /* blocks of the same run are adjacent */
+    tsr_block_run runs[LEAST_BLOCKS / 2];
     size_t claimed_count, run_count;
 } prefetching;
 
@@ -182,7 +226,7 @@ static void claim_place(prefetching *p, const tsr_block_range *range, uint64_t s
 {
     uint64_t number = range->offset / BLOCK;
     const uint64_t last = (range->offset + size - 1) / BLOCK;
-    while (number <= last && p->claimed_count + MOST_AT_ONCE <= BLOCKS / 2) {
+    while (number <= last && p->claimed_count + MOST_AT_ONCE <= LEAST_BLOCKS / 2) {
         const size_t count = claim(p->cache, range, number, last, p->claimed + p->claimed_count);
         if (count) {
             tsr_block_run *run = &p->runs[p->run_count++];
@@ -232,7 +276,7 @@ static void release(prefetching *p)
     for (size_t r = 0; r < p->run_count; r++)
         for (size_t i = blocks_of(&p->runs[r]); i > 0; i--, at++) {
             p->claimed[at]->is_busy = false;
-            if (!p->runs[r].is_fetched) p->claimed[at]->size = 0;
+            if (!p->runs[r].is_fetched) empty(p->cache, p->claimed[at]);
         }
     pthread_cond_broadcast(&p->cache->fetched);
     pthread_mutex_unlock(&p->cache->lock);

@@ -1,5 +1,6 @@
 /* Serves small reads of remote files from blocks of 64 KiB. Neighboring values cost a single request, and no block is
- * fetched twice at the same time, however many threads need it. Must not be used for reads of more than 256 KiB. */
+ * fetched twice at the same time, however many threads need it. After reads of neighboring blocks of a file, the blocks that follow are fetched
+ * with the next one. Must not be used for reads of more than 256 KiB. */
 #ifndef TSR_IO_BLOCK_CACHE_H
 #define TSR_IO_BLOCK_CACHE_H
 
@@ -12,12 +13,12 @@ typedef struct tsr_block_cache tsr_block_cache;
 /* Reads a range that is inside the file. Called without a lock, from any thread. */
 typedef tsr_status tsr_block_fetch(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
 
-/* Creates a cache of at most 16 MiB. Borrows `ctx`. */
+/* Creates a cache of at most 16 MiB; 64 MiB for many files. Borrows `ctx`. */
 tsr_status tsr_block_cache_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_block_cache **out,
                                tsr_error *err);
 void tsr_block_cache_free(tsr_block_cache *cache); /* accepts NULL */
-/* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
-void tsr_block_cache_forget(tsr_block_cache *cache);
+/* Forgets everything, because the files and their numbers have changed. There must be no reads at the same time. */
+void tsr_block_cache_forget(tsr_block_cache *cache, size_t file_count);
 
 /* One range to fetch. The function below fetches several, and sets is_fetched in those that succeed. */
 typedef struct tsr_block_run {
@@ -29,7 +30,7 @@ typedef struct tsr_block_run {
 } tsr_block_run;
 typedef void tsr_block_fetch_many(void *ctx, tsr_block_run *runs, size_t count);
 /* Fetches the missing blocks of these places with a single call of `fetch`, which gets the ctx of the cache. Fills at most
- * half of the cache. `files` states the sizes of files. Thread-safe. */
+ * 8 MiB of the cache. `files` states the sizes of files. Thread-safe. */
 void tsr_block_cache_prefetch(tsr_block_cache *cache, const tsr_store_file *files, const tsr_store_place *places,
                               size_t count, tsr_block_fetch_many *fetch);
 

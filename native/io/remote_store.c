@@ -138,7 +138,7 @@ typedef struct remote_store {
     tsr_block_cache *cache;
     tsr_scheduled_reads *scheduled;
     tsr_guards *guards;
-    tsr_pool *askers; /* threads that wait for answers about files */
+    tsr_pool *readers; /* threads that wait for answers */
 } remote_store;
 
 bool tsr_is_address(const char *path)
@@ -227,7 +227,7 @@ static void remote_close(tsr_store *base)
 {
     remote_store *store = (remote_store *)base;
     tsr_scheduled_reads_free(store->scheduled);
-    tsr_pool_free(store->askers);
+    tsr_pool_free(store->readers);
     tsr_guards_free(store->guards);
     tsr_block_cache_free(store->cache);
     for (uint32_t i = 0; i < store->files.count; i++) {
@@ -304,7 +304,7 @@ static tsr_status list_files(remote_store *store, tsr_error *err)
     }
     store->base.files = store->listing.items;
     store->base.file_count = (uint32_t)store->listing.count;
-    tsr_block_cache_forget(store->cache); /* the numbers of files have changed */
+    tsr_block_cache_forget(store->cache, store->files.count); /* the numbers of files have changed */
     tsr_guards_forget(store->guards);
     return tsr_scheduled_reads_begin(store->scheduled, NULL, 0, err);
 }
@@ -377,7 +377,7 @@ tsr_status tsr_remote_store_add(tsr_store *base, const tsr_str *names, size_t co
         a.files[i].shown = shown_as(store, a.files[i].url, err);
         if (!a.files[i].name.data || !a.files[i].shown.data) status = TSR_E_NOMEM;
     }
-    if (status == TSR_OK) tsr_pool_run(store->askers, count, ask_one, &a);
+    if (status == TSR_OK) tsr_pool_run(store->readers, count, ask_one, &a);
     if (status == TSR_OK) status = take_answers(&a, count, added, err);
     if (a.errors) tsr_free(store->allocator, a.errors, count + 1, sizeof *a.errors);
     return status == TSR_OK && *added ? list_files(store, err) : status;
@@ -524,14 +524,16 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
                                      .guard = remote_guard,
                                      .expect = remote_expect,
                                      .schedule = remote_schedule,
-                                     .neighbor = remote_neighbor},
+                                     .neighbor = remote_neighbor,
+                                     .parallel_for = tsr_pool_run},
                             .allocator = allocator,
                             .files = tsr_vec_of(allocator, sizeof(remote_file)),
                             .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
     store->arena = tsr_arena_new(allocator, 0, err);
     const uint32_t depth = host->io_depth ? host->io_depth : TSR_IO_DEPTH;
-    store->askers = tsr_pool_new(depth);
-    tsr_status status = store->arena && store->askers ? tsr_http_open(allocator, depth, &store->http, err) : TSR_E_NOMEM;
+    store->base.parallel_ctx = store->readers = tsr_pool_new(depth);
+    store->base.threads = depth;
+    tsr_status status = store->arena && store->readers ? tsr_http_open(allocator, depth, &store->http, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_block_cache_new(allocator, fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_scheduled_reads_new(host, fetch, store, &store->scheduled, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(allocator, read_unguarded, store, &store->guards, err);

@@ -10,6 +10,7 @@
 
 #include "io/block_cache.h"
 #include "io/locked.h"
+#include "io/sys.h"
 #include "object_store/exchange.h"
 #include "object_store/service.h"
 #include "tessera/sys/containers.h"
@@ -17,8 +18,6 @@
 #include "tessera/sys/path.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
-
-typedef struct tsr_read_ahead tsr_read_ahead;
 
 /* ---- path store ---- */
 
@@ -102,192 +101,9 @@ tsr_status tsr_path_must_be_local(const char *path, tsr_error *err)
     return tsr_raise(err, TSR_E_UNSUPPORTED, TSR_NO_POSITION, "cannot write to '%s'; name a path on this machine", shown);
 }
 
-/* ---- read ahead ---- */
-
-/* Reads ahead when objects are read from front to back: a window of 8 MiB is fetched by several requests at the same time,
- * and the reads that follow are served from it. At most one window per run of reads is fetched in vain; none if the run
- * reads all of a range that was announced, such as the bytes of a chunk.
- *
- * This is not io/block_cache.h with larger blocks. That one keeps what small reads in any order use again, and fetches
- * only what is requested. This one guesses where a run continues, and forgets what was read. An object store has both,
- * for two kinds of reads. */
-
-enum { WINDOW = 8 << 20, WINDOWS = 4, RUNS = 16, BEFORE = 64 << 10 };
-
-typedef struct window {
-    uint32_t file;
-    uint64_t offset;
-    size_t size;  /* 0: empty */
-    bool is_busy; /* being fetched */
-    uint64_t used_at;
-    char *bytes;
-} window;
-
-/* A sequence of reads, each of which begins where the previous one ended. */
-typedef struct run {
-    uint32_t file;
-    uint64_t begin, end; /* `end` is where the last read ended; 0: unused */
-} run;
-
-struct tsr_read_ahead {
-    const tsr_allocator *allocator;
-    tsr_block_fetch *fetch;
-    void *ctx;
-    pthread_mutex_t lock;
-    pthread_cond_t fetched;
-    window windows[WINDOWS];
-    run runs[RUNS];
-    run expected[RUNS]; /* ranges that were announced */
-    uint64_t clock;
-    unsigned expected_count; /* number of announcements so far */
-};
-
-/* Creates the windows: at most four, 32 MiB. Borrows `ctx`. `fetch` is called without a lock, from any thread. */
-static tsr_status read_ahead_new(const tsr_allocator *allocator, tsr_block_fetch *fetch, void *ctx, tsr_read_ahead **out,
-                                 tsr_error *err)
-{
-    tsr_read_ahead *ahead = tsr_alloc(allocator, 1, sizeof *ahead, err);
-    if (!ahead) return TSR_E_NOMEM;
-    *ahead = (tsr_read_ahead){.allocator = allocator, .fetch = fetch, .ctx = ctx};
-    pthread_mutex_init(&ahead->lock, NULL);
-    pthread_cond_init(&ahead->fetched, NULL);
-    *out = ahead;
-    return TSR_OK;
-}
-
-static void read_ahead_free(tsr_read_ahead *ahead)
-{
-    if (!ahead) return;
-    for (size_t i = 0; i < WINDOWS; i++) tsr_free(ahead->allocator, ahead->windows[i].bytes, WINDOW, 1);
-    pthread_cond_destroy(&ahead->fetched);
-    pthread_mutex_destroy(&ahead->lock);
-    tsr_free(ahead->allocator, ahead, 1, sizeof *ahead);
-}
-
-/* Forgets everything, because the numbers of files have changed. There must be no reads at the same time. */
-static void read_ahead_forget(tsr_read_ahead *ahead)
-{
-    for (size_t i = 0; i < WINDOWS; i++) ahead->windows[i].size = 0;
-    for (size_t i = 0; i < RUNS; i++) ahead->runs[i].end = ahead->expected[i].end = 0;
-}
-
-/* Announces that this range will be read sequentially. Only the latest 16 announcements count. Thread-safe. */
-static void read_ahead_expect(tsr_read_ahead *ahead, uint32_t file, uint64_t offset, uint64_t size)
-{
-    bool is_known = false;
-    pthread_mutex_lock(&ahead->lock);
-    for (size_t i = 0; i < RUNS && !is_known; i++) {
-        const run *e = &ahead->expected[i];
-        is_known = e->end == offset + size && e->file == file && e->begin == offset;
-    }
-    if (!is_known) ahead->expected[ahead->expected_count++ % RUNS] = (run){file, offset, offset + size};
-    pthread_mutex_unlock(&ahead->lock);
-}
-
-static window *find(tsr_read_ahead *ahead, uint32_t file, uint64_t offset)
-{
-    for (size_t i = 0; i < WINDOWS; i++) {
-        window *w = &ahead->windows[i];
-        if (w->size && w->file == file && w->offset <= offset && offset - w->offset < w->size) return w;
-    }
-    return NULL;
-}
-
-/* The window that was used longest ago; NULL if all are busy. */
-static window *oldest(tsr_read_ahead *ahead)
-{
-    window *found = NULL;
-    for (size_t i = 0; i < WINDOWS; i++) {
-        window *w = &ahead->windows[i];
-        if (!w->is_busy && (!found || w->used_at < found->used_at)) found = w;
-    }
-    return found;
-}
-
-/* How many bytes to read ahead. Ends where an announced range ends if the run began in it or shortly before it, for example
- * in the header of its member. A run that came here from elsewhere may continue after the range. Never extends into another
- * window. */
-static size_t window_size(const tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin)
-{
-    uint64_t end = range->file_size - range->offset < WINDOW ? range->file_size : range->offset + WINDOW;
-    for (size_t i = 0; i < RUNS; i++) {
-        const run *e = &ahead->expected[i];
-        const bool is_in = e->file == range->file && range->offset >= e->begin && range->offset < e->end;
-        if (is_in && begin + BEFORE >= e->begin && e->end < end) end = e->end;
-    }
-    for (size_t i = 0; i < WINDOWS; i++) {
-        const window *w = &ahead->windows[i];
-        if (w->size && w->file == range->file && w->offset > range->offset && w->offset < end) end = w->offset;
-    }
-    return (size_t)(end - range->offset);
-}
-
-/* Whether the read continues a run, which began at *begin and now ends after this read. Otherwise, a new run replaces the
- * oldest. */
-static bool continues_run(tsr_read_ahead *ahead, const tsr_block_range *range, size_t size, uint64_t *begin)
-{
-    run *found = NULL;
-    for (size_t i = 0; i < RUNS && !found; i++)
-        if (ahead->runs[i].end && ahead->runs[i].file == range->file && ahead->runs[i].end == range->offset)
-            found = &ahead->runs[i];
-    *begin = found ? found->begin : range->offset;
-    if (found) found->end = range->offset + size;
-    else ahead->runs[ahead->clock++ % RUNS] = (run){range->file, range->offset, range->offset + size};
-    return found != NULL;
-}
-
-/* Fetches a window. Must be called with the lock held, and releases it during the request. */
-static tsr_status fill(tsr_read_ahead *ahead, const tsr_block_range *range, uint64_t begin, tsr_error *err)
-{
-    assert(tsr_is_locked(&ahead->lock));
-    window *w = oldest(ahead);
-    if (!w) {
-        pthread_cond_wait(&ahead->fetched, &ahead->lock);
-        return TSR_OK;
-    }
-    w->size = 0;
-    *w = (window){range->file, range->offset, window_size(ahead, range, begin), true, ++ahead->clock, w->bytes};
-    pthread_mutex_unlock(&ahead->lock);
-    if (!w->bytes) w->bytes = tsr_alloc(ahead->allocator, WINDOW, 1, err);
-    const tsr_status status = w->bytes ? ahead->fetch(ahead->ctx, w->file, w->offset, w->bytes, w->size, err) : TSR_E_NOMEM;
-    pthread_mutex_lock(&ahead->lock);
-    w->is_busy = false;
-    if (status != TSR_OK) w->size = 0;
-    pthread_cond_broadcast(&ahead->fetched);
-    return status;
-}
-
-/* Serves a read that continues an earlier one. Otherwise *served is false, and nothing was read. Thread-safe. */
-static tsr_status read_ahead_read(tsr_read_ahead *ahead, tsr_block_range range, void *buffer, size_t size, bool *served,
-                                  tsr_error *err)
-{
-    tsr_status status = TSR_OK;
-    char *to = buffer;
-    uint64_t begin;
-    pthread_mutex_lock(&ahead->lock);
-    *served = continues_run(ahead, &range, size, &begin) || find(ahead, range.file, range.offset);
-    while (*served && size && status == TSR_OK) {
-        window *w = find(ahead, range.file, range.offset);
-        if (!w) {
-            status = fill(ahead, &range, begin, err);
-        } else if (w->is_busy) {
-            pthread_cond_wait(&ahead->fetched, &ahead->lock);
-        } else {
-            const size_t at = (size_t)(range.offset - w->offset), taken = w->size - at < size ? w->size - at : size;
-            memcpy(to, w->bytes + at, taken);
-            w->used_at = ++ahead->clock;
-            to += taken;
-            range.offset += taken;
-            size -= taken;
-        }
-    }
-    pthread_mutex_unlock(&ahead->lock);
-    return status;
-}
-
 /* ---- object store ---- */
 
-enum { PART = 4 << 20, PART_AHEAD = 1 << 20, MOST_PARTS = 64, DAMAGE_TEXT = 256 };
+enum { PART = 4 << 20, MOST_PARTS = 64, DAMAGE_TEXT = 256 };
 
 typedef struct object_file {
     tsr_str name; /* relative to the root */
@@ -306,10 +122,10 @@ typedef struct object_store {
     tsr_hidden_names hidden;
     size_t room;
     tsr_block_cache *cache;
-    tsr_read_ahead *ahead;
     tsr_scheduled_reads *scheduled;
     tsr_guards *guards;
     tsr_object_sums *sums;
+    tsr_pool *readers;         /* threads that wait for answers */
     pthread_mutex_t lock;      /* for `damaged` */
     const tsr_object *damaged; /* the first that arrived whole with another checksum than the server states; NULL: none */
     char damage[DAMAGE_TEXT];  /* how */
@@ -419,7 +235,7 @@ static tsr_status sum_up(object_store *store, const tsr_object *object, const ts
 typedef struct part_range {
     const tsr_object *object;
     uint64_t offset;
-    size_t size, part; /* bytes in total, and per request */
+    size_t size;
 } part_range;
 
 /* Fetches a range with 1 to MOST_PARTS requests at the same time. */
@@ -430,8 +246,8 @@ static tsr_status fetch_parts(object_store *store, part_range range, char *buffe
     tsr_exchange *exchanges = tsr_alloc(store->allocator, MOST_PARTS, sizeof *exchanges, err);
     size_t count = 0;
     if (!exchanges) return TSR_E_NOMEM;
-    for (size_t at = 0; at < range.size; at += range.part) {
-        const size_t size = range.size - at < range.part ? range.size - at : range.part;
+    for (size_t at = 0; at < range.size; at += PART) {
+        const size_t size = range.size - at < PART ? range.size - at : PART;
         requests[count++] = (tsr_request){.key = object->key,
                                           .is_ranged = true,
                                           .is_whole = size == object->size,
@@ -454,16 +270,9 @@ static tsr_status store_fetch(void *ctx, uint32_t file, uint64_t offset, void *b
     object_store *store = ctx;
     const size_t most = (size_t)MOST_PARTS * PART;
     for (size_t at = 0; at < size; at += most)
-        TSR_TRY(fetch_parts(store,
-                            (part_range){store->files[file].object, offset + at, size - at < most ? size - at : most, PART},
+        TSR_TRY(fetch_parts(store, (part_range){store->files[file].object, offset + at, size - at < most ? size - at : most},
                             (char *)buffer + at, err));
     return TSR_OK;
-}
-
-static tsr_status fetch_ahead(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
-{
-    object_store *store = ctx;
-    return fetch_parts(store, (part_range){store->files[file].object, offset, size, PART_AHEAD}, buffer, err);
 }
 
 static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -475,10 +284,8 @@ static tsr_status read_unguarded(void *ctx, uint32_t file, uint64_t offset, void
     size -= taken;
     buffer = (char *)buffer + taken;
     const tsr_block_range range = {file, store->base.files[file].size, offset};
-    bool served;
     if (size <= TSR_CACHE_LARGEST_READ) return tsr_block_cache_read(store->cache, range, buffer, size, err);
-    TSR_TRY(read_ahead_read(store->ahead, range, buffer, size, &served, err));
-    return served ? TSR_OK : store_fetch(store, file, offset, buffer, size, err);
+    return store_fetch(store, file, offset, buffer, size, err);
 }
 
 static tsr_status object_read_at(tsr_store *base, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
@@ -534,8 +341,8 @@ static tsr_status object_schedule(tsr_store *base, const tsr_store_place *places
 
 static void object_expect(tsr_store *base, uint32_t file, uint64_t offset, uint64_t size)
 {
-    if (tsr_scheduled_reads_reach(((object_store *)base)->scheduled, file, offset)) return;
-    if (size > TSR_CACHE_LARGEST_READ) read_ahead_expect(((object_store *)base)->ahead, file, offset, size);
+    (void)size;
+    (void)tsr_scheduled_reads_reach(((object_store *)base)->scheduled, file, offset);
 }
 
 /* ---- files of the store ---- */
@@ -595,8 +402,7 @@ static tsr_status show(object_store *store, unsigned levels, bool *deeper, tsr_e
         store->listing[i] = (tsr_store_file){store->files[i].name, store->files[i].object->size};
     store->base.files = store->listing;
     store->base.file_count = shown;
-    tsr_block_cache_forget(store->cache); /* the numbers of the files have changed */
-    read_ahead_forget(store->ahead);
+    tsr_block_cache_forget(store->cache, shown); /* the numbers of the files have changed */
     tsr_guards_forget(store->guards);
     return tsr_scheduled_reads_begin(store->scheduled, NULL, 0, err);
 }
@@ -705,10 +511,10 @@ static void object_close(tsr_store *base)
     tsr_object_sums_free(store->sums);
     pthread_mutex_destroy(&store->lock);
     tsr_block_cache_free(store->cache);
-    read_ahead_free(store->ahead);
     tsr_free(store->allocator, store->files, store->room, sizeof *store->files);
     tsr_free(store->allocator, store->listing, store->room, sizeof *store->listing);
     tsr_object_list_close(&store->objects);
+    tsr_pool_free(store->readers);
     tsr_service_close(store->service);
     tsr_free(store->allocator, store, 1, sizeof *store);
 }
@@ -753,18 +559,18 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
                                      .expect = object_expect,
                                      .schedule = object_schedule,
                                      .neighbor = object_neighbor,
-                                     .prefetch = object_prefetch},
+                                     .prefetch = object_prefetch,
+                                     .parallel_for = tsr_pool_run,
+                                     .threads = host->io_depth ? host->io_depth : TSR_IO_DEPTH},
                             .allocator = host->allocator};
+    store->base.parallel_ctx = store->readers = tsr_pool_new(store->base.threads);
     pthread_mutex_init(&store->lock, NULL);
-    tsr_status status = tsr_object_list_open(host->allocator, &store->objects, err);
+    tsr_status status = store->readers ? tsr_object_list_open(host->allocator, &store->objects, err) : TSR_E_NOMEM;
     if (status == TSR_OK) status = tsr_object_sums_new(host->allocator, &store->sums, err);
     if (status == TSR_OK) status = tsr_block_cache_new(host->allocator, store_fetch, store, &store->cache, err);
     if (status == TSR_OK) status = tsr_thread_guards_new(host->allocator, read_unguarded, store, &store->guards, err);
     if (status == TSR_OK) status = tsr_scheduled_reads_new(host, store_fetch, store, &store->scheduled, err);
-    if (status == TSR_OK) status = read_ahead_new(host->allocator, fetch_ahead, store, &store->ahead, err);
-    if (status == TSR_OK)
-        status = tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH,
-                                  &store->service, err);
+    if (status == TSR_OK) status = tsr_service_open(host->allocator, &location, store->base.threads, &store->service, err);
     if (status == TSR_OK) store->url = tsr_arena_str(store->service->arena, tsr_str_from(url), err);
     if (status == TSR_OK && !store->url.data) status = TSR_E_NOMEM;
     if (status == TSR_OK) status = open(store, location.key, err);

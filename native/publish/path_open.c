@@ -47,11 +47,10 @@ static tsr_status add_names(asking *a, tsr_str directory, const tsr_str *names, 
 
 /* Asks the server for files that the checkpoint lacks, and opens the checkpoint again. *done if there are none that it was
  * not asked for yet. */
-static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_open_options *options, bool *done,
-                             tsr_error *err)
+static tsr_status open_again(asking *a, const tsr_host *host, tsr_checkpoint **checkpoint, const tsr_open_options *options,
+                             bool *done, tsr_error *err)
 {
     tsr_store *store = tsr_checkpoint_given_store(*checkpoint);
-    const tsr_host *host = tsr_checkpoint_host(*checkpoint);
     size_t count, added;
     const char *marker;
     const tsr_str *names = tsr_checkpoint_missing(*checkpoint, &count), step = tsr_checkpoint_step(*checkpoint, &marker);
@@ -70,13 +69,14 @@ static tsr_status open_again(asking *a, tsr_checkpoint **checkpoint, const tsr_o
 
 /* A file that was found may imply others, such as Megatron files that its .metadata does not name. Until the server was
  * asked for all of them, the checkpoint may lack existing files; only then is it judged by its purpose. */
-static tsr_status ask_for_all(tsr_checkpoint **checkpoint, const tsr_open_options *options, tsr_error *err)
+static tsr_status ask_for_all(const tsr_host *host, tsr_checkpoint **checkpoint, const tsr_open_options *options,
+                              tsr_error *err)
 {
-    const tsr_allocator *allocator = tsr_checkpoint_host(*checkpoint)->allocator;
+    const tsr_allocator *allocator = host->allocator;
     asking a = {tsr_arena_new(allocator, 0, err), tsr_map_new(allocator, 0, err), tsr_vec_of(allocator, sizeof(tsr_str))};
     tsr_status status = a.arena && a.asked ? TSR_OK : TSR_E_NOMEM;
     bool done = false;
-    while (status == TSR_OK && !done) status = open_again(&a, checkpoint, options, &done, err);
+    while (status == TSR_OK && !done) status = open_again(&a, host, checkpoint, options, &done, err);
     tsr_vec_free(&a.names);
     tsr_map_free(a.asked);
     tsr_arena_free(a.arena);
@@ -89,7 +89,7 @@ static tsr_status open_all(tsr_store *store, const tsr_host *host, const tsr_ope
     tsr_open_options whole = *options;
     whole.purpose = TSR_FOR_FINDINGS;
     TSR_TRY(tsr_checkpoint_open(store, host, &whole, out, err));
-    TSR_TRY(ask_for_all(out, &whole, err));
+    TSR_TRY(ask_for_all(host, out, &whole, err));
     return tsr_checkpoint_require(*out, options->purpose, err);
 }
 

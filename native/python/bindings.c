@@ -419,7 +419,7 @@ static tsr_status read_whole(session *s, const read_item *item, tsr_error *err)
 
 static uint32_t threads_of(const session *s)
 {
-    return s->native.host.threads ? s->native.host.threads : 1;
+    return tsr_threads(tsr_checkpoint_host(s->checkpoint));
 }
 
 tsr_read_check *tsr_python_check_open(session *s, tsr_error *err)
@@ -472,7 +472,7 @@ static uint64_t piece_bytes(const session *s, const read_item *items, size_t cou
 {
     uint64_t total = 0;
     for (size_t i = 0; i < count; i++) total += items[i].bytes;
-    const uint64_t share = total / (s->native.host.threads ? s->native.host.threads : 1);
+    const uint64_t share = total / threads_of(s);
     return share < PIECE_LEAST ? PIECE_LEAST : share > PIECE_MOST ? PIECE_MOST : share;
 }
 
@@ -501,7 +501,7 @@ static bool cut(const session *s, const read_item *items, size_t count, tsr_vec 
 
 tsr_status tsr_python_read(session *s, const read_item *items, size_t count, tsr_read_check *check, tsr_error *err)
 {
-    const tsr_host *host = &s->native.host;
+    const tsr_host *host = tsr_checkpoint_host(s->checkpoint);
     const size_t threads = threads_of(s);
     tsr_vec pieces = tsr_vec_of(host->allocator, sizeof(piece));
     reading r = {

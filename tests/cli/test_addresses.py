@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import time
@@ -168,6 +169,50 @@ def test_addresses_of_many_files_are_requested_together(t):
                 of_data = [path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0"]
                 need(len(of_data) == len(set(of_data)) == (0 if name == "inspect" else 24), f"{name}: {len(of_data)} requests for data: {[(p, r) for p, r, _ in s.asked if of_data.count(p) > 1]}")
     need(files_below(t.at("copy")) == files_below(t.at("ck")), "another copy")
+
+
+def large_tensors(t, count, rows):
+    """Tensors of rows of 64 KiB, all different, as one file and as a DCP of `rows` files."""
+    words = [os.urandom(1 << 16).replace(b"\x7f", b"\x3f").replace(b"\xff", b"\xbf") for _ in range(rows)]
+    st_write(t.at("one.safetensors"), {f"t{i}": ("F32", [rows, 1 << 14], b"".join(words[i:] + words[:i])) for i in range(count)})
+    t.run("reshard", t.at("one.safetensors"), t.at("ck"), "--to", "dcp", "--mesh", str(rows), "--placements", "shard(0)", "--quiet")
+
+
+@test
+def test_addresses_of_values_are_requested_together(t):
+    """Commands that read values in another order than that of the files keep as many requests under way as they may."""
+    large_tensors(t, 12, 16)
+    now, most = 0, 0
+
+    def slow(handler, path, count):
+        nonlocal now, most
+        if handler.headers.get("Range") == "bytes=0-0":
+            return
+        with handler.server.lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.05)
+        with handler.server.lock:
+            now -= 1
+
+    commands = {"convert": ("convert", "SOURCE", "OUT.pt"), "diff": ("diff", "SOURCE", "SOURCE", "--values"),
+                "merge": ("merge", "OUT.safetensors", "SOURCE", "SOURCE", "--method", "linear"),
+                "reshard": ("reshard", "SOURCE", "OUT", "--mesh", "3", "--placements", "shard(0)")}
+    for source in ("one.safetensors", "ck/"):
+        for depth, least in ((1, 1), (6, 5)):
+            for name, command in commands.items():
+                if depth == 1 and name != "convert":
+                    continue  # one request at a time is slow, and the bound is the same for all
+                made = t.at(f"{name}{depth}")
+                with serving(t.folder, slow) as s:
+                    now = most = 0
+                    t.run(*(part.replace("SOURCE", s.url + source).replace("OUT", made) for part in command), "--threads", "1", "--io-depth", str(depth))
+                    bound = 2 * depth if name in ("diff", "merge") else depth  # of each of the two
+                    need(least <= most <= bound, f"{name} {source} --io-depth {depth}: {most} requests at once")
+                for path in (made + ".pt", made + ".safetensors", made):
+                    if os.path.exists(path):
+                        t.run("diff", "--values", t.at("one.safetensors"), path, "--quiet")
+                        (shutil.rmtree if os.path.isdir(path) else os.unlink)(path)
 
 
 @test

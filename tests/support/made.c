@@ -269,7 +269,8 @@ void tsr_made_open(tsr_made *made)
 {
     made->listed = (tsr_memory_file){TSR_STR("data"), {made->file.items ? made->file.items : "", made->file.count}};
     tsr_checkpoint *checkpoint = &made->checkpoint;
-    *checkpoint = (tsr_checkpoint){.host = &made->host, .arena = made->arena, .reader = &made_reader, .state = made};
+    *checkpoint = (tsr_checkpoint){
+        .host = &made->host, .given_host = &made->host, .arena = made->arena, .reader = &made_reader, .state = made};
     tsr_store_from_memory(&tsr_allocator_libc, &made->listed, 1, &checkpoint->store, NULL);
     checkpoint->findings = tsr_findings_new(&tsr_allocator_libc, 0, NULL);
     checkpoint->catalog = (tsr_catalog){

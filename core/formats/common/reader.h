@@ -31,6 +31,8 @@ struct tsr_checkpoint {
     const char *step_marker; /* the file that named the step, or NULL */
     bool took_latest;        /* options.step was "latest" */
     const tsr_host *host;
+    const tsr_host *given_host; /* for what reads in announced order: it needs no threads that wait */
+    tsr_host own_host;          /* `host`, if the store's threads read it instead of the given host's */
     tsr_arena *arena;
     tsr_findings *findings;
     tsr_open_options options;

@@ -122,6 +122,7 @@ tsr_status tsr_trees_open(tsr_store *store, const tsr_host *host, const uint32_t
     out->checkpoint = tsr_alloc(host->allocator, 1, sizeof *out->checkpoint, err);
     if (!out->checkpoint) return TSR_E_NOMEM;
     *out->checkpoint = (tsr_checkpoint){.host = host,
+                                        .given_host = host,
                                         .missing = tsr_vec_of(host->allocator, sizeof(tsr_str)),
                                         .entered = tsr_vec_of(host->allocator, sizeof(tsr_store *)),
                                         .expansion = host->limits.expansion};

@@ -76,6 +76,8 @@ void tsr_checkpoint_close(tsr_checkpoint *checkpoint); /* accepts NULL */
 const tsr_catalog *tsr_checkpoint_catalog(const tsr_checkpoint *checkpoint);
 /* The findings of opening and of all checks run since. Owned by the checkpoint. */
 tsr_findings *tsr_checkpoint_findings(tsr_checkpoint *checkpoint);
+/* The host to read the checkpoint with: that of tsr_checkpoint_open, or a copy of it with more threads where every read waits for a server
+ * (tsr_store.threads). Owned by the checkpoint. */
 const tsr_host *tsr_checkpoint_host(const tsr_checkpoint *checkpoint);
 
 /* The entry with exactly this FQN, or NULL. O(1). */

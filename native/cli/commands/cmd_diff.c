@@ -12,6 +12,7 @@
 #include "tessera/path.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/document.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/names.h"
 #include "tessera/sys/options.h"
 
@@ -71,7 +72,8 @@ static tsr_status compare_values(comparison *c, tsr_error *err)
     tsr_ring *ring = NULL;
     cli_progress progress;
     c->differences = tsr_arena_array(c->arena, (size_t)c->diff.pair_count, sizeof *c->differences, err);
-    tsr_status status = c->differences ? tsr_ring_new(cli_host(c->program), 0, &ring, err) : TSR_E_NOMEM;
+    const tsr_host *host = tsr_host_wider(tsr_checkpoint_host(c->a.checkpoint), tsr_checkpoint_host(c->b.checkpoint));
+    tsr_status status = c->differences ? tsr_ring_new(host, 0, &ring, err) : TSR_E_NOMEM;
     cli_progress_start(&progress, c->program, "comparing");
     if (status == TSR_OK) {
         status = tsr_diff_values(c->a.checkpoint, c->b.checkpoint, &c->diff,

@@ -161,10 +161,10 @@ static tsr_status read_slice(const cli_session *session, const tsr_entry *entry,
     return status;
 }
 
-static tsr_status read_whole(cli *program, const cli_session *session, const tsr_entry *entry, sink *to, tsr_error *err)
+static tsr_status read_whole(const cli_session *session, const tsr_entry *entry, sink *to, tsr_error *err)
 {
     tsr_ring *ring = NULL;
-    tsr_status status = tsr_ring_new(cli_host(program), 0, &ring, err);
+    tsr_status status = tsr_ring_new(tsr_checkpoint_host(session->checkpoint), 0, &ring, err);
     if (status == TSR_OK) status = tsr_stream_tensor(session->checkpoint, entry, ring, take_tile, to, err);
     tsr_ring_free(ring);
     return status;
@@ -199,7 +199,7 @@ static tsr_status get_to_file(cli *program, const cli_session *session, const as
     sink to = {.file = out.to, .dtype = entry->dtype, .most = UINT64_MAX};
     status = header.size ? cli_write_file(to.file, header.data, header.size, err) : TSR_OK;
     if (status == TSR_OK)
-        status = asked->whole ? read_whole(program, session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
+        status = asked->whole ? read_whole(session, entry, &to, err) : read_slice(session, entry, slice, &to, err);
     if (status == TSR_OK) status = cli_unchanged(session, err);
     return cli_out_close(&out, status, err);
 }

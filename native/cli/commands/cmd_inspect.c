@@ -157,7 +157,8 @@ static int run(cli *program, const tsr_command_options *arguments)
         status = tsr_validate_catalog(session.catalog, cli_host(program), tsr_checkpoint_findings(session.checkpoint), &err);
     }
     if (status == TSR_OK) status = cli_check_selection(program, &session, arguments, NULL, false, &err);
-    if (status == TSR_OK && (arguments->hash || arguments->stats)) status = tsr_ring_new(cli_host(program), 0, &ring, &err);
+    if (status == TSR_OK && (arguments->hash || arguments->stats))
+        status = tsr_ring_new(tsr_checkpoint_host(session.checkpoint), 0, &ring, &err);
     if (status == TSR_OK) status = (arguments->json ? inspect_json : inspect_text)(program, &session, arguments, ring, &err);
     if (status == TSR_OK) status = cli_unchanged(&session, &err);
     tsr_ring_free(ring);

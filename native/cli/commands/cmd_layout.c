@@ -13,7 +13,8 @@ static tsr_status write_layout(cli *program, const cli_session *session, const t
     tsr_json json;
     tsr_layout_options options = *layout;
     cli_progress progress;
-    tsr_status status = options.hash ? tsr_ring_new(cli_host(program), 0, &options.ring, err) : TSR_OK;
+    tsr_status status =
+        options.hash ? tsr_ring_new(tsr_checkpoint_host(session->checkpoint), 0, &options.ring, err) : TSR_OK;
     if (status != TSR_OK) return status;
     cli_progress_start(&progress, program, "hashing");
     options.checkpoint = session->checkpoint;

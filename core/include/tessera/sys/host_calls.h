@@ -37,6 +37,13 @@ static inline uint32_t tsr_threads(const tsr_host *host)
 #endif
 }
 
+/* Of the hosts of two checkpoints that are read together, the one with more threads: a checkpoint on a server has as many as requests may be
+ * under way. */
+static inline const tsr_host *tsr_host_wider(const tsr_host *a, const tsr_host *b)
+{
+    return tsr_threads(b) > tsr_threads(a) ? b : a;
+}
+
 /* To be called before code that may not be loaded; the host's error ends the call. */
 tsr_status tsr_host_load(const tsr_host *host, tsr_error *err);
 

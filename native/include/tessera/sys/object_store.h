@@ -25,7 +25,7 @@ bool tsr_is_object_url(const char *path);
  * come from the environment and the files that each vendor's own tools use, never from the URL.
  *
  * Reads of up to 256 KiB are served from blocks of 64 KiB; larger ones are divided into requests of 4 MiB, of which
- * host->io_depth are in flight. Sequential reads of an object are served by a read-ahead of 8 MiB. Transient failures are
+ * host->io_depth are in flight. Transient failures are
  * retried. An object that changes is TSR_E_CHANGED. The store keeps host->allocator and host->io_depth, not the host. Errors:
  * TSR_E_NOT_FOUND, TSR_E_IO, TSR_E_USAGE, TSR_E_LIMIT (more than 2^20 objects), TSR_E_UNSUPPORTED (no libcurl, a kind of
  * credentials), TSR_E_NOMEM; messages name the URL and no secret. */
