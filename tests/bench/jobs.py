@@ -202,11 +202,12 @@ def p10_even(bench):
     return reshard(bench, "P10b", 4)
 
 
-def large_safetensors(bench, tensors=64, rows=8192, columns=1024):
-    """2 GiB of float32, made in the scratch folder."""
+def large_safetensors(bench, rows=8192, columns=1024):
+    """2 GiB of float32 (--mib), made in the scratch folder."""
     path, _ = bench.fresh("large.safetensors")
     if not os.path.exists(path):
         size = 4 * rows * columns
+        tensors = bench.mib * 2**20 // size
         header = {f"layers.{i}.weight": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [i * size, (i + 1) * size]} for i in range(tensors)}
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -568,11 +569,14 @@ def many_files(bench):
 
 @functools.cache
 def remote(bench):
-    return remote_jobs.jobs(bench, rows_of_eight(bench), many_files(bench))
+    small, _ = bench.fresh("small.safetensors")
+    if not os.path.exists(small):
+        subprocess.run([bench.tessera, "convert", many_files(bench), small, "--quiet"], check=True)
+    return remote_jobs.jobs(bench, rows_of_eight(bench), many_files(bench), large_safetensors(bench), small)
 
 
-def p28(bench, number):
-    return remote(bench)[number] if remote_jobs.nginx() else "nginx is not installed"
+def p28(bench):
+    return remote(bench) if remote_jobs.nginx() else "nginx is not installed"
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P28": [functools.partial(p28, number=n) for n in range(remote_jobs.COUNT)], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save, py_save_safetensors, functools.partial(py_save_safetensors, id="PYe", joined=True)], **map_jobs.JOBS, **store_jobs.JOBS, **sum_jobs.JOBS, **zero_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P28": [p28], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save, py_save_safetensors, functools.partial(py_save_safetensors, id="PYe", joined=True)], **map_jobs.JOBS, **store_jobs.JOBS, **sum_jobs.JOBS, **zero_jobs.JOBS}

@@ -77,7 +77,7 @@ def ratio_line(job, side, others):
 
 def extra(result):
     """Figures that only some jobs have."""
-    shown = {"requests": "requests {:.0f}", "disk_mib": "disk {:.1f} MiB", "ratio": "{:.2f} × in pairs of one process"}
+    shown = {"requests": "requests {:.0f}", "under_way": "under way {:.1f}", "disk_mib": "disk {:.1f} MiB", "ratio": "{:.2f} × in pairs of one process"}
     return "".join("   " + text.format(result[key]) for key, text in shown.items() if key in result)
 
 

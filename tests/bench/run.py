@@ -29,7 +29,7 @@ def main():
     ap.add_argument("--samples", default=os.path.join(ROOT, ".local", "samples"))
     ap.add_argument("--scratch", help="where outputs go (default: a temporary folder)")
     ap.add_argument("--runs", type=int, default=5)
-    ap.add_argument("--mib", type=int, default=2048, help="size of P19's data (default: %(default)s)")
+    ap.add_argument("--mib", type=int, default=2048, help="size of the data made in the scratch folder: P19, P21, P28 (default: %(default)s)")
     ap.add_argument("jobs", nargs="*", help=f"some of {' '.join(JOBS)}")
     a = ap.parse_args()
     scratch = a.scratch or tempfile.mkdtemp(prefix="tessera-bench-")
@@ -39,14 +39,15 @@ def main():
     try:
         for name in a.jobs or JOBS:
             for make in JOBS[name]:
-                job = make(bench)
-                if isinstance(job, str):  # why it cannot be done here
-                    print(f"{name}: not measured: {job}", flush=True)
-                    results.append({"id": name, "not_measured": job})
+                made = make(bench)
+                if isinstance(made, str):  # why it cannot be done here
+                    print(f"{name}: not measured: {made}", flush=True)
+                    results.append({"id": name, "not_measured": made})
                     break
-                job = run_job(job, a.runs)
-                print(table(job), flush=True)
-                results.append({"id": job.id, "what": job.what, "data": job.data, "target": job.target, "sides": job.results})
+                for job in made if isinstance(made, list) else [made]:
+                    job = run_job(job, a.runs)
+                    print(f"{table(job)}   (load {os.getloadavg()[0]:.0f})", flush=True)
+                    results.append({"id": job.id, "what": job.what, "data": job.data, "target": job.target, "sides": job.results})
     finally:
         if not a.scratch:
             shutil.rmtree(scratch, ignore_errors=True)
