@@ -616,6 +616,9 @@ static tsr_status open_form(search *s, size_t form)
     TSR_TRY(forms[form].open(s));
     if (!p->numbers.entry) return TSR_OK;
     const tsr_str stem = {s->entry->fqn.data, s->entry->fqn.size - strlen(s->ending)};
+    const bool once = p->rounded == TSR_FLOAT32 || p->rounded == p->dtype;
+    p->rounding = tsr_lossy_of(TSR_FLOAT32, once ? p->dtype : p->rounded);
+    p->casting = tsr_lossy_of(p->rounded, p->dtype);
     p->name = tsr_arena_format(s->m->own->arena, s->err, "%.*s%s", TSR_STR_ARG(stem), forms[form].weight);
     return p->name.data ? TSR_OK : TSR_E_NOMEM;
 }

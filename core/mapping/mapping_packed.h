@@ -8,19 +8,8 @@
 #define TSR_MAPPING_MAPPING_PACKED_H
 
 #include "mapping/mapped.h"
+#include "mapping/mapping_codes.h"
 #include "tessera/sys/containers.h"
-
-/* A matrix of unsigned numbers of `bits` bits, packed along one of its axes: number i of a line begins at bit i · bits of the
- * line's words, counted from the lowest bit of the first. */
-typedef struct tsr_codes {
-    const tsr_entry *entry; /* NULL: there are none */
-    uint32_t bits;          /* 1 to 8 */
-    bool down;              /* the words of a line are below each other */
-    const uint8_t *order;   /* the places of `period` numbers among each other; NULL: their own */
-    uint32_t period;
-    uint8_t add, flip; /* the number is ((code + add) modulo 2^bits, exclusive or flip) - bias */
-    int32_t bias;
-} tsr_codes;
 
 /* Scales that are quantized themselves: table[code] · (scale of its block) + offset. */
 typedef struct tsr_nested_scale {
@@ -45,7 +34,8 @@ typedef struct tsr_packed_weight {
     bool one_scale;         /* for all rows */
     tsr_dtype rounded;      /* the dtype of the library's products, which are then cast to `dtype` */
     tsr_dtype dtype;
-    const uint64_t *shape; /* of the weight */
+    tsr_lossy rounding, casting; /* what either cast loses; the first one is to `dtype` if that is the same */
+    const uint64_t *shape;       /* of the weight */
     uint32_t ndim;
     tsr_str name;
     const tsr_entry *parts[8]; /* the numbers and all their companions, which the weight replaces */
@@ -62,6 +52,10 @@ tsr_status tsr_packed_compute(const void *ctx, uint64_t first, size_t count, uin
                               tsr_error *err);
 
 void tsr_packed_close(tsr_mapped *m); /* frees m->bands */
+
+/* mapping_scaled.c: looks up pairs in tables of 16 products, and codes in a table of 256, of 2 bytes each. */
+void tsr_look_up_pairs(const tsr_host *host, const tsr_pair_groups *groups, uint8_t *out);
+void tsr_look_up_halves(const uint8_t *table, const uint8_t *codes, size_t count, uint8_t *out);
 
 /* Weights that torchao quantized: objects that hold several tensors, in torch.save files and DCPs, and the same tensors next to
  * each other in safetensors files, whose metadata states what they are. */
@@ -89,13 +83,6 @@ tsr_status tsr_subclass_find_flattened(tsr_mapped *m, const tsr_entry *numbers, 
 /* ---- Numbers of one byte times their scales, by tables: a scale makes only 256 products. ---- */
 
 enum { TSR_PRODUCTS_RUN = 1 << 17 }; /* the most elements of a run */
-
-/* 0: each number is multiplied. The WebAssembly module does without tables, since its size is limited. */
-#if defined(__wasm__)
-#define TSR_PRODUCTS_BUILT 0
-#else
-#define TSR_PRODUCTS_BUILT 1
-#endif
 
 typedef struct tsr_products tsr_products;
 

@@ -366,8 +366,7 @@ static void look_up_group(const uint8_t *pairs, unsigned count, const uint16_t *
     }
 }
 
-/* Whole groups. */
-static void look_up_groups(const tsr_host *host, const tsr_pair_groups *groups, uint8_t *out)
+void tsr_look_up_pairs(const tsr_host *host, const tsr_pair_groups *groups, uint8_t *out)
 {
     if (host->look_up_pairs) {
         host->look_up_pairs(groups, out);
@@ -377,7 +376,8 @@ static void look_up_groups(const tsr_host *host, const tsr_pair_groups *groups, 
     for (size_t i = 0; i < groups->count; i++, pairs += groups->group_bytes, out += 4 * groups->group_bytes) {
         const uint16_t *products = groups->products[groups->tables[i]];
         if (groups->group_bytes == MXFP4_GROUP / 2) look_up_group(pairs, MXFP4_GROUP, products, out);
-        else look_up_group(pairs, NVFP4_GROUP, products, out);
+        else if (groups->group_bytes == NVFP4_GROUP / 2) look_up_group(pairs, NVFP4_GROUP, products, out);
+        else if (TSR_PRODUCTS_BUILT) look_up_group(pairs, 2 * (unsigned)groups->group_bytes, products, out);
     }
 }
 
@@ -390,7 +390,7 @@ static void look_up(const tsr_host *host, const packed_run *run, const tsr_unpac
         const tsr_pair_groups whole = {run->pairs + (i / 2 - first_pair), tables, (size_t)((run->end - i) / run->group),
                                        run->group / 2, u->products};
         if (i % run->group == 0 && whole.count) {
-            look_up_groups(host, &whole, out + (i - run->first) * sizeof(uint16_t));
+            tsr_look_up_pairs(host, &whole, out + (i - run->first) * sizeof(uint16_t));
             i += whole.count * run->group;
             continue;
         }
@@ -549,7 +549,7 @@ static void products_count_losses(const tsr_products *p, const float *zero, floa
 }
 
 /* Several at a time, as stores would take longest otherwise. */
-static void look_up_halves(const uint8_t *table, const uint8_t *codes, size_t count, uint8_t *out)
+void tsr_look_up_halves(const uint8_t *table, const uint8_t *codes, size_t count, uint8_t *out)
 {
     const uint16_t *products = (const uint16_t *)(const void *)table;
     size_t i = 0;
@@ -564,7 +564,7 @@ static void look_up_halves(const uint8_t *table, const uint8_t *codes, size_t co
 static void products_look_up(uint32_t itemsize, const uint8_t *table, const uint8_t *codes, size_t count, uint8_t *out)
 {
     if (itemsize == sizeof(uint16_t)) {
-        look_up_halves(table, codes, count, out);
+        tsr_look_up_halves(table, codes, count, out);
         return;
     }
     for (size_t i = 0; i < count; i++) memcpy(out + i * sizeof(float), table + codes[i] * sizeof(float), sizeof(float));
