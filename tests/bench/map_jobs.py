@@ -124,4 +124,5 @@ def p23_merge(bench):
 
 
 JOBS = {"P22": [p22], "P23": [p23_fp8, p23_mxfp4, p23_nvfp4, p23_merge],
-        "P23e": [packed(s) for s in ("pack-quantized", "gptq", "gptq-ordered", "awq", "nf4", "fp4", "bnb-int8", "deepseek-v4")]}
+        "P23e": [packed(s) for s in ("pack-quantized", "gptq", "gptq-ordered", "awq", "nf4", "fp4", "bnb-int8", "deepseek-v4", "int8",
+                                          "fp8-blocks", "mxfp4-weights", "nvfp4-weights")]}

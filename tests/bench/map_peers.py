@@ -110,6 +110,24 @@ def by_deepseek_v4(rows, columns):
             "scale": torch.randint(110, 135, (rows, columns // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)}
 
 
+def by_int8(rows, columns):
+    return {"weight": torch.randint(-128, 128, (rows, columns), dtype=torch.int8), "weight_scale": scales(rows, 1).bfloat16()}
+
+
+def by_fp8_blocks(rows, columns):
+    return {"weight": (torch.randn(rows, columns) * 30).to(torch.float8_e4m3fn), "weight_scale_inv": torch.rand(rows // 128, columns // 128)}
+
+
+def by_mxfp4(rows, columns):
+    return {"weight_blocks": torch.randint(0, 256, (1, rows, columns // 32, 16), dtype=torch.uint8),
+            "weight_scales": torch.randint(110, 135, (1, rows, columns // 32), dtype=torch.uint8)}
+
+
+def by_nvfp4(rows, columns):
+    return {"weight": torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8), "weight_scale": (torch.rand(rows, columns // 16) * 400).to(torch.float8_e4m3fn),
+            "weight_scale_2": torch.tensor(0.0123)}
+
+
 # What a layer has, and the quantization_config of the model.
 PACKED = {
     "pack-quantized": (by_compressed_tensors, {"quant_method": "compressed-tensors", "format": "pack-quantized",
@@ -121,6 +139,10 @@ PACKED = {
     "fp4": (lambda *sizes: by_bitsandbytes(*sizes, "fp4"), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "bnb-int8": (by_llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "deepseek-v4": (by_deepseek_v4, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "int8": (by_int8, {"quant_method": "compressed-tensors", "format": "int-quantized"}),
+    "fp8-blocks": (by_fp8_blocks, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "mxfp4-weights": (by_mxfp4, {"quant_method": "mxfp4"}),
+    "nvfp4-weights": (by_nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
 }
 
 
