@@ -76,9 +76,11 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     if (added) weight = entry;
     else if (weight) TSR_TRY(tsr_check_arithmetic_on(f->m->source, weight, &sum, f->err));
     else TSR_TRY(check_packed(f, target));
-    TSR_FAIL_IF(!weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
-                "'%.*s' of the adapter is for '%.*s', which the base does not have", TSR_STR_ARG(entry->fqn),
-                TSR_STR_ARG(target));
+    TSR_FAIL_IF(
+        !weight || weight->kind != TSR_ENTRY_TENSOR, f->err, TSR_E_NOT_FOUND,
+        "'%.*s' of the adapter is for '%.*s', which the base does not have; if transformers makes it from other tensors "
+        "when it loads the base, fold this adapter with PEFT",
+        TSR_STR_ARG(entry->fqn), TSR_STR_ARG(target));
     const bool floats = tsr_cast_possible(weight->dtype, TSR_FLOAT32) && tsr_cast_possible(entry->dtype, TSR_FLOAT32);
     TSR_FAIL_IF(!floats && weight->dtype != entry->dtype, f->err, TSR_E_FORMAT,
                 "'%.*s' is %s in the adapter, but '%.*s' of the base is %s", TSR_STR_ARG(entry->fqn),
@@ -197,7 +199,7 @@ static tsr_status add_experts(folding *f, const tsr_lora_pair *pair, const tsr_l
 static tsr_status add_parameter(folding *f, const tsr_lora_pair *pair, tsr_str module)
 {
     tsr_lora_places found = {.places = tsr_vec_of(f->m->own->host->allocator, sizeof(tsr_lora_place))};
-    tsr_status status = tsr_lora_find_places(f->m, &f->config, pair, module, &found, f->err);
+    tsr_status status = tsr_lora_find_places(&f->names, &f->config, pair, module, &found, f->err);
     if (status == TSR_OK) status = add_experts(f, pair, &found);
     tsr_vec_free(&found.places);
     return status;

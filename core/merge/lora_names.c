@@ -164,13 +164,31 @@ static void rename_modules(tsr_str *name, char *text)
 {
     /* In this order: the results of earlier ones are in later ones. */
     static const char pairs[] = "encoder.layer\0layers\0"
+                                "encoder.layers\0layers\0"
+                                "encoder.encoder\0encoder.aifi\0"
                                 "transformer.h\0layers\0"
                                 "transformer.wte\0embed\0"
                                 "embed_tokens\0embed\0"
-                                "lm_head\0head\0"
                                 "tok_embeddings\0embed\0"
+                                "word_embeddings\0embed\0"
+                                "lm_head\0head\0"
+                                "unembed\0head\0"
+                                "patchifier\0patch\0"
+                                "patch_embed\0patch\0"
+                                "vision_tower\0visual\0"
+                                "visual.backbone\0visual\0"
+                                "vision_projector\0projector\0"
+                                "paligemma_with_expert.paligemma\0vlm\0"
+                                "paligemma_with_expert.gemma_expert\0dit\0"
+                                "merger.linear_1\0proj_in\0"
+                                "merger.linear_2\0proj_out\0"
                                 "ffn\0mlp\0"
                                 "feed_forward\0mlp\0"
+                                "mlp.router\0mlp.gate\0"
+                                "shared_experts\0shared\0"
+                                "shared_expert\0shared\0"
+                                "shared_mlp\0shared\0"
+                                "share_expert\0shared\0"
                                 "encoder.block\0stages\0"
                                 "attention.attention\0attention\0"
                                 "attention.self\0attention\0"
@@ -178,47 +196,72 @@ static void rename_modules(tsr_str *name, char *text)
                                 "self_attn\0attn\0"
                                 "self_attention\0attn\0"
                                 "attention\0attn\0"
+                                "q_proj.linear\0q\0"
+                                "k_proj.linear\0k\0"
+                                "v_proj.linear\0v\0"
+                                "o_proj.gate_proj\0gate_attn\0"
+                                "o_proj.linear\0o\0"
+                                "relative_position_bias.linear\0r_proj\0"
                                 "attn.query\0attn.q\0"
                                 "attn.q_proj\0attn.q\0"
+                                "attn.to_q\0attn.q\0"
+                                "attn.wq\0attn.q\0"
+                                "attn.wq_du\0attn.q\0"
                                 "attn.key\0attn.k\0"
                                 "attn.k_proj\0attn.k\0"
+                                "attn.to_k\0attn.k\0"
+                                "attn.wk_dv\0attn.k\0"
                                 "attn.value\0attn.v\0"
                                 "attn.v_proj\0attn.v\0"
+                                "attn.to_v\0attn.v\0"
+                                "attn.wv\0attn.v\0"
+                                "attn.wv_dv\0attn.v\0"
+                                "attn.wr_du\0r_proj\0"
+                                "attn.attn_sink_proj\0attn.sink_proj\0"
                                 "attn.output.dense\0attn.o\0"
+                                "attn.output\0attn.o\0"
                                 "attn.out_proj\0attn.o\0"
                                 "attn.o_proj\0attn.o\0"
+                                "attn.to_out\0attn.o\0"
                                 "attn.dense\0attn.o\0"
                                 "attn.proj\0attn.o\0"
-                                "intermediate.dense\0fc1\0"
-                                "output.dense\0fc2\0"
-                                "dense_h_to_4h\0fc1\0"
-                                "dense_4h_to_h\0fc2\0"
-                                "dense1\0fc1\0"
-                                "dense2\0fc2\0"
-                                "mlp.c_fc_0\0mlp.w1\0"
-                                "mlp.gate_proj\0mlp.w1\0"
-                                "mlp.c_proj\0mlp.w2\0"
-                                "mlp.down_proj\0mlp.w2\0"
-                                "mlp.c_fc_1\0mlp.w3\0"
-                                "mlp.up_proj\0mlp.w3\0"
-                                "attn.wq\0attn.q\0"
-                                "attn.wv\0attn.v\0"
                                 "attn.wo\0attn.o\0"
+                                "attn.wo_ud\0attn.o\0"
+                                "linear_gate\0gate_proj\0"
+                                "attn.gate_proj\0attn.g_proj\0"
+                                "indexer.gate_proj\0indexer.wgate\0"
+                                "compressor.gate_proj\0compressor.wgate\0"
+                                "intermediate.dense\0w1\0"
+                                "output.dense\0w2\0"
+                                "dense_h_to_4h\0w1\0"
+                                "dense_4h_to_h\0w2\0"
+                                "dense1\0w1\0"
+                                "dense2\0w2\0"
+                                "fc1\0w1\0"
+                                "fc2\0w2\0"
+                                "fc3\0w3\0"
+                                "ff0\0w1\0"
+                                "ff1\0w2\0"
+                                "W_down\0w1\0"
+                                "W_up\0w2\0"
+                                "c_fc_0\0w1\0"
+                                "c_fc_1\0w3\0"
+                                "mlp.c_fc\0mlp.w1\0"
+                                "mlp.c_proj\0mlp.w2\0"
+                                "gate_proj\0w1\0"
+                                "down_proj\0w2\0"
+                                "up_proj\0w3\0"
                                 "kv_a_proj_with_mqa\0wkv_a_with_mqa\0"
                                 "kv_b_proj\0wkv_b\0"
+                                "q_gate_proj\0wq_b\0"
                                 "q_a_proj\0wq_a\0"
                                 "q_b_proj\0wq_b\0"
                                 "kv_proj\0wkv\0"
                                 "o_a_proj\0wo_a\0"
                                 "o_b_proj\0wo_b\0"
-                                "shared_experts.gate_proj\0shared_experts.w1\0"
-                                "shared_experts.down_proj\0shared_experts.w2\0"
-                                "shared_experts.up_proj\0shared_experts.w3\0"
                                 "compressor.indexer\0indexer\0"
                                 "indexer.compressor\0indexer\0"
-                                "indexer.scorer\0indexer\0"
-                                "indexer.gate_proj\0indexer.wgate\0"
-                                "compressor.gate_proj\0compressor.wgate\0";
+                                "indexer.scorer\0indexer\0";
     tsr_str old, new;
     for (const char *at = pairs; *at; at = new.data + new.size + 1) {
         old = tsr_str_from(at);
@@ -233,7 +276,7 @@ static tsr_str compared(const tsr_lora_names *names, unsigned comparison, tsr_st
     tsr_str left = tsr_name_without(arena, name, names->is_inner ? WRAPPERS INNER : WRAPPERS OUTER, err);
     if (!left.data || !comparison) return left;
     rename_modules(&left, (char *)(uintptr_t)left.data);
-    return tsr_name_without(arena, left, "mlp\0blocks\0block_sparse_moe\0", err);
+    return tsr_name_without(arena, left, "mlp\0blocks\0block_sparse_moe\0forget_gate\0llm\0embed_action_time\0", err);
 }
 
 static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_error *err)
@@ -253,10 +296,25 @@ static tsr_status list_stored(tsr_lora_names *names, unsigned comparison, tsr_er
     return *stored ? TSR_OK : TSR_E_NOMEM;
 }
 
+/* transformers numbers modules of these models (model_type in config.json) differently than their files do, so that a tensor of a
+ * similar name is another one. */
+static tsr_status check_numbers(const tsr_lora_names *names, tsr_str target, tsr_error *err)
+{
+    static const char renumbered[] = "dory\0kimi_k25\0";
+    const cJSON *type = tsr_mapped_setting(names->m, "model_type");
+    TSR_FAIL_IF(
+        cJSON_IsString(type) && tsr_is_among(tsr_str_from(type->valuestring), renumbered), err, TSR_E_UNSUPPORTED,
+        "transformers numbers modules of %s models differently than their files do, so nothing shows which tensor of "
+        "the base is '%.*s'; fold this adapter with PEFT",
+        type->valuestring, TSR_STR_ARG(target));
+    return TSR_OK;
+}
+
 tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err)
 {
     *out = target;
     if (tsr_checkpoint_entry(names->m->source, target)) return TSR_OK;
+    TSR_TRY(check_numbers(names, target, err));
     uint32_t number = UINT32_MAX;
     for (unsigned i = 0; i < TSR_LORA_COMPARISONS && number == UINT32_MAX; i++) {
         if (!names->stored[i]) TSR_TRY(list_stored(names, i, err));

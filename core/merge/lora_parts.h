@@ -120,11 +120,6 @@ bool tsr_lora_one_storage(const tsr_lora_tied *tied);
 tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, tsr_lora_tied *tied, tsr_error *err);
 /* lora_config.c: the list target_parameters, or NULL. */
 const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config);
-/* lora_sum.c: finds the tensors of the base that a pair of the module's matrices changes: a parameter that target_parameters
- * selects, or the tensors that it consists of in a checkpoint. out->places must be an empty vector. Errors: TSR_E_NOT_FOUND if
- * there is none; TSR_E_UNSUPPORTED if there are several. */
-tsr_status tsr_lora_find_places(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_pair *pair,
-                                tsr_str module, tsr_lora_places *out, tsr_error *err);
 /* Decides for square matrices of experts whether they are transposed. TSR_E_UNSUPPORTED if nothing shows it. */
 tsr_status tsr_lora_turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err);
 /* lora_tied.c: whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
@@ -193,6 +188,12 @@ tsr_status tsr_lora_base_name(const tsr_lora_names *names, tsr_str name, tsr_str
 /* The name under which the base stores the tensor that is `target` in memory: `target` itself, or what transformers renames to it
  * when it loads the base, or the name that PyTorch's wrappers gave it. Returns `target` if there is none, or several. */
 tsr_status tsr_lora_stored(tsr_lora_names *names, tsr_str target, tsr_str *out, tsr_error *err);
+
+/* lora_sum.c: finds the tensors of the base that a pair of the module's matrices changes: a parameter that target_parameters
+ * selects, or the tensors that it consists of in a checkpoint. out->places must be an empty vector. Errors: TSR_E_NOT_FOUND if
+ * there is none; TSR_E_UNSUPPORTED if there are several. */
+tsr_status tsr_lora_find_places(tsr_lora_names *names, const tsr_lora_config *config, const tsr_lora_pair *pair,
+                                tsr_str module, tsr_lora_places *out, tsr_error *err);
 
 /* Whether a checkpoint is the state dict of a whole PEFT model: with the names of PEFT's wrapper modules. */
 bool tsr_lora_is_state(const tsr_checkpoint *checkpoint);

@@ -398,16 +398,12 @@ tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *
  * are EXPERTS.base_layer.lora_A, and those of the second are EXPERTS.lora_A. The shapes show which is which. Checkpoints may
  * store the experts one by one, although transformers fuses them when it loads them. */
 
-/* How checkpoints name the weights that transformers fuses. */
+/* The weights that transformers fuses, as its modules would name them apart. */
 typedef struct split_name {
-    const char *fused, *module; /* the last components of the module in the checkpoint; NULL: as in transformers */
-    const char *parts[2];
+    const char *fused, *parts[2];
 } split_name;
 
-static const split_name splits[] = {{"gate_up_proj", NULL, {"gate_proj", "up_proj"}},
-                                    {"down_proj", NULL, {"down_proj", NULL}},
-                                    {"gate_up_proj", ".block_sparse_moe.experts", {"w1", "w3"}},
-                                    {"down_proj", ".block_sparse_moe.experts", {"w2", NULL}}};
+static const split_name splits[] = {{"gate_up_proj", {"gate_proj", "up_proj"}}, {"down_proj", {"down_proj", NULL}}};
 
 static bool fits(const tsr_lora_pair *pair, uint64_t outputs, uint64_t inputs)
 {
@@ -424,9 +420,11 @@ static tsr_status put(tsr_str target, const tsr_lora_place *place, tsr_vec *out,
 }
 
 /* Adds a parameter that the base has under the name that transformers has for it. */
-static tsr_status find_fused(const tsr_mapped *m, const tsr_lora_pair *pair, tsr_str parameter, tsr_vec *out, tsr_error *err)
+static tsr_status find_fused(tsr_lora_names *names, const tsr_lora_pair *pair, tsr_str parameter, tsr_vec *out,
+                             tsr_error *err)
 {
-    const tsr_entry *w = tsr_checkpoint_entry(m->source, parameter);
+    TSR_TRY(tsr_lora_stored(names, parameter, &parameter, err));
+    const tsr_entry *w = tsr_checkpoint_entry(names->m->source, parameter);
     if (!w || w->kind != TSR_ENTRY_TENSOR || w->ndim < 2 || w->ndim > 3) return TSR_OK;
     const uint64_t *sizes = w->shape + (w->ndim - 2);
     const tsr_lora_place place = {.experts = w->ndim == 3 ? w->shape[0] : 1, .outputs = pair->b->shape[0]};
@@ -434,52 +432,54 @@ static tsr_status find_fused(const tsr_mapped *m, const tsr_lora_pair *pair, tsr
     return matches ? put(parameter, &place, out, err) : TSR_OK;
 }
 
-static tsr_str name_of(const tsr_mapped *m, tsr_str module, const split_name *split, const tsr_lora_place *place,
-                       tsr_error *err)
+/* Finds the weight of one expert, under whatever name the base has it. */
+static tsr_status find_part(tsr_lora_names *names, tsr_str module, const char *part, uint64_t expert, const tsr_entry **out,
+                            tsr_error *err)
 {
-    const tsr_str fused = TSR_STR(".mlp.experts");
-    const char *part = split->parts[place->first_output != 0];
-    if (split->module && tsr_str_ends(module, fused)) module.size -= fused.size;
-    return tsr_arena_format(m->own->arena, err, "%.*s%s.%llu.%s.weight", TSR_STR_ARG(module),
-                            split->module ? split->module : "", (unsigned long long)place->expert, part);
+    tsr_str name = tsr_arena_format(names->m->own->arena, err, "%.*s.%llu.%s.weight", TSR_STR_ARG(module),
+                                    (unsigned long long)expert, part);
+    if (!name.data) return TSR_E_NOMEM;
+    TSR_TRY(tsr_lora_stored(names, name, &name, err));
+    *out = tsr_checkpoint_entry(names->m->source, name);
+    return TSR_OK;
 }
 
 /* Adds the weights of all experts, if the base has them one by one. */
-static tsr_status find_split(const tsr_mapped *m, const tsr_lora_pair *pair, tsr_str module, const split_name *split,
+static tsr_status find_split(tsr_lora_names *names, const tsr_lora_pair *pair, tsr_str module, const split_name *split,
                              tsr_vec *out, tsr_error *err)
 {
     tsr_lora_place place = {.outputs = pair->b->shape[0]};
-    const uint64_t each = place.outputs / (split->parts[1] ? 2 : 1), from = out->count;
-    for (place.expert = 0;; place.expert++) {
-        const tsr_str name = name_of(m, module, split, &place, err);
-        const tsr_entry *w = name.data ? tsr_checkpoint_entry(m->source, name) : NULL;
-        if (!name.data) return TSR_E_NOMEM;
-        if (!w || w->ndim != 2 || !fits(pair, w->shape[0] * (split->parts[1] ? 2 : 1), w->shape[1])) break;
-        TSR_TRY(put(name, &place, out, err));
-        place.first_output = each;
-        if (split->parts[1]) TSR_TRY(put(name_of(m, module, split, &place, err), &place, out, err));
-        place.first_output = 0;
+    const unsigned parts = split->parts[1] ? 2 : 1;
+    const uint64_t from = out->count;
+    for (bool found = true; found; place.expert += found) {
+        for (unsigned i = 0; found && i < parts; i++) {
+            const tsr_entry *w;
+            TSR_TRY(find_part(names, module, split->parts[i], place.expert, &w, err));
+            found = w && w->kind == TSR_ENTRY_TENSOR && w->ndim == 2 && fits(pair, w->shape[0] * parts, w->shape[1]);
+            place.first_output = i * (place.outputs / parts);
+            if (found) TSR_TRY(put(w->fqn, &place, out, err));
+        }
     }
     for (size_t i = from; i < out->count; i++) ((tsr_lora_place *)out->items)[i].experts = place.expert;
     return TSR_OK;
 }
 
 /* Adds the places of one parameter that target_parameters selects. */
-static tsr_status find_places(const tsr_mapped *m, const tsr_lora_pair *pair, tsr_str module, tsr_str parameter,
+static tsr_status find_places(tsr_lora_names *names, const tsr_lora_pair *pair, tsr_str module, tsr_str parameter,
                               tsr_vec *out, tsr_error *err)
 {
     const size_t before = out->count;
-    TSR_TRY(find_fused(m, pair, parameter, out, err));
+    TSR_TRY(find_fused(names, pair, parameter, out, err));
     for (size_t i = 0; out->count == before && i < sizeof splits / sizeof *splits; i++)
         if (tsr_lora_ends(parameter, tsr_str_from(splits[i].fused)))
-            TSR_TRY(find_split(m, pair, module, &splits[i], out, err));
+            TSR_TRY(find_split(names, pair, module, &splits[i], out, err));
     TSR_FAIL_IF(before && out->count > before, err, TSR_E_UNSUPPORTED,
                 "'%.*s' of the adapter fits both '%.*s' and another parameter of its module; fold this adapter with PEFT",
                 TSR_STR_ARG(pair->b->fqn), TSR_STR_ARG(parameter));
     return TSR_OK;
 }
 
-tsr_status tsr_lora_find_places(const tsr_mapped *m, const tsr_lora_config *config, const tsr_lora_pair *pair,
+tsr_status tsr_lora_find_places(tsr_lora_names *names, const tsr_lora_config *config, const tsr_lora_pair *pair,
                                 tsr_str module, tsr_lora_places *out, tsr_error *err)
 {
     const cJSON *list = tsr_lora_parameters(config), *item;
@@ -488,16 +488,18 @@ tsr_status tsr_lora_find_places(const tsr_mapped *m, const tsr_lora_config *conf
     {
         if (!matrices || !cJSON_IsString(item)) continue;
         const char *dot = strrchr(item->valuestring, '.'), *last = dot ? dot + 1 : item->valuestring;
-        const tsr_str name = tsr_arena_format(m->own->arena, err, "%.*s.%s", TSR_STR_ARG(module), last);
+        const tsr_str name = tsr_arena_format(names->m->own->arena, err, "%.*s.%s", TSR_STR_ARG(module), last);
         const size_t before = out->places.count;
         if (!name.data) return TSR_E_NOMEM;
         if (!tsr_lora_lists(list, name) || (before && tsr_str_equal(name, out->parameter))) continue;
-        TSR_TRY(find_places(m, pair, module, name, &out->places, err));
+        TSR_TRY(find_places(names, pair, module, name, &out->places, err));
         if (out->places.count > before) out->parameter = name;
     }
-    TSR_FAIL_IF(!out->places.count, err, TSR_E_NOT_FOUND,
-                "'%.*s' of the adapter does not fit any tensor of the base that target_parameters selects",
-                TSR_STR_ARG(pair->b->fqn));
+    TSR_FAIL_IF(
+        !out->places.count, err, TSR_E_NOT_FOUND,
+        "'%.*s' of the adapter does not fit any tensor of the base that target_parameters selects; if transformers makes it "
+        "from other tensors when it loads the base, fold this adapter with PEFT",
+        TSR_STR_ARG(pair->b->fqn));
     return TSR_OK;
 }
 

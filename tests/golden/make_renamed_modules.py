@@ -33,8 +33,18 @@ def models():
     yield "exaone", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("exaone", **words)), ["embed_tokens", "q_proj", "o_proj", "gate_proj", "down_proj"]
     yield "deepseek_v4", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
         "deepseek_v4", **{**words, "hidden_size": 16, "moe_intermediate_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "q_lora_rank": 8, "o_lora_rank": 8, "o_groups": 2,
-                          "head_dim": 8, "qk_rope_head_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 2, "num_hidden_layers": 4})), [
-        "embed_tokens", "q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", "shared_experts.gate_proj", "shared_experts.down_proj", "weights_proj", "compressor.gate_proj"]
+                          "head_dim": 8, "qk_rope_head_dim": 4, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 2, "num_hidden_layers": 4})), {
+        "target_modules": [
+            "embed_tokens", "q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", "shared_experts.gate_proj", "shared_experts.down_proj", "weights_proj", "compressor.gate_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    experts = {"moe_intermediate_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "mlp_layer_types": ["dense", "sparse"]}
+    latent = {"q_lora_rank": 8, "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    yield "hy_v4", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "hy_v4", **{**words, "num_key_value_heads": 2, "pad_token_id": 0}, **experts, **latent, index_n_heads=2, index_head_dim=8, n_group=1, topk_group=1, indexer_types=["full", "shared"],
+        layer_types=["indexed_attention"] * 2)), {
+        "target_modules": ["embed_tokens", "q_a_proj", "o_proj", "gate_proj", "down_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    yield "dory", transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(
+        "dory", **{**words, "num_hidden_layers": 8, "pad_token_id": 0}, head_dim=4, layer_types=["sliding_attention", "mlp"] * 4, n_input_layers=2, n_recurrent_layers=4, n_output_layers=2)), ["q_proj", "down_proj"]
     yield "mistral_large4", transformers.AutoModelForImageTextToText.from_config(transformers.AutoConfig.for_model(
         "mistral_large4", vision_config={"model_type": "pixtral", **SIZES, **IMAGES, "num_hidden_layers": 1, "intermediate_size": 12, "head_dim": 4},
         text_config={**words, "num_key_value_heads": 2, "moe_intermediate_size": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": None,
@@ -58,7 +68,7 @@ def main():
         base, adapter = HERE / name / "base", HERE / name / "adapter"
         fill(model.parameters(), numbers)
         model.save_pretrained(base)
-        trained = peft.get_peft_model(type(model).from_pretrained(base), peft.LoraConfig(r=2, lora_alpha=4, target_modules=targets))
+        trained = peft.get_peft_model(type(model).from_pretrained(base), peft.LoraConfig(r=2, lora_alpha=4, **(targets if isinstance(targets, dict) else {"target_modules": targets})))
         fill((p for n, p in trained.named_parameters() if "lora_" in n), numbers)
         trained.save_pretrained(adapter)
         peft.PeftModel.from_pretrained(type(model).from_pretrained(base), adapter).merge_and_unload().save_pretrained(HERE / name / "merged")

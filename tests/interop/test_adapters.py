@@ -477,6 +477,10 @@ def test_modules_that_transformers_renames(t):
     root = os.path.join(os.path.dirname(GOLDEN), "renamed_modules")
     for name in sorted(os.listdir(root)):
         at = lambda *names: os.path.join(root, name, *names)
+        if name == "dory":  # a layer of its files is half of one that transformers has in memory
+            text = t.run("convert", at("base"), t.at("refused.safetensors"), "--lora", at("adapter"), status=2).stderr
+            need(b"numbers modules of dory models differently" in text and not os.path.exists(t.at("refused.safetensors")), text)
+            continue
         out, base, merged = t.at(f"{name}.safetensors"), load_file(at("base", "model.safetensors")), load_file(at("merged", "model.safetensors"))
         need(any(not torch.equal(merged[n], base[n]) for n in base), f"{name}: PEFT changes nothing")
         t.run("convert", at("base"), out, "--lora", at("adapter"))
