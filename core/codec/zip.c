@@ -390,6 +390,9 @@ static tsr_status read_entry(tsr_cursor *directory, uint64_t base, uint64_t posi
     unsigned method = (unsigned)tsr_load_le(p + 10, 2);
     TSR_FAIL_AT(out->flags & FLAGS_ENCRYPTED, err, TSR_E_UNSUPPORTED, position, "zip: member '%.*s' is encrypted",
                 TSR_STR_ARG(out->name));
+    TSR_FAIL_AT(method != 0 && tsr_str_contains(out->name, TSR_STR("/code/")), err, TSR_E_UNSUPPORTED, position,
+                "zip: member '%.*s' is code of a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it",
+                TSR_STR_ARG(out->name));
     TSR_FAIL_AT(method != 0, err, TSR_E_UNSUPPORTED, position,
                 "zip: member '%.*s' is compressed (%s, method %u); torch.save stores members uncompressed",
                 TSR_STR_ARG(out->name), method == 8 ? "deflate" : "unknown", method);

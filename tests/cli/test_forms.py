@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import struct
+import zipfile
 
 from harness import need, sample, st_write, test
 
@@ -440,7 +441,7 @@ def member(name, data=bytes(40)):
 
 
 # The first bytes of files that the libraries wrote: bz2, zlib and lzma of Python 3.11, flax 0.12, onnx 1.23, coremltools 9, executorch 1.5,
-# tensorflow 2.21, torch 2.13. That of TensorRT is a published one.
+# tensorflow 2.21, torch 2.13, paddle 3.3. That of TensorRT is a published one.
 FOREIGN = {
     "bz2": (b"BZh91AY&SY", "bzip2"), "zlib": (b"x\x9c\xa5\x55\x4d\x6c\x1b\x45", "joblib.load"), "lzma": (b"]\0\0\x40\0" + b"\xff" * 8, "LZMA"), "lz4": (b"\x04\x22\x4d\x18", "LZ4"),
     "flax": (b"\x81\xa6params\x81\xa5dense", "flax.serialization"), "flax of 40": (b"\xde\0\x28\xa2l0\xc7\x15\1\x93", "flax.serialization"),
@@ -449,7 +450,23 @@ FOREIGN = {
     "pte": (b"<\0\0\0ET12eh00 \0\0\0", "runtime of ExecuTorch"), "ptd": (b"H\0\0\0FT01FH01(\0\0\0", "runtime of ExecuTorch"), "tflite": (b"\x1c\0\0\0TFL3", "LiteRT"), "trt": (b"ftrt\0\0\0\0", "tensorrt.Runtime"),
     "mobile": (b"8\0\0\0PTMF", "torch.jit.load"), "pickle 0": (b"(dp0\nVw\n", "bare pickle"), "pickle 1": (b"}q\0X\1\0\0\0w", "Paddle"),
     "jit": (member(b"m/extra/a.txt"), "torch.jit.load"), "export": (member(b"m/data/weights/model_weights_config.json"), "torch.export.load"),
+    "paddle": (bytes(16) + b"\6\0\0\0\x08\5\x10\2\x10\2\0\0\x80?", "paddle.load"), "paddle scalar": (bytes(16) + b"\2\0\0\0\x08\5\0\0\x80?", "paddle.load"),
+    "hdf5 behind 512 bytes": (bytes(512) + b"\x89HDF\r\n\x1a\n", "h5py"), "hdf5 behind 2 KiB": (b"a program's own\n" * 128 + b"\x89HDF\r\n\x1a\n", "h5py"),
     "aoti": (member(b"m/data/aotinductor/model/c.wrapper.cpp"), "aoti_load_package"), "package": (member(b"m/.data/0.storage"), "PackageImporter"), "zip": (member(b"a.txt"), "that torch.save did not write")}
+
+
+@test
+def test_torchscript_without_tensors_is_named(t):
+    """torch.jit.save compresses code. Without tensors, nothing before it shows what the archive is."""
+    with zipfile.ZipFile(t.at("m.pt"), "w") as z:
+        z.writestr("m/data.pkl", b"\x80\2}q\0.")
+        z.writestr("m/code/__torch__.py", "class M(Module):\n  pass\n" * 9, zipfile.ZIP_DEFLATED)
+        z.writestr("m/constants.pkl", b"\x80\2).")
+    need("torch.jit.load" in t.run("inspect", t.at("m.pt"), status=2).stderr.decode(), "code")
+    with zipfile.ZipFile(t.at("packed.pt"), "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("m/data.pkl", b"\x80\2}q\0." * 9)
+    text = t.run("inspect", t.at("packed.pt"), status=2).stderr.decode()
+    need("torch.save stores members uncompressed" in text and "jit" not in text, text)
 
 
 @test

@@ -27,14 +27,17 @@
 #define ONNX_DATA "the external data of an ONNX model, which is not supported: onnx.load reads it with the model"
 #define PICKLE \
     "a bare pickle, not written by torch.save: the program that wrote it loads it, such as Paddle, joblib or NumPy"
-#define ZLIB        "a zlib stream, as joblib writes, which is not supported: joblib.load reads it"
-#define EXECUTORCH  "a file of ExecuTorch: a program, not a checkpoint; the runtime of ExecuTorch loads it"
-#define TORCHSCRIPT "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it"
-#define EXPORTED    "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it"
-#define KERAS       "a Keras archive, which is not supported: keras.models.load_model loads it"
-#define ONNX        "an ONNX model, which is not supported: onnx.load reads it"
-#define MSGPACK     "a msgpack file, as Flax writes, which is not supported: flax.serialization.msgpack_restore reads it"
-#define CORE_ML     "a Core ML model, which is not supported: coremltools loads it"
+#define HDF5_SIGNATURE "\x89HDF\r\n\x1a\n"
+#define HDF5           "an HDF5 file, as Keras writes weights, which is not supported; load it with keras.models.load_model or h5py"
+#define PADDLE         "a file of tensors in Paddle's binary format, which is not supported: paddle.load reads it"
+#define ZLIB           "a zlib stream, as joblib writes, which is not supported: joblib.load reads it"
+#define EXECUTORCH     "a file of ExecuTorch: a program, not a checkpoint; the runtime of ExecuTorch loads it"
+#define TORCHSCRIPT    "a TorchScript archive: a program, not a checkpoint; torch.jit.load loads it"
+#define EXPORTED       "an archive of torch.export (pt2): a program, not a checkpoint; torch.export.load loads it"
+#define KERAS          "a Keras archive, which is not supported: keras.models.load_model loads it"
+#define ONNX           "an ONNX model, which is not supported: onnx.load reads it"
+#define MSGPACK        "a msgpack file, as Flax writes, which is not supported: flax.serialization.msgpack_restore reads it"
+#define CORE_ML        "a Core ML model, which is not supported: coremltools loads it"
 
 /* ---- files ---- */
 
@@ -48,8 +51,7 @@ typedef struct signature {
 } signature;
 
 static const signature foreign_kinds[] = {
-    {0, 8, "\x89HDF\r\n\x1a\n",
-     "an HDF5 file, as Keras writes weights, which is not supported; load it with keras.models.load_model or h5py"},
+    {0, 8, HDF5_SIGNATURE, HDF5},
     {0, 4, "GGUF", "a GGUF file, which is not supported: llama.cpp runs it, and its gguf-py reads it"},
     {0, 4, "lmgg", "a GGML file, which is not supported: llama.cpp converts it to GGUF"},
     {0, 4, "tjgg", "a GGML file, which is not supported: llama.cpp converts it to GGUF"},
@@ -201,6 +203,29 @@ static const char *foreign_stream(tsr_str head)
     return is_map && (b[key] >> 5 == 5 || b[key] == 0xd9) ? MSGPACK : NULL;
 }
 
+/* Paddle: versions and a level of nesting, all 0; then the size of a message that states the dtype and the dims. */
+static bool is_paddle(tsr_str head)
+{
+    enum { MESSAGE = 20 };
+    static const char zeros[16];
+    return head.size > MESSAGE + 2 && !memcmp(head.data, zeros, 16) && head.data[16] >= 2 &&
+           !memcmp(head.data + 17, zeros, 3) && head.data[MESSAGE] == 8 &&
+           (head.data[16] == 2 || head.data[MESSAGE + 2] == 0x10);
+}
+
+/* HDF5 files may begin with a block of another program's, whose size is 512 bytes or a larger power of two. */
+static tsr_status is_hdf5_behind_block(tsr_store *store, uint32_t file, bool *is, tsr_error *err)
+{
+    enum { LARGEST = 1 << 20 };
+    char bytes[sizeof HDF5_SIGNATURE - 1];
+    *is = false;
+    for (uint64_t at = HEAD; !*is && at <= LARGEST && at + sizeof bytes <= store->files[file].size; at *= 2) {
+        TSR_TRY(tsr_store_read(store, file, at, bytes, sizeof bytes, err));
+        *is = !memcmp(bytes, HDF5_SIGNATURE, sizeof bytes);
+    }
+    return TSR_OK;
+}
+
 static const char *foreign_name(tsr_str head, tsr_str name)
 {
     const char *what;
@@ -217,7 +242,7 @@ static const char *foreign_name(tsr_str head, tsr_str name)
     if (head.size > 4 && memcmp(head.data, "ZN", 2) == 0 && (unsigned char)head.data[2] < ' ')
         return "compressed by ZipNN, which is not supported: the package zipnn decompresses it";
     if ((what = foreign_archive(head)) || (what = foreign_message(head)) || (what = foreign_stream(head))) return what;
-    return foreign_by_name(name);
+    return is_paddle(head) ? PADDLE : foreign_by_name(name);
 }
 
 tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, tsr_error *err)
@@ -235,7 +260,11 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     content->kind = NULL;
     content->document = is_json(head);
     if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
-    content->unknown = !content->document && !content->foreign;
+    if (content->document || content->foreign) return TSR_OK;
+    bool is_hdf5;
+    TSR_TRY(is_hdf5_behind_block(store, file, &is_hdf5, err));
+    if (is_hdf5) content->foreign = HDF5;
+    content->unknown = !is_hdf5;
     return TSR_OK;
 }
 
