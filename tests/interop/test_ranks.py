@@ -203,3 +203,22 @@ def test_values_of_every_rank_are_looked_at(t):
         f.write(b"\1")
     found = t.json("validate", "--deep", path, "--json", status=1)["findings"]
     assert [f["file"] for f in found if f["rule"] == "zip/crc"] == ["consolidated.01.pth"], found
+
+
+def test_files_of_pytorchs_experimental_checkpointer(t):
+    """torch.distributed.checkpoint._experimental writes checkpoint_{rank}.pt with each rank's own state; what the ranks hold alike is whole."""
+    import torch
+    from torch.distributed.checkpoint._experimental import RankInfo, make_sync_checkpointer
+    given = [{"model": {"w": values(2, 3), "own": values(4, start=10 * rank, dtype=torch.bfloat16)}, "step": 7} for rank in range(2)]
+    for rank, state in enumerate(given):
+        make_sync_checkpointer(rank_info=RankInfo(global_world_size=2, global_rank=rank)).save(t.at("step"), state)
+    assert sorted(os.listdir(t.at("step"))) == ["checkpoint_0.pt", "checkpoint_1.pt"], os.listdir(t.at("step"))
+    found = t.json("validate", "--deep", t.at("step"), "--json")["findings"]
+    assert [(f["rule"], f["level"]) for f in found] == [("torch/rank-differs", "note")], found
+    assert "'model.own'" in t.run("convert", t.at("step"), t.at("out.pt"), status=2).stderr.decode()
+    t.run("convert", t.at("step"), t.at("out.pt"), "--exclude", "model.own")
+    got = torch.load(t.at("out.pt"), weights_only=True)
+    assert torch.equal(got["model"]["w"], given[0]["model"]["w"]) and got["step"] == 7, got
+    for rank, state in enumerate(given):
+        t.run("convert", t.at("step", f"checkpoint_{rank}.pt"), t.at(f"{rank}.pt"))
+        assert torch.equal(torch.load(t.at(f"{rank}.pt"), weights_only=True)["model"]["own"], state["model"]["own"]), rank
