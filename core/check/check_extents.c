@@ -3,19 +3,23 @@
  *
  *   file:   … | member data/0 ··················· | …
  *             [piece 0      ][piece 1      ][pc 2]        boundaries at whole elements of the tensor inside */
+
 #include "base/cursor.h"
 #include "check/check_share.h"
 #include "formats/common/end_sum.h"
 #include "formats/common/reader.h"
 #include "stream/numeric.h"
 #include "stream/tile_job.h"
+#include "tessera/checkpoint.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/collectives.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/layout.h"
+#include "tessera/sys/read.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/try.h"
 
@@ -52,6 +56,90 @@ typedef struct piece {
     size_t member_size;
     char member[MEMBER_CHARS];
 } piece;
+
+/* ---- the state of the check: findings and counts of values, which both passes add to ---- */
+
+/* The counts of an entry in the form in which they are sent. */
+typedef struct sent_tally {
+    uint64_t entry, gather;
+    tsr_deep_counts counts;
+} sent_tally;
+
+/* Appends the counts of all entries that have some, in the form in which they are sent. */
+static tsr_status deep_list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err)
+{
+    for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++) {
+        const sent_tally s = {i, c->tallies[i].gather, c->tallies[i].counts};
+        if (s.gather || s.counts.nan || s.counts.inf || s.counts.odd) TSR_TRY(tsr_vec_append(out, &s, sizeof s, err));
+    }
+    return TSR_OK;
+}
+
+/* Adds counts that were sent. TSR_E_USAGE if they are not of this checkpoint. */
+static tsr_status deep_add_tallies(tsr_deep *c, tsr_str sent, tsr_error *err)
+{
+    const uint64_t count = tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    sent_tally s;
+    for (size_t at = 0; at < sent.size; at += sizeof s) {
+        if (sent.size - at >= sizeof s) memcpy(&s, sent.data + at, sizeof s);
+        TSR_FAIL_IF(sent.size - at < sizeof s || s.entry >= count, err, TSR_E_USAGE,
+                    "these are not the results of a deep check");
+        c->tallies[s.entry].gather |= s.gather != 0;
+        tsr_deep_counts_add(&c->tallies[s.entry].counts, &s.counts);
+    }
+    return TSR_OK;
+}
+
+/* Marks entries whose elements would take too long to visit: all that repeat stored elements, if together they repeat too
+ * many. */
+static tsr_status mark_repeats(tsr_deep *c, tsr_error *err)
+{
+    const tsr_catalog *catalog = tsr_checkpoint_catalog(c->checkpoint);
+    tsr_repeats repeats;
+    tsr_status status = TSR_OK;
+    tsr_error failure = {0};
+    tsr_repeats_open(&repeats, c->checkpoint);
+    for (uint64_t i = 0; i < catalog->entry_count && status == TSR_OK; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind != TSR_ENTRY_TENSOR) continue;
+        status = tsr_repeats_add(&repeats, entry, NULL, NULL, &c->tallies[i].repeats, &failure);
+        /* Other errors are reported later. */
+        if (tsr_may_be_finding(status)) status = TSR_OK;
+    }
+    const bool many = status == TSR_OK && tsr_repeats_too_many(&repeats);
+    for (uint64_t i = 0; i < catalog->entry_count; i++) c->tallies[i].repeats = many && c->tallies[i].repeats;
+    c->overlapping = many && repeats.repeated <= tsr_checkpoint_host(c->checkpoint)->limits.repetition;
+    tsr_repeats_close(&repeats);
+    return status == TSR_OK ? TSR_OK : tsr_raise(err, status, failure.byte_position, "%s", failure.message);
+}
+
+/* `c` has the checkpoint, the ring and perhaps `progress` and `walked`; the rest is zero. Must be closed even if this fails. */
+static tsr_status deep_open(tsr_deep *c, tsr_comm *comm, tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_checkpoint_host(c->checkpoint)->allocator;
+    const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    TSR_TRY(tsr_share_open(tsr_checkpoint_store(c->checkpoint), comm, allocator, &c->share, err));
+    c->tallies = tsr_alloc(allocator, count, sizeof *c->tallies, err);
+    if (!c->tallies) return TSR_E_NOMEM;
+    for (size_t i = 0; i < count; i++) c->tallies[i] = (tsr_deep_tally){{0}, false, false};
+    const tsr_store *store = tsr_checkpoint_store(c->checkpoint);
+    for (uint32_t f = 0; f < store->file_count; f++) { /* tied names are each compared; room for 64 of them is plenty */
+        uint64_t bytes;
+        if (!tsr_mul_u64(store->files[f].size, 64, &bytes) || !tsr_add_u64(c->replica_room, bytes, &c->replica_room))
+            c->replica_room = UINT64_MAX;
+    }
+    return mark_repeats(c, err);
+}
+
+static void deep_close(tsr_deep *c)
+{
+    const size_t count = (size_t)tsr_checkpoint_catalog(c->checkpoint)->entry_count;
+    tsr_free(tsr_checkpoint_host(c->checkpoint)->allocator, c->tallies, count, sizeof *c->tallies);
+    tsr_vec_free(&c->partials);
+    tsr_share_close(&c->share);
+}
+
+/* ---- pieces ---- */
 
 static bool is_scanned(tsr_dtype part)
 {
@@ -465,7 +553,7 @@ static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_
     const size_t at = out->count;
     uint64_t size = 0;
     TSR_TRY(tsr_vec_append(out, &size, sizeof size, err));
-    if (number == 0) TSR_TRY(tsr_deep_list_tallies(c, out, err));
+    if (number == 0) TSR_TRY(deep_list_tallies(c, out, err));
     else if (number == 3) TSR_TRY(deep_list_partials(c, out, err));
     else TSR_TRY(tsr_share_pack(number == 1 ? c->walked : &c->share, out, err));
     size = out->count - at - sizeof size;
@@ -476,7 +564,7 @@ static tsr_status list_section(const tsr_deep *c, int number, tsr_vec *out, tsr_
 static tsr_status run_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_error *err)
 {
     tsr_comm share = {.rank = part.number, .size = part.count}; /* only states the share; nothing is sent */
-    TSR_TRY(tsr_deep_open(c, &share, err));
+    TSR_TRY(deep_open(c, &share, err));
     c->most = deep_piece(tsr_ring_best(c->ring));
     TSR_TRY(deep_extents(c, err));
     TSR_TRY(tsr_share_order(c->walked, c->extents, err));
@@ -492,7 +580,7 @@ static tsr_status take_part(tsr_deep *c, tsr_check_part part, tsr_vec *out, tsr_
     tsr_findings *before = tsr_checkpoint_exchange_findings(c->checkpoint, walked.found);
     c->walked = &walked;
     const tsr_status status = run_part(c, part, out, err);
-    tsr_deep_close(c);
+    deep_close(c);
     tsr_checkpoint_exchange_findings(c->checkpoint, before);
     tsr_findings_free(walked.found);
     tsr_vec_free(&walked.orders);
@@ -558,7 +646,7 @@ static tsr_status add_found(tsr_deep *c, const tsr_str *sections, size_t count, 
 static tsr_status add_sections(tsr_deep *c, const tsr_str *sections, size_t count, tsr_error *err)
 {
     tsr_findings *findings = tsr_checkpoint_findings(c->checkpoint);
-    for (size_t p = 0; p < count; p++) TSR_TRY(tsr_deep_add_tallies(c, sections[p], err));
+    for (size_t p = 0; p < count; p++) TSR_TRY(deep_add_tallies(c, sections[p], err));
     TSR_TRY(tsr_share_add(c->share.allocator, sections + count, count, findings, err));
     return add_found(c, sections, count, err);
 }
@@ -579,9 +667,9 @@ tsr_status tsr_check_deep_join(tsr_checkpoint *checkpoint, tsr_str parts, size_t
 {
     tsr_comm alone = {.rank = 0, .size = 1};
     tsr_deep c = {.checkpoint = checkpoint, .ring = ring};
-    tsr_status status = tsr_deep_open(&c, &alone, err);
+    tsr_status status = deep_open(&c, &alone, err);
     if (status == TSR_OK) status = join_all(&c, parts, count, err);
-    tsr_deep_close(&c);
+    deep_close(&c);
     return status;
 }
 
@@ -604,7 +692,7 @@ static tsr_status sum_tallies(tsr_deep *c, const tsr_comm_blobs *all, tsr_error 
 {
     for (uint64_t i = 0; i < tsr_checkpoint_catalog(c->checkpoint)->entry_count; i++)
         c->tallies[i].counts = (tsr_deep_counts){0};
-    return tsr_deep_add_tallies(c, (tsr_str){all->bytes, all->byte_count}, err);
+    return deep_add_tallies(c, (tsr_str){all->bytes, all->byte_count}, err);
 }
 
 /* Collective: every rank lists its items, and then looks at those of all ranks. */
@@ -640,7 +728,7 @@ static tsr_status run(tsr_deep *c, tsr_error *err)
     const bool alone = c->share.comm->size == 1;
     TSR_TRY(tsr_share_agree(&c->share, deep_extents(c, err), err));
     if (!alone) TSR_TRY(exchange(c, deep_list_partials, deep_judge_partials, err));
-    if (!alone) TSR_TRY(exchange(c, tsr_deep_list_tallies, sum_tallies, err));
+    if (!alone) TSR_TRY(exchange(c, deep_list_tallies, sum_tallies, err));
     TSR_TRY(tsr_share_merge(&c->share, findings, err));
     TSR_TRY(tsr_share_agree(&c->share, tsr_deep_entries(c, err), err));
     return tsr_share_merge(&c->share, findings, err);
@@ -650,9 +738,9 @@ tsr_status tsr_check_deep_shared(tsr_checkpoint *checkpoint, tsr_comm *comm, tsr
                                  tsr_error *err)
 {
     tsr_deep c = {.checkpoint = checkpoint, .ring = ring, .progress = progress, .share = {.comm = comm}};
-    tsr_status status = tsr_share_agree(&c.share, tsr_deep_open(&c, comm, err), err);
+    tsr_status status = tsr_share_agree(&c.share, deep_open(&c, comm, err), err);
     if (status == TSR_OK) status = prepare(&c, err);
     if (status == TSR_OK) status = run(&c, err);
-    tsr_deep_close(&c);
+    deep_close(&c);
     return status;
 }

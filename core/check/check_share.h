@@ -31,8 +31,15 @@ typedef struct tsr_share {
                                      * single rank would have found earlier */
 } tsr_share;
 
+/* Divides the bytes of the store's files among the ranks of `comm`. Must be closed even if this fails. */
+tsr_status tsr_share_open(const tsr_store *store, tsr_comm *comm, const tsr_allocator *allocator, tsr_share *out,
+                          tsr_error *err);
+void tsr_share_close(tsr_share *share); /* accepts a zeroed one */
+
 /* The rank whose share contains this byte. */
 uint32_t tsr_share_owner(const tsr_share *share, uint32_t file, uint64_t byte_offset);
+/* The rank that does what begins at `at` of a total cost, if the cost is divided evenly. */
+uint32_t tsr_share_owner_of_cost(const tsr_share *share, uint64_t at, uint64_t total);
 
 /* Agrees on a common result of what each rank did on its own. */
 tsr_status tsr_share_agree(const tsr_share *share, tsr_status status, tsr_error *err);
@@ -94,10 +101,6 @@ typedef struct tsr_deep {
     uint64_t replica_room; /* bytes of replicas that may still be compared; only overlapping replicas exceed it */
 } tsr_deep;
 
-/* `c` has the checkpoint, the ring and perhaps `progress` and `walked`; the rest is zero. Must be closed even if this fails. */
-tsr_status tsr_deep_open(tsr_deep *c, tsr_comm *comm, tsr_error *err);
-void tsr_deep_close(tsr_deep *c);
-
 /* The place of a finding in a file, or in none if no file has that number. */
 tsr_place tsr_deep_place(const tsr_deep *c, uint32_t file, uint64_t offset, tsr_str fqn);
 /* Turns an error of one tensor or range into a finding. Errors that stop the whole check are passed on. */
@@ -108,11 +111,7 @@ tsr_status tsr_deep_judge_file(tsr_deep *c, tsr_place place, uint32_t crc, uint3
 void tsr_deep_count(const tsr_host *host, tsr_dtype dtype, const uint8_t *data, size_t bytes, tsr_deep_counts *out);
 void tsr_deep_counts_add(tsr_deep_counts *sum, const tsr_deep_counts *more);
 
-/* Appends the counts of all entries that have some, in the form in which they are sent. */
-tsr_status tsr_deep_list_tallies(const tsr_deep *c, tsr_vec *out, tsr_error *err);
-/* Adds counts that were sent. TSR_E_USAGE if they are not of this checkpoint. */
-tsr_status tsr_deep_add_tallies(tsr_deep *c, tsr_str sent, tsr_error *err);
-/* Checks the entries in this rank's share, once `tallies` has the counts of all ranks. */
+/* check_entries.c: checks the entries in this rank's share, once `tallies` has the counts of all ranks. */
 tsr_status tsr_deep_entries(tsr_deep *c, tsr_error *err);
 
 /* ---- A digest that is computed from bytes as they arrive. ---- */

@@ -54,11 +54,6 @@ tsr_status tsr_tensor_extremes(tsr_checkpoint *checkpoint, const tsr_entry *entr
  *     status = tsr_check_deep_shared(checkpoint, comm, ring, NULL, &err);
  *     if (status == TSR_OK) printf("%zu findings\n", tsr_findings_count(tsr_checkpoint_findings(checkpoint))); */
 
-/* Reads the entries for which a contract (tessera/validate.h) has digests, and adds layout/digest and layout/not-hashed
- * findings to the checkpoint. Errors: those of reading; TSR_E_UNSUPPORTED when the host does not provide the algorithm. */
-tsr_status tsr_check_digests(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_ring *ring,
-                             const tsr_progress *progress, tsr_error *err);
-
 /* Reads every byte of a checkpoint that matters, once and in file order, and adds these findings: `zip/crc` (a member's bytes
  * do not match its CRC-32), `zip/crc-absent` (note), `values/nan` (note: how many NaN and infinite values a tensor holds),
  * `values/bool` (bytes of bools that are neither 0 nor 1), `layout/replica-differs` (copies of one box are not equal; these are
@@ -86,11 +81,6 @@ tsr_status tsr_digests_open(tsr_checkpoint *checkpoint, const tsr_digest_list *l
  * that of the first tensor, from this one on, that cannot be read. */
 tsr_status tsr_digests_get(tsr_digests *digests, size_t index, tsr_digest *out, tsr_error *err);
 void tsr_digests_close(tsr_digests *digests); /* accepts NULL */
-
-/* Does what tsr_check_digests does, with the work shared by ranks that have opened the same checkpoint and contract. Each reads some of
- * the entries, and all get the findings that a single process would get, in the same order. Collective; if one rank fails, all do. */
-tsr_status tsr_check_digests_shared(tsr_checkpoint *checkpoint, const tsr_contract *contract, tsr_comm *comm, tsr_ring *ring,
-                                    const tsr_progress *progress, tsr_error *err);
 
 /* Does what tsr_check_deep does, with the work shared by ranks that have opened the same checkpoint. Each reads its part of the bytes,
  * and all get the findings that a single process would get, in the same order. Collective; if one rank fails, all do. */

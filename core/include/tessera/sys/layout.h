@@ -282,7 +282,7 @@ uint32_t tsr_leniency_from_word(tsr_str word);
 tsr_status tsr_leniency_parse(tsr_str words, uint32_t *out, tsr_error *err);
 
 /* Checks the catalog against a contract and adds findings: layout/missing-entry, layout/unexpected-entry, layout/kind,
- * layout/dtype, layout/shape, layout/chunks, and the note layout/prefix where a prefix explains nearly all of them. Chunks are compared as sets of boxes. tsr_check_digests compares the digests. */
+ * layout/dtype, layout/shape, layout/chunks, and the note layout/prefix where a prefix explains nearly all of them. Chunks are compared as sets of boxes. tsr_validate compares the digests. */
 tsr_status tsr_validate_contract(const tsr_catalog *catalog, const tsr_contract *contract, const tsr_host *host,
                                  tsr_findings *findings, tsr_error *err);
 
