@@ -1,4 +1,6 @@
 /* Folds a LoRA adapter into its base: matches the adapter's tensors to the tensors of the base that they change. */
+#include <math.h>
+
 #include "codec/json.h"
 #include "mapping/mapping_rules.h"
 #include "merge/lora_parts.h"
@@ -27,6 +29,81 @@ static tsr_status join(const folding *f, tsr_str stem, const char *ending, tsr_s
 {
     *out = tsr_arena_format(f->m->own->arena, f->err, "%.*s%s", TSR_STR_ARG(stem), ending);
     return out->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* ---- modules that the adapter has but the base lacks ---- */
+
+/* Such as the classifier of an adapter that was trained on a language model. The model that PEFT merges then has them. */
+
+/* Inside the modules of the base, a missing name is more likely one that transformers has renamed since. */
+static bool is_apart(const tsr_checkpoint *base, tsr_str target)
+{
+    const tsr_catalog *catalog = &base->catalog;
+    const char *dot = memchr(target.data, '.', target.size);
+    const tsr_str root = {target.data, dot ? (size_t)(dot - target.data) + 1 : 0};
+    for (uint64_t i = 0; i < catalog->entry_count; i++)
+        if (tsr_str_starts(catalog->entries[i].fqn, root)) return false;
+    return true;
+}
+
+/* Whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
+ * not have at all. */
+static bool adds_module(const tsr_lora_config *config, const tsr_checkpoint *base, tsr_str target)
+{
+    const cJSON *saved = cJSON_GetObjectItemCaseSensitive(config->tree, "modules_to_save");
+    for (size_t i = target.size; i > 0; i--)
+        if (target.data[i - 1] == '.' && tsr_lora_lists(saved, (tsr_str){target.data, i - 1})) return is_apart(base, target);
+    return false;
+}
+
+/* The dtype of the base's floating-point tensors, which added ones receive; TSR_DTYPE_NONE if it has none. transformers loads a model in
+ * the dtype of its weights, and so a module that it creates has that dtype, too. */
+static tsr_dtype dtype_of_base(const tsr_checkpoint *base)
+{
+    const tsr_catalog *catalog = &base->catalog;
+    for (uint64_t i = 0; i < catalog->entry_count; i++) {
+        const tsr_entry *entry = &catalog->entries[i];
+        if (entry->kind == TSR_ENTRY_TENSOR && tsr_cast_possible(entry->dtype, TSR_FLOAT32)) return entry->dtype;
+    }
+    return TSR_DTYPE_NONE;
+}
+
+/* Other tasks, such as CAUSAL_LM, keep the output layer. */
+static bool classifies(const tsr_lora_config *config)
+{
+    const cJSON *task = cJSON_GetObjectItemCaseSensitive(config->tree, "task_type");
+    const cJSON *of = cJSON_GetObjectItemCaseSensitive(config->tree, "auto_mapping");
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(of, "base_model_class");
+    if (cJSON_IsString(task)) return strstr(task->valuestring, "_CLS") || strstr(task->valuestring, "QUESTION");
+    return cJSON_IsString(model) && strstr(model->valuestring, "Classification");
+}
+
+/* Whether an entry of the base is left out of a model to which modules are added: a classifier is in place of the output
+ * layer. */
+static bool is_left_out(const tsr_lora_config *config, tsr_str name)
+{
+    static const char *const outputs[] = {"lm_head.", "cls.", "embed_out.", "language_model.lm_head."};
+    size_t i = 0;
+    while (i < sizeof outputs / sizeof *outputs && !tsr_str_starts(name, tsr_str_from(outputs[i]))) i++;
+    return i < sizeof outputs / sizeof *outputs && classifies(config);
+}
+
+static tsr_status add_note(tsr_mapped *m, const char *format, tsr_str first, tsr_error *err)
+{
+    return tsr_mapped_add_note(m, tsr_arena_format(m->own->arena, err, format, TSR_STR_ARG(first)), err);
+}
+
+/* Notes that tensors were added, such as `first`, and which entries of the base are left out (m->dropped). */
+static tsr_status note_added(tsr_mapped *m, tsr_str first, tsr_error *err)
+{
+    const tsr_entry *const *left_out = m->dropped.items;
+    TSR_TRY(add_note(
+        m,
+        "tensors that the base does not have are added, such as '%.*s'; state the class of the model that has them in config.json",
+        first, err));
+    if (!m->dropped.count) return TSR_OK;
+    return add_note(m, "the output layer of the base is left out, as in the model that PEFT merges, such as '%.*s'",
+                    left_out[0]->fqn, err);
 }
 
 /* ---- folds ---- */
@@ -72,7 +149,7 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     TSR_TRY(tsr_lora_stored(&f->names, target, &target, f->err));
     const tsr_entry *weight = tsr_checkpoint_entry(f->m->source, target);
     if (!weight && is_tied_output(f, target)) weight = f->tied.embedding;
-    const bool added = !weight && whole && tsr_lora_adds(&f->config, f->m->source, target);
+    const bool added = !weight && whole && adds_module(&f->config, f->m->source, target);
     if (added) weight = entry;
     else if (weight) TSR_TRY(tsr_check_arithmetic_on(f->m->source, weight, &sum, f->err));
     else TSR_TRY(check_packed(f, target));
@@ -96,9 +173,48 @@ static tsr_status fold_of(folding *f, const tsr_entry *entry, tsr_str target, bo
     *fold = (tsr_fold){.base = f->m->source, .adapter = f->adapter, .weight = weight, .name = target, .scale = 1};
     fold->dtype = floats && f->options.dtype ? f->options.dtype : weight->dtype;
     fold->added = added;
-    if (added && floats && !f->options.dtype) fold->dtype = tsr_lora_base_dtype(f->m->source);
+    if (added && floats && !f->options.dtype) fold->dtype = dtype_of_base(f->m->source);
     *place = *out = fold;
     place_tied(&f->tied, fold);
+    return TSR_OK;
+}
+
+/* trainable_token_indices: rows of an embedding, or of the output layer, that the adapter stores instead of a change. The list is for
+ * the input embedding, unless it is an object with a list for each module. */
+static const cJSON *indices_of(const tsr_lora_config *config, tsr_str module)
+{
+    const cJSON *setting = cJSON_GetObjectItemCaseSensitive(config->tree, "trainable_token_indices"), *item;
+    if (!cJSON_IsObject(setting)) return setting;
+    cJSON_ArrayForEach(item, setting)
+    {
+        if (tsr_lora_ends(module, tsr_json_key_of(item))) return item;
+    }
+    return NULL;
+}
+
+/* Sets fold->tokens to `entry`. Errors: TSR_E_FORMAT if the configuration or the base does not have its rows. */
+static tsr_status set_tokens(const tsr_mapped *m, const tsr_lora_config *config, const tsr_entry *entry, tsr_str module,
+                             tsr_fold *fold, tsr_error *err)
+{
+    const cJSON *list = indices_of(config, module), *item;
+    const tsr_entry *w = fold->weight;
+    const uint64_t count = cJSON_IsArray(list) ? (uint64_t)cJSON_GetArraySize(list) : 0;
+    const bool fits = w->ndim == 2 && entry->ndim == 2 && entry->shape[0] == count && entry->shape[1] == w->shape[1];
+    uint64_t *row = tsr_arena_array(m->own->arena, (size_t)count, sizeof *row, err);
+    if (!row) return TSR_E_NOMEM;
+    fold->tokens = entry;
+    fold->token_rows = row;
+    TSR_FAIL_IF(!fits, err, TSR_E_FORMAT,
+                "'%.*s' does not have a row of '%.*s' for each of the %llu trainable_token_indices of adapter_config.json",
+                TSR_STR_ARG(entry->fqn), TSR_STR_ARG(w->fqn), (unsigned long long)count);
+    cJSON_ArrayForEach(item, list)
+    {
+        TSR_TRY(tsr_json_to_u64(item, "trainable_token_indices", row, err));
+        TSR_FAIL_IF(*row >= w->shape[0], err, TSR_E_FORMAT,
+                    "trainable_token_indices has %llu, but '%.*s' of the base has %llu rows; resize it first",
+                    (unsigned long long)*row, TSR_STR_ARG(w->fqn), (unsigned long long)w->shape[0]);
+        row++;
+    }
     return TSR_OK;
 }
 
@@ -327,7 +443,7 @@ static tsr_status add_tokens(folding *f, const tsr_entry *entry, tsr_str stem)
     tsr_str module;
     tsr_fold *fold = NULL;
     TSR_TRY(find_changed(f, entry, stem, ".weight", &module, &fold));
-    return tsr_lora_set_tokens(f->m, &f->config, entry, module, fold, f->err);
+    return set_tokens(f->m, &f->config, entry, module, fold, f->err);
 }
 
 /* Completes the folds when all tensors of the adapter are known. */
@@ -437,14 +553,14 @@ static tsr_status fill_rows(folding *f)
         const tsr_entry *entry = &catalog->entries[i];
         const tsr_fold *fold = fold_at(f, entry);
         if (fold) TSR_TRY(compute(f, fold, entry, i));
-        else if (added && tsr_lora_leaves_out(&f->config, entry->fqn)) TSR_TRY(leave_out(f, entry));
+        else if (added && is_left_out(&f->config, entry->fqn)) TSR_TRY(leave_out(f, entry));
         else TSR_TRY(tsr_mapped_keep(f->m, entry, i, f->err));
     }
     if (f->tied.embedding && !f->tied.output && f->tied.out && f->tied.out != f->tied.in)
         TSR_TRY(add_new(f, f->tied.out, catalog->entry_count));
     for (size_t i = 0; i < f->folds.count; i++)
         if (folds[i]->added) TSR_TRY(add_new(f, folds[i], catalog->entry_count));
-    return added ? tsr_lora_note_added(f->m, added->name, f->err) : TSR_OK;
+    return added ? note_added(f->m, added->name, f->err) : TSR_OK;
 }
 
 /* Notes settings that PEFT 0.21 does not have. PEFT also warns about them and ignores them. */

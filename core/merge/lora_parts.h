@@ -122,23 +122,6 @@ tsr_status tsr_lora_settle_tied(tsr_mapped *m, const tsr_lora_config *config, ts
 const struct cJSON *tsr_lora_parameters(const tsr_lora_config *config);
 /* Decides for square matrices of experts whether they are transposed. TSR_E_UNSUPPORTED if nothing shows it. */
 tsr_status tsr_lora_turn_experts(const tsr_mapped *m, const tsr_vec *folds, tsr_error *err);
-/* lora_tied.c: whether `target`, which is not in the base, is of a module that the adapter stores whole and that the base does
- * not have at all. */
-bool tsr_lora_adds(const tsr_lora_config *config, const tsr_checkpoint *base, tsr_str target);
-/* The dtype of the base's floating-point tensors, which added ones receive; TSR_DTYPE_NONE if it has none. */
-tsr_dtype tsr_lora_base_dtype(const tsr_checkpoint *base);
-/* Whether an entry of the base is left out of a model to which modules are added: a classifier is in place of the output
- * layer. */
-bool tsr_lora_leaves_out(const tsr_lora_config *config, tsr_str name);
-/* Notes that tensors were added, such as `first`, and which entries of the base are left out (m->dropped). */
-tsr_status tsr_lora_note_added(tsr_mapped *m, tsr_str first, tsr_error *err);
-/* lora_config.c: sets fold->tokens to `entry`. Errors: TSR_E_FORMAT if the configuration or the base does not have its rows. */
-tsr_status tsr_lora_set_tokens(const tsr_mapped *m, const tsr_lora_config *config, const tsr_entry *entry, tsr_str module,
-                               tsr_fold *fold, tsr_error *err);
-/* Replaces those elements of a run, which `out` has in `dtype`. */
-struct tsr_lora_room;
-tsr_status tsr_lora_put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const struct tsr_lora_room *r,
-                               uint8_t *out, tsr_error *err);
 /* lora_sum.c: computes a run of the result's elements (tsr_computed.compute); `ctx` is a tsr_fold. */
 tsr_status tsr_lora_sum(const void *ctx, uint64_t first, size_t count, uint8_t *out, tsr_cast_losses *losses,
                         tsr_error *err);

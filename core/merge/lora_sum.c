@@ -1,10 +1,9 @@
 /* Computes W + scale·(B·A), in blocks of bounded size. */
-#include "merge/lora_parts.h"
-
 #include <math.h>
 #include <stdatomic.h>
 
 #include "codec/json.h"
+#include "merge/lora_parts.h"
 #include "tessera/read.h"
 #include "tessera/sys/check.h"
 #include "tessera/sys/read.h"
@@ -304,6 +303,23 @@ static tsr_status add_matrices(const tsr_fold *fold, const tsr_run *run, const t
     return TSR_OK;
 }
 
+/* Replaces those elements of a run, which `out` has in `dtype`, that the adapter has rows for. */
+static tsr_status put_tokens(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const tsr_lora_room *r, uint8_t *out,
+                             tsr_error *err)
+{
+    const tsr_stored_tensor tokens = {fold->adapter, fold->tokens};
+    const uint64_t width = fold->weight->shape[1], end = run->first + run->count;
+    for (uint64_t i = 0; i < fold->tokens->shape[0]; i++) {
+        const uint64_t start = fold->token_rows[i] * width, from = start > run->first ? start : run->first;
+        const uint64_t to = start + width < end ? start + width : end;
+        if (from >= to) continue;
+        const tsr_run part = {.first = i * width + (from - start), .count = to - from};
+        TSR_TRY(tsr_merge_read(tokens, &part, dtype, r->bytes, out + (from - run->first) * tsr_dtype_size(dtype), r->losses,
+                               err));
+    }
+    return TSR_OK;
+}
+
 static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtype dtype, const tsr_lora_room *r,
                               uint8_t *out, tsr_error *err)
 {
@@ -314,7 +330,7 @@ static tsr_status read_weight(const tsr_fold *fold, const tsr_run *run, tsr_dtyp
         return TSR_OK;
     }
     TSR_TRY(tsr_merge_read(fold->start ? start : weight, run, dtype, r->bytes, out, r->losses, err));
-    return fold->tokens ? tsr_lora_put_tokens(fold, run, dtype, r, out, err) : TSR_OK;
+    return fold->tokens ? put_tokens(fold, run, dtype, r, out, err) : TSR_OK;
 }
 
 /* Computes the change to the run's elements, without the scale, in r->sums. */
