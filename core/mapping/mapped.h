@@ -118,7 +118,7 @@ typedef struct tsr_mapped_scheme {
 /* mapping_open.c: like tsr_mapping_open, but `scheme` fills the rows. */
 tsr_status tsr_mapped_open(tsr_checkpoint *source, const tsr_mapped_scheme *scheme, tsr_checkpoint **out, tsr_error *err);
 
-/* mapping_origin.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
+/* mapping_config.c: adds a sentence to m->note. It must be in the arena of m->own. If its data is NULL, the caller ran out
  * of memory while making it, and this returns TSR_E_NOMEM. */
 tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err);
 /* The same for a sentence that says what to change in config.json, which m->config_changes states, too. */
@@ -235,14 +235,6 @@ const struct cJSON *tsr_mapped_setting(const tsr_mapped *m, const char *name);
 /* Returns it from there or from text_config, which describes the language model inside another model; NULL if it is missing or
  * null. */
 const struct cJSON *tsr_mapped_stated(const tsr_mapped *m, const char *name);
-/* mapping_parse.c: what config.json says of a dim. `text` is empty at first, and becomes the numbers that it follows from, such
- * as "num_attention_heads 4, head_dim 16"; its data is NULL if config.json does not state them all. `inside` is false.
- * TSR_E_FORMAT if one of them is not a size; TSR_E_NOMEM. */
-typedef struct tsr_dim_size {
-    uint64_t value;
-    tsr_str text;
-} tsr_dim_size;
-tsr_status tsr_dim_evaluate(const tsr_mapped *m, const tsr_map_dim *dim, bool inside, tsr_dim_size *out, tsr_error *err);
 /* Returns the dtype of products if neither an option nor a step states it: that of config.json, or bfloat16. */
 tsr_dtype tsr_mapped_product_dtype(const tsr_mapped *m);
 /* Reads two numbers, quantization_config.weight_block_size, which are 128 and 128 if it is missing. */
@@ -256,8 +248,6 @@ const char *tsr_mapped_quant_method(const tsr_mapped *m);
 tsr_status tsr_config_is_quantized(const tsr_checkpoint *checkpoint, bool *out, tsr_error *err);
 /* The same by the config.json or params.json that has been loaded, if there is one. */
 tsr_status tsr_mapped_is_quantized(const tsr_mapped *m, bool *out, tsr_error *err);
-/* Whether config.json ties the output layer to the embedding. */
-bool tsr_mapped_ties(const tsr_mapped *m);
 /* Sets *out to the number of rows per attention head, and returns whether config.json determines it. */
 bool tsr_mapped_head_dim(const tsr_mapped *m, uint64_t *out);
 /* Evaluates a number of a map. TSR_E_NOT_FOUND, naming it, if it is one of config.json, and that is missing or lacks it. */

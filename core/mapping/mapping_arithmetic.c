@@ -1,6 +1,5 @@
 /* Refuses arithmetic that would separate quantized numbers from their scales: see tessera/sys/mapping.h. */
 #include "base/line.h"
-#include "codec/json.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_match.h"
 #include "tessera/sys/catalog.h"
@@ -302,51 +301,4 @@ bool tsr_mapping_uses(void *layer, tsr_str fqn)
     const tsr_dequantized *done = m->ctx;
     const tsr_entry *entry = tsr_checkpoint_entry(own, fqn);
     return !done->used || !entry || done->used[entry - own->catalog.entries];
-}
-
-/* ---- numbers and scales that a map would separate ---- */
-
-/* Whether a rule gives these numbers another name or layout. */
-static bool is_moved(const tsr_matcher *s, const tsr_entry *data)
-{
-    tsr_str values[TSR_MOST_CAPTURES];
-    tsr_name_match found = {.rule = 0};
-    if (!tsr_match_rule(s->m, s->m->rules, data->fqn, &found, values)) return false;
-    const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
-    const bool same = !rule->step_count && found.pattern < rule->to_count &&
-                      tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
-    return rule->to_count && !same;
-}
-
-/* Finds the numbers that have this scale, if a rule moves them; *data is NULL otherwise. */
-static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, tsr_vec *text, const tsr_entry **data)
-{
-    *data = NULL;
-    for (size_t i = 0; i < tsr_companion_count && !*data; i++) {
-        TSR_TRY(tsr_companion_data(s->m->source, scale, &tsr_companions[i], text, data, s->err));
-        if (*data && !is_moved(s, *data)) *data = NULL;
-    }
-    return TSR_OK;
-}
-
-static tsr_status check_parted(const tsr_matcher *s, tsr_vec *text)
-{
-    const tsr_entry *const *left = s->unmatched.items;
-    for (size_t i = 0; i < s->unmatched.count; i++) {
-        const tsr_entry *data;
-        TSR_TRY(find_parted(s, left[i], text, &data));
-        TSR_FAIL_IF(
-            data, s->err, TSR_E_FORMAT,
-            "the map takes '%.*s', but not '%.*s', by which it is scaled; pass --dequantize, or add a rule for the scale",
-            TSR_STR_ARG(data->fqn), TSR_STR_ARG(left[i]->fqn));
-    }
-    return TSR_OK;
-}
-
-tsr_status tsr_parted_check(const tsr_matcher *s)
-{
-    tsr_vec text = tsr_vec_of(s->m->own->host->allocator, 1);
-    const tsr_status status = check_parted(s, &text);
-    tsr_vec_free(&text);
-    return status;
 }

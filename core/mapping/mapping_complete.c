@@ -333,7 +333,8 @@ static tsr_status check(tsr_matcher *s, tsr_status (*add)(counter *c))
     return status;
 }
 
-tsr_status tsr_counts_check(tsr_matcher *s)
+/* Checks the layers and experts of the source, and those that rules took out of stacks. */
+static tsr_status check_counts(tsr_matcher *s)
 {
     TSR_TRY(check(s, add_sources));
     return check(s, add_targets);
@@ -422,7 +423,9 @@ static tsr_status compare(const tsr_matcher *s, const tsr_family *family, uint32
                     TSR_STR_ARG(family->first->entry->fqn));
 }
 
-tsr_status tsr_family_check(tsr_matcher *s)
+/* Checks that families with the same prefix have equally many members, in all patterns that begin alike ("….experts.{expert}.") and
+ * match something. */
+static tsr_status check_families(tsr_matcher *s)
 {
     const tsr_family *families = s->families.items;
     for (size_t i = 0; i < s->families.count; i++) {
@@ -625,7 +628,8 @@ static tsr_status check_layers(layer_list *l)
     return TSR_OK;
 }
 
-tsr_status tsr_layers_check(tsr_matcher *s)
+/* Checks that every layer has what the "layers" of the rules state, and that no layer between others is missing. */
+static tsr_status check_layer_list(tsr_matcher *s)
 {
     const tsr_allocator *allocator = s->m->own->host->allocator;
     layer_list l = {.s = s, .paths = tsr_vec_of(allocator, sizeof(tsr_str)), .known = tsr_map_new(allocator, 0, s->err)};
@@ -636,6 +640,13 @@ tsr_status tsr_layers_check(tsr_matcher *s)
     tsr_map_free(l.known);
     tsr_vec_free(&l.paths);
     return status;
+}
+
+tsr_status tsr_complete_check(tsr_matcher *s)
+{
+    TSR_TRY(check_families(s));
+    TSR_TRY(check_counts(s));
+    return check_layer_list(s);
 }
 
 /* ---- tied ---- */

@@ -1,9 +1,11 @@
-/* Reads numbers that a map takes from config.json, or from the params.json of Meta's Llamas, where they have other names. */
+/* Reads numbers that a map takes from config.json, or from the params.json of Meta's Llamas, where they have other names; keeps the notes
+ * about a mapped checkpoint; and finds the built-in maps. */
 #include "codec/json.h"
 #include "formats/common/file_names.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_builtin.h"
 #include "mapping/mapping_match.h"
+#include "mapping/mapping_rules.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
 
@@ -196,9 +198,54 @@ const char *tsr_mapped_quant_method(const tsr_mapped *m)
     return cJSON_IsString(item) ? item->valuestring : "";
 }
 
-bool tsr_mapped_ties(const tsr_mapped *m)
+/* ---- what users are told of a mapped checkpoint, and what has to change in its config.json ---- */
+
+static tsr_status append_note(tsr_mapped *m, tsr_str *note, tsr_str sentence, tsr_error *err)
 {
-    return cJSON_IsTrue(tsr_mapped_setting(m, "tie_word_embeddings"));
+    const tsr_str before = *note;
+    if (!sentence.data) return TSR_E_NOMEM;
+    *note = !before.data ? sentence
+                         : tsr_arena_format(m->own->arena, err, "%.*s; %.*s", TSR_STR_ARG(before), TSR_STR_ARG(sentence));
+    return note->data ? TSR_OK : TSR_E_NOMEM;
+}
+
+tsr_status tsr_mapped_add_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
+{
+    return append_note(m, &m->note, sentence, err);
+}
+
+tsr_status tsr_mapped_add_config_note(tsr_mapped *m, tsr_str sentence, tsr_error *err)
+{
+    return append_note(m, &m->config_note, sentence, err);
+}
+
+tsr_str tsr_mapping_note(const tsr_checkpoint *mapped, bool configured, size_t index)
+{
+    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
+        if (m->note.data && !index--) return m->note;
+        if (m->config_note.data && !configured && !index--) return m->config_note;
+    }
+    return TSR_STR("");
+}
+
+tsr_status tsr_mapping_add_notes(const tsr_checkpoint *mapped, bool configured, tsr_vec *out, tsr_error *err)
+{
+    for (size_t i = 0; tsr_mapping_note(mapped, configured, i).size; i++) {
+        tsr_str *note = tsr_vec_push(out, err);
+        if (!note) return TSR_E_NOMEM;
+        *note = tsr_mapping_note(mapped, configured, i);
+    }
+    return TSR_OK;
+}
+
+void tsr_mapping_change_config(const tsr_checkpoint *mapped, tsr_config_changes *changes)
+{
+    for (const tsr_mapped *m = tsr_mapped_state(mapped); m; m = tsr_mapped_state(m->source)) {
+        changes->unquantized |= m->config_changes.unquantized;
+        changes->untied |= m->config_changes.untied;
+        if (m->config_changes.more_tokens)
+            changes->tokens = m->config_changes.tokens, changes->more_tokens = m->config_changes.more_tokens;
+    }
 }
 
 /* ---- builtin ---- */

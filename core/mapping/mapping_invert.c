@@ -7,68 +7,6 @@ bool tsr_map_number_given(const tsr_map_number *number)
     return number->value || number->config.size;
 }
 
-/* Finds the capture that all patterns of one side have and the other side does not have; *out is TSR_NO_CAPTURE if there is
- * none. */
-static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint32_t *out, tsr_error *err)
-{
-    const tsr_name_pattern *own = from_side ? rule->from : rule->to, *other = from_side ? rule->to : rule->from;
-    const uint32_t own_count = from_side ? rule->from_count : rule->to_count,
-                   others = from_side ? rule->to_count : rule->from_count;
-    *out = TSR_NO_CAPTURE;
-    for (uint32_t c = 0; c < rule->capture_count && own_count; c++) {
-        const tsr_map_number *has = tsr_pattern_plus(&own[0], c);
-        for (uint32_t i = 1; i < own_count; i++) {
-            const tsr_map_number *too = tsr_pattern_plus(&own[i], c);
-            TSR_FAIL_IF(!too != !has || (has && (has->value != too->value || !tsr_str_equal(has->config, too->config))), err,
-                        TSR_E_FORMAT, "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
-                        TSR_STR_ARG(own[i].text));
-        }
-        if (!has || !others || tsr_pattern_has(&other[0], c)) continue;
-        TSR_FAIL_IF(*out != TSR_NO_CAPTURE || tsr_map_number_given(has), err, TSR_E_FORMAT,
-                    "'%.*s': only one capture of a side may be missing on the other side, and none with +",
-                    TSR_STR_ARG(own[0].text));
-        *out = c;
-    }
-    return TSR_OK;
-}
-
-static uint32_t count_kind(const tsr_map_rule *rule, tsr_step_kind kind)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < rule->step_count; i++) count += rule->steps[i].kind == kind;
-    return count;
-}
-
-static tsr_status check_folds(const tsr_map_rule *rule, tsr_step_kind kind, uint32_t capture, tsr_error *err)
-{
-    const uint32_t count = count_kind(rule, kind), wanted = capture != TSR_NO_CAPTURE;
-    TSR_FAIL_IF(wanted && !count, err, TSR_E_FORMAT, "'%.*s': {%.*s} is on one side only, which needs the step '%s'",
-                TSR_STR_ARG(rule->from[0].text), TSR_STR_ARG(rule->captures[capture]), tsr_step_name(kind));
-    TSR_FAIL_IF(count > wanted, err, TSR_E_FORMAT, "'%.*s': the step '%s' has no capture of one side to go with",
-                TSR_STR_ARG(rule->from[0].text), tsr_step_name(kind));
-    return TSR_OK;
-}
-
-tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err)
-{
-    const bool says_more = rule->required || rule->required_with.size || rule->one_way || rule->alike || rule->with.count;
-    TSR_FAIL_IF(
-        !rule->from_count && (!rule->to_count || says_more), err, TSR_E_FORMAT,
-        "a rule has an empty 'from'; only one that drops names in the inverse has none, with nothing but 'to' and 'about'");
-    TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
-    TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
-    TSR_FAIL_IF((!rule->from_count || !rule->to_count) && (rule->step_count || rule->shape_count), err, TSR_E_FORMAT,
-                "'%.*s': a rule that drops takes no steps and no shape",
-                TSR_STR_ARG((rule->from_count ? rule->from : rule->to)[0].text));
-    if (!rule->from_count || !rule->to_count) return TSR_OK;
-    for (uint32_t i = 1; i < rule->step_count; i++)
-        TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT,
-                    "'%.*s': the step 'dequantize' must be the first, because scales are for tensors as they are stored",
-                    TSR_STR_ARG(rule->from[0].text));
-    TSR_TRY(check_folds(rule, TSR_STEP_STACK, rule->folded, err));
-    return check_folds(rule, TSR_STEP_UNSTACK, rule->unfolded, err);
-}
-
 static tsr_status no_inverse(const tsr_map_rule *rule, const tsr_map_step *step, const char *hint, tsr_error *err)
 {
     return tsr_fail(err, TSR_E_UNSUPPORTED, "the map has no inverse: the step '%s' of '%.*s' %s", tsr_step_name(step->kind),

@@ -1,14 +1,209 @@
 /* Binds the entries of the source to rules, and checks that none is left over or missing. */
-#include "mapping/mapping_match.h"
-
 #include <stdlib.h>
 
 #include "base/line.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
+#include "mapping/mapping_builtin.h"
+#include "mapping/mapping_match.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/try.h"
+
+/* ---- the names that entries of an inverse come from ---- */
+
+/* Finds the names that the entries of an inverse come from. A name may only go back to one from which the map makes it, by
+ * the same rule and the same pattern of that rule. Otherwise the inverse would give tensors names that the map uses
+ * differently. */
+
+/* Whether the name matches, and captures with a number on either side are indices that leave none below 0. */
+static bool matches(const tsr_mapped *m, const tsr_map_rule *rule, const tsr_name_pattern *pattern, tsr_str name,
+                    tsr_str *values)
+{
+    uint64_t index;
+    if (!tsr_pattern_match(pattern, name, values)) return false;
+    for (uint32_t c = 0; c < rule->capture_count; c++) {
+        const tsr_map_number *own = tsr_pattern_plus(pattern, c),
+                             *to = rule->to_count ? tsr_pattern_plus(&rule->to[0], c) : NULL;
+        if (own && !tsr_mapped_reaches(m, own, values[c])) return false;
+        if (own && to && tsr_map_number_given(to) && !tsr_index_parse(values[c], &index)) return false;
+    }
+    return true;
+}
+
+/* Finds the first rule that matches the name, starting with match->rule. Sets values[c] (TSR_MOST_CAPTURES of them) for the
+ * captures of its pattern, which are texts of the name also where the pattern has {name+N}. Returns false if none matches. */
+static bool match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match,
+                       tsr_str *values)
+{
+    for (; match->rule < rules->count; match->rule++) {
+        const tsr_map_rule *rule = &rules->rules[match->rule];
+        for (match->pattern = 0; match->pattern < rule->from_count; match->pattern++) {
+            memset(values, 0, TSR_MOST_CAPTURES * sizeof *values);
+            if (matches(m, rule, &rule->from[match->pattern], name, values)) return true;
+        }
+    }
+    return false;
+}
+
+/* Turns the values of a match into those for the names of rule->to, where {name+N} has another N. Errors:
+ * TSR_E_NOT_FOUND if config.json does not state N; TSR_E_NOMEM. */
+static tsr_status shift_values(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values)
+{
+    for (uint32_t c = 0; c < rule->capture_count && rule->to_count; c++) {
+        const tsr_map_number *from = tsr_pattern_plus(&rule->from[0], c), *to = tsr_pattern_plus(&rule->to[0], c);
+        uint64_t number, before, after;
+        if (!from || !to || (!tsr_map_number_given(from) && !tsr_map_number_given(to))) continue;
+        TSR_TRY(tsr_mapped_number(s->m, from, &before, s->err));
+        TSR_TRY(tsr_mapped_number(s->m, to, &after, s->err));
+        (void)tsr_index_parse(values[c], &number); /* it is an index, because it matched */
+        values[c] = tsr_arena_format(s->arena, s->err, "%llu", (unsigned long long)(number - before + after));
+        if (!values[c].data) return TSR_E_NOMEM;
+    }
+    return TSR_OK;
+}
+
+/* The rule and the pattern that apply to a name. `by` is NULL if there is none. */
+typedef struct taken {
+    const tsr_map_rule *by;
+    uint32_t pattern;
+} taken;
+
+static taken take(const tsr_mapped *m, const tsr_mapping_rules *map, tsr_str name)
+{
+    tsr_name_match found = {.rule = 0};
+    tsr_str values[TSR_MOST_CAPTURES];
+    if (!match_rule(m, map, name, &found, values)) return (taken){NULL, 0};
+    return (taken){&map->rules[found.rule], found.pattern};
+}
+
+/* Sets *applies to whether the rule of the inverse may be used: rules that stack layers only where these are alike, and a
+ * rule "with" a name only where the source has that name. */
+static tsr_status applies_here(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_str *values, bool *applies)
+{
+    *applies = !rule->alike || !s->layers_differ;
+    if (!rule->with.count) return TSR_OK;
+    const tsr_str other = tsr_pattern_expand(&rule->with, values, rule->with.count, s->arena, s->err);
+    *applies = other.data && tsr_checkpoint_entry(s->m->source, other);
+    return other.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Sets *name to the first name that a rule of the inverse makes, and *does to whether the map takes all these names by that
+ * same rule. */
+static tsr_status comes_from(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_str *found, tsr_str *name, bool *does)
+{
+    tsr_str values[TSR_MOST_CAPTURES];
+    memcpy(values, found, sizeof values);
+    if (rule->unfolded != TSR_NO_CAPTURE) values[rule->unfolded] = TSR_STR("0");
+    TSR_TRY(applies_here(s, rule, values, does));
+    TSR_TRY(shift_values(s, rule, values));
+    for (uint32_t i = 0; i < rule->to_count && *does; i++) {
+        const tsr_str made = tsr_pattern_expand(&rule->to[i], values, rule->to[i].count, s->arena, s->err);
+        if (!made.data) return TSR_E_NOMEM;
+        const taken t = take(s->m, s->m->rules->forward, made);
+        *does = t.by == rule->forward && t.pattern == i;
+        if (i == 0 || !*does) *name = made;
+    }
+    return TSR_OK;
+}
+
+/* Whether `b` matches every name that `a` matches, but not the other way round. */
+static bool is_exception(const tsr_name_pattern *a, const tsr_name_pattern *b)
+{
+    tsr_str values[TSR_MOST_CAPTURES];
+    return tsr_pattern_match(b, a->text, values) && !tsr_pattern_match(a, b->text, values);
+}
+
+/* Fails because the map does not make the entry's name. The inverse would call it `made`, by rule `own`, but the map takes
+ * that name by another rule. If no rule makes the name, `made` is the name itself and `own` is NULL. */
+static tsr_status refuse_name(const tsr_matcher *s, tsr_str fqn, tsr_str made, const tsr_map_rule *own)
+{
+    const taken t = take(s->m, s->m->rules->forward, made);
+    const tsr_str by = own ? own->from[0].text : TSR_STR("unmatched"), from = t.by->from[t.pattern].text;
+    return tsr_fail(s->err, TSR_E_FORMAT,
+                    "'%.*s' has no way back to '%.*s', because the map's rule '%.*s' takes that, not '%.*s'",
+                    TSR_STR_ARG(fqn), TSR_STR_ARG(made), TSR_STR_ARG(from), TSR_STR_ARG(by));
+}
+
+/* Several rules of a map may make the same name from different ones, so their order does not show where it came from. The
+ * inverse chooses the rule that the map would use for the resulting name. If there are several, it chooses the first,
+ * provided it is an exception to the others. */
+static tsr_status choose_rule(const tsr_matcher *s, tsr_name_match *like, tsr_str *values, tsr_str *name, bool *sure)
+{
+    const tsr_map_rule *rules = s->m->rules->rules;
+    tsr_str others[TSR_MOST_CAPTURES], other;
+    bool does;
+    TSR_TRY(comes_from(s, &rules[like->rule], values, name, sure));
+    for (tsr_name_match next = {.rule = like->rule + 1}; match_rule(s->m, s->m->rules, like->entry->fqn, &next, others);
+         next.rule++) {
+        TSR_TRY(comes_from(s, &rules[next.rule], others, &other, &does));
+        if (!does) continue;
+        /* A rule that needs another name "with" its own is an exception to those that do not. */
+        const bool needs = rules[like->rule].with.count && !rules[next.rule].with.count;
+        TSR_FAIL_IF(*sure && !needs &&
+                        !is_exception(&rules[like->rule].from[like->pattern], &rules[next.rule].from[next.pattern]),
+                    s->err, TSR_E_FORMAT,
+                    "'%.*s' may come from '%.*s' or from '%.*s': the map makes it by two rules, so it has no inverse here",
+                    TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(*name), TSR_STR_ARG(other));
+        if (*sure && !like->other.data) like->other = other;
+        if (*sure) continue;
+        *sure = true;
+        *name = other;
+        like->rule = next.rule, like->pattern = next.pattern;
+        memcpy(values, others, sizeof others);
+    }
+    return TSR_OK;
+}
+
+/* The map may have made the name from another one, or may have kept it: the checkpoint does not show which. */
+static tsr_status note_guess(tsr_matcher *s, tsr_name_match *like, tsr_str name)
+{
+    if (s->m->note.data) return TSR_OK;
+    s->m->note = tsr_arena_format(s->m->own->arena, s->err,
+                                  "'%.*s', for example, is taken to come from '%.*s', but may also come from '%.*s'",
+                                  TSR_STR_ARG(like->entry->fqn), TSR_STR_ARG(name), TSR_STR_ARG(like->other));
+    return s->m->note.data ? TSR_OK : TSR_E_NOMEM;
+}
+
+/* Chooses the rule of an inverse for an entry. *found and `like` are the first rule that matches. *found
+ * becomes false for a name that the map kept. TSR_E_FORMAT, naming the rules, if the map makes the name in several equally
+ * likely ways, or cannot make it. */
+static tsr_status choose_origin(tsr_matcher *s, tsr_name_match *like, tsr_str *values, bool *found)
+{
+    const tsr_mapping_rules *rules = s->m->rules;
+    const tsr_str fqn = like->entry->fqn;
+    const bool keeps = rules->unmatched == TSR_UNMATCHED_KEEP, kept = keeps && !take(s->m, rules->forward, fqn).by;
+    bool sure = false;
+    tsr_str name = {NULL, 0};
+    if (*found) TSR_TRY(choose_rule(s, like, values, &name, &sure));
+    *found = *found && (sure || name.data); /* no name: no rule may be used here */
+    if (!sure && kept) {
+        *found = false;
+        return TSR_OK;
+    }
+    if (*found && !sure) return refuse_name(s, fqn, name, rules->rules[like->rule].forward);
+    if (!*found) return keeps ? refuse_name(s, fqn, fqn, NULL) : TSR_OK;
+    if (kept && !rules->normalizes && !like->other.data) like->other = fqn;
+    return like->other.data ? note_guess(s, like, name) : TSR_OK;
+}
+
+/* Checks, after all rules of an inverse are bound, that the map would take each resulting name by the rule that it was
+ * inverted from. TSR_E_FORMAT, naming both rules, if it would not. */
+static tsr_status check_origins(const tsr_matcher *s)
+{
+    const tsr_mapped_row *rows = s->m->rows.items;
+    if (!s->m->rules->forward) return TSR_OK;
+    for (size_t i = 0; i < s->m->rows.count; i++) {
+        if (!rows[i].rule) continue;
+        const taken t = take(s->m, s->m->rules->forward, rows[i].entry.fqn);
+        if (t.by == rows[i].rule->forward && t.pattern == rows[i].pattern) continue;
+        return refuse_name(s, rows[i].sources[0]->fqn, rows[i].entry.fqn, rows[i].rule->forward);
+    }
+    return TSR_OK;
+}
+
+/* ---- matches ---- */
 
 enum { NAMED = 5 };
 
@@ -53,8 +248,8 @@ static tsr_status match_entry(tsr_matcher *s, const tsr_entry *entry, uint64_t o
 {
     tsr_str values[TSR_MOST_CAPTURES];
     tsr_name_match like = {.entry = entry, .order = order};
-    bool found = tsr_match_rule(s->m, s->m->rules, entry->fqn, &like, values);
-    if (s->m->rules->forward) TSR_TRY(tsr_origin_choose(s, &like, values, &found));
+    bool found = match_rule(s->m, s->m->rules, entry->fqn, &like, values);
+    if (s->m->rules->forward) TSR_TRY(choose_origin(s, &like, values, &found));
     if (found) return add_match(s, &like, values);
     const tsr_entry **left = tsr_vec_push(&s->unmatched, s->err);
     if (!left) return TSR_E_NOMEM;
@@ -65,6 +260,57 @@ static tsr_status match_entry(tsr_matcher *s, const tsr_entry *entry, uint64_t o
     if (dropped) *dropped = entry;
     return dropped ? TSR_OK : TSR_E_NOMEM;
 }
+
+/* ---- numbers and scales that a map would separate ---- */
+
+/* Whether a rule gives these numbers another name or layout. */
+static bool is_moved(const tsr_matcher *s, const tsr_entry *data)
+{
+    tsr_str values[TSR_MOST_CAPTURES];
+    tsr_name_match found = {.rule = 0};
+    if (!match_rule(s->m, s->m->rules, data->fqn, &found, values)) return false;
+    const tsr_map_rule *rule = &s->m->rules->rules[found.rule];
+    const bool same = !rule->step_count && found.pattern < rule->to_count &&
+                      tsr_str_equal(rule->from[found.pattern].text, rule->to[found.pattern].text);
+    return rule->to_count && !same;
+}
+
+/* Finds the numbers that have this scale, if a rule moves them; *data is NULL otherwise. */
+static tsr_status find_parted(const tsr_matcher *s, const tsr_entry *scale, tsr_vec *text, const tsr_entry **data)
+{
+    *data = NULL;
+    for (size_t i = 0; i < tsr_companion_count && !*data; i++) {
+        TSR_TRY(tsr_companion_data(s->m->source, scale, &tsr_companions[i], text, data, s->err));
+        if (*data && !is_moved(s, *data)) *data = NULL;
+    }
+    return TSR_OK;
+}
+
+static tsr_status check_parted(const tsr_matcher *s, tsr_vec *text)
+{
+    const tsr_entry *const *left = s->unmatched.items;
+    for (size_t i = 0; i < s->unmatched.count; i++) {
+        const tsr_entry *data;
+        TSR_TRY(find_parted(s, left[i], text, &data));
+        TSR_FAIL_IF(
+            data, s->err, TSR_E_FORMAT,
+            "the map takes '%.*s', but not '%.*s', by which it is scaled; pass --dequantize, or add a rule for the scale",
+            TSR_STR_ARG(data->fqn), TSR_STR_ARG(left[i]->fqn));
+    }
+    return TSR_OK;
+}
+
+/* Checks that no rule gives quantized numbers another name or layout while their scale is kept or dropped.
+ * TSR_E_FORMAT, naming both. */
+static tsr_status check_all_parted(const tsr_matcher *s)
+{
+    tsr_vec text = tsr_vec_of(s->m->own->host->allocator, 1);
+    const tsr_status status = check_parted(s, &text);
+    tsr_vec_free(&text);
+    return status;
+}
+
+/* ---- bindings ---- */
 
 static tsr_status refuse_unmatched(const tsr_matcher *s)
 {
@@ -128,6 +374,12 @@ static tsr_status drop_all(tsr_matcher *s, const tsr_name_match *first, size_t c
 
 /* ---- tied tensors ---- */
 
+/* Whether config.json ties the output layer to the embedding. */
+static bool ties(const tsr_mapped *m)
+{
+    return cJSON_IsTrue(tsr_mapped_setting(m, "tie_word_embeddings"));
+}
+
 /* Whether the rule leaves out a tied tensor; the rule of the opposite direction restores it. */
 static bool leaves_out(const tsr_matcher *s, const tsr_map_rule *rule)
 {
@@ -138,7 +390,7 @@ static bool leaves_out(const tsr_matcher *s, const tsr_map_rule *rule)
 static tsr_status find_tied(const tsr_matcher *s, const tsr_map_rule *rule, const tsr_entry *entry, const tsr_entry **other)
 {
     *other = NULL;
-    if (!rule->tied_to.size || !leaves_out(s, rule) || !tsr_mapped_ties(s->m)) return TSR_OK;
+    if (!rule->tied_to.size || !leaves_out(s, rule) || !ties(s->m)) return TSR_OK;
     *other = tsr_checkpoint_entry(s->m->source, rule->tied_to);
     if (!*other) return TSR_OK;
     const bool alike = entry->kind == TSR_ENTRY_TENSOR && (*other)->kind == TSR_ENTRY_TENSOR &&
@@ -164,7 +416,7 @@ static tsr_status restore_tied(const tsr_matcher *s, uint32_t number)
     const tsr_map_rule *rule = &s->m->rules->rules[number];
     const tsr_name_match *matches = s->matches.items;
     const tsr_mapped_row *rows = s->m->rows.items;
-    if (!rule->tied_to.size || rule->step_count || leaves_out(s, rule) || !tsr_mapped_ties(s->m)) return TSR_OK;
+    if (!rule->tied_to.size || rule->step_count || leaves_out(s, rule) || !ties(s->m)) return TSR_OK;
     for (size_t i = 0; i < s->matches.count; i++)
         if (matches[i].rule == number) return TSR_OK;
     for (size_t i = 0; i < s->m->rows.count; i++) {
@@ -198,7 +450,7 @@ static tsr_status bind(tsr_matcher *s, const tsr_name_match *first, size_t count
     if (!binding.sources || !binding.values) return TSR_E_NOMEM;
     if (binding.rule->capture_count)
         memcpy(binding.values, first->values, binding.rule->capture_count * sizeof *binding.values);
-    TSR_TRY(tsr_match_shift(s, binding.rule, binding.values));
+    TSR_TRY(shift_values(s, binding.rule, binding.values));
     for (size_t i = 0; i < count; i++) {
         binding.sources[i] = first[i].entry;
         if (first[i].other.data) binding.other = first[i].other;
@@ -278,7 +530,7 @@ static tsr_status match_alike(tsr_matcher *s)
     tsr_str values[TSR_MOST_CAPTURES];
     for (uint64_t i = 0; i < catalog->entry_count; i++) {
         tsr_name_match like = {.entry = &catalog->entries[i]};
-        for (; tsr_match_rule(s->m, s->m->rules, like.entry->fqn, &like, values); like.rule++)
+        for (; match_rule(s->m, s->m->rules, like.entry->fqn, &like, values); like.rule++)
             if (s->m->rules->rules[like.rule].alike) TSR_TRY(add_match(s, &like, values));
     }
     sort_matches(s);
@@ -330,15 +582,13 @@ tsr_status tsr_mapped_apply(tsr_mapped *m, tsr_error *err)
     if (status == TSR_OK) status = tsr_model_check(m, s.arena, err);
     if (status == TSR_OK) status = match_source(&s);
     if (status == TSR_OK) status = refuse_unmatched(&s);
-    if (status == TSR_OK) status = tsr_parted_check(&s);
+    if (status == TSR_OK) status = check_all_parted(&s);
     if (status == TSR_OK) status = bind_all(&s);
-    if (status == TSR_OK) status = tsr_family_check(&s);
-    if (status == TSR_OK) status = tsr_counts_check(&s);
-    if (status == TSR_OK) status = tsr_layers_check(&s);
+    if (status == TSR_OK) status = tsr_complete_check(&s);
     if (status == TSR_OK) status = tsr_shapes_check(m, err);
     if (status == TSR_OK) status = refuse_unused(&s);
     if (status == TSR_OK) status = tsr_required_check(&s);
-    if (status == TSR_OK) status = tsr_origin_check(&s);
+    if (status == TSR_OK) status = check_origins(&s);
     if (status == TSR_OK) status = note_dropped(&s);
     if (status == TSR_OK) status = note_not_restored(&s);
     tsr_map_free(s.members);

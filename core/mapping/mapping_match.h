@@ -37,37 +37,16 @@ typedef struct tsr_matcher {
     tsr_error *err;
 } tsr_matcher;
 
-/* Finds the first rule that matches the name, starting with match->rule. Sets values[c] (TSR_MOST_CAPTURES of them) for the
- * captures of its pattern, which are texts of the name also where the pattern has {name+N}. Returns false if none matches. */
-bool tsr_match_rule(const tsr_mapped *m, const tsr_mapping_rules *rules, tsr_str name, tsr_name_match *match,
-                    tsr_str *values);
-/* mapping_origin.c: turns the values of a match into those for the names of rule->to, where {name+N} has another N. Errors:
- * TSR_E_NOT_FOUND if config.json does not state N; TSR_E_NOMEM. */
-tsr_status tsr_match_shift(const tsr_matcher *s, const tsr_map_rule *rule, tsr_str *values);
-/* mapping_origin.c: chooses the rule of an inverse for an entry. *found and `like` are the first rule that matches. *found
- * becomes false for a name that the map kept. TSR_E_FORMAT, naming the rules, if the map makes the name in several equally
- * likely ways, or cannot make it. */
-tsr_status tsr_origin_choose(tsr_matcher *s, tsr_name_match *like, tsr_str *values, bool *found);
-/* Checks, after all rules of an inverse are bound, that the map would take each resulting name by the rule that it was
- * inverted from. TSR_E_FORMAT, naming both rules, if it would not. */
-tsr_status tsr_origin_check(const tsr_matcher *s);
 /* Returns TSR_E_FORMAT, naming what the binding of `of` lacks: member `index` of its pattern number `pattern`. */
 tsr_status tsr_match_lacks(const tsr_matcher *s, const tsr_name_match *of, uint32_t pattern, uint64_t index);
-/* mapping_complete.c: tsr_family_add remembers the families of a binding. tsr_family_check then checks that families with the
- * same prefix have equally many members, in all patterns that begin alike ("….experts.{expert}.") and match something. */
+/* mapping_complete.c: remembers the families of a binding. */
 tsr_status tsr_family_add(tsr_matcher *s, const tsr_name_match *first, uint64_t members);
-tsr_status tsr_family_check(tsr_matcher *s);
-/* mapping_complete.c: checks, after all rules are bound, that every layer has what the "layers" of the rules state, and that
- * no layer between others is missing. TSR_E_FORMAT, naming the tensor or the layer. */
-tsr_status tsr_layers_check(tsr_matcher *s);
+/* mapping_complete.c: checks, after all rules are bound, that nothing is missing: that families with the same prefix have equally many
+ * members, that the experts and layers of the source agree with each other and with config.json, that every layer has what the "layers"
+ * of the rules state, and that no layer between others is missing. TSR_E_FORMAT, naming the tensor, the layer or the counts. */
+tsr_status tsr_complete_check(tsr_matcher *s);
 /* mapping_complete.c: checks that the source has what the "required" of the rules states. TSR_E_FORMAT, naming what it lacks. */
 tsr_status tsr_required_check(tsr_matcher *s);
-/* mapping_complete.c: checks the layers and experts of the source, and those that rules took out of stacks. TSR_E_FORMAT,
- * naming a weight that an expert lacks, or the counts if config.json states others. */
-tsr_status tsr_counts_check(tsr_matcher *s);
-/* mapping_arithmetic.c: checks that no rule gives quantized numbers another name or layout while their scale is kept or dropped.
- * TSR_E_FORMAT, naming both. */
-tsr_status tsr_parted_check(const tsr_matcher *s);
 /* mapping_steps.c: checks, after all rules are bound, that tensors have the shapes that the rules state. TSR_E_FORMAT,
  * naming the tensors, their shapes and the dim. */
 tsr_status tsr_shapes_check(const tsr_mapped *m, tsr_error *err);

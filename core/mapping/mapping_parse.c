@@ -1,5 +1,4 @@
 /* Parses `tessera.map/1` documents. */
-#include "base/cursor.h"
 #include "codec/json.h"
 #include "mapping/mapped.h"
 #include "mapping/mapping_rules.h"
@@ -82,46 +81,6 @@ static tsr_status dims_parse(const cJSON *root, tsr_arena *arena, tsr_mapping_ru
     for (uint32_t d = 0; d < rules->dim_count; d++)
         TSR_FAIL_IF(!dims[d].name.size || (!dims_use(rules, dims[d].name) && !shapes_use(rules, dims[d].name)), err,
                     TSR_E_FORMAT, "%s is not used by any \"shape\" or other dim", dims[d].where);
-    return TSR_OK;
-}
-
-/* Evaluates a term, and adds to out->text. A number that config.json does not state may follow from others; those must be
- * stated. */
-static tsr_status find_term(const tsr_mapped *m, const tsr_map_term *term, bool inside, tsr_dim_size *out, tsr_error *err)
-{
-    out->value = term->value;
-    if (!term->config.size) return TSR_OK;
-    const cJSON *item = tsr_mapped_stated(m, term->config.data + 1);
-    if (item) {
-        const tsr_status status = tsr_json_to_u64(item, item->string, &out->value, err);
-        if (status != TSR_OK) tsr_error_context(err, "%s", m->config_name);
-        if (status != TSR_OK) return status;
-        out->text = tsr_arena_format(m->own->arena, err, "%.*s%s%s %llu", TSR_STR_ARG(out->text), out->text.size ? ", " : "",
-                                     item->string, (unsigned long long)out->value);
-        return out->text.data ? TSR_OK : TSR_E_NOMEM;
-    }
-    for (uint32_t d = 0; d < m->rules->dim_count && !inside; d++)
-        if (tsr_str_equal(m->rules->dims[d].name, term->config))
-            return tsr_dim_evaluate(m, &m->rules->dims[d], true, out, err);
-    out->text.data = NULL;
-    return TSR_OK;
-}
-
-tsr_status tsr_dim_evaluate(const tsr_mapped *m, const tsr_map_dim *dim, bool inside, tsr_dim_size *out, tsr_error *err)
-{
-    uint64_t product = 1, sum = 0;
-    for (uint32_t t = 0; t < dim->count; t++) {
-        const enum tsr_term_operation operation = dim->terms[t].operation;
-        TSR_TRY(find_term(m, &dim->terms[t], inside, out, err));
-        if (operation == TSR_TERM_DIVIDE && !out->value) out->text.data = NULL;
-        if (!out->text.data) return TSR_OK;
-        sum += out->value;
-        if (operation == TSR_TERM_PLUS) continue;
-        if (operation == TSR_TERM_DIVIDE) product /= sum;
-        else if (!tsr_mul_u64(product, sum, &product)) product = UINT64_MAX; /* no tensor has that size */
-        sum = 0;
-    }
-    out->value = product;
     return TSR_OK;
 }
 
@@ -521,6 +480,70 @@ static tsr_status read_required(const parser *p, const cJSON *rule, tsr_map_rule
     return word ? copy_text(p, item, &out->required_with) : TSR_OK;
 }
 
+/* Finds the capture that all patterns of one side have and the other side does not have; *out is TSR_NO_CAPTURE if there is
+ * none. */
+static tsr_status find_one_sided(const tsr_map_rule *rule, bool from_side, uint32_t *out, tsr_error *err)
+{
+    const tsr_name_pattern *own = from_side ? rule->from : rule->to, *other = from_side ? rule->to : rule->from;
+    const uint32_t own_count = from_side ? rule->from_count : rule->to_count,
+                   others = from_side ? rule->to_count : rule->from_count;
+    *out = TSR_NO_CAPTURE;
+    for (uint32_t c = 0; c < rule->capture_count && own_count; c++) {
+        const tsr_map_number *has = tsr_pattern_plus(&own[0], c);
+        for (uint32_t i = 1; i < own_count; i++) {
+            const tsr_map_number *too = tsr_pattern_plus(&own[i], c);
+            TSR_FAIL_IF(!too != !has || (has && (has->value != too->value || !tsr_str_equal(has->config, too->config))), err,
+                        TSR_E_FORMAT, "'%.*s' and '%.*s' do not have the same captures", TSR_STR_ARG(own[0].text),
+                        TSR_STR_ARG(own[i].text));
+        }
+        if (!has || !others || tsr_pattern_has(&other[0], c)) continue;
+        TSR_FAIL_IF(*out != TSR_NO_CAPTURE || tsr_map_number_given(has), err, TSR_E_FORMAT,
+                    "'%.*s': only one capture of a side may be missing on the other side, and none with +",
+                    TSR_STR_ARG(own[0].text));
+        *out = c;
+    }
+    return TSR_OK;
+}
+
+static uint32_t count_kind(const tsr_map_rule *rule, tsr_step_kind kind)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < rule->step_count; i++) count += rule->steps[i].kind == kind;
+    return count;
+}
+
+static tsr_status check_folds(const tsr_map_rule *rule, tsr_step_kind kind, uint32_t capture, tsr_error *err)
+{
+    const uint32_t count = count_kind(rule, kind), wanted = capture != TSR_NO_CAPTURE;
+    TSR_FAIL_IF(wanted && !count, err, TSR_E_FORMAT, "'%.*s': {%.*s} is on one side only, which needs the step '%s'",
+                TSR_STR_ARG(rule->from[0].text), TSR_STR_ARG(rule->captures[capture]), tsr_step_name(kind));
+    TSR_FAIL_IF(count > wanted, err, TSR_E_FORMAT, "'%.*s': the step '%s' has no capture of one side to go with",
+                TSR_STR_ARG(rule->from[0].text), tsr_step_name(kind));
+    return TSR_OK;
+}
+
+/* Sets the folded and the unfolded capture of a rule, and checks that its steps agree with them.
+ * TSR_E_FORMAT otherwise. */
+static tsr_status check_rule(tsr_map_rule *rule, tsr_error *err)
+{
+    const bool says_more = rule->required || rule->required_with.size || rule->one_way || rule->alike || rule->with.count;
+    TSR_FAIL_IF(
+        !rule->from_count && (!rule->to_count || says_more), err, TSR_E_FORMAT,
+        "a rule has an empty 'from'; only one that drops names in the inverse has none, with nothing but 'to' and 'about'");
+    TSR_TRY(find_one_sided(rule, true, &rule->folded, err));
+    TSR_TRY(find_one_sided(rule, false, &rule->unfolded, err));
+    TSR_FAIL_IF((!rule->from_count || !rule->to_count) && (rule->step_count || rule->shape_count), err, TSR_E_FORMAT,
+                "'%.*s': a rule that drops takes no steps and no shape",
+                TSR_STR_ARG((rule->from_count ? rule->from : rule->to)[0].text));
+    if (!rule->from_count || !rule->to_count) return TSR_OK;
+    for (uint32_t i = 1; i < rule->step_count; i++)
+        TSR_FAIL_IF(rule->steps[i].kind == TSR_STEP_DEQUANTIZE, err, TSR_E_FORMAT,
+                    "'%.*s': the step 'dequantize' must be the first, because scales are for tensors as they are stored",
+                    TSR_STR_ARG(rule->from[0].text));
+    TSR_TRY(check_folds(rule, TSR_STEP_STACK, rule->folded, err));
+    return check_folds(rule, TSR_STEP_UNSTACK, rule->unfolded, err);
+}
+
 static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *rule)
 {
     static const char *const members[] = {"from",    "to",       "do",      "shape", "layers", "tied_to",
@@ -545,7 +568,7 @@ static tsr_status read_rule(const parser *p, const cJSON *item, tsr_map_rule *ru
     TSR_TRY(read_tied(p, item, "copy_of", rule));
     TSR_TRY(read_required(p, item, rule));
     TSR_TRY(read_inverse(p, item, &captures, rule));
-    return tsr_map_rule_check(rule, p->err);
+    return check_rule(rule, p->err);
 }
 
 static tsr_status read_unmatched(parser *p, const cJSON *root, tsr_unmatched *out)

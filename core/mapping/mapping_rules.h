@@ -183,9 +183,6 @@ tsr_str tsr_pattern_expand(const tsr_name_pattern *pattern, const tsr_str *value
 /* mapping_parse.c: reads "dims" of a document whose rules were read. TSR_E_FORMAT also for a name that the rules do not use;
  * TSR_E_NOMEM. */
 struct cJSON;
-/* mapping_invert.c: sets the folded and the unfolded capture of a rule, and checks that its steps agree with them.
- * TSR_E_FORMAT otherwise. */
-tsr_status tsr_map_rule_check(tsr_map_rule *rule, tsr_error *err);
 
 /* Tensors as boxes of a source's chunks, and what steps make of them. No function here reads tensor data.
  *

@@ -1,8 +1,12 @@
 /* Runs the steps of a rule on the tensors of one binding. */
-#include "base/line.h"
+#include "base/cursor.h"
+#include "codec/json.h"
 #include "mapping/mapped.h"
+#include "mapping/mapping_builtin.h"
 #include "mapping/mapping_match.h"
+#include "mapping/mapping_rules.h"
 #include "tessera/box.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/read.h"
 #include "tessera/sys/try.h"
@@ -27,6 +31,55 @@ typedef struct checker {
     uint32_t count;
     tsr_error *err;
 } checker;
+
+typedef struct dim_size {
+    uint64_t value;
+    tsr_str text;
+} dim_size;
+
+/* What config.json says of a dim. `text` is empty at first, and becomes the numbers that it follows from, such
+ * as "num_attention_heads 4, head_dim 16"; its data is NULL if config.json does not state them all. `inside` is false.
+ * TSR_E_FORMAT if one of them is not a size; TSR_E_NOMEM. */
+static tsr_status dim_evaluate(const tsr_mapped *m, const tsr_map_dim *dim, bool inside, dim_size *out, tsr_error *err);
+
+/* Evaluates a term, and adds to out->text. A number that config.json does not state may follow from others; those must be
+ * stated. */
+static tsr_status find_term(const tsr_mapped *m, const tsr_map_term *term, bool inside, dim_size *out, tsr_error *err)
+{
+    out->value = term->value;
+    if (!term->config.size) return TSR_OK;
+    const cJSON *item = tsr_mapped_stated(m, term->config.data + 1);
+    if (item) {
+        const tsr_status status = tsr_json_to_u64(item, item->string, &out->value, err);
+        if (status != TSR_OK) tsr_error_context(err, "%s", m->config_name);
+        if (status != TSR_OK) return status;
+        out->text = tsr_arena_format(m->own->arena, err, "%.*s%s%s %llu", TSR_STR_ARG(out->text), out->text.size ? ", " : "",
+                                     item->string, (unsigned long long)out->value);
+        return out->text.data ? TSR_OK : TSR_E_NOMEM;
+    }
+    for (uint32_t d = 0; d < m->rules->dim_count && !inside; d++)
+        if (tsr_str_equal(m->rules->dims[d].name, term->config)) return dim_evaluate(m, &m->rules->dims[d], true, out, err);
+    out->text.data = NULL;
+    return TSR_OK;
+}
+
+static tsr_status dim_evaluate(const tsr_mapped *m, const tsr_map_dim *dim, bool inside, dim_size *out, tsr_error *err)
+{
+    uint64_t product = 1, sum = 0;
+    for (uint32_t t = 0; t < dim->count; t++) {
+        const enum tsr_term_operation operation = dim->terms[t].operation;
+        TSR_TRY(find_term(m, &dim->terms[t], inside, out, err));
+        if (operation == TSR_TERM_DIVIDE && !out->value) out->text.data = NULL;
+        if (!out->text.data) return TSR_OK;
+        sum += out->value;
+        if (operation == TSR_TERM_PLUS) continue;
+        if (operation == TSR_TERM_DIVIDE) product /= sum;
+        else if (!tsr_mul_u64(product, sum, &product)) product = UINT64_MAX; /* no tensor has that size */
+        sum = 0;
+    }
+    out->value = product;
+    return TSR_OK;
+}
 
 static tsr_shape_text shape_of(const tsr_entry *entry)
 {
@@ -166,11 +219,11 @@ static tsr_status check_stated(const checker *c)
     for (uint32_t d = 0; d < c->m->rules->dim_count; d++) {
         const tsr_map_dim *dim = &c->m->rules->dims[d];
         const uint32_t named = find_named(c, dim->name);
-        tsr_dim_size stated = {.text = TSR_STR("")};
+        dim_size stated = {.text = TSR_STR("")};
         if (named == c->count) continue;
         const named_dim *there = &c->first[named];
         const uint64_t size = there->entry->shape[there->dim];
-        TSR_TRY(tsr_dim_evaluate(c->m, dim, false, &stated, c->err));
+        TSR_TRY(dim_evaluate(c->m, dim, false, &stated, c->err));
         TSR_FAIL_IF(stated.text.data && stated.value != size, c->err, TSR_E_FORMAT,
                     "the map's '%.*s' is %llu in %s (%.*s), but %llu in '%.*s' %s, dim %u", TSR_STR_ARG(dim->name),
                     (unsigned long long)stated.value, c->m->config_name, TSR_STR_ARG(stated.text), (unsigned long long)size,
