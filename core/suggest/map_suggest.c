@@ -183,228 +183,6 @@ static tsr_status fused_rule_text(const tsr_fused_rule *rule, tsr_arena *arena, 
     return finish(&json, &text, arena, out, err);
 }
 
-/* ---- fused ---- */
-
-/* Finds tensors of one checkpoint that are concatenations of several tensors of the other one: q, k and v, or gate and up,
- * with experts stacked or not, transposed or not.
- *
- *   whole  ┌───────┬───┬───┐      each part is looked for where the previous one ended: only the values show
- *          │   q   │ k │ v │      which part follows
- *          └───────┴───┴───┘
- *          ┌───┬─┬─┬───┬─┬─┐      in runs: Megatron's q, k and v of each group of heads, or a row of gate and one of up
- *          │q 0│k│v│q 1│k│v│      in turns
- *          └───┴─┴─┴───┴─┴─┘ */
-
-static const tsr_pattern_member *members_of(const tsr_name_family *family)
-{
-    return family->members.items;
-}
-
-/* Whether the numbers are the same, except for the last number of the parts, which counts experts. */
-static bool same_numbers(const tsr_fused *f, const tsr_name_family *part)
-{
-    const tsr_pattern_member *x = members_of(part), *y = members_of(f->whole);
-    const uint64_t each = f->folded ? y->entry->shape[0] : 1;
-    if (part->numbers != f->whole->numbers + f->folded || !each || part->members.count % each) return false;
-    if (part->members.count / each != f->whole->members.count) return false;
-    for (size_t i = 0; i < part->members.count; i++) {
-        if (f->folded && x[i].numbers[part->numbers - 1] != i % each) return false;
-        for (uint32_t n = 0; n < f->whole->numbers; n++)
-            if (x[i].numbers[n] != y[i / each].numbers[n]) return false;
-    }
-    return true;
-}
-
-/* The size that the part has in the whole, and below it the size that all parts have together. */
-static uint64_t fused_size(const tsr_fused *f, const tsr_name_family *part)
-{
-    const tsr_entry *entry = members_of(part)->entry;
-    return entry->shape[tsr_turned_dim(f->turned, entry->ndim, f->dim)] / f->runs;
-}
-
-static uint64_t fused_total(const tsr_fused *f)
-{
-    return members_of(f->whole)->entry->shape[f->dim + f->folded] / f->runs;
-}
-
-/* Whether the part could be in the whole, where `left` is what the earlier parts leave of its size. */
-static bool fused_fits(const tsr_fused *f, const tsr_name_family *part, uint64_t left)
-{
-    const tsr_entry *a = members_of(part)->entry, *b = members_of(f->whole)->entry;
-    if (part->decided || !part->uniform || a->dtype != b->dtype || a->ndim + f->folded != b->ndim) return false;
-    if (!fused_size(f, part) || fused_size(f, part) > left) return false;
-    if (a->shape[tsr_turned_dim(f->turned, a->ndim, f->dim)] % f->runs) return false;
-    for (uint32_t d = 0; d < a->ndim; d++)
-        if (d != f->dim && a->shape[tsr_turned_dim(f->turned, a->ndim, d)] != b->shape[d + f->folded]) return false;
-    for (uint32_t i = 0; i < f->count; i++)
-        if (f->parts[i] == part) return false;
-    return same_numbers(f, part);
-}
-
-/* There are several ways to join parts. Sets *f to the one with this index, with one run. Returns false if there is none. */
-static bool fused_way(tsr_name_family *whole, unsigned index, tsr_fused *f)
-{
-    const uint32_t ndim = members_of(whole)->entry->ndim;
-    for (unsigned folded = 0; folded < 2 && folded < ndim && whole->uniform; folded++) {
-        for (unsigned turned = 0; turned < 2; turned++) {
-            const uint32_t dims = ndim - folded;
-            if (turned && dims != 2 && dims != 3) continue;
-            *f = (tsr_fused){.whole = whole, .runs = 1, .dim = index, .folded = folded, .turned = turned};
-            if (index < dims) return true;
-            index -= dims;
-        }
-    }
-    return false;
-}
-
-/* ---- the search ---- */
-
-/* The lines of the whole and of the parts that fit a way, for all its runs. */
-typedef struct lines {
-    tsr_line_of whole, *parts; /* one for each family of the search */
-} lines;
-
-static tsr_status read_lines(const tsr_fused_search *s, const tsr_fused *f, tsr_arena *arena, lines *out)
-{
-    const tsr_name_family *families = s->parts->items;
-    out->parts = tsr_arena_array(arena, s->parts->count, sizeof *out->parts, s->err);
-    if (!out->parts) return TSR_E_NOMEM;
-    TSR_TRY(tsr_line_read(s->of_whole, members_of(f->whole)->entry, f->dim + f->folded, arena, &out->whole, s->err));
-    for (size_t i = 0; i < s->parts->count; i++) {
-        if (!fused_fits(f, &families[i], fused_total(f))) continue;
-        const tsr_entry *entry = members_of(&families[i])->entry;
-        TSR_TRY(tsr_line_read(s->of_parts, entry, tsr_turned_dim(f->turned, entry->ndim, f->dim), arena, &out->parts[i],
-                              s->err));
-    }
-    return TSR_OK;
-}
-
-static tsr_status find_next(const tsr_fused_search *s, const lines *l, tsr_fused *f, uint64_t offset, bool *found)
-{
-    tsr_name_family *families = s->parts->items;
-    *found = false;
-    for (size_t i = 0; i < s->parts->count && !*found && f->count < TSR_MOST_PARTS; i++) {
-        if (!fused_fits(f, &families[i], fused_total(f) - offset)) continue;
-        const tsr_fused_place at = {.of_whole = s->of_whole,
-                                    .of_parts = s->of_parts,
-                                    .runs = f->runs,
-                                    .total = fused_total(f),
-                                    .size = fused_size(f, &families[i]),
-                                    .offset = offset,
-                                    .dim = f->dim,
-                                    .folded = f->folded,
-                                    .turned = f->turned};
-        if (!tsr_lines_agree(&l->whole, &l->parts[i], &at)) continue;
-        TSR_TRY(tsr_fused_holds(&at, f->whole, &families[i], found, s->err));
-        if (!*found) continue;
-        f->sizes[f->count] = at.size;
-        f->parts[f->count++] = &families[i];
-    }
-    return TSR_OK;
-}
-
-/* Looks for parts in this number of runs. */
-static tsr_status find_runs(const tsr_fused_search *s, const lines *l, uint64_t runs, tsr_fused *f, bool *found)
-{
-    uint64_t offset = 0;
-    bool more = true;
-    f->runs = runs;
-    f->count = 0;
-    while (more && offset < fused_total(f)) {
-        TSR_TRY(find_next(s, l, f, offset, &more));
-        if (more) offset += f->sizes[f->count - 1];
-    }
-    *found = offset == fused_total(f) && f->count > 1;
-    return TSR_OK;
-}
-
-/* Tries all numbers of runs that divide the total, fewest first. A run has at least one element of two parts, so the total
- * itself is left out. Divisors up to the square root are tried directly, and the others as quotients by those. */
-static tsr_status find_way(const tsr_fused_search *s, tsr_fused *f, bool *found)
-{
-    const uint64_t total = fused_total(f);
-    uint64_t low = 1;
-    lines l;
-    if (total < 2) return TSR_OK;
-    tsr_arena *arena = tsr_arena_new(tsr_checkpoint_host(s->of_whole)->allocator, 0, s->err);
-    tsr_status status = arena ? read_lines(s, f, arena, &l) : TSR_E_NOMEM;
-    for (; status == TSR_OK && !*found && low <= total / low; low++)
-        if (total % low == 0) status = find_runs(s, &l, low, f, found);
-    for (low--; status == TSR_OK && !*found && low > 1; low--)
-        if (total % low == 0 && total / low != low) status = find_runs(s, &l, total / low, f, found);
-    tsr_arena_free(arena);
-    return status;
-}
-
-/* Finds the parts of `whole` by comparing values bitwise. */
-static tsr_status fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found)
-{
-    *found = false;
-    for (unsigned way = 0; !*found && fused_way(whole, way, out); way++) TSR_TRY(find_way(search, out, found));
-    return TSR_OK;
-}
-
-/* ---- joined ---- */
-
-/* Finds, by shapes alone, tensors that may be several tensors of the other checkpoint joined: gate and up, for example. Shapes
- * do not show the order of the parts, but the name of the whole may: "gate_up_proj". */
-
-/* The size of all parts together, which is more than that of the whole if only some of them can be in it. */
-static uint64_t joined_size(const tsr_fused *f)
-{
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < f->count; i++) total += f->sizes[i];
-    return total;
-}
-
-/* Adds the families that fit. Returns whether these, or some of them, may make up the whole. */
-static bool collect(tsr_fused *f, const tsr_vec *parts)
-{
-    tsr_name_family *families = parts->items;
-    for (size_t i = 0; i < parts->count && f->count < TSR_MOST_PARTS; i++) {
-        if (!fused_fits(f, &families[i], fused_total(f))) continue;
-        f->sizes[f->count] = fused_size(f, &families[i]);
-        f->parts[f->count++] = &families[i];
-    }
-    return f->count > 1 && joined_size(f) >= fused_total(f);
-}
-
-static void exchange(tsr_fused *f, size_t *places, uint32_t i)
-{
-    tsr_name_family *part = f->parts[i];
-    const uint64_t size = f->sizes[i];
-    const size_t place = places[i];
-    f->parts[i] = f->parts[i - 1], f->sizes[i] = f->sizes[i - 1], places[i] = places[i - 1];
-    f->parts[i - 1] = part, f->sizes[i - 1] = size, places[i - 1] = place;
-}
-
-/* Puts the parts into the order in which the whole's name has their words. Returns whether it has all of them. */
-static bool suggest_order(tsr_fused *f)
-{
-    size_t places[TSR_MOST_PARTS];
-    for (uint32_t i = 0; i < f->count; i++) {
-        places[i] = tsr_family_place(f->whole, f->parts, f->count, i);
-        if (places[i] == SIZE_MAX) return false;
-    }
-    for (uint32_t n = 1; n < f->count; n++)
-        for (uint32_t i = n; i && places[i] < places[i - 1]; i--) exchange(f, places, i);
-    return true;
-}
-
-/* Finds the open families of `parts` that by their shapes may be parts of the whole. *ways is in how many ways
- * some or all of them could make it up, and `out` is the first one. *ordered is whether it is the only one, needs all of them,
- * and the whole's name shows their order, which `out` then has. */
-static void joined_find(tsr_name_family *whole, const tsr_vec *parts, tsr_fused *out, unsigned *ways, bool *ordered)
-{
-    tsr_fused f;
-    *ways = 0;
-    for (unsigned way = 0; fused_way(whole, way, &f); way++) {
-        if (!collect(&f, parts)) continue;
-        if (!(*ways)++) *out = f;
-    }
-    *ordered = *ways == 1 && joined_size(out) == fused_total(out) && suggest_order(out);
-}
-
 /* ---- suggest notes ---- */
 
 /* Writes the notes of a suggestion: what is left, and what shapes and names do not show. */
@@ -469,7 +247,7 @@ static tsr_status note_joinable(tsr_suggester *s, const tsr_fused *f, unsigned w
 {
     const tsr_str whole = shown(s, f->whole), parts = shown_parts(s, f);
     if (!whole.data || !parts.data) return TSR_E_NOMEM;
-    const bool all = joined_size(f) == fused_total(f);
+    const bool all = tsr_joined_fits(f);
     f->whole->noted = true;
     for (uint32_t i = 0; i < f->count; i++) f->parts[i]->noted = all;
     return add_note(
@@ -780,7 +558,7 @@ static tsr_status find_fused(tsr_suggester *s, bool splits)
         bool found;
         tsr_name_family *whole = (tsr_name_family *)wholes->items + i;
         if (whole->decided) continue;
-        TSR_TRY(fused_find(&search, whole, &fused, &found));
+        TSR_TRY(tsr_fused_find(&search, whole, &fused, &found));
         if (found) TSR_TRY(choose_fused(s, &fused, splits, "equal values"));
     }
     return TSR_OK;
@@ -829,7 +607,7 @@ static tsr_status find_joined(tsr_suggester *s, bool splits, bool notes)
         unsigned ways;
         bool ordered;
         if (whole->decided || has_candidates(s, whole)) continue;
-        joined_find(whole, splits ? &s->of_b : &s->of_a, &found, &ways, &ordered);
+        tsr_joined_find(whole, splits ? &s->of_b : &s->of_a, &found, &ways, &ordered);
         if (ordered && !notes) TSR_TRY(choose_joined(s, &found, splits));
         if (ways && notes) TSR_TRY(note_joinable(s, &found, ways, splits));
     }

@@ -66,7 +66,7 @@ tsr_status tsr_candidates_find_rows(const tsr_vec *a, const tsr_vec *b, tsr_vec 
 
 extern const char *const tsr_captures[TSR_MOST_NUMBERS];
 
-/* map_suggest.c: a tensor and its parts, which are concatenated along `dim`; or, with more than one run, cut into that many
+/* A tensor and its parts, which are concatenated along `dim`; or, with more than one run, cut into that many
  * equal runs, of which the first ones of all parts come first, then the second ones. Sizes are those of one run. */
 enum { TSR_MOST_PARTS = 8 };
 typedef struct tsr_fused {
@@ -92,37 +92,14 @@ typedef struct tsr_fused_search {
     tsr_error *err;
 } tsr_fused_search;
 
-/* Where a part may be in a whole: `size` elements from `offset` on in each run of `total` elements along dim `dim`, which is
- * counted without the first dim of the whole if folded. */
-typedef struct tsr_fused_place {
-    tsr_checkpoint *of_whole, *of_parts;
-    uint64_t runs, total, size, offset;
-    uint32_t dim;
-    bool folded, turned;
-} tsr_fused_place;
-/* The dim that becomes dim `d` if the last two of `ndim` dims are exchanged, or `d` if they are not. */
-static inline uint32_t tsr_turned_dim(bool turned, uint32_t ndim, uint32_t d)
-{
-    return turned && d + 2 >= ndim ? 2 * ndim - 3 - d : d;
-}
-
-/* map_fused_lines.c: the first elements along one dim of a tensor, whose comparison rules out most places at little cost. */
-typedef struct tsr_line_of {
-    const unsigned char *data;
-    uint64_t count;
-    uint32_t item;
-} tsr_line_of;
-/* Whether the tensor has elements, of whole bytes each. */
-bool tsr_entry_is_dense(const tsr_entry *entry);
-/* The line along dim `dim` through the first element; its count is 0 if the tensor is not dense. Errors: those of
- * tsr_read_box. */
-tsr_status tsr_line_read(tsr_checkpoint *checkpoint, const tsr_entry *entry, uint32_t dim, tsr_arena *arena,
-                         tsr_line_of *out, tsr_error *err);
-/* Whether the lines allow the part to be there. */
-bool tsr_lines_agree(const tsr_line_of *whole, const tsr_line_of *part, const tsr_fused_place *at);
-/* map_fused_values.c: whether all values of the part are there, bit for bit, in bounded memory. */
-tsr_status tsr_fused_holds(const tsr_fused_place *at, const tsr_name_family *whole, const tsr_name_family *part, bool *same,
-                           tsr_error *err);
+/* map_fused.c: finds the parts of `whole` by comparing values bitwise. */
+tsr_status tsr_fused_find(const tsr_fused_search *search, tsr_name_family *whole, tsr_fused *out, bool *found);
+/* Whether the parts together are as large as the whole, so that it needs all of them. */
+bool tsr_joined_fits(const tsr_fused *f);
+/* Finds the open families of `parts` that by their shapes may be parts of the whole. *ways is in how many ways
+ * some or all of them could make it up, and `out` is the first one. *ordered is whether it is the only one, needs all of them,
+ * and the whole's name shows their order, which `out` then has. */
+void tsr_joined_find(tsr_name_family *whole, const tsr_vec *parts, tsr_fused *out, unsigned *ways, bool *ordered);
 
 /* A suggestion in the making. */
 typedef struct tsr_suggester {
