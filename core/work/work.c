@@ -655,29 +655,6 @@ static void keep_sums(const batch *b)
     }
 }
 
-static tsr_status write_batch(running *r, batch *b, tsr_arena *arena, tsr_error *err)
-{
-    const tsr_work *work = r->work;
-    const tsr_lanes lanes = {.units = b->units, .unit_bytes = work->unit_bytes, .lanes = b->lanes, .count = b->lane_count};
-    TSR_TRY(tsr_units_blits(b->stage, &lanes, arena, &b->of, err));
-    for (size_t i = 0; i < b->of.count; i++) b->of.blits[i].file = work->numbers[b->of.blits[i].file];
-    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
-                                .output = work->output,
-                                .ring = r->ring,
-                                .ahead = work->ahead,
-                                .blits = b->of.blits,
-                                .count = b->of.count,
-                                .lane_ends = b->of.ends,
-                                .lane_count = b->lane_count,
-                                .crc = work->crc,
-                                .progress = &r->progress,
-                                .done = blit_done,
-                                .ctx = b};
-    TSR_TRY(tsr_blits_write(&blits, err));
-    keep_sums(b);
-    return TSR_OK;
-}
-
 static tsr_status append_records(const running *r, const batch *b, tsr_error *err)
 {
     tsr_output *output = r->work->output;
@@ -692,17 +669,35 @@ static tsr_status append_records(const running *r, const batch *b, tsr_error *er
     return status;
 }
 
+/* Processes the units of the first `lane_count` taken lanes, and appends their records to the journal. */
 static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
 {
-    batch b = {.work = r->work,
+    tsr_work *work = r->work;
+    batch b = {.work = work,
                .units = r->units,
-               .sink = {r->work->output, r->work->numbers},
+               .sink = {work->output, work->numbers},
                .stage = &r->stage,
                .lanes = r->taken,
                .lane_count = lane_count};
-    tsr_arena *arena = tsr_arena_new(r->work->host->allocator, 0, err);
+    const tsr_lanes lanes = {.units = b.units, .unit_bytes = work->unit_bytes, .lanes = b.lanes, .count = lane_count};
+    tsr_arena *arena = tsr_arena_new(work->host->allocator, 0, err);
     if (!arena) return TSR_E_NOMEM;
-    tsr_status status = write_batch(r, &b, arena, err);
+    tsr_status status = tsr_units_blits(b.stage, &lanes, arena, &b.of, err);
+    for (size_t i = 0; i < b.of.count && status == TSR_OK; i++) b.of.blits[i].file = work->numbers[b.of.blits[i].file];
+    const tsr_blit_run blits = {.checkpoint = work->job.checkpoint,
+                                .output = work->output,
+                                .ring = r->ring,
+                                .ahead = work->ahead,
+                                .blits = b.of.blits,
+                                .count = b.of.count,
+                                .lane_ends = b.of.ends,
+                                .lane_count = lane_count,
+                                .crc = work->crc,
+                                .progress = &r->progress,
+                                .done = blit_done,
+                                .ctx = &b};
+    if (status == TSR_OK) status = tsr_blits_write(&blits, err);
+    if (status == TSR_OK) keep_sums(&b);
     tsr_arena_free(arena);
     for (size_t l = 0; l < lane_count; l++) {
         r->units_left -= b.lanes[l].end - b.lanes[l].first;
@@ -712,19 +707,15 @@ static tsr_status run_batch(running *r, size_t lane_count, tsr_error *err)
     return status == TSR_OK && wanted ? append_records(r, &b, err) : status;
 }
 
-/* Processes the units in the run's lanes, batch by batch. */
-static tsr_status run_lanes(running *r, size_t count, tsr_error *err)
+/* Takes up to `each` units from each of the run's lanes. Returns how many lanes had some. */
+static size_t take_batch(running *r, size_t count, size_t each)
 {
-    const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
-    for (;;) {
-        size_t taken = 0;
-        for (size_t l = 0; l < count; l++) {
-            r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
-            taken += r->taken[taken].first < r->taken[taken].end;
-        }
-        if (!taken) return TSR_OK;
-        TSR_TRY(run_batch(r, taken, err));
+    size_t taken = 0;
+    for (size_t l = 0; l < count; l++) {
+        r->taken[taken] = tsr_lane_take(&r->lanes[l], r->units, each);
+        taken += r->taken[taken].first < r->taken[taken].end;
     }
+    return taken;
 }
 
 /* Whether units are ordered by server. A single process accesses one server after the other in any order. */
@@ -743,28 +734,12 @@ static tsr_status run_stage(running *r, size_t first, size_t end, tsr_error *err
         status = tsr_units_order(r->work, &r->stage, r->part, r->units + first, end - first, err);
     while (first < end && status == TSR_OK) {
         const size_t count = tsr_lanes_cut(&r->stage, r->units, first, end, r->most_lanes, r->lanes);
+        const size_t each = count < TSR_BATCH_UNITS ? TSR_BATCH_UNITS / count : 1;
         first = r->lanes[count - 1].end;
-        status = run_lanes(r, count, err);
+        for (size_t taken; status == TSR_OK && (taken = take_batch(r, count, each)) > 0;) status = run_batch(r, taken, err);
     }
     tsr_arena_free(arena);
     return status;
-}
-
-static tsr_status run_units(running *r, size_t count, tsr_error *err)
-{
-    for (size_t u = 0; u < count; u++) {
-        const tsr_unit *unit = r->units[u];
-        r->byte_total += unit->done ? 0 : unit->bytes;
-        r->units_left += !unit->done;
-    }
-    for (size_t u = 0; u < count;) {
-        size_t to = u;
-        bool left = false;
-        for (; to < count && r->units[to]->stage == r->units[u]->stage; to++) left |= !r->units[to]->done;
-        if (left) TSR_TRY(run_stage(r, u, to, err));
-        u = to;
-    }
-    return TSR_OK;
 }
 
 /* Allocates what a run needs: the ring, lanes, and units [first, + count) in their original order. */
@@ -776,7 +751,11 @@ static tsr_status open_run(running *r, size_t first, size_t count, tsr_error *er
     r->units = r->lanes ? tsr_alloc(allocator, count ? count : 1, sizeof *r->units, err) : NULL;
     if (!r->units) return TSR_E_NOMEM;
     r->taken = r->lanes + r->most_lanes;
-    for (size_t u = 0; u < count; u++) r->units[u] = tsr_work_unit(r->work, first + u);
+    for (size_t u = 0; u < count; u++) {
+        r->units[u] = tsr_work_unit(r->work, first + u);
+        r->byte_total += r->units[u]->done ? 0 : r->units[u]->bytes;
+        r->units_left += !r->units[u]->done;
+    }
     return TSR_OK;
 }
 
@@ -790,7 +769,11 @@ static tsr_status run_range(tsr_work *work, tsr_storage_reader part, const tsr_l
     r.most_lanes = threads > 1 && !goes_by_server(&r) ? LANES_A_THREAD * threads : 1; /* lanes share no file: work_parts.h */
     r.progress = (tsr_progress){step, &r};
     tsr_status status = open_run(&r, range->first, count, err);
-    if (status == TSR_OK) status = run_units(&r, count, err);
+    for (size_t u = 0, end; u < count && status == TSR_OK; u = end) {
+        bool left = false;
+        for (end = u; end < count && r.units[end]->stage == r.units[u]->stage; end++) left |= !r.units[end]->done;
+        if (left) status = run_stage(&r, u, end, err);
+    }
     tsr_free(allocator, r.units, count ? count : 1, sizeof *r.units);
     tsr_free(allocator, r.lanes, 2 * r.most_lanes, sizeof *r.lanes);
     tsr_ring_free(r.ring);
