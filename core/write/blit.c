@@ -199,38 +199,37 @@ static tsr_status write_columns(const state *s, blit_job *job, uint8_t *lent, ts
     return TSR_OK;
 }
 
-static tsr_status write_out(const state *s, blit_job *job, const uint8_t *out, tsr_error *err)
-{
-    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, out, job->out_bytes);
-    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, out,
-                                    job->out_bytes, err);
-}
-
-static tsr_status write_tile(const state *s, blit_job *job, uint8_t *lent, tsr_error *err)
+/* Sets *out to the bytes of a job's tile, in the blit's dtype; it reads those that have not been read. */
+static tsr_status fill_tile(blit_job *job, uint8_t *lent, const uint8_t **out, tsr_error *err)
 {
     const tsr_gather *gather = job->tile.gather;
     const uint64_t write_at = job->blit->byte_offset + job->out_at;
     const bool cast = casts(job->blit, gather);
-    uint8_t *out = lent;
+    uint8_t *room = lent;
     if (!job->tile.filled) {
         tsr_tile_place(&job->tile, lent, cast ? TSR_NO_POSITION : write_at);
         TSR_TRY(tsr_tile_fill(&job->tile, err));
-        out += tsr_tile_memory(job->tile.bytes);
+        room += tsr_tile_memory(job->tile.bytes);
     }
-    if (!cast) return write_out(s, job, job->tile.data, err);
-    out = tsr_place_for_copy(out, TSR_NO_POSITION, write_at);
-    tsr_cast_counted(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, out, &job->losses);
-    return write_out(s, job, out, err);
+    *out = job->tile.data;
+    if (!cast) return TSR_OK;
+    *out = room = tsr_place_for_copy(room, TSR_NO_POSITION, write_at);
+    tsr_cast_counted(gather->dtype, job->blit->dtype, job->tile.data, job->tile.bytes / gather->itemsize, room,
+                     &job->losses);
+    return TSR_OK;
 }
 
 static tsr_status write_job(void *ctx, void *item, uint8_t *lent, tsr_error *err)
 {
     const state *s = ctx;
     blit_job *job = item;
+    const uint8_t *out = job->blit->literal;
     if (job->out_bytes == 0) return TSR_OK;
     if (job->columns) return write_columns(s, job, lent, err);
-    if (job->tile.gather) return write_tile(s, job, lent, err);
-    return write_out(s, job, job->blit->literal, err);
+    if (job->tile.gather) TSR_TRY(fill_tile(job, lent, &out, err));
+    if (s->run->crc) job->crc = tsr_crc32(tsr_checkpoint_host(s->run->checkpoint), 0, out, job->out_bytes);
+    return s->run->output->write_at(s->run->output, job->blit->file, job->blit->byte_offset + job->out_at, out,
+                                    job->out_bytes, err);
 }
 
 static void close_lease(state *s, tsr_gather *gather)
@@ -451,26 +450,12 @@ static tsr_status add_tile(state *s, lane *l, tsr_error *err)
     return TSR_OK;
 }
 
-/* Adds the lanes' tiles in turn. */
-static tsr_status add_all(state *s, lane *lanes, size_t count, tsr_error *err)
+tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
 {
-    for (bool more = true; more;) {
-        more = false;
-        for (size_t i = 0; i < count; i++) {
-            lane *l = &lanes[i];
-            if (l->at == l->end) continue;
-            more = true;
-            TSR_TRY(add_tile(s, l, err));
-        }
-    }
-    return tsr_ring_end(s->run->ring, err);
-}
-
-static tsr_status run_lanes(state *s, tsr_error *err)
-{
-    const tsr_blit_run *run = s->run;
     const tsr_allocator *allocator = tsr_checkpoint_host(run->checkpoint)->allocator;
     const size_t count = run->lane_count ? run->lane_count : 1;
+    state s = {.run = run};
+    for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
     lane *lanes = tsr_alloc(allocator, count, sizeof *lanes, err);
     if (!lanes) return TSR_E_NOMEM;
     memset(lanes, 0, count * sizeof *lanes);
@@ -478,20 +463,20 @@ static tsr_status run_lanes(state *s, tsr_error *err)
         lanes[i].at = i ? lanes[i - 1].end : 0;
         lanes[i].end = run->lane_count ? run->lane_ends[i] : run->count;
     }
-    const tsr_status status = add_all(s, lanes, count, err);
-    tsr_free(allocator, lanes, count, sizeof *lanes);
-    return status;
-}
-
-tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
-{
-    state s = {.run = run};
-    for (size_t i = 0; i < run->count; i++) s.byte_total += run->blits[i].byte_length;
     const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill_lent = write_job, .drain = drain_blit, .ctx = &s};
     tsr_status status = tsr_ring_begin(run->ring, &work, err);
     if (status == TSR_OK) status = look_ahead(&s, err);
-    if (status == TSR_OK) status = run_lanes(&s, err);
+    for (bool more = true; more && status == TSR_OK;) { /* the lanes' tiles take turns */
+        more = false;
+        for (size_t i = 0; i < count && status == TSR_OK; i++) {
+            if (lanes[i].at == lanes[i].end) continue;
+            more = true;
+            status = add_tile(&s, &lanes[i], err);
+        }
+    }
+    if (status == TSR_OK) status = tsr_ring_end(run->ring, err);
     while (s.leases) close_lease(&s, s.leases->gather);
+    tsr_free(allocator, lanes, count, sizeof *lanes);
     return status;
 }
 
