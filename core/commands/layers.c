@@ -1,9 +1,8 @@
 /* See tessera/sys/commands.h. */
-#include "tessera/sys/commands.h"
-
 #include "tessera/glob.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
@@ -31,7 +30,8 @@ bool tsr_globs_want(void *globs, tsr_str fqn)
     return tsr_globs_select(globs, fqn);
 }
 
-tsr_status tsr_texts_list(const tsr_texts *texts, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
+/* The texts of a list, in `arena`. */
+static tsr_status list_texts(const tsr_texts *texts, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err)
 {
     tsr_str *items = tsr_arena_array(arena, texts->count, sizeof *items, err);
     if (!items) return TSR_E_NOMEM;
@@ -40,7 +40,9 @@ tsr_status tsr_texts_list(const tsr_texts *texts, tsr_arena *arena, const tsr_st
     return TSR_OK;
 }
 
-tsr_status tsr_renames_parse(const tsr_texts *texts, tsr_arena *arena, const tsr_rename **out, size_t *count, tsr_error *err)
+/* Parses --rename, in the order in which they apply. Errors: TSR_E_USAGE; TSR_E_NOMEM. */
+static tsr_status parse_renames(const tsr_texts *texts, tsr_arena *arena, const tsr_rename **out, size_t *count,
+                                tsr_error *err)
 {
     tsr_rename *renames = tsr_arena_array(arena, texts->count, sizeof *renames, err);
     if (!renames) return TSR_E_NOMEM;
@@ -65,10 +67,10 @@ tsr_status tsr_choice_of(const tsr_catalog *catalog, const tsr_command_options *
 {
     const tsr_name_globs *globs = &options->selection;
     *out = (tsr_name_choice){.catalog = catalog};
-    TSR_TRY(tsr_texts_list(&globs->include, arena, &out->include, &out->include_count, err));
-    TSR_TRY(tsr_texts_list(&globs->exclude, arena, &out->exclude, &out->exclude_count, err));
-    TSR_TRY(tsr_texts_list(&options->no_quantize, arena, &out->no_quantize, &out->no_quantize_count, err));
-    TSR_TRY(tsr_renames_parse(&options->renames, arena, &out->renames, &out->rename_count, err));
+    TSR_TRY(list_texts(&globs->include, arena, &out->include, &out->include_count, err));
+    TSR_TRY(list_texts(&globs->exclude, arena, &out->exclude, &out->exclude_count, err));
+    TSR_TRY(list_texts(&options->no_quantize, arena, &out->no_quantize, &out->no_quantize_count, err));
+    TSR_TRY(parse_renames(&options->renames, arena, &out->renames, &out->rename_count, err));
     return target ? list_rules(target, arena, out, err) : TSR_OK;
 }
 
@@ -93,6 +95,13 @@ static void *selection_of(const tsr_command_options *options)
     return (void *)(uintptr_t)&options->selection;
 }
 
+/* The dtype to which what is written is cast: that of --dtype, but TSR_DTYPE_NONE with --quantize, which casts before. */
+static tsr_status cast_layer(const tsr_command_options *options, tsr_dtype *out, tsr_error *err)
+{
+    *out = TSR_DTYPE_NONE;
+    return options->quantize ? TSR_OK : tsr_cast_parse(tsr_str_from(options->dtype), options->raw_cast, out, err);
+}
+
 tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_container to, tsr_arena *arena,
                                   tsr_convert_options *out, tsr_error *err)
 {
@@ -105,14 +114,14 @@ tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_contai
                                  .ignore_crc = options->ignore_crc,
                                  .no_checksums = options->no_checksums,
                                  .dry_run = options->dry_run};
-    TSR_TRY(tsr_layers_cast(options, &out->dtype, err));
+    TSR_TRY(cast_layer(options, &out->dtype, err));
     TSR_TRY(tsr_for_torch_parse(tsr_str_from(options->for_torch), to, &out->for_torch, err));
     if (!options->renames.count) return TSR_OK;
     renaming *r = TSR_ARENA_NEW(arena, renaming, err);
     if (!r) return TSR_E_NOMEM;
     out->rename = rename_entry;
     out->rename_ctx = r;
-    return tsr_renames_parse(&options->renames, arena, &r->renames, &r->count, err);
+    return parse_renames(&options->renames, arena, &r->renames, &r->count, err);
 }
 
 tsr_status tsr_conversion_ranks(const tsr_command_options *options, const tsr_shards *shards, const tsr_checkpoint *source,
@@ -357,10 +366,4 @@ tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_a
     if (done.layer) TSR_TRY(tsr_dequantize_check(&done, layers->top, wanted->used, err));
     if (!wanted->lists) TSR_TRY(tsr_mapping_check_tied(layers->top, err));
     return tsr_layers_quantize(layers, wanted, err);
-}
-
-tsr_status tsr_layers_cast(const tsr_command_options *options, tsr_dtype *out, tsr_error *err)
-{
-    *out = TSR_DTYPE_NONE;
-    return options->quantize ? TSR_OK : tsr_cast_parse(tsr_str_from(options->dtype), options->raw_cast, out, err);
 }

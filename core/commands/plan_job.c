@@ -1,11 +1,10 @@
 /* The job in a plan document: reads it, describes its source, and notices that a source has changed. */
-#include "tessera/sys/commands.h"
-
 #include "base/line.h"
 #include "commands/command_request_read.h"
 #include "documents/document_parts.h"
 #include "tessera/glob.h"
 #include "tessera/sys/check.h"
+#include "tessera/sys/commands.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/options.h"
@@ -309,8 +308,10 @@ static void feed_entry(const digester *d, const tsr_catalog *catalog, const tsr_
     for (uint64_t i = 0; i < entry->replica_count; i++) feed_chunk(d, catalog, entry, &entry->replicas[i]);
 }
 
-tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
-                              tsr_digest *out, tsr_error *err)
+/* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 if the host has no SHA-256; then set to the one used): names,
+ * kinds, dtypes, shapes, boxes, and the locations of their bytes. Equal for two openings of an unchanged checkpoint. */
+static tsr_status catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
+                                 tsr_digest *out, tsr_error *err)
 {
     if (!*algorithm) *algorithm = host->sha256 ? TSR_DIGEST_SHA256 : TSR_DIGEST_XXH3;
     digester d = {*algorithm == TSR_DIGEST_SHA256 ? host->sha256 : host->xxh3, NULL};
@@ -367,7 +368,7 @@ tsr_status tsr_plan_source_describe(const tsr_catalog *catalog, const tsr_comman
     tsr_digest digest;
     if (tsr_str_equal(out->digest_algorithm, TSR_STR("sha256"))) algorithm = TSR_DIGEST_SHA256;
     if (tsr_str_equal(out->digest_algorithm, TSR_STR("xxh3"))) algorithm = TSR_DIGEST_XXH3;
-    TSR_TRY(tsr_catalog_digest(catalog, host, &algorithm, &digest, err));
+    TSR_TRY(catalog_digest(catalog, host, &algorithm, &digest, err));
     char *hex = tsr_arena_array(arena, 2 * digest.size + 1, 1, err);
     if (!hex) return TSR_E_NOMEM;
     tsr_digest_text(&digest, hex);

@@ -1,7 +1,8 @@
 /* Filters, renames, casts and rejects entries, before anything is written. */
-#include "convert/convert_to.h"
+#include <inttypes.h>
 
 #include "base/line.h"
+#include "convert/convert_to.h"
 #include "tessera/convert.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/catalog.h"
@@ -13,8 +14,6 @@
 #include "tessera/sys/read.h"
 #include "tessera/sys/stored_optimizers.h"
 #include "tessera/sys/try.h"
-
-#include <inttypes.h>
 
 #define NAMED 5u /* entries named in an error message; the rest is counted */
 
@@ -193,11 +192,20 @@ static tsr_status mark_copies(const tsr_chosen *s, tsr_error *err)
     return TSR_OK;
 }
 
+/* TSR_E_USAGE for a dtype that tensors are not cast to: integers, bool, complex and quantized ones. */
+static tsr_status check_cast_target(tsr_dtype dtype, tsr_error *err)
+{
+    const bool known = dtype == TSR_DTYPE_NONE || tsr_cast_possible(dtype, dtype);
+    TSR_FAIL_IF(!known, err, TSR_E_USAGE, "tensors can only be cast to floating-point types, not to %s",
+                tsr_dtype_describe(dtype)->name);
+    return TSR_OK;
+}
+
 tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *options,
                       const char *(*refusal)(const tsr_converted *row), tsr_arena *arena, tsr_chosen *out, tsr_error *err)
 {
     const tsr_catalog *catalog = tsr_checkpoint_catalog(checkpoint);
-    TSR_TRY(tsr_check_cast_target(options->dtype, err));
+    TSR_TRY(check_cast_target(options->dtype, err));
     TSR_FAIL_IF(catalog->entry_count > UINT32_MAX, err, TSR_E_LIMIT, "too many entries to convert");
     tsr_converted *rows = tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *rows, err);
     bool *scalars = rows ? tsr_arena_array(arena, (size_t)catalog->entry_count, sizeof *scalars, err) : NULL;
@@ -222,14 +230,6 @@ tsr_status tsr_choose(tsr_checkpoint *checkpoint, const tsr_convert_options *opt
 
 /* Options about dtypes: --dtype, --raw-cast and --for-torch. */
 
-tsr_status tsr_check_cast_target(tsr_dtype dtype, tsr_error *err)
-{
-    const bool known = dtype == TSR_DTYPE_NONE || tsr_cast_possible(dtype, dtype);
-    TSR_FAIL_IF(!known, err, TSR_E_USAGE, "tensors can only be cast to floating-point types, not to %s",
-                tsr_dtype_describe(dtype)->name);
-    return TSR_OK;
-}
-
 static bool is_wanted(const void *ctx, tsr_str fqn)
 {
     const tsr_convert_options *options = ctx;
@@ -240,7 +240,7 @@ tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options
 {
     tsr_convert_options own;
     TSR_TRY(TSR_OPTIONS_COPY(&own, options, tsr_convert_options, err));
-    TSR_TRY(tsr_check_cast_target(own.dtype, err));
+    TSR_TRY(check_cast_target(own.dtype, err));
     const tsr_arithmetic cast = {.selection = {is_wanted, &own}, .dtype = own.dtype};
     return own.dtype == TSR_DTYPE_NONE || own.raw_cast ? TSR_OK : tsr_check_arithmetic(checkpoint, &cast, err);
 }

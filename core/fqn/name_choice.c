@@ -1,8 +1,7 @@
 /* See tessera/sys/names.h. A pattern that matches nothing is most often too narrow ("*" does not match dots, or a prefix
  * is missing), so wider ones are tried before the most similar name is shown. */
-#include "tessera/sys/names.h"
-
 #include "tessera/glob.h"
+#include "tessera/sys/names.h"
 #include "tessera/sys/try.h"
 
 /* ---- glob ---- */
@@ -156,7 +155,8 @@ tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err)
     return TSR_OK;
 }
 
-bool tsr_rename_fits(const tsr_rename *r, tsr_str name)
+/* Whether a rename changes a name. */
+static bool rename_fits(const tsr_rename *r, tsr_str name)
 {
     if (!r->starred) return tsr_str_starts(name, r->from_head);
     return name.size >= r->from_head.size + r->from_tail.size && tsr_str_starts(name, r->from_head) &&
@@ -168,7 +168,7 @@ tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str nam
 {
     *out = name;
     for (const tsr_rename *r = renames; r < renames + count; r++) {
-        if (!tsr_rename_fits(r, *out)) continue;
+        if (!rename_fits(r, *out)) continue;
         const tsr_str kept = {out->data + r->from_head.size,
                               out->size - r->from_head.size - (r->starred ? r->from_tail.size : 0)};
         *out = tsr_arena_format(arena, err, "%.*s%.*s%.*s", TSR_STR_ARG(r->to_head), TSR_STR_ARG(kept),
@@ -298,9 +298,9 @@ static tsr_status unused_rename(const tsr_name_choice *c, size_t at, tsr_arena *
     for (uint64_t i = 0; i < c->catalog->entry_count; i++) {
         tsr_str name = c->catalog->entries[i].fqn;
         if (!selects(c, name)) continue;
-        matches = matches || tsr_rename_fits(r, name);
+        matches = matches || rename_fits(r, name);
         TSR_TRY(tsr_rename_apply(c->renames, at, name, arena, &name, err));
-        if (tsr_rename_fits(r, name)) return TSR_OK;
+        if (rename_fits(r, name)) return TSR_OK;
     }
     *out = tsr_arena_format(arena, err, "--rename '%.*s%s%.*s=%.*s%s%.*s' %s", TSR_STR_ARG(r->from_head), star,
                             TSR_STR_ARG(r->from_tail), TSR_STR_ARG(r->to_head), star, TSR_STR_ARG(r->to_tail),

@@ -1,6 +1,5 @@
 /* What all stores have in common: look-ups by name, bounds checks, and reading whole ranges into contiguous memory. */
 #include "tessera/store.h"
-
 #include "io/store_view.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/store.h"
@@ -160,7 +159,9 @@ tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena
     return TSR_OK;
 }
 
-void tsr_store_view_renumber(tsr_store_view *view)
+/* Leaves out the nameless files in front, so that file 0 is the first in the directory. What was read from the view before refers to
+ * other files then. */
+static void renumber(tsr_store_view *view)
 {
     tsr_store *base = &view->base;
     for (; base->file_count && !base->files->name.size; base->files++, base->file_count--) view->first++;
@@ -182,7 +183,7 @@ tsr_status tsr_store_open_below(tsr_store *store, tsr_str name, tsr_arena *arena
     *holds_files = true;
     if (*owned) return store->below(store, name, out, err);
     TSR_TRY(tsr_store_view_below(store, name, arena, &view, holds_files, err));
-    tsr_store_view_renumber(view);
+    renumber(view);
     *out = &view->base;
     return TSR_OK;
 }

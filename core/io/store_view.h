@@ -15,9 +15,6 @@ typedef struct tsr_store_view {
  * nothing. `*holds_files` is false if there is nothing below that name. TSR_E_NOMEM. */
 tsr_status tsr_store_view_below(tsr_store *shown, tsr_str name, tsr_arena *arena, tsr_store_view **out, bool *holds_files,
                                 tsr_error *err);
-/* Leaves out the nameless files in front, so that file 0 is the first in the directory. What was read from the view before refers to
- * other files then. */
-void tsr_store_view_renumber(tsr_store_view *view);
 /* A directory as a store with files numbered from 0: by the `below` of `store`, which the caller closes, so *owned is true, or as a view
  * in `arena`. *holds_files is false if a view shows nothing. TSR_E_NOMEM; errors of `below`, such as TSR_E_NOT_FOUND. */
 tsr_status tsr_store_open_below(tsr_store *store, tsr_str name, tsr_arena *arena, tsr_store **out, bool *owned,

@@ -1,7 +1,4 @@
 /* Finds errors in a catalog without reading bytes: checks the tiling of each tensor and the byte ranges of all chunks. */
-#include "tessera/validate.h"
-#include "tessera/sys/layout.h"
-
 #include <stdlib.h>
 
 #include "base/cursor.h"
@@ -9,8 +6,10 @@
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/finding_add.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
+#include "tessera/validate.h"
 
 typedef struct check {
     const tsr_catalog *catalog;
@@ -240,7 +239,8 @@ bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out)
     return !is_left_out(contract, fqn) && !is_left_out(contract, *out);
 }
 
-const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn)
+/* The rule for a name, or NULL; and the differences that are allowed for it, as bits of tsr_leniency. */
+static const tsr_contract_rule *rule_of(const tsr_contract *contract, tsr_str fqn)
 {
     for (size_t i = 0; i < contract->rule_count; i++) {
         if (contract->match(contract->rules[i].match, fqn)) return &contract->rules[i];
@@ -250,7 +250,7 @@ const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_
 
 uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn)
 {
-    const tsr_contract_rule *rule = tsr_contract_rule_of(contract, fqn);
+    const tsr_contract_rule *rule = rule_of(contract, fqn);
     return rule ? rule->allow : contract->allow;
 }
 
@@ -268,7 +268,7 @@ static const char *kind_name(tsr_entry_kind kind)
 
 static bool same_dtype(const compare *c, const tsr_entry *entry, const tsr_entry *wanted)
 {
-    const tsr_contract_rule *rule = tsr_contract_rule_of(c->contract, wanted->fqn);
+    const tsr_contract_rule *rule = rule_of(c->contract, wanted->fqn);
     /* Compares the names used in documents, because both ways of counting float4 have the same name there. */
     if (strcmp(tsr_dtype_describe(entry->dtype)->name, tsr_dtype_describe(wanted->dtype)->name) == 0) return true;
     for (size_t i = 0; rule && i < rule->dtype_count; i++) {

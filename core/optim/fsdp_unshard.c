@@ -46,7 +46,8 @@ tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *u
     return TSR_OK;
 }
 
-uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice)
+/* The rank that has slice `slice` of a unit, in the document's world: of the replica that `rank` is in. */
+static uint32_t rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice)
 {
     uint32_t at = 0;
     if (!unit->is_sharded) return rank;
@@ -329,7 +330,7 @@ static tsr_status fill_original(const unsharding *u, const original *of, tsr_str
     for (uint32_t i = 0; i < slices; i++) {
         uint64_t begin, end;
         const tsr_entry *source = NULL;
-        uint32_t rank = tsr_flat_rank_with(u->flat, unit, u->rank, i);
+        uint32_t rank = rank_with(u->flat, unit, u->rank, i);
         tsr_flat_shard_range(unit, slices, i, &begin, &end);
         uint64_t low = begin > param->flat_begin ? begin : param->flat_begin,
                  high = end < param->flat_end ? end : param->flat_end;
@@ -385,7 +386,7 @@ static tsr_status check_flat_names(const unsharding *u, uint32_t id, tsr_error *
     const tsr_flat_unit *unit = u->keys.keys[id].unit;
     const tsr_value *mine = state_on(u, u->rank, id);
     for (uint32_t slice = 0; slice < slices_of(u, unit); slice++) {
-        const uint32_t rank = tsr_flat_rank_with(u->flat, unit, u->rank, slice);
+        const uint32_t rank = rank_with(u->flat, unit, u->rank, slice);
         const tsr_value *state = state_on(u, rank, id);
         for (size_t i = 0; state && i < state->count; i += 2) {
             if (tsr_form_of(state->items[i + 1]) != TSR_FORM_TENSOR || tsr_value_get(mine, state->items[i]->text)) continue;
@@ -417,7 +418,7 @@ static bool rank_counts(const unsharding *u, uint32_t id, uint32_t slice, bool t
     const tsr_flat_param *param = &key->unit->params[key->param];
     uint64_t begin, end;
     tsr_flat_shard_range(key->unit, slices_of(u, key->unit), slice, &begin, &end);
-    return state_on(u, tsr_flat_rank_with(u->flat, key->unit, u->rank, slice), id) &&
+    return state_on(u, rank_with(u->flat, key->unit, u->rank, slice), id) &&
            (!tensors || (begin < param->flat_end && param->flat_begin < end));
 }
 
@@ -453,7 +454,7 @@ static tsr_status put_scalars(unsharding *u, uint32_t id, bool tensors, tsr_tree
     for (uint32_t slice = 0; slice < slices_of(u, unit); slice++) {
         tsr_named *named;
         size_t count;
-        uint32_t rank = tsr_flat_rank_with(u->flat, unit, u->rank, slice);
+        uint32_t rank = rank_with(u->flat, unit, u->rank, slice);
         if (!rank_counts(u, id, slice, tensors)) continue;
         TSR_TRY(sorted_state(state_on(u, rank, id), u->arena, &named, &count, err));
         for (int form = TSR_FORM_OTHER; form >= TSR_FORM_SCALAR_TENSOR; form--) {
@@ -479,7 +480,7 @@ static bool unit_has_tensors(const unsharding *u, const tsr_flat_unit *unit, uin
     for (uint32_t id = from; id < to; id++) {
         if (u->keys.keys[id].unit != unit) continue;
         for (uint32_t slice = 0; slice < slices_of(u, unit); slice++)
-            if (has_tensors(state_on(u, tsr_flat_rank_with(u->flat, unit, u->rank, slice), id))) return true;
+            if (has_tensors(state_on(u, rank_with(u->flat, unit, u->rank, slice), id))) return true;
     }
     return false;
 }
@@ -492,7 +493,7 @@ static tsr_status check_holders(const unsharding *u, uint32_t id, tsr_error *err
     const uint32_t slices = slices_of(u, key->unit);
     if (!unit_has_tensors(u, key->unit, 0, u->keys.count)) return TSR_OK;
     for (uint32_t slice = 0; slice < slices; slice++) {
-        const uint32_t rank = tsr_flat_rank_with(u->flat, key->unit, u->rank, slice);
+        const uint32_t rank = rank_with(u->flat, key->unit, u->rank, slice);
         const tsr_flat_param *param = &key->unit->params[key->param];
         uint64_t begin, end;
         tsr_flat_shard_range(key->unit, slices, slice, &begin, &end);
@@ -513,7 +514,7 @@ static tsr_status fill_parameter(unsharding *u, uint32_t id, tsr_tree *dict, tsr
     TSR_TRY(put_scalars(u, id, tensors, dict, err));
     const size_t scalars = dict->items.count;
     for (uint32_t slice = 0; slice < slices_of(u, key->unit) && tensors; slice++) {
-        const tsr_value *state = state_on(u, tsr_flat_rank_with(u->flat, key->unit, u->rank, slice), id);
+        const tsr_value *state = state_on(u, rank_with(u->flat, key->unit, u->rank, slice), id);
         tsr_named *named;
         size_t count;
         if (!has_tensors(state)) continue;

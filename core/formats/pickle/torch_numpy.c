@@ -148,9 +148,14 @@ static bool fits_buffer(const tsr_pickle *pickle, tsr_ref args)
     return of.size && count <= bytes && bytes == count * of.size;
 }
 
+/* Whether numpy.dtype(ref) gives a dtype. */
+static bool names_dtype(const tsr_pickle *pickle, tsr_ref ref);
+/* Whether numpy accepts the state of `dtype`, a TUPLE. */
+static bool is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state);
+
 static bool fits_dtype(const tsr_pickle *pickle, tsr_ref args)
 {
-    return tsr_numpy_names_dtype(pickle, item(pickle, args, 0));
+    return names_dtype(pickle, item(pickle, args, 0));
 }
 
 static bool is_array_class(const tsr_pickle *pickle, tsr_ref class_)
@@ -169,7 +174,7 @@ static bool fits_reconstruct(const tsr_pickle *pickle, tsr_ref args)
     if (tsr_pickle_count(pickle, args) == 4 && !is_array_class(pickle, item(pickle, args, 1))) return false;
     tsr_ref last = item(pickle, args, tsr_pickle_count(pickle, args) - 1),
             shape = item(pickle, args, tsr_pickle_count(pickle, args) - 2);
-    return is_shape(pickle, shape) && tsr_numpy_names_dtype(pickle, last);
+    return is_shape(pickle, shape) && names_dtype(pickle, last);
 }
 
 /* ---- random generators ---- */
@@ -372,7 +377,7 @@ bool tsr_numpy_accepts_state(const tsr_pickle *pickle, tsr_str name, tsr_ref obj
         return tuple && is_array_state(pickle, state, false);
     if (tsr_str_equal(name, TSR_STR("_mareconstruct")) || tsr_str_equal(name, TSR_STR("MaskedConstant")))
         return tuple && is_array_state(pickle, state, true);
-    if (tsr_str_equal(name, TSR_STR("dtype"))) return tuple && tsr_numpy_is_dtype_state(pickle, object, state);
+    if (tsr_str_equal(name, TSR_STR("dtype"))) return tuple && is_dtype_state(pickle, object, state);
     if (tsr_str_equal(name, TSR_STR("__bit_generator_ctor")))
         return is_generator_state(pickle, generator_of(pickle, tsr_pickle_args(pickle, object)), state);
     if (tsr_str_equal(name, TSR_STR("__randomstate_ctor"))) return is_legacy_state(pickle, state);
@@ -438,7 +443,7 @@ static bool is_base(const tsr_pickle *pickle, tsr_ref ref)
     return is_kind(pickle, ref, TSR_PICKLE_DICT) ? is_field_dict(pickle, ref) : is_name(pickle, ref);
 }
 
-bool tsr_numpy_names_dtype(const tsr_pickle *pickle, tsr_ref ref)
+static bool names_dtype(const tsr_pickle *pickle, tsr_ref ref)
 {
     if (!is_name(pickle, ref)) return false;
     switch (tsr_torch_type(pickle, ref)) {
@@ -578,7 +583,7 @@ static bool is_byte_order(const tsr_pickle *pickle, tsr_ref ref)
            (is_kind(pickle, text, TSR_PICKLE_OBJECT) || (order.size == 1 && !(order.data[0] & 0x80)));
 }
 
-bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state)
+static bool is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state)
 {
     size_t count = tsr_pickle_count(pickle, state), order = count == 5 ? 0 : 1, sizes = count > 7 ? 5 : count - 2;
     int64_t version = count == 5 ? 0 : tsr_pickle_int(pickle, item(pickle, state, 0));

@@ -14,14 +14,6 @@ bool tsr_numpy_fits(const tsr_pickle *pickle, tsr_str name, tsr_ref args);
 /* False when what numpy's `name` has made raises for the state that `object` gets. */
 bool tsr_numpy_accepts_state(const tsr_pickle *pickle, tsr_str name, tsr_ref object);
 
-/* ---- numpy.dtype objects of a pickle: whether numpy makes them. ---- */
-
-/* Whether numpy.dtype(ref) gives a dtype. */
-bool tsr_numpy_names_dtype(const tsr_pickle *pickle, tsr_ref ref);
-
-/* Whether numpy accepts the state of `dtype`, a TUPLE. */
-bool tsr_numpy_is_dtype_state(const tsr_pickle *pickle, tsr_ref dtype, tsr_ref state);
-
 /* ---- The text of numpy's dtypes. ---- */
 
 typedef struct tsr_numpy_dtype {

@@ -31,8 +31,6 @@ tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *to
 /* The version of --for-torch (data NULL: not given, 0). TSR_E_USAGE for a text that is none, and with safetensors, whose files are
  * the same for every version. */
 tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err);
-/* TSR_E_USAGE for a dtype that tensors are not cast to: integers, bool, complex and quantized ones. */
-tsr_status tsr_check_cast_target(tsr_dtype dtype, tsr_error *err);
 /* Refuses such a dtype, and a cast of quantized numbers that have a scale, or of the scale (tessera/sys/mapping.h).
  * tsr_convert does this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
 tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);

@@ -284,10 +284,6 @@ typedef struct tsr_plan_document {
     const tsr_server_load *servers; /* its servers' loads */
 } tsr_plan_document;
 tsr_status tsr_document_plan(const tsr_plan_document *document, tsr_json *json, tsr_error *err);
-/* Digest of a catalog, by `*algorithm` (0: SHA-256, or XXH3 if the host has no SHA-256; then set to the one used): names,
- * kinds, dtypes, shapes, boxes, and the locations of their bytes. Equal for two openings of an unchanged checkpoint. */
-tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, tsr_digest_algorithm *algorithm,
-                              tsr_digest *out, tsr_error *err);
 
 /* What the options --include, --exclude, --rename and --no-quantize, and the rules of a target, choose by name.
  *
@@ -302,11 +298,6 @@ tsr_status tsr_catalog_digest(const tsr_catalog *catalog, const tsr_host *host, 
 /* Whether --include and --exclude keep a name; `globs` is a tsr_name_globs. The second is for callers whose context is not const. */
 bool tsr_globs_select(const void *globs, tsr_str fqn);
 bool tsr_globs_want(void *globs, tsr_str fqn);
-/* The texts of a list, in `arena`. */
-tsr_status tsr_texts_list(const tsr_texts *texts, tsr_arena *arena, const tsr_str **out, size_t *count, tsr_error *err);
-/* Parses --rename, in the order in which they apply. Errors: TSR_E_USAGE; TSR_E_NOMEM. */
-tsr_status tsr_renames_parse(const tsr_texts *texts, tsr_arena *arena, const tsr_rename **out, size_t *count,
-                             tsr_error *err);
 /* Collects what the options choose, for tsr_name_choice_check and tsr_name_choice_warnings. `target` may be NULL. In `arena`. */
 tsr_status tsr_choice_of(const tsr_catalog *catalog, const tsr_command_options *options, const tsr_target_texts *target,
                          tsr_arena *arena, tsr_name_choice *out, tsr_error *err);
@@ -390,9 +381,6 @@ tsr_status tsr_layers_quantize(tsr_layers *layers, const tsr_layering *wanted, t
 /* Puts a checkpoint of the caller's on top, which is closed with the others. */
 void tsr_layers_add(tsr_layers *layers, tsr_checkpoint *layer);
 void tsr_layers_close(tsr_layers *layers); /* the last one first; not the source */
-
-/* The dtype to which what is written is cast: that of --dtype, but TSR_DTYPE_NONE with --quantize, which casts before. */
-tsr_status tsr_layers_cast(const tsr_command_options *options, tsr_dtype *out, tsr_error *err);
 
 TSR_API_END
 

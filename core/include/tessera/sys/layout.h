@@ -273,7 +273,6 @@ tsr_status tsr_tiling_check(const tsr_allocator *allocator, tsr_shape shape, con
 bool tsr_contract_name(const tsr_contract *contract, tsr_str fqn, tsr_str *out);
 
 /* The rule for a name, or NULL; and the differences that are allowed for it, as bits of tsr_leniency. */
-const tsr_contract_rule *tsr_contract_rule_of(const tsr_contract *contract, tsr_str fqn);
 uint32_t tsr_contract_allows(const tsr_contract *contract, tsr_str fqn);
 
 /* "missing", "extra", "dtype", "shape", "chunks", "value" as a bit of tsr_leniency; 0: another word. */

@@ -180,9 +180,6 @@ typedef struct tsr_rename {
  * pair up. */
 tsr_status tsr_rename_parse(tsr_str text, tsr_rename *out, tsr_error *err);
 
-/* Whether a rename changes a name. */
-bool tsr_rename_fits(const tsr_rename *rename, tsr_str name);
-
 /* The name after all renames that fit it: they apply in order, each to the result of those before it. It is in the arena, or the name
  * itself (borrowed) where none fits. Several names may become one; checking that is up to the caller. TSR_E_NOMEM. */
 tsr_status tsr_rename_apply(const tsr_rename *renames, size_t count, tsr_str name, tsr_arena *arena, tsr_str *out,

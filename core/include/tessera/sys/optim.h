@@ -172,8 +172,6 @@ typedef struct tsr_flat_place {
 } tsr_flat_place;
 tsr_status tsr_flat_place_of(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t world_size, uint32_t rank,
                              tsr_flat_place *out, tsr_error *err);
-/* The rank that has slice `slice` of a unit, in the document's world: of the replica that `rank` is in. */
-uint32_t tsr_flat_rank_with(const tsr_flat_params *flat, const tsr_flat_unit *unit, uint32_t rank, uint32_t slice);
 
 /* Finds the unit and the original parameter of an FQN, also in nested units (`_get_fqn_to_fsdp_param_info`). */
 typedef struct tsr_flat_index tsr_flat_index;
