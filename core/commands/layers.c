@@ -1,4 +1,8 @@
 /* See tessera/sys/commands.h. */
+#include <inttypes.h>
+
+#include "convert/convert_to.h"
+#include "tessera/convert.h"
 #include "tessera/glob.h"
 #include "tessera/sys/casts.h"
 #include "tessera/sys/checkpoint.h"
@@ -7,6 +11,7 @@
 #include "tessera/sys/mapping.h"
 #include "tessera/sys/merge.h"
 #include "tessera/sys/names.h"
+#include "tessera/sys/options.h"
 #include "tessera/sys/try.h"
 
 /* ---- chosen names ---- */
@@ -102,6 +107,17 @@ static tsr_status cast_layer(const tsr_command_options *options, tsr_dtype *out,
     return options->quantize ? TSR_OK : tsr_cast_parse(tsr_str_from(options->dtype), options->raw_cast, out, err);
 }
 
+/* The version of --for-torch (data NULL: not given, 0). TSR_E_USAGE for a text that is none, and with safetensors, whose files are
+ * the same for every version. */
+static tsr_status parse_for_torch(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err)
+{
+    *out = 0;
+    if (!version.data) return TSR_OK;
+    TSR_FAIL_IF(to == TSR_TO_SAFETENSORS, err, TSR_E_USAGE,
+                "--for-torch cannot be used with --to safetensors, whose files are the same for every version");
+    return tsr_torch_version_parse(version, out, err);
+}
+
 tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_container to, tsr_arena *arena,
                                   tsr_convert_options *out, tsr_error *err)
 {
@@ -115,7 +131,7 @@ tsr_status tsr_conversion_options(const tsr_command_options *options, tsr_contai
                                  .no_checksums = options->no_checksums,
                                  .dry_run = options->dry_run};
     TSR_TRY(cast_layer(options, &out->dtype, err));
-    TSR_TRY(tsr_for_torch_parse(tsr_str_from(options->for_torch), to, &out->for_torch, err));
+    TSR_TRY(parse_for_torch(tsr_str_from(options->for_torch), to, &out->for_torch, err));
     if (!options->renames.count) return TSR_OK;
     renaming *r = TSR_ARENA_NEW(arena, renaming, err);
     if (!r) return TSR_E_NOMEM;
@@ -350,6 +366,27 @@ tsr_status tsr_layers_quantize(tsr_layers *layers, const tsr_layering *wanted, t
     return TSR_OK;
 }
 
+/* Once all layers are open: refuses scaled numbers that could not be multiplied, where they are used. `top` is the layer itself or was
+ * opened over it; of `selection` (NULL: everything) `selects` counts. Errors: those of tsr_mapping_check_dequantized and
+ * tsr_check_casts. */
+static tsr_status dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
+                                   tsr_error *err)
+{
+    const tsr_convert_options used = {.dtype = done->dtype, .want = tsr_mapping_uses, .want_ctx = done->layer};
+    TSR_TRY(tsr_mapping_check_dequantized(done->layer, top, selection, err));
+    return tsr_check_casts(done->layer, &used, err);
+}
+
+/* Opens the layer over `source`, for products of --dtype (data NULL: not given). The caller closes it before `source`. Errors: those of
+ * tsr_cast_parse and tsr_mapping_dequantize; then `out->layer` is NULL. */
+static tsr_status dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequantizing *out, tsr_error *err)
+{
+    tsr_dtype wanted;
+    *out = (tsr_dequantizing){.layer = NULL};
+    TSR_TRY(tsr_cast_parse(dtype, false, &wanted, err));
+    return tsr_mapping_dequantize(source, wanted, &out->dtype, &out->layer, err);
+}
+
 tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_arena *arena, tsr_error *err)
 {
     const tsr_command_options *options = wanted->options;
@@ -357,13 +394,13 @@ tsr_status tsr_layers_open(tsr_layers *layers, const tsr_layering *wanted, tsr_a
     TSR_TRY(tsr_layering_check(wanted, err));
     TSR_TRY(rename_source(layers->top, wanted, arena, err));
     if (options->dequantize) {
-        TSR_TRY(tsr_dequantize_open(layers->top, tsr_str_from(options->dtype), &done, err));
+        TSR_TRY(dequantize_open(layers->top, tsr_str_from(options->dtype), &done, err));
         tsr_layers_add(layers, done.layer);
         layers->products = done.dtype;
     }
     if (wanted->adapter) TSR_TRY(fold(layers, wanted, err));
     if (wanted->map.data) TSR_TRY(apply_map(layers, wanted, arena, err));
-    if (done.layer) TSR_TRY(tsr_dequantize_check(&done, layers->top, wanted->used, err));
+    if (done.layer) TSR_TRY(dequantize_check(&done, layers->top, wanted->used, err));
     if (!wanted->lists) TSR_TRY(tsr_mapping_check_tied(layers->top, err));
     return tsr_layers_quantize(layers, wanted, err);
 }

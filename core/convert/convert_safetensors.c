@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
+#include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/end_sum.h"
 #include "tessera/sys/json.h"
@@ -27,6 +28,13 @@ typedef struct plan {
     bool has_seconds;   /* there may be some */
 } plan;
 
+/* Whether the format has this dtype (including float4, packed or not). */
+static bool is_storable(tsr_dtype dtype)
+{
+    uint64_t last = 1;
+    return tsr_dtype_unpack(&dtype, &last) && tsr_dtype_describe(dtype)->safetensors_name;
+}
+
 const char *tsr_safetensors_refusal(const tsr_converted *row)
 {
     if (tsr_is_object(row->entry))
@@ -35,7 +43,7 @@ const char *tsr_safetensors_refusal(const tsr_converted *row)
     switch (row->dtype) {
     case TSR_COMPLEX32: return "is complex32, which safetensors does not have";
     case TSR_COMPLEX128: return "is complex128, which safetensors does not have";
-    default: return tsr_safetensors_holds(row->dtype) ? NULL : "has a type that safetensors does not have";
+    default: return is_storable(row->dtype) ? NULL : "has a type that safetensors does not have";
     }
 }
 

@@ -3,10 +3,12 @@
 #include <stdlib.h>
 
 #include "convert/convert_to.h"
+#include "tessera/catalog.h"
+#include "tessera/sys/containers.h"
+#include "tessera/sys/layout.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
 #include "write/torch_plan.h"
-
-#include "tessera/sys/plan.h"
 
 typedef struct gathering {
     const tsr_plan *plan;
@@ -74,6 +76,25 @@ static tsr_status add_shard(void *ctx, uint64_t tensor, uint64_t owner, const ts
 
 /* ---- fragments that the shards consist of ---- */
 
+static uint64_t greatest_divisor(uint64_t a, uint64_t b)
+{
+    while (b) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Takes another box into account: reduces `steps`, the size of a fragment on each dim, so that the box's offsets and sizes
+ * are multiples of it. */
+static void fragment_steps(uint32_t ndim, uint64_t *steps, tsr_box box)
+{
+    if (tsr_box_is_empty(box)) return;
+    for (uint32_t d = 0; d < ndim; d++)
+        steps[d] = greatest_divisor(greatest_divisor(steps[d], tsr_box_offset(box, d)), box.sizes[d]);
+}
+
 static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const tsr_shard *shard, tsr_error *err)
 {
     gathering *g = ctx;
@@ -82,8 +103,8 @@ static tsr_status narrow_steps(void *ctx, uint64_t tensor, uint64_t owner, const
     if (!row) return TSR_OK;
     const tsr_dcp_output_entry *source = &g->rows.sources[g->rows.first_source[row - g->rows.chosen.rows]];
     for (uint64_t i = 0; source->fragments && i < shard->box_count; i++)
-        tsr_fragment_steps(shard->ndim, (uint64_t *)source->fragments, /* allocated by open_steps */
-                           (tsr_box){shard->ndim, shard->boxes[i].offsets, shard->boxes[i].sizes});
+        fragment_steps(shard->ndim, (uint64_t *)source->fragments, /* allocated by open_steps */
+                       (tsr_box){shard->ndim, shard->boxes[i].offsets, shard->boxes[i].sizes});
     return TSR_OK;
 }
 

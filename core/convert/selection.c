@@ -255,15 +255,6 @@ tsr_status tsr_cast_parse(tsr_str dtype, bool raw_cast, tsr_dtype *out, tsr_erro
     return TSR_OK;
 }
 
-tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err)
-{
-    *out = 0;
-    if (!version.data) return TSR_OK;
-    TSR_FAIL_IF(to == TSR_TO_SAFETENSORS, err, TSR_E_USAGE,
-                "--for-torch cannot be used with --to safetensors, whose files are the same for every version");
-    return tsr_torch_version_parse(version, out, err);
-}
-
 /* ---- conversion fit ---- */
 
 /* Checks whether what a conversion would write is what is expected (tessera/validate.h). */
@@ -333,19 +324,3 @@ tsr_status tsr_conversion_check(const tsr_conversion *conversion, const tsr_cont
 
 /* --dequantize: multiplies quantized numbers by their scales in a layer below all others. What it could not multiply is
  * rejected after all layers are open. */
-
-tsr_status tsr_dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequantizing *out, tsr_error *err)
-{
-    tsr_dtype wanted;
-    *out = (tsr_dequantizing){.layer = NULL};
-    TSR_TRY(tsr_cast_parse(dtype, false, &wanted, err));
-    return tsr_mapping_dequantize(source, wanted, &out->dtype, &out->layer, err);
-}
-
-tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
-                                tsr_error *err)
-{
-    const tsr_convert_options used = {.dtype = done->dtype, .want = tsr_mapping_uses, .want_ctx = done->layer};
-    TSR_TRY(tsr_mapping_check_dequantized(done->layer, top, selection, err));
-    return tsr_check_casts(done->layer, &used, err);
-}

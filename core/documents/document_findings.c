@@ -1,5 +1,4 @@
 /* tessera.findings/1, and what it has in common with other documents: findings, types of entries, and digests. */
-#include "base/line.h"
 #include "documents/document_parts.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/check.h"
@@ -39,18 +38,6 @@ void tsr_document_put_digest(tsr_json *json, tsr_digest_algorithm algorithm, con
     tsr_json_put_text(json, "algorithm", algorithm == TSR_DIGEST_SHA256 ? "sha256" : "xxh3");
     tsr_json_put_text(json, "digest", tsr_digest_text(digest, text));
     tsr_json_object_end(json);
-}
-
-tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
-{
-    const size_t tail = finding->file.size;
-    const bool is_file = tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
-    const bool joined = tail && !is_file;
-    tsr_line line = tsr_line_on(out, capacity);
-    tsr_line_put(&line, path.data, path.size);
-    if (joined && path.size && path.data[path.size - 1] != '/') tsr_line_put(&line, "/", 1);
-    if (joined) tsr_line_put(&line, finding->file.data, tail);
-    return (tsr_str){out, line.used};
 }
 
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings)

@@ -9,9 +9,6 @@
 /* Writes the findings as members of an open array. If `path` has no data, it is not written. */
 void tsr_document_put_findings(tsr_json *json, tsr_str path, const tsr_findings *findings);
 
-/* "path/file" of a finding, "path" where that is the file itself, written to `out` and cut at its capacity. */
-tsr_str tsr_finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity);
-
 /* Writes the members "left_out" and "turned_off" of a summary, if the policy can have such findings. */
 void tsr_document_put_policy(tsr_json *json, const tsr_policy_result *result);
 

@@ -107,13 +107,20 @@ static tsr_status read_tensors(reader *r, const cJSON *object, const char *key, 
     return TSR_OK;
 }
 
+/* As documents have it: "none", "ddp", "fsdp1", "compiled", "checkpoint". */
+static const char *wrapper_name(tsr_wrapper wrapper)
+{
+    static const char *const names[] = {"none", "ddp", "fsdp1", "compiled", "checkpoint"};
+    return names[wrapper];
+}
+
 static tsr_status read_wrapper(const cJSON *object, const char *where, tsr_wrapper *out, tsr_error *err)
 {
     const cJSON *text;
     TSR_TRY(tsr_json_find(object, "wrapper", TSR_JSON_STRING, where, &text, err));
     for (unsigned i = 0; text && i <= TSR_WRAPPER_CHECKPOINT; i++) {
         *out = (tsr_wrapper)i;
-        if (strcmp(text->valuestring, tsr_wrapper_name(*out)) == 0) return TSR_OK;
+        if (strcmp(text->valuestring, wrapper_name(*out)) == 0) return TSR_OK;
     }
     TSR_FAIL_IF(text, err, TSR_E_FORMAT,
                 "modules: unknown wrapper '%s' at %s; expected none, ddp, fsdp1, compiled or checkpoint", text->valuestring,
@@ -416,7 +423,7 @@ static void open_node(tsr_json *json, const tsr_module *module)
 {
     tsr_json_object(json);
     tsr_json_put_str(json, "class", module->class_name);
-    tsr_json_put_text(json, "wrapper", tsr_wrapper_name(module->wrapper));
+    tsr_json_put_text(json, "wrapper", wrapper_name(module->wrapper));
     put_tensors(json, "parameters", module->parameters, module->parameter_count, false);
     put_tensors(json, "buffers", module->buffers, module->buffer_count, true);
     tsr_json_put_bool(json, "extra_state", module->extra_state);

@@ -1,17 +1,15 @@
 /* What all forms of reports have in common: counting, and the sources of findings. */
-#include "tessera/sys/document.h"
+#include <inttypes.h>
+#include <math.h>
 
 #include "base/line.h"
 #include "codec/json.h"
-#include "documents/document_parts.h"
+#include "tessera/sys/document.h"
 #include "tessera/sys/finding_add.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
 #include "tessera/version.h"
-
-#include <inttypes.h>
-#include <math.h>
 
 const tsr_report_form *const tsr_report_forms[TSR_REPORT_FORM_COUNT] = {
     &tsr_report_json, &tsr_report_sarif, &tsr_report_junit, &tsr_report_github, &tsr_report_gitlab};
@@ -317,12 +315,25 @@ static void put_command(tsr_report *report, tsr_level level)
     put(report, level == TSR_NOTE ? "notice" : tsr_level_name(level));
 }
 
+/* "path/file" of a finding, "path" where that is the file itself, written to `out` and cut at its capacity. */
+static tsr_str finding_place(tsr_str path, const tsr_finding *finding, char *out, size_t capacity)
+{
+    const size_t tail = finding->file.size;
+    const bool is_file = tail && path.size >= tail && memcmp(path.data + path.size - tail, finding->file.data, tail) == 0;
+    const bool joined = tail && !is_file;
+    tsr_line line = tsr_line_on(out, capacity);
+    tsr_line_put(&line, path.data, path.size);
+    if (joined && path.size && path.data[path.size - 1] != '/') tsr_line_put(&line, "/", 1);
+    if (joined) tsr_line_put(&line, finding->file.data, tail);
+    return (tsr_str){out, line.used};
+}
+
 static void put_annotation(tsr_report *report, tsr_str path, const tsr_finding *finding)
 {
     char place[4096], text[WORDS_BYTES];
     put_command(report, finding->level);
     put(report, " file=");
-    put_escaped(report, tsr_finding_place(path, finding, place, sizeof place), in_properties);
+    put_escaped(report, finding_place(path, finding, place, sizeof place), in_properties);
     put(report, ",title=");
     put(report, finding->rule->id);
     put(report, "::");
@@ -403,8 +414,7 @@ static void gitlab_add(tsr_report *report, const tsr_reported *reported)
     tsr_json *json = report->json;
     for (size_t i = 0; reported->findings && i < tsr_findings_count(reported->findings); i++) {
         const tsr_finding *finding = tsr_findings_at(reported->findings, i);
-        const tsr_str words = words_of(finding, text),
-                      path = tsr_finding_place(reported->path, finding, place, sizeof place);
+        const tsr_str words = words_of(finding, text), path = finding_place(reported->path, finding, place, sizeof place);
         tsr_line line = tsr_line_on(fingerprint, sizeof fingerprint);
         tsr_line_format(&line, "%08" PRIx32 "%08" PRIx32, tsr_crc32(NULL, 0, path.data, path.size),
                         tsr_crc32(NULL, 0, words.data, words.size));
@@ -497,7 +507,7 @@ static void put_physical(tsr_json *json, tsr_str path, const tsr_finding *findin
     tsr_json_put_object(json, "physicalLocation");
     tsr_json_put_object(json, "artifactLocation");
     tsr_json_key(json, "uri");
-    const size_t size = tsr_uri_path(tsr_finding_place(path, finding, place, sizeof place), uri, sizeof uri);
+    const size_t size = tsr_uri_path(finding_place(path, finding, place, sizeof place), uri, sizeof uri);
     tsr_json_str(json, (tsr_str){uri, size});
     tsr_json_object_end(json);
     if (finding->byte_offset != TSR_NO_POSITION) {

@@ -47,12 +47,6 @@ struct tsr_modules {
     tsr_map *by_identity;
 };
 
-const char *tsr_wrapper_name(tsr_wrapper wrapper)
-{
-    static const char *const names[] = {"none", "ddp", "fsdp1", "compiled", "checkpoint"};
-    return names[wrapper];
-}
-
 tsr_str tsr_wrapper_child(tsr_wrapper wrapper)
 {
     static const char *const names[] = {"", "module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"};

@@ -1,12 +1,10 @@
 /* Value trees of optimizers: building them, and the checks with which every operation begins. */
 #include <inttypes.h>
 
-#include "tessera/box.h"
 #include "tessera/catalog.h"
 #include "tessera/optim.h"
 #include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
-#include "tessera/sys/layout.h"
 #include "tessera/sys/names.h"
 #include "tessera/sys/optim.h"
 #include "tessera/sys/text.h"
@@ -361,22 +359,6 @@ tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, ts
 bool tsr_is_key(const tsr_value *key, const char *text)
 {
     return key->kind == TSR_VALUE_STR && tsr_str_equal(key->text, tsr_str_from(text));
-}
-
-bool tsr_same_bytes(const tsr_entry *a, const tsr_entry *b)
-{
-    if (a == b) return true;
-    if (a->chunk_count != 1 || b->chunk_count != 1 || a->chunks->file != b->chunks->file) return false;
-    const tsr_view *x = a->chunks->view, *y = b->chunks->view;
-    bool plain = (!x || !x->strides) && (!y || !y->strides); /* scalars and contiguous tensors, such as options */
-    return plain && (x ? x->byte_offset : a->chunks->byte_offset) == (y ? y->byte_offset : b->chunks->byte_offset);
-}
-
-bool tsr_same_value(const tsr_value *a, const tsr_value *b)
-{
-    if (a == b) return true;
-    if (tsr_value_match(a, b, 64, 4096) != TSR_SAME) return false;
-    return a->kind != TSR_VALUE_TENSOR || tsr_same_bytes(a->as.tensor, b->as.tensor);
 }
 
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b)

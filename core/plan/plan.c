@@ -1,5 +1,6 @@
 /* Makes a plan: gives every tensor its placements, its layout and its class. Each class is checked and indexed once. */
-#include "tessera/sys/plan.h"
+#include <stdlib.h>
+
 #include "base/cursor.h"
 #include "layout/shard.h"
 #include "plan/plan_room.h"
@@ -7,8 +8,9 @@
 #include "tessera/sys/containers.h"
 #include "tessera/sys/layout.h"
 #include "tessera/sys/options.h"
+#include "tessera/sys/plan.h"
 #include "tessera/sys/try.h"
-#include "tessera/validate.h"
+#include "tessera/target.h"
 
 /* ---- writes ---- */
 
@@ -357,12 +359,17 @@ tsr_status tsr_plan_count_totals(const tsr_plan *plan, tsr_arena *arena, tsr_pla
 
 /* ---- plan ---- */
 
+/* The bytes to be read from each file, so far. */
+typedef struct source_loads {
+    tsr_vec bytes; /* of uint64_t, by file number */
+} source_loads;
+
 typedef struct maker {
     tsr_plan *plan;
     tsr_map *layouts;    /* placements and shape → number in layout_list */
     tsr_map *classes;    /* layout and chunk boxes → number of the class */
     tsr_vec layout_list; /* of const tsr_layout * */
-    tsr_source_loads loads;
+    source_loads loads;
 } maker;
 
 /* Copies an entry with float4 counted in single elements as one that counts pairs: the last dimension of its shape and
@@ -542,6 +549,97 @@ static tsr_status count_bytes(tsr_plan *plan, const tsr_entry *entry, tsr_error 
     return TSR_OK;
 }
 
+/* ---- which copy of a chunk is read ---- */
+
+/* Matches replicas with their chunks by sorting both lists by box, and then chooses for every chunk the copy whose file has
+ * the fewest bytes to read. */
+
+typedef struct sources_copy {
+    uint32_t ndim;
+    const tsr_chunk *chunk;
+    uint64_t number; /* number of the chunk; replicas are numbered after all chunks */
+} sources_copy;
+
+static int compare_boxes(const sources_copy *a, const sources_copy *b)
+{
+    for (uint32_t d = 0; d < a->ndim; d++) {
+        const tsr_chunk *x = a->chunk, *y = b->chunk;
+        if (x->offsets[d] != y->offsets[d]) return x->offsets[d] < y->offsets[d] ? -1 : 1;
+        if (x->sizes[d] != y->sizes[d]) return x->sizes[d] < y->sizes[d] ? -1 : 1;
+    }
+    return 0;
+}
+
+static int compare_copies(const void *left, const void *right)
+{
+    const sources_copy *a = left, *b = right;
+    int order = compare_boxes(a, b);
+    return order ? order : (a->number > b->number) - (a->number < b->number);
+}
+
+/* The bytes to be read from a file. A missing file has more than any other. */
+static uint64_t load_of(const source_loads *loads, uint32_t file)
+{
+    if (file == TSR_NO_FILE) return UINT64_MAX;
+    return file < loads->bytes.count ? ((const uint64_t *)loads->bytes.items)[file] : 0;
+}
+
+static tsr_status add_load(source_loads *loads, const tsr_chunk *chunk, tsr_error *err)
+{
+    if (chunk->file == TSR_NO_FILE) return TSR_OK;
+    while (loads->bytes.count <= chunk->file) {
+        if (!tsr_vec_push(&loads->bytes, err)) return TSR_E_NOMEM;
+    }
+    ((uint64_t *)loads->bytes.items)[chunk->file] += chunk->byte_length;
+    return TSR_OK;
+}
+
+/* Chooses the best copy in each run of equal boxes. The first of a run is the chunk, unless no chunk has that box. */
+static tsr_status choose(source_loads *loads, const sources_copy *copies, uint64_t count, uint64_t chunk_count,
+                         const tsr_chunk **chosen, tsr_error *err)
+{
+    for (uint64_t i = 0, end; i < count; i = end) {
+        const tsr_chunk *best = copies[i].chunk;
+        for (end = i + 1; end < count && compare_boxes(&copies[i], &copies[end]) == 0; end++) {
+            if (load_of(loads, copies[end].chunk->file) < load_of(loads, best->file)) best = copies[end].chunk;
+        }
+        if (copies[i].number >= chunk_count) continue;
+        chosen[copies[i].number] = best;
+        TSR_TRY(add_load(loads, best, err));
+    }
+    return TSR_OK;
+}
+
+/* Chooses a copy for each of the entry's chunks: the chunk itself, or the one of entry->replicas whose file has the fewest
+ * bytes to read so far. In a tie, prefers the chunk, then the first copy. A missing file is only chosen if there is no other
+ * copy. *out is NULL for an entry without replicas. Updates the loads. */
+static tsr_status choose_sources(source_loads *loads, const tsr_entry *entry, tsr_arena *arena, const tsr_chunk *const **out,
+                                 tsr_error *err)
+{
+    const tsr_allocator *allocator = tsr_arena_allocator(arena);
+    uint64_t count = entry->chunk_count + entry->replica_count;
+    *out = NULL;
+    if (entry->replica_count == 0) {
+        for (uint64_t i = 0; i < entry->chunk_count; i++) TSR_TRY(add_load(loads, &entry->chunks[i], err));
+        return TSR_OK;
+    }
+    const tsr_chunk **chosen = tsr_arena_array(arena, entry->chunk_count, sizeof *chosen, err);
+    sources_copy *copies = chosen ? tsr_alloc(allocator, count, sizeof *copies, err) : NULL;
+    if (!copies) return TSR_E_NOMEM;
+    for (uint64_t i = 0; i < entry->chunk_count; i++) {
+        copies[i] = (sources_copy){entry->ndim, &entry->chunks[i], i};
+        chosen[i] = &entry->chunks[i];
+    }
+    for (uint64_t i = entry->chunk_count; i < count; i++) {
+        copies[i] = (sources_copy){entry->ndim, &entry->replicas[i - entry->chunk_count], i};
+    }
+    qsort(copies, count, sizeof *copies, compare_copies);
+    tsr_status status = choose(loads, copies, count, entry->chunk_count, chosen, err);
+    tsr_free(allocator, copies, count, sizeof *copies);
+    *out = chosen;
+    return status;
+}
+
 static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_options *options, tsr_error *err)
 {
     tsr_plan *plan = m->plan;
@@ -553,7 +651,7 @@ static tsr_status add_tensor(maker *m, const tsr_entry *entry, const tsr_plan_op
     if (entry->dtype == TSR_FLOAT4_E2M1FN && entry->ndim) TSR_TRY(pack_entry(entry, plan->arena, &tensor.packed, err));
     TSR_TRY(choose_layout(m, options, &tensor, &place, err));
     TSR_TRY(find_class(m, tensor.packed, &place, &tensor.class_number, err));
-    TSR_TRY(tsr_sources_choose(&m->loads, entry, plan->arena, &tensor.sources, err));
+    TSR_TRY(choose_sources(&m->loads, entry, plan->arena, &tensor.sources, err));
     tsr_plan_class *c = (tsr_plan_class *)plan->classes.items + tensor.class_number;
     c->tensors++;
     c->element_bits += tsr_plan_bits(&tensor);

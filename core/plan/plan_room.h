@@ -69,17 +69,4 @@ static inline const tsr_chunk *tsr_plan_source(const tsr_plan_tensor *t, uint64_
 typedef tsr_status tsr_visit_shard(void *ctx, uint64_t tensor, uint64_t first_holder, uint64_t owner, uint64_t elements,
                                    tsr_error *err);
 
-/* ---- Chooses which copy of a box is read if several are stored. ---- */
-
-/* The bytes to be read from each file, so far. */
-typedef struct tsr_source_loads {
-    tsr_vec bytes; /* of uint64_t, by file number */
-} tsr_source_loads;
-
-/* Chooses a copy for each of the entry's chunks: the chunk itself, or the one of entry->replicas whose file has the fewest
- * bytes to read so far. In a tie, prefers the chunk, then the first copy. A missing file is only chosen if there is no other
- * copy. *out is NULL for an entry without replicas. Updates the loads. */
-tsr_status tsr_sources_choose(tsr_source_loads *loads, const tsr_entry *entry, tsr_arena *arena,
-                              const tsr_chunk *const **out, tsr_error *err);
-
 #endif

@@ -5,17 +5,20 @@
  * First the sizes are computed, which follow from names, shapes and dtypes. Then blits write the storages, and each item's
  * head and tail are written when the CRC of its storage is known. Heads and tails are built twice instead of being
  * stored. */
-#include "write/dcp_write.h"
+#include <stdlib.h>
 
 #include "base/cursor.h"
 #include "formats/pickle/torch_names.h"
+#include "formats/torch/torch_writer.h"
+#include "tessera/catalog.h"
 #include "tessera/sys/catalog.h"
+#include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
+#include "tessera/sys/layout.h"
 #include "tessera/sys/little_endian.h"
 #include "tessera/sys/try.h"
+#include "write/dcp_write.h"
 #include "write/torch_plan.h"
-
-#include <stdlib.h>
 
 typedef struct item {
     uint64_t byte_offset, byte_length;
@@ -43,6 +46,22 @@ typedef struct writer {
 
 /* ---- items ---- */
 
+/* Converts a box to the stored form. `offsets` may be NULL for zeros, `sizes` NULL for the whole tensor. Fills ndim + 1
+ * numbers each. */
+static void fragments_of_box(const tsr_entry *entry, const uint64_t *fragments, const uint64_t *offsets,
+                             const uint64_t *sizes, uint64_t *stored_offsets, uint64_t *stored_sizes)
+{
+    uint64_t flat = 1;
+    for (uint32_t d = 0; d < entry->ndim; d++) {
+        const uint64_t step = entry->shape[d] / fragments[d];
+        stored_offsets[d] = offsets && step ? offsets[d] / step : 0;
+        stored_sizes[d] = sizes && step ? sizes[d] / step : fragments[d];
+        flat *= step;
+    }
+    stored_offsets[entry->ndim] = 0;
+    stored_sizes[entry->ndim] = flat;
+}
+
 /* Plans the archive for one box of a tensor, in `arena`, which may be temporary. */
 static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, tsr_arena *arena, tsr_torch_archive *out,
                                  tsr_torch_new_storage *storage, tsr_error *err)
@@ -55,7 +74,7 @@ static tsr_status tensor_archive(const writer *w, const tsr_dcp_piece *piece, ts
         .entry = source->entry, .ndim = packed.ndim, .sizes = piece->sizes ? piece->sizes : packed.shape};
     uint64_t offsets[TSR_MAX_NDIM], sizes[TSR_MAX_NDIM];
     if (source->fragments) {
-        tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
+        fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
         tensor.ndim = packed.ndim + 1;
         tensor.sizes = sizes;
     }
@@ -237,7 +256,7 @@ static tsr_status describe_fragments(const writer *w, size_t i, tsr_dcp_new_item
     uint64_t *offsets = tsr_arena_array(w->job.arena, 2 * ((size_t)source->entry->ndim + 1), sizeof *offsets, err);
     if (!offsets) return TSR_E_NOMEM;
     uint64_t *sizes = offsets + source->entry->ndim + 1;
-    tsr_fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
+    fragments_of_box(source->entry, source->fragments, piece->offsets, piece->sizes, offsets, sizes);
     *out = (tsr_dcp_new_item){.offsets = offsets,
                               .sizes = sizes,
                               .file = w->job.files[piece->file],
@@ -304,7 +323,7 @@ static tsr_status describe_entry(const writer *w, const tsr_dcp_output_entry *so
     out->in_mcore_data = source->in_mcore_data;
     if (!source->fragments) return TSR_OK;
     uint64_t offsets[TSR_MAX_NDIM];
-    tsr_fragments_of_box(source->entry, source->fragments, NULL, NULL, offsets, shape);
+    fragments_of_box(source->entry, source->fragments, NULL, NULL, offsets, shape);
     out->original_shape = source->entry->shape;
     out->original_ndim = out->ndim++;
     return TSR_OK;

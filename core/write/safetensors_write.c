@@ -4,16 +4,9 @@
 
 #include <stdlib.h>
 
-#include "tessera/sys/catalog.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
-
-bool tsr_safetensors_holds(tsr_dtype dtype)
-{
-    uint64_t last = 1;
-    return tsr_dtype_unpack(&dtype, &last) && tsr_dtype_describe(dtype)->safetensors_name;
-}
 
 /* The dtype and shape of a piece in PyTorch's elements. For float6, which a gather treats as bytes, those of its entry. */
 static tsr_status describe(const tsr_safetensors_output *piece, uint64_t tag, tsr_arena *arena, tsr_safetensors_item *out,

@@ -24,9 +24,6 @@ typedef struct tsr_safetensors_file {
     uint64_t size;
 } tsr_safetensors_file;
 
-/* Whether the format has this dtype (including float4, packed or not). */
-bool tsr_safetensors_holds(tsr_dtype dtype);
-
 /* The files and their contents. */
 typedef struct tsr_safetensors_layout {
     const tsr_safetensors_output *pieces; /* sorted by file */

@@ -20,17 +20,6 @@ typedef struct tsr_dequantizing {
     tsr_checkpoint *layer;
     tsr_dtype dtype;
 } tsr_dequantizing;
-/* Opens the layer over `source`, for products of --dtype (data NULL: not given). The caller closes it before `source`. Errors: those of
- * tsr_cast_parse and tsr_mapping_dequantize; then `out->layer` is NULL. */
-tsr_status tsr_dequantize_open(tsr_checkpoint *source, tsr_str dtype, tsr_dequantizing *out, tsr_error *err);
-/* Once all layers are open: refuses scaled numbers that could not be multiplied, where they are used. `top` is the layer itself or was
- * opened over it; of `selection` (NULL: everything) `selects` counts. Errors: those of tsr_mapping_check_dequantized and
- * tsr_check_casts. */
-tsr_status tsr_dequantize_check(const tsr_dequantizing *done, tsr_checkpoint *top, const tsr_open_options *selection,
-                                tsr_error *err);
-/* The version of --for-torch (data NULL: not given, 0). TSR_E_USAGE for a text that is none, and with safetensors, whose files are
- * the same for every version. */
-tsr_status tsr_for_torch_parse(tsr_str version, tsr_container to, tsr_torch_version *out, tsr_error *err);
 /* Refuses such a dtype, and a cast of quantized numbers that have a scale, or of the scale (tessera/sys/mapping.h).
  * tsr_convert does this first; it is here for what only plans a job. Of the options `want`, `dtype` and `raw_cast` count. */
 tsr_status tsr_check_casts(tsr_checkpoint *checkpoint, const tsr_convert_options *options, tsr_error *err);

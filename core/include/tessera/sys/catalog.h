@@ -105,8 +105,6 @@ bool tsr_torch_version_has(tsr_torch_version version, tsr_dtype dtype);
  *     const tsr_attribute *weight = tsr_modules_attribute(modules, 0, TSR_STR("weight"));
  *     if (weight && weight->kind == TSR_ATTRIBUTE_PARAMETER) printf("the root has a weight\n"); */
 
-/* As documents have it: "none", "ddp", "fsdp1", "compiled", "checkpoint". */
-const char *tsr_wrapper_name(tsr_wrapper wrapper);
 /* The name a wrapper gives what it wraps; empty for TSR_WRAPPER_NONE. */
 tsr_str tsr_wrapper_child(tsr_wrapper wrapper);
 

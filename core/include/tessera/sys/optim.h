@@ -74,10 +74,6 @@ tsr_str tsr_shape_brief(uint32_t ndim, const uint64_t *shape, tsr_arena *arena);
  * status TSR_E_UNSUPPORTED. */
 tsr_status tsr_key_text(const tsr_value *key, tsr_arena *arena, tsr_str *out, tsr_error *err);
 bool tsr_is_key(const tsr_value *key, const char *text);
-/* Whether two tensors consist of the same bytes of one file. */
-bool tsr_same_bytes(const struct tsr_entry *a, const struct tsr_entry *b);
-/* Whether two values are equal, as far as this is known without reading: tensors must consist of the same bytes. */
-bool tsr_same_value(const tsr_value *a, const tsr_value *b);
 /* Whether two keys are equal strings, or equal ints. */
 bool tsr_key_equal(const tsr_value *a, const tsr_value *b);
 
