@@ -32,7 +32,7 @@ async function open(page, target) {
 }
 
 const view = (page) => page.locator("section[aria-label='Would it load?']");
-const says = (page, text) => view(page).locator("> p[role=status]", { hasText: text }).waitFor();
+const says = (page, text) => view(page).locator(".current > :not([inert]) > p[role=status]", { hasText: text }).waitFor();
 const messages = (page) => view(page).locator("section ul.names li").evaluateAll((l) => l.map((e) => e.firstChild.textContent).sort());
 
 function expectedOf(target, ...options) {

@@ -263,7 +263,7 @@ async function testLoad(page, made, said) {
     await goTo(page, "Would it load?");
     await pick(page, path.join(made, against));
     if (prefix) await page.getByLabel(/^Only names with this prefix/).fill(prefix);
-    return (text) => page.locator("section[aria-label='Would it load?'] > p[role=status]", { hasText: text }).waitFor();
+    return (text) => page.locator("section[aria-label='Would it load?'] .current > :not([inert]) > p[role=status]", { hasText: text }).waitFor();
   };
   const count = (target, against, rule, ...options) => document("validate", path.join(made, target), "--against", path.join(made, against), "--format", "json", ...options).findings.filter((f) => f.rule === rule).length;
   await test("further entries of a DCP do not prevent loading", async () => {
