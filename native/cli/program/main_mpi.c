@@ -220,8 +220,8 @@ static bool is_connected(const cli_launch *launch)
 static double peer_limit(void)
 {
     const char *text = getenv("TESSERA_PEER_LIMIT");
-    const double limit = text ? strtod(text, NULL) : 0;
-    return limit != 0 ? limit : TSR_MPI_PEER_LIMIT;
+    const double seconds = text ? strtod(text, NULL) : 0;
+    return seconds != 0 ? seconds : TSR_MPI_PEER_LIMIT;
 }
 
 /* Called when all ranks are done and end with the same status. srun --kill-on-bad-exit terminates the other processes as
