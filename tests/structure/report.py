@@ -113,8 +113,16 @@ def uncalled():
             for name in (m[1] for m in DECLARATION.finditer(plain(p))) if words[name] < 2]
 
 
+def served():
+    """External function of core and native → the other files of core, native and wasm that name it."""
+    words = {p: set(re.findall(r"\w+", plain(p))) for p in sources("core", "native", "wasm")}
+    homes = {m[1]: p for p in sources("core", "native") for m in DEFINITION.finditer(plain(p))}
+    return {name: [p for p in words if name in words[p] and p != home and p.suffix == ".c"] for name, home in homes.items()}
+
+
 def show_functions():
     every = functions()
+    users = served()
     for tier in ("tessera", "sys"):
         headers = [p for p in PUBLIC if p.parent.name == tier]
         public = public_functions(tier)
@@ -122,6 +130,10 @@ def show_functions():
               f"with more than {MOST_PARAMETERS} parameters: {sum(n > MOST_PARAMETERS for n in public.values())}")
     print(f"functions of core and native: {len(every)}; with more than {MOST_PARAMETERS} parameters: "
           f"{sum(n > MOST_PARAMETERS for _, _, n in every)}")
+    first = public_functions("tessera")
+    ones = [name for name, files in users.items() if len(files) == 1]
+    print(f"external functions of core and native: {len(users)}; that serve exactly one other file: {len(ones)}, "
+          f"of these in tessera/: {sum(name in first for name in ones)}")
 
 
 def show():

@@ -2,7 +2,7 @@
 """The structure of the repository: dependencies between modules, what headers and READMEs say, and the library as its users meet it.
 
     tests/structure/run.py              check the rules: exit 1 on a violation
-    tests/structure/run.py --report     files, layers and circles per module, public functions, functions with many parameters
+    tests/structure/run.py --report     files, layers and circles per module, public functions, functions with many parameters or one user
 """
 import argparse
 import sys
