@@ -185,7 +185,7 @@ static void test_flips(void **state)
                  forms[i].mesh ? forms[i].mesh : "");
         const answer before = check(&f, host);
         if (before.error) fail_msg("%s: %s", name, before.text);
-        missed += flip_all(&f, (full_counts() ? 100000 : 1300) / count + 1, i + 1, host, name);
+        missed += flip_all(&f, (full_counts() ? 100000 : 1600) / count + 1, i + 1, host, name);
         free_files(&f);
     }
     assert_int_equal(missed, 0);
