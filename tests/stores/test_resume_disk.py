@@ -34,7 +34,7 @@ def is_read(name, at=0):
 
 
 def is_settled(t):
-    """Returns a function that says whether no journal has grown for half a second. The program then waits for the request
+    """Returns a function that says whether no journal has grown for two seconds. The program then waits for the request
     that is never answered."""
     seen = {}
 
@@ -42,7 +42,7 @@ def is_settled(t):
         sizes = {n: os.path.getsize(t.at(n)) for n in os.listdir(t.folder) if n.endswith(".1-of-1")}
         if seen.get("sizes") != sizes:
             seen.update(sizes=sizes, since=time.monotonic())
-        return bool(sizes) and time.monotonic() - seen["since"] > 0.5
+        return bool(sizes) and time.monotonic() - seen["since"] > 2
     return enough
 
 
