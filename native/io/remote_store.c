@@ -10,6 +10,7 @@
 #include "io/transport.h"
 #include "tessera/memory.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/store.h"
 #include "tessera/sys/text.h"
@@ -530,7 +531,7 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
                             .files = tsr_vec_of(allocator, sizeof(remote_file)),
                             .listing = tsr_vec_of(allocator, sizeof(tsr_store_file))};
     store->arena = tsr_arena_new(allocator, 0, err);
-    const uint32_t depth = host->io_depth ? host->io_depth : TSR_IO_DEPTH;
+    const uint32_t depth = tsr_io_depth(host);
     store->base.parallel_ctx = store->readers = tsr_pool_new(depth);
     store->base.threads = depth;
     tsr_status status = store->arena && store->readers ? tsr_http_open(allocator, depth, &store->http, err) : TSR_E_NOMEM;

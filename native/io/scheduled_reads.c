@@ -60,7 +60,7 @@ struct tsr_scheduled_reads {
 tsr_status tsr_scheduled_reads_new(const tsr_host *host, tsr_block_fetch *fetch, void *ctx, tsr_scheduled_reads **out,
                                    tsr_error *err)
 {
-    const size_t depth = host->io_depth ? host->io_depth : TSR_IO_DEPTH;
+    const size_t depth = tsr_io_depth(host);
     /* Parts that have arrived wait for the reader, while as many are under way. Readers look some files ahead, whatever the depth. */
     const size_t ahead = 2 * depth < LEAST_AHEAD ? LEAST_AHEAD : 2 * depth;
     tsr_scheduled_reads *reads = tsr_alloc(host->allocator, 1, sizeof *reads, err);

@@ -6,6 +6,7 @@
 #include "io/sys.h"
 #include "object_store/exchange.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 /* ---- publishing ---- */
@@ -591,8 +592,7 @@ static void output_close(tsr_output *base)
 static tsr_status open_service(object_output *output, const tsr_location *location, tsr_error *err)
 {
     const tsr_host *host = output->host;
-    TSR_TRY(tsr_service_open(output->allocator, location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &output->service,
-                             err));
+    TSR_TRY(tsr_service_open(output->allocator, location, tsr_io_depth(host), &output->service, err));
     return output->service->choose_uploading ? output->service->choose_uploading(output->service, err) : TSR_OK;
 }
 

@@ -9,6 +9,7 @@
 
 #include "object_output/object_output.h"
 #include "object_store/exchange.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/try.h"
 
 /* ---- object notes ---- */
@@ -378,7 +379,7 @@ tsr_status tsr_object_replacing_read(const tsr_host *host, const char *url, tsr_
     TSR_TRY(tsr_location_parse(url, &location, err));
     r.head = tsr_arena_format(arena, err, "%.*s%s", TSR_STR_ARG(location.key), location.key.size ? "/" : "");
     if (!r.head.data) return TSR_E_NOMEM;
-    TSR_TRY(tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &r.service, err));
+    TSR_TRY(tsr_service_open(host->allocator, &location, tsr_io_depth(host), &r.service, err));
     const tsr_status status = read_record(&r, host->allocator, out, err);
     tsr_map_free(r.at);
     tsr_object_list_close(&r.found);

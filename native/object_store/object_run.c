@@ -8,6 +8,7 @@
 #include "object_store/upload.h"
 #include "tessera/native_host.h"
 #include "tessera/sys/containers.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/prune_run.h"
 #include "tessera/sys/try.h"
@@ -207,8 +208,7 @@ static tsr_status open_run(object_run *run, const tsr_host *host, const char *ur
     if (!run->arena) return TSR_E_NOMEM;
     run->head = tsr_arena_format(run->arena, err, "%.*s%s", TSR_STR_ARG(location.key), location.key.size ? "/" : "");
     if (!run->head.data) return TSR_E_NOMEM;
-    TSR_TRY(
-        tsr_service_open(host->allocator, &location, host->io_depth ? host->io_depth : TSR_IO_DEPTH, &run->service, err));
+    TSR_TRY(tsr_service_open(host->allocator, &location, tsr_io_depth(host), &run->service, err));
     if (!dry_run && run->service->choose_uploading) TSR_TRY(run->service->choose_uploading(run->service, err));
     return TSR_OK;
 }

@@ -15,6 +15,7 @@
 #include "object_store/service.h"
 #include "tessera/sys/containers.h"
 #include "tessera/sys/folder.h"
+#include "tessera/sys/host_calls.h"
 #include "tessera/sys/path.h"
 #include "tessera/sys/text.h"
 #include "tessera/sys/try.h"
@@ -561,7 +562,7 @@ static tsr_status open_url(const tsr_host *host, const char *url, opening *open,
                                      .neighbor = object_neighbor,
                                      .prefetch = object_prefetch,
                                      .parallel_for = tsr_pool_run,
-                                     .threads = host->io_depth ? host->io_depth : TSR_IO_DEPTH},
+                                     .threads = tsr_io_depth(host)},
                             .allocator = host->allocator};
     store->base.parallel_ctx = store->readers = tsr_pool_new(store->base.threads);
     pthread_mutex_init(&store->lock, NULL);

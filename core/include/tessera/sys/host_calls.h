@@ -37,6 +37,12 @@ static inline uint32_t tsr_threads(const tsr_host *host)
 #endif
 }
 
+/* How many requests to a server are in flight at most. */
+static inline uint32_t tsr_io_depth(const tsr_host *host)
+{
+    return host->io_depth ? host->io_depth : (uint32_t)TSR_IO_DEPTH;
+}
+
 /* Of the hosts of two checkpoints that are read together, the one with more threads: a checkpoint on a server has as many as requests may be
  * under way. */
 static inline const tsr_host *tsr_host_wider(const tsr_host *a, const tsr_host *b)
