@@ -194,6 +194,7 @@ static const char *authorities(const tsr_http_transfer *t)
 static bool prepare(const tsr_curl *curl, job *j)
 {
     const tsr_http_transfer *t = j->transfer;
+    const char *trusted = authorities(t);
     CURL *handle = j->handle;
     curl->easy_setopt(handle, CURLOPT_URL, t->url);
     curl->easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
@@ -213,7 +214,7 @@ static bool prepare(const tsr_curl *curl, job *j)
     curl->easy_setopt(handle, CURLOPT_XFERINFODATA, j);
     curl->easy_setopt(handle, CURLOPT_USERAGENT, "tessera");
     curl->easy_setopt(handle, CURLOPT_BUFFERSIZE, (long)RECEIVED_AT_ONCE);
-    if (authorities(t)) curl->easy_setopt(handle, CURLOPT_CAINFO, authorities(t));
+    if (trusted) curl->easy_setopt(handle, CURLOPT_CAINFO, trusted);
     curl->easy_setopt(handle, CURLOPT_ERRORBUFFER, j->reason);
     curl->easy_setopt(handle, CURLOPT_WRITEFUNCTION, take_body);
     curl->easy_setopt(handle, CURLOPT_WRITEDATA, j);
