@@ -1,10 +1,11 @@
 """Writes what torch.save writes, with CRC-32s by instructions of the processor: PyTorch's own take as long as writing does."""
 import ctypes
+import functools
 import pickle
 
 import torch
 
-from ._library import TesseraError, _Error, _WRITE, _function, _int, _p, _raise, _u32, _u64, crc32
+from ._library import TesseraError, _WRITE, _function, _int, _p, _u32, _u64, _written, crc32
 
 PIECE_BYTES = 512 << 10  # are still in the processor's cache when they are written, after their CRC-32 was computed
 _RECORDS = {".format_version", ".storage_alignment", "byteorder"}  # which the library writes
@@ -55,14 +56,7 @@ class _Archive:
 
 
 def _piece(item, at):
-    parts, err = [], _Error()
-
-    def write(_ctx, data, size, _err):
-        parts.append(ctypes.string_at(data, size))
-        return 0
-    if _item_piece(ctypes.byref(item), at, _WRITE(write), None, ctypes.byref(err)) != 0:
-        _raise(err, None)
-    return b"".join(parts)
+    return _written(functools.partial(_item_piece, ctypes.byref(item), at), None)
 
 
 def write_archive(value, out, is_summed):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import sys
@@ -309,17 +310,21 @@ def _interruptible(stops, function, *arguments):
     return result[0]
 
 
-def _collect(stops, call, path):
+def _written(call, path):
     """Returns what a function writes through its callback."""
-    parts = []
-    err = _Error()
+    parts, err = [], _Error()
 
     def write(_ctx, data, size, _err):
         parts.append(ctypes.string_at(data, size))
         return 0
-    if _interruptible(stops, call, _WRITE(write), None, ctypes.byref(err)) != 0:
+    if call(_WRITE(write), None, ctypes.byref(err)) != 0:
         _raise(err, path)
     return b"".join(parts)
+
+
+def _collect(stops, call, path):
+    """The same of a function that Ctrl-C ends."""
+    return _written(functools.partial(_interruptible, stops, call), path)
 
 
 def run_command(command, operands, options, *, writes=False, on_progress=None):
