@@ -611,7 +611,7 @@ static tsr_status choose(source_loads *loads, const sources_copy *copies, uint64
 }
 
 /* Chooses a copy for each of the entry's chunks: the chunk itself, or the one of entry->replicas whose file has the fewest
- * bytes to read so far. In a tie, prefers the chunk, then the first copy. A missing file is only chosen if there is no other
+ * bytes to read so far. In a tie, prefers the chunk, then the first copy. A missing file is chosen only if there is no other
  * copy. *out is NULL for an entry without replicas. Updates the loads. */
 static tsr_status choose_sources(source_loads *loads, const tsr_entry *entry, tsr_arena *arena, const tsr_chunk *const **out,
                                  tsr_error *err)

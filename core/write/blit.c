@@ -199,7 +199,7 @@ static tsr_status write_columns(const state *s, blit_job *job, uint8_t *lent, ts
     return TSR_OK;
 }
 
-/* Sets *out to the bytes of a job's tile, in the blit's dtype; it reads those that have not been read. */
+/* Sets *out to the bytes of a job's tile, in the blit's dtype. Reads the bytes that have not been read yet. */
 static tsr_status fill_tile(blit_job *job, uint8_t *lent, const uint8_t **out, tsr_error *err)
 {
     const tsr_gather *gather = job->tile.gather;

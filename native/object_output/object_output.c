@@ -16,7 +16,7 @@
  *   send all parts ─▶ check that nobody has written to the destination ─▶ (remove old markers) ─▶ make data objects
  *   ─▶ read them back ─▶ make the marker ─▶ remove old objects
  *
- * If this is interrupted, the old checkpoint is intact if the new one has other names; otherwise there is no marker. */
+ * After an interruption, the old checkpoint is intact if the new one has other names. Otherwise there is no marker. */
 
 enum { LONGEST_WAIT_SECONDS = 20 };
 
@@ -114,7 +114,7 @@ static tsr_status look(object_output *output, tsr_object_list *found, tsr_error 
                      TSR_STR_ARG(((tsr_str){first->key.data + prefix.size, first->key.size - prefix.size})));
 }
 
-/* Whether an object has been written since the output was opened. One that is gone has not. */
+/* Whether an object has been written since the output was opened. False for an object that no longer exists. */
 static bool was_written(const object_output *output, tsr_str key, const tsr_map *at, const tsr_object *found)
 {
     const uint32_t now_at = tsr_map_get(at, key, UINT32_MAX), then_at = tsr_map_get(output->before_at, key, UINT32_MAX);
@@ -349,7 +349,9 @@ static tsr_status make(object_output *output, uint32_t file, tsr_error *err)
     } else {
         if (object->begun == UPLOAD_BEGUN)
             status = service->uploading->complete(service, &object->upload, object->tags, object->part_count, err);
-        else status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION, "there is no upload"); /* but a whole object */
+        else
+            status = tsr_raise(err, TSR_E_NOT_FOUND, TSR_NO_POSITION,
+                               "there is no upload"); /* the object may be complete already */
         if (status != TSR_OK && object->is_taken) status = accept_made(output, object, status, err);
     }
     object->is_made = status == TSR_OK;

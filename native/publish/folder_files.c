@@ -102,7 +102,7 @@ static tsr_status refuse(const folder_output *output, const char *what, tsr_erro
         what, output->name);
 }
 
-/* A file that is gone needs no removal; one that has another identity belongs to somebody else. */
+/* A file that no longer exists need not be removed. A file with another identity belongs to somebody else. */
 static tsr_status refuse_changed_file(const folder_output *output, size_t index, tsr_error *err)
 {
     struct stat now;

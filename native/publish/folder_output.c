@@ -18,7 +18,7 @@
 
 /* ---- create ---- */
 
-/* Gives the output the next tag that this process has not tried. The first one is the process id. */
+/* Gives the output the next tag that this process has not tried yet. The first tag is the process id. */
 static void next_tag(folder_output *output)
 {
     snprintf(output->tag, sizeof output->tag, "%u", output->number++);

@@ -1,8 +1,8 @@
 """Makes tiny random models of types in transformers' table of renamed modules, with a LoRA adapter of all their modules, and PEFT's merge of both.
 
 Usage: python transformers_adapters.py list              prints the types of the table
-       python transformers_adapters.py make DIR TYPE…    writes DIR/TYPE/base, adapter and merged of each; prints a line per type: its name, a tab, and why
-                                                         there is no tiny model, if there is none
+       python transformers_adapters.py make DIR TYPE…    writes DIR/TYPE/base, adapter and merged of each; prints a line per type: its name, a tab, and
+                                                         the reason if no tiny model can be made
 
 Numbers are small multiples of powers of two, so that the order of sums does not matter. No model computes anything, so the sizes of a
 configuration need not make sense together as long as the model's class accepts them.

@@ -81,8 +81,8 @@ struct tsr_store {
     /* Optional, for stores of one file that was given by its path: opens the file `name` next to it as a store of its own, whose
      * primary file it is. The caller closes it before this one. TSR_E_NOT_FOUND if there is no such file. */
     tsr_status (*neighbor)(tsr_store *store, const tsr_host *host, tsr_str name, tsr_store **out, tsr_error *err);
-    /* For stores that take schedules: threads that wait for answers, as many as requests may be under way at once. A checkpoint in the store is
-     * read by them if the host has fewer. The store owns them. */
+    /* For stores that take schedules: threads that wait for answers, one for each request that may be in flight. They read a checkpoint
+     * in the store if the host has fewer threads. The store owns them. */
     tsr_parallel_for *parallel_for;
     void *parallel_ctx;
     uint32_t threads;

@@ -285,7 +285,7 @@ static tsr_status event_wait(tsr_gpu_event *base, tsr_error *err)
 
 /* ---- memory ---- */
 
-/* Maps pages; NULL if there is no memory. `pages_free` needs the same size. */
+/* Maps pages, or returns NULL if there is no memory. Pass the same size to `pages_free`. */
 static void *pages_new(size_t size)
 {
     void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

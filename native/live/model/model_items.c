@@ -66,7 +66,7 @@ static tsr_status add_own(walking *w, const tsr_module *module, tsr_str prefix, 
     return module->extra_state ? add_item(w, prefix, NULL, TSR_STATE_EXTRA, err) : TSR_OK;
 }
 
-/* The tree is no deeper than limits.depth: tsr_modules_new has seen to it. */
+/* The tree is no deeper than limits.depth, because tsr_modules_new refuses deeper ones. */
 static tsr_status walk(walking *w, const tsr_module *module, tsr_str prefix, tsr_error *err)
 {
     TSR_TRY(add_own(w, module, prefix, err));

@@ -43,8 +43,8 @@ static inline uint32_t tsr_io_depth(const tsr_host *host)
     return host->io_depth ? host->io_depth : (uint32_t)TSR_IO_DEPTH;
 }
 
-/* Of the hosts of two checkpoints that are read together, the one with more threads: a checkpoint on a server has as many as requests may be
- * under way. */
+/* Returns the host with more threads, to read two checkpoints together: a checkpoint on a server has a thread for each request that
+ * may be in flight. */
 static inline const tsr_host *tsr_host_wider(const tsr_host *a, const tsr_host *b)
 {
     return tsr_threads(b) > tsr_threads(a) ? b : a;
