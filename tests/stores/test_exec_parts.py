@@ -101,7 +101,7 @@ def test_exec_parts_of_which_one_is_killed(t):
         with serving({}) as s:
             run_parts(t, s, plan, "s3://b/ck", (1, 3), *more)
             is_point = lambda h: h.command == "PUT" and "partNumber=2&" in h.path  # noqa: E731
-            kill(t, s, is_point, lambda: len(s.uploads) > 2, s.env(), "exec", plan, "s3://b/ck", "--share", "2/3", *more)
+            kill(t, s, is_point, lambda *_: len(s.uploads) > 2, s.env(), "exec", plan, "s3://b/ck", "--share", "2/3", *more)
             need(b"is not done" in t.run("exec", plan, "s3://b/ck", "--finish", status=2, env=s.env()).stderr, "a part is missing")
             need(not [k for k in s.objects if ".tessera-" not in k], f"{sorted(s.objects)}")
             run_parts(t, s, plan, "s3://b/ck", (2,), *more)
@@ -120,7 +120,7 @@ def kill_after(t, s, stop, objects, uploads, plan, *more):
         with lock:
             seen[0] += 1
             return seen[0] > stop
-    kill(t, s, is_point, lambda: True, s.env(), "exec", plan, "s3://b/ck", "--finish", *more)
+    kill(t, s, is_point, lambda *_: True, s.env(), "exec", plan, "s3://b/ck", "--finish", *more)
 
 
 @test
@@ -223,7 +223,7 @@ def test_exec_finish_that_is_killed_while_it_replaces(t):
 def stop_at_delete(t, s, plan, key, *more):
     """Kills a publication before it removes this object. Other objects may be gone by then, because removals run at the same
     time."""
-    kill(t, s, lambda h: h.command == "DELETE" and h.path.endswith(key), lambda: True, s.env(), "exec", plan, "s3://b/ck", "--overwrite", *more)
+    kill(t, s, lambda h: h.command == "DELETE" and h.path.endswith(key), lambda *_: True, s.env(), "exec", plan, "s3://b/ck", "--overwrite", *more)
 
 
 @test
@@ -252,7 +252,7 @@ def check_again_at(t, place, server):
     for i in (1, 2, 3):
         t.run("exec", plan, f"{place.url}/ck", "--share", f"{i}/3", "--overwrite", env=place.env)
     is_removal = lambda h: h.command == "DELETE" and "__0_0.distcp" in h.path  # noqa: E731
-    kill(t, server, is_removal, lambda: True, place.env, "exec", plan, f"{place.url}/ck", "--finish", "--overwrite")
+    kill(t, server, is_removal, lambda *_: True, place.env, "exec", plan, f"{place.url}/ck", "--finish", "--overwrite")
     need("__0_0.distcp" in place.below("ck/") and notes(place.below("ck/")), f"{sorted(place.below('ck/'))}")
     p = t.run("exec", plan, f"{place.url}/ck", "--finish", "--overwrite", env=place.env)
     need(b"mine.txt" in p.stderr and b"distcp" not in p.stderr, p.stderr)

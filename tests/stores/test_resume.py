@@ -26,25 +26,27 @@ LARGE_PART = 8 << 20
 
 def kill(t, server, is_point, enough, env, *args, number=signal.SIGKILL):
     """Starts a command. Requests for which `is_point` holds are never answered, nor is what they send kept, even if the server looks
-    at them only after the command's end. When `enough()` holds too, the command is ended by the signal."""
-    reached, over = threading.Event(), threading.Event()
+    at them only after the command's end. When `enough(process, held)` holds too, where `held` are the handlers of these requests, the
+    command is ended by the signal."""
+    held, reached, over = [], threading.Event(), threading.Event()
 
     def trouble(handler, *_):
         if is_point(handler):
+            held.append(handler)
             reached.set()
-            over.wait(30)
+            over.wait(120)
             handler.close_connection = True
             return True
         return False
 
     before, server.trouble = server.trouble, trouble
     p = subprocess.Popen([t.path, *args], env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    need(reached.wait(30), f"the point is not reached: {args}")
-    for _ in range(600):
-        if enough():
+    need(reached.wait(60), f"the point is not reached: {args}")
+    for _ in range(1200):
+        if enough(p, held):
             break
         time.sleep(0.05)
-    need(enough(), "the other parts do not come")
+    need(enough(p, held), "the other parts do not come")
     p.send_signal(number)
     if number == signal.SIGKILL:
         p.wait()
@@ -62,7 +64,7 @@ def is_part(*numbers):
 
 
 def has_parts(s, *numbers):
-    return lambda: any(set(numbers) <= set(parts) for _, parts in s.uploads.values())
+    return lambda *_: any(set(numbers) <= set(parts) for _, parts in s.uploads.values())
 
 
 def resume(t, s, *args, status=0, env=None):
@@ -181,7 +183,7 @@ def test_resume_after_a_kill_while_it_is_published(t):
             t.run(*args, env=s.env())
             fresh = dict(s.objects)
             s.objects.clear()
-            kill(t, s, lambda h: h.command == "PUT" and h.path.endswith("/.metadata"), lambda: True, s.env(), *args)
+            kill(t, s, lambda h: h.command == "PUT" and h.path.endswith("/.metadata"), lambda *_: True, s.env(), *args)
             data = set(fresh) - {"ck/.metadata"}
             need(set(s.objects) == data and data, list(s.objects))
             p = t.run(*args, status=2, env=s.env())
@@ -281,7 +283,7 @@ def through(t, place, server, left):
                     passed.add(h.path)
                 return h.command == "PUT" and ("partNumber=" in h.path or "blockid=" in h.path) and h.path not in passed
 
-        kill(t, server, is_held, lambda: len(server.parts()) == 2, place.env, command, source, url, *options)
+        kill(t, server, is_held, lambda *_: len(server.parts()) == 2, place.env, command, source, url, *options)
         need(not place.below(command), f"{command}: it is visible")
         server.asked.clear()
         found = t.json(command, source, url, *options, "--resume", "--json", env=place.env)["resumed"]
@@ -321,7 +323,7 @@ def test_resume_to_azurite(t):
         through(t, place, server, lambda: [b.name for b in client.list_blobs(include=["uncommittedblobs"]) if b.size is None or (b.size == 0 and b.name != "empty")])
         source = large_file(t)
         server.asked.clear()
-        kill(t, server, lambda h: h.command == "PUT" and "comp=blocklist" in h.path, lambda: len(server.parts()) == PARTS, place.env, "cp", source, place.url + "/one")
+        kill(t, server, lambda h: h.command == "PUT" and "comp=blocklist" in h.path, lambda *_: len(server.parts()) == PARTS, place.env, "cp", source, place.url + "/one")
         changed = large_file(t)
         server.asked.clear()
         found = t.json("cp", changed, place.url + "/one", "--resume", "--json", env=place.env)["resumed"]
@@ -364,7 +366,7 @@ def test_resume_of_a_killed_run_that_replaces(t):
         for stop in range(count):
             seen = iter(range(count + 99))
             s.objects.clear(), s.objects.update({**old, **mine}), s.uploads.clear()
-            kill(t, s, lambda _: next(seen) >= stop, lambda: True, s.env(), *command)
+            kill(t, s, lambda _: next(seen) >= stop, lambda *_: True, s.env(), *command)
             whole_checkpoint(s, old, sizes, mine, stop)
             p = t.run(*command, env=s.env())
             whole_checkpoint(s, old, sizes, mine, f"{stop}, again")

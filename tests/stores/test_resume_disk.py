@@ -1,5 +1,7 @@
 """cp --resume from an object store onto a disk: what a killed run wrote is kept where its digests agree, and the rest is
 fetched."""
+import contextlib
+import glob
 import os
 import shutil
 import time
@@ -33,16 +35,25 @@ def is_read(name, at=0):
     return is_point
 
 
-def is_settled(t):
-    """Returns a function that says whether no journal has grown for two seconds. The program then waits for the request
-    that is never answered."""
-    seen = {}
+def sleeps(process):
+    """Whether no thread of a process computes or waits for a disk."""
+    states = []
+    for path in glob.glob(f"/proc/{process.pid}/task/*/stat"):
+        with contextlib.suppress(FileNotFoundError), open(path) as f:
+            states.append(f.read().rpartition(")")[2].split()[0])
+    return set(states) == {"S"}
 
-    def enough():
+
+def is_settled(t, s):
+    """Returns a function that says whether the program waits for nothing but the requests that are never answered: for a second
+    the server has answered nothing else, no thread of the program has done anything, and its journal has not grown."""
+    seen = {"sizes": {}, "since": 0}
+
+    def enough(process, held):
         sizes = {n: os.path.getsize(t.at(n)) for n in os.listdir(t.folder) if n.endswith(".1-of-1")}
-        if seen.get("sizes") != sizes:
+        if not sizes or seen["sizes"] != sizes or s.active != len(held) or not sleeps(process):
             seen.update(sizes=sizes, since=time.monotonic())
-        return bool(sizes) and time.monotonic() - seen["since"] > 2
+        return time.monotonic() - seen["since"] > 1
     return enough
 
 
@@ -79,7 +90,7 @@ def test_resume_onto_a_disk_fetches_what_is_missing(t):
     points = ((is_read("B.bin"), 1, 0, CHUNK), (is_read("B.bin", 2 * CHUNK), 1, 2, 3 * CHUNK), (is_read("latest"), 1, 3, 4 * CHUNK))
     with serving(objects(files)) as s:
         for i, (is_point, whole, parts, least) in enumerate(points):
-            kill(t, s, is_point, is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+            kill(t, s, is_point, is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
             need(not os.path.exists(t.at("copy")), "visible before it is whole")
             resumed = resume(t, s)
             is_done(t, files)
@@ -97,7 +108,7 @@ def test_resume_onto_a_disk_without_an_interrupted_run(t):
         is_done(t, files)
         need(b"already complete" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env()).stderr, "a second time")
         is_done(t, files)
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck/B.bin", t.at("one.bin"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck/B.bin", t.at("one.bin"))
         s.asked.clear()
         r = t.json("cp", "s3://b/ck/B.bin", t.at("one.bin"), "--resume", "--json", env=s.env())["resumed"]
         need(r["parts"] == 1 and r["bytes"] == CHUNK and fetched(s)["ck/B.bin"] <= 2 * CHUNK + (1 << 20), f"{r} {fetched(s)}")
@@ -109,7 +120,7 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
     """A run with --resume keeps what it wrote when it fails, too. A run without --resume starts over."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         before, s.trouble = s.trouble, lambda h, *_: is_read("B.bin", 2 * CHUNK)(h) and h.error(403, "AccessDenied")
         need(b"AccessDenied" in t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr, "the failure is not shown")
         need(not os.path.exists(t.at("copy")) and left(t), "the failed run has to leave what it wrote")
@@ -118,7 +129,7 @@ def test_resume_onto_a_disk_twice_and_with_a_failure(t):
         need(r["objects"] == 1 and r["parts"] == 2 and r["bytes"] == 3 * CHUNK, f"{r}")
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         t.run("cp", "s3://b/ck", t.at("copy"), env=s.env())
         is_done(t, files)
 
@@ -129,7 +140,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
     is ignored."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         with open(os.path.join(left(t), "B.bin"), "r+b") as f:
             f.seek(CHUNK + 7)
             f.write(b"other bytes")
@@ -138,7 +149,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
 
-        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         with open(left(t) + ".1-of-1", "r+b") as f:
             f.truncate(os.path.getsize(f.name) - 5)
         r = resume(t, s)
@@ -146,7 +157,7 @@ def test_resume_onto_a_disk_checks_what_is_there(t):
         is_done(t, files)
         shutil.rmtree(t.at("copy"))
 
-        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", 2 * CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         files["A.bin"] = os.urandom(CHUNK)
         s.objects["ck/A.bin"] = files["A.bin"]
         p = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", env=s.env())
@@ -159,7 +170,7 @@ def test_resume_onto_a_disk_touches_nothing_of_others(t):
     """A file of another program in the unpublished output is neither removed nor published. A link there is not followed."""
     files = source()
     with serving(objects(files)) as s:
-        kill(t, s, is_read("latest"), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("latest"), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         with open(os.path.join(left(t), "notes.txt"), "wb") as f:
             f.write(b"mine")
         refused = t.run("cp", "s3://b/ck", t.at("copy"), "--resume", status=2, env=s.env()).stderr.decode()
@@ -189,7 +200,7 @@ def test_resume_onto_a_disk_that_replaces_a_checkpoint(t):
     old = files_below(path)
     with serving(objects(files)) as s:
         shutil.copytree(path, t.at("copy"))
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"), "--overwrite")
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"), "--overwrite")
         need(files_below(t.at("copy")) == old, "the old checkpoint")
         r = resume(t, s, "--overwrite")
         need(r["bytes"] == 2 * CHUNK, f"{r}")
@@ -201,7 +212,7 @@ def test_resume_from_disk_to_disk(t):
     files = source()
     with serving(objects(files)) as s:
         t.run("cp", "s3://b/ck", t.at("first"), env=s.env())
-        kill(t, s, is_read("B.bin", CHUNK), is_settled(t), s.env(), "cp", "s3://b/ck", t.at("copy"))
+        kill(t, s, is_read("B.bin", CHUNK), is_settled(t, s), s.env(), "cp", "s3://b/ck", t.at("copy"))
         p = t.run("cp", t.at("first"), t.at("copy"), "--resume")
         need(b"source changed" in p.stderr, p.stderr)
         is_done(t, files)
@@ -210,7 +221,7 @@ def test_resume_from_disk_to_disk(t):
 def put_back_journal(t, s, *args):
     """Makes the state after a kill between the last rename of a copy and the removal of its journal: finishes a killed run
     and puts back the journal that the end of the run has removed. Returns the journal's name."""
-    kill(t, s, is_read("latest"), is_settled(t), s.env(), *args)
+    kill(t, s, is_read("latest"), is_settled(t, s), s.env(), *args)
     name = next(n for n in os.listdir(t.folder) if n.endswith(".1-of-1"))
     with open(t.at(name), "rb") as f:
         journal = f.read()
