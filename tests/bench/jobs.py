@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import cold_jobs
+import many_jobs
 import map_jobs
 import remote_jobs
 import slow_jobs
@@ -579,4 +580,4 @@ def p28(bench):
     return remote(bench) if remote_jobs.nginx() else "nginx is not installed"
 
 
-JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P28": [p28], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save, py_save_safetensors, functools.partial(py_save_safetensors, id="PYe", joined=True)], **map_jobs.JOBS, **store_jobs.JOBS, **sum_jobs.JOBS, **zero_jobs.JOBS}
+JOBS = {"P1": [p1], "P2": [p2], "P3": [p3], "P4": [p4], "P5": [p5], "P18": [p18, p18_servers], "P20": [p20], "P21": [p21, p21_mesh], "P6": [p6], "P7": [p7], "P8": [p8, p8_torch], "P9": [p9_dcp, p9_safetensors], "P10": [p10, p10_even, p10_processes], "P11": [p11, p11_safetensors], "COLD": [cold_deep, cold_convert, cold_rows, cold_columns], "SLOW": [functools.partial(slow, number=n) for n in range(10)], "P12": [p12, p12_resharded], "P14": [p14], "P13": [p13_two, p13_four], "P28": [p28], "P17": [p17_shard, p17_narrow, p17_pieces, p17_load], "P24": [p24_deep, p24_diff], "P27": [p27], "NPX": [npx_deep, npx_convert], "PY": [py_dcp, py_safetensors, py_save, py_save_safetensors, functools.partial(py_save_safetensors, id="PYe", joined=True)], **many_jobs.JOBS, **map_jobs.JOBS, **store_jobs.JOBS, **sum_jobs.JOBS, **zero_jobs.JOBS}

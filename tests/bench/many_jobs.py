@@ -1,0 +1,105 @@
+"""MANY: 900,000 tensors of 1 KiB, 100,000 files, plans for 10,000 ranks, each next to a tenth of it. What takes more than ten times as
+long, or more than ten times the memory, grows faster than its input. The processor's time counts, because it says the same on a
+busy machine; --scratch should be in memory (12 GB)."""
+import functools
+import json
+import os
+import struct
+import subprocess
+
+from measure import Job, Side
+
+TARGET = "≤ 10 × the time of a tenth"
+TENSORS, FILES, RANKS = 900_000, 100_000, 10_000
+SIZE = 1024  # of a tensor, in bytes
+MAP = {"schema": "tessera.map/1", "rules": [{"from": ["l.{l}.e.{e}"], "to": ["model.{l}.mlp.{e}"]}]}
+
+
+def write_once(path, write):
+    if not os.path.exists(path):
+        write(path + ".new")
+        os.rename(path + ".new", path)
+    return path
+
+
+def tensors(bench, count, base=0):
+    """A safetensors file of `count` tensors of float32, whose values differ by tensor and by `base`. The names are short, because
+    safetensors allows headers of 100 MB."""
+    def write(path):
+        header = {f"l.{i // 1000}.e.{i % 1000}": {"dtype": "F32", "shape": [16, 16], "data_offsets": [SIZE * i, SIZE * (i + 1)]} for i in range(count)}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text)
+            for i in range(count):
+                f.write(struct.pack("<256f", *range(base + i % 4093, base + i % 4093 + 256)))
+    return write_once(os.path.join(bench.scratch, f"tensors{count}_{base}.safetensors"), write)
+
+
+def made(bench, name, *command):
+    return write_once(os.path.join(bench.scratch, name), lambda path: subprocess.run([bench.tessera, *(path if word == "OUT" else word for word in command), "--quiet"], check=True))
+
+
+def tensors_dcp(bench, count):
+    return made(bench, f"dcp{count}", "convert", tensors(bench, count), "OUT", "--to", "dcp")
+
+
+def files_dcp(bench, count):
+    """A DCP of `count` files: one tensor in chunks of 1 KiB, each in a file of its own."""
+    def rows(path):
+        text = json.dumps({"weight": {"dtype": "F32", "shape": [count, 256], "data_offsets": [0, SIZE * count]}}).encode()
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text)
+            for i in range(count):
+                f.write(struct.pack("<256f", *range(i, i + 256)))
+    source = write_once(os.path.join(bench.scratch, f"rows{count}.safetensors"), rows)
+    return made(bench, f"files{count}", "reshard", source, "OUT", "--to", "dcp", "--mesh", f"dp={count}", "--placements", "shard(0)")
+
+
+def one(bench, what, make, whole):
+    """A job of two sides: a command for the whole, and for a tenth of it. `make(bench, count)` returns the words after the program;
+    OUT is where it writes."""
+    out, remove = bench.fresh("out")
+
+    def side(count):
+        words = [out if word == "OUT" else word for word in make(bench, count)]
+        return Side(f"{count:,}", [bench.tessera, *words, "--quiet"] if words[0] != "inspect" else [bench.tessera, *words], remove)
+    return Job(f"MANY {what}", what, f"{whole:,} and {whole // 10:,}", [side(whole), side(whole // 10)], TARGET, metric="cpu")
+
+
+def map_file(bench):
+    def write(path):
+        with open(path, "w") as f:
+            json.dump(MAP, f)
+    return write_once(os.path.join(bench.scratch, "many_map.json"), write)
+
+
+OF_TENSORS = {
+    "inspect --json": lambda b, n: ["inspect", tensors(b, n), "--json"],
+    "validate": lambda b, n: ["validate", tensors(b, n)],
+    "validate --deep": lambda b, n: ["validate", "--deep", tensors(b, n)],
+    "convert --to dcp": lambda b, n: ["convert", tensors(b, n), "OUT", "--to", "dcp"],
+    "validate --deep of that DCP": lambda b, n: ["validate", "--deep", tensors_dcp(b, n)],
+    "convert of that DCP --to safetensors": lambda b, n: ["convert", tensors_dcp(b, n), "OUT", "--to", "safetensors"],
+    "convert --to torch": lambda b, n: ["convert", tensors(b, n), "OUT", "--to", "torch"],
+    "convert --map": lambda b, n: ["convert", tensors(b, n), "OUT", "--to", "safetensors", "--map", map_file(b)],
+    "diff --values": lambda b, n: ["diff", "--values", tensors(b, n), tensors_dcp(b, n)],
+    "merge": lambda b, n: ["merge", "OUT", tensors(b, n), tensors(b, n, 1), "--to", "safetensors", "--method", "linear", "--weight", "0.5", "--weight", "0.5"],
+    "reshard to 4 ranks": lambda b, n: ["reshard", tensors_dcp(b, n), "OUT", "--to", "dcp", "--mesh", "dp=4", "--placements", "shard(0)"],
+}
+OF_FILES = {
+    "inspect --json": lambda b, n: ["inspect", files_dcp(b, n), "--json"],
+    "validate": lambda b, n: ["validate", files_dcp(b, n)],
+    "validate --deep": lambda b, n: ["validate", "--deep", files_dcp(b, n)],
+    "convert --to safetensors": lambda b, n: ["convert", files_dcp(b, n), "OUT", "--to", "safetensors"],
+    "cp": lambda b, n: ["cp", files_dcp(b, n), "OUT"],
+}
+
+
+def plan(b, n):
+    return ["plan", files_dcp(b, RANKS), "--mesh", f"dp={n}", "--placements", "shard(0)", "--items", "--json"]
+
+
+JOBS = {"MANY": [*(functools.partial(one, what=f"tensors: {what}", make=make, whole=TENSORS) for what, make in OF_TENSORS.items()),
+                 *(functools.partial(one, what=f"files: {what}", make=make, whole=FILES) for what, make in OF_FILES.items()),
+                 functools.partial(one, what="plan --items of ranks", make=plan, whole=RANKS)]}
