@@ -219,6 +219,7 @@ static void open_tensor(void *arg, size_t index)
 {
     const batch *b = arg;
     batch_tensor *t = &b->tensors[index];
+    if (t->gather || t->status != TSR_OK) return;
     t->status = tsr_gather_open(b->d->checkpoint, t->entry, NULL, &t->gather, &t->failure);
     if (t->status == TSR_OK)
         t->status = digest_start(tsr_checkpoint_host(b->d->checkpoint), b->d->algorithm, &t->digest, &t->failure);
@@ -226,11 +227,10 @@ static void open_tensor(void *arg, size_t index)
 
 static void open_tensors(batch *b)
 {
-    if (!tsr_checkpoint_store(b->d->checkpoint)->prefetch) {
-        tsr_parallel(tsr_checkpoint_host(b->d->checkpoint), b->count, open_tensor, b);
-        return;
-    }
-    for (size_t i = 0; i < b->count; i++) open_tensor(b, i); /* each one locates all its chunks in parallel */
+    const bool fetches = tsr_checkpoint_store(b->d->checkpoint)->prefetch;
+    for (size_t i = 0; fetches && i < b->count; i++)
+        if (b->tensors[i].entry->chunk_count > 1) open_tensor(b, i); /* it locates all its chunks in parallel */
+    tsr_parallel(tsr_checkpoint_host(b->d->checkpoint), b->count, open_tensor, b);
 }
 
 /* ---- dividing the work ---- */
@@ -492,15 +492,17 @@ void tsr_digests_close(tsr_digests *d)
 /* Collects the tensors from number `at` of the list on that make up one batch, and returns how many there are. */
 static size_t take_batch(tsr_digests *d, size_t at)
 {
+    const bool fetches = tsr_checkpoint_store(d->with.checkpoint)->prefetch;
     size_t count = 0;
-    uint64_t bytes = 0, chunks = 0;
+    uint64_t bytes = 0, chunks = 0, fetched = 0;
     for (d->from = d->to = at; d->to < d->list.count && count < d->batch_count; d->to++) {
         const tsr_entry *entry = d->list.entries[d->to];
-        if (bytes >= d->batch_bytes || chunks >= BATCH_CHUNKS) break;
+        if (bytes >= d->batch_bytes || chunks >= BATCH_CHUNKS || fetched >= TSR_FETCHED_AHEAD) break;
         if (entry->kind != TSR_ENTRY_TENSOR) continue;
         d->tensors[count] = (batch_tensor){.entry = entry, .bytes = bytes_of(entry), .out = &d->digests[count]};
         if (!tsr_add_u64(bytes, d->tensors[count].bytes, &bytes)) bytes = UINT64_MAX;
         chunks += entry->chunk_count;
+        for (uint64_t i = 0; fetches && i < entry->chunk_count; i++) fetched += tsr_fetched_ahead(&entry->chunks[i]);
         count++;
     }
     return count;

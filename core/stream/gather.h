@@ -28,6 +28,13 @@ tsr_status tsr_ahead_want(tsr_ahead *ahead, const tsr_entry *entry, const tsr_bo
 void tsr_ahead_seek(tsr_ahead *ahead);
 /* Returns the number of requested chunks that were not looked for yet. */
 size_t tsr_ahead_waiting(const tsr_ahead *ahead);
+/* Whether the store fetches ahead; and whether it might drop what it fetched for the first of the requested chunks if more were requested
+ * before they are read. */
+bool tsr_ahead_fetches(const tsr_ahead *ahead);
+bool tsr_ahead_is_full(const tsr_ahead *ahead);
+/* Stores that fetch ahead keep twice as many bytes; and how many of them a chunk takes. */
+enum { TSR_FETCHED_AHEAD = 8 << 20 };
+uint64_t tsr_fetched_ahead(const tsr_chunk *chunk);
 /* Forgets everything if too many are kept. No gather that uses `ahead` may be open. */
 tsr_status tsr_ahead_make_room(tsr_ahead *ahead, tsr_error *err);
 /* Returns what was found, or NULL. Its strides are valid until it is forgotten. */

@@ -15,7 +15,8 @@
 /* ---- ahead ---- */
 
 #define MOST_KEPT 8192u /* in chunks; they take less than 2 MiB */
-enum { PREFETCHED_AT_ONCE = 32, WHOLE_ARCHIVE = 64 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
+enum { PREFETCHED_AT_ONCE = 32, WHOLE_ARCHIVE = 256 << 10, TAIL_OF_ARCHIVE = 16 << 10 };
+enum { BLOCK = 64 << 10 }; /* the largest of stores that fetch ahead */
 
 typedef struct place {
     const tsr_chunk *chunk; /* the key */
@@ -31,6 +32,7 @@ struct tsr_ahead {
     tsr_map *by_chunk; /* chunk → index in `places` */
     tsr_vec places;    /* of place * */
     size_t sought;     /* how many of them have been looked for */
+    uint64_t waiting;  /* bytes that a store fetches ahead for the others */
 };
 
 static tsr_str key_of(const tsr_chunk *const *chunk)
@@ -85,6 +87,11 @@ void tsr_ahead_free(tsr_ahead *ahead)
     tsr_free(tsr_checkpoint_host(ahead->checkpoint)->allocator, ahead, 1, sizeof *ahead);
 }
 
+uint64_t tsr_fetched_ahead(const tsr_chunk *chunk)
+{
+    return (chunk->byte_length <= WHOLE_ARCHIVE ? chunk->byte_length : BLOCK) + BLOCK;
+}
+
 /* Requests one chunk, which must not have a view, however many are kept. `ahead` must not be NULL. */
 static tsr_status ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, const tsr_chunk *chunk, tsr_error *err)
 {
@@ -94,6 +101,7 @@ static tsr_status ahead_want_chunk(tsr_ahead *ahead, const tsr_entry *entry, con
     if (!slot) return TSR_E_NOMEM;
     *own = (place){.chunk = chunk, .entry = entry};
     *slot = own;
+    ahead->waiting += tsr_fetched_ahead(chunk);
     own->strides = tsr_arena_array(ahead->arena, entry->ndim ? entry->ndim : 1, sizeof *own->strides, err);
     if (!own->strides) return TSR_E_NOMEM;
     return tsr_map_put(ahead->by_chunk, key_of(&own->chunk), (uint32_t)(ahead->places.count - 1), NULL, NULL, err);
@@ -132,8 +140,8 @@ static void seek_one(void *arg, size_t index)
 }
 
 /* To find a tensor in a DCP item, both ends of the item are read (codec/zip.c). This tells a store that fetches ahead about
- * the ends of the next `count` chunks, at most PREFETCHED_AT_ONCE. */
-static void prefetch_ends(const tsr_ahead *ahead, size_t count)
+ * the ends of the next `count` chunks, at most PREFETCHED_AT_ONCE. Small items are fetched whole, for the reads of their elements. */
+static void prefetch_items(const tsr_ahead *ahead, size_t count)
 {
     tsr_store *store = tsr_checkpoint_store(ahead->checkpoint);
     tsr_store_place places[2 * PREFETCHED_AT_ONCE];
@@ -154,9 +162,20 @@ void tsr_ahead_seek(tsr_ahead *ahead)
     const bool fetches = tsr_checkpoint_store(ahead->checkpoint)->prefetch;
     for (size_t count; (count = tsr_ahead_waiting(ahead)) > 0; ahead->sought += count) {
         if (fetches && count > PREFETCHED_AT_ONCE) count = PREFETCHED_AT_ONCE;
-        if (fetches) prefetch_ends(ahead, count);
+        if (fetches) prefetch_items(ahead, count);
         tsr_parallel(tsr_checkpoint_host(ahead->checkpoint), count, seek_one, ahead);
     }
+    ahead->waiting = 0;
+}
+
+bool tsr_ahead_fetches(const tsr_ahead *ahead)
+{
+    return ahead && tsr_checkpoint_store(ahead->checkpoint)->prefetch;
+}
+
+bool tsr_ahead_is_full(const tsr_ahead *ahead)
+{
+    return tsr_ahead_fetches(ahead) && ahead->waiting >= TSR_FETCHED_AHEAD;
 }
 
 size_t tsr_ahead_waiting(const tsr_ahead *ahead)

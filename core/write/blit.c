@@ -298,9 +298,9 @@ static tsr_status new_job(state *s, tsr_blit *blit, const tsr_gather *gather, co
     return tsr_tile_fill(&job->tile, err);
 }
 
-/* Blits that are processed one tile after the other. */
+/* Blits that are processed one tile after the other: those before `stop` now, the others when all lanes are there. */
 typedef struct lane {
-    size_t at, end;
+    size_t at, stop, end;
     tsr_gather *gather; /* for blits[at], and the blits before it with the same entry */
     bool inside;        /* blits[at] has begun, and `tiles` iterates over the rest of it */
     tsr_tiles tiles;
@@ -368,26 +368,72 @@ static tsr_status open_gather(state *s, lane *l, tsr_error *err)
 {
     const tsr_blit *blits = s->run->blits, *next;
     reach r;
-    TSR_TRY(find_reach(&blits[l->at], &blits[l->end], &r, &next, err));
+    TSR_TRY(find_reach(&blits[l->at], &blits[l->stop], &r, &next, err));
     return open_lease(s, blits[l->at].entry, r.is_all ? NULL : &r.box, &l->gather, err);
 }
 
-/* Locates the chunks of all blits in one batch. */
-static tsr_status look_ahead(const state *s, tsr_error *err)
+static bool is_row_major(const tsr_entry *entry)
 {
-    const tsr_blit *blit = s->run->blits, *end = blit + s->run->count;
-    reach r;
-    TSR_TRY(tsr_ahead_make_room(s->run->ahead, err));
-    while (s->run->ahead && blit < end) {
-        if (blit->literal || !blit->byte_length) {
-            blit++;
-            continue;
-        }
-        const tsr_entry *entry = blit->entry;
-        TSR_TRY(find_reach(blit, end, &r, &blit, err));
-        TSR_TRY(tsr_ahead_want(s->run->ahead, entry, r.is_all || r.is_packed ? NULL : &r.box, err));
+    for (uint64_t c = 0; c < entry->chunk_count; c++) {
+        const tsr_view *view = entry->chunks[c].view;
+        if (view && (view->strides || view->zstd)) return false;
     }
-    tsr_ahead_seek(s->run->ahead);
+    return true;
+}
+
+/* Whether all blits of an entry are contiguous runs of its rows, so that processing them separately reads no byte twice. */
+static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_error *err)
+{
+    tsr_packed packed;
+    *out = is_row_major(blits->entry);
+    if (!*out) return TSR_OK;
+    TSR_TRY(tsr_gather_pack(blits->entry, &packed, err));
+    const tsr_box whole = {packed.ndim, NULL, packed.shape};
+    for (size_t i = 0; i < count && *out; i++)
+        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){packed.ndim, blits[i].offsets, blits[i].sizes});
+    return TSR_OK;
+}
+
+/* How many blits at the beginning belong together. Literals are separate. */
+static size_t row_of_blits(const tsr_blit *blits, size_t count)
+{
+    size_t n = 1;
+    while (!blits->literal && n < count && !blits[n].literal && blits[n].entry == blits->entry) n++;
+    return n;
+}
+
+/* Requests the chunks of the lane's blits of one entry at `stop`, and moves it behind them. Rows that are fetched ahead are taken one
+ * by one. */
+static tsr_status want_next(const state *s, lane *l, tsr_error *err)
+{
+    const tsr_blit *first = &s->run->blits[l->stop], *next = first + 1;
+    bool alone = false;
+    reach r;
+    if (!first->literal && first->byte_length) {
+        const size_t count = row_of_blits(first, l->end - l->stop);
+        if (tsr_ahead_fetches(s->run->ahead)) TSR_TRY(are_rows(first, count, &alone, err));
+        TSR_TRY(find_reach(first, first + (alone ? 1 : count), &r, &next, err));
+        TSR_TRY(tsr_ahead_want(s->run->ahead, first->entry, r.is_all || r.is_packed ? NULL : &r.box, err));
+    }
+    l->stop = (size_t)(next - s->run->blits);
+    return TSR_OK;
+}
+
+/* Locates the chunks of the lanes' next blits in one batch: of all of them, unless the store would drop what it fetches for the first. */
+static tsr_status look_ahead(const state *s, lane *lanes, size_t count, tsr_error *err)
+{
+    tsr_ahead *ahead = s->run->ahead;
+    TSR_TRY(tsr_ahead_make_room(ahead, err));
+    for (size_t i = 0; !ahead && i < count; i++) lanes[i].stop = lanes[i].end;
+    for (bool more = ahead; more;) {
+        more = false;
+        for (size_t i = 0; i < count && !tsr_ahead_is_full(ahead); i++) {
+            if (lanes[i].stop == lanes[i].end) continue;
+            more = true;
+            TSR_TRY(want_next(s, &lanes[i], err));
+        }
+    }
+    tsr_ahead_seek(ahead);
     return TSR_OK;
 }
 
@@ -396,7 +442,7 @@ static bool begin_columns(const state *s, lane *l)
 {
     const uint32_t itemsize = l->gather->itemsize;
     const uint64_t most = tsr_tile_most(s->run->ring, l->gather, 2 * itemsize, 1), spare = most / 8;
-    columns_find(&s->run->blits[l->at], l->end - l->at, l->gather, most - spare, &l->set);
+    columns_find(&s->run->blits[l->at], l->stop - l->at, l->gather, most - spare, &l->set);
     while (l->set.count > 1 && columns_memory(&l->set, 0) > spare * itemsize)
         columns_find(&s->run->blits[l->at], l->set.count / 2, l->gather, most - spare, &l->set);
     if (l->set.count < 2) return false;
@@ -444,10 +490,31 @@ static tsr_status add_tile(state *s, lane *l, tsr_error *err)
     job->last = true;
     l->inside = false;
     l->at += l->set.count;
-    if (l->at < l->end && same_entry(blit, &s->run->blits[l->at])) return TSR_OK;
+    if (l->at < l->stop && same_entry(blit, &s->run->blits[l->at])) return TSR_OK;
     job->release = l->gather;
     l->gather = NULL;
     return TSR_OK;
+}
+
+/* Adds jobs for the tiles of all blits before the lanes' stops. The lanes take turns. */
+static tsr_status add_tiles(state *s, lane *lanes, size_t count, tsr_error *err)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < count; i++) {
+            if (lanes[i].at == lanes[i].stop) continue;
+            more = true;
+            TSR_TRY(add_tile(s, &lanes[i], err));
+        }
+    }
+    return TSR_OK;
+}
+
+static bool are_done(const lane *lanes, size_t count)
+{
+    size_t i = 0;
+    while (i < count && lanes[i].at == lanes[i].end) i++;
+    return i == count;
 }
 
 tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
@@ -460,21 +527,16 @@ tsr_status tsr_blits_write(const tsr_blit_run *run, tsr_error *err)
     if (!lanes) return TSR_E_NOMEM;
     memset(lanes, 0, count * sizeof *lanes);
     for (size_t i = 0; i < count; i++) {
-        lanes[i].at = i ? lanes[i - 1].end : 0;
+        lanes[i].at = lanes[i].stop = i ? lanes[i - 1].end : 0;
         lanes[i].end = run->lane_count ? run->lane_ends[i] : run->count;
     }
     const tsr_ring_work work = {.job_size = sizeof(blit_job), .fill_lent = write_job, .drain = drain_blit, .ctx = &s};
     tsr_status status = tsr_ring_begin(run->ring, &work, err);
-    if (status == TSR_OK) status = look_ahead(&s, err);
-    for (bool more = true; more && status == TSR_OK;) { /* the lanes' tiles take turns */
-        more = false;
-        for (size_t i = 0; i < count && status == TSR_OK; i++) {
-            if (lanes[i].at == lanes[i].end) continue;
-            more = true;
-            status = add_tile(&s, &lanes[i], err);
-        }
+    while (status == TSR_OK && !are_done(lanes, count)) {
+        status = look_ahead(&s, lanes, count, err);
+        if (status == TSR_OK) status = add_tiles(&s, lanes, count, err);
+        if (status == TSR_OK) status = tsr_ring_end(run->ring, err);
     }
-    if (status == TSR_OK) status = tsr_ring_end(run->ring, err);
     while (s.leases) close_lease(&s, s.leases->gather);
     tsr_free(allocator, lanes, count, sizeof *lanes);
     return status;
@@ -488,36 +550,6 @@ typedef struct place {
     uint32_t group; /* from 1; 0 if it is written tensor by tensor */
     uint32_t number;
 } place;
-
-static bool is_row_major(const tsr_entry *entry)
-{
-    for (uint64_t c = 0; c < entry->chunk_count; c++) {
-        const tsr_view *view = entry->chunks[c].view;
-        if (view && (view->strides || view->zstd)) return false;
-    }
-    return true;
-}
-
-/* Whether all blits of an entry are contiguous runs of its rows, so that processing them separately reads no byte twice. */
-static tsr_status are_rows(const tsr_blit *blits, size_t count, bool *out, tsr_error *err)
-{
-    tsr_packed packed;
-    *out = is_row_major(blits->entry);
-    if (!*out) return TSR_OK;
-    TSR_TRY(tsr_gather_pack(blits->entry, &packed, err));
-    const tsr_box whole = {packed.ndim, NULL, packed.shape};
-    for (size_t i = 0; i < count && *out; i++)
-        *out = !blits[i].sizes || tsr_box_is_contiguous(whole, (tsr_box){packed.ndim, blits[i].offsets, blits[i].sizes});
-    return TSR_OK;
-}
-
-/* How many blits at the beginning belong together. Literals are separate. */
-static size_t row_of_blits(const tsr_blit *blits, size_t count)
-{
-    size_t n = 1;
-    while (!blits->literal && n < count && !blits[n].literal && blits[n].entry == blits->entry) n++;
-    return n;
-}
 
 static tsr_status find_places(const tsr_catalog *catalog, const tsr_blit *blits, size_t count, uint32_t group_files,
                               place *places, tsr_error *err)

@@ -199,6 +199,35 @@ static tsr_status remote_read_at(tsr_store *base, uint32_t file, uint64_t offset
     return tsr_guards_read(store->guards, file, offset, buffer, size, err);
 }
 
+typedef struct fetching {
+    remote_store *store;
+    tsr_block_run *runs;
+} fetching;
+
+static void fetch_run(void *arg, size_t index)
+{
+    const fetching *f = arg;
+    tsr_block_run *run = &f->runs[index];
+    tsr_error unused = {0};
+    run->is_fetched = fetch(f->store, run->file, run->offset, run->bytes, run->size, &unused) == TSR_OK;
+}
+
+static void fetch_runs(void *ctx, tsr_block_run *runs, size_t count)
+{
+    fetching f = {ctx, runs};
+    tsr_pool_run(f.store->readers, count, fetch_run, &f);
+}
+
+/* Files that were read as a whole need not be fetched: a server without ranges gives none of them in parts. */
+static void remote_prefetch(tsr_store *base, const tsr_store_place *places, size_t count)
+{
+    remote_store *store = (remote_store *)base;
+    for (size_t i = 0, end; i < count; i = end + 1) {
+        for (end = i; end < count && !file_at(store, places[end].file)->whole; end++) continue;
+        if (end > i) tsr_block_cache_prefetch(store->cache, base->files, &places[i], end - i, fetch_runs);
+    }
+}
+
 static tsr_status remote_guard(tsr_store *base, const tsr_store_guard *guard, tsr_error *err)
 {
     return tsr_guards_add(((remote_store *)base)->guards, guard, err);
@@ -524,6 +553,7 @@ static tsr_status open_as_given(const tsr_host *host, const char *address, tsr_s
                                      .close = remote_close,
                                      .guard = remote_guard,
                                      .expect = remote_expect,
+                                     .prefetch = remote_prefetch,
                                      .schedule = remote_schedule,
                                      .neighbor = remote_neighbor,
                                      .parallel_for = tsr_pool_run},

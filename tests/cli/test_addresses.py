@@ -216,6 +216,26 @@ def test_addresses_of_values_are_requested_together(t):
 
 
 @test
+def test_addresses_of_small_chunks_are_requested_once(t):
+    """A tensor's chunks are in all files, and the checkpoint is larger than what is kept of it: each chunk is fetched whole before it is
+    read, by one request."""
+    ranks, tensors = 96, 6
+    st_write(t.at("one.safetensors"), {f"t{i}": ("F32", [ranks, 24 << 10], os.urandom(ranks * 96 << 10)) for i in range(tensors)})
+    t.run("reshard", t.at("one.safetensors"), t.at("ck"), "--mesh", str(ranks), "--placements", "shard(0)", "--to", "dcp")
+    commands = {"convert": ("convert", "SOURCE", "OUT"), "rows": ("reshard", "SOURCE", "OUT", "--mesh", "3", "--placements", "shard(0)"),
+                "columns": ("reshard", "SOURCE", "OUT", "--mesh", "3", "--placements", "shard(1)"), "diff": ("diff", "--values", "SOURCE", "one"),
+                "manifest": ("manifest", "SOURCE")}
+    for name, command in commands.items():
+        with serving(t.folder) as s:
+            t.run(*(part.replace("SOURCE", s.url + "ck/").replace("OUT", t.at("out.safetensors" if name == "convert" else name)).replace("one", t.at("one.safetensors"))
+                    for part in command))
+            asked = [path for path, range_, _ in s.asked if path.endswith(".distcp") and range_ != "bytes=0-0"]
+            need(len(asked) <= 1.05 * ranks * tensors, f"{name}: {len(asked)} requests for {ranks * tensors} chunks")
+    for out in ("out.safetensors", "rows", "columns"):
+        t.run("diff", "--values", t.at("one.safetensors"), t.at(out), "--quiet")
+
+
+@test
 def test_addresses_of_files_that_were_copied_are_not_requested_again(t):
     """What an interrupted copy has recorded is kept, and costs a continued one no request."""
     dcp_of(t, 8, 64)

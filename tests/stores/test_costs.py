@@ -59,8 +59,7 @@ def test_cost_of_tensors_in_many_files(t):
 
 @test
 def test_cost_of_finding_chunks_of_many_ranks(t):
-    """The start and the end of the items of a tensor's chunks are read at the same time, not one after the other. This adds
-    no request."""
+    """The items of a tensor's chunks are fetched whole, at the same time and not one after the other."""
     ranks = 48
     st_write(t.at("x.safetensors"), {f"t{i}": ("F32", [ranks, 40 << 10], os.urandom(ranks * 160 << 10)) for i in range(2)})
     t.run("reshard", t.at("x.safetensors"), t.at("ck"), "--mesh", str(ranks), "--placements", "shard(0)", "--to", "dcp")
@@ -70,5 +69,5 @@ def test_cost_of_finding_chunks_of_many_ranks(t):
             t.run("convert", "s3://b/ck", t.at("out"), "--to", "safetensors", "--overwrite", "--threads", "1", *mapped, env=s.env())
             need(s.most >= 12, f"{mapped}: {s.most} requests at most at once")
             items = 2 * ranks
-            need(len(s.asked) <= 3 + 3 * items, f"{mapped}: {len(s.asked)} requests for {items} items")
+            need(len(s.asked) <= 3 + 1.05 * items, f"{mapped}: {len(s.asked)} requests for {items} items")
         need(t.json("diff", t.at("x.safetensors"), t.at("out"), "--values", *mapped, "--json")["same"], f"{mapped}: another checkpoint")
