@@ -93,6 +93,14 @@ def test_dcp_data_files_without_metadata_are_an_interrupted_save(t):
 
 
 @test
+def test_a_megatron_save_that_ended_after_its_first_file_is_an_interrupted_save(t):
+    os.makedirs(t.at("begun"))
+    shutil.copy(os.path.join(sample("megatron_dist")[0], "common.pt"), t.at("begun", "common.pt"))
+    check_incomplete(t, t.at("begun"), None, "'.metadata' and all data files are missing", "Megatron")
+    need(t.json("inspect", t.at("begun", "common.pt"), "--json")["format"] == "torch-zip", "the file itself")
+
+
+@test
 def test_metadata_that_was_not_finished_is_an_interrupted_save(t):
     path = copy_of(t, "dcp_fsdp2", "empty", [".metadata"])
     write(os.path.join(path, ".metadata"))

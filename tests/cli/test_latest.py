@@ -107,6 +107,18 @@ def test_latest_of_every_form_passes_over_what_is_damaged(t):
 
 
 @test
+def test_latest_passes_over_a_megatron_save_that_ended_after_its_first_file(t):
+    copies(t, sample("megatron_dist")[0], "iter_0000010", "iter_0000020")
+    for name in os.listdir(t.at("run", "iter_0000020")):
+        if name != "common.pt":
+            os.remove(t.at("run", "iter_0000020", name))
+    doc = latest(t, "iter_0000010", ["iter_0000020"])
+    need("Megatron" in doc["passed_over"][0]["reason"], doc)
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(os.listdir(t.at("run", "iter_0000020")) == ["common.pt"], "it may be a save under way")
+
+
+@test
 def test_documents_that_from_pretrained_reads_are_checked(t):
     """What json.load of Python makes a dict of is quiet, and so is a step that never had the document."""
     copies(t, trainer(), "checkpoint-4", "checkpoint-5")

@@ -85,6 +85,9 @@ static const recognition recognitions[] = {
     {{{"old.pt", LEGACY, 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_TORCH_LEGACY, "old.pt"},
     {{{"a.safetensors", "not a header", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors"},
     {{{"a.safetensors", "x", 0, 0}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_SAFETENSORS, "a.safetensors"},
+    {{{"common.pt", TORCH, 0, TORCH_SIZE}}, NULL, TSR_FORMAT_MEGATRON_DIST, ""},
+    {{{"common.pt", TORCH, 0, TORCH_SIZE}}, "common.pt", TSR_FORMAT_TORCH_ZIP, "common.pt"},
+    {{{"common.pt", TORCH, 0, TORCH_SIZE}, {"notes.txt", "x", 0, 0}}, NULL, TSR_FORMAT_TORCH_ZIP, "common.pt"},
     /* rejected */
     {{{"r.pt", "PK\3\4", 0, 4}}, NULL, TSR_FORMAT_NONE, "a zip archive"},
     {{{"x", "ab", 0, 0}}, NULL, TSR_FORMAT_NONE, "begins with the bytes 61 62 00 00"},

@@ -685,6 +685,24 @@ static tsr_status recognizes(tsr_checkpoint *checkpoint, bool *is, tsr_error *er
     return TSR_OK;
 }
 
+/* Megatron writes common.pt first. A directory without anything else is what is left if the job dies then. */
+static tsr_status has_only_common(tsr_checkpoint *checkpoint, bool *is, tsr_error *err)
+{
+    (void)err;
+    *is = checkpoint->store->file_count == 1;
+    return TSR_OK;
+}
+
+static tsr_status open_begun(tsr_checkpoint *checkpoint, tsr_error *err)
+{
+    checkpoint->names_unknown = true;
+    return tsr_checkpoint_is_incomplete(
+        checkpoint, TSR_STR(".metadata"),
+        TSR_STR("'.metadata' and all data files are missing next to 'common.pt', which Megatron writes first: the save was "
+                "interrupted, or the files were not copied; if another program wrote 'common.pt', name the file itself"),
+        err);
+}
+
 static tsr_status require_marker(tsr_checkpoint *checkpoint, tsr_megatron_state *state, tsr_error *err)
 {
     const uint32_t json = tsr_store_find(checkpoint->store, TSR_STR("metadata.json"));
@@ -866,3 +884,9 @@ const tsr_reader tsr_reader_megatron = {.format = TSR_FORMAT_MEGATRON_DIST,
 static const char *const required[] = {".metadata", NULL, "metadata.json", NULL, NULL};
 const tsr_directory tsr_directory_megatron = {
     .reader = &tsr_reader_megatron, .requires = required, .recognizes = recognizes, .refines = refines};
+
+const tsr_reader tsr_reader_megatron_begun = {
+    .format = TSR_FORMAT_MEGATRON_DIST, .is_rare = true, .is_interrupted = true, .open = open_begun};
+static const char *const first_written[] = {"common.pt", NULL, NULL};
+const tsr_directory tsr_directory_megatron_begun = {
+    .reader = &tsr_reader_megatron_begun, .requires = first_written, .recognizes = has_only_common};

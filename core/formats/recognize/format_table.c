@@ -14,6 +14,7 @@ const tsr_directory *const tsr_directories[] = {
     &tsr_directory_deepspeed_universal,
     &tsr_directory_deepspeed,
     &tsr_directory_megatron,
+    &tsr_directory_megatron_begun,
     &tsr_directory_shards,
     &tsr_directory_torch_checkpointing,
     &tsr_directory_nemo,
