@@ -379,11 +379,57 @@ static void test_formats_recognize__an_old_tar_is_named(void **state)
     drop_folder(&f);
 }
 
+/* Counts the reads of a store. */
+static struct {
+    tsr_status (*read_at)(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err);
+    unsigned count;
+} reads;
+
+static tsr_status read_counted(tsr_store *store, uint32_t file, uint64_t offset, void *buffer, size_t size, tsr_error *err)
+{
+    reads.count++;
+    return reads.read_at(store, file, offset, buffer, size, err);
+}
+
+/* Returns how often a directory was read until it was recognized, or refused as an HDF5 file. */
+static unsigned reads_of(const part *parts, bool is_hdf5)
+{
+    folder f;
+    const tsr_reader *reader;
+    tsr_error err = {0};
+    make_folder(&f, parts, NULL);
+    reads.read_at = f.store->read_at;
+    reads.count = 0;
+    f.store->read_at = read_counted;
+    tsr_checkpoint checkpoint = {.store = f.store, .host = &f.host, .arena = tsr_arena_new(&tsr_allocator_libc, 0, NULL)};
+    const tsr_status status = tsr_recognize(&checkpoint, &reader, &err);
+    if (is_hdf5 ? status == TSR_OK || !strstr(err.message, "an HDF5 file") : status != TSR_OK) fail_msg("%s", err.message);
+    f.store->read_at = reads.read_at;
+    tsr_arena_free(checkpoint.arena);
+    drop_folder(&f);
+    return reads.count;
+}
+
+static void test_formats_recognize__files_are_searched_only_before_a_refusal(void **state)
+{
+    (void)state;
+    static char file[3 << 20], behind[4096];
+    memset(file, 'x', sizeof file);
+    memset(behind, 'x', sizeof behind);
+    memcpy(behind + 2048, "\x89HDF\r\n\x1a\n", 8);
+    const part model = {"model.safetensors", EMPTY, SIZE_MAX, 0}, last = {NULL, NULL, 0, 0};
+    const unsigned small = reads_of((part[]){model, {"notes", "xxxx", 0, 0}, last}, false);
+    assert_int_equal(reads_of((part[]){model, {"notes", file, 0, sizeof file}, last}, false), small);
+    assert_true(reads_of((part[]){{"a", file, 0, sizeof file}, {"b", behind, 0, sizeof behind}, last}, true) > 12);
+    assert_int_equal(reads_of((part[]){{"alone", behind, 0, sizeof behind}, last}, true), 4);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_recognize__stores_are_taken_for_their_content),
         cmocka_unit_test(test_formats_recognize__an_old_tar_is_named),
+        cmocka_unit_test(test_formats_recognize__files_are_searched_only_before_a_refusal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,19 +213,6 @@ static bool is_paddle(tsr_str head)
            (head.data[16] == 2 || head.data[MESSAGE + 2] == 0x10);
 }
 
-/* HDF5 files may begin with a block of another program's, whose size is 512 bytes or a larger power of two. */
-static tsr_status is_hdf5_behind_block(tsr_store *store, uint32_t file, bool *is, tsr_error *err)
-{
-    enum { LARGEST = 1 << 20 };
-    char bytes[sizeof HDF5_SIGNATURE - 1];
-    *is = false;
-    for (uint64_t at = HEAD; !*is && at <= LARGEST && at + sizeof bytes <= store->files[file].size; at *= 2) {
-        TSR_TRY(tsr_store_read(store, file, at, bytes, sizeof bytes, err));
-        *is = !memcmp(bytes, HDF5_SIGNATURE, sizeof bytes);
-    }
-    return TSR_OK;
-}
-
 static const char *foreign_name(tsr_str head, tsr_str name)
 {
     const char *what;
@@ -260,11 +247,19 @@ tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content,
     content->kind = NULL;
     content->document = is_json(head);
     if (!content->document) content->foreign = foreign_name(head, store->files[file].name);
-    if (content->document || content->foreign) return TSR_OK;
-    bool is_hdf5;
-    TSR_TRY(is_hdf5_behind_block(store, file, &is_hdf5, err));
-    if (is_hdf5) content->foreign = HDF5;
-    content->unknown = !is_hdf5;
+    content->unknown = !content->document && !content->foreign;
+    return TSR_OK;
+}
+
+/* HDF5 files may begin with a block of another program's, whose size is 512 bytes or a larger power of two. */
+tsr_status tsr_content_search(tsr_store *store, uint32_t file, const char **foreign, tsr_error *err)
+{
+    enum { LARGEST = 1 << 20 };
+    char bytes[sizeof HDF5_SIGNATURE - 1];
+    for (uint64_t at = HEAD; !*foreign && at <= LARGEST && at + sizeof bytes <= store->files[file].size; at *= 2) {
+        TSR_TRY(tsr_store_read(store, file, at, bytes, sizeof bytes, err));
+        if (!memcmp(bytes, HDF5_SIGNATURE, sizeof bytes)) *foreign = HDF5;
+    }
     return TSR_OK;
 }
 

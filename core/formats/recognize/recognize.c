@@ -165,6 +165,7 @@ static tsr_status recognize_file(recognizer *r, uint32_t file, const tsr_reader 
     *reader = content.reader;
     if (content.kind) return refuse_foreign(r, content.kind, file);
     if (content.document) return recognize_index(r, file, reader);
+    if (content.unknown) TSR_TRY(tsr_content_search(r->store, file, &content.foreign, r->err));
     TSR_FAIL_IF(content.foreign, r->err, TSR_E_UNSUPPORTED, "%.*s is %s", TSR_STR_ARG(name), content.foreign);
     const tsr_file_kind *named = tsr_kind_named(name);
     if (named) {
@@ -202,11 +203,16 @@ static void list_files(const recognizer *r, tsr_below *list, const tsr_vec *file
         tsr_below_add(list, name_at(r, items[i].file), items[i].reader ? tsr_format_name(items[i].reader->format) : "index");
 }
 
-static tsr_status refuse_folder(const recognizer *r)
+static tsr_status refuse_folder(recognizer *r)
 {
     tsr_below list = {.used = 0};
     const char *foreign = tsr_foreign_directory(r->store), *below;
     TSR_FAIL_IF(foreign, r->err, TSR_E_UNSUPPORTED, "the directory is %s", foreign);
+    const tsr_numbered_file *others = r->others.items;
+    for (size_t i = 0; i < r->others.count && !r->foreign; i++) {
+        r->foreign_file = others[i].file;
+        TSR_TRY(tsr_content_search(r->store, r->foreign_file, &r->foreign, r->err));
+    }
     tsr_str named = r->foreign ? tsr_arena_str(r->checkpoint->arena, name_at(r, r->foreign_file), r->err) : (tsr_str){"", 0};
     if (!named.data) return TSR_E_NOMEM;
     TSR_TRY(tsr_list_below(r->checkpoint, &list, r->err));

@@ -58,6 +58,9 @@ typedef struct tsr_content {
     const char *foreign;      /* another program's file, which cannot be read: "an HDF5 file, …"; or NULL */
 } tsr_content;
 tsr_status tsr_content_of(tsr_store *store, uint32_t file, tsr_content *content, tsr_error *err);
+/* Searches an unknown file for signatures farther in, and sets *foreign, which is NULL before, if there is one. These are up to
+ * twelve reads per file, so they are only made for a file that is about to be refused. */
+tsr_status tsr_content_search(tsr_store *store, uint32_t file, const char **foreign, tsr_error *err);
 /* The kind whose files have such names, or NULL. */
 const tsr_file_kind *tsr_kind_named(tsr_str name);
 
