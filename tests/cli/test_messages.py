@@ -3,9 +3,10 @@ names."""
 import os
 import shutil
 import struct
+import subprocess
 
 import pickles
-from harness import SAMPLES, need, test
+from harness import SAMPLES, need, sample, test
 from pickles import archive, call, dict_of, glob, s, tup, write
 
 
@@ -67,3 +68,17 @@ def test_messages_state_what_was_given(t):
     need("'o0' is an object, which safetensors cannot store (pass --objects drop or --objects sidecar), likewise 'o1', 'o2', 'o3', 'o4', and" in message, message)
     message = says("convert", t.at("m.pt"), t.at("m.pt"))
     need("' is the source '" in message, message)
+
+
+@test
+def test_a_message_names_the_path_even_if_a_word_of_it_is_the_same(t):
+    for name in ("dcp", "step", "a"):
+        for below in ("step-1", "step-2"):
+            shutil.copytree(sample("dcp_fsdp2")[0], t.at(name, below))
+        for command in ("inspect", "validate"):
+            p = subprocess.run([t.path, command, name], cwd=t.folder, capture_output=True)
+            need(p.returncode == 2 and p.stderr.decode().startswith(f"tessera: {name}: the directory contains several checkpoints (2): step-1 (dcp)"), p.stderr)
+    with open(t.at("zip"), "wb") as f:
+        f.write(b"junk")
+    p = subprocess.run([t.path, "inspect", "zip"], cwd=t.folder, capture_output=True)
+    need(p.stderr.decode().startswith("tessera: zip is not in a recognized"), p.stderr)

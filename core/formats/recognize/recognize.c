@@ -483,7 +483,7 @@ enum { MOST_PROBED = 256 };
 
 void tsr_below_add(tsr_below *below, tsr_str path, const char *form)
 {
-    const size_t form_size = strlen(form), needed = path.size + form_size + 5;
+    const size_t form_size = strcspn(form, ","), needed = path.size + form_size + 5;
     const bool full = below->shown < below->count || below->used + needed + 1 > sizeof below->text;
     if (below->count++ == 0) below->first = path;
     if (below->paths && tsr_vec_append(below->paths, &path, 1, NULL) != TSR_OK) below->cut = true;

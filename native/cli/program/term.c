@@ -209,6 +209,19 @@ void cli_fail_with(const cli *program, const char *format, va_list arguments)
     message(program, CLI_SAYS_ERROR, format, arguments);
 }
 
+/* Whether a message names the path: in quotes, before a colon, or as its first or last word. The same letters elsewhere are another
+ * word, such as the name of a format. */
+static bool names_path(const char *text, const char *path)
+{
+    const size_t size = strlen(path);
+    for (const char *at = text; size && (at = strstr(at, path)) != NULL; at++) {
+        const char before = at == text ? '\0' : at[-1], after = at[size];
+        if ((before == '\'' && after == '\'') || (before == ' ' && (after == ':' || !after))) return true;
+        if (at == text && after && strchr(" :,", after)) return true;
+    }
+    return false;
+}
+
 int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
 {
     char place[48] = "", stated[48] = "";
@@ -216,7 +229,7 @@ int cli_fail_error(const cli *program, const char *path, const tsr_error *err)
     snprintf(stated, sizeof stated, "at byte %" PRIu64 " ", err->byte_position);
     if (err->byte_position != TSR_NO_POSITION && !strstr(text, stated))
         snprintf(place, sizeof place, " (byte %" PRIu64 ")", err->byte_position);
-    bool named = !path || strstr(text, path) != NULL;
+    const bool named = !path || names_path(text, path);
     if (program->caller) {
         char whole[2048];
         snprintf(whole, sizeof whole, "%s%s%s", named ? "" : path, named ? "" : ": ", text);
