@@ -572,13 +572,14 @@ static void keep_target(pruning *p, const tsr_run_file *link, bool *changed)
 }
 
 /* Files in which programs remember a checkpoint: DeepSpeed's latest, latest_checkpointed_iteration.txt of Megatron and verl,
- * dlrover_latest.txt, last_checkpoint, best.txt. */
+ * dlrover_latest.txt, LATEST.txt and LOWEST_VAL.txt of Automodel, last_checkpoint, best.txt. */
 static bool is_tracker(const tsr_run_file *file)
 {
-    const tsr_str name = last_part(file->name);
-    return file->kind == TSR_RUN_FILE && file->size && file->size <= MOST_TRACKER &&
-           (tsr_str_contains(name, TSR_STR("latest")) || tsr_str_contains(name, TSR_STR("last")) ||
-            tsr_str_contains(name, TSR_STR("best")) || tsr_str_contains(name, TSR_STR("tracker")));
+    static const char *const words[] = {"latest", "LATEST", "last", "best", "LOWEST_VAL", "tracker"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        is = is || tsr_str_contains(last_part(file->name), tsr_str_from(words[i]));
+    return is && file->kind == TSR_RUN_FILE && file->size && file->size <= MOST_TRACKER;
 }
 
 /* The candidate that a file is in, or NULL. */

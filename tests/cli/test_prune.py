@@ -236,7 +236,8 @@ def test_prune_keeps_what_was_changed_within_ten_minutes(t):
 
 @test
 def test_prune_keeps_what_a_tracker_file_names(t):
-    for tracker, line, kept in (("latest", "global_step2", 2), ("latest_universal", "global_step1\n", 1), ("latest_checkpointed_iteration.txt", "2", 2), ("dlrover_latest.txt", "1", 1)):
+    for tracker, line, kept in (("latest", "global_step2", 2), ("latest_universal", "global_step1\n", 1), ("latest_checkpointed_iteration.txt", "2", 2), ("dlrover_latest.txt", "1", 1),
+                                ("LATEST.txt", "global_step2", 2), ("LOWEST_VAL.txt", "global_step1", 1)):
         shutil.rmtree(t.at("run"), ignore_errors=True)
         aged(t, sample("dcp_small")[0], "global_step1", "global_step2", "global_step12")
         write(t.at("run", tracker), line)
