@@ -655,8 +655,9 @@ def directories_of_dcps_open_as_parts(t):
     shards = {"model/consolidate.sh": "#!/usr/bin/env bash", "losses.json": "{}", **{f"rng/rng_global_rank_{r}.pt": state for r in (0, 1)}}  # as of 0.7
     automodel = made_of(t, "epoch_0_step_40", {"model": "dcp_hf_sharded", "optim": "dcp_tp_fsdp2"}, shards, "automodel")
     need(any(fqn.startswith("rng.rank_1.") for fqn in rows(t.json("inspect", automodel, "--json"))), "the state of the second rank is not listed")
-    olmo = made_of(t, "step250", {"model_and_optim": "dcp_fsdp2"}, {"train/rank0.pt": state, "train/rank1.pt": state, "config.json": "{}"}, "olmo-core", own="model_and_optim")
+    olmo = made_of(t, "step250", {"model_and_optim": "dcp_fsdp2"}, {"train/rank0.pt": state, "train/rank1.pt": state, "config.json": "{}", ".metadata.json": "{}"}, "olmo-core", own="model_and_optim")
     need(any(fqn.startswith("train.rank_1.") for fqn in rows(t.json("inspect", olmo, "--json"))), "the state of the second rank is not listed")
+    made_of(t, "step251", {"model_and_optim": "dcp_fsdp2"}, {"config.json": "{}"}, "olmo-core", own="model_and_optim")  # a model, not a step
     made_of(t, "step_7", {"trainer": "dcp_fsdp2"}, {"orchestrator/progress.pt": state}, "prime-rl")
 
 

@@ -77,6 +77,7 @@ FORMS = [
     # 4 and 5 are uses of a tied layer by two stages, and 6 is frozen: no other file says that these layers exist.
     ("deepspeed pipeline", lambda: os.path.join(ROOT, "tests", "golden", "deepspeed", "zero1_pipeline"), "global_step{}", [(f"layer_0{n}-model_states.pt", "missing") for n in (0, 1, 3, 4, 5, 6, 7, 8)]),
     ("megatron", lambda: sample("megatron_dist")[0], "iter_{:07}", [(".metadata", "missing"), ("metadata.json", "missing"), ("common.pt", "missing"), ("__0_0.distcp", "truncated")]),
+    ("olmo-core", lambda: os.path.join(ROOT, "tests", "golden", "olmo_core", "step10"), "step{}", [(".metadata.json", "missing"), ("train/rank0.pt", "missing"), ("model_and_optim/.metadata", "missing")]),
     ("accelerate", lambda: golden("accelerate")[0], "checkpoints/checkpoint_{}", [("model.safetensors", "truncated"), ("scheduler.bin", "truncated"), ("scheduler.bin", "missing"), ("scheduler_1.bin", "missing"), ("optimizer_1.bin", "missing"), ("model_1.safetensors", "missing"), ("custom_checkpoint_0.pkl", "missing")]),
     ("accelerate fsdp", lambda: golden("accelerate_fsdp_sharded")[0], "checkpoint_{}", [("pytorch_model_fsdp_0/.metadata", "missing"), ("optimizer_0/.metadata", "missing")]),
     ("lightning", lambda: sample("lightning_dist")[0], "epoch=0-step={}.ckpt", [("meta.pt", "missing"), (".metadata", "missing"), ("meta.pt", "truncated")]),
@@ -116,6 +117,55 @@ def test_latest_passes_over_a_megatron_save_that_ended_after_its_first_file(t):
     need("Megatron" in doc["passed_over"][0]["reason"], doc)
     t.run("prune", t.at("run"), "--keep", "1")
     need(os.listdir(t.at("run", "iter_0000020")) == ["common.pt"], "it may be a save under way")
+
+
+def automodel(t, *names):
+    """Steps as Automodel 0.7 leaves them: a file .incomplete is there from the first to the last moment of a save."""
+    for name in names:
+        copies(t, sample("dcp_fsdp2")[0], f"{name}/model")
+        copies(t, sample("dcp_tp_fsdp2")[0], f"{name}/optim")
+        for file in ("config.yaml", "losses.json"):
+            with open(t.at("run", name, file), "w") as f:
+                f.write("{}")
+
+
+@test
+def test_latest_passes_over_what_automodel_has_not_finished(t):
+    names = [f"epoch_0_step_{n}" for n in (10, 20, 30, 40, 50)]
+    automodel(t, *names)
+    latest(t, names[-1])
+    for name, lost in zip(names[1:], (("model", "optim", "config.yaml", "losses.json"), ("optim", "config.yaml"), ("optim/.metadata",), ())):
+        open(t.at("run", name, ".incomplete"), "w").close()
+        for file in lost:
+            path = t.at("run", name, file)
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+    doc = latest(t, names[0], names[:0:-1])
+    need(all(".incomplete" in one["reason"] or ".metadata" in one["reason"] for one in doc["passed_over"]), doc)
+    found = t.json("validate", t.at("run", names[-1]), "--json", status=1)["findings"]
+    need([(f["rule"], f["file"]) for f in found if f["level"] == "error"] == [("parts/incomplete-save", ".incomplete")], found)
+    need(b".incomplete" in t.run("convert", t.at("run", names[-1]), t.at("out"), "--to", "dcp", status=2).stderr, "converted")
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(sorted(os.listdir(t.at("run"))) == names, "it may be a save under way")
+
+
+@test
+def test_latest_of_a_run_of_nemo(t):
+    """NeMo keeps the best steps and a copy of the last one, which it resumes from, and a file next to what it is writing or removing."""
+    names = ["m--val_loss=2.50-step=4-consumed_samples=40.0", "m--val_loss=1.50-step=9-consumed_samples=80.0"]
+    names.append(names[1] + "-last")
+    for name in names:
+        copies(t, sample("megatron_dist")[0], f"{name}/weights")
+        os.makedirs(t.at("run", name, "context"))
+        with open(t.at("run", name, "context", "io.json"), "w") as f:
+            f.write("{}")
+    latest(t, names[2])
+    open(t.at("run", names[2] + "-unfinished"), "w").close()
+    doc = latest(t, names[1], names[2:])
+    need("NeMo" in doc["passed_over"][0]["reason"], doc)
+    open(t.at("run", names[1] + "-unfinished"), "w").close()
+    latest(t, names[0], names[:0:-1])
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(all(os.path.isdir(t.at("run", name)) for name in names), os.listdir(t.at("run")))
 
 
 @test

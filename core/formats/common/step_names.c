@@ -114,6 +114,7 @@ uint64_t tsr_step_version(tsr_str name)
     const tsr_str stem = without_ending(name, ".ckpt"), before = TSR_STR("-v");
     uint64_t version;
     if (!label || stem.size <= label + before.size) return 0;
+    if (tsr_str_ends(stem, TSR_STR("-last"))) return UINT64_MAX; /* NeMo's copy of the last one, from which it resumes */
     const tsr_str rest = {stem.data + label, stem.size - label};
     if (!tsr_str_starts(rest, before) || !tsr_number_at_end(rest, &version)) return 0;
     for (size_t i = before.size; i < rest.size; i++)

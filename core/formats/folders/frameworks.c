@@ -35,8 +35,6 @@ typedef struct tsr_part_row {
     /* A name to ask a server for that cannot list its files: the next one of the part, if none was found; for TSR_SOURCE_EACH, the file
      * that the others are counted after, so that they are only asked for if it is there. */
     const char *next;
-    /* The part must be there where this file is, and why; or NULL. */
-    const char *required_with, *required_because;
     /* Mounts what no source can describe; and then there are none. */
     tsr_status (*mounts)(tsr_checkpoint *checkpoint, tsr_error *err);
 } tsr_part_row;
@@ -46,9 +44,16 @@ typedef struct tsr_implied_row {
     const char *const *with, *const *without, *const *names;
 } tsr_implied_row;
 
+/* A file without which a save is not complete if it has another one, and why. */
+typedef struct tsr_needed_file {
+    const char *file, *with, *because;
+} tsr_needed_file;
+
 typedef struct tsr_framework {
     tsr_format format;
     const tsr_implied_row *implied; /* ends without names; or NULL */
+    const tsr_needed_file *needs;   /* ends without a file; or NULL */
+    const char *unfinished;         /* the file that is there until a save is complete; or NULL */
     const tsr_part_row *parts[2];   /* in this order; each ends with a row of nothing; the second may be NULL */
     /* What is reported if it looks like a checkpoint and is not among the parts. */
     enum { TSR_LEFT_IGNORED, TSR_LEFT_FILES, TSR_LEFT_ALL } left;
@@ -363,12 +368,18 @@ static tsr_status report_left(tsr_checkpoint *checkpoint, bool only_files, tsr_e
 
 /* ---- the whole directory ---- */
 
-static tsr_status check_required(tsr_checkpoint *checkpoint, const tsr_part_row *row, tsr_error *err)
+static tsr_status check_complete(tsr_checkpoint *checkpoint, const tsr_framework *of, tsr_error *err)
 {
-    const char *file = row->from[0].pattern;
     const tsr_store *store = checkpoint->store;
-    if (!row->required_with || !tsr_has_file(store, row->required_with) || tsr_has_file(store, file)) return TSR_OK;
-    return tsr_checkpoint_is_incomplete(checkpoint, tsr_str_from(file), tsr_str_from(row->required_because), err);
+    for (const tsr_needed_file *needed = of->needs; needed && needed->file; needed++)
+        if (tsr_has_file(store, needed->with) && !tsr_has_file(store, needed->file))
+            TSR_TRY(
+                tsr_checkpoint_is_incomplete(checkpoint, tsr_str_from(needed->file), tsr_str_from(needed->because), err));
+    if (!of->unfinished || !tsr_has_file(store, of->unfinished)) return TSR_OK;
+    const tsr_str message = tsr_arena_format(
+        checkpoint->arena, err,
+        "'%s' is there, which the framework removes once a save is complete: the save was interrupted", of->unfinished);
+    return tsr_checkpoint_is_incomplete(checkpoint, tsr_str_from(of->unfinished), message, err);
 }
 
 /* Mounts the parts of a framework's directory by its row (tsr_mounts_fill). */
@@ -384,10 +395,7 @@ static tsr_status framework_mount(tsr_checkpoint *checkpoint, const tsr_framewor
     for (size_t i = 0; i < 2; i++)
         for (const tsr_part_row *row = of->parts[i]; row && (row->part || row->mounts); row++) TSR_TRY(mount_row(&m, row));
     if (of->left) TSR_TRY(report_left(checkpoint, of->left == TSR_LEFT_FILES, err));
-    for (size_t i = 0; i < 2; i++)
-        for (const tsr_part_row *row = of->parts[i]; row && (row->part || row->mounts); row++)
-            TSR_TRY(check_required(checkpoint, row, err));
-    return TSR_OK;
+    return check_complete(checkpoint, of, err);
 }
 
 /* ---- frameworks ---- */
@@ -474,13 +482,15 @@ static const tsr_part_row training_state[] = {
     {.part = "sampler", .from = {{TSR_SOURCE_EACH, "sampler_*.bin"}}, .next = "sampler.bin"},
     {.part = "dl_state_dict", .from = {{TSR_SOURCE_EACH, "dl_state_dict_*.bin"}}, .next = "dl_state_dict.bin"},
     {.part = "custom_checkpoint", .from = {{TSR_SOURCE_EACH, "custom_checkpoint_*.pkl"}}},
-    {.part = "trainer_state",
-     .from = {{TSR_SOURCE_JSON, "trainer_state.json"}},
-     .required_with = "optimizer.pt",
-     .required_because =
-         "'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it "
-         "last, so the save was interrupted, or the file was not copied"},
+    {.part = "trainer_state", .from = {{TSR_SOURCE_JSON, "trainer_state.json"}}},
     {.part = "training_args", .from = {{TSR_SOURCE_FILE, "training_args.bin"}}},
+    {NULL},
+};
+
+static const tsr_needed_file trainer_needs[] = {
+    {"trainer_state.json", "optimizer.pt",
+     "'trainer_state.json' is missing next to 'training_args.bin' and 'optimizer.pt': the Trainer writes it "
+     "last, so the save was interrupted, or the file was not copied"},
     {NULL},
 };
 
@@ -923,16 +933,20 @@ static const tsr_part_row nemo_parts[] = {
 
 /* NeMo Automodel. Next to the shards that every rank writes of the model is a script that joins them. Source of the names:
  * nemo_automodel/components/checkpoint/checkpointing.py, recipes/base_recipe.py */
+#define AUTOMODEL_UNFINISHED ".incomplete"
 static const char *const automodel_files[] = {"optim/.metadata",
+                                              AUTOMODEL_UNFINISHED,
                                               NULL,
                                               "model/.metadata",
                                               "model/model.safetensors.index.json",
                                               "model/model.safetensors",
                                               "model/adapter_model.safetensors",
                                               "model/consolidate.sh",
+                                              AUTOMODEL_UNFINISHED,
                                               NULL,
                                               "config.yaml",
                                               "losses.json",
+                                              AUTOMODEL_UNFINISHED,
                                               NULL,
                                               NULL};
 READER(tsr_reader_automodel, TSR_FORMAT_AUTOMODEL);
@@ -963,6 +977,16 @@ static const tsr_part_row olmo_parts[] = {
     {NULL},
 };
 
+static const tsr_needed_file olmo_needs[] = {
+    {".metadata.json", "train/rank0.pt",
+     "'.metadata.json' is missing next to 'train/rank0.pt': OLMo-core writes it last, so the save was interrupted, or the file was "
+     "not copied"},
+    {"train/rank0.pt", ".metadata.json",
+     "'train/rank0.pt' is missing next to '.metadata.json', and OLMo-core finds no checkpoint without it: copy it from where the "
+     "checkpoint was written"},
+    {NULL},
+};
+
 /* prime-rl. Source of the names: prime_rl/trainer/ckpt.py, orchestrator/ckpt.py */
 static const char *const prime_files[] = {"trainer/.metadata", NULL, "orchestrator/progress.pt", NULL, NULL};
 READER(tsr_reader_prime, TSR_FORMAT_PRIME_RL);
@@ -976,16 +1000,17 @@ static const tsr_part_row prime_parts[] = {
 /* ---- the table ---- */
 
 static const tsr_framework frameworks[] = {
-    {TSR_FORMAT_ACCELERATE_FSDP, accelerate_implied, {accelerate_parts, training_state}, TSR_LEFT_ALL},
-    {TSR_FORMAT_ACCELERATE, accelerate_implied, {accelerate_parts, training_state}, TSR_LEFT_ALL},
+    {TSR_FORMAT_ACCELERATE_FSDP, accelerate_implied, trainer_needs, .parts = {accelerate_parts, training_state},
+     TSR_LEFT_ALL},
+    {TSR_FORMAT_ACCELERATE, accelerate_implied, trainer_needs, .parts = {accelerate_parts, training_state}, TSR_LEFT_ALL},
     /* The directories may be checkpoints of earlier steps. */
-    {TSR_FORMAT_HF_TRAINER, trainer_implied, {trainer_parts, training_state}, TSR_LEFT_FILES},
+    {TSR_FORMAT_HF_TRAINER, trainer_implied, trainer_needs, .parts = {trainer_parts, training_state}, TSR_LEFT_FILES},
     {TSR_FORMAT_LIGHTNING_DIST, .parts = {lightning_parts}},
     {TSR_FORMAT_VERL, .parts = {verl_parts}},
     {TSR_FORMAT_TORCH_CHECKPOINTING, .parts = {torch_checkpointing_parts}},
     {TSR_FORMAT_NEMO, .parts = {nemo_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_AUTOMODEL, .parts = {automodel_parts}, TSR_LEFT_ALL},
-    {TSR_FORMAT_OLMO_CORE, .parts = {olmo_parts}, TSR_LEFT_ALL},
+    {TSR_FORMAT_AUTOMODEL, .unfinished = AUTOMODEL_UNFINISHED, .parts = {automodel_parts}, TSR_LEFT_ALL},
+    {TSR_FORMAT_OLMO_CORE, .needs = olmo_needs, .parts = {olmo_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_PRIME_RL, .parts = {prime_parts}, TSR_LEFT_ALL},
     {TSR_FORMAT_NONE},
 };

@@ -387,6 +387,23 @@ static tsr_status check_files_of(finder *f, const tsr_run_step *step, tsr_arena 
     return TSR_OK;
 }
 
+/* NeMo creates an empty file next to a checkpoint before it writes or removes any of it, and removes that file last. When it starts
+ * again, it removes what such a file is next to.
+ *
+ * Source: format_checkpoint_unfinished_marker_path in nemo/lightning/pytorch/callbacks/model_checkpoint.py. */
+static tsr_status check_unfinished(const finder *f, tsr_str path, tsr_str *why)
+{
+    const tsr_str ending = TSR_STR(".ckpt");
+    if (tsr_str_ends(path, ending)) path.size -= ending.size;
+    const tsr_str marker = tsr_arena_format(f->arena, f->err, "%.*s-unfinished", TSR_STR_ARG(path));
+    if (!marker.data) return TSR_E_NOMEM;
+    if (tsr_store_find(f->store, marker) == TSR_NO_FILE) return TSR_OK;
+    if (f->gathering) f->gathering->is_unmarked = true;
+    *why = tsr_arena_format(f->arena, f->err, "NeMo had not finished writing or removing it, as '%.*s' shows",
+                            TSR_STR_ARG(marker));
+    return why->data ? TSR_OK : TSR_E_NOMEM;
+}
+
 /* *why is empty if the step is valid. Failures name the step. */
 static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
 {
@@ -401,6 +418,7 @@ static tsr_status check_step(finder *f, const tsr_run_step *step, tsr_str *why)
         status = check_earlier(f, step, why);
         if (f->gathering && why->size) f->gathering->is_unmarked = true;
     }
+    if (status == TSR_OK && !why->size) status = check_unfinished(f, step->path, why);
     f->err = err;
     tsr_arena_free(scratch);
     if (status == TSR_OK) return TSR_OK;

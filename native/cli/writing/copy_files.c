@@ -316,11 +316,11 @@ static bool is_list(tsr_str base)
 }
 
 /* 0 if the name of a file is not that of a marker; 1 for a marker in a subdirectory, 2 for one in the root. Besides lists,
- * markers are the files that the Trainer, Lightning, Megatron and DeepSpeed write last. */
+ * markers are the files that the Trainer, Lightning, Megatron, DeepSpeed and OLMo-core write last. */
 static unsigned marker_level(tsr_str name)
 {
     static const char *const last[] = {"trainer_state.json", "meta.pt", "latest_checkpointed_iteration.txt",
-                                       "latest_universal"};
+                                       "latest_universal", ".metadata.json"};
     const tsr_str base = base_name(name);
     bool is_marker = is_list(base);
     for (size_t i = 0; i < sizeof last / sizeof *last; i++) is_marker |= tsr_str_equal(base, tsr_str_from(last[i]));
