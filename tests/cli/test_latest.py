@@ -51,7 +51,7 @@ def latest(t, want, passed=(), path=None):
 def damage(t, name, file, how):
     path = t.at("run", name, file)
     if how == "missing":
-        os.remove(path)
+        shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     elif how == "truncated":
         os.truncate(path, os.path.getsize(path) // 2)
     elif how == "empty":
@@ -79,7 +79,7 @@ FORMS = [
     ("megatron", lambda: sample("megatron_dist")[0], "iter_{:07}", [(".metadata", "missing"), ("metadata.json", "missing"), ("common.pt", "missing"), ("__0_0.distcp", "truncated")]),
     ("olmo-core", lambda: os.path.join(ROOT, "tests", "golden", "olmo_core", "step10"), "step{}", [(".metadata.json", "missing"), ("train/rank0.pt", "missing"), ("model_and_optim/.metadata", "missing")]),
     ("accelerate", lambda: golden("accelerate")[0], "checkpoints/checkpoint_{}", [("model.safetensors", "truncated"), ("scheduler.bin", "truncated"), ("scheduler.bin", "missing"), ("scheduler_1.bin", "missing"), ("optimizer_1.bin", "missing"), ("model_1.safetensors", "missing"), ("custom_checkpoint_0.pkl", "missing")]),
-    ("accelerate fsdp", lambda: golden("accelerate_fsdp_sharded")[0], "checkpoint_{}", [("pytorch_model_fsdp_0/.metadata", "missing"), ("optimizer_0/.metadata", "missing")]),
+    ("accelerate fsdp", lambda: golden("accelerate_fsdp_sharded")[0], "checkpoint_{}", [("pytorch_model_fsdp_0/.metadata", "missing"), ("optimizer_0/.metadata", "missing"), ("optimizer_0", "missing"), ("optimizer_1", "missing")]),
     ("lightning", lambda: sample("lightning_dist")[0], "epoch=0-step={}.ckpt", [("meta.pt", "missing"), (".metadata", "missing"), ("meta.pt", "truncated")]),
     ("safetensors index", lambda: os.path.dirname(sample("safetensors_index")[0]), "checkpoint-{}", [("model-00002-of-00003.safetensors", "missing"), ("model-00003-of-00003.safetensors", "truncated")]),
 ]
@@ -295,6 +295,12 @@ def test_latest_of_a_step_with_several_checkpoints_needs_all_of_them(t):
         shutil.copy(os.path.join(golden("trainer")[0], "scheduler.pt"), t.at("run", f"global_step_{n}", "data.pt"))
     doc = latest(t, "global_step_5", ["global_step_10"])
     need("lacks 'critic'" in doc["passed_over"][0]["reason"], "files of ranks, next to data.pt")
+    shutil.copytree(t.at("run", "global_step_5", "critic"), t.at("run", "global_step_10", "critic"))
+    for n in (5, 10):  # SkyRL, which writes trainer_state.pt last and does not load a step without it
+        shutil.copy(t.at("run", f"global_step_{n}", "data.pt"), t.at("run", f"global_step_{n}", "trainer_state.pt"))
+    latest(t, "global_step_10")
+    os.remove(t.at("run", "global_step_10", "trainer_state.pt"))
+    latest(t, "global_step_5", ["global_step_10"])
 
 
 @test

@@ -289,7 +289,7 @@ static tsr_str next_name(const finder *f, tsr_str step, uint32_t *at)
         const char *slash = memchr(name.data, '/', name.size);
         if (f->holds_several && slash && tsr_is_checkpoint_name(path))
             return (tsr_str){name.data, (size_t)(slash - name.data)};
-        if (!f->holds_several && !slash && tsr_in_every_step(name)) return name;
+        if (tsr_in_every_step(name)) return name;
     }
     return TSR_STR("");
 }
@@ -306,7 +306,7 @@ static bool has_name(const finder *f, tsr_str step, tsr_str name)
  * files with similar names that the earlier step does not have. */
 static tsr_status is_lost(const finder *f, tsr_str step, tsr_str earlier, tsr_str name, bool *is)
 {
-    const tsr_every_step *kind = f->holds_several ? NULL : tsr_in_every_step(name);
+    const tsr_every_step *kind = tsr_in_every_step(name);
     *is = !has_name(f, step, name) && !(kind && kind->with && !has_name(f, step, tsr_str_from(kind->with)));
     for (uint32_t at = tsr_store_find_from(f->store, step); kind && *is && at < f->store->file_count; at++) {
         const tsr_str path = f->store->files[at].name;

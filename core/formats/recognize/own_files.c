@@ -89,9 +89,12 @@ const tsr_every_step *tsr_in_every_step(tsr_str name)
                                            {"scheduler.pt", "scheduler", "optimizer.pt"},
                                            {"optimizer.bin", "optim", NULL},
                                            {"optimizer_#.bin", "optim", NULL},
+                                           {"optimizer_#/.metadata", "optim", NULL},
                                            {"scheduler.bin", "scheduler", NULL},
                                            {"scheduler_#.bin", "scheduler", NULL},
                                            {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL},
+                                           {"trainer_state.json", "trainer_state", NULL},
+                                           {"trainer_state.pt", "trainer_state", NULL},
                                            {"config.json", "/config.", NULL},
                                            {"adapter_config.json", "adapter_config", NULL}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
@@ -144,6 +147,10 @@ static const char *const saved_with_models[] = {
 static const char *const accelerate_states[] = {
     "scheduler.bin",     "scheduler_#.bin",     "sampler.bin",         "sampler_#.bin",           "scaler.pt",
     "dl_state_dict.bin", "dl_state_dict_#.bin", "random_states_#.pkl", "custom_checkpoint_#.pkl", NULL};
+static const char *const olmo[] = {"rank#.pt", NULL};
+static const char *const olmo_files[] = {".metadata.json", NULL};
+static const char *const automodel[] = {"rng_global_rank_#.pt", "rng_dp_rank_#.pt", NULL};
+static const char *const automodel_files[] = {"config.yaml", "losses.json", NULL};
 static const char *const adapters[] = {"adapter_model*.safetensors", "adapter_model*.bin", "adapter_config.json", NULL};
 static const char *const card[] = {"README.md", NULL}; /* of PEFT */
 
@@ -178,6 +185,8 @@ static const companions table[] = {
     {dcp, "", dcp},
     {dcp, "", dcp_extras},
     {dcp, "..", accelerate_states},
+    {olmo, "..", olmo_files},
+    {automodel, "..", automodel_files},
     {models, "", saved_with_models},
     {adapters, "", card},
     {deepspeed, "", deepspeed},

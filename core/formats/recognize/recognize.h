@@ -111,13 +111,13 @@ const char *tsr_below_rest(const tsr_below *below);
 /* ---- own_files.c ---- */
 
 /* A kind of file that a framework writes in every step, however many ranks there are. Often no other file says that it exists: of
- * a pipeline's layers that are tied or frozen, of a model, an optimizer or a scheduler of accelerate. */
+ * a pipeline's layers that are tied or frozen, of a model, an optimizer or a scheduler of accelerate, of the state of a trainer. */
 typedef struct tsr_every_step {
     const char *pattern;
     const char *stem; /* what is in the names of files that take its place where the framework's settings change */
     const char *with; /* the file next to which it is always written; NULL: any */
 } tsr_every_step;
-/* The kind of a file by its name without directories; NULL if it is none of these. */
+/* The kind of a file by its name in the step; NULL if it is none of these. */
 const tsr_every_step *tsr_in_every_step(tsr_str name);
 
 /* ---- steps.c, latest.c ---- */
