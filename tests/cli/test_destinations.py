@@ -84,7 +84,7 @@ def test_dest_is_never_standard_output(t):
     here = os.getcwd()
     os.chdir(t.folder)
     try:
-        for args in (["convert", path, "-", "--to", "safetensors"], ["convert", path, "-", "--to", "dcp", "--dry-run"], ["convert", path, "-", "--max-shard-size", "1KB"],
+        for args in (["convert", path, "-"], ["merge", "-", path, path, "--method", "linear"], ["convert", path, "-", "--to", "safetensors"], ["convert", path, "-", "--to", "dcp", "--dry-run"], ["convert", path, "-", "--max-shard-size", "1KB"],
                      ["merge", "-", path, path, "--method", "linear", "--to", "torch"], ["reshard", path, "-", "--mesh", "dp=2", "--placements", "shard(0)"],
                      ["cp", path, "-"], ["cp", ckpt, "-", "--resume"], ["optim", "flatten", sample("dcp_fsdp2")[0], "-"]):
             p = t.run(*args, status=2)

@@ -44,6 +44,7 @@ static bool ends_in_slash(const char *path)
 static tsr_status infer(cli_writing *w, uint64_t max_shard_size, tsr_error *err)
 {
     w->to = TSR_TO_SAFETENSORS;
+    if (strcmp(w->destination, "-") == 0) return TSR_OK; /* tsr_destination_of refuses it */
     const bool is_model = max_shard_size || (w->options->config && ends_in_slash(w->destination));
     if (!cli_container_of_name(w->destination, &w->to) && !is_model)
         return tsr_raise(
