@@ -149,6 +149,24 @@ def test_latest_passes_over_what_automodel_has_not_finished(t):
 
 
 @test
+def test_latest_passes_over_weights_that_prime_rl_has_not_finished(t):
+    names = ["step_5", "step_10", "step_20"]
+    copies(t, os.path.dirname(sample("safetensors_index")[0]), *names)
+    latest(t, "step_20")
+    for name in names:
+        open(t.at("run", name, "STABLE"), "w").close()
+    latest(t, "step_20")
+    os.remove(t.at("run", "step_20", "STABLE"))
+    latest(t, "step_10", ["step_20"])
+    t.run("prune", t.at("run"), "--keep", "1")
+    os.utime(t.at("run", "step_5"), (1e9, 1e9))
+    for name in os.listdir(t.at("run", "step_5")):
+        os.utime(t.at("run", "step_5", name), (1e9, 1e9))
+    t.run("prune", t.at("run"), "--keep", "1")
+    need(sorted(os.listdir(t.at("run"))) == ["step_10", "step_20"], os.listdir(t.at("run")))
+
+
+@test
 def test_latest_of_a_run_of_nemo(t):
     """NeMo keeps the best steps and a copy of the last one, which it resumes from, and a file next to what it is writing or removing."""
     names = ["m--val_loss=2.50-step=4-consumed_samples=40.0", "m--val_loss=1.50-step=9-consumed_samples=80.0"]

@@ -95,6 +95,7 @@ const tsr_every_step *tsr_in_every_step(tsr_str name)
                                            {"custom_checkpoint_#.pkl", "custom_checkpoint", NULL},
                                            {"trainer_state.json", "trainer_state", NULL},
                                            {"trainer_state.pt", "trainer_state", NULL},
+                                           {"STABLE", "STABLE", NULL}, /* of prime-rl, written last */
                                            {"config.json", "/config.", NULL},
                                            {"adapter_config.json", "adapter_config", NULL}};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
@@ -143,7 +144,9 @@ static const char *const saved_with_models[] = {
     /* of accelerate */
     "model_#.safetensors", "pytorch_model_#.bin", "pytorch_model_fsdp*.bin", "optimizer_#.bin", "optimizer_*rank#.bin",
     "scheduler.bin", "scheduler_#.bin", "sampler.bin", "sampler_#.bin", "dl_state_dict.bin", "dl_state_dict_#.bin",
-    "random_states_#.pkl", "custom_checkpoint_#.pkl", NULL};
+    "random_states_#.pkl", "custom_checkpoint_#.pkl",
+    /* of prime-rl */
+    "STABLE", NULL};
 static const char *const accelerate_states[] = {
     "scheduler.bin",     "scheduler_#.bin",     "sampler.bin",         "sampler_#.bin",           "scaler.pt",
     "dl_state_dict.bin", "dl_state_dict_#.bin", "random_states_#.pkl", "custom_checkpoint_#.pkl", NULL};
