@@ -224,7 +224,8 @@ static tsr_status list_folder(folder_store *store, tsr_vec *list, open_folder fo
             const int error = errno;
             if (!is_passed_over(error)) status = tsr_sys_raise(err, "look at", item->d_name);
             else count_passed_over(store, prefix, item->d_name, error);
-            if (error == EACCES) status = add_gap(store, prefix, item->d_name, strerror(error), false, err);
+            const bool is_link = error == ENOENT && item->d_type == DT_LNK; /* otherwise the file was removed since */
+            if (error == EACCES || is_link) status = add_gap(store, prefix, item->d_name, strerror(error), is_link, err);
         } else if (S_ISREG(info.st_mode)) {
             status = list_file(store, list, prefix, item->d_name, &info, err);
         } else if (S_ISDIR(info.st_mode) && folder.levels) {

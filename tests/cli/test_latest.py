@@ -393,8 +393,11 @@ def test_latest_follows_steps_and_not_trackers_or_links(t):
         latest(t, "step-10")
         os.remove(t.at("run", tracker))
     os.symlink("step-9", t.at("run", "latest"))
-    os.symlink("nowhere", t.at("run", "step-99"))
     latest(t, "step-10")
+    os.symlink("nowhere", t.at("run", "step-99"))  # as if the file system that it leads to were not mounted
+    os.symlink("nowhere", t.at("run", "best"))
+    doc = latest(t, "step-10", ["step-99"])
+    need("leads nowhere" in doc["passed_over"][0]["reason"], doc)
     with open(t.at("run", "latest_checkpointed_iteration.txt"), "w") as f:
         f.write("9")
     need("step-10" in t.text("inspect", t.at("run"), "--step", "latest-valid").splitlines()[1], "--step latest-valid")

@@ -382,7 +382,7 @@ static tsr_status check_files_of(finder *f, const tsr_run_step *step, tsr_arena 
         return step->file == TSR_NO_FILE ? check_in(f, step->path, scratch, why) : check_file(f, step->file, scratch, why);
     const bool is_link = step->empty->is_link && tsr_str_equal(step->empty->name, step->path);
     if (f->gathering) f->gathering->is_unmarked = true;
-    *why = is_link ? TSR_STR("it is a symbolic link, which is followed only directly below the run")
+    *why = is_link ? TSR_STR("it is a symbolic link that leads nowhere, or one that is not directly below the run")
                    : TSR_STR("it contains no files");
     return TSR_OK;
 }
