@@ -282,6 +282,46 @@ def test_archives_are_those_of_torch_save(t):
     assert all(torch.equal(loaded[name], value) for name, value in state.items() if value.dtype != torch.float8_e4m3fn)
 
 
+class Tagged(torch.Tensor):
+    """A tensor that is pickled with its class."""
+
+
+def test_tensors_of_other_classes_and_of_several_storages_are_saved_as_pytorch_saves_them(t):
+    """Their save's id follows from all of their bytes, also if PyTorch's archives have no CRC-32s."""
+    scales, zeros, large = torch.rand(4) + 0.5, torch.arange(4), torch.rand(300_000)
+    state = {"quantized": torch.quantize_per_tensor(torch.rand(5), 0.1, 3, torch.quint8),
+             "channels": torch.quantize_per_channel(torch.rand(4, 6), scales, zeros, 0, torch.qint8), "tagged": large.as_subclass(Tagged), "plain": torch.rand(3)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(t.at("theirs")), no_dist=True)
+    dcp.save(state, storage_writer=tessera.torch.StorageWriter(t.at("ours")), no_dist=True)
+    ours, theirs = items_of(t.at("ours")), items_of(t.at("theirs"))
+    with torch.serialization.safe_globals([Tagged]):
+        for name, value in state.items():
+            same_archives(name, ours[name], theirs[name], True)
+            loaded = torch.load(io.BytesIO(ours[name]))
+            assert type(loaded) is type(value) and torch.equal(loaded, value), name
+    ids = set()
+    try:
+        torch.serialization.set_crc32_options(False)
+        for changed in (0, 1):
+            large[150_000] = changed
+            dcp.save(state, storage_writer=tessera.torch.StorageWriter(t.at("ids"), overwrite=True), no_dist=True)
+            ids.add(dcp.FileSystemReader(t.at("ids")).read_metadata().storage_meta.save_id)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert len(ids) == 2, ids
+
+
+def test_saves_need_no_function_that_pytorch_may_remove(t):
+    """torch.serialization._save, by which torch.save makes its archives."""
+    theirs = torch.serialization._save
+    try:
+        del torch.serialization._save
+        dcp.save({"w": torch.arange(7.)}, storage_writer=tessera.torch.StorageWriter(t.at("saved")), no_dist=True)
+    finally:
+        torch.serialization._save = theirs
+    assert torch.equal(torch.load(io.BytesIO(items_of(t.at("saved"))["w"])), torch.arange(7.))
+
+
 def same_archives(name, ours, theirs, summed):
     with zipfile.ZipFile(io.BytesIO(ours)) as a, zipfile.ZipFile(io.BytesIO(theirs)) as b:
         of_id = "archive/.data/serialization_id"

@@ -1,14 +1,16 @@
-"""Writes what torch.save writes, with CRC-32s by instructions of the processor: PyTorch's own take as long as writing does."""
+"""Writes what torch.save writes, with CRC-32s by instructions of the processor: PyTorch's own take as long as writing does. Only public functions
+of PyTorch are used, and what a release pickles in another way is left to its torch.save."""
 import ctypes
 import functools
+import io
 import pickle
 
 import torch
 
-from ._library import TesseraError, _WRITE, _function, _int, _p, _u32, _u64, _written, crc32
+from ._library import _WRITE, _function, _int, _p, _u32, _u64, _written, crc32
 
 PIECE_BYTES = 512 << 10  # are still in the processor's cache when they are written, after their CRC-32 was computed
-_RECORDS = {".format_version", ".storage_alignment", "byteorder"}  # which the library writes
+_PROTOCOL = 2  # of the pickles of torch.save
 
 
 class _Item(ctypes.Structure):
@@ -28,39 +30,57 @@ def in_pieces(address, size):
         yield address + begin, memoryview((ctypes.c_char * length).from_address(address + begin)).cast("B")
 
 
-class _Archive:
-    """Receives from PyTorch's pickler what its own zip writer would: the pickle, and the storages in their order."""
+class _Pickler(pickle.Pickler):
+    """Pickles a dense tensor in host memory as torch.save does: its storage becomes a reference to the record data/0."""
 
-    def __init__(self):
-        self._pickle, self._storages = b"", []
+    def __init__(self, tensor, out):
+        super().__init__(out, _PROTOCOL)
+        self._tensor, self.kinds = tensor, []  # of the storages that were met; None: a kind that PyTorch does not name
 
-    def write_record(self, name, data, size):
-        if name == "data.pkl":
-            self._pickle = data
-        elif name == f"data/{len(self._storages)}":
-            self._storages.append((data, size))
-        elif name not in _RECORDS:
-            raise TesseraError(f"PyTorch {torch.__version__} writes a record '{name}', which tessera.torch.StorageWriter does not know", "unsupported")
+    def persistent_id(self, value):
+        if not torch.is_storage(value):
+            return None
+        kind, size = torch.UntypedStorage, self._tensor.untyped_storage().nbytes()
+        if not isinstance(value, kind):
+            name = self._tensor.type().rpartition(".")[2]  # such as FloatTensor
+            kind, size = getattr(torch, name.replace("Tensor", "Storage"), None), size // self._tensor.element_size()
+        self.kinds.append(kind)
+        return "storage", kind, "0", "cpu", size
 
-    def write(self, out, is_summed):
-        count = len(self._storages)
-        lengths, crcs = (_u64 * max(1, count))(*(size for _, size in self._storages)), (_u32 * max(1, count))()
-        item = _Item(self._pickle, len(self._pickle), ctypes.addressof(lengths), ctypes.addressof(crcs), count, not is_summed)
-        for at, (data, size) in enumerate(self._storages):
-            out.write(_piece(item, at))
-            for address, view in in_pieces(data.data_ptr(), size):
-                if is_summed:
-                    crcs[at] = crc32(crcs[at], address, len(view))
-                out.write(view)
-        out.write(_piece(item, count))
+
+def _pickled(tensor):
+    """Returns the pickle that torch.save makes of a tensor, or None if the tensor consists of anything but one storage in host memory."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return None
+    out = io.BytesIO()
+    pickler = _Pickler(tensor, out)
+    pickler.dump(tensor)
+    return out.getvalue() if len(pickler.kinds) == 1 and pickler.kinds[0] else None
 
 
 def _piece(item, at):
     return _written(functools.partial(_item_piece, ctypes.byref(item), at), None)
 
 
-def write_archive(value, out, is_summed):
-    """Writes the archive of a tensor."""
-    archive = _Archive()
-    torch.serialization._save(value, archive, pickle, torch.serialization.DEFAULT_PROTOCOL, False)
-    archive.write(out, is_summed)
+def whole_archive(value):
+    """Returns the archive that PyTorch itself makes of any value, as a BytesIO."""
+    archive = io.BytesIO()
+    torch.save(value, archive)
+    return archive
+
+
+def write_archive(tensor, out, is_summed):
+    """Writes the archive of a tensor. Returns False, and writes nothing, if only `whole_archive` can make it."""
+    pickled = _pickled(tensor)
+    if pickled is None:
+        return False
+    storage = tensor.untyped_storage()
+    lengths, crcs = _u64(storage.nbytes()), _u32(0)
+    item = _Item(pickled, len(pickled), ctypes.addressof(lengths), ctypes.addressof(crcs), 1, not is_summed)
+    out.write(_piece(item, 0))
+    for address, view in in_pieces(storage.data_ptr(), storage.nbytes()):
+        if is_summed:
+            crcs.value = crc32(crcs.value, address, len(view))
+        out.write(view)
+    out.write(_piece(item, 1))
+    return True

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.checkpoint.filesystem import _split_by_size_and_type, _StorageInfo, _StoragePrefix
 from torch.futures import Future
 
-from ._archive import PIECE_BYTES, write_archive
+from ._archive import PIECE_BYTES, whole_archive, write_archive
 from ._choices import StrPath
 from ._library import TesseraError, warn
 from ._save_directory import Directory
@@ -179,11 +179,11 @@ class _RankWriter:
         if self._transforms:
             to, descriptors = self._transforms.transform_save_stream(item, out)
             more = {"transform_descriptors": descriptors}
-        if item.type == WriteItemType.BYTE_IO:
+        if isinstance(data, torch.Tensor) and not write_archive(data, to, self._is_summed):
+            data = whole_archive(data)
+        if isinstance(data, io.BytesIO):
             to.write(data.getbuffer())
             out.digest.update(data.getbuffer())
-        else:
-            write_archive(data, to, self._is_summed)
         if to is not out:
             to.close()
         length = out.tell() - offset
