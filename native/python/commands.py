@@ -125,10 +125,13 @@ def function_of(name, command, options):
     if bar:
         text += ["", paragraph(BAR_HELP)]
     given = [f'"{n}": {n}' for n in written]
-    values = ", ".join([f'"{word}"' for word in FIRST.get(name, [])] + [o[0] for o in operands if o[0] != "format"])
+    values = [f'("action", "{word}")' for word in FIRST.get(name, [])]
+    for operand in (o[0].lstrip("*") for o in operands if o[0] != "format"):
+        several = f"*{operand}" in (o[0] for o in operands)
+        values.append(f'*(("{operand}", one) for one in {operand})' if several else f'("{operand}", {operand})')
     extra = ", format" if made == "report" else ""
     rest = (", format" if made == "report" else "") + (", on_progress, progress" if bar else "")
-    body = code(f'    return _{made}("{command["name"]}", [{values}], {{', given, f"}}{rest})", " " * 8)
+    body = code(f'    return _{made}("{command["name"]}", [{", ".join(values)}], {{', given, f"}}{rest})", " " * 8)
     return "\n".join(lines + text) + '"""\n' + "\n".join(body) + "\n"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import AbstractSet, Any, Literal, Sequence, Union
 
 from ._checkpoint import Checkpoint
-from ._choices import Choices, Document, StrPath, encoded, text, text_of, tolerance, whole_number
+from ._choices import Choices, Document, StrPath, encoded, listed, text, text_of, tolerance, whole_number
 from ._html import SHOWN
 from ._library import TesseraError, in_python, run_command, slice_of, warn
 from ._options import OPTIONS
@@ -65,7 +65,7 @@ class _Texts:
             os.close(at)
 
 
-def _path(given, name, what="a path"):
+def _path(given, name, what="a str or an os.PathLike"):
     if isinstance(given, Checkpoint):
         chosen = [*_choices_of(given), *(option for option, value in given._layers._asdict().items() if value)]
         if chosen:
@@ -91,7 +91,7 @@ def _document(given, name, texts):
 
 def _model(given, name, texts):
     if isinstance(given, Checkpoint) and _choices_of(given) and not any(given._layers):
-        return texts.path_of(encoded(json.dumps(document("layout", [given], {}))), name)
+        return texts.path_of(encoded(json.dumps(document("layout", [("path", given)], {}))), name)
     if isinstance(given, (list, tuple, set, frozenset)):
         for one in given:
             if not isinstance(one, str) or "\n" in one:
@@ -116,7 +116,7 @@ def _texts(given, name):
     if name == "weight":
         each = _each([given] if isinstance(given, (int, float)) else given, name, "numbers")
         return [encoded(one if isinstance(one, str) else repr(tolerance(one, name))) for one in each]
-    each = _each(given, name, "texts ID=LEVEL" if name == "rule" else "texts")
+    each = _each(given, name, "strings such as 'values/nan=error'" if name == "rule" else "strings")
     return [encoded(text(one, f"each {name}")) for one in each]
 
 
@@ -135,7 +135,7 @@ def _values(name, kind, words, given, texts):
         return _texts(given, name)
     if kind == "choice":
         if not isinstance(given, str) or given not in words:
-            raise ValueError(f"{name} is {' or '.join(map(repr, words))}, or None, not {given!r}")
+            raise ValueError(f"{name} is {listed([*map(repr, words), 'None'])}, not {given!r}")
         return [given.encode()]
     if kind in ("number", "count"):
         number = whole_number(given, name)
@@ -154,10 +154,9 @@ def _values(name, kind, words, given, texts):
 
 
 def _operands(command, operands, options, texts):
-    """Returns the operands as texts. An opened checkpoint that comes first brings the options along with which it was opened."""
+    """Returns the operands, (name, value), as bytes. An opened checkpoint that comes first brings the options with which it was opened."""
     taken = []
-    for at, operand in enumerate(one for one in operands if one is not None):
-        name = "the checkpoint" if at == 0 else "the other checkpoint"
+    for at, (name, operand) in enumerate(one for one in operands if one[1] is not None):
         if isinstance(operand, Checkpoint) and at == (1 if command in ("map", "merge", "optim") else 0):
             choices = {**_choices_of(operand), **{name: value for name, value in operand._layers._asdict().items() if value}}
             for option, value in {**choices, **operand._shared}.items():
@@ -166,10 +165,10 @@ def _operands(command, operands, options, texts):
                 elif value and option in choices:
                     raise ValueError(f"the checkpoint was opened with {option}; pass its path to choose otherwise")
             taken.append(os.fsencode(operand.path))
-        elif (command, at) in (("verify", 1), ("exec", 0), ("fqn", 0)):
-            taken.append(_document(operand, {"verify": "manifest", "exec": "plan", "fqn": "modules"}[command], texts))
-        elif isinstance(operand, str):
-            taken.append(encoded(operand) if command in ("fqn", "map", "optim", "explain") else os.fsencode(operand))
+        elif name in ("manifest", "plan", "modules"):
+            taken.append(_document(operand, name, texts))
+        elif name in ("action", "what", "rule", "name", "names"):
+            taken.append(encoded(text(operand, name)))
         elif command == "validate" and isinstance(operand, (list, tuple)):
             taken += [_path(one, "each path") for one in operand]
         else:
@@ -230,7 +229,7 @@ def _call(command, operands, options, form, on_progress, progress):
             given.append((b"format", form.encode()))
         for one in (*taken, *(value for _, value in given if value)):
             if b"\0" in one:
-                raise ValueError("paths and texts have no null characters")
+                raise ValueError("paths and strings may not contain null characters")
         written, said, ran = run_command(command, taken, given, writes=command in _WRITING, on_progress=bar or on_progress)
     finally:
         texts.close()
@@ -255,7 +254,7 @@ def document(command, operands, options, on_progress=None, progress=False):
 def report(command, operands, options, form, on_progress, progress):
     """Returns the report of a command in a form."""
     if text(form, "format") not in _FORMATS:
-        raise TesseraError(f"format expects {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}, not {form!r}", "usage")
+        raise TesseraError(f"format is {listed(map(repr, _FORMATS))}, not {form!r}", "usage")
     return _call(command, operands, options, form, on_progress, progress).decode("utf-8")
 
 
@@ -268,7 +267,7 @@ def findings(command, operands, options, on_progress, progress):
 
 
 def get(_command, operands, options):
-    path, name = operands
+    (_, path), (_, name) = operands
     if isinstance(path, Checkpoint):
         return _get(path, text(name, "name"))
     with Checkpoint(path, **{option: value if value is not None or option in ("part", "step", "shards") else 0 for option, value in options.items()}) as checkpoint:

@@ -113,7 +113,7 @@ class Entry:
                 part = slice(at, at + 1)
             start, stop, step = part.indices(n)
             if step != 1:
-                raise IndexError("steps are not supported")
+                raise IndexError(f"a slice of '{self.name}' may not have a step, which is {step}")
             offsets.append(start)
             sizes.append(max(0, stop - start))
         return offsets, sizes

@@ -30,9 +30,15 @@ def tolerance(given: Any, what: str) -> float:
     return float(given)
 
 
+def listed(words: Iterable[str]) -> str:
+    """Returns words as a sentence has them: a, b or c."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def text(given: Any, what: str) -> str:
     if not isinstance(given, str):
-        raise TypeError(f"{what} is a text, not {type(given).__name__}")
+        raise TypeError(f"{what} is a str, not {type(given).__name__}")
     return given
 
 

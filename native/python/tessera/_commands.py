@@ -34,7 +34,7 @@ def inspect(path: CheckpointOrPath, hash: Literal["sha256", "xxh3"] | None = Non
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("inspect", [path], {"include": include, "exclude": exclude, "hash": hash, "stats": stats,
+    return _document("inspect", [("path", path)], {"include": include, "exclude": exclude, "hash": hash, "stats": stats,
         "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
         "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
@@ -54,8 +54,8 @@ def get(path: CheckpointOrPath, name: str, *, allow_expansion: bool = False, par
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _get("get", [path, name], {"allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards,
-        "salvage": salvage, "threads": threads, "io_depth": io_depth})
+    return _get("get", [("path", path), ("name", name)], {"allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
+        "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
 
 
 def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout: bool = False, atol: float = 0.0, rtol: float = 0.0,
@@ -89,8 +89,8 @@ def diff(a: CheckpointOrPath, b: CheckpointOrPath, values: bool = False, layout:
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("diff", [a, b], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol,
-        "rtol": rtol, "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
+    return _document("diff", [("a", a), ("b", b)], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values,
+        "atol": atol, "rtol": rtol, "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
         "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
         "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
@@ -127,8 +127,8 @@ def report_diff(a: CheckpointOrPath, b: CheckpointOrPath, format: Format, *, map
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _report("diff", [a, b], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol, "rtol": rtol,
-        "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
+    return _report("diff", [("a", a), ("b", b)], {"map": map, "inverse": inverse, "dequantize": dequantize, "values": values, "atol": atol,
+        "rtol": rtol, "layout": layout, "canonical": canonical, "modules": modules, "rule": rule, "baseline": baseline,
         "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
         "threads": threads, "io_depth": io_depth}, format, on_progress, progress)
 
@@ -162,9 +162,9 @@ def validate(path: CheckpointOrPath | Sequence[StrPath], deep: bool = False, lay
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
-        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
-        "threads": threads, "io_depth": io_depth}, on_progress, progress)
+    return _document("validate", [("path", path)], {"deep": deep, "layout": layout, "against": against, "prefix": prefix,
+        "exclude": exclude, "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards,
+        "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, layout: Document | None = None, against: Against | None = None,
@@ -195,9 +195,9 @@ def check(path: CheckpointOrPath | Sequence[StrPath], *, deep: bool = False, lay
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _findings("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
-        "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
-        "threads": threads, "io_depth": io_depth}, on_progress, progress)
+    return _findings("validate", [("path", path)], {"deep": deep, "layout": layout, "against": against, "prefix": prefix,
+        "exclude": exclude, "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards,
+        "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: bool = False, layout: Document | None = None,
@@ -228,7 +228,7 @@ def report(path: CheckpointOrPath | Sequence[StrPath], format: Format, *, deep: 
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _report("validate", [path], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
+    return _report("validate", [("path", path)], {"deep": deep, "layout": layout, "against": against, "prefix": prefix, "exclude": exclude,
         "allow": allow, "rule": rule, "baseline": baseline, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
         "threads": threads, "io_depth": io_depth}, format, on_progress, progress)
 
@@ -239,7 +239,7 @@ def latest(run: StrPath, *, deep: bool = False, threads: int | None = None, io_d
     deep: Read every byte of the checkpoints, as `validate deep` does
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("latest", [run], {"deep": deep, "threads": threads, "io_depth": io_depth})
+    return _document("latest", [("run", run)], {"deep": deep, "threads": threads, "io_depth": io_depth})
 
 
 def prune(run: StrPath, *, keep: int | None = None, keep_every: int | None = None, deep: bool = False, whole_directory: bool = False,
@@ -253,7 +253,7 @@ def prune(run: StrPath, *, keep: int | None = None, keep_every: int | None = Non
     dry_run: Show what would be removed, but remove nothing
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("prune", [run], {"keep": keep, "keep_every": keep_every, "deep": deep, "whole_directory": whole_directory,
+    return _document("prune", [("run", run)], {"keep": keep, "keep_every": keep_every, "deep": deep, "whole_directory": whole_directory,
         "dry_run": dry_run, "threads": threads, "io_depth": io_depth})
 
 
@@ -262,7 +262,7 @@ def explain(rule: str | None = None, *, threads: int | None = None, io_depth: in
 
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("explain", [rule], {"threads": threads, "io_depth": io_depth})
+    return _document("explain", [("rule", rule)], {"threads": threads, "io_depth": io_depth})
 
 
 def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sha256", "xxh3"] | None = None,
@@ -288,7 +288,7 @@ def layout(path: CheckpointOrPath, *, no_chunks: bool = False, hash: Literal["sh
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("layout", [path], {"no_chunks": no_chunks, "hash": hash, "include": include, "exclude": exclude,
+    return _document("layout", [("path", path)], {"no_chunks": no_chunks, "hash": hash, "include": include, "exclude": exclude,
         "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
         "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
@@ -323,9 +323,9 @@ def manifest(path: CheckpointOrPath, *, hash: Literal["sha256", "xxh3"] | None =
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("manifest", [path], {"hash": hash, "include": include, "exclude": exclude, "canonical": canonical, "modules": modules,
-        "map": map, "inverse": inverse, "dequantize": dequantize, "allow_expansion": allow_expansion, "part": part, "step": step,
-        "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+    return _document("manifest", [("path", path)], {"hash": hash, "include": include, "exclude": exclude, "canonical": canonical,
+        "modules": modules, "map": map, "inverse": inverse, "dequantize": dequantize, "allow_expansion": allow_expansion, "part": part,
+        "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = None, map: Document | None = None, inverse: bool = False,
@@ -352,9 +352,9 @@ def verify(path: CheckpointOrPath, manifest: Document, *, allow: str | None = No
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("verify", [path, manifest], {"allow": allow, "map": map, "inverse": inverse, "dequantize": dequantize,
-        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
-        "threads": threads, "io_depth": io_depth}, on_progress, progress)
+    return _document("verify", [("path", path), ("manifest", manifest)], {"allow": allow, "map": map, "inverse": inverse,
+        "dequantize": dequantize, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards,
+        "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def convert(path: CheckpointOrPath, dest: StrPath, *,
@@ -419,13 +419,14 @@ def convert(path: CheckpointOrPath, dest: StrPath, *,
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("convert", [path, dest], {"to": to, "world_size": world_size, "canonical": canonical, "modules": modules,
-        "prefix": prefix, "rename": rename, "flat_params": flat_params, "max_shard_size": max_shard_size, "against": against, "map": map,
-        "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "config": config, "lora": lora,
-        "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects,
-        "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume,
-        "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part,
-        "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
+    return _document("convert", [("path", path), ("dest", dest)], {"to": to, "world_size": world_size, "canonical": canonical,
+        "modules": modules, "prefix": prefix, "rename": rename, "flat_params": flat_params, "max_shard_size": max_shard_size,
+        "against": against, "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize,
+        "config": config, "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch,
+        "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums,
+        "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run,
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "slerp", "task-arithmetic"] | None = None,
@@ -479,13 +480,13 @@ def merge(out: StrPath, *paths: CheckpointOrPath, method: Literal["linear", "sle
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("merge", [out, *paths], {"method": method, "weight": weight, "no_normalize": no_normalize, "base": base, "t": t,
-        "to": to, "max_shard_size": max_shard_size, "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize,
-        "lora": lora, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
-        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
-        "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
-        "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+    return _document("merge", [("out", out), *(("paths", one) for one in paths)], {"method": method, "weight": weight,
+        "no_normalize": no_normalize, "base": base, "t": t, "to": to, "max_shard_size": max_shard_size, "dequantize": dequantize,
+        "quantize": quantize, "no_quantize": no_quantize, "lora": lora, "include": include, "exclude": exclude, "dtype": dtype,
+        "for_torch": for_torch, "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc,
+        "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify,
+        "dry_run": dry_run, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards,
+        "salvage": salvage, "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | None = None, placements: str | None = None,
@@ -538,7 +539,7 @@ def plan(path: CheckpointOrPath, *, target: Document | None = None, mesh: str | 
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("plan", [path], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
+    return _document("plan", [("path", path)], {"target": target, "mesh": mesh, "placements": placements, "map": map, "inverse": inverse,
         "dequantize": dequantize, "quantize": quantize, "no_quantize": no_quantize, "canonical": canonical, "modules": modules,
         "prefix": prefix, "lora": lora, "include": include, "exclude": exclude, "rename": rename, "flat_params": flat_params, "to": to,
         "config": config, "max_shard_size": max_shard_size, "objects": objects, "dtype": dtype, "for_torch": for_torch,
@@ -599,13 +600,13 @@ def reshard(path: CheckpointOrPath, dest: StrPath, *, target: Document | None = 
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("reshard", [path, dest], {"target": target, "mesh": mesh, "placements": placements, "to": to, "storage": storage,
-        "canonical": canonical, "modules": modules, "map": map, "inverse": inverse, "dequantize": dequantize, "quantize": quantize,
-        "no_quantize": no_quantize, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch, "raw_cast": raw_cast,
-        "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite,
-        "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion,
-        "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+    return _document("reshard", [("path", path), ("dest", dest)], {"target": target, "mesh": mesh, "placements": placements, "to": to,
+        "storage": storage, "canonical": canonical, "modules": modules, "map": map, "inverse": inverse, "dequantize": dequantize,
+        "quantize": quantize, "no_quantize": no_quantize, "include": include, "exclude": exclude, "dtype": dtype, "for_torch": for_torch,
+        "raw_cast": raw_cast, "objects": objects, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums,
+        "overwrite": overwrite, "resume": resume, "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run,
+        "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str | None = None, finish: bool = False,
@@ -637,8 +638,8 @@ def exec(plan: Document, dest: StrPath, *, share: str | None = None, part: str |
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("exec", [plan, dest], {"share": share, "part": part, "finish": finish, "source": source, "also": also,
-        "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume,
+    return _document("exec", [("plan", plan), ("dest", dest)], {"share": share, "part": part, "finish": finish, "source": source,
+        "also": also, "max_mem": max_mem, "ignore_crc": ignore_crc, "no_checksums": no_checksums, "overwrite": overwrite, "resume": resume,
         "discard_parts": discard_parts, "no_verify": no_verify, "dry_run": dry_run, "allow_expansion": allow_expansion, "shards": shards,
         "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
@@ -674,10 +675,10 @@ def optim(what: Literal["flatten", "unflatten", "to-fqn", "to-id", "unshard", "s
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("optim", [what, path, dest], {"to": to, "modules": modules, "flat_params": flat_params, "world_size": world_size,
-        "sharded": sharded, "rank": rank, "at": at, "max_mem": max_mem, "no_checksums": no_checksums, "overwrite": overwrite,
-        "resume": resume, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+    return _document("optim", [("what", what), ("path", path), ("dest", dest)], {"to": to, "modules": modules, "flat_params": flat_params,
+        "world_size": world_size, "sharded": sharded, "rank": rank, "at": at, "max_mem": max_mem, "no_checksums": no_checksums,
+        "overwrite": overwrite, "resume": resume, "allow_expansion": allow_expansion, "part": part, "step": step, "also": also,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool = False, no_verify: bool = False,
@@ -694,8 +695,8 @@ def copy(path: StrPath, dest: StrPath, *, overwrite: bool = False, resume: bool 
 
     on_progress: called with the bytes that are done and the bytes of all, at most ten times a second, from any thread. progress: draw a
     bar: on a terminal, and in a notebook where tqdm is installed."""
-    return _document("cp", [path, dest], {"overwrite": overwrite, "resume": resume, "no_verify": no_verify, "threads": threads,
-        "io_depth": io_depth}, on_progress, progress)
+    return _document("cp", [("path", path), ("dest", dest)], {"overwrite": overwrite, "resume": resume, "no_verify": no_verify,
+        "threads": threads, "io_depth": io_depth}, on_progress, progress)
 
 
 def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None, part: str | None = None, step: str | int | None = None,
@@ -711,8 +712,8 @@ def repair(path: StrPath, file: StrPath, *, like: CheckpointOrPath | None = None
     also: Add the files of another directory to those of PATH, for nodes that wrote to local disks
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("repair", [path, file], {"like": like, "part": part, "step": step, "also": also, "threads": threads,
-        "io_depth": io_depth})
+    return _document("repair", [("path", path), ("file", file)], {"like": like, "part": part, "step": step, "also": also,
+        "threads": threads, "io_depth": io_depth})
 
 
 def fqn(modules: Document | None = None, *names: str, checkpoint: CheckpointOrPath | None = None, against: CheckpointOrPath | None = None,
@@ -735,19 +736,19 @@ def fqn(modules: Document | None = None, *names: str, checkpoint: CheckpointOrPa
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("fqn", [modules, *names], {"checkpoint": checkpoint, "against": against, "prefix": prefix, "map": map,
-        "inverse": inverse, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads,
-        "io_depth": io_depth})
+    return _document("fqn", [("modules", modules), *(("names", one) for one in names)], {"checkpoint": checkpoint, "against": against,
+        "prefix": prefix, "map": map, "inverse": inverse, "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage,
+        "threads": threads, "io_depth": io_depth})
 
 
 def map_list() -> dict[str, Any]:
     """List the built-in maps."""
-    return _document("map", ["list"], {})
+    return _document("map", [("action", "list")], {})
 
 
 def map_show(name: str) -> dict[str, Any]:
     """Return a built-in map, as a start for your own."""
-    return _document("map", ["show", name], {})
+    return _document("map", [("action", "show"), ("name", name)], {})
 
 
 def map_suggest(a: CheckpointOrPath, b: CheckpointOrPath, *, values: bool = False, allow_expansion: bool = False, part: str | None = None,
@@ -765,8 +766,8 @@ def map_suggest(a: CheckpointOrPath, b: CheckpointOrPath, *, values: bool = Fals
     salvage: Open what is whole of a single torch.save or safetensors file that was cut short, and report what is lost
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("map", ["suggest", a, b], {"values": values, "allow_expansion": allow_expansion, "part": part, "step": step,
-        "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
+    return _document("map", [("action", "suggest"), ("a", a), ("b", b)], {"values": values, "allow_expansion": allow_expansion,
+        "part": part, "step": step, "also": also, "shards": shards, "salvage": salvage, "threads": threads, "io_depth": io_depth})
 
 
 def doctor(directory: StrPath | None = None, *, threads: int | None = None, io_depth: int | None = None) -> dict[str, Any]:
@@ -774,4 +775,4 @@ def doctor(directory: StrPath | None = None, *, threads: int | None = None, io_d
 
     threads: Use N threads, at most 256 (default: one per available core; more help with slow files)
     io_depth: Send up to N requests at once when reading from a server (default: 16)"""
-    return _document("doctor", [directory], {"threads": threads, "io_depth": io_depth})
+    return _document("doctor", [("directory", directory)], {"threads": threads, "io_depth": io_depth})

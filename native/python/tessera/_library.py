@@ -175,14 +175,14 @@ def in_python(message, command=None):
     def keyword(found):
         if not found[1]:
             return found[0]
-        name, between, value = found[1].replace("-", "_"), found[2] or "", found[3] or ""
+        name, between, value, more = found[1].replace("-", "_"), found[2] or "", found[3] or "", found[4] or ""
         kind, *words = options.get(name, ("text",))
         if kind == "flag":
-            return f"{name}=True{between}{value}"
-        if value in words:
-            return f'{name}="{value}"'
-        return f"{name}={value}" if value and value.isupper() else f"{name}{between}{value}"
-    return re.sub(r"`[^`]*`|--([a-z][a-z-]*[a-z])(?:([ =])([A-Za-z0-9-]+))?", keyword, message)
+            return f"{name}=True{between}{value}{more}"
+        if value in words:  # the first of a list
+            return f'{name}="{value}"' + re.sub("[a-z][a-z-]+", lambda word: f'"{word[0]}"' if word[0] in words else word[0], more)
+        return (f"{name}={value}" if value and value.isupper() else f"{name}{between}{value}") + more
+    return re.sub(r"`[^`]*`|--([a-z][a-z-]*[a-z])(?:([ =])([A-Za-z0-9-]+)((?:, [a-z][a-z-]+)*(?: or [a-z][a-z-]+)?))?", keyword, message)
 
 
 def _raise(err, path):
