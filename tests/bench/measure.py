@@ -3,9 +3,11 @@ import json
 import os
 import statistics
 import subprocess
-import time
+import sys
 from dataclasses import dataclass, field
 from typing import Callable, Optional
+
+LAUNCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
 
 
 @dataclass
@@ -35,16 +37,16 @@ def run_once(side):
     the seconds by those the program measured around the call itself (Python's start-up is not what is compared)."""
     if side.before:
         side.before()
-    start = time.perf_counter()
-    process = subprocess.Popen(side.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out = process.stdout.read()
-    errors = process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
+    use, use_of_command = os.pipe()
+    process = subprocess.Popen([sys.executable, "-I", "-S", LAUNCH, str(use_of_command), *side.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               pass_fds=[use_of_command])
+    os.close(use_of_command)
+    out, errors = process.communicate()
+    with open(use, "rb") as f:
+        used = f.read()
     if process.returncode not in side.ok:
         raise RuntimeError(f"{side.name} ended {process.returncode}: {errors.decode(errors='replace')[-400:]}")
-    figures = {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "peak_mib": usage.ru_maxrss / 1024}
+    figures = json.loads(used)
     last = out.strip().rsplit(b"\n", 1)[-1]
     if last.startswith(b"{") and b'"wall"' in last:
         figures.update(json.loads(last))
