@@ -145,9 +145,9 @@ def load(path: StrPath, names: Iterable[str] | None = None, map_location: str | 
     each rank loads what it saved itself, completed from the other ranks where it saved only some elements of a tensor.
 
     names: names, or GLOBs as on the command line, such as "layers.*.weight" or "model.**"; None loads every tensor. A name that is in
-    the checkpoint is never taken for a GLOB. Objects are left out. map_location: the device of the tensors. prefix: load only what begins
-    with it, and strip it of it; names are those without it, and may have it, too. dtype: cast floating-point tensors, as Tensor.to does,
-    but not the 0-dim `step` of an optimizer. part, step, also, shards, map, inverse: as for tessera.open.
+    the checkpoint is never taken for a GLOB. Objects are left out. map_location: the device of the tensors. prefix: load only names
+    that begin with it, and strip it from them; `names` may be given with or without it. dtype: cast floating-point tensors, as Tensor.to
+    does, but not the 0-dim `step` of an optimizer. part, step, also, shards, map, inverse: as for tessera.open.
 
     verify: compare what is read whole with the CRC-32 that the checkpoint has of it; a difference is a TesseraError with the name of the
     entry, or of the safetensors file, which has one CRC for all of its bytes (those that Tessera writes) and is compared if all of its
