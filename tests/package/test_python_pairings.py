@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from test_python import tessera
+from test_python import is_sound, tessera
 from test_python_torch import fails
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
@@ -105,7 +105,7 @@ def test_models_of_all_kinds_load_on_other_meshes_and_numbers_of_ranks(t):
     run_ranks(loads_models, 2, t.at("c"))
     loads_models(0, 1, t.at("c"))
     for kind in ("fsdp", "tp", "hsdp"):
-        assert tessera.check(t.at(f"c/{kind}-ours"), deep=True) == [] and tessera.diff(t.at(f"c/{kind}-ours"), t.at(f"c/{kind}-theirs"), values=True)["same"]
+        assert is_sound(t.at(f"c/{kind}-ours")) and tessera.diff(t.at(f"c/{kind}-ours"), t.at(f"c/{kind}-theirs"), values=True)["same"]
 
 
 PLACEMENTS = ([Shard(0), Replicate()], [Replicate(), Shard(1)], [Shard(1), Shard(0)], [Shard(0), Shard(0)], [Replicate(), Replicate()])

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from harness import SAMPLES
-from test_python import tessera
+from test_python import is_sound, tessera
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.api import CheckpointException
@@ -47,7 +47,7 @@ def test_a_save_of_several_ranks_loads_in_pytorch(t):
     run_ranks(saves, 3, t.at("step"))
     files = os.listdir(t.at("step"))
     assert len(files) == 4 and sum(name.endswith(".distcp") for name in files) == 3, files
-    assert tessera.check(t.at("step"), deep=True) == []
+    assert is_sound(t.at("step"))
 
 
 def fills_fsdp1(rank, world, path):
